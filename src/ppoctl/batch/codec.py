@@ -1,0 +1,34 @@
+"""Records to canonical bytes and back: one safetensors file with JSON metadata. Equal content, equal bytes."""
+
+import hashlib
+import json
+from typing import Any
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+_KEY = "ppoctl"
+
+
+def encode(kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> bytes:
+    """safetensors bytes; `kind` and `meta` travel in the header.
+
+    One header entry only: the library writes several in random order, and equal content must give equal bytes.
+    """
+    header = json.dumps({"kind": kind, "meta": meta}, sort_keys=True, ensure_ascii=True, allow_nan=True)
+    return bytes(save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, {_KEY: header}))
+
+
+def decode(data: bytes) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    """Kind, tensors and metadata; raises ValueError on anything that is not such a file."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
+        return str(header["kind"]), dict(load(data)), dict(header["meta"])
+    except (KeyError, IndexError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError("not a record file") from error
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 in hex. Used for identity and for corruption alike; about 1.5 GB/s on current CPUs."""
+    return hashlib.sha256(data).hexdigest()

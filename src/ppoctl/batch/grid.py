@@ -1,0 +1,74 @@
+"""Response grid <-> packed sequences. The only file with an off-by-one in it.
+
+Letters: N packed tokens (prompts and responses of some rows, one after another, no padding), n of them predict a
+response token. What the model says about response token r of a row (its log-prob, its entropy, the value of the
+state before it) is read where the token *before* it stands: at the last prompt token for r = 0, at response token
+r - 1 after that. The last response token's own position predicts nothing and is not packed.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ppoctl.batch.records import Rollouts
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Rows of a rollout without a token of padding."""
+
+    tokens: Int[Tensor, " N"]
+    """Input ids: each sequence without its last token."""
+    seq_lengths: tuple[int, ...]
+    """Input tokens of each row; they add up to N."""
+    read_at: Int[Tensor, " n"]
+    """Packed positions whose output is read, row by row."""
+    targets: Int[Tensor, " n"]
+    """The response id that each of them predicts."""
+    row: Int[Tensor, " n"]
+    """Index into the rows that were packed."""
+    column: Int[Tensor, " n"]
+    """Response position."""
+    num_columns: int
+    """R of the grid."""
+
+    def to_grid(self, values: Float[Tensor, " n"]) -> Float[Tensor, "m R"]:
+        """Per-token outputs on the response grid of the packed rows; 0 where no token is present. Differentiable."""
+        grid = torch.zeros(len(self.seq_lengths), self.num_columns, dtype=values.dtype, device=values.device)
+        return grid.index_put((self.row.to(values.device), self.column.to(values.device)), values)
+
+
+def input_lengths(rollouts: Rollouts) -> Int[Tensor, " B"]:
+    """Packed tokens of each row: prompt + response - 1."""
+    return rollouts.prompt_lengths + rollouts.lengths - 1
+
+
+def pack(rollouts: Rollouts, rows: Int[Tensor, " m"]) -> Packed:
+    """The given rows as one packed input, in the given order."""
+    starts = torch.cumsum(rollouts.prompt_lengths, 0) - rollouts.prompt_lengths
+    pieces: list[Tensor] = []
+    read_at: list[Tensor] = []
+    targets: list[Tensor] = []
+    seq_lengths: list[int] = []
+    offset = 0
+    for row in rows.tolist():
+        prompt_length, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
+        start = int(starts[row])
+        response = rollouts.tokens[row, :length]
+        pieces += [rollouts.prompt_tokens[start : start + prompt_length], response[:-1]]
+        read_at.append(torch.arange(length) + (offset + prompt_length - 1))
+        targets.append(response)
+        seq_lengths.append(prompt_length + length - 1)
+        offset += seq_lengths[-1]
+    lengths = rollouts.lengths[rows]
+    return Packed(
+        tokens=torch.cat(pieces),
+        seq_lengths=tuple(seq_lengths),
+        read_at=torch.cat(read_at),
+        targets=torch.cat(targets),
+        row=torch.repeat_interleave(torch.arange(len(rows)), lengths),
+        column=torch.cat([torch.arange(int(n)) for n in lengths]),
+        num_columns=int(rollouts.tokens.shape[1]),
+    )

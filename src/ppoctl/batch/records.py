@@ -1,0 +1,339 @@
+"""The records that flow between stages: frozen, self-checking, and identified by their content.
+
+B sequences, R response positions (of the longest response), T prompt tokens of all sequences together.
+Per-token quantities live on the response grid `[B, R]`, left-justified: column r is the r-th response token and the
+state just before it. `mask` is bool and True means *counts*; float values under the mask are exactly 0.
+
+Text (prompts, answers) stays in `Prompts`; everything after it is token ids: nothing is re-tokenised.
+"""
+
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ppoctl.batch import codec
+
+TERMINATED = 0
+"""The model ended the response itself (end-of-sequence token or a stop string)."""
+TRUNCATED = 1
+"""The response hit the length limit."""
+
+REWARD_OK = 0
+REWARD_TIMEOUT = 1
+REWARD_ERROR = 2
+REWARD_OUTCOMES = ("ok", "timeout", "error")
+FINISH_REASONS = ("terminated", "truncated")
+
+
+@dataclass(frozen=True)
+class Record:
+    """Base of all records: tensors plus JSON-able metadata, encoded as one safetensors file."""
+
+    kind: ClassVar[str]
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The canonical bytes of this record; equal content gives equal bytes."""
+        tensors: dict[str, Tensor] = {}
+        meta: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                tensors[field.name] = value
+            elif value is not None:
+                meta[field.name] = value
+        return codec.encode(self.kind, tensors, meta)
+
+    @cached_property
+    def identity(self) -> str:
+        """Content digest (hex), the name by which other stages' manifests refer to this record."""
+        return codec.digest(self.encoded)
+
+    def figures(self) -> dict[str, float]:
+        """What a person wants to see of this record: metric name -> number. Journaled when it is committed."""
+        return {}
+
+    def readable_files(self) -> dict[str, bytes]:
+        """Further files of the artifact, for people: file name -> content."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question: its stable id, token ids as the generator will see them, and what the scorer needs."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The questions of one step (or of one evaluation set). Computed from the data and (seed, step); never stored."""
+
+    step: int
+    rows: tuple[Prompt, ...]
+    identity: str
+    """Digest of the ids and token ids, in order."""
+
+
+@dataclass(frozen=True)
+class Rollouts(Record):
+    """B = prompts x samples responses, prompt-major order (sample 0..n-1 of prompt 0, then prompt 1, ...)."""
+
+    kind: ClassVar[str] = "rollouts"
+
+    prompt_tokens: Int[Tensor, " T"]
+    """All prompts, concatenated; int64."""
+    prompt_lengths: Int[Tensor, " B"]
+    tokens: Int[Tensor, "B R"]
+    """Response ids, the end token included; 0 beyond `lengths`."""
+    lengths: Int[Tensor, " B"]
+    """Response positions present, counted or not."""
+    mask: Bool[Tensor, "B R"]
+    """Tokens the actor chose. A subset of the present ones: tool output is present and not counted."""
+    sampler_logprobs: Float[Tensor, "B R"]
+    """log-probs under the distribution that was sampled from, as the generator reports them."""
+    finish: Int[Tensor, " B"]
+    """TERMINATED or TRUNCATED."""
+    seeds: Int[Tensor, " B"]
+    prompt_ids: list[str]
+    sample_indices: list[int]
+    texts: list[str]
+    """Decoded responses, special tokens skipped: what the scorer reads."""
+    answers: list[str]
+    """Ground truth of each row, copied from its prompt."""
+    stamps: list[str]
+    """The actor state each sample was made with, as `State.stamp`."""
+
+    def __post_init__(self) -> None:
+        rows, columns = self.tokens.shape
+        present = torch.arange(columns)[None, :] < self.lengths[:, None]
+        _require(int(self.prompt_lengths.sum()) == self.prompt_tokens.numel(), "prompt lengths add up")
+        _require(not bool((self.mask & ~present).any()), "counted tokens are present")
+        _require(bool((self.lengths >= 1).all()), "every response has a token")
+        _require(not bool(self.sampler_logprobs[~self.mask].any()), "log-probs under the mask are 0")
+        _require(not bool(self.tokens[~present].any()), "ids beyond the length are 0")
+        for name in ("prompt_ids", "sample_indices", "texts", "answers", "stamps"):
+            _require(len(getattr(self, name)) == rows, f"{name} has one entry per sequence")
+
+    @property
+    def num_seqs(self) -> int:
+        return int(self.tokens.shape[0])
+
+    def sequences(self) -> list[Tensor]:
+        """Each full sequence, prompt then response, int64, unpadded."""
+        prompts = torch.split(self.prompt_tokens, self.prompt_lengths.tolist())
+        return [
+            torch.cat([prompt, row[:length]])
+            for prompt, row, length in zip(prompts, self.tokens, self.lengths.tolist(), strict=True)
+        ]
+
+    def figures(self) -> dict[str, float]:
+        lengths = self.lengths.float()
+        return {
+            "rollout/response_tokens_mean": float(lengths.mean()),
+            "rollout/response_tokens_max": float(lengths.max()),
+            "rollout/truncated_frac": float((self.finish == TRUNCATED).float().mean()),
+            "rollout/tokens": float(self.lengths.sum() + self.prompt_lengths.sum()),
+        }
+
+
+@dataclass(frozen=True)
+class Rewards(Record):
+    """One score per response. Where the outcome is not ok there is no score: the row is left out of training."""
+
+    kind: ClassVar[str] = "rewards"
+
+    scores: Float[Tensor, " B"]
+    """As the scorer gave them; 0 where there is none (see `outcomes`)."""
+    shaped: Float[Tensor, " B"]
+    """After scaling: what training sees; 0 where there is none."""
+    outcomes: Int[Tensor, " B"]
+    extras: dict[str, list[float]]
+    """Further scorer figures by name, one per sequence (for instance `lenient`)."""
+    outcome_messages: list[str]
+    """Why a row has no score; "" where it has one."""
+
+    def __post_init__(self) -> None:
+        ok = self.outcomes == REWARD_OK
+        _require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
+        _require(not bool(self.shaped[~ok].any()), "a missing shaped score is stored as 0")
+
+    @property
+    def valid(self) -> Bool[Tensor, " B"]:
+        return self.outcomes == REWARD_OK
+
+    def figures(self) -> dict[str, float]:
+        ok = self.valid
+        figures = {
+            "reward/error_frac": float((self.outcomes == REWARD_ERROR).float().mean()),
+            "reward/timeout_frac": float((self.outcomes == REWARD_TIMEOUT).float().mean()),
+        }
+        if bool(ok.any()):
+            figures["reward/score_mean"] = float(self.scores[ok].mean())
+            figures["reward/score_std"] = float(self.scores[ok].std(unbiased=False))
+            figures["reward/shaped_mean"] = float(self.shaped[ok].mean())
+            for name, column in sorted(self.extras.items()):
+                figures[f"reward/{name}_mean"] = float(torch.tensor(column)[ok].mean())
+        return figures
+
+
+@dataclass(frozen=True)
+class Values(Record):
+    """V of the state just before each response token, under the critic at `stamp`."""
+
+    kind: ClassVar[str] = "values"
+
+    values: Float[Tensor, "B R"]
+    stamp: str
+
+
+@dataclass(frozen=True)
+class Logprobs(Record):
+    """Log-probs of the response tokens under the trainer's actor, and under the reference where it is read."""
+
+    kind: ClassVar[str] = "logprobs"
+
+    actor: Float[Tensor, "B R"]
+    entropy: Float[Tensor, "B R"]
+    reference: Float[Tensor, "B R"] | None
+    stamp: str
+    gap: dict[str, float]
+    """Sampler against trainer: see `ppo.diagnostics.sampler_gap`."""
+
+    def figures(self) -> dict[str, float]:
+        return {f"mismatch/{name}": value for name, value in sorted(self.gap.items())}
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What truly adapts from step to step, computed from committed data only and copied into every saved state."""
+
+    kl_coef: float
+
+    def as_dict(self) -> dict[str, float]:
+        return {"kl_coef": self.kl_coef}
+
+    @property
+    def identity(self) -> str:
+        return codec.digest(json.dumps(self.as_dict(), sort_keys=True).encode())
+
+
+@dataclass(frozen=True)
+class Advantages(Record):
+    """What the updates read."""
+
+    kind: ClassVar[str] = "advantages"
+
+    advantages: Float[Tensor, "B R"]
+    returns: Float[Tensor, "B R"]
+    token_rewards: Float[Tensor, "B R"]
+    mask: Bool[Tensor, "B R"]
+    """Tokens that train: the rollouts' mask without the rows that have no reward."""
+    carry_out: dict[str, float]
+    summary: dict[str, float]
+
+    @property
+    def carry(self) -> Carry:
+        return Carry(**self.carry_out)
+
+    def figures(self) -> dict[str, float]:
+        return dict(sorted(self.summary.items()))
+
+
+@dataclass(frozen=True)
+class State:
+    """A handle on weights + optimizer of one role. Small: the weights stay in the engine or on disk.
+
+    States are identified by lineage (what they were made from), not by content: an update that is repeated on a
+    GPU is not bit-equal, and still the same update. `replay` counts such repetitions.
+    """
+
+    role: str
+    step: int
+    """PPO steps this role has been updated in or carried through."""
+    updates: int
+    """Optimizer steps so far: what schedules count."""
+    lineage: str
+    replay: int = 0
+
+    @property
+    def stamp(self) -> str:
+        suffix = f"+r{self.replay}" if self.replay else ""
+        return f"{self.role}@{self.step}:{self.lineage[:16]}{suffix}"
+
+    @property
+    def identity(self) -> str:
+        return f"{self.role}:{self.lineage}"
+
+
+@dataclass(frozen=True)
+class Update(Record):
+    """The small record an update commits instead of weights: where it led, and what it looked like."""
+
+    kind: ClassVar[str] = "update"
+
+    role: str
+    step: int
+    parent: str
+    """Lineage of the state it started from."""
+    lineage: str
+    """Lineage of the state it made."""
+    updates: int
+    """Optimizer steps of the state it made, all told."""
+    per_minibatch: dict[str, list[float]]
+    """loss, grad_norm, lr, ... one entry per optimizer step, in order."""
+    summary: dict[str, float]
+    """Diagnostics over the whole update: metric name -> number."""
+
+    @property
+    def state(self) -> State:
+        return State(role=self.role, step=self.step, updates=self.updates, lineage=self.lineage)
+
+    def figures(self) -> dict[str, float]:
+        return dict(sorted(self.summary.items()))
+
+
+@dataclass(frozen=True)
+class Evaluation(Record):
+    """One evaluation of one actor state on one or more sets; per-sample rows are in `rows`."""
+
+    kind: ClassVar[str] = "evaluation"
+
+    stamp: str
+    summary: dict[str, float]
+    rows: list[dict[str, Any]]
+
+    def figures(self) -> dict[str, float]:
+        return dict(sorted(self.summary.items()))
+
+    def readable_files(self) -> dict[str, bytes]:
+        lines = (json.dumps(row, sort_keys=True) + "\n" for row in self.rows)
+        return {"samples.jsonl": "".join(lines).encode("ascii")}
+
+
+RECORDS: dict[str, type[Record]] = {
+    record.kind: record for record in (Rollouts, Rewards, Values, Logprobs, Advantages, Update, Evaluation)
+}
+
+
+def decode(data: bytes) -> Record:
+    """The record that `Record.encoded` wrote; raises ValueError on bytes that are none."""
+    kind, tensors, meta = codec.decode(data)
+    if kind not in RECORDS:
+        raise ValueError(f"unknown record kind `{kind}`")
+    cls = RECORDS[kind]
+    optional = {f.name: None for f in fields(cls)}
+    return cls(**{**optional, **tensors, **meta})
+
+
+def _require(condition: bool, law: str) -> None:  # noqa: FBT001 - reads as a sentence at the call
+    if not condition:
+        raise ValueError(f"record breaks its law: {law}")

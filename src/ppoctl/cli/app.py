@@ -1,0 +1,135 @@
+"""`ppoctl`: the commands, and the one place where an error becomes `error:`, `hint:` and an exit code.
+
+A command is a function in its own file, registered by one line below. Its module imports typer, `render` and the
+standard library only; everything else is imported inside the function, so that `--help` answers at once. It raises
+`PpoctlError`, prints through `render`, and returns None (exit 0) or an exit code.
+"""
+
+import errno
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ppoctl.cli import plan, recipes, render, validate
+from ppoctl.errors import ExitCode, PpoctlError
+
+app = typer.Typer(
+    name="ppoctl",
+    help="PPO for language models that you can plan, kill, resume and prove.",
+    epilog="Start here: ppoctl recipes list",
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command()(validate.validate)
+app.command()(plan.plan)
+app.add_typer(recipes.app, name="recipes")
+
+
+@app.callback(invoke_without_command=True)
+def _global_options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error too; anywhere.")] = False,  # noqa: ARG001
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        render.line(f"ppoctl {version_of('ppoctl')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the shell command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """One command line; returns its exit code. Every error of a command ends here."""
+    own = list(arguments)[: list(arguments).index("--")] if "--" in arguments else list(arguments)
+    # Read before parsing: an error of parsing, too, is told in the form that was asked for.
+    debug, as_json = "--debug" in own, "--json" in own
+    try:
+        result = app([word for word in arguments if word != "--debug"] or ["--help"], standalone_mode=False)
+        return int(result) if isinstance(result, int) else ExitCode.DONE
+    except PpoctlError as error:
+        found = _Failure(type(error).__name__, error.message, error.hint, int(error.exit_code))
+        return _tell(found, error, debug=debug, as_json=as_json)
+    except typer.Abort:
+        return ExitCode.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last resort: nothing below may show a raw traceback
+        return _tell(_foreign(error), error, debug=debug, as_json=as_json)
+
+
+class _Failure:
+    """An error as it is shown."""
+
+    def __init__(self, kind: str, message: str, hint: str | None, code: int) -> None:
+        self.kind, self.message, self.hint, self.code = kind, message, hint, code
+
+    def as_json(self) -> dict[str, Any]:
+        lines = self.message.splitlines()
+        fields = {"kind": self.kind, "message": self.message, "problems": lines, "hint": self.hint}
+        return {"error": {**fields, "exit_code": self.code}}
+
+
+def _tell(failure: _Failure, error: BaseException, *, debug: bool, as_json: bool) -> int:
+    if debug:
+        render.say("".join(traceback.format_exception(error)).rstrip())
+    if as_json:
+        render.json(failure.as_json())
+    else:
+        render.error(failure.message)
+        if failure.hint:
+            render.hint(failure.hint)
+    return failure.code
+
+
+def _foreign(error: Exception) -> _Failure:
+    """An error that is none of ours."""
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        return _usage(error)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        says = f"out of memory: {_first_line(error)}"
+        return _Failure("OutOfMemoryError", says, "lower [actor.batching] and [critic.batching]", ExitCode.MEMORY)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" (`{error.filename}`)" if error.filename else ""
+        return _Failure("StorageError", f"the disk is full{where}", "df -h .", ExitCode.STORAGE)
+    log = _keep_traceback(error)
+    says = f"internal: {type(error).__name__}: {_first_line(error)}"
+    return _Failure("InternalError", says, f"less {log}  # the traceback, for a bug report", ExitCode.INTERNAL)
+
+
+def _usage(error: Any) -> _Failure:
+    """What typer says of a command line, in our form."""
+    text = re.sub(r"'([^']*)'", r"`\1`", error.format_message().strip())
+    text = re.sub(r" \(Possible options: (\S+?)(,.*)?\)$", r"; did you mean `\1`?", text)
+    text = re.sub(r"\. Did you mean ", "; did you mean ", text)
+    text = re.sub(r"(No such option:?) (-\S+?)(?=$|;)", r"\1 `\2`", text).replace("option: `", "option `")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "ppoctl"
+    command = re.sub(r"^\S+", "ppoctl", command)
+    message = (text[:1].lower() + text[1:]).rstrip(".")
+    return _Failure("UsageError", message, f"{command} --help", ExitCode.USAGE)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _keep_traceback(error: BaseException) -> Path:
+    log = Path(tempfile.gettempdir()) / f"ppoctl-traceback-{os.getpid()}.log"
+    log.write_text("".join(traceback.format_exception(error)), "utf-8")
+    return log
+
+
+if __name__ == "__main__":
+    main()

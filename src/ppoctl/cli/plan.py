@@ -1,0 +1,115 @@
+"""`ppoctl plan`: what a recipe will do, in numbers, touching nothing."""
+
+from typing import TYPE_CHECKING
+
+from ppoctl.cli import render
+from ppoctl.cli.options import Json, Recipes, Sets
+
+if TYPE_CHECKING:
+    from ppoctl.recipe.plan import DataPlan, Plan, RolePlan
+
+
+def plan(files: Recipes, sets: Sets = None, json: Json = False) -> None:
+    """Print batch arithmetic, schedules, evaluations and disk of a run; nothing is started or written."""
+    from ppoctl.recipe.load import load
+    from ppoctl.recipe.plan import plan as plan_of
+
+    planned = plan_of(load(files, sets or ()).recipe)
+    if json:
+        render.json(planned.as_dict())
+    else:
+        _print(planned)
+
+
+def _print(planned: "Plan") -> None:
+    batch = planned.batch
+    render.heading(f"{planned.name}: {batch.steps} PPO steps")
+    render.line()
+    render.heading("one step")
+    sequences = f"{batch.sequences_per_step} = {batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples"
+    rows: list[tuple[str, str]] = [
+        ("sequences", sequences),
+        ("minibatches", f"{batch.minibatches_per_epoch} per epoch, of {batch.minibatch_seqs} sequences"),
+        ("window", f"{batch.window_tokens} tokens"),
+        ("generated", f"at most {batch.new_tokens_per_step_max:,} tokens"),
+        ("trained on", f"at most {batch.tokens_per_step_max:,} tokens, prompts included"),
+    ]
+    render.table(_indented(rows))
+    render.line()
+    render.heading("updates")
+    render.table([("", *row) for row in _role_rows(planned)], ("", "", "actor", "critic"))
+    render.line()
+    render.heading("data")
+    render.table(_indented(_data_rows(planned)))
+    render.line()
+    render.heading("states")
+    render.table(_indented(_storage_rows(planned)))
+
+
+def _indented(rows: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    return [("", *row) for row in rows]
+
+
+def _role_rows(planned: "Plan") -> list[tuple[str, str, str]]:
+    def both(name: str, show: "str" = "{}") -> tuple[str, str]:
+        return show.format(getattr(planned.actor, name)), show.format(getattr(planned.critic, name))
+
+    return [
+        ("epochs", *both("epochs")),
+        ("optimizer steps per PPO step", *both("updates_per_step")),
+        ("optimizer steps in all", *both("updates_total")),
+        ("warm-up", _warm_up(planned.actor), _warm_up(planned.critic)),
+        ("learning rate, first", *both("lr_first", "{:.4g}")),
+        ("learning rate, peak", *both("lr_peak", "{:.4g}")),
+        ("learning rate, last", *both("lr_last", "{:.4g}")),
+        ("microbatches per minibatch", _bounds(planned.actor), _bounds(planned.critic)),
+        ("replayed by a resume, at most", *both("replayed_updates_max", "{} updates")),
+    ]
+
+
+def _warm_up(role: "RolePlan") -> str:
+    return f"{role.warmup_updates} updates, {role.warmup_steps:.3g} steps" if role.warmup_updates else "none"
+
+
+def _bounds(role: "RolePlan") -> str:
+    low, high = role.microbatches_per_minibatch_min, role.microbatches_per_minibatch_max
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _data_rows(planned: "Plan") -> list[tuple[str, str]]:
+    train = planned.train
+    passes = "" if train.epochs is None else f", {train.epochs:.3g} epochs"
+    rows = [("train", f"{_rows(train)}; {train.prompts_total} prompts drawn{passes}")]
+    rows += [(f"eval.{name}", _rows(table)) for name, table in planned.eval_sets.items()]
+    steps = planned.evaluation.at_steps
+    shown = ", ".join(map(str, steps if len(steps) <= 8 else (*steps[:4], "...", *steps[-2:])))
+    responses = planned.evaluation.responses_per_evaluation
+    each = "" if responses is None else f", {responses} responses each"
+    rows.append(("evaluations", f"{len(steps)}, at steps {shown}{each}" if steps else "none"))
+    return rows
+
+
+def _rows(table: "DataPlan") -> str:
+    return "rows unknown" if table.rows is None else f"{table.rows} rows"
+
+
+def _storage_rows(planned: "Plan") -> list[tuple[str, str]]:
+    storage = planned.storage
+    rows = [("saves", f"{storage.saves}, of which {storage.keep_last} pairs are kept")]
+    if storage.parameters is None or storage.actor_state_bytes is None or storage.critic_state_bytes is None:
+        return [*rows, ("size", "unknown: the model is no local folder of a dense decoder")]
+    pair = storage.actor_state_bytes + storage.critic_state_bytes
+    return [
+        *rows,
+        ("parameters", f"{storage.parameters:,} (estimate from config.json)"),
+        ("one pair", f"{_size(pair)} (estimate)"),
+        ("disk", f"{_size(storage.states_bytes or 0)} (estimate, one pair being written included)"),
+    ]
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.3g} TiB"

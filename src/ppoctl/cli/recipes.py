@@ -1,0 +1,138 @@
+"""`ppoctl recipes`: what ships with ppoctl, and what a recipe may say."""
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppoctl.cli import render
+from ppoctl.cli.options import Json
+from ppoctl.errors import RecipeError, RunExistsError
+
+app = typer.Typer(help="List, print and copy the recipes that ship with ppoctl.", rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="As `ppoctl recipes list` prints it.")]
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """Print the name and purpose of each recipe."""
+    found = {path.stem: describe(path) for path in sorted(folder().glob("*.toml"))}
+    if json:
+        render.json({"recipes": [{"name": name, "description": text} for name, text in found.items()]})
+    else:
+        render.table(list(found.items()))
+
+
+@app.command()
+def show(name: Name, json: Json = False) -> None:
+    """Print a recipe as it is written."""
+    path = find(name)
+    text = path.read_text("utf-8")
+    if json:
+        render.json({"name": name, "path": str(path), "text": text})
+    else:
+        render.line(text.rstrip("\n"))
+
+
+@app.command()
+def copy(
+    name: Name,
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="Folder, made when missing, or .toml file.")],
+    json: Json = False,
+) -> None:
+    """Copy a recipe, and the folder of the same name that it reads, to edit it. Nothing is overwritten."""
+    source = find(name)
+    target = destination if destination.suffix == ".toml" else destination / source.name
+    # The folder keeps its name: the recipe refers to it.
+    pairs = [(source, target)]
+    if source.with_suffix("").is_dir():
+        pairs.append((source.with_suffix(""), target.parent / name))
+    for _, new in pairs:
+        if new.exists():
+            raise RunExistsError(f"`{new}` exists, and a copy never overwrites", hint=f"mv {new} {new}.old")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for old, new in pairs:
+        if old.is_dir():
+            shutil.copytree(old, new, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(old, new)
+    if json:
+        render.json({"copied": [str(new) for _, new in pairs]})
+        return
+    for _, new in pairs:
+        render.line(str(new))
+    render.say(f"next: ppoctl validate {target}")
+
+
+@app.command()
+def keys(
+    prefix: Annotated[str, typer.Argument(metavar="[KEY]", help="Only the keys at or below this one.")] = "",
+    json: Json = False,
+) -> None:
+    """Print every key a recipe may have: default, what it changes, what it means."""
+    from ppoctl.recipe import shape
+    from ppoctl.recipe.explain import as_toml, similar
+    from ppoctl.recipe.origins import dotted
+    from ppoctl.recipe.schema import Recipe
+
+    parts = tuple(prefix.split(".")) if prefix else ()
+    known = [(path, key) for path, key in shape.walk(shape.of(Recipe)) if isinstance(key.shape, shape.Leaf)]
+    chosen = [(path, key) for path, key in known if path[: len(parts)] == parts]
+    if not chosen:
+        near = similar(prefix, [dotted(path) for path, _ in known])
+        raise RecipeError(f"no key begins with `{prefix}`{near}", hint="ppoctl recipes keys")
+    rows = []
+    for path, key in chosen:
+        default = "required" if key.required else as_toml(key.field.get_default(call_default_factory=True))
+        allowed = " | ".join(f'"{value}"' for value in shape.allowed(key.field.annotation))
+        meaning = " ".join((key.field.description or "").split())
+        rows.append((".".join(path), allowed or default, key.effect.value if key.effect else "", meaning))
+    if json:
+        fields = ("key", "default", "changes", "meaning")
+        render.json({"keys": [dict(zip(fields, row, strict=True)) for row in rows]})
+    else:
+        render.table(rows, ("key", "default or choices", "changes", "meaning"))
+
+
+@app.command()
+def metrics(json: Json = False) -> None:
+    """Print every metric that `[expect]` and `checkpoint.best` may name."""
+    from ppoctl.recipe.metrics import METRICS
+
+    if json:
+        fields = [{"name": m.name, "unit": m.unit, "says": m.says, "healthy": m.healthy} for m in METRICS]
+        render.json({"metrics": fields})
+    else:
+        render.table([(m.name, m.unit, m.says, m.healthy) for m in METRICS], ("metric", "unit", "meaning", "healthy"))
+
+
+def folder() -> Path:
+    """Where the shipped recipes are: inside the installed package, or at the top of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    for candidate in (package / "_recipes", package.parents[1] / "recipes"):
+        if candidate.is_dir():
+            return candidate
+    raise RecipeError("this installation has no recipes", hint="pip install --force-reinstall ppoctl")
+
+
+def find(name: str) -> Path:
+    """The file of a shipped recipe. Raises RecipeError with the nearest name when there is none."""
+    path = folder() / f"{name.removesuffix('.toml')}.toml"
+    if path.is_file() and path.parent == folder():
+        return path
+    from ppoctl.recipe.explain import similar
+
+    near = similar(name, [other.stem for other in folder().glob("*.toml")])
+    raise RecipeError(f"no recipe is called `{name}`{near}", hint="ppoctl recipes list")
+
+
+def describe(path: Path) -> str:
+    """The comment a recipe begins with, as one line."""
+    lines: list[str] = []
+    for text in path.read_text("utf-8").splitlines():
+        if not text.startswith("#"):
+            break
+        lines.append(text.lstrip("# ").strip())
+    return " ".join(lines)

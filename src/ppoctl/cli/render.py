@@ -1,0 +1,78 @@
+"""The only place that prints. Data goes to stdout, talk to stderr; colour only on a terminal, and never where
+`NO_COLOR` is set. Without a terminal every line is plain, so that a log of a batch job has no control characters."""
+
+import json as json_module
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+
+def line(text: str = "") -> None:
+    """A line of data."""
+    print(text, flush=True)
+
+
+def say(text: str) -> None:
+    """A line of talk: progress, notes, what to type next."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def json(value: Mapping[str, Any]) -> None:
+    """The one object that a command with `--json` prints."""
+    print(json_module.dumps(value, indent=2, default=str), flush=True)
+
+
+def error(message: str) -> None:
+    """What failed. A message of several lines is several errors; an indented line belongs to the one above."""
+    for text in message.splitlines() or [""]:
+        if text.startswith(" "):
+            print(text, file=sys.stderr)
+        else:
+            print(f"{_styled('error:', 'bold red', sys.stderr)} {text}", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def hint(text: str) -> None:
+    """One command or one change that mends it."""
+    print(f"\n{_styled('hint:', 'bold cyan', sys.stderr)} {text}", file=sys.stderr, flush=True)
+
+
+def heading(text: str) -> None:
+    """The title of a part of the data."""
+    print(_styled(text, "bold", sys.stdout), flush=True)
+
+
+def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None:
+    """Columns, left-justified; numbers (int, float) to the right. The last column is not padded."""
+    shown = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*([list(headers)] if headers else []), *shown, strict=True)]
+    if headers:
+        padded = "  ".join(name.ljust(width) for name, width in zip(headers, widths, strict=True)).rstrip()
+        print(_styled(padded, "bold", sys.stdout))
+    for row, texts in zip(rows, shown, strict=True):
+        cells = [
+            text.rjust(width) if isinstance(value, int | float) else text.ljust(width)
+            for value, text, width in zip(row, texts, widths, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+    sys.stdout.flush()
+
+
+def colour(stream: TextIO) -> bool:
+    """Whether this stream wants colour."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _styled(text: str, style: str, stream: TextIO) -> str:
+    if not colour(stream):
+        return text
+    from rich.style import Style
+
+    return Style.parse(style).render(text)

@@ -1,0 +1,177 @@
+"""Datasets as rows: a question, an answer, and an id that stays the same for as long as the question does.
+
+Nothing is dropped, cut or guessed: the first row that does not fit is an error. Imports no torch, so that `validate`
+reads the data on a login node.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ppoctl.data.tables import Place, columns_of, lookup, read_jsonl, read_parquet, resolve
+from ppoctl.errors import DataError
+from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
+
+_GSM8K_MARK = "####"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One question and its ground truth, as the dataset has them."""
+
+    id: str
+    """NAME/INDEX-DIGEST: dataset, position from 0, and a digest of the question, so that an edit is noticed."""
+    question: str | tuple[Message, ...]
+    answer: str
+    place: str
+    """Where it was read, for error messages."""
+
+
+def read_datasets(data: DataTable, *, base: Path) -> dict[str, list[Row]]:
+    """All datasets of a recipe by key: `train`, `eval.NAME`. Raises DataError as `read_rows`."""
+    tables: dict[str, Gsm8kRows | ColumnRows] = {"train": data.train}
+    tables.update({f"eval.{name}": table for name, table in data.eval.items()})
+    return {name: read_rows(table, name=name, base=base) for name, table in tables.items()}
+
+
+def read_rows(table: Gsm8kRows | ColumnRows, *, name: str, base: Path) -> list[Row]:
+    """The rows of one dataset, in file order. `name` is its key below `data`; `base` is the recipe's folder.
+
+    Raises DataError on a file that is missing, unreadable or empty, and on the first row without the columns asked
+    for, or with something in them that is no question or answer.
+    """
+    key = f"data.{name}"
+    path = resolve(table.path, key=f"{key}.path", base=base)
+    prompt_column, answer_column = _columns(table)
+    rows: list[Row] = []
+    for place, raw in islice(_raw_rows(table, path), table.max_rows):
+        question = _question(_value(raw, prompt_column, place, key), prompt_column, place)
+        answer = _answer(_value(raw, answer_column, place, key), answer_column, place)
+        if isinstance(table, Gsm8kRows) and _GSM8K_MARK not in answer:
+            raise DataError(
+                f"{place}: `answer` does not end in `{_GSM8K_MARK} N`",
+                hint=f'answers that are bare numbers are read with `format = "columns"` in [{key}]',
+            )
+        rows.append(Row(_row_id(name, len(rows), question), question, answer, str(place)))
+    if not rows:
+        raise DataError(f"`{path}` has no rows", hint=f"--set {key}.path=FILE")
+    return rows
+
+
+def require_enough(rows: Sequence[Row], prompts_per_step: int) -> None:
+    """Raises DataError when one step takes more prompts than the training set has."""
+    if len(rows) < prompts_per_step:
+        raise DataError(
+            f"`data.train` has {len(rows)} rows, and a step takes {prompts_per_step} (`rollout.prompts_per_step`)",
+            hint=f"--set rollout.prompts_per_step={len(rows)}, or use more rows (`data.train.max_rows`); for more "
+            "responses to the same prompts raise `rollout.samples_per_prompt`",
+        )
+
+
+def digest_of(rows: Sequence[Row]) -> str:
+    """SHA-256 of ids, questions and answers, in order: what `run.json` remembers of a dataset."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps([row.id, _canonical(row.question), row.answer]).encode())
+    return digest.hexdigest()
+
+
+def _columns(table: Gsm8kRows | ColumnRows) -> tuple[str, str]:
+    return ("question", "answer") if isinstance(table, Gsm8kRows) else (table.prompt, table.answer)
+
+
+def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    if path.suffix == ".jsonl":
+        return read_jsonl(path)
+    if path.suffix == ".parquet" and isinstance(table, ColumnRows):
+        return read_parquet(path)
+    readable = "`.jsonl`" if isinstance(table, Gsm8kRows) else "`.jsonl` and `.parquet`"
+    raise DataError(
+        f'`{path}` ends in `{path.suffix}`, and `format = "{table.format}"` reads {readable}',
+        hint='`format = "columns"` with `prompt` and `answer` reads .jsonl and .parquet',
+    )
+
+
+def _value(raw: Mapping[str, Any], column: str, place: Place, key: str) -> Any:
+    try:
+        return lookup(raw, column)
+    except KeyError:
+        there = ", ".join(f"`{name}`" for name in columns_of(raw)) or "none"
+        raise DataError(
+            f"{place} has no column `{column}`; its columns are {there}",
+            hint=f'map them in [{key}]: `format = "columns"`, `prompt = "COLUMN"`, `answer = "COLUMN"`',
+        ) from None
+
+
+def _question(value: Any, column: str, place: Place) -> str | tuple[Message, ...]:
+    if isinstance(value, str):
+        return _text(value, column, place)
+    if not isinstance(value, list) or not value:
+        raise DataError(
+            f"{place}: `{column}` is {_kind(value)}, and a prompt is a text or a list of chat messages",
+            hint="name the column with the question as `prompt`",
+        )
+    messages: list[Message] = []
+    for item in value:
+        role, content = (item.get("role"), item.get("content")) if isinstance(item, Mapping) else (None, None)
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise DataError(
+                f"{place}: message {len(messages) + 1} in `{column}` is not a `role` and a `content` of text",
+                hint='chat messages look like {"role": "user", "content": "..."}',
+            )
+        messages.append(Message(role, _text(content, column, place)))
+    if messages[-1].role == "assistant":
+        raise DataError(
+            f"{place}: the last message in `{column}` is the assistant's, so there is nothing left to answer",
+            hint="leave out the model answer",
+        )
+    return tuple(messages)
+
+
+def _answer(value: Any, column: str, place: Place) -> str:
+    # bool is an int, and `True` is hardly a ground truth anyone would write. A float has no one spelling.
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise DataError(
+            f"{place}: `{column}` is {_kind(value)}, and an answer is a text or a whole number",
+            hint="name the column with the ground truth as `answer`",
+        )
+    return _text(value, column, place)
+
+
+def _text(value: str, column: str, place: Place) -> str:
+    if not value.strip():
+        raise DataError(f"{place}: `{column}` is empty", hint="remove the row, or name another column")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{place}: `{column}` holds half a character at {error.start} (a lone surrogate)", hint="mend the row"
+        ) from error
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else f"`{str(value)[:40]}` (a {type(value).__name__})"
+
+
+def _row_id(name: str, index: int, question: str | tuple[Message, ...]) -> str:
+    digest = hashlib.sha256(json.dumps(_canonical(question)).encode()).hexdigest()
+    return f"{name.replace('.', '/')}/{index:06d}-{digest[:8]}"
+
+
+def _canonical(question: str | tuple[Message, ...]) -> str | list[list[str]]:
+    return question if isinstance(question, str) else [[message.role, message.content] for message in question]

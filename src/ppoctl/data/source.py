@@ -1,0 +1,88 @@
+"""Which prompts a step asks: a pure function of (seed, step). There is no loader, so there is no loader state.
+
+prompts in order of use:   | epoch 0: a permutation of all rows | epoch 1: another one | ...
+step s (from 1) takes positions (s - 1) * prompts_per_step ... s * prompts_per_step - 1, over epoch borders too
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+from ppoctl.batch.records import Prompt, Prompts
+from ppoctl.batch.seeds import derive_seed
+from ppoctl.data.rows import digest_of, read_datasets, require_enough
+from ppoctl.data.template import PromptTemplate, require_fits
+from ppoctl.recipe.schema import DataTable, RolloutTable
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """The prompts of a run: the training set's by step, the evaluation sets' by name."""
+
+    train: tuple[Prompt, ...]
+    evaluations: Mapping[str, tuple[Prompt, ...]]
+    seed: int
+    prompts_per_step: int
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """What `run.json` remembers: `data.train`, `data.eval.NAME`, `tokenizer` -> SHA-256."""
+
+    @classmethod
+    def load(
+        cls, data: DataTable, rollout: RolloutTable, template: PromptTemplate, *, seed: int, base: Path
+    ) -> "PromptSource":
+        """Read, render and check all datasets of a recipe; `base` is the recipe's folder. Raises DataError."""
+        datasets = read_datasets(data, base=base)
+        require_enough(datasets["train"], rollout.prompts_per_step)
+        prompts: dict[str, tuple[Prompt, ...]] = {}
+        for name, rows in datasets.items():
+            table = data.train if name == "train" else data.eval[name.removeprefix("eval.")]
+            rendered = template.render(rows, table, name=name)
+            require_fits(rows, rendered, max_prompt_tokens=rollout.max_prompt_tokens, name=name)
+            prompts[name] = tuple(
+                Prompt(id=row.id, token_ids=prompt.token_ids, text=prompt.text, answer=row.answer)
+                for row, prompt in zip(rows, rendered, strict=True)
+            )
+        return cls(
+            train=prompts.pop("train"),
+            evaluations={name.removeprefix("eval."): rows for name, rows in prompts.items()},
+            seed=seed,
+            prompts_per_step=rollout.prompts_per_step,
+            digests={
+                **{f"data.{name}": digest_of(rows) for name, rows in datasets.items()},
+                "tokenizer": template.digest,
+            },
+        )
+
+    def prompts_for(self, step: int) -> Prompts:
+        """The prompts of step `step`, counted from 1. Ids are unique within a step: a prompt that comes twice
+        (before and after an epoch border) is `ID` and `ID#2`."""
+        assert step >= 1, "steps count from 1"
+        num_rows = len(self.train)
+        chosen: list[Prompt] = []
+        seen: dict[str, int] = {}
+        first = (step - 1) * self.prompts_per_step
+        for position in range(first, first + self.prompts_per_step):
+            epoch, offset = divmod(position, num_rows)
+            prompt = self.train[_permutation(self.seed, epoch, num_rows)[offset]]
+            seen[prompt.id] = times = seen.get(prompt.id, 0) + 1
+            chosen.append(prompt if times == 1 else replace(prompt, id=f"{prompt.id}#{times}"))
+        return _prompts(step, chosen)
+
+    def evaluation_sets(self) -> dict[str, Prompts]:
+        """All rows of each evaluation set, in the dataset's order, as step 0."""
+        return {name: _prompts(0, rows) for name, rows in self.evaluations.items()}
+
+
+def _prompts(step: int, rows: Sequence[Prompt]) -> Prompts:
+    content = json.dumps([[row.id, row.token_ids, row.answer] for row in rows])
+    return Prompts(step=step, rows=tuple(rows), identity=hashlib.sha256(content.encode()).hexdigest())
+
+
+@lru_cache(maxsize=4)
+def _permutation(seed: int, epoch: int, num_rows: int) -> tuple[int, ...]:
+    """A random order of the rows. Sorting by hash depends on no library's generator, and so on no version of one.
+    Cached because it costs some microseconds a row, and neighbouring steps share it."""
+    return tuple(sorted(range(num_rows), key=lambda row: (derive_seed(seed, "prompts", epoch, row), row)))

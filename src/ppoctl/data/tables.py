@@ -1,0 +1,118 @@
+"""Files of rows: where they are, and their rows as dictionaries with the place they stand at. Imports no torch;
+pyarrow only where a parquet file is read. Knows nothing of prompts: see `rows`."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppoctl.errors import DataError, EnvironmentProblemError
+
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))(?=/|$)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row stands, in words a person can follow: `file.jsonl` line 3."""
+
+    path: Path
+    unit: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"`{self.path}` {self.unit} {self.number}"
+
+
+def resolve(path: str, *, key: str, base: Path) -> Path:
+    """The file a recipe means: `$NAME` at the start is read from the environment, a relative path starts at `base`
+    (the recipe's folder). `key` says where it was set. Raises DataError where there is no such file."""
+    variable = _VARIABLE.match(path)
+    if variable is None:
+        file = base / path
+    else:
+        name = variable[1] or variable[2]
+        value = os.environ.get(name)
+        if not value:
+            raise DataError(
+                f"`{key}` is `{path}`, and the environment variable `{name}` is not set", hint=f"export {name}=FOLDER"
+            )
+        file = Path(value + path[variable.end() :]).absolute()
+    if file.is_dir():
+        raise DataError(f"`{key}` is `{path}`, and `{file}` is a folder", hint=f"--set {key}=FILE names a file in it")
+    if not file.exists():
+        raise DataError(f"`{key}` is `{path}`, and there is no file `{file}`", hint=f"--set {key}=FILE")
+    return file
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Its rows, in order; blank lines are none. Raises DataError naming the line that is not a JSON object."""
+    with _opened(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            place = Place(path, "line", number)
+            try:
+                row = json.loads(line.decode("utf-8").rstrip())
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"{place} is not JSON: {error.msg} (column {error.colno})",
+                    hint="JSONL has one JSON object per line",
+                ) from error
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{place} is not UTF-8: {error.reason} (byte {error.start + 1})", hint="convert the file to UTF-8"
+                ) from error
+            if not isinstance(row, dict):
+                raise DataError(
+                    f"{place} is JSON, but no object with columns", hint="JSONL has one JSON object per line"
+                )
+            yield place, row
+
+
+def read_parquet(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Its rows, in order, counted from 1. Raises DataError on a file that is no parquet."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise EnvironmentProblemError(
+            f"`{path}` is a parquet file, and pyarrow is not installed", hint="pip install pyarrow"
+        ) from error
+    try:
+        number = 0
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Place(path, "row", number), row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"`{path}` cannot be read as parquet: {error}", hint="is the file complete?") from error
+
+
+def lookup(row: Mapping[str, Any], column: str) -> Any:
+    """The value of a column; dots reach into nested columns unless a column has that very name. Raises KeyError."""
+    if column in row:
+        return row[column]
+    head, dot, rest = column.partition(".")
+    inner = row.get(head)
+    if not dot or not isinstance(inner, Mapping):
+        raise KeyError(column)
+    return lookup(inner, rest)
+
+
+def columns_of(row: Mapping[str, Any]) -> list[str]:
+    """All names that `lookup` finds, nested ones with dots."""
+    names: list[str] = []
+    for name, value in row.items():
+        names += [f"{name}.{inner}" for inner in columns_of(value)] if isinstance(value, Mapping) else [name]
+    return names
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise DataError(f"`{path}` cannot be read: {error.strerror}", hint=f"ls -l {path}") from error

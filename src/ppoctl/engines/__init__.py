@@ -1,0 +1,1 @@
+"""Who does the heavy work: Megatron-Core trains, vLLM generates."""

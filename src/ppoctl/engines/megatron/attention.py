@@ -1,0 +1,120 @@
+"""Causal self-attention over packed sequences, as a Megatron-Core core-attention module.
+
+Letters: N packed tokens, H query heads, G key/value heads, D channels of a head. No padding is computed and no
+attention mask exists: a sequence never sees another because it is a call of its own (CPU), or because the kernel
+is told the boundaries (varlen flash attention on GPU).
+
+RoPE happens here too. Megatron-Core's own packed path asks the device for the sequence lengths and recomputes sine
+and cosine twice per layer; here the model makes them once per microbatch.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from ppoctl.engines.megatron.packed_input import PackedInput
+
+
+class PackedCausalAttention(MegatronModule):
+    """What `SelfAttention` calls between its projections. Without parameters, without dropout."""
+
+    def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
+        super().__init__(config=config)
+        assert config.attention_dropout == 0.0, "PPO trains without dropout"
+        self.layer_number = layer_number
+        self.softmax_scale = config.softmax_scale
+
+    def forward(
+        self,
+        query: Float[Tensor, "N H D"],
+        key: Float[Tensor, "N G D"],
+        value: Float[Tensor, "N G D"],
+        attention_mask: None,
+        *,
+        packed_seq_params: PackedInput,
+        attn_mask_type: AttnMaskType = AttnMaskType.causal,
+        attention_bias: None = None,
+    ) -> Float[Tensor, "N HxD"]:
+        """Attention output of each token, heads side by side."""
+        assert attention_mask is None and attention_bias is None, "packed sequences need no mask"
+        assert attn_mask_type is AttnMaskType.causal, "the models trained here are causal"
+        assert packed_seq_params.rope_cos is not None, "the model fills in the RoPE tables"
+        query = apply_rope(query, packed_seq_params.rope_cos, packed_seq_params.rope_sin)
+        key = apply_rope(key, packed_seq_params.rope_cos, packed_seq_params.rope_sin)
+        attend = _varlen if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _per_sequence
+        return attend(query, key, value, packed_seq_params, self.softmax_scale).flatten(1)
+
+
+def _per_sequence(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None
+) -> Float[Tensor, "N H D"]:
+    """torch's scaled-dot-product attention, one call per sequence, on views of the packed tensors."""
+    lengths = list(packed.seq_lengths)
+    outputs = [
+        F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            k.transpose(0, 1)[None],
+            v.transpose(0, 1)[None],
+            is_causal=True,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )[0].transpose(0, 1)
+        for q, k, v in zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
+    ]
+    return torch.cat(outputs)
+
+
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None
+) -> Float[Tensor, "N H D"]:
+    """torch's variable-length flash attention; needs CUDA and half precision."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    starts, longest = packed.cu_seqlens_q, packed.max_seqlen_q
+    return varlen_attn(
+        query,
+        key,
+        value,
+        starts,
+        starts,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1, 0),  # all tokens before, none after: causal
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+class _Rope(torch.autograd.Function):
+    """Rotation of channel pairs (i, i + D/2); its transpose is the rotation by the opposite angle."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin, direction=1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, sin, direction=-1), None, None
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, direction: int) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    (x1, x2), (out1, out2) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
+    torch.mul(x1, cos, out=out1).addcmul_(x2, sin, value=-direction)
+    torch.mul(x2, cos, out=out2).addcmul_(x1, sin, value=direction)
+    return out
+
+
+def apply_rope(
+    x: Float[Tensor, "N heads D"], cos: Float[Tensor, "N 1 half"], sin: Float[Tensor, "N 1 half"]
+) -> Float[Tensor, "N heads D"]:
+    """Rotary position embedding (Su et al. 2021) in the half-split layout of Llama and Qwen."""
+    return _Rope.apply(x, cos, sin)

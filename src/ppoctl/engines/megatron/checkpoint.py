@@ -1,0 +1,111 @@
+"""Whole training states (weights, main weights, moments, step counts) through Megatron-Core's dist_checkpointing.
+
+The format is Megatron's torch_dist, so a state can be read under another parallel layout. What differs from its
+default: the files are written by this process (the default writer starts a helper process and forks, which neither a
+process with a vLLM engine nor an interactive one tolerates), everything is flushed before `save` returns, and `load`
+refuses a state with anything missing, left over or of another shape.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    TorchDistSaveShardedStrategy,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
+from megatron.core.dist_checkpointing.validation import StrictHandling
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch.distributed import checkpoint as torch_checkpoint
+
+from ppoctl.engines.megatron.export import flush_folder
+from ppoctl.errors import StorageError
+
+
+def save_state(
+    model: DistributedDataParallel, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, folder: Path
+) -> None:
+    """Write the state into the existing empty `folder`; it is on disk when this returns. Raises StorageError."""
+    try:
+        with _without_torch_deprecations():
+            state = _sharded_state(model, optimizer, groups, is_loading=False)
+            dist_checkpointing.save(state, str(folder), sharded_strategy=_WriteInThisProcess("torch_dist", 1))
+        flush_folder(folder)
+    except (OSError, CheckpointingException, torch_checkpoint.CheckpointException) as error:
+        raise StorageError(f"state cannot be written to `{folder}`: {error}") from error
+
+
+def load_state(
+    model: DistributedDataParallel, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, folder: Path
+) -> None:
+    """Make `model` and `optimizer` what they were when `folder` was saved, bit for bit.
+
+    Raises StorageError when a part is missing, does not fit, or cannot be read; the model is then undefined.
+    """
+    if not (folder / "metadata.json").is_file():
+        raise StorageError(f"no saved state in `{folder}`: `metadata.json` is missing")
+    try:
+        with _without_torch_deprecations():
+            template = _sharded_state(model, optimizer, groups, is_loading=True)
+            loaded = dist_checkpointing.load(template, str(folder), strict=StrictHandling.RAISE_ALL)
+        model.module.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
+    except torch_checkpoint.CheckpointException as error:
+        causes = "; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
+        raise StorageError(f"saved state in `{folder}` cannot be read: {causes}") from error
+    except (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError) as error:
+        raise StorageError(f"saved state in `{folder}` cannot be read: {error}") from error
+    _restore_untouched_steps(optimizer)
+
+
+def _sharded_state(
+    model: DistributedDataParallel, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, *, is_loading: bool
+) -> dict[str, Any]:
+    metadata = {"dp_cp_group": groups.dp_cp}
+    weights = model.module.sharded_state_dict(metadata=metadata)
+    state = {"model": weights, "optimizer": optimizer.sharded_state_dict(weights, is_loading, metadata=metadata)}
+    for value in nested_values(state):
+        if isinstance(value, ShardedTensor):
+            # Megatron tolerates another vocabulary padding; here a different shape is a different model.
+            value.allow_shape_mismatch = False
+    return state
+
+
+@contextmanager
+def _without_torch_deprecations() -> Iterator[None]:
+    """Megatron-Core 0.16 calls what torch 2.13 is about to replace; nothing a user can act on."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", category=FutureWarning)
+        warnings.filterwarnings("ignore", message="Please use DTensor instead", category=FutureWarning)
+        yield
+
+
+def _restore_untouched_steps(optimizer: MegatronOptimizer) -> None:
+    """A state saved before the first optimizer step has a step count of 0, which the format leaves out."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            moments = optimizer.optimizer.state[parameter]
+            moments.setdefault("step", torch.zeros((), dtype=torch.float32, device=parameter.device))
+
+
+class _WriteInThisProcess(TorchDistSaveShardedStrategy):
+    """torch's own distributed-checkpoint writer instead of Megatron's background one; the same files."""
+
+    def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> None:
+        translated, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        torch_checkpoint.save(
+            mcore_to_pyt_state_dict(translated, False),
+            storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir, sync_files=True),
+            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+        )

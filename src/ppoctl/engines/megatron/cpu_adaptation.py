@@ -1,0 +1,73 @@
+"""Lets Megatron-Core run where there is no CUDA. The one module that knows how; inert where CUDA is available.
+
+Megatron-Core's mathematics is device-free, but its scaffolding names the device: `torch.cuda.current_device()` as
+`device=`, literal `device="cuda"`, and comparisons of `Tensor.type()` with `"torch.cuda.FloatTensor"`. Inside
+`megatron_device()` these answer for the CPU; outside, torch is untouched, so other users of torch in the process
+(vLLM, whichever is imported first) see nothing of it. It does not touch numerics.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class _CpuInsteadOfCuda(TorchFunctionMode):
+    """Rewrites `device="cuda"` of factory calls, and answers `Tensor.type()` as if the tensor lay on a GPU."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],  # noqa: ARG002 - the protocol's signature
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if kwargs and kwargs.get("device") == "cuda":
+            kwargs = {**kwargs, "device": "cpu"}
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        return func(*args, **(kwargs or {}))
+
+
+_active = False
+
+
+@contextmanager
+def megatron_device() -> Iterator[None]:
+    """Within it Megatron-Core's scaffolding runs on this machine's device. Re-entrant; does nothing with CUDA."""
+    global _active
+    if _active or torch.cuda.is_available():
+        yield
+        return
+    _active = True
+    cpu = torch.device("cpu")
+    try:
+        with (
+            patch.object(torch.cuda, "current_device", lambda: cpu),
+            patch.object(torch.cuda, "synchronize", lambda *_: None),
+            _CpuInsteadOfCuda(),
+        ):
+            yield
+    finally:
+        _active = False
+
+
+def import_megatron() -> None:
+    """Import the parts of Megatron-Core in use, without its notes on missing GPU extras.
+
+    Only warnings raised while importing are dropped, and only those: that Apex or Transformer Engine is not
+    installed, and its use of deprecated torch.jit and of its own deprecated import path.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(Transformer Engine and )?Apex (is|are) not installed")
+        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message="The following imports from `dynamic_context.py`")
+        import megatron.core.dist_checkpointing.strategies.torch
+        import megatron.core.distributed
+        import megatron.core.models.gpt
+        import megatron.core.optimizer
+        import megatron.core.pipeline_parallel  # noqa: F401

@@ -1,0 +1,62 @@
+"""AdamW through Megatron-Core's optimizer, taken apart: look at the gradients first, step afterwards."""
+
+import math
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from ppoctl.ports import OptimizerStep
+
+
+def build_optimizer(
+    model: DistributedDataParallel, dtype: torch.dtype, groups: ProcessGroupCollection
+) -> MegatronOptimizer:
+    """AdamW over `model`, with float32 main weights where the model is bfloat16; moments are zero.
+
+    Its numbers (learning rate and so on) come with each step. Megatron-Core's standard groups exempt biases and
+    norms from weight decay.
+    """
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=0.0,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+        use_distributed_optimizer=False,
+    )
+    optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False, pg_collection=groups)
+    for group in optimizer.param_groups:
+        group["fused"] = True  # one pass over memory per parameter instead of about ten
+        for parameter in group["params"]:
+            # Moments exist from the start, so that a state saved before the first step looks like any other.
+            optimizer.optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+    return optimizer
+
+
+@torch.no_grad()
+def gradient_norm(optimizer: MegatronOptimizer) -> float:
+    """2-norm of all gradients, which are thereby handed from the model's buffers to the main weights."""
+    found_inf = optimizer.prepare_grads()
+    assert not found_inf, "no loss scaling here, so nothing looks for infinities before this"
+    return float(optimizer.get_grad_norm())
+
+
+@torch.no_grad()
+def step(optimizer: MegatronOptimizer, settings: OptimizerStep, grad_norm: float) -> None:
+    """One AdamW step with exactly these settings; `grad_norm` is what `gradient_norm` returned, and finite."""
+    assert math.isfinite(grad_norm), "the caller checks before the weights change"
+    for group in optimizer.param_groups:
+        group["lr"] = settings.lr * group["lr_mult"]
+        group["weight_decay"] = settings.weight_decay * group["wd_mult"]
+        group["betas"] = (settings.beta1, settings.beta2)
+        group["eps"] = settings.eps
+    if settings.grad_clip > 0.0:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        clip_grad_by_total_norm_fp32(parameters, max_norm=settings.grad_clip, total_norm=grad_norm)
+    optimizer.step_with_ready_grads()

@@ -1,0 +1,11 @@
+"""The generator: real vLLM, in this process.
+
+Importing this package does not import vLLM; the first `generate` does. `prepare_environment` should run early in a
+process that will generate, before torch.compile or Hugging Face are first used.
+"""
+
+from ppoctl.engines.vllm.environment import prepare_environment
+from ppoctl.engines.vllm.generator import VllmGenerator
+from ppoctl.engines.vllm.settings import VllmSettings
+
+__all__ = ["VllmGenerator", "VllmSettings", "prepare_environment"]

@@ -1,0 +1,219 @@
+"""vLLM's LLMEngine behind the few verbs the generator needs; the only file that touches its API."""
+
+import gc
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppoctl.engines.vllm.environment import prepare_environment
+from ppoctl.engines.vllm.process_state import TENANCY, undisturbed
+from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.tokens import Detokenizer
+from ppoctl.engines.vllm.weights import Held, WeightReceiver
+from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
+from ppoctl.ports import SamplingParams
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A request that ended."""
+
+    id: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reason: str
+    """vLLM's: "stop", "length", or something that must not happen ("abort", "error", "repetition")."""
+    prompt_logprobs: tuple[float, ...]
+    """Of prompt tokens 1..; empty unless asked for."""
+
+
+class Engine:
+    """A running in-process engine. Every call leaves the process's random states and torch modes alone."""
+
+    def __init__(self, settings: VllmSettings, detokenizer: Detokenizer) -> None:
+        """Starts vLLM: about 2 s for a small model. Raises RecipeError, EnvironmentProblemError or
+        OutOfMemoryError; nothing is left behind then."""
+        self._settings = settings
+        self._detokenizer = detokenizer
+        self._syncs = 0
+        prepare_environment(settings)
+        TENANCY.enter()
+        try:
+            with undisturbed(), _third_party_quiet():
+                self._llm = _start(settings)
+        except BaseException:
+            with TENANCY.leaving():
+                pass
+            raise
+        # vLLM would otherwise shut down, process groups included, whenever this object happens to be collected.
+        self._llm.engine_core._finalizer.detach()
+        # It also freezes the heap, the trainer's objects included: cycles among them would never be freed.
+        gc.unfreeze()
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._llm.model_config.get_vocab_size())
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> list[Held]:
+        """New weights in place; what is held afterwards. Raises WeightSyncError while requests are running."""
+        if self._llm.has_unfinished_requests():
+            raise WeightSyncError("the generator was asked for new weights while it is drawing samples")
+        with undisturbed():
+            (held,) = self._llm.collective_rpc("ppoctl_load", args=(tensors,))
+            self._syncs += 1
+            if not self._llm.reset_prefix_cache():
+                raise WeightSyncError("the generator kept keys and values of the old weights: its cache is in use")
+        return list(held)
+
+    def add(self, id: str, prompt: Sequence[int], seed: int, params: SamplingParams) -> None:
+        """Queue one response to draw. The prompt's ids must be in the vocabulary: nobody checks them here."""
+        from vllm import SamplingParams as VllmParams
+        from vllm.sampling_params import RequestOutputKind
+
+        # Only stop strings need text inside the engine; they are found by vLLM's incremental detokeniser.
+        stops = list(params.stop_strings)
+        self._llm.output_processor.tokenizer = self._detokenizer.tokenizer if stops else None
+        drawn = VllmParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=-1 if params.top_k is None else params.top_k,
+            max_tokens=params.max_new_tokens,
+            seed=seed,
+            stop=stops,
+            stop_token_ids=list(self._settings.eos_token_ids),
+            logprobs=0,
+            detokenize=bool(stops),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._queue(id, prompt, drawn)
+
+    def score(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Log-probs (temperature 1) of tokens 1.. of a sequence; nothing else may be running."""
+        from vllm import SamplingParams as VllmParams
+
+        scored = VllmParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, logprobs=0, detokenize=False)
+        self._queue("score", tokens, scored)
+        try:
+            while True:
+                for finished in self.step():
+                    return finished.prompt_logprobs
+        finally:
+            self.abort(["score"])
+
+    def _queue(self, id: str, prompt: Sequence[int], params: Any) -> None:
+        # The salt keeps cached keys and values of one set of weights from ever matching a request of another, even
+        # if resetting the prefix cache should fail.
+        request = {"prompt_token_ids": list(prompt), "cache_salt": f"sync-{self._syncs}"}
+        with undisturbed():
+            self._llm.add_request(id, request, params)
+
+    def step(self) -> Iterator[Finished]:
+        """One forward pass over the running requests; those that ended with it."""
+        with undisturbed():
+            outputs = self._llm.step()
+        return iter([_finished(output) for output in outputs if output.finished])
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """Forget requests, finished or not."""
+        with undisturbed():
+            self._llm.abort_request(list(ids))
+            # One more pass lets the scheduler drop what it had in flight, so that the next load finds it idle.
+            while self._llm.engine_core.engine_core.scheduler.has_requests():
+                self._llm.step()
+
+    def close(self) -> None:
+        """Free the engine, and vLLM's process groups with the last one. The trainer's groups stay."""
+        with undisturbed(), TENANCY.leaving():
+            self._llm.engine_core.engine_core.shutdown()
+        del self._llm
+        gc.collect()
+
+
+def _start(settings: VllmSettings) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    table = settings.table
+    memory: dict[str, Any] = {"gpu_memory_utilization": table.gpu_memory_frac}
+    if not torch.cuda.is_available():
+        # vLLM's default on a CPU is 92 % of all memory.
+        memory = {"kv_cache_memory_bytes": table.kv_cache_mib * _MIB}
+    args = EngineArgs(
+        model=settings.model,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=table.max_concurrent_seqs,
+        enforce_eager=not table.compile,
+        seed=settings.seed,
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        logprobs_mode="processed_logprobs",
+        worker_extension_cls=f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}",
+        enable_prefix_caching=True,
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+        **memory,
+    )
+    try:
+        return LLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
+    except Exception as error:
+        raise _start_error(settings, error) from error
+
+
+def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
+    """vLLM's reasons come as ValueErrors of many origins; the text tells them apart."""
+    table, text = settings.table, str(error)
+    if "KV cache" in text or isinstance(error, torch.OutOfMemoryError):
+        key = "gpu_memory_frac" if torch.cuda.is_available() else "kv_cache_mib"
+        return OutOfMemoryError(
+            f"vLLM has no room for one sequence of {settings.max_model_len} tokens: {text}",
+            hint=f"raise `generator.{key}` (now {getattr(table, key)}) or lower `rollout.max_new_tokens`",
+        )
+    if "max_model_len" in text:
+        return RecipeError(
+            f"prompt and response may have {settings.max_model_len} tokens together, more than `{settings.model}` can "
+            "attend to (max_position_embeddings in its config.json)",
+            hint="lower `rollout.max_prompt_tokens` or `rollout.max_new_tokens`",
+        )
+    return EnvironmentProblemError(
+        f"vLLM could not start on `{settings.model}`: {type(error).__name__}: {text}", hint="ppoctl doctor"
+    )
+
+
+def _finished(output: Any) -> Finished:
+    (completion,) = output.outputs
+    tokens = tuple(int(token) for token in completion.token_ids)
+    rows = completion.logprobs or ()
+    prompt_rows = list(zip(output.prompt_logprobs or (), output.prompt_token_ids, strict=False))[1:]
+    return Finished(
+        id=str(output.request_id),
+        tokens=tokens,
+        logprobs=tuple(float(row[token].logprob) for row, token in zip(rows, tokens, strict=True)),
+        reason=str(completion.finish_reason),
+        prompt_logprobs=tuple(float(row[token].logprob) for row, token in prompt_rows),
+    )
+
+
+@contextmanager
+def _third_party_quiet() -> Iterator[None]:
+    """Silence what vLLM and torch say about each other while vLLM is imported and started."""
+    triton = logging.getLogger("torch._library.triton")
+    level = triton.level
+    # "Triton not available": on a CPU it is left out on purpose.
+    triton.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"`torch\.jit\.script_method` is deprecated")
+        warnings.filterwarnings("ignore", message=r"`torch\.distributed\.reduce_op` is deprecated")
+        try:
+            yield
+        finally:
+            triton.setLevel(level)

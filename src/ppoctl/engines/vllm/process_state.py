@@ -1,0 +1,83 @@
+"""What an engine in this process shares with the trainer: random numbers, torch's modes, the process groups.
+
+vLLM behaves as if the process were its own: starting it reseeds torch, numpy and random and replaces
+`torch.set_num_threads` by a function that warns; sampling draws from torch's global generator even for seeded
+requests; shutting down destroys every process group. The trainer must not notice any of it.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Whatever runs inside leaves random states, grad mode, default dtype and thread count as they were."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state vLLM reseeds
+    cpu_state = torch.random.get_rng_state()
+    cuda_state = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
+        if cuda_state is not None:
+            torch.cuda.set_rng_state(cuda_state)
+        torch.random.set_rng_state(cpu_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
+
+
+class Tenancy:
+    """Who owns torch's default process group, and how many engines live in this process.
+
+    vLLM's own bookkeeping is global to the process, so this is too (`TENANCY`). An engine uses the trainer's default
+    group where there is one; where there is none, vLLM makes one, and the last engine to close destroys it.
+    """
+
+    def __init__(self) -> None:
+        self._engines = 0
+        self._made_default_group = False
+
+    def enter(self) -> None:
+        """Call right before an engine starts."""
+        if self._engines == 0:
+            self._made_default_group = not torch.distributed.is_initialized()
+        self._engines += 1
+
+    @contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Shut one engine down inside; groups that others use survive it."""
+        import vllm.v1.engine.core as engine_core
+
+        self._engines -= 1
+        tear_down = engine_core.cleanup_dist_env_and_memory
+        destroy = torch.distributed.destroy_process_group
+
+        def destroy_own(group: Any = None) -> None:
+            if group is not None and group is not torch.distributed.group.WORLD:
+                destroy(group)
+
+        if self._engines > 0:
+            # The other engines still use vLLM's groups.
+            engine_core.cleanup_dist_env_and_memory = lambda: None
+        elif not self._made_default_group:
+            torch.distributed.destroy_process_group = destroy_own
+        try:
+            yield
+        finally:
+            engine_core.cleanup_dist_env_and_memory = tear_down
+            torch.distributed.destroy_process_group = destroy
+
+
+TENANCY = Tenancy()

@@ -1,0 +1,22 @@
+"""What the engine is started with."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ppoctl.recipe.schema import GeneratorTable
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """Everything that is fixed for the life of an engine."""
+
+    model: str
+    """Hugging Face folder (config, first weights, tokenizer) or hub id."""
+    dtype: Literal["float32", "bfloat16"]
+    max_model_len: int
+    """Longest prompt plus most new tokens of any request, evaluation included; at least 3 (the canary's need)."""
+    eos_token_ids: tuple[int, ...]
+    """A response ends with any of them. The engine knows no others: it is started without a tokenizer."""
+    table: GeneratorTable
+    seed: int = 0
+    """Of the engine; no sample depends on it, every request brings its own."""

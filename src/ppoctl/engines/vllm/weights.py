@@ -1,0 +1,195 @@
+"""New weights into a running engine, and proof of what the engine then holds.
+
+Loading is vLLM's `reload_weights`, in place. The proof does not trust it. After every load the worker reads each
+weight *back from where the engine computes with it* and checksums that; the sending side checksums each tensor as it
+leaves the trainer; `compare` wants the two lists equal, name by name. What is read back, and so proven:
+
+- Linear layers and the output head on a CPU: the engine computes with a packed copy in oneDNN's own layout and keeps
+  no plain weight. The worker multiplies the identity matrix by the packed copy through the layer's own kernel. Each
+  output element is one weight times 1 plus zeros, so this returns the packed weights exactly, in float32 and in
+  bfloat16. A tied head has a packed copy of its own beside the embedding, and is read and compared by itself.
+- Everything else (embeddings, norms, biases; on a GPU all weights): the resident tensor itself.
+- Nothing missing, nothing extra: every parameter of the engine must be covered by a tensor the trainer sent, and
+  every tensor the trainer announced must have left it once and have its place in the engine.
+
+Numbers are compared bit by bit, except that -0.0 and denormals count as 0: adding zeros in the identity product
+loses the sign of a zero, and kernels may flush denormals. Not proven here: that the engine's attention, norms and
+sampling compute what the trainer's do (that is the canary), and that no cache of keys and values from older weights is
+read (that cannot happen by construction: see `Engine.add`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppoctl.batch.checksum import tensor_checksum
+from ppoctl.errors import WeightSyncError
+from ppoctl.ports import NamedWeights
+
+_PROBE_ROWS = 512
+"""Rows of the identity per product: bounds the memory of reading back a large matrix."""
+
+
+@dataclass(frozen=True)
+class Print:
+    """What identifies a tensor's content: shape, dtype, checksum."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    checksum: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} checksum {self.checksum:#x}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """One weight as the engine holds it, under its Hugging Face name."""
+
+    name: str
+    print: Print
+    shares: str | None
+    """The weight this one is tied to: what the trainer must have sent where it did not send `name` itself."""
+
+
+def fingerprint(tensor: Tensor) -> Print:
+    """Content of a tensor, with -0.0 and denormals as 0 (see the module's docstring)."""
+    tensor = tensor.detach()
+    tiny = torch.finfo(tensor.dtype).tiny
+    numbers = torch.where(tensor.abs() < tiny, torch.zeros_like(tensor), tensor).contiguous()
+    return Print(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor_checksum(numbers))
+
+
+class Departure:
+    """The trainer's side of one transfer: hands the tensors on, and remembers what left."""
+
+    def __init__(self, weights: NamedWeights) -> None:
+        self._weights = weights
+        self.sent: dict[str, Print] = {}
+        self.repeated: list[str] = []
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._weights.tensors():
+            if name in self.sent:
+                self.repeated.append(name)
+            self.sent[name] = fingerprint(tensor)
+            yield name, tensor
+
+
+def compare(names: Sequence[str], departure: Departure, held: Sequence[Held]) -> None:
+    """Raise WeightSyncError, naming the tensor, unless the engine holds exactly what the trainer announced."""
+    sent, announced = departure.sent, set(names)
+    places = {place.name for place in held}
+    for name in departure.repeated:
+        raise _gap(name, "left the trainer twice")
+    for name in names:
+        if name not in sent:
+            raise _gap(name, f"was announced and never left the trainer ({len(sent)} of {len(names)} did)")
+        if name not in places:
+            raise _gap(name, "was sent and has no place in the engine")
+    for name in sent:
+        if name not in announced:
+            raise _gap(name, "was sent and is not among the announced names")
+    for place in held:
+        _compare_one(place, sent)
+
+
+def _compare_one(place: Held, sent: Mapping[str, Print]) -> None:
+    source = place.name if place.name in sent else place.shares
+    if source is None or source not in sent:
+        raise _gap(place.name, f"is held by the engine ({place.print}) and was not sent")
+    if place.print != sent[source]:
+        via = "" if source == place.name else f" as `{source}`, to which it is tied"
+        raise _gap(place.name, f"was sent{via} as {sent[source]}, and the engine holds {place.print}")
+
+
+def _gap(name: str, what: str) -> WeightSyncError:
+    return WeightSyncError(
+        f"weight `{name}` {what}",
+        hint="the generator would sample from other weights than the trainer's: resume the run, which loads them anew; "
+        "if it fails again, report it with the model's config.json",
+    )
+
+
+class WeightReceiver:
+    """Mixed into vLLM's worker (`worker_extension_cls`): runs where the engine's weights are."""
+
+    model_runner: Any
+
+    def ppoctl_load(self, tensors: Iterable[tuple[str, Tensor]]) -> list[Held]:
+        """Load Hugging Face tensors in place and report what is held afterwards. In-process engines only: tensors do
+        not survive vLLM's RPC into another process."""
+        with torch.no_grad():
+            self.model_runner.reload_weights(weights_iterator=iter(tensors))
+            repack_heads(self.model_runner.get_model())
+        return self.ppoctl_held()
+
+    def ppoctl_held(self) -> list[Held]:
+        """What the engine holds now, read back from where it computes."""
+        with torch.no_grad():
+            return list(_held(self.model_runner.get_model()))
+
+
+def repack_heads(model: torch.nn.Module) -> None:
+    """Rebuild the packed copy of every layer that has one beside a resident weight.
+
+    `reload_weights` rebuilds those of layers that received weights. A head tied to the embedding receives none, so
+    without this its logits come from the old embedding, silently (vLLM 0.32 and 0.33, CPU). No-op on a GPU.
+    """
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if hasattr(module, "cpu_linear") and weight is not None and weight.numel() > 0:
+            layer: Any = module
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+def _held(model: torch.nn.Module) -> Iterator[Held]:
+    """Every parameter of the engine's model under Hugging Face names; fused layers are split into their parts."""
+    fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
+    owners: dict[int, str] = {}
+    dtype = next(model.parameters()).dtype
+    for path, module in model.named_modules():
+        for kind, parameter in module.named_parameters(recurse=False):
+            parts = fused.get(path.rpartition(".")[2], ())
+            sizes = module.output_partition_sizes if parts else ()
+            value = _in_use(module, kind, parameter, dtype)
+            for name, part in _parts(f"{path}.{kind}", value, parts, sizes):
+                yield Held(name, fingerprint(part), owners.get(id(parameter)))
+            owners.setdefault(id(parameter), f"{path}.{kind}")
+
+
+def _parts(name: str, value: Tensor, parts: Sequence[str], sizes: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+    if not parts:
+        yield name, value
+        return
+    path, _, kind = name.rpartition(".")
+    parent, _, _ = path.rpartition(".")
+    for part, rows in zip(parts, value.split(list(sizes)), strict=True):
+        yield f"{parent}.{part}.{kind}", rows
+
+
+def _in_use(module: Any, kind: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers the engine computes with, padding removed."""
+    value = parameter.data
+    if kind == "weight" and hasattr(module, "cpu_linear"):
+        value = _unpacked(module, dtype)
+    elif value.dtype != dtype and hasattr(module, "cpu_linear"):
+        # Some CPU kernels keep the bias in float32: exact, and exact back.
+        value = value.to(dtype)
+    # The vocabulary is padded to a multiple of 64; the padding is never sampled.
+    return value[: module.org_vocab_size] if hasattr(module, "org_vocab_size") else value
+
+
+def _unpacked(module: Any, dtype: torch.dtype) -> Tensor:
+    """The packed weight [out, in] of a CPU linear layer, read through the layer's own kernel."""
+    width = module.embedding_dim if hasattr(module, "embedding_dim") else module.input_size_per_partition
+    columns = []
+    for start in range(0, width, _PROBE_ROWS):
+        rows = min(_PROBE_ROWS, width - start)
+        probe = torch.zeros(rows, width, dtype=dtype)
+        probe[torch.arange(rows), torch.arange(start, start + rows)] = 1
+        columns.append(module.cpu_linear(probe, module.weight, None))
+    return torch.cat(columns).t()

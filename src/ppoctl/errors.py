@@ -1,0 +1,133 @@
+"""What can go wrong, and what to do about it.
+
+One root class; families by who can act on them. Every error carries `hint`, one command or one change that mends
+it, and the exit code of its family (the table of `docs/errors.md`). All are picklable: they cross processes.
+`cli/app.py` is the only place that catches `PpoctlError` and prints it.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the shell sees. Signals that are not turned into one of these end as 128 + n."""
+
+    DONE = 0
+    INTERNAL = 1
+    USAGE = 2
+    ENVIRONMENT = 3
+    DATA = 4
+    HEALTH = 5
+    HANG = 6
+    MEMORY = 7
+    STORAGE = 8
+    SHORT = 9
+    PREEMPTED = 75
+    INTERRUPTED = 130
+
+
+class PpoctlError(Exception):
+    """Root of all errors a person, a recipe or a machine can cause. `message` says what failed, with the offending
+    value in backticks and where it was set; `hint` is one command or change that mends it."""
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.hint)
+
+
+def _rebuild(cls: type[PpoctlError], message: str, hint: str | None) -> PpoctlError:
+    return cls(message, hint=hint)
+
+
+class RecipeError(PpoctlError):
+    """The recipe or the command line asks for something that does not exist or contradicts itself."""
+
+    exit_code = ExitCode.USAGE
+
+
+class RunExistsError(RecipeError):
+    """`train` was pointed at a run that exists; `resume` continues it."""
+
+
+class EnvironmentProblemError(PpoctlError):
+    """Something outside the recipe is missing: a package, a model folder, a writable directory."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+class DataError(PpoctlError):
+    """Prompts or rewards: a missing or empty dataset, a bad row, a prompt longer than the window."""
+
+    exit_code = ExitCode.DATA
+
+
+class RewardError(DataError):
+    """The scorer fails more often than the recipe allows, or prefers wrong answers to gold ones."""
+
+
+class HealthStopError(PpoctlError):
+    """A health rule of the recipe with `action = "stop"`, or the run's own finite checks, stopped it."""
+
+    exit_code = ExitCode.HEALTH
+
+
+class NonFiniteError(HealthStopError):
+    """NaN or infinity in a reward, value, log-prob, loss or gradient. Weights are as before the update."""
+
+
+class ExpectationError(HealthStopError):
+    """The run finished and did not reach what its recipe's `[expect]` table states."""
+
+
+class WeightSyncError(HealthStopError):
+    """Trainer and generator do not hold the same weights: a tensor's checksum, their number, or the canary's
+    log-probs differ. Raised before any sample is drawn from the wrong weights."""
+
+
+class HangError(PpoctlError):
+    """A stage missed its deadline."""
+
+    exit_code = ExitCode.HANG
+
+
+class OutOfMemoryError(PpoctlError):
+    """The host or the accelerator ran out of memory; names the stage and the key to lower."""
+
+    exit_code = ExitCode.MEMORY
+
+
+class StorageError(PpoctlError):
+    """The run directory cannot be written or read: disk full, read-only, missing item."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class CorruptArtifactError(StorageError):
+    """A committed file does not match the digest in its manifest."""
+
+
+class SupersededError(StorageError):
+    """A newer attempt runs on the same run directory; this one stops before it publishes anything more."""
+
+
+class FinishedShortError(PpoctlError):
+    """The job ended in order but before the planned number of steps."""
+
+    exit_code = ExitCode.SHORT
+
+
+class PreemptedError(PpoctlError):
+    """A termination signal arrived; everything finished is committed, and the job is safe to requeue."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
+class InterruptedByUserError(PpoctlError):
+    """Ctrl-C; everything finished is committed."""
+
+    exit_code = ExitCode.INTERRUPTED

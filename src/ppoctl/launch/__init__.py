@@ -1,0 +1,1 @@
+"""Where a job runs, and how it is asked to stop."""

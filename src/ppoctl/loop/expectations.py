@@ -1,0 +1,76 @@
+"""The recipe's contract: what the run must reach, judged on the journal when it ends."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ppoctl.errors import ExpectationError
+from ppoctl.recipe.schema import Expectation
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the final table."""
+
+    metric: str
+    step: int | None
+    """Where it was read; None: the metric never appeared."""
+    first: float | None
+    value: float | None
+    bound: str
+    met: bool
+
+
+def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Journal lines as metric -> [(step, value)], by step."""
+    series: dict[str, dict[int, float]] = {}
+    for line in lines:
+        for metric, value in line.get("figures", {}).items():
+            series.setdefault(metric, {})[int(line["step"])] = float(value)
+    return {metric: sorted(points.items()) for metric, points in series.items()}
+
+
+def judge(expect: Mapping[str, Expectation], lines: Iterable[Mapping[str, Any]]) -> list[Verdict]:
+    """One verdict per expectation, in the recipe's order. A metric that never appeared is unmet."""
+    series = history(lines)
+    return [_judge_one(metric, wanted, series.get(metric, [])) for metric, wanted in expect.items()]
+
+
+def require_met(verdicts: Iterable[Verdict]) -> None:
+    """Raise ExpectationError naming every unmet expectation."""
+    unmet = [verdict for verdict in verdicts if not verdict.met]
+    if unmet:
+        parts = [
+            f"`{v.metric}` is {'absent' if v.value is None else f'{v.value:.4g}'} (expected {v.bound})" for v in unmet
+        ]
+        raise ExpectationError(
+            "the run ended without what its recipe expects: " + "; ".join(parts),
+            hint="look at the curves, then train longer with `ppoctl resume RUN --set steps=...`",
+        )
+
+
+def _judge_one(metric: str, wanted: Expectation, points: list[tuple[int, float]]) -> Verdict:
+    bound = _bound_text(wanted)
+    usable = [(s, v) for s, v in points if wanted.at_step is None or s == wanted.at_step]
+    if not usable:
+        return Verdict(metric, None, None, None, bound, met=False)
+    step, value = usable[-1]
+    first = points[0][1]
+    met = (
+        (wanted.min is None or value >= wanted.min)
+        and (wanted.max is None or value <= wanted.max)
+        and (wanted.rise_min is None or value - first >= wanted.rise_min)
+    )
+    return Verdict(metric, step, first, value, bound, met)
+
+
+def _bound_text(wanted: Expectation) -> str:
+    parts = []
+    if wanted.min is not None:
+        parts.append(f"at least {wanted.min:g}")
+    if wanted.max is not None:
+        parts.append(f"at most {wanted.max:g}")
+    if wanted.rise_min is not None:
+        parts.append(f"a rise of {wanted.rise_min:g}")
+    where = "" if wanted.at_step is None else f" at step {wanted.at_step}"
+    return " and ".join(parts) + where

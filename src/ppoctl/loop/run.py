@@ -1,0 +1,148 @@
+"""Over steps: tell the story, keep the ledger, evaluate, judge, save, retain. The same loop for `train` and `resume`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from ppoctl.batch.records import Carry, Evaluation, Prompts, State
+from ppoctl.errors import HealthStopError
+from ppoctl.loop.step import Stages, StepResult, critic_only_step, ppo_step
+from ppoctl.store.journal import Journal
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.ledger import Ledger
+from ppoctl.store.once import Once, Stage
+from ppoctl.store.retention import retain, saved_pairs
+from ppoctl.store.states import States, saved_state
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """When what happens. Steps count from 1; 0 is before the first."""
+
+    steps: int
+    critic_only_steps: int
+    save_every_steps: int
+    keep_last: int
+    keep_rollouts_every_steps: int
+    eval_every_steps: int
+    eval_at_start: bool
+    best: str | None
+    """Metric whose best actor is kept."""
+
+    def saves(self, step: int) -> bool:
+        return step % self.save_every_steps == 0 or step == self.steps
+
+    def evaluates(self, step: int) -> bool:
+        if step == 0:
+            return self.eval_at_start
+        return step == self.steps or (self.eval_every_steps > 0 and step % self.eval_every_steps == 0)
+
+
+@runtime_checkable
+class Verdict(Protocol):
+    """What a health rule says of a step."""
+
+    @property
+    def action(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+@runtime_checkable
+class Health(Protocol):
+    """The recipe's health rules."""
+
+    def judge(self, step: int, figures: Mapping[str, float]) -> Sequence[Verdict]: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything the loop needs, wired."""
+
+    layout: RunLayout
+    cadence: Cadence
+    once: Once
+    journal: Journal
+    ledger: Ledger
+    states: States
+    health: Health
+    stages: Callable[[int], Stages]
+    """Of a step: settings that were changed on the way hold from their step on."""
+    prompts: Callable[[int], Prompts]
+    evaluate: Callable[[int], Stage[Evaluation] | None]
+    """None: no evaluation set."""
+    first_carry: Carry
+    say: Callable[[str], None]
+
+
+def run(job: Job) -> None:
+    """Do what is left of the run. Raises HealthStopError when a rule with `action = "stop"` is broken, and whatever
+    error stopped a stage; everything committed stays."""
+    step, actor, critic, carry = start_point(job)
+    if step == 0:
+        _evaluate(job, 0, actor)
+    while step < job.cadence.steps:
+        step += 1
+        story = critic_only_step if step <= job.cadence.critic_only_steps else ppo_step
+        result = story(job.once.at(step), job.stages(step), job.prompts(step), actor, critic, carry)
+        actor, critic, carry = result.actor, result.critic, result.carry
+        _record_samples(job, step, result)
+        _evaluate(job, step, actor)
+        _judge_and_save(job, step, result)
+
+
+def start_point(job: Job) -> tuple[int, State, State, Carry]:
+    """The newest step with both states saved, or the beginning."""
+    pairs = saved_pairs(job.layout)
+    if not pairs:
+        return 0, job.states.initial["actor"], job.states.initial["critic"], job.first_carry
+    actor, critic = (saved_state(job.layout, role, pairs[-1]) for role in ("actor", "critic"))
+    assert actor is not None
+    assert critic is not None
+    return pairs[-1], actor[0], critic[0], actor[1]
+
+
+def _record_samples(job: Job, step: int, result: StepResult) -> None:
+    used_by = {"critic": result.critic.lineage[:16]}
+    if step > job.cadence.critic_only_steps:
+        used_by["actor"] = result.actor.lineage[:16]
+    job.ledger.record(step, result.rollouts, result.rewards, used_by)
+
+
+def _evaluate(job: Job, step: int, actor: State) -> None:
+    stage = job.evaluate(step)
+    if stage is not None and job.cadence.evaluates(step):
+        job.once.at(step)(stage, actor)
+
+
+def _judge_and_save(job: Job, step: int, result: StepResult) -> None:
+    figures = job.journal.figures(step)
+    verdicts = job.health.judge(step, figures)
+    for verdict in verdicts:
+        job.say(f"{verdict.action}: {verdict.text}")
+    stops = [verdict.text for verdict in verdicts if verdict.action == "stop"]
+    _save_best(job, step, result.actor, figures)
+    if job.cadence.saves(step) or stops:
+        for state in (result.critic, result.actor):
+            job.states.save(state, result.carry, figures, healthy=not stops)
+    if stops:
+        raise HealthStopError(
+            "; ".join(stops),
+            hint="everything up to this step is committed; continue with a changed recipe: "
+            f"ppoctl resume {job.layout.root} --set ...",
+        )
+    retain(
+        job.layout,
+        keep_last=job.cadence.keep_last,
+        keep_rollouts_every_steps=job.cadence.keep_rollouts_every_steps,
+    )
+
+
+def _save_best(job: Job, step: int, actor: State, figures: Mapping[str, float]) -> None:
+    metric = job.cadence.best
+    if metric is None or metric not in figures:
+        return
+    earlier = [line["figures"][metric] for line in job.journal.lines() if metric in line.get("figures", {})]
+    if figures[metric] >= max(earlier):
+        job.states.save_best(actor, metric, figures[metric])

@@ -1,0 +1,251 @@
+"""The sockets engines plug into. Stages know these, never an engine; shapes are part of the contract (checked in tests,
+which is why the protocols are runtime checkable).
+
+B sequences, R response positions. Every row index a port takes is a row of the `Rollouts` it was given.
+
+    stages  ->  Models.actor_at(state) ->  Actor   (Megatron-Core)
+            ->  Models.critic_at(state) -> Critic  (Megatron-Core)
+            ->  Generator                          (vLLM)
+            ->  Scorer                             (child processes)
+            ->  SampleParts                        (finished samples of an unfinished rollout)
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ppoctl.batch.records import Rollouts, State
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to draw. `temperature == 0` is greedy."""
+
+    temperature: float
+    max_new_tokens: int
+    top_p: float = 1.0
+    top_k: int | None = None
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One response to draw. `key` is unique within the rollout; `seed` makes the draw independent of all others."""
+
+    key: str
+    prompt_tokens: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One finished response. The end token, where one was sampled, is the last of `tokens` and counts."""
+
+    key: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of the sampled tokens under the distribution that was sampled from."""
+    terminated: bool
+    """False when the length limit cut it."""
+    text: str
+    """Decoded, special tokens skipped, stop string removed."""
+    stamp: str
+    """`State.stamp` of the actor whose weights drew it."""
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Draws responses. Asked to *be at* a state; never told to synchronise."""
+
+    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
+        """Finished samples, in any order, as they finish. Tokens are a function of weights, prompt, seed and params.
+
+        Raises WeightSyncError when generator and trainer do not hold the same weights; DataError on a prompt
+        longer than the window.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the engine and everything it started."""
+        ...
+
+
+@dataclass(frozen=True)
+class NamedWeights:
+    """The weights of one actor state under Hugging Face names, streamed tensor by tensor."""
+
+    state: State
+    names: tuple[str, ...]
+    tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+    """A fresh iterator over (name, tensor in the model's dtype); tensors are views, valid until the next update."""
+
+
+@dataclass(frozen=True)
+class OptimizerStep:
+    """What one optimizer step needs besides gradients. Schedules are computed by the stage, so a replay reads the
+    same numbers from the same committed inputs."""
+
+    lr: float
+    weight_decay: float
+    grad_clip: float
+    """Largest global gradient norm (2-norm); 0 turns clipping off."""
+    beta1: float
+    beta2: float
+    eps: float
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """One optimizer step: which rows, how many tokens count in all of them, and the step's settings."""
+
+    rows: Int[Tensor, " M"]
+    num_tokens_global: int
+    step: OptimizerStep
+
+
+@dataclass(frozen=True)
+class MinibatchResult:
+    """What an optimizer step saw and did, on the response grid of its rows (in the minibatch's order)."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    outputs: Float[Tensor, "M R"]
+    """Actor: log-probs before the step. Critic: values before the step. 0 where not present."""
+    entropy: Float[Tensor, "M R"] | None
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """The loss of some rows as a pure function of the model's token outputs; closes over the step's data."""
+
+    @property
+    def needs_entropy(self) -> bool: ...
+
+    def __call__(
+        self,
+        rows: Int[Tensor, " m"],
+        outputs: Float[Tensor, "m R"],
+        entropy: Float[Tensor, "m R"] | None,
+        num_tokens_global: int,
+    ) -> Float[Tensor, ""]:
+        """Sum over counted tokens of `rows`, divided by `num_tokens_global`; summing over any split of a minibatch
+        gives the minibatch's loss. `outputs` are log-probs (actor) or values (critic), 0 where not present."""
+        ...
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """A model with an optimizer, resident in this process, at one state."""
+
+    def start(self) -> None:
+        """Weights from the recipe's model source, a fresh optimizer."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer into an existing empty folder (Megatron torch_dist). All of it is on disk and
+        flushed when this returns."""
+        ...
+
+    def save_weights(self, folder: Path) -> None:
+        """Write weights alone, for evaluation and export (Hugging Face safetensors, config, tokenizer)."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Weights and optimizer as `save` wrote them; raises StorageError when a part is missing or does not fit."""
+        ...
+
+    def update(self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective) -> list[MinibatchResult]:
+        """One optimizer step per minibatch, in order. The split into microbatches never changes a gradient.
+
+        Raises NonFiniteError before the optimizer runs when a loss or gradient is not finite: the weights are then
+        those after the last good minibatch, and the caller must not use them (nothing of the stage is committed).
+        """
+        ...
+
+
+@runtime_checkable
+class Actor(Trainer, Protocol):
+    def logprobs(self, rollouts: Rollouts, *, temperature: float) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
+        """Log-prob of each response token and entropy of its distribution (nats), logits divided by temperature;
+        float32, 0 where not present."""
+        ...
+
+    def reference_logprobs(self, rollouts: Rollouts, *, temperature: float) -> Float[Tensor, "B R"]:
+        """The same under the frozen initial weights."""
+        ...
+
+    def weights(self, state: State) -> NamedWeights:
+        """What the generator loads; `state` is the state this actor is at."""
+        ...
+
+
+@runtime_checkable
+class Critic(Trainer, Protocol):
+    def values(self, rollouts: Rollouts) -> Float[Tensor, "B R"]:
+        """V of the state before each response token; float32, 0 where not present."""
+        ...
+
+
+@runtime_checkable
+class Models(Protocol):
+    """Brings the trainers to states: resident already, loaded, or loaded and replayed. See `store.states`."""
+
+    def actor_at(self, state: State) -> Actor: ...
+
+    def critic_at(self, state: State) -> Critic: ...
+
+    def advancing(self, state: State, *, to: State) -> AbstractContextManager[Trainer]:
+        """The engine at `state`; when the context ends well it counts as being at `to`, else as being nowhere."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the scorer is asked about one response."""
+
+    response: str
+    truth: str
+    prompt_id: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """What came of it. `value` is None unless `outcome` is "ok": an error is never a score of 0."""
+
+    value: float | None
+    outcome: str
+    """One of `batch.records.REWARD_OUTCOMES`."""
+    message: str = ""
+    extras: Mapping[str, float] | None = None
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    def score(self, answers: Sequence[Answer]) -> list[Score]:
+        """One Score per answer, in order. A hanging, raising or dying scorer costs its own sample only."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class SampleParts(Protocol):
+    """Finished samples of a rollout that is not committed yet, kept over a crash."""
+
+    def recall(self, *, step: int, fingerprint: str) -> dict[str, Sample]:
+        """By key, those that an earlier attempt finished under the same actor state, prompts and settings."""
+        ...
+
+    def keep(self, *, step: int, fingerprint: str) -> AbstractContextManager[Callable[[Sample], None]]:
+        """A function that takes each finished sample; written out in groups, and at the end of the context."""
+        ...
+
+    def drop(self, *, step: int) -> None:
+        """Forget them: the rollout is committed."""
+        ...

@@ -1,0 +1,111 @@
+"""Figures that say whether an update is healthy, as plain floats.
+
+Each function takes the counted tokens of one call and no more: it neither reduces over ranks nor names a metric.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ppoctl.ppo.kl import kl_estimate
+from ppoctl.ppo.masking import masked_mean, masked_variance
+from ppoctl.ppo.policy_loss import PolicyClip, token_ratios
+from ppoctl.ppo.value_loss import squared_errors
+
+
+def policy_diagnostics(
+    logprobs: Float[Tensor, "B R"],
+    old_logprobs: Float[Tensor, "B R"],
+    advantages: Float[Tensor, "B R"],
+    mask: Bool[Tensor, "B R"],
+    *,
+    clip: PolicyClip,
+) -> dict[str, float]:
+    """How far the policy moved: clip fractions, KL from the old policy, and the spread of the ratio.
+
+    clip_frac_high: share of tokens with A > 0 and ratio > 1 + high; clip_frac_low: A < 0 and ratio < 1 - low;
+    clip_frac: their sum. In these the clipped branch is the loss and the gradient is 0; dual_clip_frac (A < 0 and
+    ratio > dual) is the third such region. approx_kl: k3 estimate of KL(old || new), in nats. ratio_p01, p50, p99:
+    see `nearest_rank`.
+    Raises ValueError when no token counts.
+    """
+    with torch.no_grad():
+        ratio = token_ratios(logprobs, old_logprobs, mask)
+        high = (advantages > 0) & (ratio > 1.0 + clip.high)
+        low = (advantages < 0) & (ratio < 1.0 - clip.low)
+        dual = (advantages < 0) & (ratio > (torch.inf if clip.dual is None else clip.dual))
+        figures = {
+            "clip_frac_high": masked_mean(high.float(), mask),
+            "clip_frac_low": masked_mean(low.float(), mask),
+            "clip_frac": masked_mean((high | low).float(), mask),
+            "dual_clip_frac": masked_mean(dual.float(), mask),
+            "approx_kl": masked_mean(kl_estimate(old_logprobs, logprobs, kind="k3"), mask),
+            "ratio_mean": masked_mean(ratio, mask),
+        }
+        counted = ratio[mask]
+        for name, share in (("p01", 0.01), ("p50", 0.5), ("p99", 0.99)):
+            figures[f"ratio_{name}"] = nearest_rank(counted, share=share)
+        figures["ratio_max"] = counted.max()
+    return _as_floats(figures)
+
+
+def value_diagnostics(
+    values: Float[Tensor, "B R"],
+    old_values: Float[Tensor, "B R"],
+    returns: Float[Tensor, "B R"],
+    mask: Bool[Tensor, "B R"],
+    *,
+    clip: float | None,
+) -> dict[str, float]:
+    """How well the critic predicts: explained variance, clip fraction, and the scale of values and returns.
+
+    explained_variance: 1 - Var(G - V_old) / Var(G) of the values GAE used; 0 when all returns are equal.
+    value_clip_frac: share of tokens where the clipped error is the larger one. value_error: mean |V - G|.
+    Raises ValueError when no token counts.
+    """
+    with torch.no_grad():
+        errors, clipped_errors = squared_errors(values, old_values, returns, mask, clip=clip)
+        variance = masked_variance(returns, mask)
+        unexplained = masked_variance(returns - old_values, mask)
+        figures = {
+            "explained_variance": torch.where(variance > 0, 1.0 - unexplained / variance, 0.0),
+            "value_clip_frac": masked_mean((clipped_errors > errors).float(), mask),
+            "value_mean": masked_mean(values, mask),
+            "return_mean": masked_mean(returns, mask),
+            "return_std": variance.sqrt(),
+            "value_error": masked_mean((values - returns).abs(), mask),
+        }
+    return _as_floats(figures)
+
+
+def sampler_gap(
+    logprobs: Float[Tensor, "B R"], sampler_logprobs: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
+) -> dict[str, float]:
+    """How far the trainer's log-probs lie from the sampler's for the same weights and tokens.
+
+    gap_mean_abs and gap_max_abs: |trainer - sampler| in nats; gap_k3: k3 estimate of KL(sampler || trainer).
+    ess_frac: (sum w)^2 / (n sum w^2) with w = exp(trainer - sampler), the effective sample size of the importance
+    weights as a share of the n tokens (Kish): 1 when the two agree.
+    Raises ValueError when no token counts.
+    """
+    with torch.no_grad():
+        gap = torch.where(mask, logprobs - sampler_logprobs, 0).abs()
+        weights = token_ratios(logprobs, sampler_logprobs, mask)
+        figures = {
+            "gap_mean_abs": masked_mean(gap, mask),
+            "gap_max_abs": gap.max(),
+            "gap_k3": masked_mean(kl_estimate(sampler_logprobs, logprobs, kind="k3"), mask),
+            "ess_frac": masked_mean(weights, mask).square() / masked_mean(weights.square(), mask),
+        }
+    return _as_floats(figures)
+
+
+def nearest_rank(sample: Float[Tensor, " N"], *, share: float) -> Float[Tensor, ""]:
+    """The number with about `share` of the sample below it: sorted[round(share (N - 1))], without interpolation."""
+    # Not torch.quantile: it refuses more than 2^24 numbers.
+    return sample.kthvalue(round(share * (sample.numel() - 1)) + 1).values
+
+
+def _as_floats(figures: dict[str, Tensor]) -> dict[str, float]:
+    # One transfer from the device instead of one per figure.
+    return dict(zip(figures, torch.stack(list(figures.values())).tolist(), strict=True))

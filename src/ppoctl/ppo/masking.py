@@ -1,0 +1,73 @@
+"""Sums, means and whitening over the counted tokens of a grid.
+
+What is under the mask is never read: it may be NaN and changes neither a result nor a gradient. Nothing here
+talks to another rank; a count that spans ranks is handed in.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+# Added to a variance before its root: keeps the whitening of equal numbers finite (they become zeros).
+WHITEN_EPS = 1e-8
+
+
+def masked_sum(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float[Tensor, ""]:
+    """The sum of x over the counted positions; 0 when there are none."""
+    return _blank(x, mask).sum()
+
+
+def masked_mean(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float[Tensor, ""]:
+    """The mean of x over the counted positions: sum(x) / n.
+
+    Raises ValueError when no position counts: such a mean has no meaning, and a 0 would be read as one.
+    """
+    return masked_sum(x, mask) / _counted(mask)
+
+
+def masked_variance(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float[Tensor, ""]:
+    """The unbiased variance over the n counted positions: sum((x - mean)^2) / (n - 1), and 0 when n is 1.
+
+    Raises ValueError when no position counts.
+    """
+    deviation = _blank(x, mask) - masked_mean(x, mask)
+    return masked_sum(deviation.square(), mask) / max(_counted(mask) - 1, 1)
+
+
+def whiten(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float[Tensor, "*grid"]:
+    """x with mean 0 and variance 1 over all counted positions, and exactly 0 under the mask.
+
+        (x - mean) / sqrt(variance + 1e-8)
+
+    A single counted position becomes 0. Hand in the whole rollout batch: whitening per microbatch would let a
+    memory knob change the gradient. Source: the advantage whitening of verl and NeMo-RL.
+    Raises ValueError when no position counts.
+    """
+    deviation = _blank(x, mask) - masked_mean(x, mask)
+    return _blank(deviation * (masked_variance(x, mask) + WHITEN_EPS).rsqrt(), mask)
+
+
+def masked_token_mean(
+    x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"], *, num_tokens_global: int
+) -> Float[Tensor, ""]:
+    """The share of these tokens in a mean over the global minibatch: sum(x) / num_tokens_global.
+
+    num_tokens_global counts the tokens of the whole minibatch, over all microbatches and ranks, so that adding up
+    the results of any split gives the same number. A part without a counted token adds 0.
+    Raises ValueError when num_tokens_global is below 1.
+    """
+    if num_tokens_global < 1:
+        raise ValueError(f"num_tokens_global is {num_tokens_global}: a minibatch needs at least 1 counted token")
+    return masked_sum(x, mask) / num_tokens_global
+
+
+def _blank(x: Tensor, mask: Tensor) -> Tensor:
+    # where, not a product: NaN times 0 is NaN. And before every square or product: their gradients are products.
+    return torch.where(mask, x, 0)
+
+
+def _counted(mask: Tensor) -> int:
+    num_tokens = int(mask.sum())
+    if num_tokens == 0:
+        raise ValueError(f"0 counted tokens: every position of the {tuple(mask.shape)} mask is False")
+    return num_tokens

@@ -1,0 +1,68 @@
+"""Are the folders and files that a recipe names there? Looks at names and sizes only; opens no model and no dataset."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
+
+from ppoctl.recipe.layers import is_hub_id
+from ppoctl.recipe.problems import Problem
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.shape import Path
+
+DATA_SUFFIXES = {"gsm8k": (".jsonl",), "columns": (".jsonl", ".parquet")}
+
+
+def missing_assets(recipe: Recipe, place: Callable[[Path], str]) -> list[Problem]:
+    """What is not where the recipe says. A hub id is not looked up: that would need the network."""
+    model = getattr(getattr(recipe, "model", None), "path", None)
+    problems = [] if model is None else list(_model_problems(model, place(("model", "path"))))
+    for path, table in _datasets(recipe):
+        name, layout = getattr(table, "path", None), getattr(table, "format", None)
+        if isinstance(name, str) and isinstance(layout, str):
+            problems += _data_problems(name, layout, ".".join(path), place(path))
+    return problems
+
+
+def local_model(recipe: Recipe) -> FilePath | None:
+    """The model's folder; None for a hub id."""
+    folder = FilePath(recipe.model.path)
+    return folder if folder.is_dir() else None
+
+
+def _datasets(recipe: Recipe) -> Iterator[tuple[Path, object]]:
+    data = getattr(recipe, "data", None)
+    if getattr(data, "train", None) is not None:
+        yield ("data", "train", "path"), data.train
+    for name, table in (getattr(data, "eval", None) or {}).items():
+        yield ("data", "eval", name, "path"), table
+
+
+def _model_problems(path: str, place: str) -> Iterator[Problem]:
+    folder = FilePath(path)
+    if not folder.is_absolute() and is_hub_id(path):
+        return
+    if path.startswith("$"):
+        return  # the variable is missing, and that is reported already
+    if not folder.is_dir():
+        yield Problem(place, f"`model.path` is `{path}`: no such folder", f"ls {folder.parent}")
+    elif not (folder / "config.json").is_file():
+        yield Problem(place, f"`model.path` is `{path}`: the folder has no config.json", f"ls {folder}")
+    elif not any(folder.glob("*.safetensors")):
+        yield Problem(place, f"`model.path` is `{path}`: the folder has no *.safetensors", f"ls {folder}")
+    elif not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        yield Problem(place, f"`model.path` is `{path}`: the folder has no tokenizer", f"ls {folder}")
+
+
+def _data_problems(name: str, layout: str, key: str, place: str) -> Iterator[Problem]:
+    file = FilePath(name)
+    suffixes = DATA_SUFFIXES.get(layout, ())
+    if name.startswith("$"):
+        return
+    if not file.exists():
+        yield Problem(place, f"`{key}` is `{name}`: no such file", f"ls {file.parent}")
+    elif not file.is_file():
+        yield Problem(place, f"`{key}` is `{name}`: not a file", f"ls {file}")
+    elif suffixes and file.suffix not in suffixes:
+        expected = " or ".join(f"`{suffix}`" for suffix in suffixes)
+        yield Problem(place, f"`{key}` is `{name}`: must end in {expected}")
+    elif file.stat().st_size == 0:
+        yield Problem(place, f"`{key}` is `{name}`: the file is empty")

@@ -1,0 +1,288 @@
+"""What pydantic found wrong with a recipe, in the words of the person who wrote it.
+
+Each problem names where the value was set, the dotted key, the value, and what would be right: a similar key, the
+section where the key belongs, the allowed values, or a line to add.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ppoctl.recipe import shape
+from ppoctl.recipe.layers import Layers
+from ppoctl.recipe.origins import DEFAULT, dotted
+from ppoctl.recipe.problems import Problem
+from ppoctl.recipe.schema import Recipe
+
+ROOT = shape.of(Recipe)
+
+# A line to add, for keys that have no default and whose value cannot be guessed from their type.
+EXAMPLES = {
+    "name": '"my-run"',
+    "steps": "100",
+    "path": '"path/from/this/file"',
+    "prompt": '"question"',
+    "answer": '"answer"',
+    "prompts_per_step": "64",
+    "max_prompt_tokens": "512",
+    "max_new_tokens": "1024",
+    "minibatch_seqs": "32",
+    "lr": "1e-6",
+    "coef": "0.001",
+    "from": "[0, 1]",
+    "to": "[-1, 1]",
+    "microbatch_seqs": "4",
+    "max_tokens_per_microbatch": "16384",
+}
+
+# Names that other systems use for keys of ours.
+FOREIGN_NAMES = {
+    "learning_rate": "lr",
+    "lam": "gae_lambda",
+    "lambda": "gae_lambda",
+    "kl_coef": "coef",
+    "kl_loss_coef": "coef",
+    "clip_ratio": "clip_low",
+    "clip_range": "clip_low",
+    "clip_eps": "clip_low",
+    "group_size": "samples_per_prompt",
+    "num_generations": "samples_per_prompt",
+    "train_batch_size": "prompts_per_step",
+    "batch_size": "prompts_per_step",
+    "mini_batch_size": "minibatch_seqs",
+    "ppo_mini_batch_size": "minibatch_seqs",
+    "micro_batch_size": "microbatch_seqs",
+    "ppo_epochs": "epochs",
+    "max_response_length": "max_new_tokens",
+    "max_prompt_length": "max_prompt_tokens",
+    "max_grad_norm": "grad_clip",
+    "warmup_steps": "lr_warmup_updates",
+    "lr_warmup_steps": "lr_warmup_updates",
+    "save_freq": "every_steps",
+    "gpu_memory_utilization": "gpu_memory_frac",
+    "total_training_steps": "steps",
+}
+
+_TYPES = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be `true` or `false`",
+    "string_type": "must be text, in quotes (with --set: 'key=\"text\"')",
+    "finite_number": "must be finite",
+    "tuple_type": "must be an array",
+    "model_type": "must be a table",
+    "model_attributes_type": "must be a table",
+    "dict_type": "must be a table",
+    "string_pattern_mismatch": "must be letters, digits, `.`, `_` and `-`, and begin with a letter or digit",
+}
+
+_BOUNDS = {
+    "greater_than": ("must be greater than", "gt"),
+    "greater_than_equal": ("must be at least", "ge"),
+    "less_than": ("must be less than", "lt"),
+    "less_than_equal": ("must be at most", "le"),
+}
+
+
+def problems_of(error: ValidationError, layers: Layers) -> list[Problem]:
+    """Every finding of pydantic as a problem, in the order of the schema."""
+    return [_explain(details, layers) for details in error.errors(include_url=False)]
+
+
+def as_toml(value: Any) -> str:
+    """A value as one would write it in TOML, cut when long."""
+    if isinstance(value, bool) or value is None:
+        text = {True: "true", False: "false", None: "absent"}[value]
+    elif isinstance(value, str):
+        text = json.dumps(value)
+    elif isinstance(value, Mapping):
+        text = "{" + ", ".join(f"{dotted((str(key),))} = {as_toml(inner)}" for key, inner in value.items()) + "}"
+    elif isinstance(value, list | tuple):
+        text = "[" + ", ".join(as_toml(inner) for inner in value) + "]"
+    else:
+        text = str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def similar(name: str, known: Sequence[str]) -> str:
+    """`; did you mean ...?` for the nearest known name, or nothing."""
+    close = get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def section(path: shape.Path) -> str:
+    """How a person finds the table: `[actor.optimizer]`, or the top of the file."""
+    return f"[{dotted(path)}]" if path else "the top of the file, before the first [section]"
+
+
+def _explain(details: ErrorDetails, layers: Layers) -> Problem:
+    path = shape.without_tags(ROOT, details["loc"])
+    kind = details["type"]
+    if kind == "missing" and not isinstance(details["loc"][-1], int):
+        return _missing(path, layers)
+    tell = _TELLERS.get(kind)
+    says = tell(path, details, layers) if tell else _wrong_value(path, details)
+    place = layers.place(path)
+    # A key of an alternative may be absent, and the table around it is what was written.
+    place = layers.place(path[:-1]) if place == DEFAULT and len(path) > 1 else place
+    return Problem(place, says, _look_up(path))
+
+
+def _look_up(path: shape.Path) -> str:
+    return f"ppoctl recipes keys {path[0]}" if path and path[0] in ROOT.keys else "ppoctl recipes keys"
+
+
+def _wrong_value(path: shape.Path, details: ErrorDetails) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        wrong = f"{words} {context[bound]}"
+    elif kind in ("missing", "too_long", "too_short"):
+        return f"`{dotted(path)}` has the wrong number of entries"
+    else:
+        wrong = _TYPES.get(kind) or details["msg"][0].lower() + details["msg"][1:]
+    return f"`{dotted(path)}` is `{as_toml(details['input'])}`: {wrong}"
+
+
+def _wrong_literal(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
+    parent = shape.at(ROOT, path[:-1], layers.written)
+    key = parent.keys.get(path[-1]) if isinstance(parent, shape.TableShape) else None
+    allowed = [str(value) for value in shape.allowed(key.field.annotation)] if key else []
+    return _not_one_of(path, details["input"], allowed)
+
+
+def _wrong_tag(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
+    choice = shape.at(ROOT, path, layers.written)
+    if not isinstance(choice, shape.Choice) or choice.tag is None:
+        return _wrong_value(path, details)
+    written = details["input"][choice.tag] if isinstance(details["input"], Mapping) else details["input"]
+    return _not_one_of((*path, choice.tag), written, list(choice.tables))
+
+
+def _no_tag(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
+    choice = shape.at(ROOT, path, layers.written)
+    if not isinstance(choice, shape.Choice) or choice.tag is None:
+        return _wrong_value(path, details)
+    return f"{section(path)} needs `{choice.tag}`: {_one_of(list(choice.tables))}"
+
+
+def _not_one_of(path: shape.Path, value: Any, allowed: list[str]) -> str:
+    near = similar(value, allowed) if isinstance(value, str) else ""
+    return f"`{dotted(path)}` is `{as_toml(value)}`: must be {_one_of(allowed)}{near}"
+
+
+def _one_of(allowed: Sequence[str]) -> str:
+    names = [f'`"{name}"`' for name in allowed]
+    return names[0] if len(names) == 1 else "one of " + ", ".join(names)
+
+
+def _unknown(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:  # noqa: ARG001
+    """An unknown key: why it is unknown here, and where it is known."""
+    name, table = path[-1], path[:-1]
+    here = _keys_at(table, layers)
+    excluded = _excluded_by(name, table, here, layers)
+    if excluded:
+        return excluded
+    ours = FOREIGN_NAMES.get(name, name)
+    wrong = f"unknown key `{dotted(path)}`"
+    if ours in here:
+        return f"{wrong}; did you mean `{ours}`?"
+    elsewhere = [known[:-1] for known, _ in shape.walk(ROOT) if known[-1] == ours]
+    near = similar(name, here)
+    if elsewhere and not near:
+        places = " or ".join(dict.fromkeys(section(place) for place in elsewhere[:4]))
+        return f"{wrong}; `{ours}` belongs {'at' if not elsewhere[0] else 'under'} {places}"
+    known = ", ".join(f"`{key}`" for key in here)
+    return wrong + (near or f"; {section(table) if table else 'the top'} has {known}")
+
+
+def _keys_at(table: shape.Path, layers: Layers) -> list[str]:
+    here = shape.at(ROOT, table, layers.written)
+    if isinstance(here, shape.Choice):
+        name = here.chosen(_written(table, layers))
+        here = here.tables.get(name) if name else None
+    return list(here.keys) if isinstance(here, shape.TableShape) else []
+
+
+def _excluded_by(name: str, table: shape.Path, here: list[str], layers: Layers) -> str | None:
+    """A key of another alternative of the same table."""
+    choice = shape.at(ROOT, table, layers.written)
+    if not isinstance(choice, shape.Choice):
+        return None
+    owners = [tag for tag, other in choice.tables.items() if name in other.keys]
+    if not owners:
+        return None
+    if choice.tag is None:
+        rivals = [key for key in here if key in _written(table, layers) and not _in_all(key, choice)]
+        return f"`{dotted((*table, name))}` excludes `{'`, `'.join(rivals)}`: keep one of them"
+    chosen = choice.chosen(_written(table, layers))
+    needed = " or ".join(f'`{choice.tag} = "{owner}"`' for owner in owners)
+    return f'`{dotted((*table, name))}` goes with {needed}, and `{dotted((*table, choice.tag))}` is `"{chosen}"`'
+
+
+def _in_all(key: str, choice: shape.Choice) -> bool:
+    return all(key in table.keys for table in choice.tables.values())
+
+
+def _written(path: shape.Path, layers: Layers) -> Mapping[str, Any]:
+    here: Any = layers.written
+    for name in path:
+        here = here.get(name) if isinstance(here, Mapping) else None
+    return here if isinstance(here, Mapping) else {}
+
+
+def _missing(path: shape.Path, layers: Layers) -> Problem:
+    """A required key or table, with a line to add."""
+    table, name = path[:-1], path[-1]
+    place = layers.place(table) if table else DEFAULT
+    where = place if place != DEFAULT else " + ".join(str(file) for file in layers.files)
+    return Problem(where, f"missing {_to_add(table, name, layers)}", _look_up(path))
+
+
+def _to_add(table: shape.Path, name: str, layers: Layers) -> str:
+    choice = shape.at(ROOT, table, layers.written)
+    if isinstance(choice, shape.Choice) and choice.tag is None:
+        own = [key for other in choice.tables.values() for key in other.keys if not _in_all(key, choice)]
+        return " or ".join(f"`{dotted((*table, key))}`" for key in own) + f"; add one under {section(table)}"
+    known = shape.at(ROOT, (*table, name), layers.written)
+    if isinstance(known, shape.Choice):
+        first = next(iter(known.tables))
+        return (
+            f"table {section((*table, name))}; its `{known.tag}` is {_one_of(list(known.tables))}, "
+            f'e.g. `{known.tag} = "{first}"`'
+        )
+    if isinstance(known, shape.TableShape):
+        needed = [dotted((*table, name, *key)) for key in _required(known)]
+        return f"table {section((*table, name))}; it needs `{'`, `'.join(needed)}`"
+    where = "under" if table else "at"
+    return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{name} = {_example(known, name)}`"
+
+
+def _example(known: shape.Shape | None, name: str) -> str:
+    values = shape.allowed(known.annotation) if isinstance(known, shape.Leaf) else ()
+    return as_toml(values[0]) if values else EXAMPLES[name]
+
+
+def _required(table: shape.TableShape) -> list[shape.Path]:
+    found: list[shape.Path] = []
+    for name, key in table.keys.items():
+        if key.required and isinstance(key.shape, shape.TableShape):
+            found += [(name, *inner) for inner in _required(key.shape)]
+        elif key.required and isinstance(key.shape, shape.Choice):
+            found.append((name, key.shape.tag) if key.shape.tag else (name,))
+        elif key.required:
+            found.append((name,))
+    return found
+
+
+_TELLERS: dict[str, Callable[[shape.Path, ErrorDetails, Layers], str]] = {
+    "extra_forbidden": _unknown,
+    "literal_error": _wrong_literal,
+    "union_tag_invalid": _wrong_tag,
+    "union_tag_not_found": _no_tag,
+}

@@ -1,0 +1,123 @@
+"""A recipe from its files, the environment and `--set`; every value with its origin, every error in one pass.
+
+load(files, sets) -> Loaded(recipe, origins)        raises one RecipeError that lists all problems
+from_resolved(json) -> Recipe                       what a run stored, as it was
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ppoctl.errors import RecipeError
+from ppoctl.recipe import shape
+from ppoctl.recipe.explain import problems_of
+from ppoctl.recipe.fingerprint import fingerprint as fingerprint
+from ppoctl.recipe.fingerprint import result_differences as result_differences
+from ppoctl.recipe.layers import LayeredRecipe, Layers
+from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.partial import partial
+from ppoctl.recipe.problems import Problem, as_error
+from ppoctl.recipe.rules import violations
+from ppoctl.recipe.schema import Recipe
+
+
+Judge = Callable[[Recipe, Callable[[shape.Path], str]], list[Problem]]
+"""From a recipe and where its values were set to what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A recipe that keeps all rules, and where each of its values was set."""
+
+    recipe: Recipe
+    origins: dict[str, str]
+    """`file:line`, `environment PPOCTL_...`, `--set` or `default`, by dotted key; every key of the recipe is here."""
+    files: tuple[Path, ...]
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole recipe, defaults included, as JSON; `from_resolved` reads it back."""
+        return self.recipe.model_dump(mode="json", by_alias=True)
+
+
+def load(files: Sequence[Path], sets: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Loaded:
+    """Compose files left to right, then environment, then `--set`, and check the result.
+
+    Raises RecipeError (exit 2) with one line per problem.
+    """
+    loaded, problems = examine(files, sets, environ)
+    if loaded is None:
+        raise as_error(problems)
+    return loaded
+
+
+def examine(
+    files: Sequence[Path],
+    sets: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    judges: Sequence[Judge] = (violations,),
+) -> tuple[Loaded | None, list[Problem]]:
+    """As `load`, but hands out the problems; Loaded is None when there are any. Each judge also sees a recipe with
+    errors, as far as it is usable (`partial`)."""
+    layers = Layers(tuple(Path(file) for file in files), tuple(sets), environ)
+    unreadable = [problem for file in layers.files for problem in _unreadable(file)]
+    if unreadable or not files:
+        return None, unreadable or [Problem("", "no recipe given", "ppoctl recipes list")]
+    wrong: list[Problem] = []
+    try:
+        layered = LayeredRecipe(**{"layers": layers})
+        recipe = Recipe.model_construct(**dict(layered))
+    except ValidationError as error:
+        wrong = problems_of(error, layers)
+        recipe = partial(layers.written, error)
+    problems = [*layers.problems, *wrong, *(found for judge in judges for found in judge(recipe, layers.place))]
+    if problems:
+        return None, problems
+    origins = {dotted(path): layers.place(path) for path, _, _ in shape.values(recipe)}
+    return Loaded(recipe, origins, layers.files), []
+
+
+def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
+    """The recipe that `Loaded.resolved` wrote; equal to the one that was written.
+
+    Raises RecipeError when this version of ppoctl does not know a key of it.
+    """
+    try:
+        return Recipe.model_validate(dict(resolved))
+    except ValidationError as error:
+        layers = Layers((Path("recipe.resolved.json"),), (), {}, written=dict(resolved))
+        hint = "resume it with the version of ppoctl that wrote it (run.json names it)"
+        message = "\n".join(f"recipe.resolved.json: {problem.says}" for problem in problems_of(error, layers))
+        raise RecipeError(message, hint=hint) from None
+
+
+def _unreadable(file: Path) -> list[Problem]:
+    """Why this file is no TOML document."""
+    try:
+        text = file.read_text("utf-8")
+        tomllib.loads(text)
+    except FileNotFoundError:
+        return [Problem(str(file), "no such recipe", "ppoctl recipes list")]
+    except IsADirectoryError:
+        return [Problem(str(file), "is a folder; a recipe is a `.toml` file", "ppoctl recipes list")]
+    except UnicodeDecodeError as error:
+        return [Problem(str(file), f"is no UTF-8 text (byte {error.start})")]
+    except OSError as error:
+        return [Problem(str(file), f"cannot be read: {error.strerror}")]
+    except tomllib.TOMLDecodeError as error:
+        return [_syntax(file, text, str(error))]
+    return []
+
+
+def _syntax(file: Path, text: str, message: str) -> Problem:
+    lines = text.splitlines()
+    found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", message, re.DOTALL)
+    what, line = (found[1], int(found[2] or len(lines))) if found else (message, 1)
+    written = lines[line - 1].strip() if line <= len(lines) else ""
+    says = f"no TOML: {what[0].lower()}{what[1:]} in `{written}`"
+    return Problem(f"{file}:{line}", says, f"ppoctl validate {file}")

@@ -1,0 +1,351 @@
+"""What no single key can say: rules across tables. Each is a function named as the sentence it holds.
+
+A rule yields conflicts; it never corrects. All rules are judged in one pass, and each conflict names its keys, their
+values and where they were set. A rule may meet a recipe with missing values (see `partial`): reading one raises
+AttributeError, and the rule is then not judged.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ppoctl.recipe import metrics
+from ppoctl.recipe.explain import as_toml
+from ppoctl.recipe.origins import DEFAULT, dotted
+from ppoctl.recipe.problems import Problem
+from ppoctl.recipe.schedule import planned_updates
+from ppoctl.recipe.schema import ByTokens, Expectation, Gsm8kReward, Gsm8kRows, HealthRule, Recipe, TrainedTable
+from ppoctl.recipe.shape import Path, of, values
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """What contradicts what. The first key is the one to change."""
+
+    says: str
+    keys: tuple[Path, ...]
+    hint: str | None = None
+
+
+Rule = Callable[[Recipe], Iterator[Conflict]]
+
+
+def sequences_of_a_step_fill_whole_minibatches(recipe: Recipe) -> Iterator[Conflict]:
+    sequences = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    minibatch = recipe.ppo.minibatch_seqs
+    if sequences % minibatch:
+        fits = max(size for size in range(1, min(minibatch, sequences) + 1) if sequences % size == 0)
+        yield Conflict(
+            f"the {sequences} sequences of a step do not divide into minibatches of {minibatch}",
+            (_MINIBATCH, _PROMPTS, _SAMPLES),
+            f"--set ppo.minibatch_seqs={fits}",
+        )
+
+
+def a_microbatch_is_no_larger_than_its_minibatch(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _roles(recipe):
+        size = getattr(table.batching, "microbatch_seqs", 0)
+        if size > recipe.ppo.minibatch_seqs:
+            yield Conflict(
+                f"a microbatch of {size} sequences is larger than its minibatch of {recipe.ppo.minibatch_seqs}",
+                ((role, "batching", "microbatch_seqs"), _MINIBATCH),
+                f"--set {role}.batching.microbatch_seqs={recipe.ppo.minibatch_seqs}",
+            )
+
+
+def a_microbatch_holds_the_longest_sequence(recipe: Recipe) -> Iterator[Conflict]:
+    longest = longest_sequence(recipe)
+    for role, table in _roles(recipe):
+        if isinstance(table.batching, ByTokens) and table.batching.max_tokens_per_microbatch < longest:
+            key = (role, "batching", "max_tokens_per_microbatch")
+            yield Conflict(
+                f"a microbatch of {table.batching.max_tokens_per_microbatch} tokens cannot hold a sequence of "
+                f"{longest} (prompt + response - 1: the last token is predicted and not read)",
+                (key, _PROMPT_TOKENS, _NEW_TOKENS),
+                f"--set {dotted(key)}={longest}",
+            )
+
+
+def a_warm_up_ends_before_the_run_does(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _roles(recipe):
+        planned, warmup = planned_updates(recipe, role), table.optimizer.lr_warmup_updates
+        if warmup > planned:
+            yield Conflict(
+                f"a warm-up of {warmup} updates never ends: the run has {planned} updates of the {role}",
+                ((role, "optimizer", "lr_warmup_updates"), ("steps",)),
+                f"--set {role}.optimizer.lr_warmup_updates={planned // 10}",
+            )
+
+
+def a_decay_ends_after_its_warm_up(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _roles(recipe):
+        decay, warmup = table.optimizer.lr_decay_updates, table.optimizer.lr_warmup_updates
+        if decay is not None and decay <= warmup:
+            yield Conflict(
+                f"the decay is over at update {decay}, before the warm-up is (update {warmup})",
+                ((role, "optimizer", "lr_decay_updates"), (role, "optimizer", "lr_warmup_updates")),
+            )
+
+
+def a_constant_rate_has_no_decay(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _roles(recipe):
+        optimizer = table.optimizer
+        for name in ("lr_decay_updates", "lr_min_frac"):
+            if optimizer.lr_schedule == "constant" and getattr(optimizer, name):
+                yield Conflict(
+                    f"`{role}.optimizer.{name}` is set, and a constant learning rate never decays",
+                    ((role, "optimizer", name), (role, "optimizer", "lr_schedule")),
+                    f"--set {role}.optimizer.lr_schedule=linear",
+                )
+
+
+def the_actor_trains_in_some_step(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.critic_only_steps >= recipe.steps:
+        yield Conflict(
+            f"the actor never trains: {recipe.ppo.critic_only_steps} critic-only steps of {recipe.steps}",
+            (("ppo", "critic_only_steps"), ("steps",)),
+        )
+
+
+def whitening_has_more_than_one_sequence(recipe: Recipe) -> Iterator[Conflict]:
+    """With lambda and gamma 1 and one sequence, every advantage of the step has the same sign before whitening, and
+    after it half of them have the opposite one."""
+    sequences = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    if recipe.ppo.advantages.whiten and sequences == 1:
+        yield Conflict(
+            "whitening the advantages of one sequence removes its reward",
+            (("ppo", "advantages", "whiten"), _PROMPTS, _SAMPLES),
+            "--set ppo.advantages.whiten=false",
+        )
+
+
+def a_dual_clip_lies_outside_the_clip(recipe: Recipe) -> Iterator[Conflict]:
+    loss = recipe.ppo.policy_loss
+    if loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_high:
+        yield Conflict(
+            f"a dual clip of {loss.dual_clip} lies inside the clip at 1 + {loss.clip_high}",
+            (("ppo", "policy_loss", "dual_clip"), ("ppo", "policy_loss", "clip_high")),
+        )
+
+
+def a_reward_scale_has_two_ends(recipe: Recipe) -> Iterator[Conflict]:
+    scale = recipe.reward.scale
+    if scale is not None and scale.from_[0] >= scale.from_[1]:
+        yield Conflict("the lowest score is not below the highest", (("reward", "scale", "from"),))
+    if scale is not None and scale.to[0] == scale.to[1]:
+        yield Conflict("all scores become the same reward", (("reward", "scale", "to"),))
+
+
+def the_reward_can_read_the_answers(recipe: Recipe) -> Iterator[Conflict]:
+    """GSM8K's rows hand over the number behind `####`, which a whole response hardly ever equals."""
+    if isinstance(recipe.reward, Gsm8kReward):
+        return
+    if isinstance(recipe.data.train, Gsm8kRows) and not recipe.data.train.instruction:
+        yield Conflict(
+            "an exact match with GSM8K's bare number needs an instruction that asks for the bare number",
+            (("reward", "kind"), ("data", "train", "format"), ("data", "train", "instruction")),
+            "--set reward.kind=gsm8k",
+        )
+
+
+def bounds_of_a_health_rule_are_in_order(recipe: Recipe) -> Iterator[Conflict]:
+    for name in of(type(recipe.health)).keys:
+        rule: HealthRule = getattr(recipe.health, name)
+        if rule.min is not None and rule.max is not None and rule.min > rule.max:
+            yield Conflict(
+                f"nothing is at least {rule.min} and at most {rule.max}",
+                (("health", name, "min"), ("health", name, "max")),
+            )
+
+
+def a_rule_that_stops_has_a_bound(recipe: Recipe) -> Iterator[Conflict]:
+    for name in of(type(recipe.health)).keys:
+        rule: HealthRule = getattr(recipe.health, name)
+        if rule.action == "stop" and rule.min is None and rule.max is None:
+            yield Conflict(
+                f"[health.{name}] would stop the run and has neither `min` nor `max`", (("health", name, "action"),)
+            )
+
+
+def health_speaks_of_figures_the_run_has(recipe: Recipe) -> Iterator[Conflict]:
+    rule = recipe.health.reference_kl
+    if recipe.ppo.kl.place == "none" and (rule.min is not None or rule.max is not None):
+        yield Conflict(
+            "`health.reference_kl` bounds the distance to a reference, and none is loaded",
+            (("health", "reference_kl"), ("ppo", "kl", "place")),
+        )
+
+
+def every_expectation_can_be_judged(recipe: Recipe) -> Iterator[Conflict]:
+    for name, wanted in recipe.expect.items():
+        key: Path = ("expect", name)
+        if metrics.find(name) is None:
+            yield Conflict(metrics.unknown(name), (key,), "ppoctl recipes metrics")
+        if wanted.min is None and wanted.max is None and wanted.rise_min is None:
+            yield Conflict(f"`{dotted(key)}` has none of `min`, `max` and `rise_min`", (key,))
+        if wanted.min is not None and wanted.max is not None and wanted.min > wanted.max:
+            says = f"nothing is at least {wanted.min} and at most {wanted.max}"
+            yield Conflict(says, ((*key, "min"), (*key, "max")))
+        if wanted.at_step is not None and wanted.at_step > recipe.steps:
+            says = f"`{name}` is expected at step {wanted.at_step} of a run of {recipe.steps} steps"
+            yield Conflict(says, ((*key, "at_step"), ("steps",)))
+
+
+def metrics_of_a_reference_have_a_reference(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.kl.place != "none":
+        return
+    for name, key in _watched(recipe):
+        if name.startswith("kl/"):
+            yield Conflict(f"`{name}` needs a reference, and none is loaded", (key, ("ppo", "kl", "place")))
+
+
+def evaluations_that_are_watched_take_place(recipe: Recipe) -> Iterator[Conflict]:
+    for name, key in _watched(recipe):
+        named = metrics.eval_set(name)
+        if named is not None and named not in recipe.data.eval:
+            have = ", ".join(f"`{other}`" for other in recipe.data.eval) or "none"
+            yield Conflict(
+                f"`{name}` speaks of an evaluation set `{named}`; [data.eval] has {have}",
+                (key, ("data", "eval")),
+            )
+
+
+def an_expected_evaluation_happens_at_that_step(recipe: Recipe) -> Iterator[Conflict]:
+    for name, wanted in recipe.expect.items():
+        if metrics.eval_set(name) is None or wanted.at_step is None or wanted.at_step > recipe.steps:
+            continue
+        if not evaluates(recipe, wanted.at_step):
+            yield Conflict(
+                f"`{name}` is expected at step {wanted.at_step}, where nothing is evaluated",
+                (("expect", name, "at_step"), ("eval", "every_steps"), ("eval", "at_start")),
+            )
+
+
+def a_rise_has_two_evaluations(recipe: Recipe) -> Iterator[Conflict]:
+    evaluations = [step for step in range(recipe.steps + 1) if evaluates(recipe, step)]
+    for name, wanted in recipe.expect.items():
+        if metrics.eval_set(name) and _rises(wanted) and len(evaluations) < 2:
+            yield Conflict(
+                f"`{name}` must rise over its first value, and the run evaluates once",
+                (("expect", name, "rise_min"), ("eval", "at_start"), ("eval", "every_steps")),
+                "--set eval.at_start=true",
+            )
+
+
+def the_best_state_is_judged_by_a_known_metric(recipe: Recipe) -> Iterator[Conflict]:
+    best = recipe.checkpoint.best
+    if best is not None and metrics.find(best) is None:
+        yield Conflict(metrics.unknown(best), (("checkpoint", "best"),), "ppoctl recipes metrics")
+
+
+def a_set_name_is_part_of_a_metric_name(recipe: Recipe) -> Iterator[Conflict]:
+    for name in recipe.data.eval:
+        if not name or "/" in name or name.strip() != name:
+            yield Conflict(f"`{name}` names an evaluation set and may not hold `/`", (("data", "eval", name),))
+
+
+RULES: tuple[Rule, ...] = (
+    sequences_of_a_step_fill_whole_minibatches,
+    a_microbatch_is_no_larger_than_its_minibatch,
+    a_microbatch_holds_the_longest_sequence,
+    a_warm_up_ends_before_the_run_does,
+    a_decay_ends_after_its_warm_up,
+    a_constant_rate_has_no_decay,
+    the_actor_trains_in_some_step,
+    whitening_has_more_than_one_sequence,
+    a_dual_clip_lies_outside_the_clip,
+    a_reward_scale_has_two_ends,
+    the_reward_can_read_the_answers,
+    bounds_of_a_health_rule_are_in_order,
+    a_rule_that_stops_has_a_bound,
+    health_speaks_of_figures_the_run_has,
+    every_expectation_can_be_judged,
+    metrics_of_a_reference_have_a_reference,
+    evaluations_that_are_watched_take_place,
+    an_expected_evaluation_happens_at_that_step,
+    a_rise_has_two_evaluations,
+    the_best_state_is_judged_by_a_known_metric,
+    a_set_name_is_part_of_a_metric_name,
+)
+
+_MINIBATCH: Path = ("ppo", "minibatch_seqs")
+_PROMPTS: Path = ("rollout", "prompts_per_step")
+_SAMPLES: Path = ("rollout", "samples_per_prompt")
+_PROMPT_TOKENS: Path = ("rollout", "max_prompt_tokens")
+_NEW_TOKENS: Path = ("rollout", "max_new_tokens")
+
+
+def violations(recipe: Recipe, place: Callable[[Path], str]) -> list[Problem]:
+    """Every conflict, with the values of its keys and where each was set."""
+    found: list[Problem] = []
+    for rule in RULES:
+        try:
+            conflicts = list(rule(recipe))
+        except AttributeError:
+            if _is_whole(recipe):
+                raise
+            continue
+        found += [_problem(conflict, recipe, place) for conflict in conflicts]
+    return found
+
+
+def evaluates(recipe: Recipe, step: int) -> bool:
+    """Whether the run evaluates after this step; 0 is before the first."""
+    if not recipe.data.eval:
+        return False
+    if step == 0:
+        return recipe.eval.at_start
+    return step == recipe.steps or (recipe.eval.every_steps > 0 and step % recipe.eval.every_steps == 0)
+
+
+def longest_sequence(recipe: Recipe) -> int:
+    """Tokens a forward pass reads at most: the last response token is predicted and never read."""
+    return recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens - 1
+
+
+def _problem(conflict: Conflict, recipe: Recipe, place: Callable[[Path], str]) -> Problem:
+    settings = []
+    for key in conflict.keys:
+        value = _value_at(recipe, key)
+        origin = place(key)
+        written = f"`{dotted(key)}`" + ("" if value is None else f" = `{as_toml(value)}`")
+        settings.append(f"{written} ({origin})")
+    changed = next((place(key) for key in conflict.keys if place(key) != DEFAULT), "")
+    hint = conflict.hint
+    if hint is not None and hint.startswith("--set"):
+        hint = f"change the recipe, or add `{hint}`"
+    return Problem(changed, f"{conflict.says}: {', '.join(settings)}", hint)
+
+
+def _value_at(recipe: Recipe, key: Path) -> Any:
+    here: Any = recipe
+    for name in key:
+        here = here.get(name) if isinstance(here, dict) else getattr(here, {"from": "from_"}.get(name, name), None)
+    return list(here) if isinstance(here, tuple) else here if isinstance(here, str | int | float) else None
+
+
+def _is_whole(recipe: Recipe) -> bool:
+    try:
+        return all(True for _ in values(recipe))
+    except AttributeError:
+        return False
+
+
+def _roles(recipe: Recipe) -> Iterator[tuple[str, TrainedTable]]:
+    """The trained roles whose tables are usable."""
+    for role in ("actor", "critic"):
+        table = getattr(recipe, role, None)
+        if table is not None:
+            yield role, table
+
+
+def _watched(recipe: Recipe) -> Sequence[tuple[str, Path]]:
+    """Known metrics that the recipe reads, with the key that does."""
+    named: list[tuple[str, Path]] = [(name, ("expect", name)) for name in recipe.expect]
+    if recipe.checkpoint.best is not None:
+        named.append((recipe.checkpoint.best, ("checkpoint", "best")))
+    return [(name, key) for name, key in named if metrics.find(name) is not None]
+
+
+def _rises(wanted: Expectation) -> bool:
+    return wanted.rise_min is not None

@@ -1,0 +1,297 @@
+"""The recipe: one frozen class per TOML table, one docstring per key. Nothing here computes; see `rules` and `plan`.
+
+Alternatives are tagged tables (`kind = "..."`). `None` appears only where absence is a meaning. Conflicts are errors
+(`rules`), never corrected. Every key declares its effect (`effects`).
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ppoctl.recipe.algorithm import Batching as Batching
+from ppoctl.recipe.algorithm import BySequences as BySequences
+from ppoctl.recipe.algorithm import ByTokens as ByTokens
+from ppoctl.recipe.algorithm import Correction as Correction
+from ppoctl.recipe.algorithm import GaeAdvantages as GaeAdvantages
+from ppoctl.recipe.algorithm import Kl as Kl
+from ppoctl.recipe.algorithm import KlInLoss as KlInLoss
+from ppoctl.recipe.algorithm import KlInReward as KlInReward
+from ppoctl.recipe.algorithm import NoCorrection as NoCorrection
+from ppoctl.recipe.algorithm import NoKl as NoKl
+from ppoctl.recipe.algorithm import OptimizerTable as OptimizerTable
+from ppoctl.recipe.algorithm import PolicyLossTable as PolicyLossTable
+from ppoctl.recipe.algorithm import PpoTable as PpoTable
+from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
+from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
+from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable
+from ppoctl.recipe.effects import REPORTING, RESULTS, SPEED
+from ppoctl.recipe.table import Array, AtLeastOne, Fraction, NotNegative, Positive
+from ppoctl.recipe.table import Table as Table
+
+
+class ModelTable(Table):
+    """The base model: actor, critic and reference start from it."""
+
+    path: Annotated[str, RESULTS]
+    """Hugging Face folder (relative paths start at the recipe file) or hub id."""
+    dtype: Annotated[Literal["float32", "bfloat16"], RESULTS] = "bfloat16"
+    """Of weights and activations; main weights and optimizer are float32 either way."""
+
+
+class Gsm8kRows(Table):
+    """GSM8K's JSONL: `question`, and `answer` ending in `#### N`."""
+
+    format: Annotated[Literal["gsm8k"], RESULTS]
+    """GSM8K's own keys."""
+    path: Annotated[str, RESULTS]
+    """JSONL file; `$NAME` at the start is an environment variable, relative paths start at the recipe file."""
+    system: Annotated[str, RESULTS] = ""
+    """System message; empty: none."""
+    instruction: Annotated[str, RESULTS] = ""
+    """Appended to each question after a line break; empty: none."""
+    max_rows: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Use the first rows only; absent: all."""
+
+
+class ColumnRows(Table):
+    """JSONL or parquet with a prompt and an answer in columns of any name."""
+
+    format: Annotated[Literal["columns"], RESULTS]
+    """Columns named below."""
+    path: Annotated[str, RESULTS]
+    """`.jsonl` or `.parquet` file; `$NAME` at the start is an environment variable, relative paths start at the
+    recipe file."""
+    prompt: Annotated[str, RESULTS]
+    """Column with the question (text, or a list of chat messages)."""
+    answer: Annotated[str, RESULTS]
+    """Column with the ground truth; dots reach into nested columns (`reward_model.ground_truth`)."""
+    system: Annotated[str, RESULTS] = ""
+    """System message; empty: none."""
+    instruction: Annotated[str, RESULTS] = ""
+    """Appended to each text question after a line break; empty: none."""
+    max_rows: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Use the first rows only; absent: all."""
+
+
+Rows = Annotated[Gsm8kRows | ColumnRows, Field(discriminator="format")]
+
+
+class DataTable(Table):
+    """Prompts: one training set, any number of named evaluation sets."""
+
+    train: Rows
+    """What rollouts are drawn from, in a seeded order, epoch after epoch."""
+    eval: dict[str, Rows] = Field(default_factory=dict)
+    """Evaluation sets by name."""
+
+
+class RolloutTable(Table):
+    """How responses are drawn. Truncated sampling (top-p, top-k) is left out on purpose: the trainer's log-probs are
+    those of the full distribution, and the ratio of the two would be biased."""
+
+    prompts_per_step: Annotated[int, RESULTS, AtLeastOne]
+    """Prompts in one PPO step."""
+    samples_per_prompt: Annotated[int, RESULTS, AtLeastOne] = 1
+    """Responses per prompt; sequences in a step = prompts_per_step x samples_per_prompt."""
+    max_prompt_tokens: Annotated[int, RESULTS, AtLeastOne]
+    """A longer prompt is an error at start (it is neither cut nor dropped)."""
+    max_new_tokens: Annotated[int, RESULTS, AtLeastOne]
+    """A response that reaches it is truncated."""
+    temperature: Annotated[float, RESULTS, Positive] = 1.0
+    """Logits are divided by it in the generator and in the trainer alike."""
+    stop_strings: Annotated[tuple[str, ...], RESULTS, Array] = ()
+    """A response ends where one of them appears; end-of-sequence tokens always end it."""
+    keep_finished_every_s: Annotated[float, SPEED, Positive] = 5.0
+    """Finished samples of an unfinished rollout are written this often; a kill loses no more than that."""
+
+
+class RewardScale(Table):
+    """Affine map of scores: clamp to `from`, then map linearly to `to`."""
+
+    from_: Annotated[tuple[float, float], RESULTS, Array] = Field(alias="from")
+    """Lowest and highest score."""
+    to: Annotated[tuple[float, float], RESULTS, Array]
+    """What they become."""
+
+
+class RewardProcess(Table):
+    """What every reward has: the child processes it runs in, and what an error means."""
+
+    scale: RewardScale | None = None
+    """Absent: training sees the scores as they are."""
+    workers: Annotated[int, SPEED, AtLeastOne] = 1
+    """Child processes."""
+    timeout_s: Annotated[float, SPEED, Positive] = 10.0
+    """Per sample; the child is then killed and the outcome is `timeout`."""
+    max_error_frac: Annotated[float, RESULTS, Fraction] = 0.05
+    """A step whose share of samples without a score is larger stops the run (exit 4); below, they are left out of
+    training and counted."""
+
+
+class Gsm8kReward(RewardProcess):
+    """1 where the number after the last `####` equals the answer's, else 0 (commas removed, string equality)."""
+
+    kind: Annotated[Literal["gsm8k"], RESULTS]
+    """The number after `####`."""
+    strict: Annotated[bool, RESULTS] = True
+    """False: the last number anywhere in the response counts. The other reading is reported beside it."""
+
+
+class ExactMatchReward(RewardProcess):
+    """1 where the stripped response equals the stripped answer, else 0."""
+
+    kind: Annotated[Literal["exact_match"], RESULTS]
+    """The whole response."""
+    ignore_case: Annotated[bool, RESULTS] = False
+    """Compare case-folded."""
+
+
+Reward = Annotated[Gsm8kReward | ExactMatchReward, Field(discriminator="kind")]
+
+
+class GeneratorTable(Table):
+    """vLLM."""
+
+    gpu_memory_frac: Annotated[float, SPEED, Field(gt=0, lt=1)] = 0.6
+    """Share of the GPU it may use for weights and KV cache; not read on CPU."""
+    kv_cache_mib: Annotated[int, SPEED, AtLeastOne] = 256
+    """KV cache on CPU, where no share of a GPU limits it; not read on GPU."""
+    max_concurrent_seqs: Annotated[int, SPEED, AtLeastOne] = 256
+    """Requests decoded together."""
+    compile: Annotated[bool, SPEED] = False
+    """Compile and capture graphs: slower start, faster tokens."""
+    canary_tolerance: Annotated[float | None, SPEED, Positive] = None
+    """Largest allowed gap between the generator's and the trainer's log-probs of the canary prompt after a weight
+    update, in nats; absent: 1e-3 for float32, 0.5 for bfloat16 on the mean."""
+
+
+class CheckpointTable(Table):
+    """When states are saved and which are kept. Data artifacts are committed after every stage regardless."""
+
+    every_steps: Annotated[int, SPEED, AtLeastOne] = 1
+    """Between saves the artifacts are a redo log: resume replays at most this many steps' updates."""
+    keep_last: Annotated[int, SPEED, Field(ge=2)] = 2
+    """Healthy actor and critic pairs to keep; the last healthy one is never deleted."""
+    best: Annotated[str | None, REPORTING] = None
+    """Metric whose best state is kept besides, as weights only; absent: none."""
+    keep_rollouts_every_steps: Annotated[int, REPORTING, NotNegative] = 10
+    """Rollouts of every such step stay readable after its folder is no longer needed; 0: none."""
+
+
+class EvalTable(Table):
+    """Evaluation of the actor on every set of `data.eval`: greedy, and sampled at `temperature`."""
+
+    every_steps: Annotated[int, REPORTING, NotNegative] = 0
+    """0: only at the end."""
+    at_start: Annotated[bool, REPORTING] = True
+    """Also before the first step."""
+    samples_per_prompt: Annotated[int, RESULTS, AtLeastOne] = 1
+    """Of the sampled pass."""
+    temperature: Annotated[float, RESULTS, Positive] = 1.0
+    """Of the sampled pass."""
+    max_new_tokens: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Absent: as in rollouts."""
+
+
+class HealthRule(Table):
+    """Bounds on one figure."""
+
+    min: Annotated[float | None, REPORTING] = None
+    """Absent: no lower bound."""
+    max: Annotated[float | None, REPORTING] = None
+    """Absent: no upper bound."""
+    action: Annotated[Literal["warn", "stop"], REPORTING] = "warn"
+    """stop ends the run with exit 5 after the step's artifacts are committed."""
+    from_step: Annotated[int, REPORTING, AtLeastOne] = 1
+    """Not judged before."""
+    for_steps: Annotated[int, REPORTING, AtLeastOne] = 1
+    """Consecutive steps out of bounds before it acts."""
+
+
+class HealthTable(Table):
+    """What a healthy run looks like. The reward's error share has its own hard limit in `[reward]`."""
+
+    kl: HealthRule = HealthRule(max=0.5)
+    """policy/approx_kl: how far one step moved the actor (nats per token)."""
+    reference_kl: HealthRule = HealthRule()
+    """kl/reference_mean, where a reference is read."""
+    entropy: HealthRule = HealthRule()
+    """policy/entropy_mean (nats per token)."""
+    truncated: HealthRule = HealthRule(max=0.5)
+    """rollout/truncated_frac."""
+    explained_variance: HealthRule = HealthRule(min=-1.0, from_step=10, for_steps=3)
+    """value/explained_variance."""
+    reward_errors: HealthRule = HealthRule(max=0.01)
+    """reward/error_frac + reward/timeout_frac."""
+
+
+class MlflowTracking(Table):
+    """Mirror to MLflow. The run directory stays the truth; MLflow being down never stops training."""
+
+    kind: Annotated[Literal["mlflow"], REPORTING]
+    """Mirror to MLflow."""
+    uri: Annotated[str | None, REPORTING] = None
+    """Any tracking URI; absent: a sqlite file in the runs folder."""
+    experiment: Annotated[str, REPORTING] = "ppoctl"
+    """Experiment name."""
+
+
+class NoTracking(Table):
+    """The run directory alone."""
+
+    kind: Annotated[Literal["none"], REPORTING]
+    """No mirror."""
+
+
+Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
+
+
+class LocalCluster(Table):
+    """This machine, one process."""
+
+    kind: Annotated[Literal["local"], SPEED]
+    """This machine; the only kind."""
+    threads: Annotated[int | None, SPEED, AtLeastOne] = None
+    """CPU threads of trainer and generator; absent: all cores this process may use."""
+
+
+Cluster = Annotated[LocalCluster, Field()]
+
+
+class Expectation(Table):
+    """A bound the run must meet; unmet means exit 5."""
+
+    at_step: Annotated[int | None, REPORTING, NotNegative] = None
+    """Absent: the last step."""
+    min: Annotated[float | None, REPORTING] = None
+    """Absent: no lower bound."""
+    max: Annotated[float | None, REPORTING] = None
+    """Absent: no upper bound."""
+    rise_min: Annotated[float | None, REPORTING] = None
+    """Smallest rise over the metric's first value; absent: not judged."""
+
+
+class Recipe(Table):
+    """A job."""
+
+    name: Annotated[str, REPORTING, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Names the run directory, `runs/NAME`."""
+    seed: Annotated[int, RESULTS, NotNegative] = 42
+    """All randomness is a hash of it and of where it is used."""
+    steps: Annotated[int, REPORTING, AtLeastOne]
+    """PPO steps to do. Raising it continues a finished run."""
+    model: ModelTable
+    data: DataTable
+    rollout: RolloutTable
+    reward: Reward
+    ppo: PpoTable
+    actor: TrainedTable
+    critic: TrainedTable
+    generator: GeneratorTable = GeneratorTable()
+    checkpoint: CheckpointTable = CheckpointTable()
+    eval: EvalTable = EvalTable()
+    health: HealthTable = HealthTable()
+    tracking: Tracking = MlflowTracking(kind="mlflow")
+    cluster: Cluster = LocalCluster(kind="local")
+    expect: dict[str, Expectation] = Field(default_factory=dict)
+    """What the run must reach, by metric name."""

@@ -1,0 +1,1 @@
+"""What is good: scorers, and the child processes they run in."""

@@ -1,0 +1,78 @@
+"""GSM8K: is the number after `####` the right one? Pure functions; imported in the children: standard library only.
+
+Strict reading, as verl's (`verl/utils/reward_score/gsm8k.py`), so that curves compare:
+
+    "#### 1,234"              1234      commas are removed
+    "#### 41 ... #### 42"     42        the last `#### number` counts
+    "#### $42", "####42"      nothing   a digit, dot, comma or minus follows `#### `, or it is no answer
+    "#### 42."                "42."     compared as text: it is not "42"; neither is "42.0"
+
+One difference: verl looks at the last 300 characters of the response, we at all of it. The two differ only where a
+response goes on for that long after its last answer: verl gives it 0.
+
+Lenient reading, ours: the last number anywhere, compared as a number ("$42", "42." and "42.0" are all 42). verl's
+`flexible` compares text here too, and so fails an answer at the end of a sentence.
+"""
+
+import re
+from decimal import Decimal
+
+from ppoctl.rewards.verdict import Verdict
+
+MARK = "####"
+
+_STRICT = re.compile(r"#### (-?[0-9.,]+)")
+_LENIENT = re.compile(r"-?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
+_BARE = re.compile(r"-?[0-9.,]*[0-9][0-9.,]*")
+
+
+def score(response: str, truth: str, *, strict: bool = True) -> Verdict:
+    """1 or 0 by the chosen reading; `extras` has the other one under its name.
+
+    Raises ValueError on a truth without a number: that is a fault of the data, not a wrong response.
+    """
+    gold = gold_number(truth)
+    by_strict = float(strict_number(response) == gold)
+    by_lenient = float(_same_number(lenient_number(response), gold))
+    if strict:
+        return Verdict(by_strict, {"lenient": by_lenient})
+    return Verdict(by_lenient, {"strict": by_strict})
+
+
+def strict_number(text: str) -> str | None:
+    """What follows the last `#### `, commas removed; None where nothing does."""
+    found = _STRICT.findall(text)
+    return str(found[-1]).replace(",", "") if found else None
+
+
+def lenient_number(text: str) -> str | None:
+    """The last number anywhere, commas removed; None where there is none."""
+    found = _LENIENT.findall(text)
+    return str(found[-1]).replace(",", "") if found else None
+
+
+def gold_number(truth: str) -> str:
+    """The number of a gold answer (after `####`), or the bare number it is; raises ValueError where it is neither."""
+    number = strict_number(truth)
+    bare = truth.strip()
+    if number is None and _BARE.fullmatch(bare):
+        number = bare.replace(",", "")
+    if number is None:
+        raise ValueError(f"the ground truth `{bare[:80]}` is neither a number nor a text with `#### number`")
+    return number
+
+
+def before_number(text: str, number: str) -> str:
+    """The text up to where the number first stands in it, in any spelling; all of it where it does not."""
+    for found in _LENIENT.finditer(text):
+        if _same_number(found.group().replace(",", ""), number):
+            return text[: found.start()]
+    return text
+
+
+def _same_number(number: str | None, gold: str) -> bool:
+    if number is None:
+        return False
+    # A gold such as "1.2.3" is no decimal number; it can still be met letter by letter.
+    readable = _LENIENT.fullmatch(gold)
+    return Decimal(number) == Decimal(gold) if readable else number == gold

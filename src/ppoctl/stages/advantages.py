@@ -1,0 +1,71 @@
+"""50-advantages: rewards per token, generalised advantages, whitening over the whole step."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ppoctl.batch.records import Advantages, Carry, Logprobs, Record, Rewards, Rollouts, Values
+from ppoctl.ppo.advantages import gae
+from ppoctl.ppo.kl import kl_estimate
+from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
+from ppoctl.ppo.rewards import terminal_rewards
+from ppoctl.stages.kl_penalty import KlPenalty
+
+
+@dataclass(frozen=True)
+class AdvantagesStage:
+    """What the updates read, from what the step has gathered."""
+
+    gamma: float
+    gae_lambda: float
+    whitened: bool
+    penalty: KlPenalty | None
+    """KL in the reward or in the loss; None: no reference."""
+    fingerprint: str
+    name: str = "advantages"
+
+    def run(
+        self, rollouts: Rollouts, rewards: Rewards, values: Values, logprobs: Logprobs, carry: Carry
+    ) -> Advantages:
+        mask = rollouts.mask & rewards.valid[:, None]
+        kl = self._kl(logprobs, mask)
+        token_rewards = terminal_rewards(rewards.shaped, mask)
+        if kl is not None and self.penalty is not None and self.penalty.place == "reward":
+            token_rewards = token_rewards - carry.kl_coef * kl
+        raw, returns = gae(
+            token_rewards, values.values.where(mask, 0.0), mask, gamma=self.gamma, lam=self.gae_lambda
+        )
+        return Advantages(
+            advantages=whiten(raw, mask) if self.whitened else raw,
+            returns=returns,
+            token_rewards=token_rewards,
+            mask=mask,
+            carry_out=carry.as_dict(),
+            summary=_summary(raw, mask, kl, carry),
+        )
+
+    def result(self, record: Record) -> Advantages:
+        assert isinstance(record, Advantages)
+        return record
+
+    def _kl(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"] | None:
+        if self.penalty is None or logprobs.reference is None:
+            return None
+        kl = kl_estimate(logprobs.actor, logprobs.reference, kind=self.penalty.estimator)
+        return kl.where(mask, 0.0)
+
+
+def _summary(
+    raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], kl: Float[Tensor, "B R"] | None, carry: Carry
+) -> dict[str, float]:
+    figures = {
+        "advantage/mean": float(masked_mean(raw, mask)),
+        "advantage/std": float(masked_variance(raw, mask).sqrt()),
+        "advantage/abs_max": float(raw.where(mask, 0.0).abs().max()),
+    }
+    if kl is not None:
+        figures["kl/reference_mean"] = float(masked_mean(kl, mask))
+        figures["kl/coef"] = carry.kl_coef
+        figures["kl/penalty_mean"] = carry.kl_coef * figures["kl/reference_mean"]
+    return figures

@@ -1,0 +1,12 @@
+"""Where and how leaving the reference is penalised."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class KlPenalty:
+    """A penalty that is on; its coefficient travels in the carry."""
+
+    place: Literal["reward", "loss"]
+    estimator: Literal["k1", "k2", "k3"]

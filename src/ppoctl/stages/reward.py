@@ -1,0 +1,71 @@
+"""20-reward: score every response. An error is never a score of 0."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ppoctl.batch.records import REWARD_OK, REWARD_OUTCOMES, Record, Rewards, Rollouts
+from ppoctl.errors import NonFiniteError, RewardError
+from ppoctl.ports import Answer, Score, Scorer
+
+
+@dataclass(frozen=True)
+class RewardStage:
+    """Scores, scales, and stops when too many samples have no score."""
+
+    scorer: Scorer
+    scale: Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]
+    max_error_frac: float
+    fingerprint: str
+    name: str = "reward"
+
+    def run(self, rollouts: Rollouts) -> Rewards:
+        answers = [
+            Answer(response=text, truth=truth, prompt_id=prompt)
+            for text, truth, prompt in zip(rollouts.texts, rollouts.answers, rollouts.prompt_ids, strict=True)
+        ]
+        scores = self.scorer.score(answers)
+        self._require_few_errors(scores, answers)
+        return collect(scores, answers, self.scale)
+
+    def result(self, record: Record) -> Rewards:
+        assert isinstance(record, Rewards)
+        return record
+
+    def _require_few_errors(self, scores: list[Score], answers: list[Answer]) -> None:
+        missing = [(score, answer) for score, answer in zip(scores, answers, strict=True) if score.outcome != "ok"]
+        share = len(missing) / len(scores)
+        if missing and share > self.max_error_frac:
+            score, answer = missing[0]
+            raise RewardError(
+                f"{len(missing)} of {len(scores)} samples have no score ({share:.1%}, `reward.max_error_frac` is "
+                f"{self.max_error_frac:.1%}); the first is `{answer.prompt_id}`: {score.outcome} {score.message}".rstrip(),
+                hint="the rollouts are kept: mend the reward and resume, or allow more with "
+                "`--set reward.max_error_frac=...`",
+            )
+
+
+def collect(
+    scores: list[Score], answers: list[Answer], scale: Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]
+) -> Rewards:
+    """Scores as a record; raises NonFiniteError naming the sample whose score is NaN or infinite."""
+    for score, answer in zip(scores, answers, strict=True):
+        if score.value is not None and not math.isfinite(score.value):
+            raise NonFiniteError(
+                f"the reward of `{answer.prompt_id}` is `{score.value}`",
+                hint="nothing was trained on it; mend the reward and resume",
+            )
+    outcomes = torch.tensor([REWARD_OUTCOMES.index(score.outcome) for score in scores])
+    values = torch.tensor([score.value or 0.0 for score in scores], dtype=torch.float32)
+    names = sorted({name for score in scores for name in score.extras or {}})
+    return Rewards(
+        scores=values,
+        shaped=torch.where(outcomes == REWARD_OK, scale(values), 0.0),
+        outcomes=outcomes,
+        extras={name: [float((score.extras or {}).get(name, 0.0)) for score in scores] for name in names},
+        outcome_messages=[score.message for score in scores],
+    )

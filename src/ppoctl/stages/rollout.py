@@ -1,0 +1,91 @@
+"""10-rollout: draw responses from the actor."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ppoctl.batch.records import TERMINATED, TRUNCATED, Prompts, Record, Rollouts, State
+from ppoctl.batch.seeds import derive_seed
+from ppoctl.ports import Generator, Sample, SampleParts, SampleRequest, SamplingParams
+
+Progress = Callable[[int, int, int], None]
+"""(finished samples, all samples, tokens drawn so far)."""
+
+
+@dataclass(frozen=True)
+class RolloutStage:
+    """Draws `samples_per_prompt` responses per prompt; finished ones survive a crash of the stage."""
+
+    generator: Generator
+    parts: SampleParts
+    params: SamplingParams
+    samples_per_prompt: int
+    seed: int
+    fingerprint: str
+    check_stop: Callable[[], None]
+    progress: Progress
+    name: str = "rollout"
+
+    def run(self, actor: State, prompts: Prompts) -> Rollouts:
+        requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed)
+        key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
+        done = self.parts.recall(step=prompts.step, fingerprint=key)
+        missing = [request for request in requests if request.key not in done]
+        tokens = sum(len(sample.tokens) for sample in done.values())
+        with self.parts.keep(step=prompts.step, fingerprint=key) as keep:
+            for sample in self.generator.generate(missing, self.params, at=actor) if missing else ():
+                done[sample.key] = sample
+                tokens += len(sample.tokens)
+                keep(sample)
+                self.progress(len(done), len(requests), tokens)
+                self.check_stop()
+        return assemble(prompts, requests, done, samples=self.samples_per_prompt)
+
+    def result(self, record: Record) -> Rollouts:
+        assert isinstance(record, Rollouts)
+        return record
+
+
+def sample_requests(prompts: Prompts, *, samples: int, seed: int) -> list[SampleRequest]:
+    """One request per sample, prompt-major. Each has its own seed: equal prompts must not give equal samples."""
+    return [
+        SampleRequest(
+            key=f"{prompt.id}#{index}",
+            prompt_tokens=prompt.token_ids,
+            seed=derive_seed(seed, prompts.step, "rollout", prompt.id, index),
+        )
+        for prompt in prompts.rows
+        for index in range(samples)
+    ]
+
+
+def assemble(
+    prompts: Prompts, requests: list[SampleRequest], done: Mapping[str, Sample], *, samples: int
+) -> Rollouts:
+    """The record, in request order whatever order the samples finished in."""
+    drawn = [done[request.key] for request in requests]
+    owners = [prompt for prompt in prompts.rows for _ in range(samples)]
+    lengths = torch.tensor([len(sample.tokens) for sample in drawn])
+    shape = (len(drawn), int(lengths.max()))
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    logprobs = torch.zeros(shape, dtype=torch.float32)
+    for row, sample in enumerate(drawn):
+        tokens[row, : len(sample.tokens)] = torch.tensor(sample.tokens)
+        logprobs[row, : len(sample.tokens)] = torch.tensor(sample.logprobs)
+    return Rollouts(
+        prompt_tokens=torch.tensor([token for owner in owners for token in owner.token_ids]),
+        prompt_lengths=torch.tensor([len(owner.token_ids) for owner in owners]),
+        tokens=tokens,
+        lengths=lengths,
+        mask=torch.arange(shape[1])[None, :] < lengths[:, None],
+        sampler_logprobs=logprobs,
+        finish=torch.tensor([TERMINATED if sample.terminated else TRUNCATED for sample in drawn]),
+        seeds=torch.tensor([request.seed for request in requests]),
+        prompt_ids=[owner.id for owner in owners],
+        sample_indices=[index for _ in prompts.rows for index in range(samples)],
+        texts=[sample.text for sample in drawn],
+        answers=[owner.answer for owner in owners],
+        stamps=[sample.stamp for sample in drawn],
+    )

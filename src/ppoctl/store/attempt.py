@@ -1,0 +1,42 @@
+"""Numbered attempts: every process that works on a run takes the next number; only the newest may publish. Light."""
+
+from dataclasses import dataclass
+
+from ppoctl.errors import StorageError, SupersededError
+from ppoctl.store.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """This process's turn on the run."""
+
+    layout: RunLayout
+    number: int
+
+    def require_newest(self) -> None:
+        """Raise SupersededError when another attempt has started since."""
+        newest = self.layout.attempts()[-1]
+        if newest != self.number:
+            raise SupersededError(
+                f"attempt {self.number} of `{self.layout.root}` was superseded by attempt {newest}; "
+                "this one stops without publishing",
+                hint=f"look at the run: ppoctl status {self.layout.root}",
+            )
+
+
+def claim(layout: RunLayout) -> Attempt:
+    """Take the next number. Creating the folder is the claim: it fails for all but one of two racing processes."""
+    try:
+        layout.logs.mkdir(parents=True, exist_ok=True)
+        while True:
+            number = (layout.attempts() or [0])[-1] + 1
+            try:
+                layout.attempt(number).mkdir()
+            except FileExistsError:
+                continue
+            return Attempt(layout, number)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to run directory `{layout.root}`: {error.strerror}",
+            hint=f"check owner and free space: ls -ld {layout.root}; df -h {layout.root}",
+        ) from error

@@ -1,0 +1,116 @@
+"""Every path of a run directory; no other file joins paths. Light: the standard library only.
+
+    runs/NAME/  recipe.toml  recipe.resolved.json  run.json  journal.jsonl  ledger.jsonl
+      recipes/000001.json                  the recipe as it holds from that step on
+      logs/attempt-3/                      one per process that ran here
+      steps/000041/  10-rollout/ 20-reward/ 30-values/ ... 80-eval/     (each: record.safetensors, manifest.json)
+      states/actor/000041/  states/critic/000041/  states/best/
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+STAGES: dict[str, int] = {
+    "rollout": 10,
+    "reward": 20,
+    "values": 30,
+    "logprobs": 40,
+    "advantages": 50,
+    "critic_update": 60,
+    "actor_update": 70,
+    "eval": 80,
+}
+"""Stage names and their place in a step, so that `ls` teaches PPO."""
+
+ROLES = ("actor", "critic")
+MANIFEST = "manifest.json"
+RECORD = "record.safetensors"
+READABLE_STAGES = ("rollout", "reward", "values", "advantages", "eval")
+"""What `show` needs; kept for some steps after the rest of the folder is gone."""
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """Paths of one run directory."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def recipe_toml(self) -> Path:
+        return self.root / "recipe.toml"
+
+    @property
+    def recipe_resolved(self) -> Path:
+        return self.root / "recipe.resolved.json"
+
+    @property
+    def recipes(self) -> Path:
+        return self.root / "recipes"
+
+    def recipe_from(self, step: int) -> Path:
+        return self.recipes / f"{step:06d}.json"
+
+    @property
+    def run_json(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def attempt(self, number: int) -> Path:
+        return self.logs / f"attempt-{number}"
+
+    @property
+    def steps(self) -> Path:
+        return self.root / "steps"
+
+    def step(self, step: int) -> Path:
+        return self.steps / f"{step:06d}"
+
+    def stage(self, step: int, stage: str) -> Path:
+        return self.step(step) / f"{STAGES[stage]}-{stage}"
+
+    def parts(self, step: int) -> Path:
+        return self.step(step) / f"{STAGES['rollout']}-rollout.parts"
+
+    @property
+    def states(self) -> Path:
+        return self.root / "states"
+
+    def state(self, role: str, step: int) -> Path:
+        return self.states / role / f"{step:06d}"
+
+    @property
+    def best(self) -> Path:
+        return self.states / "best"
+
+    def committed_steps(self) -> list[int]:
+        """Steps that have a folder, oldest first."""
+        return sorted(int(path.name) for path in _folders(self.steps) if path.name.isdigit())
+
+    def saved_steps(self, role: str) -> list[int]:
+        """Steps with a committed state of the role, oldest first."""
+        folders = _folders(self.states / role)
+        return sorted(int(path.name) for path in folders if path.name.isdigit() and (path / MANIFEST).is_file())
+
+    def attempts(self) -> list[int]:
+        """Numbers of all attempts so far, oldest first."""
+        names = [path.name.removeprefix("attempt-") for path in _folders(self.logs)]
+        return sorted(int(name) for name in names if name.isdigit())
+
+
+def _folders(parent: Path) -> list[Path]:
+    return [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []

@@ -1,0 +1,169 @@
+"""`once(stage, *inputs)`: what is committed is recalled, what is not is run and committed. There is no resume code.
+
+Timing, figures, journal and observers wrap here, so that stages and the story stay free of them. A recalled stage
+emits nothing.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from ppoctl.batch import records
+from ppoctl.batch.records import Record
+from ppoctl.errors import StorageError
+from ppoctl.store import artifact
+from ppoctl.store import manifest as manifests
+from ppoctl.store.attempt import Attempt
+from ppoctl.store.journal import Journal, Line
+from ppoctl.store.layout import RECORD, RunLayout
+from ppoctl.store.manifest import FileDigest, Manifest
+
+Result = TypeVar("Result", covariant=True)
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """What a stage may take: something with a content digest or a lineage."""
+
+    @property
+    def identity(self) -> str: ...
+
+
+@runtime_checkable
+class Stage(Protocol[Result]):
+    """One stage of a step. `run` returns a record; `result` is what the story gets to hold of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the result keys this stage reads."""
+        ...
+
+    def run(self, *inputs: Any) -> Record: ...
+
+    def result(self, record: Record) -> Result: ...
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Told what happens; never changes it."""
+
+    def on_stage(self, step: int, stage: str) -> None:
+        """A stage starts to run."""
+        ...
+
+    def on_moment(self, step: int, stage: str, moment: str) -> None:
+        """A commit is at `writing`, `written` or `renamed`."""
+        ...
+
+    def on_committed(self, line: Line) -> None:
+        """A stage is committed; `line` is its line in the journal."""
+        ...
+
+
+@dataclass(frozen=True)
+class Once:
+    """The memory of a run."""
+
+    layout: RunLayout
+    attempt: Attempt
+    journal: Journal
+    check_stop: Callable[[], None]
+    """Raises when the job was asked to stop; called before a stage runs."""
+    observers: Sequence[Observer] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def at(self, step: int) -> "OnceAt":
+        """`once` for the stages of one step."""
+        return OnceAt(self, step)
+
+
+@dataclass(frozen=True)
+class OnceAt:
+    """`once` of one step."""
+
+    once: Once
+    step: int
+
+    def __call__(self, stage: Stage[Result], *inputs: Identified) -> Result:
+        """The stage's result: recalled when it is committed with the same inputs and settings, else run.
+
+        Raises StorageError when a committed artifact was made from something else: nothing is overwritten.
+        """
+        folder = self.once.layout.stage(self.step, stage.name)
+        identities = tuple(item.identity for item in inputs)
+        manifest = manifests.read(folder)
+        if manifest is not None:
+            self._require_same(stage, manifest, identities)
+            self.once.journal.ensure(manifest)
+            return stage.result(load_record(self.once.layout, self.step, stage.name, manifest))
+        return self._run(stage, inputs, identities)
+
+    def _run(self, stage: Stage[Result], inputs: Sequence[Identified], identities: tuple[str, ...]) -> Result:
+        self.once.check_stop()
+        for observer in self.once.observers:
+            observer.on_stage(self.step, stage.name)
+        started = time.monotonic()
+        record = stage.run(*inputs)
+        manifest = Manifest(
+            stage=stage.name,
+            step=self.step,
+            identity=record.identity,
+            inputs=identities,
+            fingerprint=stage.fingerprint,
+            files={},
+            seconds=time.monotonic() - started,
+            committed_at=time.time(),
+            attempt=self.once.attempt.number,
+            figures=record.figures(),
+            versions=self.once.versions,
+        )
+        folder = self.once.layout.stage(self.step, stage.name)
+        files = {RECORD: record.encoded, **record.readable_files()}
+        committed = artifact.commit(
+            folder, artifact.write_bytes(files), manifest, self.once.attempt, self._moment(stage.name)
+        )
+        line = self.once.journal.ensure(committed)
+        for observer in self.once.observers:
+            if line is not None:
+                observer.on_committed(line)
+        return stage.result(record)
+
+    def _moment(self, stage: str) -> artifact.Moment:
+        def tell(moment: str) -> None:
+            for observer in self.once.observers:
+                observer.on_moment(self.step, stage, moment)
+
+        return tell
+
+    def _require_same(self, stage: Stage[Any], manifest: Manifest, identities: tuple[str, ...]) -> None:
+        folder = self.once.layout.stage(self.step, stage.name)
+        if manifest.inputs != identities:
+            changed = [old for old, new in zip(manifest.inputs, identities, strict=False) if old != new]
+            raise StorageError(
+                f"`{folder}` was made from other inputs (it has `{(changed or ['another number of them'])[0][:24]}`)",
+                hint=f"remove this stage and those after it to make them again: rm -r {folder}",
+            )
+        if manifest.fingerprint != stage.fingerprint:
+            raise StorageError(
+                f"`{folder}` was made with other recipe keys than step {self.step} is recorded with",
+                hint=f"remove this stage and those after it to make them again: rm -r {folder}",
+            )
+
+
+def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) -> Record:
+    """A committed record, verified against its manifest; raises CorruptArtifactError naming the file."""
+    folder = layout.stage(step, stage)
+    for name in manifest.files:
+        if name != RECORD:
+            manifests.verify_bytes(folder / name, manifests.file_digest(folder / name), manifest.files[name])
+    path = folder / RECORD
+    expected = manifest.files.get(RECORD, FileDigest("", 0))
+    data = path.read_bytes() if path.is_file() else None
+    found = None if data is None else FileDigest(records.codec.digest(data), len(data))
+    manifests.verify_bytes(path, found, expected)
+    assert data is not None
+    return records.decode(data)

@@ -1,0 +1,258 @@
+"""Saved states, and the redo log between them: the `Models` port.
+
+An engine is asked to *be at* a state. If it is not there, the nearest ancestor is found (the resident state, a saved
+one, or the model source), loaded, and the recorded updates are run again from committed inputs, marked as replays.
+
+    source --update--> s1 --update--> s2 [saved] --update--> s3 --update--> s4   <- asked for
+                                      load s2,    replay,          replay
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from typing import cast
+
+from ppoctl.batch.records import Carry, State, Update
+from ppoctl.errors import StorageError
+from ppoctl.ports import Actor, Critic, Trainer
+from ppoctl.store import artifact
+from ppoctl.store import manifest as manifests
+from ppoctl.store.attempt import Attempt
+from ppoctl.store.layout import ROLES, RunLayout
+from ppoctl.store.manifest import Manifest
+from ppoctl.store.once import Observer, load_record
+
+Replay = Callable[[int, str, State], Update]
+"""(step, role, parent) -> the update as it came out this time; the engine is at `parent` before and at the next
+state after."""
+
+INEXACT_TOLERANCE = 1e-3
+"""Relative difference of a replayed figure that a GPU's reductions may cause; more is another update."""
+
+
+@dataclass
+class Resident:
+    """Where a role's engine is."""
+
+    lineage: str | None = None
+    replay: int = 0
+
+
+@dataclass
+class States:
+    """States of both roles of one run."""
+
+    layout: RunLayout
+    attempt: Attempt
+    engines: Mapping[str, Trainer]
+    initial: Mapping[str, State]
+    versions: dict[str, str]
+    replay: Replay | None = None
+    """Set by wire once the stages exist."""
+    observers: tuple[Observer, ...] = ()
+    say: Callable[[str], None] = lambda text: None
+    _resident: dict[str, Resident] = field(default_factory=lambda: {role: Resident() for role in ROLES})
+
+    def actor_at(self, state: State) -> Actor:
+        """The actor engine, holding exactly this state's weights and optimizer."""
+        return cast(Actor, self._bring(state))
+
+    def critic_at(self, state: State) -> Critic:
+        """The critic engine, holding exactly this state's weights and optimizer."""
+        return cast(Critic, self._bring(state))
+
+    @contextmanager
+    def advancing(self, state: State, *, to: State) -> Iterator[Trainer]:
+        """The engine at `state`, about to be trained to `to`. If that fails, it is at no known state."""
+        engine = self._bring(state)
+        self._resident[state.role].lineage = None
+        yield engine
+        self._resident[state.role].lineage = to.lineage
+
+    def replays(self, role: str) -> int:
+        """How many replays behind the resident state were not bit-equal."""
+        return self._resident[role].replay
+
+    def save(self, state: State, carry: Carry, figures: dict[str, float], *, healthy: bool) -> None:
+        """Commit the state unless it is. `figures` are the step's, for the record."""
+        folder = self.layout.state(state.role, state.step)
+        existing = manifests.read(folder)
+        if existing is not None:
+            if existing.identity != state.lineage:
+                raise StorageError(
+                    f"`{folder}` holds another state than step {state.step} leads to",
+                    hint=f"remove it and resume: rm -r {folder}",
+                )
+            return
+        engine = self._bring(state)
+        started = time.monotonic()
+        manifest = Manifest(
+            stage=f"state/{state.role}",
+            step=state.step,
+            identity=state.lineage,
+            inputs=(),
+            fingerprint="",
+            files={},
+            seconds=0.0,
+            committed_at=time.time(),
+            attempt=self.attempt.number,
+            figures=figures,
+            versions=self.versions,
+            extra={
+                "updates": state.updates,
+                "carry": carry.as_dict(),
+                "replay": self.replays(state.role),
+                "healthy": healthy,
+            },
+        )
+        artifact.commit(folder, engine.save, manifest, self.attempt, self._moment(state))
+        self.say(f"saved {state.role} at step {state.step} in {time.monotonic() - started:.2f} s")
+
+    def save_best(self, state: State, metric: str, value: float) -> None:
+        """Keep the actor's weights, replacing the previous best."""
+        engine = self.actor_at(state)
+        extra = {"updates": state.updates, "metric": metric, "value": value}
+        manifest = Manifest(
+            stage="best",
+            step=state.step,
+            identity=state.lineage,
+            inputs=(),
+            fingerprint="",
+            files={},
+            seconds=0.0,
+            committed_at=time.time(),
+            attempt=self.attempt.number,
+            versions=self.versions,
+            extra=extra,
+        )
+        folder = self.layout.best / f"{state.step:06d}"
+        if manifests.read(folder) is None:
+            artifact.commit(folder, engine.save_weights, manifest, self.attempt, lambda moment: None)
+        for other in self.layout.best.iterdir():
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def _moment(self, state: State) -> artifact.Moment:
+        def tell(moment: str) -> None:
+            for observer in self.observers:
+                observer.on_moment(state.step, f"state/{state.role}", moment)
+
+        return tell
+
+    def _bring(self, state: State) -> Trainer:
+        resident = self._resident[state.role]
+        engine = self.engines[state.role]
+        if resident.lineage == state.lineage:
+            return engine
+        path = self._path_to(state)
+        start, updates = path
+        resident.lineage = None
+        self._start_from(start, engine)
+        resident.lineage = start.lineage
+        here = start
+        for recorded in updates:
+            self._replay_one(recorded, here)
+            here = recorded.state
+        return engine
+
+    def _path_to(self, state: State) -> tuple[State, list[Update]]:
+        """The nearest ancestor that can be had at once, and the updates from there to `state`, oldest first."""
+        made_by = self._updates(state.role, up_to=state.step)
+        here, updates = state, list[Update]()
+        while not self._at_hand(here):
+            update = made_by.get(here.lineage)
+            if update is None:
+                raise StorageError(
+                    f"no saved state and no recorded update leads to {here.stamp}",
+                    hint=f"see what is there: ppoctl resume {self.layout.root} --plan",
+                )
+            updates.append(update)
+            parent_step = made_by[update.parent].step if update.parent in made_by else self._step_of(here, update)
+            here = State(role=here.role, step=parent_step, updates=0, lineage=update.parent)
+        return here, updates[::-1]
+
+    def _step_of(self, child: State, update: Update) -> int:
+        """Step of a parent that no update made: a saved one or the initial one."""
+        if update.parent == self.initial[child.role].lineage:
+            return 0
+        for step in self.layout.saved_steps(child.role):
+            manifest = manifests.read(self.layout.state(child.role, step))
+            if manifest is not None and manifest.identity == update.parent:
+                return step
+        return update.step - 1
+
+    def _at_hand(self, state: State) -> bool:
+        if state.lineage in (self._resident[state.role].lineage, self.initial[state.role].lineage):
+            return True
+        manifest = manifests.read(self.layout.state(state.role, state.step))
+        return manifest is not None and manifest.identity == state.lineage
+
+    def _start_from(self, state: State, engine: Trainer) -> None:
+        if self._resident[state.role].lineage == state.lineage:
+            return
+        if state.lineage == self.initial[state.role].lineage:
+            engine.start()
+            self._resident[state.role].replay = 0
+            return
+        folder = self.layout.state(state.role, state.step)
+        manifest = manifests.read(folder)
+        assert manifest is not None
+        manifests.verify(folder, manifest)
+        engine.load(folder)
+        self._resident[state.role].replay = int(manifest.extra.get("replay", 0))
+        self.say(f"restored {state.role} at step {state.step}")
+
+    def _replay_one(self, recorded: Update, parent: State) -> None:
+        assert self.replay is not None
+        parent = State(role=parent.role, step=parent.step, updates=parent.updates, lineage=recorded.parent)
+        again = self.replay(recorded.step, recorded.role, parent)
+        gap = largest_gap(recorded.per_minibatch, again.per_minibatch)
+        if gap > INEXACT_TOLERANCE:
+            raise StorageError(
+                f"replaying {recorded.role} of step {recorded.step} gave other figures than recorded "
+                f"(relative gap {gap:.2g})",
+                hint="resume with the versions, threads and layout of the manifest: "
+                f"ppoctl show {self.layout.root} --step {recorded.step} --manifest",
+            )
+        if gap > 0:
+            self._resident[recorded.role].replay += 1
+        self.say(f"replayed {recorded.role} update of step {recorded.step} (largest gap {gap:.2g})")
+
+    def _updates(self, role: str, *, up_to: int) -> dict[str, Update]:
+        """Recorded updates of a role by the lineage they made."""
+        found: dict[str, Update] = {}
+        for step in self.layout.committed_steps():
+            stage = f"{role}_update"
+            manifest = manifests.read(self.layout.stage(step, stage)) if step <= up_to else None
+            if manifest is not None:
+                update = load_record(self.layout, step, stage, manifest)
+                assert isinstance(update, Update)
+                found[update.lineage] = update
+        return found
+
+
+def largest_gap(recorded: Mapping[str, list[float]], again: Mapping[str, list[float]]) -> float:
+    """Largest relative difference between two updates' per-minibatch figures; infinite when their shapes differ."""
+    if recorded.keys() != again.keys() or any(len(recorded[k]) != len(again[k]) for k in recorded):
+        return math.inf
+    gaps = [
+        abs(a - b) / max(abs(a), abs(b), 1e-6)
+        for key in recorded
+        for a, b in zip(recorded[key], again[key], strict=True)
+    ]
+    return max(gaps, default=0.0)
+
+
+def saved_state(layout: RunLayout, role: str, step: int) -> tuple[State, Carry] | None:
+    """The handle of a saved state and the carry that goes with it."""
+    manifest = manifests.read(layout.state(role, step))
+    if manifest is None:
+        return None
+    state = State(role=role, step=step, updates=int(manifest.extra["updates"]), lineage=manifest.identity)
+    return state, Carry(**manifest.extra["carry"])
+
+

@@ -1,0 +1,1 @@
+"""Whom we tell: metric registry, MLflow mirror, console."""

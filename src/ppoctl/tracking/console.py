@@ -1,0 +1,270 @@
+"""What `train` says while it runs: a live panel on a terminal, plain lines anywhere else. Talk goes to stderr.
+
+A console never fails a run: a terminal that went away is written to no more.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, Protocol, cast, runtime_checkable
+
+from rich import box
+from rich.console import Console as RichConsole
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ppoctl.tracking.view import (
+    KEY_FIGURES,
+    LAST_STAGE,
+    Progress,
+    RunView,
+    duration,
+    key_figures,
+    number,
+    sparkline,
+)
+
+Line = Mapping[str, Any]
+Clock = Callable[[], float]
+
+PROGRESS_EVERY_S = 60.0
+"""Plain lines of a long rollout."""
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """A text file that may be a terminal."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool: ...
+
+
+@runtime_checkable
+class Console(Protocol):
+    """Told what happens, from any thread."""
+
+    def on_stage_started(self, step: int, stage: str) -> None: ...
+
+    def on_committed(self, line: Line) -> None:
+        """A stage is committed; `line` is its journal line."""
+        ...
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        """The rollout has `done` of `total` samples, and drew `tokens` tokens in this attempt."""
+        ...
+
+    def on_message(self, text: str) -> None:
+        """One line that is not about a figure: a warning, MLflow's state."""
+        ...
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        ...
+
+
+def open_console(
+    name: str, steps: int, *, stream: Stream | None = None, verbose: bool = False, history: Iterable[Line] = ()
+) -> Console:
+    """The console that fits the stream (default: stderr). `history` is the journal so far, for a resumed run."""
+    stream = stream or sys.stderr
+    view = RunView(name, steps, time.monotonic)
+    view.recall(history)
+    if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
+        return LiveConsole(view, RichConsole(file=cast(IO[str], stream), highlight=False))
+    return PlainConsole(view, stream, verbose=verbose, clock=time.monotonic)
+
+
+class PlainConsole:
+    """One line per step; with `verbose` also one per stage. ASCII without control characters: it ends up in logs."""
+
+    def __init__(self, view: RunView, stream: Stream, *, verbose: bool, clock: Clock) -> None:
+        self._view = view
+        self._stream: Stream | None = stream
+        self._verbose = verbose
+        self._clock = clock
+        self._told = clock()
+        self._reported = view.finished_step
+        self._lock = threading.Lock()
+
+    def on_stage_started(self, step: int, stage: str) -> None:
+        with self._lock:
+            self._told = self._clock()
+            self._report(step - 1)  # said already, unless the step had no update of the actor
+            self._view.stage_started(step, stage)
+            if self._verbose:
+                self._write(f"{self._place(step)}  {stage} ...")
+
+    def on_committed(self, line: Line) -> None:
+        with self._lock:
+            self._view.committed(line)
+            if "stage" not in line:
+                return
+            step, stage, figures = line["step"], line["stage"], line.get("figures", {})
+            if self._verbose:
+                self._write(f"{self._place(step)}  {stage} {duration(line['seconds'])}")
+            if stage == LAST_STAGE:
+                self._report(step)
+            if stage == "eval":
+                shown = [f"{name.removeprefix('eval/')} {number(value)}" for name, value in figures.items()]
+                self._write("  ".join([self._place(step), "eval", *shown]))
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        with self._lock:
+            self._view.progressed(Progress(done, total, tokens))
+            activity = self._view.activity
+            if activity is None or self._clock() - self._told < PROGRESS_EVERY_S:
+                return
+            self._told = self._clock()
+            speed = number(self._view.tokens_per_s)
+            self._write(f"{self._place(activity.step)}  {activity.stage} {done}/{total}  {speed} tok/s")
+
+    def on_message(self, text: str) -> None:
+        with self._lock:
+            self._write(text)
+
+    def close(self) -> None:
+        with self._lock:
+            self._stream = None
+
+    def _place(self, step: int) -> str:
+        return f"step {step}/{self._view.steps}"
+
+    def _report(self, step: int) -> None:
+        """The line of a step that is over, once."""
+        if step <= self._reported or not self._view.step_figures(step):
+            return
+        self._reported = step
+        view = self._view
+        figures = [f"{word} {value}" for word, value in key_figures(view.step_figures(step))]
+        speed = f"{number(view.tokens_per_s)} tok/s"
+        times = [duration(view.step_seconds(step)), f"eta {duration(view.eta_s)}"]
+        self._write("  ".join([self._place(step), *figures, speed, *times]))
+
+    def _write(self, text: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(plain(text) + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # a closed terminal or pipe; ValueError: the file object itself is closed
+            self._stream = None
+
+
+class LiveConsole:
+    """A panel that redraws itself; messages appear above it."""
+
+    def __init__(self, view: RunView, console: RichConsole, *, refresh_per_second: float = 4.0) -> None:
+        self._view = view
+        self._console = console
+        self._unicode = console.encoding.startswith("utf")
+        self._lock = threading.RLock()
+        self._live = Live(
+            get_renderable=self._render,
+            console=console,
+            refresh_per_second=refresh_per_second,
+            # Rich prints what it redirects to its own console, here stderr: data that someone pipes from stdout
+            # must not go there.
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        with _writing():
+            self._live.start()
+
+    def on_stage_started(self, step: int, stage: str) -> None:
+        with self._lock:
+            self._view.stage_started(step, stage)
+
+    def on_committed(self, line: Line) -> None:
+        with self._lock:
+            self._view.committed(line)
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        with self._lock:
+            self._view.progressed(Progress(done, total, tokens))
+
+    def on_message(self, text: str) -> None:
+        with _writing():
+            self._console.print(Text(plain(text)))
+
+    def close(self) -> None:
+        with _writing():
+            self._live.stop()
+
+    def _render(self) -> Panel:
+        # Called by rich's refresh thread too.
+        with self._lock:
+            return panel(self._view, unicode=self._unicode)
+
+
+def panel(view: RunView, *, unicode: bool) -> Panel:
+    """The run in four lines: where it is, its figures, how rewards went, how long it takes."""
+    activity = view.activity
+    step = view.finished_step if activity is None else activity.step
+    stage = "" if activity is None else f"  {activity.stage} {duration(view.stage_seconds)}"
+    if view.progress is not None:
+        stage += f"  {view.progress.done}/{view.progress.total} samples"
+    place = Text.assemble((f"step {step}/{view.steps}", "bold"), stage)
+    figures = Text("  ").join(Text.assemble((f"{word} ", "dim"), value) for word, value in key_figures(view.figures))
+    rewards = Text.assemble(("rewards ", "dim"), sparkline(view.rewards, unicode=unicode))
+    speed = Text.assemble(f"{number(view.tokens_per_s)} tok/s  ", ("eta ", "dim"), duration(view.eta_s))
+    return Panel(
+        Group(place, figures, rewards, speed),
+        title=Text(plain(view.name)),
+        title_align="left",
+        box=box.ROUNDED if unicode else box.ASCII,
+    )
+
+
+def final_rows(lines: Iterable[Line]) -> list[dict[str, str]]:
+    """How each key figure and each evaluation began, ended and peaked, from the lines of a journal."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for name, value in line.get("figures", {}).items():
+            if name in KEY_FIGURES.values() or name.startswith("eval/"):
+                series.setdefault(name, []).append((line["step"], value))
+    order = [name for name in KEY_FIGURES.values() if name in series]
+    order += sorted(name for name in series if name not in order)
+    return [_final_row(name, sorted(series[name])) for name in order]
+
+
+def final_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Rows of text under the keys of the first one; the first column is a name, the others are numbers."""
+    table = Table(box=box.ASCII2, show_edge=False)
+    for place, name in enumerate(rows[0] if rows else ()):
+        table.add_column(name, justify="left" if place == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in row.values()))
+    return table
+
+
+def plain(text: str) -> str:
+    """One line of printable ASCII: what a model wrote may hold anything, escape sequences included."""
+    ascii_text = text.encode("ascii", "backslashreplace").decode()
+    return "".join(char if char.isprintable() else " " for char in ascii_text)
+
+
+def _final_row(name: str, points: Sequence[tuple[int, float]]) -> dict[str, str]:
+    values = [value for _, value in points]
+    return {
+        "figure": name,
+        "first": number(values[0]),
+        "last": number(values[-1]),
+        "lowest": number(min(values)),
+        "highest": number(max(values)),
+        "steps": f"{points[0][0]}..{points[-1][0]}",
+    }
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Around everything that writes to a terminal, which may be gone."""
+    with contextlib.suppress(OSError, ValueError):
+        yield

@@ -1,0 +1,123 @@
+"""Does the run look healthy? Pure: figures in, verdicts out; who calls decides what stopping means.
+
+The only memory is how many steps in a row a figure was out of bounds, and `replay` rebuilds it from the journal, so
+a resumed run judges as the uninterrupted one would have.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ppoctl.recipe.schema import HealthRule, HealthTable
+
+METRICS: dict[str, tuple[str, ...]] = {
+    "kl": ("policy/approx_kl",),
+    "reference_kl": ("kl/reference_mean",),
+    "entropy": ("policy/entropy_mean",),
+    "truncated": ("rollout/truncated_frac",),
+    "explained_variance": ("value/explained_variance",),
+    "reward_errors": ("reward/error_frac", "reward/timeout_frac"),
+}
+"""Which metrics each rule of `[health]` reads; several are added up."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One rule that acts at one step."""
+
+    action: Literal["warn", "stop"]
+    step: int
+    metric: str
+    value: float
+    bound: float
+    key: str
+    """Recipe key of the bound that is broken."""
+    num_steps: int
+    """Steps in a row, this one included."""
+
+    @property
+    def text(self) -> str:
+        """For a person: metric, value, bound, for how many steps, and the key that set the bound."""
+        side = "below" if self.key.endswith(".min") else "above"
+        where = f"{side} {self.bound:.4g}" if math.isfinite(self.value) else f"not within {self.bound:.4g}"
+        steps = "" if self.num_steps == 1 else f" for {self.num_steps} steps"
+        return f"step {self.step}: {self.metric} is {self.value:.4g}, {where}{steps} (`{self.key}`)"
+
+
+class HealthMonitor:
+    """The rules of one recipe, and how long each has been broken."""
+
+    def __init__(self, rules: HealthTable) -> None:
+        self._rules: dict[str, HealthRule] = {name: getattr(rules, name) for name in METRICS}
+        self._counts = dict.fromkeys(METRICS, 0)
+        self._step = 0
+        self._verdicts: list[Verdict] = []
+
+    def judge(self, step: int, figures: Mapping[str, float]) -> list[Verdict]:
+        """Rules that act at this step, given all its figures; the same answer when asked again about the same step.
+
+        A figure that is absent (a critic-only step has no actor's KL) neither counts nor interrupts a row of steps;
+        one that is not finite is out of bounds. Raises ValueError on a step before the last judged one.
+        """
+        if step < self._step:
+            raise ValueError(f"step {step} is judged after step {self._step}")
+        if step > self._step:
+            self._step = step
+            found = [self._judge_rule(name, step, figures) for name in METRICS]
+            self._verdicts = [verdict for verdict in found if verdict is not None]
+        return list(self._verdicts)
+
+    def replay(self, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        """Start again from the figures of earlier steps, oldest first (see `figures_by_step`); says nothing."""
+        self._counts = dict.fromkeys(METRICS, 0)
+        self._step = 0
+        self._verdicts = []
+        for step, figures in history:
+            self.judge(step, figures)
+
+    def _judge_rule(self, name: str, step: int, figures: Mapping[str, float]) -> Verdict | None:
+        rule = self._rules[name]
+        value = _value(METRICS[name], figures)
+        if value is None or step < rule.from_step:
+            return None
+        broken = _broken_bound(rule, value)
+        self._counts[name] = 0 if broken is None else self._counts[name] + 1
+        if broken is None or self._counts[name] < rule.for_steps:
+            return None
+        side, bound = broken
+        return Verdict(
+            action=rule.action,
+            step=step,
+            metric=" + ".join(METRICS[name]),
+            value=value,
+            bound=bound,
+            key=f"health.{name}.{side}",
+            num_steps=self._counts[name],
+        )
+
+
+def figures_by_step(lines: Iterable[Mapping[str, Any]], *, before: int) -> list[tuple[int, dict[str, float]]]:
+    """All figures of each step below `before`, oldest step first, from the lines of a journal.
+
+    `before` is the step a resumed run is at: that one is not over, and judging half of it would count it.
+    """
+    steps: dict[int, dict[str, float]] = {}
+    for line in lines:
+        if "stage" in line and 0 < line["step"] < before:
+            steps.setdefault(line["step"], {}).update(line["figures"])
+    return sorted(steps.items())
+
+
+def _value(metrics: tuple[str, ...], figures: Mapping[str, float]) -> float | None:
+    present = [figures[metric] for metric in metrics if metric in figures]
+    return sum(present) if present else None
+
+
+def _broken_bound(rule: HealthRule, value: float) -> tuple[str, float] | None:
+    """Which bound the value breaks, and that bound. Written as `not inside`, so that NaN breaks any bound."""
+    if rule.max is not None and not value <= rule.max:
+        return "max", rule.max
+    if rule.min is not None and not value >= rule.min:
+        return "min", rule.min
+    return None

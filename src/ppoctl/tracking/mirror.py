@@ -1,0 +1,209 @@
+"""MLflow as a mirror of a run directory: a thread that follows the journal, and a rebuild in the foreground.
+
+    training thread                     mirror thread (daemon)
+      store appends to journal.jsonl
+      notify() ------ event ---------->   opens MLflow (import, connect), sends what it lacks, waits
+      close(status, deadline_s) ------>   sends the rest, sets the status, ends
+
+Training never waits for MLflow and never fails because of it: what cannot be sent stays in the journal, which is the
+truth, and is sent by the next try, the next attempt or `rebuild`. Nothing here is used in child processes.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppoctl.errors import EnvironmentProblemError, PpoctlError
+from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.tracking import forwarder
+from ppoctl.tracking.forwarder import Forwarder, Sent
+from ppoctl.tracking.journal_reader import entries
+from ppoctl.tracking.mlflow_run import Address, MlflowRun, Target, address_of, without_password
+from ppoctl.tracking.outgoing import Ending, ended, ending
+
+Say = Callable[[str], None]
+OpenTarget = Callable[[Path, Address], Target]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Pauses of the mirror thread, in seconds."""
+
+    poll_s: float = 10.0
+    """Between looks at the journal when nobody notifies."""
+    first_retry_s: float = 1.0
+    """After the first failure; doubles with each one that follows."""
+    longest_retry_s: float = 60.0
+
+
+def open_mlflow(run_dir: Path, address: Address) -> Target:
+    """The MLflow run of a run directory; imports mlflow, 0.5 to 0.9 s."""
+    return MlflowRun.open(address, forwarder.read_card(run_dir))
+
+
+class MlflowMirror:
+    """Mirrors one attempt. Start it when the engines are imported: two threads that import the same packages at one
+    time can see half-made modules, and nothing is committed before that anyway."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        settings: MlflowTracking,
+        runs_dir: Path,
+        *,
+        say: Say,
+        open_target: OpenTarget = open_mlflow,
+        patience: Patience = Patience(),
+    ) -> None:
+        """`say` gets one line when MLflow goes away, one when it is back; it is called from the mirror's thread."""
+        self._run_dir = run_dir.resolve()
+        self._address = address_of(settings, runs_dir)
+        self._say = say
+        self._open_target = open_target
+        self._patience = patience
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._abandoned = threading.Event()
+        self._settled = False
+        self._down = False
+        self._seq = 0
+        self._ended_as: str | None = None
+        self._forwarder: Forwarder | None = None
+        self._thread = threading.Thread(target=self._work, name="mlflow-mirror", daemon=True)
+        self._pid = os.getpid()
+
+    def start(self) -> None:
+        """Begin to mirror; returns at once."""
+        self._thread.start()
+
+    def notify(self) -> None:
+        """The journal has a new line; returns at once."""
+        # A forked child has no mirror thread, and its copy of the event may be locked for ever.
+        if os.getpid() == self._pid:
+            self._wake.set()
+
+    def close(self, status: str, deadline_s: float) -> int:
+        """Send the rest and set the final status, waiting no longer than the deadline; call it after the journal has
+        its `attempt_ended` line. `status` is that line's word.
+
+        Returns the number of journal lines that MLflow may lack, and says so with the command that sends them.
+        """
+        if os.getpid() != self._pid:
+            return 0
+        self._ended_as = status
+        self._closing.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(deadline_s)
+        if self._settled:
+            return 0
+        self._abandoned.set()
+        left = sum(1 for entry in entries(self._journal) if entry.line["seq"] > self._seq)
+        what = f"{left} journal lines" if left else "the run's status or files"
+        self._say(f"mlflow: {what} not sent; send them with: ppoctl track --rebuild {self._run_dir.name}")
+        return left
+
+    @property
+    def _journal(self) -> Path:
+        return self._run_dir / "journal.jsonl"
+
+    def _work(self) -> None:
+        """The thread: forward, wait for news; on failure wait longer each time and open the target anew."""
+        patience = self._patience
+        pause_s = patience.first_retry_s
+        while not self._abandoned.is_set():
+            closing = self._closing.is_set()
+            try:
+                self._forward(closing=closing)
+            except Exception as problem:  # noqa: BLE001 - worker boundary: no failure of MLflow may reach training
+                self._forwarder = None
+                self._tell_down(problem)
+                if closing:
+                    return
+                self._closing.wait(pause_s)
+                pause_s = min(2 * pause_s, patience.longest_retry_s)
+                continue
+            self._tell_up()
+            pause_s = patience.first_retry_s
+            if closing:
+                self._settled = not self._abandoned.is_set()
+                return
+            self._wake.wait(patience.poll_s)
+            self._wake.clear()
+
+    def _forward(self, *, closing: bool) -> None:
+        if self._forwarder is None:
+            self._forwarder = Forwarder(self._run_dir, self._open_target(self._run_dir, self._address))
+            self._seq = self._forwarder.seq
+            self._forwarder.describe(forwarder.versions())
+            if not closing:
+                self._forwarder.end(Ending("RUNNING", {"ppoctl.status": "running"}))
+        try:
+            self._forwarder.forward(stop=self._abandoned.is_set)
+        finally:
+            self._seq = self._forwarder.seq
+        if closing and not self._abandoned.is_set():
+            self._forwarder.end(self._ending())
+        self._forwarder.keep_files()
+
+    def _ending(self) -> Ending:
+        """As the journal has it; by the word given to `close` where the journal's last event is another one."""
+        assert self._ended_as is not None
+        last = ending(entry.line for entry in entries(self._journal))
+        if last is not None and last.tags["ppoctl.status"] == self._ended_as:
+            return last
+        return ended(self._ended_as, at_ms=int(time.time() * 1000))
+
+    def _tell_down(self, problem: Exception) -> None:
+        if not self._down and not self._abandoned.is_set():
+            self._say(
+                f"mlflow: `{self._address.shown}` does not take what is sent ({_reason(problem)}); training goes on, "
+                "the journal keeps everything"
+            )
+        self._down = True
+
+    def _tell_up(self) -> None:
+        if self._down and not self._abandoned.is_set():
+            self._say(f"mlflow: `{self._address.shown}` is back and has everything")
+        self._down = False
+
+
+def rebuild(
+    run_dir: Path, settings: MlflowTracking, *, runs_dir: Path | None = None, ended_as: str | None = None
+) -> Sent:
+    """Send all that MLflow lacks of a run, in the foreground; a second call finds nothing to send.
+
+    `ended_as` is the attempt's end in the journal's words, for a run whose process is known to be dead without having
+    journaled one. Raises EnvironmentProblemError when MLflow cannot be reached.
+    """
+    run_dir = run_dir.resolve()
+    address = address_of(settings, runs_dir or run_dir.parent)
+    if not (run_dir / "run.json").is_file():
+        raise EnvironmentProblemError(f"`{run_dir}` is no run directory", hint=f"list them with: ls {run_dir.parent}")
+    try:
+        worker = Forwarder(run_dir, open_mlflow(run_dir, address))
+        return worker.describe({}) + worker.forward() + _end(worker, run_dir, ended_as) + worker.keep_files()
+    except PpoctlError:
+        raise
+    except Exception as problem:
+        raise EnvironmentProblemError(
+            f"MLflow at `{address.shown}` does not take what is sent: {_reason(problem)}",
+            hint=f"what is missing is sent by running this again: ppoctl track --rebuild {run_dir.name}",
+        ) from problem
+
+
+def _end(worker: Forwarder, run_dir: Path, ended_as: str | None) -> Sent:
+    lines = [entry.line for entry in entries(run_dir / "journal.jsonl")]
+    last = ending(lines)
+    if ended_as is not None and lines and (last is None or last.status == "RUNNING"):
+        last = ended(ended_as, at_ms=int(lines[-1]["at"] * 1000))
+    return Sent() if last is None else worker.end(last)
+
+
+def _reason(problem: Exception) -> str:
+    """The first line of what went wrong, short enough for one line of a log."""
+    text = (str(problem).strip().splitlines() or [""])[0] or type(problem).__name__
+    return without_password(text)[:200]

@@ -1,0 +1,296 @@
+"""One MLflow run, as a target for journal lines. The only file that imports mlflow, and it does so when opened.
+
+    Forwarder -> Target (port) -> MlflowRun -> MlflowClient -> sqlite file, database or HTTP server
+
+Calls block; who must not wait calls from another thread (`mirror`).
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import sqlite3
+import uuid
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import urlsplit
+
+from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.tracking.outgoing import MARKER, Batch, Ending
+
+RUN_ID_TAG = "ppoctl.run_id"
+DIGEST_TAG = "ppoctl.sha256."
+
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    # With its defaults a call on a dead server blocks 247 s. Retrying is the forwarder's work, which asks before it
+    # creates a run again; MLflow's own retries repeat a creation whose answer was lost.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+}
+_LOCK_WAIT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The last journal line a target has: its number and the time it was committed."""
+
+    seq: int
+    at_ms: int
+
+
+@runtime_checkable
+class Target(Protocol):
+    """Where journal lines go. Any call may raise anything; the caller then opens a new target."""
+
+    def marker(self) -> Marker | None:
+        """The last line it has; None: none."""
+        ...
+
+    def points(self) -> set[tuple[str, int]]:
+        """(metric, step) of every point it has. Slow: asked only when the marker cannot be trusted."""
+        ...
+
+    def params(self) -> Mapping[str, str]: ...
+
+    def tags(self) -> Mapping[str, str]: ...
+
+    def files(self, folder: str) -> Mapping[str, int]:
+        """Files kept in a folder: path -> bytes."""
+        ...
+
+    def send(self, batch: Batch) -> None:
+        """Store the points of a batch, its marker last."""
+        ...
+
+    def describe(self, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        """Store params and set tags."""
+        ...
+
+    def keep(self, path: str, text: str) -> None:
+        """Store a text file."""
+        ...
+
+    def status(self) -> str: ...
+
+    def end(self, ending: Ending) -> None:
+        """Set the status."""
+        ...
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a run is mirrored to."""
+
+    uri: str
+    experiment: str
+    artifacts: str | None
+    """Of a new experiment; None: the server decides."""
+    file: Path | None
+    """The sqlite file of the default URI."""
+
+    @property
+    def shown(self) -> str:
+        """The URI without a password."""
+        return without_password(self.uri)
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """What identifies a run; the same at every attempt."""
+
+    run_id: str
+    name: str
+    created_ms: int
+
+
+def address_of(settings: MlflowTracking, runs_dir: Path) -> Address:
+    """Where the recipe sends this run: by default a sqlite file in the runs folder, everything absolute."""
+    folder = runs_dir.resolve()
+    file = folder / "mlflow.db" if settings.uri is None else None
+    uri = settings.uri or f"sqlite:///{file}"
+    # A server knows where its artifacts go; for a database MLflow would take the current directory.
+    by_server = urlsplit(uri).scheme in ("http", "https", "databricks", "databricks-uc", "uc")
+    artifacts = None if by_server else (folder / "mlflow-artifacts").as_uri()
+    return Address(uri, settings.experiment, artifacts, file)
+
+
+def without_password(text: str) -> str:
+    """The text with `user:password@` removed from its URIs."""
+    head, found, tail = text.partition("://")
+    if not found:
+        return text
+    authority, *rest = tail.split("/", 1)
+    return "/".join([f"{head}://{authority.rpartition('@')[2]}", *map(without_password, rest)])
+
+
+class MlflowRun:
+    """The MLflow run of one ppoctl run; found by its tag or created."""
+
+    def __init__(self, client: Any, run_id: str) -> None:
+        self._client = client
+        self._id = run_id
+
+    @classmethod
+    def open(cls, address: Address, card: RunCard) -> "MlflowRun":
+        """The one MLflow run of this ppoctl run. Raises whatever MLflow raises when it cannot be reached."""
+        client = _client(address)
+        run = _find(client, address, card) or _create(client, address, card)
+        return cls(client, run.info.run_id)
+
+    def marker(self) -> Marker | None:
+        if MARKER not in self._run().data.metrics:
+            return None
+        history = self._client.get_metric_history(self._id, MARKER)
+        last = max(history, key=lambda metric: (metric.step, metric.timestamp))
+        return Marker(last.step, last.timestamp)
+
+    def points(self) -> set[tuple[str, int]]:
+        return {
+            (name, metric.step)
+            for name in self._run().data.metrics
+            for metric in self._client.get_metric_history(self._id, name)
+        }
+
+    def params(self) -> Mapping[str, str]:
+        return dict(self._run().data.params)
+
+    def tags(self) -> Mapping[str, str]:
+        return dict(self._run().data.tags)
+
+    def files(self, folder: str) -> Mapping[str, int]:
+        return {info.path: info.file_size or 0 for info in self._client.list_artifacts(self._id, folder)}
+
+    def send(self, batch: Batch) -> None:
+        from mlflow.entities import Metric, RunTag
+
+        if batch.tags:
+            # First, in a call of their own: MLflow stores metrics and tags in two transactions, and what lies
+            # behind the marker must be complete.
+            self._log(tags=[RunTag(*item) for item in batch.tags.items()])
+        self._log(metrics=[Metric(p.name, p.value, p.at_ms, p.step) for p in batch.points])
+
+    def describe(self, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        from mlflow.entities import Param, RunTag
+
+        self._log(params=[Param(*item) for item in params.items()], tags=[RunTag(*item) for item in tags.items()])
+
+    def keep(self, path: str, text: str) -> None:
+        self._client.log_text(self._id, text, path)
+
+    def status(self) -> str:
+        return str(self._run().info.status)
+
+    def _run(self) -> Any:
+        return self._client.get_run(self._id)
+
+    def _log(self, **items: list[Any]) -> None:
+        # Said explicitly, because MLFLOW_ENABLE_ASYNC_LOGGING would turn errors into silence.
+        self._client.log_batch(self._id, **items, synchronous=True)
+
+    def end(self, ending: Ending) -> None:
+        self.describe({}, ending.tags)
+        if ending.at_ms is None:
+            self._client.update_run(self._id, status=ending.status)
+        else:
+            self._client.set_terminated(self._id, ending.status, end_time=ending.at_ms)
+
+
+def digest(text: str) -> str:
+    """What a kept file's tag says of it."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _client(address: Address) -> Any:
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    # Deprecations between mlflow, sqlalchemy and alembic are not the reader's business.
+    for module in ("mlflow", "sqlalchemy", "alembic"):
+        warnings.filterwarnings("ignore", module=rf"{module}\b")
+        logging.getLogger(module).setLevel(logging.ERROR)
+    from mlflow.store.db import utils as database
+    from mlflow.tracking import MlflowClient
+
+    # Ten tries with doubling pauses, 100 s in one call; there is no setting for it, and waiting is the forwarder's.
+    database.MAX_RETRY_COUNT = 0
+    if address.uri.startswith("sqlite:///"):
+        _check_sqlite(address)
+    return MlflowClient(tracking_uri=address.uri)
+
+
+def _check_sqlite(address: Address) -> None:
+    """Raise at once when the file is locked or cannot be written (MLflow would wait 20 s); make it if there is none.
+
+    A new file is made aside and linked into place: MLflow builds its tables in some eighty migrations, and a kill
+    (or a second run starting) in the middle of them leaves a database that nothing can open.
+    """
+    from sqlalchemy.engine import make_url
+
+    path = Path(make_url(address.uri).database or ":memory:")
+    if path.name == ":memory:":
+        return
+    if address.file not in (None, path):
+        # Escaping would do for sqlalchemy, but MLflow reads the same URI unescaped and makes stray folders.
+        raise ValueError(f"a database URI cannot carry the `%` or `?` in `{address.file}`; set `tracking.uri`")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        _make_sqlite(path)
+    with contextlib.closing(sqlite3.connect(path, timeout=_LOCK_WAIT_S)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.rollback()
+
+
+def _make_sqlite(path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    # Two files: MLflow keeps a connection to the first, which must not become one to the real database.
+    made = path.with_name(f".{path.name}.{uuid.uuid4().hex}.made")
+    copy = made.with_suffix(".copy")
+    try:
+        MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments(max_results=1)
+        shutil.copyfile(made, copy)
+        with contextlib.suppress(FileExistsError):
+            os.link(copy, path)  # unlike a rename, it refuses to replace what another run made meanwhile
+    finally:
+        made.unlink(missing_ok=True)
+        copy.unlink(missing_ok=True)
+
+
+def _find(client: Any, address: Address, card: RunCard) -> Any | None:
+    """The run with this tag; in the recipe's experiment or, if that key was changed, in any other."""
+    own = client.get_experiment_by_name(address.experiment)
+    run = None if own is None else _first_of(client, [own.experiment_id], card)
+    return run or _first_of(client, [experiment.experiment_id for experiment in client.search_experiments()], card)
+
+
+def _first_of(client: Any, experiments: list[str], card: RunCard) -> Any | None:
+    if not experiments:
+        return None
+    runs = client.search_runs(experiments, f"tags.`{RUN_ID_TAG}` = '{card.run_id}'")
+    # Any fixed order will do: two processes that both see two runs must choose the same one.
+    return min(runs, key=lambda run: run.info.run_id, default=None)
+
+
+def _create(client: Any, address: Address, card: RunCard) -> Any:
+    experiment = client.get_experiment_by_name(address.experiment)
+    if experiment is None:
+        experiment_id = client.create_experiment(address.experiment, artifact_location=address.artifacts)
+    else:
+        experiment_id = experiment.experiment_id
+    made = client.create_run(
+        experiment_id, start_time=card.created_ms, run_name=card.name, tags={RUN_ID_TAG: card.run_id}
+    )
+    # A second process (`track --rebuild` beside a training run) may have created one in the same moment. The loser
+    # deletes its own; a process that still writes to it gets an error, looks again and finds the winner.
+    chosen = _first_of(client, [experiment_id], card) or made
+    if chosen.info.run_id != made.info.run_id:
+        client.delete_run(made.info.run_id)
+    return chosen

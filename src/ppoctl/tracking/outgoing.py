@@ -1,0 +1,171 @@
+"""What MLflow is told, as a pure function of what the run directory says. Knows no MLflow client.
+
+Each journal line becomes points on the axis of PPO steps. Every batch ends with one more point, `MARKER`, the number
+of its last line: it is stored with the batch, so asking MLflow for it answers "what do you have?" exactly.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MARKER = "progress/journal_seq"
+POINTS_PER_BATCH = 900
+"""MLflow takes 1000 metrics in one transaction; a batch that stays below is stored whole or not at all."""
+LONGEST_VALUE = 5900
+"""MLflow's limit for params is 6000 characters, for tags 8000."""
+LONGEST_KEY = 250
+
+STATUS: dict[str, str] = {
+    "finished": "FINISHED",
+    "short": "FAILED",
+    "failed": "FAILED",
+    "stopped": "FAILED",
+    "preempted": "KILLED",
+    "interrupted": "KILLED",
+}
+"""MLflow's word for how an attempt ended; ours is kept beside it in the tag `ppoctl.status`. A run that a health rule
+stopped or that ended short of its plan has failed; one that was told to go away was killed."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of one metric."""
+
+    name: str
+    value: float
+    at_ms: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some consecutive journal lines, ready to send."""
+
+    points: tuple[Point, ...]
+    """The marker is the last one."""
+    tags: dict[str, str]
+    num_lines: int
+    last_seq: int
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run stands: MLflow's status, our word for it, and since when (None: it goes on)."""
+
+    status: str
+    tags: dict[str, str] = field(default_factory=dict)
+    at_ms: int | None = None
+
+
+def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[Batch]:
+    """Lines numbered above `after` in as few batches as MLflow's limit allows, in order."""
+    points: list[Point] = []
+    tags: dict[str, str] = {}
+    num_lines = 0
+    marker: Point | None = None
+    for line in lines:
+        if line["seq"] <= after:
+            continue
+        found = points_of(line)
+        if marker is not None and len(points) + len(found) > POINTS_PER_BATCH:
+            yield Batch((*points, marker), tags, num_lines, int(marker.value))
+            points, tags, num_lines = [], {}, 0
+        points.extend(found)
+        tags.update(notes_of(line))
+        num_lines += 1
+        # Its step is its own number: MLflow calls the value with the highest step the latest, and journal lines
+        # need not come in order of PPO steps.
+        marker = Point(MARKER, float(line["seq"]), _milliseconds(line), line["seq"])
+    if marker is not None:
+        yield Batch((*points, marker), tags, num_lines, int(marker.value))
+
+
+def points_of(line: Mapping[str, Any]) -> list[Point]:
+    """The figures of a stage and its seconds; an event has none. What is not finite is left out (see `notes_of`)."""
+    if "stage" not in line:
+        return []
+    values = {**line.get("figures", {}), f"time/{line['stage']}_s": line["seconds"]}
+    at_ms = _milliseconds(line)
+    return [
+        Point(metric_name(name), float(value), at_ms, line["step"])
+        for name, value in values.items()
+        if math.isfinite(value)
+    ]
+
+
+def notes_of(line: Mapping[str, Any]) -> dict[str, str]:
+    """A tag for each figure that is not finite: MLflow stores infinity as 1.8e308, which ruins the chart."""
+    return {
+        f"nonfinite/{metric_name(name)}": f"{value} at step {line['step']}"
+        for name, value in line.get("figures", {}).items()
+        if not math.isfinite(value)
+    }
+
+
+def ending(lines: Iterable[Mapping[str, Any]]) -> Ending | None:
+    """How the run stands by its last event; None when there is none."""
+    last: Mapping[str, Any] | None = None
+    for line in lines:
+        if line.get("event") in ("attempt_started", "attempt_ended"):
+            last = line
+    if last is None:
+        return None
+    if last["event"] == "attempt_started":
+        return Ending("RUNNING", {"ppoctl.status": "running", "ppoctl.attempt": str(last["attempt"])})
+    return ended(last["status"], at_ms=_milliseconds(last), attempt=last["attempt"])
+
+
+def ended(status: str, *, at_ms: int, attempt: int | None = None) -> Ending:
+    """The end of an attempt, in the journal's words; a word that MLflow has no match for is a failure."""
+    tags = {"ppoctl.status": status}
+    if attempt is not None:
+        tags["ppoctl.attempt"] = str(attempt)
+    return Ending(STATUS.get(status, "FAILED"), tags, at_ms)
+
+
+def params(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """The recipe as flat MLflow params: `ppo.kl.coef` -> `0.001`. Lists are JSON; what is too long is cut and
+    says so."""
+    flat: dict[str, str] = {}
+    for path, value in _leaves(recipe, ()):
+        text = value if isinstance(value, str) else json.dumps(value)
+        flat[metric_name(".".join(path))] = _cut(text)
+    return flat
+
+
+def changed_params(recorded: Mapping[str, str], now: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags for params that MLflow has with another value. MLflow refuses to change a param, so the param keeps what
+    the run began with and the tag says what holds now; a value that is changed back keeps its tag."""
+    return {
+        name: value
+        for key, value in now.items()
+        if (name := f"changed/{key}"[:LONGEST_KEY]) in tags or recorded.get(key, value) != value
+    }
+
+
+def metric_name(name: str) -> str:
+    """The name with what MLflow refuses replaced by `_` (people name evaluation sets, and those names get here)."""
+    allowed = re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)
+    parts = ["_" if part in ("", ".", "..") else part for part in allowed.split("/")]
+    return "/".join(parts)[:LONGEST_KEY].rstrip("/")
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, Mapping) and (value or not path):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, str(key)))
+    else:
+        yield path, value
+
+
+def _cut(text: str) -> str:
+    if len(text) <= LONGEST_VALUE:
+        return text
+    return f"{text[: LONGEST_VALUE - 60]}... ({len(text)} characters; see recipe.resolved.json)"
+
+
+def _milliseconds(line: Mapping[str, Any]) -> int:
+    return int(line["at"] * 1000)

@@ -1,0 +1,135 @@
+"""The real engines: Megatron-Core, vLLM and child processes, plugged into the sockets."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppoctl.batch.records import TRUNCATED, Rollouts, State
+from ppoctl.data.source import PromptSource
+from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.errors import EnvironmentProblemError
+from ppoctl.ports import Generator, Models
+from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.probe import probe, require_gold_wins
+from ppoctl.rewards.processes import ProcessScorer
+from ppoctl.store.manifest import file_digest
+from ppoctl.wire.sockets import Sockets
+
+PROBED_ROWS = 4
+"""Gold answers are tried on so many rows before the first step."""
+
+
+def read_questions(recipe: Recipe) -> PromptSource:
+    """All prompts of the recipe, rendered and checked."""
+    template = PromptTemplate(load_tokenizer(recipe.model.path))
+    return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed, base=Path.cwd())
+
+
+def open_scorer(recipe: Recipe, questions: PromptSource) -> ProcessScorer:
+    """The reward's processes, after gold answers have won over wrong, empty and truncated ones."""
+    scorer = ProcessScorer.of(recipe.reward)
+    try:
+        require_gold_wins(probe(scorer.pool, recipe.reward, questions.train[:PROBED_ROWS]))
+    except BaseException:
+        scorer.close()
+        raise
+    return scorer
+
+
+def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
+    """What the run is made from: digests of the model's files, the tokenizer with its template, and the data."""
+    from ppoctl.engines.megatron.families import model_folder
+
+    folder = model_folder(recipe.model.path)
+    files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors" or path.name == "config.json")
+    if not any(path.suffix == ".safetensors" for path in files):
+        raise EnvironmentProblemError(
+            f"no `.safetensors` file in model folder `{folder}`", hint="name a folder that `save_pretrained` wrote"
+        )
+    found = [(path.name, file_digest(path)) for path in files]
+    listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found if digest is not None)
+    return {"model": hashlib.sha256(listing.encode()).hexdigest(), **questions.digests}
+
+
+def set_threads(recipe: Recipe) -> int:
+    """CPU threads of this process, of trainer and generator alike."""
+    threads = recipe.cluster.threads or len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, model_digest: str) -> Sockets:
+    """Real engines, none of them at a state yet. Nothing heavy is built before it is first asked."""
+    from ppoctl.engines.megatron.factory import build_actor, build_critic
+    from ppoctl.engines.megatron.families import model_folder
+
+    temperature = recipe.rollout.temperature
+    actor = build_actor(recipe.model, recipe.actor.batching, temperature=temperature)
+    critic = build_critic(recipe.model, recipe.critic.batching)
+    folder = str(model_folder(recipe.model.path))
+    return Sockets(
+        actor=actor,
+        critic=critic,
+        generator=lambda models: _generator(recipe, folder, models),
+        scorer=scorer,
+        questions=questions,
+        source_digest=f"{model_digest}:{recipe.model.dtype}",
+    )
+
+
+def _generator(recipe: Recipe, folder: str, models: Models) -> Generator:
+    from ppoctl.engines.vllm import VllmGenerator, VllmSettings
+
+    new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
+    settings = VllmSettings(
+        model=folder,
+        dtype=recipe.model.dtype,
+        max_model_len=recipe.rollout.max_prompt_tokens + new_tokens,
+        eos_token_ids=end_token_ids(folder),
+        table=recipe.generator,
+        seed=0,
+    )
+
+    def score(state: State, tokens: tuple[int, ...]) -> list[float]:
+        logprobs, _ = models.actor_at(state).logprobs(_as_rollout(tokens), temperature=1.0)
+        return [float(value) for value in logprobs[0]]
+
+    return VllmGenerator(settings, weights=lambda state: models.actor_at(state).weights(state), score=score)
+
+
+def end_token_ids(folder: str) -> tuple[int, ...]:
+    """Tokens that end a response: the generation config's, else the model config's."""
+    for name in ("generation_config.json", "config.json"):
+        path = Path(folder) / name
+        found: Any = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+        if found is not None:
+            return tuple(found) if isinstance(found, list) else (int(found),)
+    raise EnvironmentProblemError(
+        f"model folder `{folder}` names no end-of-sequence token: responses would never end",
+        hint="add `eos_token_id` to its generation_config.json",
+    )
+
+
+def _as_rollout(tokens: tuple[int, ...]) -> Rollouts:
+    """A token sequence as one row: its first token is the prompt, the rest the response."""
+    response = torch.tensor([tokens[1:]])
+    return Rollouts(
+        prompt_tokens=torch.tensor(tokens[:1]),
+        prompt_lengths=torch.tensor([1]),
+        tokens=response,
+        lengths=torch.tensor([response.shape[1]]),
+        mask=torch.ones_like(response, dtype=torch.bool),
+        sampler_logprobs=torch.zeros(response.shape),
+        finish=torch.tensor([TRUNCATED]),
+        seeds=torch.tensor([0]),
+        prompt_ids=["canary"],
+        sample_indices=[0],
+        texts=[""],
+        answers=[""],
+        stamps=[""],
+    )

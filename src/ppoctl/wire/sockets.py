@@ -1,0 +1,31 @@
+"""What is plugged in: the ports' implementations, as one record. Real engines in `engines.py`, fakes in tests."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from ppoctl.batch.records import Prompts
+from ppoctl.ports import Actor, Critic, Generator, Models, Scorer
+
+
+@runtime_checkable
+class Questions(Protocol):
+    """Where prompts come from: a pure function of (seed, step)."""
+
+    def prompts_for(self, step: int) -> Prompts: ...
+
+    def evaluation_sets(self) -> Mapping[str, Prompts]: ...
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """What is plugged in: real engines in the product, fakes at these ports in tests."""
+
+    actor: Actor
+    critic: Critic
+    generator: Callable[[Models], Generator]
+    """The generator asks the models for weights when it has to be at another state."""
+    scorer: Scorer
+    questions: Questions
+    source_digest: str
+    """Of the model source: what initial states descend from."""

@@ -1,0 +1,152 @@
+"""Recipe tables -> stages, each with the fingerprint of what it reads."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from ppoctl.batch.records import Evaluation
+from ppoctl.ports import Generator, Models, OptimizerStep, SampleParts, SamplingParams, Scorer
+from ppoctl.loop.step import Stages
+from ppoctl.ppo.policy_loss import PolicyClip
+from ppoctl.recipe.load import fingerprint
+from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
+from ppoctl.rewards.shaping import shape
+from ppoctl.stages.actor_update import ActorUpdateStage
+from ppoctl.stages.advantages import AdvantagesStage
+from ppoctl.stages.critic_update import CriticUpdateStage
+from ppoctl.stages.evaluate import EvaluateStage
+from ppoctl.stages.kl_penalty import KlPenalty
+from ppoctl.stages.logprobs import LogprobsStage
+from ppoctl.stages.minibatches import MinibatchPlan, Schedule
+from ppoctl.stages.reward import RewardStage
+from ppoctl.stages.rollout import Progress, RolloutStage
+from ppoctl.stages.values import ValuesStage
+from ppoctl.store.once import Stage
+from ppoctl.wire.sockets import Questions
+
+
+@dataclass(frozen=True)
+class StageBuilder:
+    """Stages of a recipe, on the engines of this job."""
+
+    models: Models
+    generator: Generator
+    scorer: Scorer
+    questions: Questions
+    parts: SampleParts
+    check_stop: Callable[[], None]
+    progress: Progress
+
+    def stages(self, recipe: Recipe) -> Stages:
+        penalty = _penalty(recipe)
+        gae = recipe.ppo.advantages
+        return Stages(
+            rollout=RolloutStage(
+                generator=self.generator,
+                parts=self.parts,
+                params=_sampling(recipe, recipe.rollout.temperature, recipe.rollout.max_new_tokens),
+                samples_per_prompt=recipe.rollout.samples_per_prompt,
+                seed=recipe.seed,
+                fingerprint=fingerprint(recipe, ["seed", "model", "data.train", "rollout"]),
+                check_stop=self.check_stop,
+                progress=self.progress,
+            ),
+            reward=RewardStage(
+                scorer=self.scorer,
+                scale=partial(shape, scale=recipe.reward.scale),
+                max_error_frac=recipe.reward.max_error_frac,
+                fingerprint=fingerprint(recipe, ["reward"]),
+            ),
+            values=ValuesStage(models=self.models, fingerprint=fingerprint(recipe, ["model"])),
+            logprobs=LogprobsStage(
+                models=self.models,
+                temperature=recipe.rollout.temperature,
+                with_reference=penalty is not None,
+                fingerprint=fingerprint(recipe, ["model", "rollout.temperature", "ppo.kl"]),
+            ),
+            advantages=AdvantagesStage(
+                gamma=gae.gamma,
+                gae_lambda=gae.gae_lambda,
+                whitened=gae.whiten,
+                penalty=penalty,
+                fingerprint=fingerprint(recipe, ["ppo.advantages", "ppo.kl"]),
+            ),
+            critic_update=self._critic_update(recipe),
+            actor_update=self._actor_update(recipe, penalty),
+        )
+
+    def evaluation(self, recipe: Recipe) -> Stage[Evaluation] | None:
+        """The evaluation stage; None where the recipe has no evaluation set."""
+        sets = self.questions.evaluation_sets()
+        if not sets:
+            return None
+        identities = "".join(prompts.identity for prompts in sets.values())
+        length = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+        return EvaluateStage(
+            generator=self.generator,
+            scorer=self.scorer,
+            sets=sets,
+            sampled=_sampling(recipe, recipe.eval.temperature, length),
+            samples_per_prompt=recipe.eval.samples_per_prompt,
+            seed=recipe.seed,
+            fingerprint=_hash(fingerprint(recipe, ["seed", "eval", "reward", "rollout.stop_strings"]), identities),
+        )
+
+    def _critic_update(self, recipe: Recipe) -> CriticUpdateStage:
+        ppo = recipe.ppo
+        epochs = ppo.critic_epochs or ppo.epochs
+        schedule = _schedule(recipe.critic.optimizer, recipe, epochs=epochs, steps=recipe.steps)
+        reads = ["seed", "model", "ppo.epochs", "ppo.critic_epochs", "ppo.minibatch_seqs", "ppo.value_loss"]
+        return CriticUpdateStage(
+            models=self.models,
+            plan=MinibatchPlan(epochs, ppo.minibatch_seqs, recipe.seed, schedule),
+            clip=ppo.value_loss.clip,
+            scale=ppo.value_loss.scale,
+            fingerprint=_hash(fingerprint(recipe, [*reads, "critic.optimizer"]), repr(schedule)),
+        )
+
+    def _actor_update(self, recipe: Recipe, penalty: KlPenalty | None) -> ActorUpdateStage:
+        ppo = recipe.ppo
+        steps = max(recipe.steps - ppo.critic_only_steps, 1)
+        schedule = _schedule(recipe.actor.optimizer, recipe, epochs=ppo.epochs, steps=steps)
+        correction = ppo.rollout_correction
+        reads = ["seed", "model", "ppo.epochs", "ppo.minibatch_seqs", "ppo.policy_loss", "ppo.kl"]
+        return ActorUpdateStage(
+            models=self.models,
+            plan=MinibatchPlan(ppo.epochs, ppo.minibatch_seqs, recipe.seed, schedule),
+            clip=PolicyClip(ppo.policy_loss.clip_low, ppo.policy_loss.clip_high, ppo.policy_loss.dual_clip),
+            entropy_coef=ppo.policy_loss.entropy_coef,
+            penalty=penalty,
+            max_ratio=correction.max_ratio if isinstance(correction, TruncatedImportance) else None,
+            fingerprint=_hash(
+                fingerprint(recipe, [*reads, "ppo.rollout_correction", "actor.optimizer"]), repr(schedule)
+            ),
+        )
+
+
+def _penalty(recipe: Recipe) -> KlPenalty | None:
+    kl = recipe.ppo.kl
+    if isinstance(kl, KlInReward | KlInLoss):
+        return KlPenalty(place=kl.place, estimator=kl.estimator)
+    return None
+
+
+def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=temperature, max_new_tokens=max_new_tokens, stop_strings=recipe.rollout.stop_strings
+    )
+
+
+def _schedule(table: OptimizerTable, recipe: Recipe, *, epochs: int, steps: int) -> Schedule:
+    seqs = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    planned = steps * epochs * (seqs // recipe.ppo.minibatch_seqs)
+    # A constant rate does not depend on how many steps are planned, so raising `steps` must not change its
+    # fingerprint.
+    total = 0 if table.lr_schedule == "constant" else table.lr_decay_updates or planned
+    constant = OptimizerStep(table.lr, table.weight_decay, table.grad_clip, table.beta1, table.beta2, table.eps)
+    return Schedule(table.lr, table.lr_schedule, table.lr_warmup_updates, total, table.lr_min_frac, constant)
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,0 +1,286 @@
+"""What a dataset is, and the one clear error for each that is none."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.data.rows import Message, digest_of, read_datasets, read_rows, require_enough
+from ppoctl.data.tables import columns_of, lookup, resolve
+from ppoctl.errors import DataError, ExitCode
+from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
+
+MakeTable = Callable[..., Any]
+
+
+def test_gsm8k_rows_are_questions_and_whole_gold_answers(gsm8k: MakeTable, tmp_path: Path) -> None:
+    table = gsm8k('{"question": "1+1?", "answer": "2 it is\\n#### 2"}', "", '{"question": "q", "answer": "#### 3"}')
+    first, second = read_rows(table, name="train", base=tmp_path)
+    assert (first.question, first.answer) == ("1+1?", "2 it is\n#### 2")
+    # The digests are of the JSON texts "1+1?" and "q", quotes included; blank lines are no rows but count as lines.
+    assert (first.id, second.id) == ("train/000000-f938061d", "train/000001-90edba1c")
+    assert second.place == f"`{tmp_path}/gsm8k.jsonl` line 3"
+
+
+def test_an_id_changes_with_the_question_and_not_with_the_answer(jsonl: MakeTable, tmp_path: Path) -> None:
+    def ids(*lines: str) -> list[str]:
+        return [row.id for row in read_rows(jsonl(*lines), name="eval.aime24", base=tmp_path)]
+
+    (before,) = ids('{"q": "one", "a": "1"}')
+    (other_answer,) = ids('{"q": "one", "a": "2"}')
+    (other_question,) = ids('{"q": "one ", "a": "1"}')
+    assert before.startswith("eval/aime24/000000-")
+    assert before == other_answer != other_question
+
+
+def test_the_digest_of_a_dataset_changes_with_anything_in_it(jsonl: MakeTable, tmp_path: Path) -> None:
+    datasets = [
+        ['{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}'],
+        ['{"q": "two", "a": "2"}', '{"q": "one", "a": "1"}'],
+        ['{"q": "one", "a": "1"}', '{"q": "two", "a": "3"}'],
+        ['{"q": "one", "a": "1"}'],
+        ['{"q": [{"role": "user", "content": "one"}], "a": "1"}'],
+    ]
+    digests = [digest_of(read_rows(jsonl(*lines), name="train", base=tmp_path)) for lines in datasets]
+    again = digest_of(read_rows(jsonl(*datasets[0], name="copy.jsonl"), name="train", base=tmp_path))
+    assert len(set(digests)) == len(datasets)
+    assert again == digests[0]
+
+
+def test_columns_may_be_nested_or_have_dots_in_their_names(jsonl: MakeTable, tmp_path: Path) -> None:
+    table = jsonl('{"q": "one", "r": {"x": {"truth": 7}}, "r.plain": "p"}', answer="r.x.truth")
+    assert read_rows(table, name="train", base=tmp_path)[0].answer == "7"
+    row = {"r": {"x": {"truth": 7}}, "r.plain": "p"}
+    assert lookup(row, "r.plain") == "p"
+    assert columns_of(row) == ["r.x.truth", "r.plain"]
+    with pytest.raises(KeyError):
+        lookup(row, "r.x.truth.deeper")
+
+
+def test_a_chat_is_kept_as_its_messages(jsonl: MakeTable, tmp_path: Path) -> None:
+    table = jsonl('{"q": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "a": "1"}')
+    (row,) = read_rows(table, name="train", base=tmp_path)
+    assert row.question == (Message("system", "s"), Message("user", "u"))
+
+
+def test_max_rows_reads_the_first_rows_and_looks_at_no_others(jsonl: MakeTable, tmp_path: Path) -> None:
+    table = jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}', "not read", max_rows=2)
+    assert [row.question for row in read_rows(table, name="train", base=tmp_path)] == ["one", "two"]
+
+
+def test_parquet_rows_are_read_like_jsonl_rows(tmp_path: Path) -> None:
+    _write_parquet(tmp_path / "x.parquet", [{"q": "one", "r": {"truth": "1"}}, {"q": "two", "r": {"truth": "2"}}])
+    table = ColumnRows(format="columns", path="x.parquet", prompt="q", answer="r.truth")
+    rows = read_rows(table, name="train", base=tmp_path)
+    assert [(row.question, row.answer) for row in rows] == [("one", "1"), ("two", "2")]
+    assert rows[1].place == f"`{tmp_path}/x.parquet` row 2"
+
+
+def test_a_recipe_names_its_datasets_by_key(jsonl: MakeTable, tmp_path: Path) -> None:
+    data = DataTable(
+        train=jsonl('{"q": "one", "a": "1"}'), eval={"small": jsonl('{"q": "two", "a": "2"}', name="e.jsonl")}
+    )
+    rows = read_datasets(data, base=tmp_path)
+    assert {name: [row.question for row in dataset] for name, dataset in rows.items()} == {
+        "train": ["one"],
+        "eval.small": ["two"],
+    }
+
+
+def test_a_path_starts_at_the_recipe_or_at_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a folder" / "rows.jsonl"
+    file.parent.mkdir()
+    file.touch()
+    monkeypatch.setenv("SOME_DATA", str(tmp_path))
+    monkeypatch.setenv("SOME_FILE", str(file))
+    for path in (
+        "a folder/rows.jsonl",
+        str(file),
+        "$SOME_DATA/a folder/rows.jsonl",
+        "${SOME_DATA}/a folder/rows.jsonl",
+    ):
+        assert resolve(path, key="data.train.path", base=tmp_path) == file
+    assert resolve("$SOME_FILE", key="data.train.path", base=Path("/elsewhere")) == file
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("$NO_DATA/x.jsonl", "the environment variable `NO_DATA` is not set"),
+        ("x.jsonl", "there is no file `{base}/x.jsonl`"),
+        (".", "`{base}` is a folder"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
+) -> None:
+    monkeypatch.delenv("NO_DATA", raising=False)
+    with pytest.raises(DataError) as caught:
+        read_rows(Gsm8kRows(format="gsm8k", path=path), name="train", base=tmp_path)
+    assert caught.value.message == f"`data.train.path` is `{path}`, and {message.format(base=tmp_path)}"
+    assert caught.value.hint is not None
+    assert caught.value.exit_code == ExitCode.DATA
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"q": "x", "a"', "{file} line 2 is not JSON: Expecting ':' delimiter (column 15)"),
+        ('["q", "a"]', "{file} line 2 is JSON, but no object with columns"),
+        ('{"q": "x", "b": {"c": 1}}', "{file} line 2 has no column `a`; its columns are `q`, `b.c`"),
+        ("{}", "{file} line 2 has no column `q`; its columns are none"),
+        ('{"q": "x", "a": null}', "{file} line 2: `a` is null, {answer}"),
+        ('{"q": "x", "a": 0.5}', "{file} line 2: `a` is `0.5` (a float), {answer}"),
+        ('{"q": "x", "a": true}', "{file} line 2: `a` is `True` (a bool), {answer}"),
+        ('{"q": "x", "a": " "}', "{file} line 2: `a` is empty"),
+        ('{"q": "", "a": "1"}', "{file} line 2: `q` is empty"),
+        (
+            '{"q": 7, "a": "1"}',
+            "{file} line 2: `q` is `7` (a int), and a prompt is a text or a list of chat messages",
+        ),
+        (
+            '{"q": [], "a": "1"}',
+            "{file} line 2: `q` is `[]` (a list), and a prompt is a text or a list of chat messages",
+        ),
+        ('{"q": ["x"], "a": "1"}', "{file} line 2: message 1 in `q` is not a `role` and a `content` of text"),
+        (
+            '{"q": [{"role": "user", "content": [{"type": "image"}]}], "a": "1"}',
+            "{file} line 2: message 1 in `q` is not a `role` and a `content` of text",
+        ),
+        (
+            '{"q": [{"role": "assistant", "content": "x"}], "a": "1"}',
+            "{file} line 2: the last message in `q` is the assistant's, so there is nothing left to answer",
+        ),
+        ('{"q": "x\\ud800", "a": "1"}', "{file} line 2: `q` holds half a character at 1 (a lone surrogate)"),
+    ],
+)
+def test_a_bad_row_is_one_clear_error_with_its_line(
+    jsonl: MakeTable, tmp_path: Path, line: str, message: str
+) -> None:
+    table = jsonl('{"q": "one", "a": "1"}', line)
+    with pytest.raises(DataError) as caught:
+        read_rows(table, name="train", base=tmp_path)
+    assert caught.value.message == message.format(
+        file=f"`{tmp_path}/rows.jsonl`",
+        answer="and an answer is a text or a whole number",
+        prompt="and a prompt is a text or a list of chat messages",
+    )
+    assert caught.value.hint is not None
+
+
+def test_a_raw_file_of_another_dataset_is_told_the_mapping_to_add(gsm8k: MakeTable, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        read_rows(gsm8k('{"problem": "x", "answer": "1"}'), name="train", base=tmp_path)
+    assert "has no column `question`; its columns are `problem`, `answer`" in caught.value.message
+    assert caught.value.hint == (
+        'map them in [data.train]: `format = "columns"`, `prompt = "COLUMN"`, `answer = "COLUMN"`'
+    )
+
+
+def test_a_gsm8k_answer_without_its_mark_is_an_error(gsm8k: MakeTable, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 1: `answer` does not end in `#### N`"):
+        read_rows(gsm8k('{"question": "x", "answer": "1"}'), name="train", base=tmp_path)
+
+
+def test_bytes_that_are_no_text_are_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
+    table = jsonl()
+    (tmp_path / "rows.jsonl").write_bytes(b'{"q": "\xff", "a": "1"}\n')
+    with pytest.raises(DataError, match=r"line 1 is not UTF-8: invalid start byte \(byte 8\)"):
+        read_rows(table, name="train", base=tmp_path)
+
+
+def test_an_empty_dataset_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"rows.jsonl` has no rows"):
+        read_rows(jsonl("", " "), name="train", base=tmp_path)
+    _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}], keep=0)
+    table = ColumnRows(format="columns", path="x.parquet", prompt="q", answer="a")
+    with pytest.raises(DataError, match=r"x.parquet` has no rows"):
+        read_rows(table, name="train", base=tmp_path)
+
+
+def test_a_file_that_only_looks_like_parquet_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
+    table = ColumnRows(format="columns", path="x.parquet", prompt="q", answer="a")
+    with pytest.raises(DataError, match=r"x.parquet` cannot be read as parquet"):
+        read_rows(table, name="train", base=tmp_path)
+
+
+def test_a_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
+    _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}, {"q": "two", "a": None}])
+    table = ColumnRows(format="columns", path="x.parquet", prompt="q", answer="a")
+    with pytest.raises(DataError, match=r"x.parquet` row 2: `a` is null"):
+        read_rows(table, name="train", base=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (Gsm8kRows(format="gsm8k", path="x.parquet"), '`.parquet`, and `format = "gsm8k"` reads `.jsonl`'),
+        (
+            ColumnRows(format="columns", path="x.csv", prompt="q", answer="a"),
+            '`.csv`, and `format = "columns"` reads `.jsonl` and `.parquet`',
+        ),
+    ],
+)
+def test_a_file_of_another_kind_is_an_error(tmp_path: Path, table: Gsm8kRows | ColumnRows, message: str) -> None:
+    (tmp_path / table.path).touch()
+    with pytest.raises(DataError) as caught:
+        read_rows(table, name="train", base=tmp_path)
+    assert caught.value.message == f"`{tmp_path / table.path}` ends in {message}"
+
+
+def test_fewer_rows_than_one_step_takes_are_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
+    rows = read_rows(jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}'), name="train", base=tmp_path)
+    require_enough(rows, 2)
+    with pytest.raises(DataError) as caught:
+        require_enough(rows, 3)
+    assert caught.value.message == "`data.train` has 2 rows, and a step takes 3 (`rollout.prompts_per_step`)"
+    assert str(caught.value.hint).startswith("--set rollout.prompts_per_step=2")
+
+
+def test_reading_rows_imports_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'numpy', 'pyarrow'} & sys.modules.keys()"
+    code = f"import sys; from ppoctl.data import rows; print({heavy} or '')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "num_rows", "last_answer"),
+    [
+        (Gsm8kRows(format="gsm8k", path="$PPOCTL_DATA/gsm8k/train.jsonl"), 7473, "#### 50"),
+        (Gsm8kRows(format="gsm8k", path="$PPOCTL_DATA/gsm8k/test.jsonl"), 1319, "#### 14"),
+        (
+            ColumnRows(
+                format="columns",
+                path="$PPOCTL_DATA/verl-parquet/gsm8k/test.parquet",
+                prompt="prompt",
+                answer="reward_model.ground_truth",
+            ),
+            1319,
+            "14",
+        ),
+        (
+            ColumnRows(format="columns", path="$PPOCTL_DATA/aime24/test.jsonl", prompt="problem", answer="answer"),
+            30,
+            "",
+        ),
+    ],
+)
+def test_real_datasets_are_read_whole(table: Gsm8kRows | ColumnRows, num_rows: int, last_answer: str) -> None:
+    if not os.environ.get("PPOCTL_DATA"):
+        pytest.skip("PPOCTL_DATA is not set: it names a folder with gsm8k, aime24 and verl-parquet")
+    rows = read_rows(table, name="train", base=Path("/"))
+    assert len({row.id for row in rows}) == num_rows
+    assert rows[-1].answer.endswith(last_answer)
+
+
+def _write_parquet(path: Path, rows: list[dict[str, Any]], *, keep: int | None = None) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows)[:keep], path)

@@ -1,0 +1,132 @@
+"""Which prompts a step asks."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppoctl.batch.records import Prompt
+from ppoctl.data.source import PromptSource
+from ppoctl.data.template import PromptTemplate
+from ppoctl.errors import DataError
+from ppoctl.recipe.schema import DataTable, RolloutTable
+
+MakeTable = Callable[..., Any]
+
+
+def source(num_rows: int, prompts_per_step: int, seed: int = 42) -> PromptSource:
+    rows = tuple(Prompt(id=f"train/{n}", token_ids=(n,), text=f"{n}?", answer=f"{n}") for n in range(num_rows))
+    return PromptSource(rows, {"small": rows[:2]}, seed, prompts_per_step)
+
+
+def ids(prompts: PromptSource, step: int) -> list[str]:
+    return [row.id for row in prompts.prompts_for(step).rows]
+
+
+def test_a_step_is_the_same_whenever_and_in_whatever_order_it_is_asked() -> None:
+    forwards = [source(10, 4).prompts_for(step) for step in range(1, 8)]
+    prompts = source(10, 4)
+    assert [prompts.prompts_for(step) for step in reversed(range(1, 8))] == forwards[::-1]
+    assert [prompts.step for prompts in forwards] == list(range(1, 8))
+
+
+def test_the_order_is_fixed_for_all_time() -> None:
+    # Not worked by hand: written down once, so that no version of anything reorders a run in the middle.
+    assert ids(source(6, 6), 1) == [f"train/{n}" for n in (2, 0, 1, 3, 5, 4)]
+    assert ids(source(6, 6), 2) == [f"train/{n}" for n in (0, 4, 1, 2, 3, 5)]
+
+
+def test_each_epoch_asks_every_row_once_in_another_order() -> None:
+    prompts = source(12, 3)
+    epochs = [[i for step in range(4 * n + 1, 4 * n + 5) for i in ids(prompts, step)] for n in range(3)]
+    assert all(sorted(epoch) == sorted(row.id for row in prompts.train) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+@given(num_rows=st.integers(1, 12), prompts_per_step=st.integers(1, 12), steps=st.integers(1, 6))
+def test_steps_are_one_sequence_of_epochs_cut_into_pieces(num_rows: int, prompts_per_step: int, steps: int) -> None:
+    cut = source(num_rows, prompts_per_step)
+    whole = source(num_rows, num_rows)
+    asked = [row.answer for step in range(1, steps + 1) for row in cut.prompts_for(step).rows]
+    num_epochs = -(-len(asked) // num_rows)
+    sequence = [row.answer for epoch in range(1, num_epochs + 1) for row in whole.prompts_for(epoch).rows]
+    assert asked == sequence[: len(asked)]
+
+
+@given(num_rows=st.integers(1, 5), prompts_per_step=st.integers(1, 12), step=st.integers(1, 5))
+def test_ids_are_unique_within_a_step(num_rows: int, prompts_per_step: int, step: int) -> None:
+    assert max(Counter(ids(source(num_rows, prompts_per_step), step)).values()) == 1
+
+
+def test_a_prompt_that_comes_twice_in_a_step_is_numbered() -> None:
+    # Two rows, three a step: positions 0 1 | 0, so the second epoch begins with a row of the first.
+    first, second, third = ids(source(2, 3), 1)
+    assert {first, second} == {"train/0", "train/1"}
+    assert third in {"train/0#2", "train/1#2"}
+
+
+def test_another_seed_is_another_order() -> None:
+    orders = {tuple(ids(source(20, 20, seed), 1)) for seed in range(5)}
+    assert len(orders) == 5
+
+
+def test_the_identity_names_ids_tokens_and_answers_in_order() -> None:
+    one, two = Prompt("a", (1,), "x", "1"), Prompt("b", (2,), "y", "2")
+    variants = [
+        (one, two),
+        (two, one),
+        (one,),
+        (one, Prompt("c", (2,), "y", "2")),
+        (one, Prompt("b", (3,), "y", "2")),
+        (one, Prompt("b", (2,), "y", "3")),
+    ]
+    identities = [PromptSource(rows[:1], {"x": rows}, 0, 1).evaluation_sets()["x"].identity for rows in variants]
+    assert len(set(identities)) == len(variants)
+
+
+def test_evaluation_sets_are_whole_in_order_and_at_step_0() -> None:
+    (small,) = source(5, 2).evaluation_sets().values()
+    assert (small.step, [row.id for row in small.rows]) == (0, ["train/0", "train/1"])
+
+
+def test_steps_count_from_1() -> None:
+    with pytest.raises(AssertionError, match="steps count from 1"):
+        source(5, 2).prompts_for(0)
+
+
+def test_a_recipe_becomes_a_source(jsonl: MakeTable, make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
+    data = DataTable(
+        train=jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}', system="Be brief."),
+        eval={"dotted.name": jsonl('{"q": "three", "a": "3"}', name="e.jsonl")},
+    )
+    template = PromptTemplate(make_tokenizer())
+    prompts = PromptSource.load(data, _rollout(max_prompt_tokens=6), template, seed=1, base=tmp_path)
+    assert {(row.text, row.answer) for row in prompts.prompts_for(1).rows} == {
+        ("<|system|> Be brief. <|user|> one <|assistant|>", "1"),
+        ("<|system|> Be brief. <|user|> two <|assistant|>", "2"),
+    }
+    (row,) = prompts.evaluation_sets()["dotted.name"].rows
+    # <|user|> three <|assistant|> are words 4, 10 and 5 of the fixture's list.
+    assert (row.id[:24], row.token_ids) == ("eval/dotted/name/000000-", (4, 10, 5))
+    assert prompts.digests.keys() == {"data.train", "data.eval.dotted.name", "tokenizer"}
+    assert all(len(digest) == 64 for digest in prompts.digests.values())
+
+
+def test_a_recipe_with_a_prompt_too_long_or_too_few_rows_is_refused(
+    jsonl: MakeTable, make_tokenizer: Callable[..., Any], tmp_path: Path
+) -> None:
+    template = PromptTemplate(make_tokenizer())
+    train = jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}')
+    data = DataTable(train=train, eval={"x": jsonl('{"q": "one two", "a": "3"}', name="e.jsonl")})
+    with pytest.raises(DataError, match=r"`data.eval.x` are over it"):
+        PromptSource.load(data, _rollout(max_prompt_tokens=3), template, seed=1, base=tmp_path)
+    with pytest.raises(DataError, match=r"`data.train` has 2 rows, and a step takes 3"):
+        PromptSource.load(data, _rollout(prompts_per_step=3), template, seed=1, base=tmp_path)
+
+
+def _rollout(prompts_per_step: int = 2, max_prompt_tokens: int = 8) -> RolloutTable:
+    return RolloutTable(prompts_per_step=prompts_per_step, max_prompt_tokens=max_prompt_tokens, max_new_tokens=8)

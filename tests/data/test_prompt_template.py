@@ -1,0 +1,144 @@
+"""Which token ids a question becomes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.data.rows import Message, Row
+from ppoctl.data.template import PromptTemplate, Rendered, load_tokenizer, require_fits
+from ppoctl.errors import DataError, EnvironmentProblemError
+from ppoctl.recipe.schema import ColumnRows
+
+MakeTokenizer = Callable[..., Any]
+
+QUESTION = Row("train/000000-0", "one two", "3", "`f` line 1")
+CHAT = Row("train/000001-1", (Message("system", "three"), Message("user", "one")), "3", "`f` line 2")
+
+
+def table(system: str = "", instruction: str = "") -> ColumnRows:
+    return ColumnRows(
+        format="columns", path="f.jsonl", prompt="q", answer="a", system=system, instruction=instruction
+    )
+
+
+def rendered(tokenizer: Any, row: Row, rows_table: ColumnRows) -> tuple[str, str]:
+    """The text, and the tokens joined by blanks."""
+    (prompt,) = PromptTemplate(tokenizer).render([row], rows_table, name="train")
+    return prompt.text, " ".join(tokenizer.convert_ids_to_tokens(list(prompt.token_ids)))
+
+
+@pytest.mark.parametrize(
+    ("row", "rows_table", "text", "tokens"),
+    [
+        (QUESTION, table(), "<|user|> one two <|assistant|>", "<|user|> one two <|assistant|>"),
+        (
+            QUESTION,
+            table(system="Be brief.", instruction="three ?"),
+            "<|system|> Be brief. <|user|> one two\nthree ? <|assistant|>",
+            "<|system|> Be brief. <|user|> one two three ? <|assistant|>",
+        ),
+        (CHAT, table(), "<|system|> three <|user|> one <|assistant|>", "<|system|> three <|user|> one <|assistant|>"),
+    ],
+)
+@pytest.mark.parametrize("adds", ["", "<bos> $A <eos>"])
+def test_the_models_chat_template_frames_the_question_and_opens_the_answer(
+    make_tokenizer: MakeTokenizer, adds: str, row: Row, rows_table: ColumnRows, text: str, tokens: str
+) -> None:
+    # Whatever the tokenizer adds by itself, a templated prompt gets only what its template writes.
+    assert rendered(make_tokenizer(adds=adds), row, rows_table) == (text, tokens)
+
+
+@pytest.mark.parametrize(
+    ("adds", "opening"), [("", ""), ("<bos> $A", "<bos> "), ("<bos> $A <eos>", "<bos> "), ("$A <eos>", "")]
+)
+def test_without_a_template_it_is_plain_text_after_the_beginning_token(
+    make_tokenizer: MakeTokenizer, adds: str, opening: str
+) -> None:
+    tokenizer = make_tokenizer(chat_template=None, adds=adds)
+    text, tokens = rendered(tokenizer, QUESTION, table(system="Be brief.", instruction="three ?"))
+    assert text == "Be brief.\n\none two\nthree ?"
+    assert tokens == f"{opening}Be brief. one two three ?"
+
+
+def test_many_rows_are_rendered_as_each_by_itself(make_tokenizer: MakeTokenizer) -> None:
+    template = PromptTemplate(make_tokenizer())
+    together = template.render([QUESTION, CHAT], table(), name="train")
+    apart = [template.render([row], table(), name="train")[0] for row in (QUESTION, CHAT)]
+    assert together == apart
+
+
+@pytest.mark.parametrize(
+    ("row", "rows_table", "message"),
+    [
+        (
+            CHAT,
+            table(instruction="Be brief."),
+            "`data.eval.x.instruction` is set, and the prompt of row `train/000001-1` (`f` line 2) is a chat",
+        ),
+        (
+            CHAT,
+            table(system="Be brief."),
+            "`data.eval.x.system` is set, and row `train/000001-1` (`f` line 2) has a system message of its own",
+        ),
+        (
+            Row("train/000002-2", (Message("tool", "one"),), "3", "`f` line 3"),
+            table(),
+            "the model's chat template refuses row `train/000002-2` (`f` line 3): no tools here",
+        ),
+    ],
+)
+def test_what_cannot_be_framed_is_one_clear_error(
+    make_tokenizer: MakeTokenizer, row: Row, rows_table: ColumnRows, message: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        PromptTemplate(make_tokenizer()).render([row], rows_table, name="eval.x")
+    assert caught.value.message == message
+    assert caught.value.hint is not None
+
+
+def test_a_prompt_over_the_limit_is_an_error_that_one_setting_mends() -> None:
+    rows = [QUESTION, CHAT, QUESTION]
+    prompts = [Rendered("", (1,) * length) for length in (5, 7, 6)]
+    require_fits(rows, prompts, max_prompt_tokens=7, name="train")
+    with pytest.raises(DataError) as caught:
+        require_fits(rows, prompts, max_prompt_tokens=5, name="train")
+    assert caught.value.message == (
+        "row `train/000001-1` (`f` line 2) has 7 prompt tokens, and `rollout.max_prompt_tokens` is 5; "
+        "2 of 3 rows of `data.train` are over it"
+    )
+    assert caught.value.hint == "--set rollout.max_prompt_tokens=7"
+
+
+def test_a_prompt_without_tokens_is_an_error() -> None:
+    with pytest.raises(DataError, match="renders to no tokens"):
+        require_fits([QUESTION], [Rendered("", ())], max_prompt_tokens=5, name="train")
+
+
+def test_the_digest_changes_with_the_tokenizer_and_with_the_template(make_tokenizer: MakeTokenizer) -> None:
+    digests = [
+        PromptTemplate(make_tokenizer(**keys)).digest
+        for keys in ({}, {}, {"adds": "<bos> $A"}, {"chat_template": None}, {"chat_template": "{{ messages }}"})
+    ]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 4
+
+
+def test_a_saved_tokenizer_is_loaded_as_its_file_says_whatever_the_architecture(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    # AutoTokenizer would rebuild it with this architecture's own rules for cutting text.
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    loaded = load_tokenizer(str(tmp_path))
+    assert rendered(loaded, QUESTION, table()) == rendered(tokenizer, QUESTION, table())
+    assert PromptTemplate(loaded).digest == PromptTemplate(tokenizer).digest
+
+
+def test_a_model_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblemError) as caught:
+        load_tokenizer(str(tmp_path / "no-model"))
+    assert f"`model.path` is `{tmp_path}/no-model`, and no tokenizer can be loaded from it" in caught.value.message
+    assert caught.value.hint is not None

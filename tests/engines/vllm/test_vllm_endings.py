@@ -1,0 +1,92 @@
+"""How responses end, and which requests are refused before anything is drawn."""
+
+import dataclasses
+
+import pytest
+from vllm_bench import EOS, WINDOW, Bench, prompts
+
+from ppoctl.errors import DataError, RecipeError
+from ppoctl.ports import SamplingParams
+
+pytestmark = pytest.mark.engines
+
+
+def test_the_end_token_ends_a_response_and_counts_and_is_not_text(tied: Bench) -> None:
+    samples = tied.draw(prompts(24), SamplingParams(temperature=2.0, max_new_tokens=48))
+    ended = [sample for sample in samples.values() if sample.terminated]
+    assert 0 < len(ended) < 24
+    for sample in ended:
+        assert sample.tokens[-1] == EOS
+        assert EOS not in sample.tokens[:-1]
+        assert len(sample.logprobs) == len(sample.tokens)
+        assert "<eos>" not in sample.text
+    for sample in samples.values():
+        if not sample.terminated:
+            assert len(sample.tokens) == len(sample.logprobs) == 48
+            assert EOS not in sample.tokens
+
+
+def test_a_stop_string_ends_a_response_and_leaves_its_text(tied: Bench) -> None:
+    params = SamplingParams(temperature=1.5, max_new_tokens=40)
+    free = tied.draw(prompts(10), params)
+    text = free["p0"].text
+    stop = next(text[i : i + 2] for i in range(5, len(text)) if text[i : i + 2].isascii())
+    stopped = tied.draw(prompts(10), dataclasses.replace(params, stop_strings=(stop, "never drawn")))
+    assert stopped["p0"].terminated
+    for key, sample in stopped.items():
+        whole = free[key]
+        assert sample.tokens == whole.tokens[: len(sample.tokens)]
+        assert sample.logprobs == pytest.approx(whole.logprobs[: len(sample.tokens)], abs=1e-4)
+        if stop in whole.text:
+            assert sample.terminated
+            assert sample.text == whole.text[: whole.text.index(stop)]
+            # One byte a token here: the tokens end with the one that completes the stop string.
+            assert len(sample.tokens) < len(whole.tokens)
+            before_last = tied.generator._detokenizer.text(sample.tokens[:-1], ())
+            assert stop not in before_last
+        else:
+            assert sample == whole
+
+
+def test_no_stop_string_is_left_over_from_an_earlier_call(tied: Bench) -> None:
+    params = SamplingParams(temperature=1.0, max_new_tokens=20)
+    before = tied.draw(prompts(4), params)
+    tied.draw(prompts(4), dataclasses.replace(params, stop_strings=("a", "e")))
+    assert tied.draw(prompts(4), params) == before
+
+
+def test_a_prompt_longer_than_the_window_is_refused_by_name_before_anything_is_drawn(tied: Bench) -> None:
+    requests = [*prompts(2), dataclasses.replace(prompts(1, length=300)[0], key="the long one")]
+    with pytest.raises(DataError, match=rf"`the long one` has 300 tokens; with 32 new ones .* window of {WINDOW}"):
+        tied.generator.generate(requests, SamplingParams(temperature=1.0, max_new_tokens=32), at=tied.trainer.state)
+
+
+def test_a_prompt_that_fills_the_window_is_drawn_in_full(tied: Bench) -> None:
+    requests = prompts(1, length=WINDOW - 8)
+    sample = tied.draw(requests, SamplingParams(temperature=1.0, max_new_tokens=8))["p0"]
+    assert len(sample.tokens) == 8
+    assert not sample.terminated
+
+
+def test_an_empty_prompt_is_refused(tied: Bench) -> None:
+    request = dataclasses.replace(prompts(1)[0], prompt_tokens=())
+    with pytest.raises(DataError, match="`p0` has 0 tokens"):
+        tied.draw([request], SamplingParams(temperature=1.0, max_new_tokens=8))
+
+
+def test_an_id_outside_the_vocabulary_is_refused_by_name(tied: Bench) -> None:
+    request = dataclasses.replace(prompts(1)[0], prompt_tokens=(5, 99999))
+    with pytest.raises(DataError, match="`p0`"):
+        tied.draw([request], SamplingParams(temperature=1.0, max_new_tokens=8))
+    assert len(tied.draw(prompts(2), SamplingParams(temperature=1.0, max_new_tokens=8))) == 2
+
+
+def test_two_requests_with_one_key_are_refused(tied: Bench) -> None:
+    with pytest.raises(ValueError, match="key `p0`"):
+        tied.draw(prompts(1) * 2, SamplingParams(temperature=1.0, max_new_tokens=8))
+
+
+@pytest.mark.parametrize("temperature", [0.005, 2.5])
+def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(tied: Bench, temperature: float) -> None:
+    with pytest.raises(RecipeError, match=f"`{temperature}`"):
+        tied.draw(prompts(1), SamplingParams(temperature=temperature, max_new_tokens=8))

@@ -1,0 +1,53 @@
+"""What the generator reports is what the trainer's model computes, whatever else is drawn beside it."""
+
+import pytest
+from vllm_bench import Bench, prompts
+
+from ppoctl.ports import SamplingParams
+
+pytestmark = pytest.mark.engines
+
+DRAW = SamplingParams(temperature=1.0, max_new_tokens=24)
+
+
+def test_logprobs_equal_a_forward_pass_of_the_trainer_after_each_update(bench: Bench) -> None:
+    for _ in range(4):
+        assert bench.worst_gap(prompts(6), DRAW) < 1e-3
+        bench.trainer.move(0.05)
+    assert bench.worst_gap(prompts(6), DRAW) < 1e-3
+
+
+def test_logprobs_are_those_of_the_tempered_distribution(tied: Bench) -> None:
+    assert tied.worst_gap(prompts(4), SamplingParams(temperature=0.6, max_new_tokens=16)) < 1e-3
+    assert tied.worst_gap(prompts(4), SamplingParams(temperature=1.7, max_new_tokens=16)) < 1e-3
+
+
+def test_greedy_takes_the_most_likely_token_of_the_trainer(tied: Bench) -> None:
+    (request,) = prompts(1)
+    sample = tied.draw([request], SamplingParams(temperature=0.0, max_new_tokens=10))["p0"]
+    tokens = request.prompt_tokens
+    for token in sample.tokens:
+        assert token == tied.trainer.most_likely(tokens)
+        tokens = (*tokens, token)
+
+
+def test_tokens_depend_on_prompt_and_seed_alone(tied: Bench) -> None:
+    requests = prompts(12)
+    together = tied.draw(requests, DRAW)
+    reversed_order = tied.draw(requests[::-1], DRAW)
+    alone = {request.key: tied.draw([request], DRAW)[request.key] for request in requests[:3]}
+    assert {key: sample.tokens for key, sample in reversed_order.items()} == {
+        key: sample.tokens for key, sample in together.items()
+    }
+    assert all(alone[key].tokens == together[key].tokens for key in alone)
+
+
+def test_another_seed_draws_another_response(tied: Bench) -> None:
+    one = tied.draw(prompts(4), DRAW)
+    other = tied.draw(prompts(4, first_seed=900), DRAW)
+    assert all(one[key].tokens != other[key].tokens for key in one)
+
+
+def test_samples_carry_the_stamp_of_the_state(tied: Bench) -> None:
+    state = tied.trainer.move(0.01)
+    assert {sample.stamp for sample in tied.draw(prompts(2), DRAW).values()} == {state.stamp}

@@ -1,0 +1,106 @@
+"""The engine is a guest in the trainer's process: it changes nothing there, and leaves nothing behind."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from vllm_bench import Bench, prompts, settings_for, surroundings
+
+from ppoctl.engines.vllm import VllmGenerator
+from ppoctl.engines.vllm.engine import _start_error
+from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError
+from ppoctl.ports import SamplingParams
+
+pytestmark = pytest.mark.engines
+
+DRAW = SamplingParams(temperature=1.0, max_new_tokens=8)
+
+
+def test_a_second_engine_in_bfloat16_is_exact_disturbs_nothing_and_leaves_the_first_alive(
+    model_folder: Callable[[str], Path], tied: Bench
+) -> None:
+    tied.draw(prompts(2), DRAW)
+    bench = Bench.start(model_folder("untied"), dtype="bfloat16")
+    before = surroundings()
+    stream = bench.generator.generate(prompts(10), DRAW, at=bench.trainer.move(0.01))
+    next(stream)
+    assert surroundings() == before
+    assert len(list(stream)) == 9
+    assert surroundings() == before
+    bench.generator.close()
+    bench.generator.close()
+    assert surroundings() == before
+    assert len(tied.draw(prompts(2), DRAW)) == 2
+
+
+ALONE = """
+import random, sys, warnings
+warnings.simplefilter("error")
+import psutil, torch, torch.distributed as dist
+sys.path[:0] = {path!r}
+import ppoctl.engines.vllm
+assert "vllm" not in sys.modules and "transformers" not in sys.modules
+from pathlib import Path
+from vllm_bench import Bench, prompts, surroundings
+from ppoctl.ports import SamplingParams
+
+torch.set_num_threads(1)
+draw = SamplingParams(temperature=1.0, max_new_tokens=8)
+bench = Bench.start(Path({folder!r}))
+
+def use(has_group):
+    before = surroundings(), random.getstate()
+    assert len(bench.draw(prompts(3), draw)) == 3
+    bench.generator.close()
+    assert (surroundings(), random.getstate()) == before
+    assert dist.is_initialized() == has_group
+    assert psutil.Process().children(recursive=True) == []
+
+use(has_group=False)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+group = dist.new_group([0])
+use(has_group=True)
+total = torch.ones(3)
+dist.all_reduce(total)
+dist.all_reduce(total, group=group)
+assert total.tolist() == [1, 1, 1]
+dist.destroy_process_group()
+print("left clean")
+"""
+
+
+def test_groups_of_the_trainer_survive_an_engine_and_none_of_its_own_do(model_folder: Callable[[str], Path]) -> None:
+    path = [str(Path(__file__).parents[3] / "src"), str(Path(__file__).parent)]
+    code = ALONE.format(path=path, folder=str(model_folder("tied")))
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.stdout.endswith("left clean\n"), run.stderr[-3000:]
+    assert run.returncode == 0
+
+
+def test_a_folder_without_a_model_is_an_environment_problem(tmp_path: Path, tied: Bench) -> None:
+    trainer = tied.trainer
+    generator = VllmGenerator(settings_for(tmp_path), weights=trainer.weights, score=trainer.score)
+    with pytest.raises(EnvironmentProblemError, match="vLLM could not start"):
+        next(generator.generate(prompts(1), DRAW, at=trainer.state))
+    generator.close()
+    assert psutil.Process().children(recursive=True) == []
+    assert len(tied.draw(prompts(2), DRAW)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "hint"),
+    [
+        ("max seq len (9) is larger than the KV cache", OutOfMemoryError, "kv_cache_mib` \\(now 64"),
+        ("User-specified max_model_len (9) is greater", RecipeError, "max_new_tokens"),
+    ],
+)
+def test_reasons_not_to_start_name_what_to_change(
+    tmp_path: Path, text: str, kind: type[PpoctlError], hint: str
+) -> None:
+    error = _start_error(settings_for(tmp_path), ValueError(text))
+    assert type(error) is kind
+    assert re.search(hint, str(error.hint))

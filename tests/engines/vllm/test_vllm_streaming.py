@@ -1,0 +1,75 @@
+"""Samples arrive as they finish; a stream may be left at any time."""
+
+import pytest
+from vllm_bench import Bench, prompts
+
+from ppoctl.engines.vllm.engine import Engine
+from ppoctl.errors import PpoctlError
+from ppoctl.ports import SamplingParams
+
+pytestmark = pytest.mark.engines
+
+DRAW = SamplingParams(temperature=1.0, max_new_tokens=24)
+
+
+def test_first_samples_arrive_long_before_the_last(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[None] = []
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda engine: passes.append(None) or step(engine))
+    tied.draw(prompts(1), DRAW)  # be at the state already: the canary's pass is not counted
+    passes.clear()
+    # 20 requests on 8 seats: the last ones cannot start before the first ones ended.
+    arrivals = [len(passes) for _ in tied.generator.generate(prompts(20), DRAW, at=tied.trainer.state)]
+    assert len(arrivals) == 20
+    assert arrivals[0] <= 24
+    assert arrivals[-1] >= 2 * 24
+
+
+def test_closing_a_stream_drops_its_requests_and_the_next_is_complete(tied: Bench) -> None:
+    whole = tied.draw(prompts(12), DRAW)
+    stream = tied.generator.generate(prompts(12), DRAW, at=tied.trainer.state)
+    first = next(stream)
+    stream.close()
+    assert first == whole[first.key]
+    assert tied.draw(prompts(12), DRAW) == whole
+
+
+def test_a_stream_left_by_an_exception_drops_its_requests(tied: Bench) -> None:
+    whole = tied.draw(prompts(12), DRAW)
+    with pytest.raises(ZeroDivisionError):
+        for _ in tied.generator.generate(prompts(12), DRAW, at=tied.trainer.state):
+            raise ZeroDivisionError
+    tied.trainer.move(0.0)  # a new state with the same numbers: loading needs an idle engine
+    again = tied.draw(prompts(12), DRAW)
+    assert {key: sample.tokens for key, sample in again.items()} == {k: sample.tokens for k, sample in whole.items()}
+
+
+def test_two_streams_at_a_time_are_refused(tied: Bench) -> None:
+    first = tied.generator.generate(prompts(12), DRAW, at=tied.trainer.state)
+    next(first)
+    with pytest.raises(PpoctlError, match="still open"):
+        next(tied.generator.generate(prompts(2), DRAW, at=tied.trainer.state))
+    assert len(list(first)) == 11
+
+
+def test_closing_the_generator_under_an_open_stream_is_an_error_of_the_stream(
+    tied: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = tied.generator.generate(prompts(12), DRAW, at=tied.trainer.state)
+    next(stream)
+    engine = tied.generator._engine
+    with monkeypatch.context() as closed:
+        closed.setattr(Engine, "close", lambda engine: None)
+        tied.generator.close()
+    with pytest.raises(PpoctlError, match="closed with .* samples still to draw"):
+        list(stream)
+    # The session's engine is still there: put it back, and empty it.
+    tied.generator._engine = engine
+    engine.abort([f"{tied.generator._calls}-{index}" for index in range(12)])
+
+
+def test_no_requests_cost_nothing(tied: Bench) -> None:
+    tied.trainer.move(0.01)
+    tied.trainer.traffic.clear()
+    assert tied.draw([], DRAW) == {}
+    assert tied.trainer.traffic == []

@@ -1,0 +1,208 @@
+"""Every way a weight update can go wrong, planted: at a change as small as one optimizer step, and named.
+
+`TINY` moves each weight by about 1e-6, as one Adam step at that learning rate does. No log-prob comparison can see it.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from vllm_bench import WINDOW, Bench, prompts
+
+import ppoctl.engines.vllm.weights as weights_module
+from ppoctl.batch.records import State
+from ppoctl.engines.vllm.canary import Tolerance, canary_tokens
+from ppoctl.engines.vllm.engine import Engine
+from ppoctl.engines.vllm.weights import Held, WeightReceiver
+from ppoctl.errors import WeightSyncError
+from ppoctl.ports import NamedWeights, SamplingParams
+
+pytestmark = pytest.mark.engines
+
+TINY = 1e-6
+DRAW = SamplingParams(temperature=1.0, max_new_tokens=8)
+LOAD = WeightReceiver.ppoctl_load
+
+
+def draw(bench: Bench) -> None:
+    bench.draw(prompts(2), DRAW)
+
+
+def test_equal_states_cost_no_traffic_and_other_states_do(tied: Bench) -> None:
+    tied.trainer.move(0.01)
+    draw(tied)
+    tied.trainer.traffic.clear()
+    draw(tied)
+    assert tied.trainer.traffic == []
+    tied.trainer.move(TINY)
+    draw(tied)
+    assert len(tied.trainer.traffic) == len(dict(tied.trainer.model.named_parameters()))
+
+
+def test_a_replayed_update_is_loaded_anew(tied: Bench) -> None:
+    draw(tied)
+    tied.trainer.traffic.clear()
+    replayed = dataclasses.replace(tied.trainer.state, replay=1)
+    list(tied.generator.generate(prompts(1), DRAW, at=replayed))
+    assert tied.trainer.traffic != []
+
+
+def test_a_skipped_load_is_caught_where_the_canary_cannot_see_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def skip(self: WeightReceiver, tensors: Iterable[tuple[str, Tensor]]) -> list[Held]:
+        for _ in tensors:
+            pass
+        return self.ppoctl_held()
+
+    draw(bench)
+    bench.trainer.move(TINY)
+    engine = bench.generator._engine
+    assert engine is not None
+    tokens = canary_tokens(engine.vocab_size, WINDOW)
+    canary = Tolerance.of("float32", None)
+    assert canary.check(engine.score(tokens), bench.trainer.logprobs(tokens)) < canary.limit
+    monkeypatch.setattr(WeightReceiver, "ppoctl_load", skip)
+    with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* and the engine holds float32"):
+        draw(bench)
+
+
+def test_after_a_failed_load_the_same_state_is_loaded_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.trainer.move(0.05)
+    with monkeypatch.context() as planted:
+        planted.setattr(WeightReceiver, "ppoctl_load", lambda self, tensors: LOAD(self, list(tensors)[:-3]))
+        with pytest.raises(WeightSyncError):
+            draw(bench)
+    assert bench.worst_gap(prompts(4), DRAW) < 1e-3
+
+
+def test_a_stale_tied_head_is_caught_by_name(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw(tied)
+    tied.trainer.move(TINY)
+    monkeypatch.setattr(weights_module, "repack_heads", lambda model: None)
+    with pytest.raises(WeightSyncError, match=r"`lm_head.weight` was sent as `model.embed_tokens.weight`"):
+        draw(tied)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.k_proj.bias", "model.layers.0.mlp.up_proj.weight"])
+def test_a_tensor_that_never_left_is_caught_by_name(
+    tied: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    whole = tied.trainer.weights
+
+    def without(state: State) -> NamedWeights:
+        weights = whole(state)
+        kept = [(key, tensor) for key, tensor in weights.tensors() if key != name]
+        return NamedWeights(state=state, names=weights.names, tensors=lambda: iter(kept))
+
+    tied.trainer.move(TINY)
+    monkeypatch.setattr(tied.generator, "_weights", without)
+    with pytest.raises(WeightSyncError, match=f"`{name}` was announced and never left"):
+        draw(tied)
+
+
+def test_a_tensor_the_trainer_forgot_is_caught_by_name(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = untied.trainer.weights
+
+    def forgetful(state: State) -> NamedWeights:
+        kept = [(key, tensor) for key, tensor in whole(state).tensors() if key != "lm_head.weight"]
+        return NamedWeights(state=state, names=tuple(key for key, _ in kept), tensors=lambda: iter(kept))
+
+    untied.trainer.move(TINY)
+    monkeypatch.setattr(untied.generator, "_weights", forgetful)
+    with pytest.raises(WeightSyncError, match=r"`lm_head.weight` is held by the engine .* and was not sent"):
+        draw(untied)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.layers.0.self_attn.v_proj.weight", "model.norm.weight"]
+)
+def test_one_flipped_bit_on_the_way_is_caught_by_name(
+    untied: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def corrupt(self: WeightReceiver, tensors: Iterable[tuple[str, Tensor]]) -> list[Held]:
+        def on_the_way() -> Iterator[tuple[str, Tensor]]:
+            for key, tensor in tensors:
+                arrived = tensor.clone()
+                if key == name:
+                    arrived.view(torch.int32).view(-1)[7] ^= 1
+                yield key, arrived
+
+        return LOAD(self, on_the_way())
+
+    untied.trainer.move(TINY)
+    monkeypatch.setattr(WeightReceiver, "ppoctl_load", corrupt)
+    with pytest.raises(WeightSyncError, match=f"`{name}` was sent as"):
+        draw(untied)
+
+
+def test_two_exchanged_tensors_are_caught(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exchange(self: WeightReceiver, tensors: Iterable[tuple[str, Tensor]]) -> list[Held]:
+        swap = {"model.layers.0.mlp.up_proj.weight": "gate", "model.layers.0.mlp.gate_proj.weight": "up"}
+        return LOAD(
+            self, [(f"model.layers.0.mlp.{swap[key]}_proj.weight" if key in swap else key, t) for key, t in tensors]
+        )
+
+    untied.trainer.move(TINY)
+    monkeypatch.setattr(WeightReceiver, "ppoctl_load", exchange)
+    with pytest.raises(WeightSyncError, match=r"mlp\.(gate|up)_proj\.weight` was sent as"):
+        draw(untied)
+
+
+def test_weights_of_another_state_are_refused(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tied.trainer.state
+    tied.trainer.move(TINY)
+    monkeypatch.setattr(tied.generator, "_weights", lambda state: tied.trainer.weights(old))
+    with pytest.raises(WeightSyncError, match="gave the weights of"):
+        draw(tied)
+
+
+def test_engines_that_compute_different_functions_are_caught_by_the_canary(
+    tied: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tied.trainer.move(TINY)
+    buffers = tied.trainer.model.model.rotary_emb._buffers
+    monkeypatch.setitem(buffers, "inv_freq", buffers["inv_freq"] / 2)
+    with pytest.raises(WeightSyncError, match=r"canary log-probs .* differ by .* nats \(max over 47 tokens; allowed 0.001"):
+        draw(tied)
+
+
+def test_keys_and_values_of_old_weights_are_never_read_even_where_the_cache_is_not_reset(
+    tied: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Prompts longer than a cache block (128 tokens on a CPU).
+    long = prompts(2, length=200)
+    llm = tied.generator._engine._llm
+    monkeypatch.setattr(llm, "reset_prefix_cache", lambda: True)
+    assert tied.worst_gap(long, DRAW) < 1e-3
+    tied.trainer.move(0.1)
+    assert tied.worst_gap(long, DRAW) < 1e-3
+
+    # The same without the salt: this is what the two measures are for.
+    add_request = llm.add_request
+    monkeypatch.setattr(
+        llm, "add_request", lambda id, prompt, params: add_request(id, {**prompt, "cache_salt": "same"}, params)
+    )
+    assert tied.worst_gap(long, DRAW) < 1e-3
+    tied.trainer.move(0.1)
+    assert tied.worst_gap(long, DRAW) > 1.0
+
+
+def test_a_cache_that_refuses_to_be_reset_is_an_error(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw(tied)
+    tied.trainer.move(TINY)
+    monkeypatch.setattr(tied.generator._engine._llm, "reset_prefix_cache", lambda: False)
+    with pytest.raises(WeightSyncError, match="keys and values of the old weights"):
+        draw(tied)
+
+
+def test_loading_under_running_requests_is_refused(tied: Bench) -> None:
+    stream = tied.generator.generate(prompts(12), DRAW, at=tied.trainer.state)
+    next(stream)
+    engine = tied.generator._engine
+    assert isinstance(engine, Engine)
+    with pytest.raises(WeightSyncError, match="while it is drawing"):
+        engine.load(iter(()))
+    stream.close()

@@ -1,0 +1,169 @@
+"""A tiny random Qwen2, a plain Hugging Face model that plays the trainer, and the pair under test."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppoctl.batch.records import State
+from ppoctl.engines.vllm import VllmGenerator, VllmSettings
+from ppoctl.ports import NamedWeights, Sample, SampleRequest, SamplingParams
+from ppoctl.recipe.schema import GeneratorTable
+
+EOS = 1
+WINDOW = 320
+
+
+def write_model(folder: Path, *, tied: bool) -> None:
+    """Two layers, peaked (standard deviation 0.2), a byte-level tokenizer; 0.2M parameters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    vocab = {"<pad>": 0, "<eos>": EOS, "<bos>": 2}
+    for character in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocab[character] = len(vocab)
+    size = len(vocab) + 13  # 272: not a multiple of 64, so that the engine pads it
+    vocab |= {f"<unused{i}>": i for i in range(len(vocab), size)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", bos_token="<bos>"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=size,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=2,  # vLLM's CPU attention has no heads narrower than 32
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        bos_token_id=2,
+        eos_token_id=EOS,
+        pad_token_id=0,
+        initializer_range=0.2,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+@dataclass
+class HfTrainer:
+    """Plays the trainer: holds a Hugging Face model, moves it, hands out its weights, scores with it."""
+
+    folder: Path
+    dtype: str = "float32"
+    traffic: list[str] = field(default_factory=list)
+    """Names of all tensors that were asked for."""
+    updates: int = 0
+
+    def __post_init__(self) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model: Any = AutoModelForCausalLM.from_pretrained(self.folder, dtype=getattr(torch, self.dtype)).eval()
+
+    @property
+    def state(self) -> State:
+        return State(role="actor", step=self.updates, updates=self.updates, lineage=f"{id(self):x}-{self.updates}")
+
+    def move(self, scale: float) -> State:
+        """An update: every weight moves by `scale` times a normal number."""
+        self.updates += 1
+        generator = torch.Generator().manual_seed(self.updates)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                noise = torch.randn(parameter.shape, generator=generator) * scale
+                parameter.add_(noise.to(parameter.dtype))
+        return self.state
+
+    def weights(self, state: State) -> NamedWeights:
+        named = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in named.items():
+                self.traffic.append(name)
+                yield name, tensor
+
+        return NamedWeights(state=state, names=tuple(named), tensors=tensors)
+
+    def logprobs(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:
+        """Of tokens 1.. of a sequence."""
+        ids = torch.tensor([tokens])
+        with torch.no_grad():
+            logits = self.model(ids).logits[0, :-1].float() / temperature
+        return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0].tolist()
+
+    def most_likely(self, tokens: tuple[int, ...]) -> int:
+        with torch.no_grad():
+            return int(self.model(torch.tensor([tokens])).logits[0, -1].argmax())
+
+    def score(self, state: State, tokens: tuple[int, ...]) -> list[float]:
+        return self.logprobs(tokens)
+
+
+def settings_for(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32") -> VllmSettings:
+    return VllmSettings(
+        model=str(folder),
+        dtype=dtype,
+        max_model_len=WINDOW,
+        eos_token_ids=(EOS,),
+        # Fewer seats than most tests have requests, so that requests also wait, enter and leave.
+        table=GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=8),
+    )
+
+
+@dataclass
+class Bench:
+    """A generator and the trainer it follows."""
+
+    trainer: HfTrainer
+    generator: VllmGenerator
+
+    @staticmethod
+    def start(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32") -> "Bench":
+        trainer = HfTrainer(folder, dtype)
+        settings = settings_for(folder, dtype=dtype)
+        return Bench(trainer, VllmGenerator(settings, weights=trainer.weights, score=trainer.score))
+
+    def draw(self, requests: list[SampleRequest], params: SamplingParams) -> dict[str, Sample]:
+        return {sample.key: sample for sample in self.generator.generate(requests, params, at=self.trainer.state)}
+
+    def worst_gap(self, requests: list[SampleRequest], params: SamplingParams) -> float:
+        """Largest difference between a sampled token's log-prob and a forward pass of the trainer's model."""
+        worst = 0.0
+        samples = self.draw(requests, params)
+        for request in requests:
+            sample = samples[request.key]
+            whole = self.trainer.logprobs(request.prompt_tokens + sample.tokens, params.temperature or 1.0)
+            theirs = whole[len(request.prompt_tokens) - 1 :]
+            worst = max(worst, max(abs(a - b) for a, b in zip(theirs, sample.logprobs, strict=True)))
+        return worst
+
+
+def prompts(count: int, *, length: int = 12, first_seed: int = 100) -> list[SampleRequest]:
+    return [
+        SampleRequest(
+            key=f"p{i}",
+            prompt_tokens=tuple(3 + (i * 31 + j * 7 + j * j) % 250 for j in range(length + i % 5)),
+            seed=first_seed + i,
+        )
+        for i in range(count)
+    ]
+
+
+def surroundings() -> tuple[object, ...]:
+    """What an engine must not change. Python's own `random` is left out: the type checks of the tests draw from it."""
+    return (
+        torch.get_rng_state().tolist(),
+        np.random.get_state()[1].tolist(),
+        torch.get_num_threads(),
+        torch.set_num_threads,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+    )

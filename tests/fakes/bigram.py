@@ -1,0 +1,123 @@
+"""A trainer whose model is one table: what follows token t (actor), or what t is worth (critic)."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ppoctl.batch.grid import pack
+from ppoctl.batch.records import Rollouts, State
+from ppoctl.errors import NonFiniteError
+from ppoctl.ports import Minibatch, MinibatchResult, NamedWeights, Objective
+
+VOCABULARY = 12
+END = 1
+
+
+def initial_table(role: str) -> Tensor:
+    if role == "critic":
+        return torch.zeros(VOCABULARY, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(VOCABULARY, VOCABULARY, generator=generator) * 0.5
+
+
+class BigramTrainer:
+    """Actor and critic in one class; the role decides what the table means. AdamW by hand."""
+
+    def __init__(self, role: str, *, on_minibatch: Callable[[str, int], None] = lambda role, number: None) -> None:
+        self.role = role
+        self.on_minibatch = on_minibatch
+        self.table = torch.full_like(initial_table(role), float("nan"))
+        self.moments = torch.zeros(2, *self.table.shape)
+        self.count = 0
+        self.starts = 0
+        self.loads = 0
+
+    def start(self) -> None:
+        self.starts += 1
+        self.table = initial_table(self.role)
+        self.moments = torch.zeros(2, *self.table.shape)
+        self.count = 0
+
+    def save(self, folder: Path) -> None:
+        (folder / "table.bin").write_bytes(self.table.numpy().tobytes())
+        (folder / "moments.bin").write_bytes(self.moments.numpy().tobytes())
+        (folder / "count.json").write_text(json.dumps(self.count))
+
+    def save_weights(self, folder: Path) -> None:
+        (folder / "table.bin").write_bytes(self.table.numpy().tobytes())
+
+    def load(self, folder: Path) -> None:
+        self.loads += 1
+        shape = self.table.shape
+        self.table = _tensor(folder / "table.bin").reshape(shape)
+        self.moments = _tensor(folder / "moments.bin").reshape(2, *shape)
+        self.count = json.loads((folder / "count.json").read_text())
+
+    def logprobs(self, rollouts: Rollouts, *, temperature: float) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            logprobs, entropy = self._outputs(rollouts, torch.arange(rollouts.num_seqs), self.table, temperature)
+        assert entropy is not None
+        return logprobs, entropy
+
+    def reference_logprobs(self, rollouts: Rollouts, *, temperature: float) -> Tensor:
+        with torch.no_grad():
+            return self._outputs(rollouts, torch.arange(rollouts.num_seqs), initial_table("actor"), temperature)[0]
+
+    def values(self, rollouts: Rollouts) -> Tensor:
+        with torch.no_grad():
+            return self._outputs(rollouts, torch.arange(rollouts.num_seqs), self.table, 1.0)[0]
+
+    def weights(self, state: State) -> NamedWeights:
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            yield "table", self.table
+
+        return NamedWeights(state=state, names=("table",), tensors=tensors)
+
+    def update(
+        self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective
+    ) -> list[MinibatchResult]:
+        results: list[MinibatchResult] = []
+        for minibatch in minibatches:
+            results.append(self._step(rollouts, minibatch, objective))
+            self.on_minibatch(self.role, len(results))
+        return results
+
+    def _step(self, rollouts: Rollouts, minibatch: Minibatch, objective: Objective) -> MinibatchResult:
+        table = self.table.clone().requires_grad_()
+        outputs, entropy = self._outputs(rollouts, minibatch.rows, table, 1.0)
+        loss = objective(minibatch.rows, outputs, entropy, minibatch.num_tokens_global)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert table.grad is not None
+        norm = table.grad.norm()
+        if not bool(torch.isfinite(norm)):
+            raise NonFiniteError(f"gradient of the {self.role} is `{float(norm)}`")
+        self._adam(table.grad, minibatch)
+        kept = entropy.detach() if entropy is not None else None
+        return MinibatchResult(float(loss.detach()), float(norm), outputs.detach(), kept)
+
+    def _adam(self, gradient: Tensor, minibatch: Minibatch) -> None:
+        step = minibatch.step
+        self.count += 1
+        self.moments[0].lerp_(gradient, 1 - step.beta1)
+        self.moments[1].lerp_(gradient**2, 1 - step.beta2)
+        mean = self.moments[0] / (1 - step.beta1**self.count)
+        scale = (self.moments[1] / (1 - step.beta2**self.count)).sqrt() + step.eps
+        self.table = self.table - step.lr * mean / scale
+
+    def _outputs(
+        self, rollouts: Rollouts, rows: Tensor, table: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor | None]:
+        packed = pack(rollouts, rows)
+        before = packed.tokens[packed.read_at]
+        if self.role == "critic":
+            return packed.to_grid(table[before]), None
+        logs = torch.log_softmax(table[before] / temperature, -1)
+        chosen = logs.gather(1, packed.targets[:, None])[:, 0]
+        return packed.to_grid(chosen), packed.to_grid(-(logs.exp() * logs).sum(-1))
+
+
+def _tensor(path: Path) -> Tensor:
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32).clone()

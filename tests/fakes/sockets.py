@@ -1,0 +1,120 @@
+"""A generator, a scorer and questions to go with the bigram model, and a recipe that uses them."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fakes.bigram import END, VOCABULARY, BigramTrainer
+from ppoctl.batch.records import Prompt, Prompts, State
+from ppoctl.ports import Answer, Models, Sample, SampleRequest, SamplingParams, Score
+from ppoctl.recipe.schema import Recipe
+from ppoctl.wire.sockets import Sockets
+
+
+class BigramGenerator:
+    """Samples from the actor's table, one seed per request; finishes requests in reverse order."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+        self.lineage = ""
+        self.drawn = 0
+        self.syncs = 0
+
+    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
+        if self.lineage != at.lineage:
+            (_, table), = self.models.actor_at(at).weights(at).tensors()
+            self.table = table.clone()
+            self.lineage = at.lineage
+            self.syncs += 1
+        for request in reversed(requests):
+            yield self._draw(request, params, at)
+
+    def close(self) -> None:
+        pass
+
+    def _draw(self, request: SampleRequest, params: SamplingParams, at: State) -> Sample:
+        generator = torch.Generator().manual_seed(request.seed)
+        tokens, logprobs = [request.prompt_tokens[-1]], []
+        for _ in range(params.max_new_tokens):
+            logs = torch.log_softmax(self.table[tokens[-1]] / max(params.temperature, 1e-6), -1)
+            token = int(torch.multinomial(logs.exp(), 1, generator=generator))
+            tokens.append(token)
+            logprobs.append(float(logs[token]))
+            if token == END:
+                break
+        self.drawn += 1
+        drawn = tuple(tokens[1:])
+        text = " ".join(map(str, drawn))
+        return Sample(request.key, drawn, tuple(logprobs), drawn[-1] == END, text, at.stamp)
+
+
+class EvenScorer:
+    """Score: the share of even tokens. `outcomes` overrides single prompts."""
+
+    def __init__(self, outcomes: Mapping[str, Score] | None = None) -> None:
+        self.outcomes = outcomes or {}
+
+    def score(self, answers: Sequence[Answer]) -> list[Score]:
+        return [self.outcomes.get(answer.prompt_id) or self._score(answer) for answer in answers]
+
+    def close(self) -> None:
+        pass
+
+    def _score(self, answer: Answer) -> Score:
+        tokens = [int(word) for word in answer.response.split()]
+        return Score(sum(token % 2 == 0 for token in tokens) / len(tokens), "ok", extras={"length": float(len(tokens))})
+
+
+class CountingQuestions:
+    """Prompts that are a pure function of the step."""
+
+    def __init__(self, prompts_per_step: int) -> None:
+        self.prompts_per_step = prompts_per_step
+
+    def prompts_for(self, step: int) -> Prompts:
+        return _prompts(step, range((step - 1) * self.prompts_per_step, step * self.prompts_per_step))
+
+    def evaluation_sets(self) -> dict[str, Prompts]:
+        return {"held": _prompts(0, range(100, 104))}
+
+
+def _prompts(step: int, numbers: range) -> Prompts:
+    rows = tuple(
+        Prompt(f"p{n}", tuple(2 + (n + k) % (VOCABULARY - 2) for k in range(1 + n % 3)), f"question {n}", "even")
+        for n in numbers
+    )
+    return Prompts(step=step, rows=rows, identity=hashlib.sha256(repr(rows).encode()).hexdigest())
+
+
+def fake_sockets(
+    recipe: Recipe, *, on_minibatch: Callable[[str, int], None] = lambda role, number: None
+) -> Sockets:
+    return Sockets(
+        actor=BigramTrainer("actor", on_minibatch=on_minibatch),
+        critic=BigramTrainer("critic", on_minibatch=on_minibatch),
+        generator=BigramGenerator,
+        scorer=EvenScorer(),
+        questions=CountingQuestions(recipe.rollout.prompts_per_step),
+        source_digest="bigram",
+    )
+
+
+def fake_recipe(**changes: Any) -> Recipe:
+    """Three steps of eight sequences, two epochs of two minibatches. `changes` replace whole tables."""
+    tables: dict[str, Any] = {
+        "name": "fake",
+        "seed": 3,
+        "steps": 3,
+        "model": {"path": "bigram", "dtype": "float32"},
+        "data": {"train": {"format": "gsm8k", "path": "none"}},
+        "rollout": {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6},
+        "reward": {"kind": "exact_match"},
+        "ppo": {"epochs": 2, "minibatch_seqs": 4, "kl": {"place": "reward", "coef": 0.05}},
+        "actor": {"optimizer": {"lr": 0.05}},
+        "critic": {"optimizer": {"lr": 0.1}},
+        "eval": {"every_steps": 2},
+        "tracking": {"kind": "none"},
+    }
+    return Recipe.model_validate({**tables, **changes})

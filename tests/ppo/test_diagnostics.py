@@ -1,0 +1,138 @@
+"""Figures about an update: each by hand, and none of them moved by what is under the mask."""
+
+import math
+
+import pytest
+import torch
+from grids import GARBAGE, holey_mask, normal, poisoned
+
+from ppoctl.ppo.diagnostics import nearest_rank, policy_diagnostics, sampler_gap, value_diagnostics
+from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss
+from tolerance import EXACT, FLOAT32
+
+CLIP = PolicyClip(low=0.2, high=0.3, dual=3.0)
+
+
+def row(*numbers):
+    return torch.tensor([numbers], dtype=torch.float32)
+
+
+def every(x):
+    return torch.ones_like(x, dtype=torch.bool)
+
+
+def check(found, **expected):
+    for name, number in expected.items():
+        FLOAT32.check(found[name], number)
+
+
+def test_policy_figures_by_hand():
+    ratio = row(1.5, 1.5, 0.5, 0.5, 4.0, 1.0, 1.25, 1.0)
+    advantages = row(1.0, -1.0, 1.0, -1.0, -1.0, 1.0, 1.0, 0.0)
+    found = policy_diagnostics(ratio.log(), 0 * ratio, advantages, every(ratio), clip=CLIP)
+    # high: token 0 alone (1.25 is inside); low: token 3 alone; dual: token 4 alone
+    check(found, clip_frac_high=1 / 8, clip_frac_low=1 / 8, clip_frac=2 / 8, dual_clip_frac=1 / 8)
+    # sorted: 0.5 0.5 1 1 1.25 1.5 1.5 4; ranks round(0.07), round(3.5) = 4 (ties to even), round(6.93), 7
+    check(found, ratio_mean=11.25 / 8, ratio_p01=0.5, ratio_p50=1.25, ratio_p99=4.0, ratio_max=4.0)
+    # mean of (r - 1 - ln r): (11.25 - 8 - ln(1.5^2 0.5^2 4 1.25)) / 8
+    check(found, approx_kl=(3.25 - math.log(1.5**2 * 0.5**2 * 4 * 1.25)) / 8)
+
+
+def test_without_a_dual_clip_its_fraction_is_zero():
+    clip = PolicyClip(low=0.2, high=0.2, dual=None)
+    found = policy_diagnostics(row(9.0), row(0.0), row(-1.0), every(row(0.0)), clip=clip)
+    check(found, dual_clip_frac=0.0)
+
+
+def test_the_clip_fractions_count_exactly_the_tokens_whose_gradient_stops():
+    logprobs, old, advantages = (normal(8, 9, seed=i) for i in range(3))
+    mask = holey_mask(8, 9, seed=3)
+    found = policy_diagnostics(logprobs, old, advantages, mask, clip=CLIP)
+    logprobs.requires_grad_()
+    clipped_policy_loss(logprobs, old, advantages, mask, clip=CLIP, num_tokens_global=1).backward()
+    stopped = ((logprobs.grad == 0) & mask).sum() / mask.sum()
+    FLOAT32.check(found["clip_frac"] + found["dual_clip_frac"], stopped.item())
+
+
+def test_percentiles_are_those_of_the_counted_ratios():
+    ratio = torch.arange(1.0, 102.0)[None].flip(1)  # 1 .. 101: rank q of 100 is q + 1
+    found = policy_diagnostics(ratio.log(), 0 * ratio, ratio, every(ratio), clip=CLIP)
+    check(found, ratio_p01=2.0, ratio_p50=51.0, ratio_p99=100.0, ratio_max=101.0)
+
+
+def test_percentiles_take_more_tokens_than_torch_quantile_does():
+    FLOAT32.check(nearest_rank(torch.ones(2**24 + 2), share=0.5), 1.0)
+
+
+def test_value_figures_by_hand():
+    values, old, returns = row(1.0, 1.0, 0.2, -1.0), row(0.0, 0.0, 0.0, 1.0), row(2.0, 0.0, 1.0, 1.0)
+    found = value_diagnostics(values, old, returns, every(values), clip=0.5)
+    # G - V_old = 2, 0, 1, 0: mean 3/4, squares 4 + 1 - 4 x 9/16 = 2.75; G: mean 1, squares 1 + 1 = 2; both by 3
+    check(found, explained_variance=1 - 2.75 / 2, return_mean=1.0, return_std=math.sqrt(2 / 3))
+    # clipped errors: 2.25 > 1; 0.25 < 1; 0.64 = 0.64; (0.5 - 1)^2 < 4
+    check(found, value_clip_frac=1 / 4, value_mean=0.3, value_error=(1 + 1 + 0.8 + 2) / 4)
+
+
+def test_rounding_is_not_counted_as_clipping():
+    # old + (V - old) is not V in float32: a clip written that way would find a larger error here and there.
+    values = normal(50, 50, seed=0)
+    old = values + 0.01 * normal(50, 50, seed=1)
+    found = value_diagnostics(values, old, normal(50, 50, seed=2), every(values), clip=1.0)
+    check(found, value_clip_frac=0.0)
+
+
+def test_explained_variance_is_one_for_a_perfect_critic_and_zero_for_a_constant_one_or_equal_returns():
+    returns = row(1.0, 2.0, 3.0)
+    for old, targets, expected in ((returns, returns, 1.0), (0 * returns, returns, 0.0), (returns, 0 * returns, 0.0)):
+        found = value_diagnostics(old, old, targets, every(old), clip=None)
+        check(found, explained_variance=expected, value_clip_frac=0.0)
+
+
+def test_sampler_gap_by_hand():
+    # trainer - sampler = ln 2, 0, -ln 2; w = 2, 1, 1/2
+    logprobs, sampler = row(-1.0, -1.0, -1.0), row(-1.0 - math.log(2), -1.0, -1.0 + math.log(2))
+    found = sampler_gap(logprobs, sampler, every(logprobs))
+    check(found, gap_mean_abs=2 * math.log(2) / 3, gap_max_abs=math.log(2), gap_k3=(3.5 - 3) / 3)
+    check(found, ess_frac=3.5**2 / (3 * 5.25))
+
+
+def test_a_sampler_that_agrees_has_no_gap():
+    found = sampler_gap(row(-1.0, -2.0), row(-1.0, -2.0), every(row(0.0, 0.0)))
+    check(found, gap_mean_abs=0.0, gap_max_abs=0.0, gap_k3=0.0, ess_frac=1.0)
+
+
+def figures(mask, garbage):
+    """All figures of a fixed example, with garbage under the mask."""
+    first, second, third = (poisoned(normal(5, 7, seed=i), mask, garbage) for i in range(3))
+    return {
+        **policy_diagnostics(first, second, third, mask, clip=CLIP),
+        **value_diagnostics(first, second, third, mask, clip=0.2),
+        **sampler_gap(first, second, mask),
+    }
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_under_the_mask_changes_no_figure(garbage):
+    mask = holey_mask(5, 7, seed=3)
+    clean, dirty = figures(mask, 0.0), figures(mask, garbage)
+    assert all(type(number) is float and math.isfinite(number) for number in clean.values())
+    EXACT.check(torch.tensor(list(dirty.values())), torch.tensor(list(clean.values())))
+
+
+def test_figures_have_the_names_the_metrics_know():
+    policy = "clip_frac_high clip_frac_low clip_frac dual_clip_frac approx_kl ratio_mean"
+    ratios = "ratio_p01 ratio_p50 ratio_p99 ratio_max"
+    value = "explained_variance value_clip_frac value_mean return_mean return_std value_error"
+    sampler = "gap_mean_abs gap_max_abs gap_k3 ess_frac"
+    expected = " ".join((policy, ratios, value, sampler)).split()
+    assert list(figures(holey_mask(5, 7, seed=3), 0.0)) == expected
+
+
+def test_no_counted_token_is_refused():
+    zeros, nothing = row(0.0, 0.0), torch.zeros(1, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match="0 counted tokens"):
+        policy_diagnostics(zeros, zeros, zeros, nothing, clip=CLIP)
+    with pytest.raises(ValueError, match="0 counted tokens"):
+        value_diagnostics(zeros, zeros, zeros, nothing, clip=None)
+    with pytest.raises(ValueError, match="0 counted tokens"):
+        sampler_gap(zeros, zeros, nothing)

@@ -1,0 +1,186 @@
+"""Generalised advantage estimation without a loop, against hand-worked numbers and a float64 loop.
+
+Proved here: the recursion, its holes, its blocks (rows longer than one and than two levels of blocks) and its chunks
+of rows. Not proved: speed (benchmarks/gae.py), and numbers on a GPU.
+"""
+
+import pytest
+import torch
+from grids import GARBAGE, holey_mask, normal, poisoned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import pad
+
+from ppoctl.ppo import advantages as module
+from ppoctl.ppo.advantages import gae
+from tolerance import EXACT, FLOAT32
+
+SETTINGS = [(1.0, 1.0), (1.0, 0.95), (0.99, 0.95), (0.9, 0.5), (0.0, 1.0), (0.0, 0.0), (1.0, 0.0), (0.99, 1.0)]
+BLOCK = module.BLOCK_COLUMNS
+
+
+def reference(rewards, values, mask, gamma, lam):
+    """The recursion of the paper in float64, one token after the other, from right to left."""
+    rewards, values = rewards.double(), values.double()
+    advantages, returns = torch.zeros_like(rewards), torch.zeros_like(rewards)
+    next_value = next_advantage = torch.zeros(rewards.shape[0], dtype=torch.float64)
+    for t in reversed(range(rewards.shape[1])):
+        counts = mask[:, t]
+        advantage = rewards[:, t] + gamma * next_value - values[:, t] + gamma * lam * next_advantage
+        next_advantage = torch.where(counts, advantage, next_advantage)
+        next_value = torch.where(counts, values[:, t], next_value)
+        advantages[:, t] = torch.where(counts, advantage, 0)
+        returns[:, t] = torch.where(counts, advantage + values[:, t], 0)
+    return advantages, returns
+
+
+def example(num_rows, num_columns, *, seed=0):
+    return (
+        normal(num_rows, num_columns, seed=seed),
+        normal(num_rows, num_columns, seed=seed + 1),
+        holey_mask(num_rows, num_columns, seed=seed + 2),
+    )
+
+
+def test_three_tokens_by_hand():
+    # gamma = lam = 1/2, from right to left:
+    # row 0: A2 = 4 - 8 = -4              A1 = 2 + 8/2 - 4 + -4/4 = 1      A0 = 1 + 4/2 - 2 + 1/4 = 1.25
+    # row 1: A2 = 2 - 6 = -4              token 1 is a hole                A0 = 1 + 6/2 - 4 + -4/4 = -1
+    rewards = torch.tensor([[1.0, 2.0, 4.0], [1.0, 99.0, 2.0]])
+    values = torch.tensor([[2.0, 4.0, 8.0], [4.0, 99.0, 6.0]])
+    mask = torch.tensor([[True, True, True], [True, False, True]])
+    advantages, returns = gae(rewards, values, mask, gamma=0.5, lam=0.5)
+    FLOAT32.check(advantages, torch.tensor([[1.25, 1.0, -4.0], [-1.0, 0.0, -4.0]]))
+    FLOAT32.check(returns, torch.tensor([[3.25, 5.0, 4.0], [3.0, 0.0, 2.0]]))
+
+
+@pytest.mark.parametrize(("gamma", "lam"), SETTINGS)
+@pytest.mark.parametrize("num_columns", [1, 2, BLOCK - 2, BLOCK - 1, BLOCK, 3 * BLOCK + 5, BLOCK * BLOCK + 7])
+def test_the_numbers_are_those_of_the_loop(gamma, lam, num_columns):
+    rewards, values, mask = example(3, num_columns)
+    found = gae(rewards, values, mask, gamma=gamma, lam=lam)
+    for got, expected in zip(found, reference(rewards, values, mask, gamma, lam), strict=True):
+        FLOAT32.check(got, expected)
+        assert got.dtype == torch.float32
+
+
+def test_rows_beyond_one_chunk_get_the_same_numbers(monkeypatch):
+    rewards, values, mask = example(7, 10)
+    whole = gae(rewards, values, mask, gamma=0.99, lam=0.95)
+    monkeypatch.setattr(module, "CHUNK_TOKENS", 20)  # two rows at a time, and one left over
+    for got, expected in zip(gae(rewards, values, mask, gamma=0.99, lam=0.95), whole, strict=True):
+        FLOAT32.check(got, expected)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**31), num_columns=st.integers(1, 200), gamma=st.floats(0, 1), lam=st.floats(0, 1))
+def test_any_gamma_and_lambda_agree_with_the_loop(seed, num_columns, gamma, lam):
+    rewards, values, mask = example(2, num_columns, seed=seed)
+    found = gae(rewards, values, mask, gamma=gamma, lam=lam)
+    for got, expected in zip(found, reference(rewards, values, mask, gamma, lam), strict=True):
+        FLOAT32.check(got, expected)
+
+
+def test_a_hole_is_as_if_its_column_were_not_there():
+    rewards, values, _ = example(4, 9)
+    kept = torch.tensor([0, 1, 3, 4, 8])
+    mask = torch.zeros(4, 9, dtype=torch.bool)
+    mask[:, kept] = True
+    with_holes = gae(rewards, values, mask, gamma=0.9, lam=0.8)
+    every = torch.ones(4, 5, dtype=torch.bool)
+    without = gae(rewards[:, kept], values[:, kept], every, gamma=0.9, lam=0.8)
+    for holey, compact in zip(with_holes, without, strict=True):
+        EXACT.check(holey[:, kept], compact)
+
+
+def test_padding_columns_change_nothing():
+    rewards, values, mask = example(4, 9)
+    wider = gae(pad(rewards, (0, 70)), pad(values, (0, 70)), pad(mask, (0, 70)), gamma=0.99, lam=0.95)
+    for wide, narrow in zip(wider, gae(rewards, values, mask, gamma=0.99, lam=0.95), strict=True):
+        FLOAT32.check(wide, pad(narrow, (0, 70)))
+
+
+def test_the_order_of_rows_does_not_matter():
+    rewards, values, mask = example(5, 12)
+    order = torch.tensor([3, 0, 4, 2, 1])
+    shuffled = gae(rewards[order], values[order], mask[order], gamma=0.99, lam=0.95)
+    for got, expected in zip(shuffled, gae(rewards, values, mask, gamma=0.99, lam=0.95), strict=True):
+        FLOAT32.check(got, expected[order])
+
+
+def test_lambda_one_is_the_discounted_sum_of_rewards_minus_the_value():
+    rewards, values, mask = example(3, 8)
+    advantages, returns = gae(rewards, values, mask, gamma=0.9, lam=1.0)
+    for row in range(3):
+        counted = rewards[row][mask[row]].double()
+        discounts = 0.9 ** torch.arange(len(counted), dtype=torch.float64)
+        monte_carlo = torch.stack([(counted[t:] * discounts[: len(counted) - t]).sum() for t in range(len(counted))])
+        FLOAT32.check(returns[row][mask[row]], monte_carlo)
+        FLOAT32.check(advantages[row][mask[row]], monte_carlo - values[row][mask[row]].double())
+
+
+def test_lambda_zero_is_the_td_error():
+    rewards, values, mask = example(3, 8)
+    advantages, _ = gae(rewards, values, mask, gamma=0.9, lam=0.0)
+    for row in range(3):
+        reward, value = rewards[row][mask[row]], values[row][mask[row]]
+        FLOAT32.check(advantages[row][mask[row]], reward + 0.9 * pad(value[1:], (0, 1)) - value)
+
+
+def test_there_is_no_bootstrap_behind_the_last_token():
+    one = torch.ones(1, 1)
+    advantages, returns = gae(2 * one, 5 * one, one.bool(), gamma=1.0, lam=0.95)
+    EXACT.check(returns, 2 * one)
+    EXACT.check(advantages, -3 * one)
+
+
+def test_a_terminal_reward_reaches_the_first_of_many_tokens_undiminished():
+    # gamma lam = 1 over 10000 tokens: the sums must not drift.
+    rewards, values = torch.zeros(1, 10_000), torch.full((1, 10_000), 0.25)
+    rewards[0, -1] = 1.0
+    advantages, returns = gae(rewards, values, torch.ones(1, 10_000, dtype=torch.bool), gamma=1.0, lam=1.0)
+    EXACT.check(returns, torch.ones(1, 10_000))
+    EXACT.check(advantages, torch.full((1, 10_000), 0.75))
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_under_the_mask_changes_no_bit(garbage):
+    rewards, values, mask = example(4, 2 * BLOCK)
+    clean = gae(poisoned(rewards, mask, 0.0), poisoned(values, mask, 0.0), mask, gamma=0.99, lam=0.95)
+    dirty = gae(poisoned(rewards, mask, garbage), poisoned(values, mask, garbage), mask, gamma=0.99, lam=0.95)
+    for got, expected in zip(dirty, clean, strict=True):
+        EXACT.check(got, expected)
+        EXACT.check(got[~mask], torch.zeros(int((~mask).sum())))
+
+
+def test_a_row_without_counted_tokens_is_zeros_and_an_empty_grid_stays_empty():
+    advantages, returns = gae(torch.ones(1, 4), torch.ones(1, 4), torch.zeros(1, 4).bool(), gamma=1.0, lam=1.0)
+    EXACT.check(advantages, torch.zeros(1, 4))
+    EXACT.check(returns, torch.zeros(1, 4))
+    for shape in ((0, 4), (2, 0)):
+        empty = torch.zeros(shape)
+        assert gae(empty, empty, empty.bool(), gamma=1.0, lam=1.0)[0].shape == shape
+
+
+def test_the_results_are_constants_of_the_update():
+    rewards, values, mask = example(2, 5)
+    advantages, returns = gae(rewards.requires_grad_(), values.requires_grad_(), mask, gamma=1.0, lam=0.95)
+    assert not advantages.requires_grad
+    assert not returns.requires_grad
+
+
+def test_autocast_does_not_reach_the_sums():
+    rewards, values, mask = example(2, 3 * BLOCK)
+    expected = gae(rewards, values, mask, gamma=1.0, lam=0.95)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = gae(rewards, values, mask, gamma=1.0, lam=0.95)
+    EXACT.check(found[0], expected[0])
+
+
+@pytest.mark.parametrize(
+    ("gamma", "lam", "name"), [(1.1, 1.0, "gamma"), (1.0, -0.1, "lam"), (float("nan"), 1.0, "gamma")]
+)
+def test_a_discount_outside_zero_to_one_is_refused(gamma, lam, name):
+    one = torch.ones(1, 1)
+    with pytest.raises(ValueError, match=f"{name} is"):
+        gae(one, one, one.bool(), gamma=gamma, lam=lam)

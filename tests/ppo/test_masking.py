@@ -1,0 +1,92 @@
+"""Sums, means and whitening over counted tokens."""
+
+import pytest
+import torch
+from grids import GARBAGE, holey_mask, normal, poisoned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppoctl.ppo.masking import masked_mean, masked_sum, masked_token_mean, masked_variance, whiten
+from tolerance import EXACT, FLOAT32
+
+X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+MASK = torch.tensor([[True, True, False], [False, True, False]])  # counts 1, 2 and 5
+
+
+def test_sum_mean_and_variance_by_hand():
+    EXACT.check(masked_sum(X, MASK), 8.0)  # 1 + 2 + 5
+    FLOAT32.check(masked_mean(X, MASK), 8 / 3)
+    # deviations -5/3, -2/3, 7/3: squares 25/9 + 4/9 + 49/9 = 78/9; by n - 1 = 2: 39/9
+    FLOAT32.check(masked_variance(X, MASK), 39 / 9)
+
+
+def test_whitening_by_hand():
+    # 1 and 3 count: mean 2, variance (1 + 1) / 1 = 2
+    whitened = whiten(torch.tensor([[1.0, 9.0], [3.0, 9.0]]), torch.tensor([[True, False], [True, False]]))
+    FLOAT32.check(whitened, torch.tensor([[-(2**-0.5), 0.0], [2**-0.5, 0.0]]))
+
+
+def test_a_share_of_the_token_mean_divides_by_the_global_count_and_not_by_its_own():
+    FLOAT32.check(masked_token_mean(X, MASK, num_tokens_global=16), 0.5)  # 8 / 16
+
+
+def test_shares_of_any_split_add_up_to_the_whole():
+    x, mask = normal(6, 5, seed=0), holey_mask(6, 5, seed=1)
+    num_tokens = int(mask.sum())
+    shares = [
+        masked_token_mean(x[rows], mask[rows], num_tokens_global=num_tokens)
+        for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
+    ]
+    FLOAT32.check(sum(shares), masked_mean(x, mask))
+
+
+def test_a_share_without_counted_tokens_is_zero():
+    EXACT.check(masked_token_mean(X, torch.zeros_like(MASK), num_tokens_global=3), 0.0)
+    EXACT.check(masked_sum(X, torch.zeros_like(MASK)), 0.0)
+
+
+def test_a_global_count_below_one_is_refused():
+    with pytest.raises(ValueError, match="num_tokens_global is 0"):
+        masked_token_mean(X, MASK, num_tokens_global=0)
+
+
+@pytest.mark.parametrize("statistic", [masked_mean, masked_variance, whiten])
+def test_statistics_of_no_counted_token_are_refused(statistic):
+    with pytest.raises(ValueError, match="0 counted tokens"):
+        statistic(X, torch.zeros_like(MASK))
+
+
+def test_one_counted_token_has_no_variance_and_whitens_to_zero():
+    one = torch.tensor([[False, False, False], [False, True, False]])
+    EXACT.check(masked_variance(X, one), 0.0)
+    EXACT.check(whiten(X, one), torch.zeros_like(X))
+
+
+def test_equal_numbers_whiten_to_zeros():
+    EXACT.check(whiten(torch.full((2, 3), 7.0), MASK), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("function", [masked_sum, masked_mean, masked_variance, whiten])
+def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(function, garbage):
+    mask = holey_mask(4, 7, seed=2)
+    results = []
+    for x in (poisoned(normal(4, 7, seed=3), mask, 0.0), poisoned(normal(4, 7, seed=3), mask, garbage)):
+        x.requires_grad_()
+        value = function(x, mask)
+        value.square().sum().backward()
+        results.append((value, x.grad))
+    EXACT.check(results[1][0], results[0][0])
+    EXACT.check(results[1][1][mask], results[0][1][mask])
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**31), shift=st.floats(-100, 100), scale=st.floats(0.01, 100))
+def test_whitened_numbers_have_mean_zero_variance_one_and_zeros_under_the_mask(seed, shift, scale):
+    mask = holey_mask(3, 9, seed=seed)
+    whitened = whiten((normal(3, 9, seed=seed).double() * scale + shift), mask)
+    FLOAT32.check(masked_mean(whitened, mask), 0.0)
+    # The 1e-8 under the root costs that much of a variance of scale^2: at least 1e-4 here, so up to 1e-4 of it.
+    expected = masked_variance(normal(3, 9, seed=seed).double() * scale, mask)
+    FLOAT32.check(masked_variance(whitened, mask), expected / (expected + 1e-8))
+    EXACT.check(whitened[~mask], torch.zeros_like(whitened[~mask]))

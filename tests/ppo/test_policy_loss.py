@@ -1,0 +1,173 @@
+"""The clipped policy loss: its value, the regions where its gradient stops, and what may not change it."""
+
+import math
+
+import pytest
+import torch
+from grids import GARBAGE, holey_mask, normal, poisoned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppoctl.ppo.masking import masked_mean
+from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss, truncated_importance_weights
+from tolerance import EXACT, FLOAT32
+
+CLIP = PolicyClip(low=0.2, high=0.3, dual=3.0)
+NO_DUAL = PolicyClip(low=0.2, high=0.3, dual=None)
+
+# Two sequences of three tokens; old log-probs are 0, so that exp(logprobs) is the ratio.
+RATIOS = torch.tensor([[1.5, 0.5, 1.1], [1.5, 0.5, 4.0]])
+OLD = torch.zeros(2, 3)
+ADVANTAGES = torch.tensor([[1.0, 1.0, 2.0], [-1.0, -1.0, -2.0]])
+EVERY = torch.ones(2, 3, dtype=torch.bool)
+
+
+def loss_and_gradient(logprobs, *args, **kwargs):
+    logprobs = logprobs.detach().clone().requires_grad_()
+    loss = clipped_policy_loss(logprobs, *args, **kwargs)
+    loss.backward()
+    return loss.detach(), logprobs.grad
+
+
+def example(*, seed):
+    logprobs = normal(6, 5, seed=seed) * 0.5
+    return logprobs, normal(6, 5, seed=seed + 1) * 0.5, normal(6, 5, seed=seed + 2), holey_mask(6, 5, seed=seed + 3)
+
+
+def test_six_tokens_by_hand():
+    # row 0, A > 0, -A min(ratio, clipped): -1.3 (clipped high), -0.5, -2 x 1.1; sum -4.0
+    # row 1, A < 0, -A max(ratio, clipped): 1.5, 0.8 (clipped low), 2 x 3 (dual, instead of 2 x 4); sum 8.3
+    loss, gradient = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES, EVERY, clip=CLIP, num_tokens_global=6)
+    FLOAT32.check(loss, 4.3 / 6)
+    # d(-A ratio) / d logprob = -A ratio where nothing is clipped, 0 where something is
+    FLOAT32.check(gradient * 6, torch.tensor([[0.0, -0.5, -2.2], [1.5, 0.0, 0.0]]))
+
+
+def test_without_a_dual_clip_a_bad_token_that_became_likely_pays_in_full():
+    loss, gradient = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES, EVERY, clip=NO_DUAL, num_tokens_global=6)
+    FLOAT32.check(loss, 6.3 / 6)  # 8 instead of 6 for the last token
+    FLOAT32.check(gradient[1, 2] * 6, 8.0)
+
+
+def test_the_dual_clip_leaves_good_tokens_alone():
+    ratio = torch.tensor([[4.0]])
+    wide = PolicyClip(low=0.2, high=9.0, dual=3.0)
+    loss = clipped_policy_loss(
+        ratio.log(), torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1).bool(), clip=wide, num_tokens_global=1
+    )
+    FLOAT32.check(loss, -4.0)
+
+
+def test_at_ratio_one_the_loss_is_minus_the_mean_advantage_and_the_gradient_minus_the_advantages():
+    logprobs, _, advantages, mask = example(seed=0)
+    n = int(mask.sum())
+    loss, gradient = loss_and_gradient(logprobs, logprobs, advantages, mask, clip=CLIP, num_tokens_global=n)
+    FLOAT32.check(loss, -masked_mean(advantages, mask))
+    FLOAT32.check(gradient * n, torch.where(mask, -advantages, 0))
+
+
+def test_microbatches_add_up_to_the_whole_in_value_and_gradient():
+    logprobs, old, advantages, mask = example(seed=0)
+    n = int(mask.sum())
+    whole, gradient = loss_and_gradient(logprobs, old, advantages, mask, clip=CLIP, num_tokens_global=n)
+    parts = [
+        loss_and_gradient(logprobs[r], old[r], advantages[r], mask[r], clip=CLIP, num_tokens_global=n)
+        for r in (slice(0, 1), slice(1, 4), slice(4, 6))
+    ]
+    FLOAT32.check(sum(loss for loss, _ in parts), whole)
+    FLOAT32.check(torch.cat([part for _, part in parts]), gradient)
+
+
+def test_padding_columns_and_the_order_of_rows_change_nothing():
+    logprobs, old, advantages, mask = example(seed=0)
+    expected = clipped_policy_loss(logprobs, old, advantages, mask, clip=CLIP, num_tokens_global=9)
+    moved = [torch.nn.functional.pad(x.flip(0), (0, 4)) for x in (logprobs, old, advantages, mask)]
+    FLOAT32.check(clipped_policy_loss(*moved, clip=CLIP, num_tokens_global=9), expected)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(garbage):
+    logprobs, old, advantages, mask = example(seed=0)
+    weights = normal(6, 5, seed=9).exp()
+    results = []
+    for bad in (0.0, garbage):
+        grids = [poisoned(x, mask, bad) for x in (logprobs, old, advantages, weights)]
+        results.append(loss_and_gradient(*grids[:3], mask, clip=CLIP, num_tokens_global=20, weights=grids[3]))
+    EXACT.check(results[1][0], results[0][0])
+    EXACT.check(results[1][1], results[0][1])
+    EXACT.check(results[1][1][~mask], torch.zeros(int((~mask).sum())))
+
+
+def test_weights_scale_each_token_and_carry_no_gradient():
+    weights = torch.tensor([[2.0, 0.0, 1.0], [1.0, 3.0, 0.5]], requires_grad=True)
+    loss, _ = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES, EVERY, clip=CLIP, num_tokens_global=6, weights=weights)
+    # 2 x -1.3 + 0 x -0.5 + 1 x -2.2 + 1 x 1.5 + 3 x 0.8 + 0.5 x 6
+    FLOAT32.check(loss, 2.1 / 6)
+    assert weights.grad is None
+
+
+def test_only_the_new_logprobs_carry_a_gradient():
+    logprobs, old, advantages, mask = example(seed=0)
+    old.requires_grad_()
+    advantages.requires_grad_()
+    clipped_policy_loss(logprobs.requires_grad_(), old, advantages, mask, clip=CLIP, num_tokens_global=9).backward()
+    assert logprobs.grad is not None
+    assert old.grad is None
+    assert advantages.grad is None
+
+
+def test_a_token_hundreds_of_nats_away_gives_a_finite_loss():
+    far = torch.tensor([[300.0, -300.0]])
+    loss, gradient = loss_and_gradient(
+        far,
+        torch.zeros(1, 2),
+        torch.tensor([[-1.0, 1.0]]),
+        torch.ones(1, 2).bool(),
+        clip=NO_DUAL,
+        num_tokens_global=1,
+    )
+    FLOAT32.check(loss, math.exp(20))
+    EXACT.check(gradient, torch.zeros(1, 2))
+
+
+@settings(deadline=None, max_examples=40)
+@given(ratio=st.floats(0.05, 6.0), advantage=st.floats(-3, 3), dual=st.sampled_from([None, 1.5, 3.0]))
+def test_a_token_is_the_textbook_formula(ratio, advantage, dual):
+    clip = PolicyClip(low=0.2, high=0.28, dual=dual)
+    expected = -min(advantage * ratio, advantage * min(max(ratio, 0.8), 1.28))
+    if dual is not None and advantage < 0:
+        expected = min(expected, -advantage * dual)
+    one = torch.ones(1, 1)
+    loss = clipped_policy_loss(
+        one * math.log(ratio), 0 * one, one * advantage, one.bool(), clip=clip, num_tokens_global=1
+    )
+    FLOAT32.check(loss, expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [((-0.1, 0.2, None), "low"), ((1.1, 0.2, None), "low"), ((0.2, -0.1, None), "high"), ((0.2, 0.2, 1.0), "dual")],
+)
+def test_an_impossible_clip_is_refused(values, name):
+    with pytest.raises(ValueError, match=f"{name} is"):
+        PolicyClip(*values)
+
+
+def test_importance_weights_are_the_ratio_up_to_a_limit_and_zero_under_the_mask():
+    logprobs = torch.tensor([[math.log(0.5), math.log(3.0), 200.0, float("nan")]], requires_grad=True)
+    mask = torch.tensor([[True, True, True, False]])
+    weights = truncated_importance_weights(logprobs, torch.zeros(1, 4), mask, max_ratio=2.0)
+    FLOAT32.check(weights, torch.tensor([[0.5, 2.0, 2.0, 0.0]]))
+    assert not weights.requires_grad
+
+
+def test_importance_weights_fall_when_the_sampler_was_surer_than_the_trainer():
+    one = torch.ones(1, 1)
+    weights = truncated_importance_weights(-2 * one, -1 * one, one.bool(), max_ratio=2.0)
+    FLOAT32.check(weights, one * math.exp(-1))
+
+
+def test_a_limit_of_zero_is_refused():
+    one = torch.ones(1, 1)
+    with pytest.raises(ValueError, match="max_ratio is"):
+        truncated_importance_weights(one, one, one.bool(), max_ratio=0.0)

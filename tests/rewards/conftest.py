@@ -1,0 +1,36 @@
+"""Pools of misbehaving scorers, and a watch that no test leaves a process behind."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ppoctl.rewards.pool import ScorerPool
+from ppoctl.rewards.worker import ScorerSpec
+
+OpenPool = Callable[..., ScorerPool]
+
+
+@pytest.fixture
+def drill_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children find `drill_scorers` as they would find a user's module."""
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+
+
+@pytest.fixture
+def drill_pool(drill_scorers: None) -> Iterator[OpenPool]:
+    """Opens pools of `drill_scorers`, and closes them; afterwards no child may be left."""
+    before = set(psutil.Process().children(recursive=True))
+    pools: list[ScorerPool] = []
+
+    def open_pool(entry: str = "drill_scorers:score", *, workers: int = 1, timeout_s: float = 30.0) -> ScorerPool:
+        pools.append(ScorerPool(ScorerSpec(entry), workers=workers, timeout_s=timeout_s))
+        return pools[-1]
+
+    yield open_pool
+    for pool in pools:
+        pool.close()
+    assert set(psutil.Process().children(recursive=True)) <= before

@@ -1,0 +1,108 @@
+"""What counts as the right answer to a GSM8K problem."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppoctl.rewards import gsm8k
+from ppoctl.rewards.verdict import Verdict
+
+GOLD = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 clips.\n#### 72"
+
+
+@pytest.mark.parametrize(
+    ("response", "strict", "lenient"),
+    [
+        (GOLD, 1, 1),
+        ("#### 72", 1, 1),
+        ("#### 73", 0, 0),
+        ("", 0, 0),
+        ("####", 0, 0),
+        ("I think it is 72", 0, 1),
+        ("#### 41, no: #### 72", 1, 1),
+        ("#### 72, no: #### 41", 0, 0),
+        ("#### 72 and 5 apples", 1, 0),
+        ("#### 72 ####", 1, 1),
+        ("#### $72", 0, 1),
+        ("####72", 0, 1),
+        ("####  72", 0, 1),
+        ("#### 72.", 0, 1),
+        ("#### 72.0", 0, 1),
+        ("#### 072", 0, 1),
+        ("#### -72", 0, 0),
+        ("#### 7,2", 1, 1),
+        ("#### 720", 0, 0),
+        ("##### 72", 1, 1),
+        ("#### \u0667\u0662", 0, 0),
+        ("#### 72 \ud800", 1, 1),
+    ],
+)
+def test_the_strict_and_the_lenient_reading_of_a_response(response: str, strict: int, lenient: int) -> None:
+    assert gsm8k.score(response, GOLD) == Verdict(float(strict), {"lenient": float(lenient)})
+    assert gsm8k.score(response, GOLD, strict=False) == Verdict(float(lenient), {"strict": float(strict)})
+
+
+@pytest.mark.parametrize(
+    ("truth", "number"),
+    [
+        ("so\n#### 1,234", "1234"),
+        ("#### -3", "-3"),
+        ("72", "72"),
+        (" 1,000\n", "1000"),
+        ("-0.5", "-0.5"),
+        (".5", ".5"),
+        ("#### 12 #### 13", "13"),
+    ],
+)
+def test_the_ground_truth_is_a_gold_text_or_a_bare_number(truth: str, number: str) -> None:
+    assert gsm8k.gold_number(truth) == number
+    assert gsm8k.score(f"#### {number}", truth).value == 1
+
+
+@pytest.mark.parametrize("truth", ["", "seventy-two", "the answer is 72", "####", "-", ".", "7 2"])
+def test_a_truth_without_a_number_is_a_fault_and_no_score(truth: str) -> None:
+    with pytest.raises(ValueError, match="neither a number nor a text"):
+        gsm8k.score("#### 72", truth)
+
+
+def test_a_truth_that_is_no_decimal_number_is_met_letter_by_letter() -> None:
+    assert gsm8k.score("#### 1.2.3", "#### 1.2.3", strict=True).value == 1
+    assert gsm8k.score("#### 1.2.4", "#### 1.2.3", strict=False).value == 0
+
+
+def test_an_answer_far_from_the_end_still_counts_unlike_in_verl() -> None:
+    response = "#### 72\n" + "and so on " * 40
+    assert gsm8k.score(response, GOLD).value == 1
+    assert _verl_strict(response) is None
+
+
+_PIECES = st.sampled_from(["#### ", "####", "#", " ", "$", ",", ".", "-", "7", "72", "1,000", "x", "\n"])
+
+
+@given(st.lists(_PIECES, max_size=40).map("".join))
+def test_within_the_last_300_characters_the_strict_reading_is_verls(response: str) -> None:
+    assert gsm8k.strict_number(response[-300:]) == _verl_strict(response)
+
+
+def test_every_gold_answer_of_gsm8k_scores_1_and_every_wrong_one_0() -> None:
+    folder = os.environ.get("PPOCTL_DATA")
+    if not folder:
+        pytest.skip("PPOCTL_DATA is not set: it names a folder with gsm8k/train.jsonl")
+    lines = (Path(folder) / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    answers = [json.loads(line)["answer"] for line in lines]
+    assert len(answers) == 7473
+    for answer in answers:
+        wrong = f"{answer.rpartition('#### ')[0]}#### {int(gsm8k.gold_number(answer)) + 1}"
+        assert gsm8k.score(answer, answer) == Verdict(1.0, {"lenient": 1.0})
+        assert gsm8k.score(wrong, answer) == Verdict(0.0, {"lenient": 0.0})
+
+
+def _verl_strict(response: str) -> str | None:
+    """verl's `extract_solution(method="strict")`, transcribed."""
+    found = re.findall("#### (\\-?[0-9\\.\\,]+)", response[-300:])
+    return found[-1].replace(",", "").replace("$", "") if found else None

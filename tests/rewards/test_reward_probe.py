@@ -1,0 +1,130 @@
+"""Before launch, the gold answer must beat a wrong, an empty and a truncated one."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import RewardError
+from ppoctl.recipe.schema import ExactMatchReward, Gsm8kReward
+from ppoctl.rewards.pool import ScorerPool
+from ppoctl.rewards.probe import Candidates, ProbeRow, candidates_of, probe, require_gold_wins
+from ppoctl.rewards.scorers import pool_of
+
+OpenPool = Callable[..., ScorerPool]
+Reward = Gsm8kReward | ExactMatchReward
+
+STRICT = Gsm8kReward(kind="gsm8k")
+LENIENT = Gsm8kReward(kind="gsm8k", strict=False)
+EXACT = ExactMatchReward(kind="exact_match")
+WORKED = "48+24 = <<48+24=72>>72 clips.\n#### 72"
+
+
+@dataclass(frozen=True)
+class Row:
+    id: str
+    answer: str
+
+
+def probed(reward: Reward, *truths: str) -> list[ProbeRow]:
+    with pool_of(reward) as pool:
+        return probe(pool, reward, [Row(f"train/{n}", truth) for n, truth in enumerate(truths)])
+
+
+@pytest.mark.parametrize(
+    ("reward", "truth", "gold", "wrong", "truncated"),
+    [
+        (STRICT, WORKED, WORKED, WORKED[:-2] + "73", WORKED[:-8]),
+        (LENIENT, WORKED, WORKED, WORKED[:-2] + "73", "48+24 = <<48+24="),
+        (STRICT, "1,000", "The answer is\n#### 1000", "The answer is\n#### 1001", "The answer is"),
+        (LENIENT, "so 1,000 it is\n#### 1,000", "so 1,000 it is\n#### 1,000", "so 1,000 it is\n#### 1001", "so"),
+        (STRICT, "-2", "The answer is\n#### -2", "The answer is\n#### -1", "The answer is"),
+        (STRICT, "0.5", "The answer is\n#### 0.5", "The answer is\n#### 1.5", "The answer is"),
+        (STRICT, ".5", "The answer is\n#### .5", "The answer is\n#### 1.5", "The answer is"),
+        (EXACT, "72", "72", "73", "7"),
+        (EXACT, "B", "B", "A", ""),
+        (EXACT, "a", "a", "B", ""),
+        (EXACT, "Paris ", "Paris", "not Paris", "Pari"),
+    ],
+)
+def test_candidates_keep_the_format_of_the_truth(
+    reward: Reward, truth: str, gold: str, wrong: str, truncated: str
+) -> None:
+    assert candidates_of(reward, truth) == Candidates(gold, wrong, "", truncated)
+    require_gold_wins(probed(reward, truth))
+
+
+def test_the_outcome_of_each_candidate_is_kept_by_name() -> None:
+    (row,) = probed(STRICT, WORKED)
+    assert {name: outcome.value for name, outcome in row.outcomes.items()} == {
+        "gold": 1.0,
+        "wrong": 0.0,
+        "empty": 0.0,
+        "truncated": 0.0,
+    }
+
+
+def test_a_reward_that_does_not_know_the_format_is_refused_with_what_each_scored() -> None:
+    # The dataset holds worked answers, the reward compares the whole response with one number.
+    with pool_of(EXACT) as pool:
+        rows = probe(pool, STRICT, [Row("train/3", "72")])
+    with pytest.raises(RewardError) as caught:
+        require_gold_wins(rows)
+    assert caught.value.message == (
+        "the reward does not prefer the gold answer of row `train/3`: gold scored 0, wrong scored 0, "
+        "empty scored 0, truncated scored 0 (ground truth `72`, gold answer tried `The answer is #### 72`)"
+    )
+    assert caught.value.hint == "check that `reward.kind` and the `answer` column belong together"
+
+
+@pytest.mark.parametrize(
+    ("truth", "said"),
+    [
+        ("constant", "gold scored 8, wrong scored 12, empty scored 0, truncated scored 7"),
+        ("number inf", "gold scored inf, wrong scored inf, empty scored inf, truncated scored inf"),
+        ("text", "gold gave no score (the scorer returned a `str` as value, not a number), wrong gave"),
+    ],
+)
+def test_a_reward_that_prefers_another_or_fails_is_refused(drill_pool: OpenPool, truth: str, said: str) -> None:
+    # The drill scorer's score is the length of the response, so `not constant` beats `constant`.
+    rows = probe(drill_pool(), EXACT, [Row("train/0", truth)])
+    with pytest.raises(RewardError) as caught:
+        require_gold_wins(rows)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("reward", "truth", "message"),
+    [
+        (STRICT, "seventy", "row `train/1`: the ground truth `seventy` is neither a number nor a text with"),
+        (EXACT, " ", "row `train/1`: the ground truth is empty"),
+    ],
+)
+def test_a_truth_the_reward_cannot_read_is_refused_before_anything_is_scored(
+    reward: Reward, truth: str, message: str
+) -> None:
+    with pool_of(reward) as pool, pytest.raises(RewardError) as caught:
+        probe(pool, reward, [Row("train/0", "72"), Row("train/1", truth)])
+    assert caught.value.message.startswith(message)
+    assert caught.value.hint is not None
+    assert pool.pids == []
+
+
+def test_a_long_truth_is_shown_by_its_end(drill_pool: OpenPool) -> None:
+    # The drill scorer's score is the length of the response, and the wrong one is as long as the gold one.
+    rows = probe(drill_pool(), STRICT, [Row("train/0", "so it goes\n" * 50 + "#### 72")])
+    with pytest.raises(RewardError, match=r"ground truth `\.\.\..{53}#### 72`"):
+        require_gold_wins(rows)
+
+
+@pytest.mark.parametrize("reward", [STRICT, LENIENT])
+def test_gold_wins_on_every_row_of_gsm8k(reward: Gsm8kReward) -> None:
+    folder = os.environ.get("PPOCTL_DATA")
+    if not folder:
+        pytest.skip("PPOCTL_DATA is not set: it names a folder with gsm8k/test.jsonl")
+    lines = (Path(folder) / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1319
+    require_gold_wins(probed(reward, *(json.loads(line)["answer"] for line in lines)))

@@ -1,0 +1,80 @@
+"""No child outlives its parent, however the parent ends and whatever the child is doing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PARENT = Path(__file__).parent / "orphan_parent.py"
+
+pytestmark = pytest.mark.usefixtures("drill_scorers")
+
+
+@pytest.mark.parametrize("doing", ["idle", "hang-in-c", "hang-stubbornly"])
+def test_children_of_a_killed_parent_are_gone(doing: str) -> None:
+    if sys.platform != "linux" and doing != "idle":
+        pytest.skip("only Linux ends a hanging child with its parent")
+    with _parent(doing) as parent:
+        children = _children_of(parent)
+        if doing != "idle":
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == "busy\n"
+        assert all(psutil.pid_exists(child) for child in children)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        assert _all_gone(children)
+
+
+def test_children_of_a_parent_that_leaves_without_closing_are_gone() -> None:
+    with _parent("leave") as parent:
+        children = _children_of(parent)
+        parent.wait()
+        assert _all_gone(children)
+
+
+def test_children_are_not_in_the_parents_process_group() -> None:
+    with _parent("idle") as parent:
+        for child in _children_of(parent):
+            assert os.getpgid(child) == child
+        parent.kill()
+
+
+def test_a_child_whose_parent_is_another_than_announced_leaves_at_once() -> None:
+    child = [sys.executable, "-m", "ppoctl.rewards.child", '{"entry": "drill_scorers:score", "parent": 1}']
+    done = subprocess.run(child, stdin=subprocess.PIPE, capture_output=True, env=_environment(), timeout=30)
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
+def _parent(doing: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PARENT), doing], stdout=subprocess.PIPE, text=True, env=_environment()
+    )
+
+
+def _environment() -> dict[str, str]:
+    import ppoctl
+
+    source = str(Path(ppoctl.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ["PYTHONPATH"]])}
+
+
+def _children_of(parent: subprocess.Popen[str]) -> list[int]:
+    assert parent.stdout is not None
+    children = [int(word) for word in parent.stdout.readline().split()]
+    assert len(children) == 2
+    return children
+
+
+def _all_gone(pids: list[int]) -> bool:
+    """Gone, or dead and waiting to be reaped by whoever inherited them."""
+    limit = time.monotonic() + 10
+    while time.monotonic() < limit:
+        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False

@@ -1,0 +1,91 @@
+"""The protocol's drill, in full, on fakes: SIGKILL at every moment of every stage, then resume.
+
+Proved: ledger, final weights, optimizer and every journaled figure are those of the run that was never killed, with
+states saved every step and every third. Not proved here: that the real engines replay bit-equal (see
+`tests/story/test_real_engines.py`).
+"""
+
+import os
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes.job import Witness, play, result
+from fakes.sockets import fake_recipe
+
+
+def in_a_process(action: Callable[[], object]) -> int:
+    """Run in a forked child; returns the signal that ended it, 0 when it ended well."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            torch.set_num_threads(1)
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the run failed"
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def killer(at: int) -> Callable[[int, str], None]:
+    def act(number: int, name: str) -> None:
+        if number == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return act
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory where there is such a place: the drill flushes a few ten thousand files."""
+    parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="ppoctl-drill-", dir=parent) as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("save_every", [1, 3])
+def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, save_every: int) -> None:
+    recipe = fake_recipe(
+        checkpoint={"every_steps": save_every},
+        rollout={
+            "prompts_per_step": 4,
+            "samples_per_prompt": 2,
+            "max_prompt_tokens": 4,
+            "max_new_tokens": 6,
+            "keep_finished_every_s": 1e-9,
+        },
+    )
+    witness = Witness()
+    play(folder / "whole", recipe, witness)
+    expected = result(folder / "whole")
+    stages = {moment.split()[1] for moment in witness.moments}
+    assert {"rollout", "critic_update", "state/actor", "eval"} <= stages
+    for number, name in enumerate(witness.moments):
+        root = folder / f"{number}"
+        died = in_a_process(lambda n=number, r=root: play(r, recipe, Witness(act=killer(n))))
+        assert died == signal.SIGKILL, f"not killed at {name}"
+        assert in_a_process(lambda r=root: play(r, recipe)) == 0
+        assert result(root) == expected, f"killed at: {name}"
+
+
+def test_a_run_killed_again_and_again_still_ends_the_same(folder: Path) -> None:
+    recipe = fake_recipe(checkpoint={"every_steps": 3})
+    play(folder / "whole", recipe)
+    root = folder / "often"
+    deaths = 0
+    # Later than the six moments of replaying two steps of two roles: a run that dies earlier every time never moves.
+    while in_a_process(lambda: play(root, recipe, Witness(act=killer(12)))) == signal.SIGKILL:
+        deaths += 1
+        assert deaths < 50
+    assert deaths > 5
+    assert result(root) == result(folder / "whole")

@@ -1,0 +1,41 @@
+"""The named levels of agreement between two tensors: the only place with a literal tolerance."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Level:
+    """How far a result may lie from the expected one, as a share of the largest expected magnitude.
+
+    Measured against the largest magnitude, not element by element: a sum that happens to cancel to nearly 0 keeps the
+    rounding error of its terms. Expected numbers below `floor` in magnitude are compared as if they were `floor`.
+    """
+
+    name: str
+    share: float
+    floor: float = 1.0
+
+    def check(self, found: Tensor | float, expected: Tensor | float) -> None:
+        """Fails, naming the worst difference, unless shapes are equal and all numbers agree at this level."""
+        found, expected = torch.as_tensor(found).detach().double(), torch.as_tensor(expected).detach().double()
+        assert found.shape == expected.shape, f"shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
+        if self.share == 0.0:
+            assert torch.equal(found, expected), f"not equal:\n{found}\nexpected:\n{expected}"
+            return
+        scale = max(self.floor, expected.abs().max().item()) if expected.numel() else self.floor
+        # torch.allclose's way with NaN: NaN agrees with nothing.
+        worst = (found - expected).abs().max().item() if expected.numel() else 0.0
+        assert worst <= self.share * scale, (
+            f"{self.name}: differs by {worst:.3g} at scale {scale:.3g}:\n{found}\nexpected:\n{expected}"
+        )
+
+
+# The same bits (0.0 and -0.0 apart, which compare equal).
+EXACT = Level("EXACT", 0.0)
+# A few roundings of float32 (2^-24 each), or a long sum of them.
+FLOAT32 = Level("FLOAT32", 1e-5)
+# Weights or activations in bfloat16 (2^-8 each), accumulated in float32.
+BFLOAT16 = Level("BFLOAT16", 2e-2)

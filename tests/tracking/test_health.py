@@ -1,0 +1,103 @@
+"""Health rules, worked by hand."""
+
+import math
+
+import pytest
+
+from ppoctl.recipe.schema import HealthRule, HealthTable
+from ppoctl.tracking.health import METRICS, HealthMonitor, figures_by_step
+
+EV = "value/explained_variance"
+
+
+def acted(monitor: HealthMonitor, series: dict[int, dict[str, float]]) -> list[tuple[int, str, int]]:
+    return [(v.step, v.key, v.num_steps) for step, figures in series.items() for v in monitor.judge(step, figures)]
+
+
+def test_every_rule_of_the_recipe_reads_a_metric() -> None:
+    assert set(METRICS) == set(HealthTable.model_fields)
+
+
+def test_a_healthy_step_says_nothing_and_bounds_themselves_are_healthy() -> None:
+    monitor = HealthMonitor(HealthTable())
+    assert monitor.judge(1, {"policy/approx_kl": 0.5, "rollout/truncated_frac": 0.5, EV: -9.0}) == []
+
+
+def test_a_verdict_names_metric_value_bound_and_key() -> None:
+    (verdict,) = HealthMonitor(HealthTable()).judge(1, {"policy/approx_kl": 0.73})
+    assert verdict.action == "warn"
+    assert verdict.text == "step 1: policy/approx_kl is 0.73, above 0.5 (`health.kl.max`)"
+
+
+def test_errors_and_timeouts_of_the_reward_are_added() -> None:
+    monitor = HealthMonitor(HealthTable())
+    assert monitor.judge(1, {"reward/error_frac": 0.006, "reward/timeout_frac": 0.004}) == []
+    (verdict,) = monitor.judge(2, {"reward/error_frac": 0.006, "reward/timeout_frac": 0.005})
+    assert verdict.text == (
+        "step 2: reward/error_frac + reward/timeout_frac is 0.011, above 0.01 (`health.reward_errors.max`)"
+    )
+
+
+def test_from_step_and_for_steps_by_hand() -> None:
+    # min -1 from step 10 for 3 steps: steps 8 and 9 are not judged, 10 and 11 count 1 and 2, 12 is fine and ends the
+    # row, 13, 14, 15 count 1, 2, 3: the first verdict is at 15, the next at 16.
+    monitor = HealthMonitor(HealthTable())
+    values = {8: -5.0, 9: -5.0, 10: -2.0, 11: -2.0, 12: 0.0, 13: -2.0, 14: -2.0, 15: -2.0, 16: -2.0}
+    found = acted(monitor, {step: {EV: value} for step, value in values.items()})
+    assert found == [(15, "health.explained_variance.min", 3), (16, "health.explained_variance.min", 4)]
+
+
+def test_the_text_says_for_how_many_steps() -> None:
+    rules = HealthTable(explained_variance=HealthRule(min=0.0, for_steps=2, action="stop"))
+    monitor = HealthMonitor(rules)
+    assert monitor.judge(1, {EV: -0.25}) == []
+    (verdict,) = monitor.judge(2, {EV: -0.5})
+    assert verdict.action == "stop"
+    assert verdict.text == f"step 2: {EV} is -0.5, below 0 for 2 steps (`health.explained_variance.min`)"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_breaks_a_bound(value: float) -> None:
+    rules = HealthTable(kl=HealthRule(min=0.0, max=0.5))
+    (verdict,) = HealthMonitor(rules).judge(1, {"policy/approx_kl": value})
+    assert f"is {value}, not within" in verdict.text
+
+
+def test_a_rule_without_bounds_never_acts() -> None:
+    assert HealthMonitor(HealthTable()).judge(1, {"policy/entropy_mean": math.nan, "kl/reference_mean": 1e9}) == []
+
+
+def test_an_absent_figure_neither_counts_nor_interrupts() -> None:
+    monitor = HealthMonitor(HealthTable(kl=HealthRule(max=0.5, for_steps=2)))
+    bad = {"policy/approx_kl": 1.0}
+    assert acted(monitor, {1: bad, 2: {}, 3: bad}) == [(3, "health.kl.max", 2)]
+
+
+def test_judging_a_step_again_gives_the_same_answer_and_counts_once() -> None:
+    monitor = HealthMonitor(HealthTable(kl=HealthRule(max=0.5, for_steps=2)))
+    bad = {"policy/approx_kl": 1.0}
+    assert monitor.judge(1, bad) == monitor.judge(1, bad) == []
+    assert monitor.judge(2, bad) == monitor.judge(2, bad) != []
+    with pytest.raises(ValueError, match="step 1 is judged after step 2"):
+        monitor.judge(1, bad)
+
+
+@pytest.mark.parametrize("killed_in_step", range(1, 18))
+def test_a_resumed_run_judges_as_the_uninterrupted_one(killed_in_step: int) -> None:
+    values = {step: -2.0 if step not in (12,) else 0.0 for step in range(1, 18)}
+    lines = [
+        line
+        for step, value in values.items()
+        for line in (
+            {"step": step, "stage": "rollout", "figures": {"rollout/truncated_frac": 0.9}},
+            {"event": "attempt_ended"},
+            {"step": step, "stage": "critic_update", "figures": {EV: value}},
+        )
+    ]
+    whole = HealthMonitor(HealthTable())
+    expected = [whole.judge(step, figures) for step, figures in figures_by_step(lines, before=18)]
+    resumed = HealthMonitor(HealthTable())
+    resumed.replay(figures_by_step(lines, before=killed_in_step))
+    rest = [resumed.judge(step, figures) for step, figures in figures_by_step(lines, before=18)[killed_in_step - 1 :]]
+    assert rest == expected[killed_in_step - 1 :]
+    assert any(expected)

@@ -1,0 +1,314 @@
+"""The mirror thread: training never waits for it and never fails because of it."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tracking_lab import SETTINGS, Mlflow, RunDir, Said, journaled_points
+
+from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.tracking.mirror import MlflowMirror, Patience, rebuild
+from ppoctl.tracking.mlflow_run import Address, Marker, Target, without_password
+from ppoctl.tracking.outgoing import Batch, Ending, Point
+
+QUICK = Patience(poll_s=0.05, first_retry_s=0.01, longest_retry_s=0.02)
+DEADLINE_S = 60.0
+
+
+@dataclass
+class FakeTarget:
+    """MLflow as a list; a gate it waits at, and failures to come."""
+
+    points_sent: list[Point] = field(default_factory=list)
+    statuses: list[str] = field(default_factory=list)
+    gate: threading.Event = field(default_factory=threading.Event)
+    waiting: threading.Event = field(default_factory=threading.Event)
+    failures: int = 0
+    opened: int = 0
+
+    def open(self, run_dir: Path, address: Address) -> Target:
+        self.opened += 1
+        self._pass()
+        return self
+
+    def _pass(self) -> None:
+        self.waiting.set()
+        assert self.gate.wait(DEADLINE_S)
+        if self.failures > 0:
+            self.failures -= 1
+            raise ConnectionError("no answer\nfrom the server")
+
+    def marker(self) -> Marker | None:
+        last = [point for point in self.points_sent if point.name == "progress/journal_seq"]
+        return Marker(last[-1].step, last[-1].at_ms) if last else None
+
+    def points(self) -> set[tuple[str, int]]:
+        return {(point.name, point.step) for point in self.points_sent}
+
+    def params(self) -> Mapping[str, str]:
+        return {}
+
+    def tags(self) -> Mapping[str, str]:
+        return {}
+
+    def files(self, folder: str) -> Mapping[str, int]:
+        return {}
+
+    def send(self, batch: Batch) -> None:
+        self._pass()
+        self.points_sent.extend(batch.points)
+
+    def describe(self, params: Mapping[str, str], tags: Mapping[str, str]) -> None: ...
+
+    def keep(self, path: str, text: str) -> None: ...
+
+    def status(self) -> str:
+        return self.statuses[-1] if self.statuses else "RUNNING"
+
+    def end(self, ending: Ending) -> None:
+        self.statuses.append(ending.status)
+
+    @property
+    def figures(self) -> list[tuple[str, int]]:
+        return [(p.name, p.step) for p in self.points_sent if not p.name.startswith(("progress/", "time/"))]
+
+
+def faked(run: RunDir, target: FakeTarget, said: Said) -> MlflowMirror:
+    return MlflowMirror(run.root, SETTINGS, run.root.parent, say=said, open_target=target.open, patience=QUICK)
+
+
+def mirrored(run: RunDir, said: Said, settings: MlflowTracking = SETTINGS) -> MlflowMirror:
+    mirror = MlflowMirror(run.root, settings, run.root.parent, say=said, patience=QUICK)
+    mirror.start()
+    return mirror
+
+
+def until(condition: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(6000):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not happen within a minute")
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> RunDir:
+    """A run without a database."""
+    return RunDir(tmp_path / "runs")
+
+
+def test_training_goes_on_while_mlflow_does_not_answer(bare: RunDir, said: Said) -> None:
+    target = FakeTarget()
+    mirror = faked(bare, target, said)
+    mirror.start()
+    assert target.waiting.wait(DEADLINE_S)  # the thread is inside a call that does not return
+    for step in (1, 2):
+        bare.step(step)
+        mirror.notify()
+    assert target.figures == []
+    target.gate.set()
+    bare.event("attempt_ended", status="finished")
+    assert mirror.close("finished", DEADLINE_S) == 0
+    assert len(target.figures) == len(set(target.figures)) == 10
+    assert target.statuses[-1] == "FINISHED"
+    assert said.lines == []
+
+
+def test_close_waits_no_longer_than_its_deadline_and_says_what_is_left(bare: RunDir, said: Said) -> None:
+    target = FakeTarget()
+    mirror = faked(bare, target, said)
+    mirror.start()
+    assert target.waiting.wait(DEADLINE_S)
+    bare.step(1)
+    assert mirror.close("finished", 0.0) == 3
+    assert said.lines == ["mlflow: 3 journal lines not sent; send them with: ppoctl track --rebuild demo"]
+    target.gate.set()
+    until(lambda: not any(thread.name == "mlflow-mirror" for thread in threading.enumerate()))
+    assert said.lines[1:] == []
+    assert target.statuses in ([], ["RUNNING"])
+
+
+def test_an_outage_is_told_once_and_its_end_once_and_nothing_is_doubled(bare: RunDir, said: Said) -> None:
+    target = FakeTarget()
+    target.gate.set()
+    mirror = faked(bare, target, said)
+    mirror.start()
+    bare.step(1)
+    mirror.notify()
+    until(lambda: len(target.figures) == 5)
+    target.failures = 7
+    bare.step(2)
+    mirror.notify()
+    said.wait_for(lambda line: "is back" in line)
+    assert mirror.close("failed", DEADLINE_S) == 0
+    assert len(target.figures) == len(set(target.figures)) == 10
+    address = f"sqlite:///{bare.root.parent}/mlflow.db"
+    assert said.lines == [
+        f"mlflow: `{address}` does not take what is sent (no answer); training goes on, the journal keeps everything",
+        f"mlflow: `{address}` is back and has everything",
+    ]
+    assert target.opened > 1
+    assert target.statuses[-1] == "FAILED"
+
+
+def test_a_mirror_that_was_never_started_says_what_is_left(bare: RunDir, said: Said) -> None:
+    bare.step(1)
+    assert faked(bare, FakeTarget(), said).close("failed", DEADLINE_S) == 3
+
+
+def test_a_forked_child_neither_wakes_nor_closes_the_mirror(bare: RunDir, said: Said) -> None:
+    target = FakeTarget()
+    mirror = faked(bare, target, said)
+    mirror.start()
+    assert target.waiting.wait(DEADLINE_S)
+    mirror._wake._cond.acquire()  # as if the fork came while another thread held it
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        mirror.notify()
+        os._exit(7 if mirror.close("finished", 30.0) == 0 else 8)
+    mirror._wake._cond.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    target.gate.set()
+    assert mirror.close("finished", DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:////dev/null/mlflow.db", "carrier-pigeon://roof"])
+def test_an_mlflow_that_cannot_be_reached_costs_one_line_and_rebuild_fills_in(
+    run: RunDir, runs_dir: Path, mlflow: Mlflow, said: Said, uri: str
+) -> None:
+    mirror = mirrored(run, said, MlflowTracking(kind="mlflow", uri=uri))
+    run.step(1)
+    mirror.notify()
+    said.wait_for(lambda line: f"`{uri}` does not take" in line)
+    run.step(2)
+    run.event("attempt_ended", status="stopped", exit_code=5)
+    assert mirror.close("stopped", DEADLINE_S) == 7
+    assert len(said.lines) == 2
+    assert said.lines[1] == "mlflow: 7 journal lines not sent; send them with: ppoctl track --rebuild demo"
+    rebuild(run.root, SETTINGS)
+    assert mlflow.points() == journaled_points(run.root)
+    assert mlflow.run().info.status == "FAILED"
+
+
+def test_a_locked_database_is_waited_for(run: RunDir, runs_dir: Path, mlflow: Mlflow, said: Said) -> None:
+    connection = sqlite3.connect(runs_dir / "mlflow.db", isolation_level=None)
+    connection.execute("BEGIN EXCLUSIVE")
+    mirror = mirrored(run, said)
+    run.step(1)
+    said.wait_for(lambda line: "database is locked" in line)
+    connection.rollback()
+    connection.close()
+    said.wait_for(lambda line: "is back" in line)
+    assert mirror.close("finished", DEADLINE_S) == 0
+    assert mlflow.points() == journaled_points(run.root)
+
+
+def test_resumes_are_one_run_with_the_true_status(run: RunDir, mlflow: Mlflow, said: Said) -> None:
+    seen = []
+    endings = {"preempted": "KILLED", "interrupted": "KILLED", "short": "FAILED", "finished": "FINISHED"}
+    for attempt, (word, expected) in enumerate(endings.items(), start=1):
+        run.append({"event": "attempt_started", "attempt": attempt})
+        mirror = mirrored(run, said)
+        run.step(attempt)
+        mirror.notify()
+        until(lambda: len(mlflow.runs()) == 1 and mlflow.run().info.status == "RUNNING")
+        run.append({"event": "attempt_ended", "attempt": attempt, "status": word})
+        assert mirror.close(word, DEADLINE_S) == 0
+        found = mlflow.run()
+        assert (found.info.status, found.data.tags["ppoctl.status"]) == (expected, word)
+        assert found.data.tags["ppoctl.attempt"] == str(attempt)
+        seen.append(found.info.run_id)
+    assert len(set(seen)) == 1
+    assert mlflow.points() == journaled_points(run.root)
+    assert "ppoctl.version.mlflow-skinny" in mlflow.run().data.tags
+    assert rebuild(run.root, SETTINGS).nothing
+    assert said.lines == []
+
+
+def test_figures_arrive_even_where_files_cannot_be_stored(
+    run: RunDir, runs_dir: Path, mlflow: Mlflow, said: Said
+) -> None:
+    (runs_dir / "mlflow-artifacts").write_text("not a folder")
+    mirror = mirrored(run, said)
+    run.step(1)
+    mirror.notify()
+    said.wait_for(lambda line: "does not take" in line)
+    run.step(2)
+    assert mirror.close("finished", DEADLINE_S) == 0
+    assert "the run's status or files not sent" in said.lines[-1]
+    assert mlflow.points() == journaled_points(run.root)
+    assert mlflow.run().info.status == "FINISHED"
+
+
+LIFE = """
+import os, signal, sys, time
+sys.path[:0] = [{tests!r}]
+from pathlib import Path
+from tracking_lab import SETTINGS, Mlflow, RunDir
+from ppoctl.tracking.mirror import MlflowMirror, Patience
+
+run = RunDir(Path({runs!r}))
+mirror = MlflowMirror(run.root, SETTINGS, run.root.parent, say=sys.stderr.write, patience=Patience(poll_s=0.01))
+run.event("attempt_started")
+mirror.start()
+for step in range(1, 10_000):
+    run.step(step)
+    mirror.notify()
+    if step == 2:
+        print("under way", flush=True)
+    time.sleep(0.03)
+"""
+
+
+def test_a_training_process_killed_while_mirroring_loses_and_doubles_nothing(
+    runs_dir: Path, mlflow: Mlflow, template_db: Path
+) -> None:
+    script = LIFE.format(tests=str(Path(__file__).parent), runs=str(runs_dir))
+    life = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert life.stdout is not None
+    assert life.stderr is not None
+    try:
+        assert life.stdout.readline() == b"under way\n"
+        until(lambda: bool(mlflow.runs()) and "policy/loss" in mlflow.run().data.metrics)
+    finally:
+        life.kill()
+        noise = life.stderr.read()
+        life.stdout.close()
+        life.stderr.close()
+        life.wait()
+    assert noise == b""
+    assert mlflow.run().info.status == "RUNNING"
+    root = runs_dir / "demo"
+    before = sum(mlflow.points().values())
+    sent = rebuild(root, SETTINGS, ended_as="failed")
+    assert before > 0
+    assert mlflow.points() == journaled_points(root)
+    assert sum(mlflow.points().values()) - before == sent.points
+    assert rebuild(root, SETTINGS, ended_as="failed").nothing
+    assert mlflow.run().info.status == "FAILED"
+
+
+def test_passwords_are_not_shown() -> None:
+    assert without_password("http://me:secret@host:5000/x") == "http://host:5000/x"
+    assert without_password("cannot open postgresql://me:s@host/db, http://a:b@c/d") == (
+        "cannot open postgresql://host/db, http://c/d"
+    )
+    assert without_password("sqlite:////data/me@home/mlflow.db") == "sqlite:////data/me@home/mlflow.db"
+
+
+def test_importing_tracking_imports_no_mlflow_and_no_torch() -> None:
+    names = ("journal_reader", "health", "view", "console", "outgoing", "forwarder", "mirror")
+    imports = "; ".join(f"import ppoctl.tracking.{name}" for name in names)
+    heavy = "('mlflow', 'torch', 'sqlalchemy', 'numpy', 'vllm', 'transformers')"
+    script = f"import sys; {imports}; sys.exit(str([m for m in {heavy} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stderr == "[]\n"

@@ -1,0 +1,265 @@
+"""Rebuilding against a real MLflow database: everything once, nothing twice, one run for ever."""
+
+import json
+import math
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tracking_lab import SETTINGS, Mlflow, RunDir, journaled_points
+
+from ppoctl.errors import CorruptArtifactError, EnvironmentProblemError
+from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.tracking import forwarder
+from ppoctl.tracking.mirror import rebuild
+
+
+def finished(run: RunDir, steps: int = 3) -> None:
+    run.event("attempt_started")
+    for step in range(1, steps + 1):
+        run.step(step)
+    run.evaluation(steps)
+    run.event("attempt_ended", status="finished", exit_code=0)
+
+
+def test_rebuild_sends_everything_and_a_second_one_nothing(run: RunDir, mlflow: Mlflow) -> None:
+    finished(run)
+    sent = rebuild(run.root, SETTINGS)
+    assert (sent.lines, sent.params, sent.files, sent.status) == (12, 5, 3, 1)
+    assert mlflow.points() == journaled_points(run.root)
+    assert rebuild(run.root, SETTINGS).nothing
+    assert mlflow.points() == journaled_points(run.root)
+
+
+def test_what_mlflow_shows_of_a_run(run: RunDir, mlflow: Mlflow) -> None:
+    finished(run)
+    rebuild(run.root, SETTINGS)
+    found = mlflow.run()
+    assert (found.info.run_name, found.info.status, found.info.start_time) == ("demo", "FINISHED", 1_763_700_000_500)
+    assert found.info.end_time == 1_763_712_012_250  # the journal's twelfth line
+    assert found.data.params == {
+        "name": "demo",
+        "steps": "3",
+        "ppo.kl.place": "loss",
+        "ppo.kl.coef": "0.001",
+        "expect": "{}",
+    }
+    assert found.data.tags["ppoctl.status"] == "finished"
+    assert mlflow.text("recipe.toml") == 'name = "demo"\n'
+    assert json.loads(mlflow.text("recipe.resolved.json"))["steps"] == 3
+    assert mlflow.text("samples/step-000003.jsonl") == '{"row": 0}\n{"row": 1}\n'
+    assert Path(found.info.artifact_uri.removeprefix("file://").replace("%20", " ")).is_absolute()
+
+
+def test_a_growing_run_is_added_to_and_stays_one(run: RunDir, mlflow: Mlflow) -> None:
+    run.step(1)
+    rebuild(run.root, SETTINGS)
+    run.step(2)
+    assert rebuild(run.root, SETTINGS).lines == 3
+    assert mlflow.points() == journaled_points(run.root)
+
+
+def test_two_runs_are_two(run: RunDir, runs_dir: Path, mlflow: Mlflow) -> None:
+    other = RunDir(runs_dir, "another")
+    for each in (run, other):
+        each.step(1)
+        rebuild(each.root, SETTINGS)
+    assert sorted(found.info.run_name for found in mlflow.runs()) == ["another", "demo"]
+
+
+def test_changed_params_are_tags_and_the_new_recipe_is_kept(run: RunDir, mlflow: Mlflow) -> None:
+    rebuild(run.root, SETTINGS)
+    run.write("recipe.resolved.json", {"name": "demo", "steps": 9, "seed": 1})
+    sent = rebuild(run.root, SETTINGS)
+    assert (sent.params, sent.tags, sent.files) == (1, 1, 1)
+    found = mlflow.run()
+    assert (found.data.params["steps"], found.data.tags["changed/steps"]) == ("3", "9")
+    assert found.data.params["seed"] == "1"
+    assert json.loads(mlflow.text("recipe.resolved.json"))["steps"] == 9
+    assert rebuild(run.root, SETTINGS).nothing
+
+
+def test_another_experiment_in_the_recipe_does_not_make_a_second_run(run: RunDir, mlflow: Mlflow) -> None:
+    run.step(1)
+    rebuild(run.root, SETTINGS)
+    assert rebuild(run.root, MlflowTracking(kind="mlflow", experiment="elsewhere")).nothing
+    assert len(mlflow.runs()) == 1
+
+
+def test_a_run_deleted_in_mlflow_is_made_anew(run: RunDir, mlflow: Mlflow) -> None:
+    run.step(1)
+    rebuild(run.root, SETTINGS)
+    mlflow.client.delete_run(mlflow.run().info.run_id)
+    assert rebuild(run.root, SETTINGS).lines == 3
+    assert mlflow.points() == journaled_points(run.root)
+
+
+def test_a_long_history_goes_in_batches(run: RunDir, mlflow: Mlflow) -> None:
+    for step in range(1, 101):
+        run.stage(step, "values", **{f"v/{k}": float(step * k) for k in range(20)})
+    assert rebuild(run.root, SETTINGS).points == 100 * 21
+    assert mlflow.points() == journaled_points(run.root)
+    assert rebuild(run.root, SETTINGS).nothing
+
+
+def test_what_is_not_finite_is_a_tag(run: RunDir, mlflow: Mlflow) -> None:
+    run.stage(1, "reward", **{"reward/score_mean": math.inf, "reward/score_std": 0.5})
+    rebuild(run.root, SETTINGS)
+    assert {name for name, *_ in mlflow.points()} == {"reward/score_std", "time/reward_s"}
+    assert mlflow.run().data.tags["nonfinite/reward/score_mean"] == "inf at step 1"
+
+
+def test_a_journal_made_anew_from_manifests_is_compared_point_by_point(run: RunDir, mlflow: Mlflow) -> None:
+    """Events are lost and the numbers shift, so the marker points at another line: nothing is doubled or missed."""
+    run.event("attempt_started")
+    for step in (1, 2):
+        run.step(step)
+    rebuild(run.root, SETTINGS)
+    run.step(3)
+    journal = run.root / "journal.jsonl"
+    stages = [line for line in map(json.loads, journal.read_text().splitlines()) if "stage" in line]
+    journal.write_text("".join(json.dumps({**line, "seq": 1 + k}) + "\n" for k, line in enumerate(stages)))
+    assert rebuild(run.root, SETTINGS).points == 8  # of step 3: 5 figures and 3 times
+    assert mlflow.points() == journaled_points(run.root)
+    assert rebuild(run.root, SETTINGS).points == 0
+
+
+def test_a_sample_table_cut_short_is_sent_again(run: RunDir, mlflow: Mlflow) -> None:
+    finished(run)
+    rebuild(run.root, SETTINGS)
+    uri = mlflow.run().info.artifact_uri.removeprefix("file://")
+    from urllib.parse import unquote
+
+    (Path(unquote(uri)) / "samples" / "step-000003.jsonl").write_text('{"row"')
+    assert rebuild(run.root, SETTINGS).files == 1
+    assert mlflow.text("samples/step-000003.jsonl") == '{"row": 0}\n{"row": 1}\n'
+
+
+def test_only_the_first_samples_are_shown(run: RunDir, mlflow: Mlflow) -> None:
+    run.evaluation(1, rows=1000)
+    rebuild(run.root, SETTINGS)
+    assert len(mlflow.text("samples/step-000001.jsonl").splitlines()) == forwarder.SAMPLES_PER_TABLE
+
+
+def test_a_run_whose_process_died_keeps_running_unless_one_says_how_it_ended(run: RunDir, mlflow: Mlflow) -> None:
+    run.event("attempt_started")
+    run.step(1)
+    rebuild(run.root, SETTINGS)
+    assert mlflow.run().info.status == "RUNNING"
+    rebuild(run.root, SETTINGS, ended_as="failed")
+    assert mlflow.run().info.status == "FAILED"
+    assert rebuild(run.root, SETTINGS, ended_as="failed").nothing
+
+
+def test_a_gap_in_the_journal_is_named(run: RunDir) -> None:
+    run.step(1)
+    run.seq += 1
+    run.step(2)
+    with pytest.raises(CorruptArtifactError, match="from line 3 to line 5"):
+        rebuild(run.root, SETTINGS)
+
+
+@pytest.mark.parametrize("kind", ["refused", "no database", "unknown scheme", "locked"])
+def test_what_is_wrong_is_said_in_one_line_with_the_command_to_repeat(run: RunDir, runs_dir: Path, kind: str) -> None:
+    (runs_dir / "folder").mkdir()
+    uris = {
+        "refused": "http://user:secret@127.0.0.1:9/mlflow",
+        "no database": f"sqlite:///{runs_dir / 'folder'}",
+        "unknown scheme": "carrier-pigeon://roof",
+        "locked": f"sqlite:///{runs_dir / 'mlflow.db'}",
+    }
+    with sqlite3.connect(runs_dir / "mlflow.db") as connection:
+        if kind == "locked":
+            connection.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(EnvironmentProblemError) as caught:
+            rebuild(run.root, MlflowTracking(kind="mlflow", uri=uris[kind]))
+        connection.rollback()
+    connection.close()
+    assert "\n" not in caught.value.message
+    assert "secret" not in caught.value.message
+    assert caught.value.hint is not None
+    assert caught.value.hint.endswith("ppoctl track --rebuild demo")
+
+
+def test_a_path_that_no_database_uri_can_carry_is_refused(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "100%25")
+    with pytest.raises(EnvironmentProblemError, match=r"set `tracking\.uri`"):
+        rebuild(run.root, SETTINGS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["100%25"]
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblemError, match="is no run directory"):
+        rebuild(tmp_path, SETTINGS)
+
+
+# Kill drill. A forked child mirrors and kills itself at a chosen transaction of the database, so that every moment
+# between two transactions is hit: before the experiment, the run, params, tags, each batch, the status.
+
+
+def killed_at_commit(number: int, work: Callable[[], object]) -> bool:
+    """Run `work` in a forked child that dies by SIGKILL before its n-th writing commit; False when it ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+            from sqlalchemy import event
+            from sqlalchemy.orm import Session
+
+            # A connection may not cross a fork: the child opens its own.
+            for engine in SqlAlchemyStore._engine_map.values():
+                engine.dispose(close=False)
+            left = number
+
+            def wrote(session: Session, _: object) -> None:
+                session.info["wrote"] = True
+
+            def count(session: Session) -> None:
+                nonlocal left
+                session.flush()
+                left -= session.info.pop("wrote", False)  # MLflow commits after reading too
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            event.listen(Session, "after_flush", wrote)
+            event.listen(Session, "before_commit", count)
+            work()
+        except BaseException as problem:  # noqa: BLE001 - a child must not go on as a second pytest
+            sys.stderr.write(f"{problem!r}\n")
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+def test_killed_at_any_transaction_nothing_is_doubled_and_nothing_is_missing(
+    runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two points in a batch at most: several small transactions instead of one.
+    monkeypatch.setattr("ppoctl.tracking.outgoing.POINTS_PER_BATCH", 2)
+    kills = 0
+    for number in range(1, 200):
+        run = RunDir(runs_dir, "k" * number)
+        run.evaluation(1)
+        run.stage(2, "reward", **{"reward/score_mean": 0.5, "reward/score_std": math.inf})
+        run.event("attempt_ended", status="finished", exit_code=0)
+        if not killed_at_commit(number, lambda root=run.root: rebuild(root, SETTINGS)):
+            break
+        kills += 1
+        rebuild(run.root, SETTINGS)
+        found = mlflow.run(run.root.name)
+        assert mlflow.points(run.root.name) == journaled_points(run.root), f"killed at commit {number}"
+        assert found.info.status == "FINISHED"
+        assert len(found.data.params) == 5
+        assert found.data.tags["nonfinite/reward/score_std"] == "inf at step 2"
+        assert mlflow.text("samples/step-000001.jsonl", run.root.name) == '{"row": 0}\n{"row": 1}\n'
+        assert rebuild(run.root, SETTINGS).nothing
+    assert 8 < kills < 100

@@ -1,0 +1,118 @@
+"""A run directory that grows line by line, and questions to a real MLflow database."""
+
+import json
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.tracking.journal_reader import entries
+
+SETTINGS = MlflowTracking(kind="mlflow")
+RECIPE: dict[str, Any] = {"name": "demo", "steps": 3, "ppo": {"kl": {"place": "loss", "coef": 0.001}}, "expect": {}}
+
+
+class RunDir:
+    """Writes what the store writes."""
+
+    def __init__(self, root: Path, name: str = "demo") -> None:
+        self.root = root / name
+        self.root.mkdir(parents=True)
+        self.seq = 0
+        self.write("run.json", {"name": name, "id": f"{len(name):032x}", "created": 1_763_700_000.5})
+        self.write("recipe.resolved.json", RECIPE)
+        (self.root / "recipe.toml").write_text('name = "demo"\n')
+
+    def write(self, name: str, body: Any) -> None:
+        (self.root / name).write_text(json.dumps(body))
+
+    def append(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.seq += 1
+        line = {"seq": self.seq, "at": 1_763_712_000.25 + self.seq, **body}
+        with (self.root / "journal.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        return line
+
+    def stage(self, step: int, stage: str, **figures: float) -> dict[str, Any]:
+        body = {"step": step, "stage": stage, "seconds": 1.5, "attempt": 1, "identity": "aa"}
+        return self.append({**body, "figures": {name.replace("__", "/"): value for name, value in figures.items()}})
+
+    def step(self, step: int) -> None:
+        self.stage(step, "rollout", rollout__tokens=100.0 * step, rollout__truncated_frac=0.0)
+        self.stage(step, "reward", reward__score_mean=step / 10)
+        self.stage(step, "actor_update", policy__loss=-0.1 * step, policy__approx_kl=0.01)
+
+    def evaluation(self, step: int, rows: int = 2) -> None:
+        folder = self.root / "steps" / f"{step:06d}" / "80-eval"
+        folder.mkdir(parents=True)
+        (folder / "samples.jsonl").write_text("".join(json.dumps({"row": row}) + "\n" for row in range(rows)))
+        self.stage(step, "eval", **{"eval__gsm8k__pass_at_1": 0.25})
+
+    def event(self, event: str, **details: Any) -> dict[str, Any]:
+        return self.append({"event": event, "attempt": 1, **details})
+
+
+class Mlflow:
+    """Asks a runs folder's database what it holds, with MLflow's own client."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        from mlflow.tracking import MlflowClient
+
+        self.client = MlflowClient(tracking_uri=f"sqlite:///{runs_dir.resolve() / 'mlflow.db'}")
+
+    def runs(self) -> list[Any]:
+        experiments = [experiment.experiment_id for experiment in self.client.search_experiments()]
+        return list(self.client.search_runs(experiments))
+
+    def run(self, name: str = "demo") -> Any:
+        """The only run of that name."""
+        (run,) = [run for run in self.runs() if run.info.run_name == name]
+        return run
+
+    def points(self, name: str = "demo") -> Counter[tuple[str, int, float, int]]:
+        """(metric, step, value, timestamp) of every point, with how often it is there."""
+        run = self.run(name)
+        return Counter(
+            (metric.key, metric.step, metric.value, metric.timestamp)
+            for key in run.data.metrics
+            for metric in self.client.get_metric_history(run.info.run_id, key)
+            if not key.startswith("progress/")
+        )
+
+    def text(self, path: str, name: str = "demo") -> str:
+        """A kept file."""
+        return Path(self.client.download_artifacts(self.run(name).info.run_id, path)).read_text()
+
+
+def journaled_points(run_dir: Path) -> Counter[tuple[str, int, float, int]]:
+    """What MLflow must hold in the end, worked out from the journal without the code under test."""
+    expected: Counter[tuple[str, int, float, int]] = Counter()
+    for entry in entries(run_dir / "journal.jsonl"):
+        line = entry.line
+        for name, value in line.get("figures", {}).items():
+            if not math.isfinite(value):
+                continue
+            expected[(name, line["step"], value, int(line["at"] * 1000))] += 1
+        if "stage" in line:
+            expected[(f"time/{line['stage']}_s", line["step"], line["seconds"], int(line["at"] * 1000))] += 1
+    return expected
+
+
+class Said:
+    """Collects messages; lets a test wait for one."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+
+    def __call__(self, text: str) -> None:
+        with self._news:
+            self.lines.append(text)
+            self._news.notify_all()
+
+    def wait_for(self, what: Callable[[str], bool], timeout_s: float = 60.0) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: any(map(what, self.lines)), timeout_s), self.lines
