@@ -1,5 +1,5 @@
-"""The sockets engines plug into. Stages know these, never an engine; shapes are part of the contract (checked in tests,
-which is why the protocols are runtime checkable).
+"""The sockets engines plug into. Stages know these, never an engine; shapes are part of the contract, checked in
+tests, which is why the protocols are runtime checkable.
 
 B sequences, R response positions. Every row index a port takes is a row of the `Rollouts` it was given.
 
@@ -160,7 +160,9 @@ class Trainer(Protocol):
         """Weights and optimizer as `save` wrote them; raises StorageError when a part is missing or does not fit."""
         ...
 
-    def update(self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective) -> list[MinibatchResult]:
+    def update(
+        self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective
+    ) -> list[MinibatchResult]:
         """One optimizer step per minibatch, in order. The split into microbatches never changes a gradient.
 
         Raises NonFiniteError before the optimizer runs when a loss or gradient is not finite: the weights are then
@@ -171,7 +173,9 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class Actor(Trainer, Protocol):
-    def logprobs(self, rollouts: Rollouts, *, temperature: float) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
+    def logprobs(
+        self, rollouts: Rollouts, *, temperature: float
+    ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
         """Log-prob of each response token and entropy of its distribution (nats), logits divided by temperature;
         float32, 0 where not present."""
         ...

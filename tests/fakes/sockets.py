@@ -24,7 +24,7 @@ class BigramGenerator:
 
     def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
         if self.lineage != at.lineage:
-            (_, table), = self.models.actor_at(at).weights(at).tensors()
+            ((_, table),) = self.models.actor_at(at).weights(at).tensors()
             self.table = table.clone()
             self.lineage = at.lineage
             self.syncs += 1
@@ -64,7 +64,9 @@ class EvenScorer:
 
     def _score(self, answer: Answer) -> Score:
         tokens = [int(word) for word in answer.response.split()]
-        return Score(sum(token % 2 == 0 for token in tokens) / len(tokens), "ok", extras={"length": float(len(tokens))})
+        return Score(
+            sum(token % 2 == 0 for token in tokens) / len(tokens), "ok", extras={"length": float(len(tokens))}
+        )
 
 
 class CountingQuestions:
@@ -88,9 +90,7 @@ def _prompts(step: int, numbers: range) -> Prompts:
     return Prompts(step=step, rows=rows, identity=hashlib.sha256(repr(rows).encode()).hexdigest())
 
 
-def fake_sockets(
-    recipe: Recipe, *, on_minibatch: Callable[[str, int], None] = lambda role, number: None
-) -> Sockets:
+def fake_sockets(recipe: Recipe, *, on_minibatch: Callable[[str, int], None] = lambda role, number: None) -> Sockets:
     return Sockets(
         actor=BigramTrainer("actor", on_minibatch=on_minibatch),
         critic=BigramTrainer("critic", on_minibatch=on_minibatch),

@@ -56,7 +56,9 @@ def test_the_clip_fractions_count_exactly_the_tokens_whose_gradient_stops():
 
 def test_percentiles_are_those_of_the_counted_ratios():
     ratio = torch.arange(1.0, 102.0)[None].flip(1)  # 1 .. 101: rank q of 100 is q + 1
-    found = policy_diagnostics(ratio.log(), 0 * ratio, ratio, every(ratio), clip=CLIP)
+    mask = torch.nn.functional.pad(every(ratio), (0, 99))
+    logprobs = torch.nn.functional.pad(ratio.log(), (0, 99))
+    found = policy_diagnostics(logprobs, 0 * logprobs, logprobs, mask, clip=CLIP)
     check(found, ratio_p01=2.0, ratio_p50=51.0, ratio_p99=100.0, ratio_max=101.0)
 
 
@@ -75,9 +77,8 @@ def test_value_figures_by_hand():
 
 def test_rounding_is_not_counted_as_clipping():
     # old + (V - old) is not V in float32: a clip written that way would find a larger error here and there.
-    values = normal(50, 50, seed=0)
-    old = values + 0.01 * normal(50, 50, seed=1)
-    found = value_diagnostics(values, old, normal(50, 50, seed=2), every(values), clip=1.0)
+    values, old, returns = (normal(50, 50, seed=seed) for seed in range(3))
+    found = value_diagnostics(values, old, returns, every(values), clip=100.0)
     check(found, value_clip_frac=0.0)
 
 
@@ -89,11 +90,11 @@ def test_explained_variance_is_one_for_a_perfect_critic_and_zero_for_a_constant_
 
 
 def test_sampler_gap_by_hand():
-    # trainer - sampler = ln 2, 0, -ln 2; w = 2, 1, 1/2
-    logprobs, sampler = row(-1.0, -1.0, -1.0), row(-1.0 - math.log(2), -1.0, -1.0 + math.log(2))
+    # trainer - sampler = ln 2, 0, -ln 4; w = 2, 1, 1/4; k3 = (w - 1 - ln w): 3.25 - 3 + ln 2 in all
+    logprobs, sampler = row(-1.0, -1.0, -1.0), row(-1.0 - math.log(2), -1.0, -1.0 + math.log(4))
     found = sampler_gap(logprobs, sampler, every(logprobs))
-    check(found, gap_mean_abs=2 * math.log(2) / 3, gap_max_abs=math.log(2), gap_k3=(3.5 - 3) / 3)
-    check(found, ess_frac=3.5**2 / (3 * 5.25))
+    check(found, gap_mean_abs=math.log(2), gap_max_abs=math.log(4), gap_k3=(0.25 + math.log(2)) / 3)
+    check(found, ess_frac=3.25**2 / (3 * 5.0625))
 
 
 def test_a_sampler_that_agrees_has_no_gap():

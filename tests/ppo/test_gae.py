@@ -35,11 +35,9 @@ def reference(rewards, values, mask, gamma, lam):
 
 
 def example(num_rows, num_columns, *, seed=0):
-    return (
-        normal(num_rows, num_columns, seed=seed),
-        normal(num_rows, num_columns, seed=seed + 1),
-        holey_mask(num_rows, num_columns, seed=seed + 2),
-    )
+    mask = holey_mask(num_rows, num_columns, seed=seed + 2)
+    mask[-1] = True  # one row without a hole, up to the last column
+    return normal(num_rows, num_columns, seed=seed), normal(num_rows, num_columns, seed=seed + 1), mask
 
 
 def test_three_tokens_by_hand():

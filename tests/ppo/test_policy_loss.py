@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppoctl.ppo.masking import masked_mean
-from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss, truncated_importance_weights
+from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss, token_ratios, truncated_importance_weights
 from tolerance import EXACT, FLOAT32
 
 CLIP = PolicyClip(low=0.2, high=0.3, dual=3.0)
@@ -92,10 +92,17 @@ def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(garbage):
     results = []
     for bad in (0.0, garbage):
         grids = [poisoned(x, mask, bad) for x in (logprobs, old, advantages, weights)]
-        results.append(loss_and_gradient(*grids[:3], mask, clip=CLIP, num_tokens_global=20, weights=grids[3]))
+        # Anomaly mode: no intermediate gradient is NaN either.
+        with torch.autograd.set_detect_anomaly(True):
+            results.append(loss_and_gradient(*grids[:3], mask, clip=CLIP, num_tokens_global=20, weights=grids[3]))
     EXACT.check(results[1][0], results[0][0])
     EXACT.check(results[1][1], results[0][1])
     EXACT.check(results[1][1][~mask], torch.zeros(int((~mask).sum())))
+
+
+def test_ratios_under_the_mask_are_one():
+    ratios = token_ratios(torch.tensor([[math.log(2), 5.0]]), torch.zeros(1, 2), torch.tensor([[True, False]]))
+    FLOAT32.check(ratios, torch.tensor([[2.0, 1.0]]))
 
 
 def test_weights_scale_each_token_and_carry_no_gradient():

@@ -37,7 +37,7 @@ def test_it_stops_at_the_tokenizers_end(model: Qwen2ForCausalLM) -> None:
 def test_it_is_half_trained(model: Qwen2ForCausalLM) -> None:
     """At temperature 1 the format is there in 95 % and the number is right in half of the samples or fewer."""
     fast = AutoTokenizer.from_pretrained(FOLDER)
-    content = [json.loads(line) for line in (problems.HERE / "test.jsonl").read_text().splitlines()][:100]
+    content = [json.loads(line) for line in (problems.HERE / "test.jsonl").read_text().splitlines()][:60]
     report = make_model.measure(model, fast, content)
     assert report.format_share >= 0.95
     assert 0.3 <= report.sampled <= 0.5

@@ -8,7 +8,7 @@ from pathlib import Path
 import problems
 import pytest
 import tokenizer
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -19,6 +19,7 @@ GSM8K = (
 )
 
 
+@settings(deadline=None)
 @given(st.text().map(lambda text: unicodedata.normalize("NFC", text)))
 @example(GSM8K)
 @example("  two  blanks\r\n\ttab <|eos|> don't , .")

@@ -129,7 +129,7 @@ def test_close_waits_no_longer_than_its_deadline_and_says_what_is_left(bare: Run
     assert target.waiting.wait(DEADLINE_S)
     bare.step(1)
     assert mirror.close("finished", 0.0) == 3
-    assert said.lines == ["mlflow: 3 journal lines not sent; send them with: ppoctl track --rebuild demo"]
+    assert said.lines == ["mlflow: up to 3 journal lines not sent; send them with: ppoctl track --rebuild demo"]
     target.gate.set()
     until(lambda: not any(thread.name == "mlflow-mirror" for thread in threading.enumerate()))
     assert said.lines[1:] == []
@@ -159,9 +159,24 @@ def test_an_outage_is_told_once_and_its_end_once_and_nothing_is_doubled(bare: Ru
     assert target.statuses[-1] == "FAILED"
 
 
-def test_a_mirror_that_was_never_started_says_what_is_left(bare: RunDir, said: Said) -> None:
+def test_a_mirror_that_was_never_started_is_silent(bare: RunDir, said: Said) -> None:
     bare.step(1)
     assert faked(bare, FakeTarget(), said).close("failed", DEADLINE_S) == 3
+    assert said.lines == []
+
+
+def test_what_is_left_of_a_run_that_mlflow_knew_is_counted_from_there(bare: RunDir, said: Said) -> None:
+    target = FakeTarget()
+    target.gate.set()
+    mirror = faked(bare, target, said)
+    mirror.start()
+    bare.step(1)
+    mirror.notify()
+    until(lambda: len(target.figures) == 5)
+    target.failures = 10**6
+    bare.event("attempt_ended", status="finished")
+    assert mirror.close("finished", DEADLINE_S) == 1
+    assert said.lines[-1] == "mlflow: 1 journal line not sent; send them with: ppoctl track --rebuild demo"
 
 
 def test_a_forked_child_neither_wakes_nor_closes_the_mirror(bare: RunDir, said: Said) -> None:
@@ -193,7 +208,7 @@ def test_an_mlflow_that_cannot_be_reached_costs_one_line_and_rebuild_fills_in(
     run.event("attempt_ended", status="stopped", exit_code=5)
     assert mirror.close("stopped", DEADLINE_S) == 7
     assert len(said.lines) == 2
-    assert said.lines[1] == "mlflow: 7 journal lines not sent; send them with: ppoctl track --rebuild demo"
+    assert said.lines[1] == "mlflow: up to 7 journal lines not sent; send them with: ppoctl track --rebuild demo"
     rebuild(run.root, SETTINGS)
     assert mlflow.points() == journaled_points(run.root)
     assert mlflow.run().info.status == "FAILED"

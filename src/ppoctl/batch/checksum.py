@@ -43,7 +43,7 @@ def _sum_of_mixed(words: Tensor, first: int = 0) -> Tensor:
     ramp = torch.arange(first + 1, first + 1 + min(size, len(words)), device=words.device).mul_(_STEP)
     buffer, shifted = torch.empty_like(ramp), torch.empty_like(ramp)
     sums = []
-    for number, round_words in enumerate(words.split(size)):
+    for number, round_words in enumerate(torch.split(words, size)):
         count = len(round_words)
         mixed, high = buffer[:count], shifted[:count]
         # Python's product has no limit; the tensor's arithmetic has 64 bits.

@@ -1,4 +1,4 @@
-"""Lineage: what a state was made from. Equal lineage means the same state, also where a repetition is not bit-equal."""
+"""Lineage: what a state was made from. Equal lineage is the same state, also where a repetition is not bit-equal."""
 
 import hashlib
 from collections.abc import Sequence

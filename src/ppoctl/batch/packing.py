@@ -1,5 +1,6 @@
 """How rows are cut into microbatches. Cutting changes memory and speed, never a gradient."""
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -8,7 +9,7 @@ Rows = Int[Tensor, " m"]
 
 def by_sequences(rows: Int[Tensor, " M"], microbatch_seqs: int) -> list[Rows]:
     """Consecutive runs of at most `microbatch_seqs` rows."""
-    return list(rows.split(microbatch_seqs))
+    return list(torch.split(rows, microbatch_seqs))
 
 
 def by_tokens(rows: Int[Tensor, " M"], seq_tokens: Int[Tensor, " M"], max_tokens: int) -> list[Rows]:

@@ -1,4 +1,4 @@
-"""All randomness is computed: a hash of the run's seed and of where it is used. There is no generator state to save."""
+"""All randomness is computed: a hash of the run's seed and of where it is used. No generator state is ever saved."""
 
 import hashlib
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ppoctl.cli import plan, recipes, render, validate
+from ppoctl.cli import evaluate, plan, recipes, render, resume, show, status, track, train, validate
 from ppoctl.errors import ExitCode, PpoctlError
 
 app = typer.Typer(
@@ -30,8 +30,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command()(train.train)
+app.command()(train.rollout)
+app.command("eval")(evaluate.evaluate)
+app.command()(resume.resume)
 app.command()(validate.validate)
 app.command()(plan.plan)
+app.command()(status.status)
+app.command()(show.show)
+app.command()(track.track)
 app.add_typer(recipes.app, name="recipes")
 
 

@@ -13,3 +13,6 @@ Sets = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override one key, e.g. --set steps=40; repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, errors included.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, runs/NAME.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also a line per stage.")]

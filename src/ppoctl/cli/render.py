@@ -59,6 +59,15 @@ def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None
     sys.stdout.flush()
 
 
+def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
+    """Text whose pieces are green where their weight is above 0 and red below, stronger with its size. Plain without
+    colour."""
+    if not colour(sys.stdout):
+        return "".join(pieces)
+    largest = max((abs(weight) for weight in weights), default=0.0) or 1.0
+    return "".join(_tinted(piece, weight / largest) for piece, weight in zip(pieces, weights, strict=True))
+
+
 def colour(stream: TextIO) -> bool:
     """Whether this stream wants colour."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -68,6 +77,14 @@ def _cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _tinted(text: str, share: float) -> str:
+    from rich.style import Style
+
+    level = 60 + int(140 * min(abs(share), 1.0))
+    style = f"on rgb(0,{level // 2},0)" if share > 0 else f"on rgb({level},0,0)" if share < 0 else ""
+    return Style.parse(style).render(text) if style else text
 
 
 def _styled(text: str, style: str, stream: TextIO) -> str:

@@ -47,7 +47,7 @@ def validate(
 
 def _probe(loaded: "Loaded") -> list[str]:
     """What the scorer said to gold, wrong, empty and truncated answers; raises RewardError when gold does not win."""
-    from ppoctl.wire import probe_reward
+    from ppoctl.wire.session import probe_reward
 
     return list(probe_reward(loaded.recipe))
 

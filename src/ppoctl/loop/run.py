@@ -1,4 +1,4 @@
-"""Over steps: tell the story, keep the ledger, evaluate, judge, save, retain. The same loop for `train` and `resume`."""
+"""Over steps: tell the story, keep the ledger, evaluate, judge, save, retain. One loop for `train` and `resume`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ def _judge_and_save(job: Job, step: int, result: StepResult) -> None:
     for verdict in verdicts:
         job.say(f"{verdict.action}: {verdict.text}")
     stops = [verdict.text for verdict in verdicts if verdict.action == "stop"]
-    _save_best(job, step, result.actor, figures)
+    _save_best(job, result.actor, figures)
     if job.cadence.saves(step) or stops:
         for state in (result.critic, result.actor):
             job.states.save(state, result.carry, figures, healthy=not stops)
@@ -139,7 +139,7 @@ def _judge_and_save(job: Job, step: int, result: StepResult) -> None:
     )
 
 
-def _save_best(job: Job, step: int, actor: State, figures: Mapping[str, float]) -> None:
+def _save_best(job: Job, actor: State, figures: Mapping[str, float]) -> None:
     metric = job.cadence.best
     if metric is None or metric not in figures:
         return

@@ -26,7 +26,6 @@ from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.rules import violations
 from ppoctl.recipe.schema import Recipe
 
-
 Judge = Callable[[Recipe, Callable[[shape.Path], str]], list[Problem]]
 """From a recipe and where its values were set to what is wrong with it."""
 

@@ -87,8 +87,6 @@ class CriticUpdateStage:
 
     def _of_the_step(self, values: Values, advantages: Advantages) -> dict[str, float]:
         """Explained variance and the like over all tokens of the step at once, from the values before the update."""
-        whole = value_diagnostics(
-            values.values, values.values, advantages.returns, advantages.mask, clip=self.clip
-        )
+        whole = value_diagnostics(values.values, values.values, advantages.returns, advantages.mask, clip=self.clip)
         kept = ("explained_variance", "value_mean", "return_mean", "return_std", "value_error")
         return {f"value/{name}": whole[name] for name in kept}

@@ -63,9 +63,7 @@ class EvaluateStage:
             for (prompt, _), sample in zip(owners, samples, strict=True)
         ]
         scores = self.scorer.score(answers)
-        return [
-            (prompt, sample, score) for (prompt, _), sample, score in zip(owners, samples, scores, strict=True)
-        ]
+        return [(prompt, sample, score) for (prompt, _), sample, score in zip(owners, samples, scores, strict=True)]
 
 
 def _row(name: str, mode: str, prompt: Any, sample: Sample, score: Score) -> dict[str, Any]:

@@ -18,7 +18,9 @@ Moment = Callable[[str], None]
 """Told where a commit is: `writing`, `written`, `renamed`. Drills kill the process there."""
 
 
-def commit(folder: Path, write: Callable[[Path], None], manifest: Manifest, attempt: Attempt, moment: Moment) -> Manifest:
+def commit(
+    folder: Path, write: Callable[[Path], None], manifest: Manifest, attempt: Attempt, moment: Moment
+) -> Manifest:
     """Publish what `write` puts into an empty folder, as `folder`. Returns the manifest with the files' digests.
 
     Raises SupersededError when a newer attempt runs, StorageError when the disk does not take it; in both cases

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -87,10 +87,16 @@ class Journal:
 
     def _append(self, file: IO[bytes], body: Line) -> Line:
         line = {"seq": _last_seq(file) + 1, **body}
-        file.seek(0, os.SEEK_END)
-        file.write(json.dumps(line, sort_keys=True).encode("ascii") + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+        end = file.seek(0, os.SEEK_END)
+        try:
+            file.write(json.dumps(line, sort_keys=True).encode("ascii") + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            # A full disk may have taken half a line; the next one must not be glued to it.
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), end)
+            raise
         return line
 
     @contextmanager

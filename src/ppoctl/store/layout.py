@@ -1,10 +1,10 @@
 """Every path of a run directory; no other file joins paths. Light: the standard library only.
 
-    runs/NAME/  recipe.toml  recipe.resolved.json  run.json  journal.jsonl  ledger.jsonl
-      recipes/000001.json                  the recipe as it holds from that step on
-      logs/attempt-3/                      one per process that ran here
-      steps/000041/  10-rollout/ 20-reward/ 30-values/ ... 80-eval/     (each: record.safetensors, manifest.json)
-      states/actor/000041/  states/critic/000041/  states/best/
+runs/NAME/  recipe.toml  recipe.resolved.json  run.json  journal.jsonl  ledger.jsonl
+  recipes/000001.json                  the recipe as it holds from that step on
+  logs/attempt-3/                      one per process that ran here
+  steps/000041/  10-rollout/ 20-reward/ 30-values/ ... 80-eval/     (each: record.safetensors, manifest.json)
+  states/actor/000041/  states/critic/000041/  states/best/
 """
 
 from dataclasses import dataclass

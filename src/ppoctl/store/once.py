@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ppoctl.batch import records
+from ppoctl.batch import codec, records
 from ppoctl.batch.records import Record
 from ppoctl.errors import StorageError
 from ppoctl.store import artifact
@@ -163,7 +163,7 @@ def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) ->
     path = folder / RECORD
     expected = manifest.files.get(RECORD, FileDigest("", 0))
     data = path.read_bytes() if path.is_file() else None
-    found = None if data is None else FileDigest(records.codec.digest(data), len(data))
+    found = None if data is None else FileDigest(codec.digest(data), len(data))
     manifests.verify_bytes(path, found, expected)
     assert data is not None
     return records.decode(data)

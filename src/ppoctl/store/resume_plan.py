@@ -41,12 +41,13 @@ class ResumePlan:
         """Raise StorageError naming every missing or corrupt item."""
         if not self.broken:
             return
-        names = ", ".join(f"`{item.name}` ({item.action}{': ' + item.note if item.note else ''})" for item in self.broken)
+        names = ", ".join(
+            f"`{item.name}` ({item.action}{': ' + item.note if item.note else ''})" for item in self.broken
+        )
         error = CorruptArtifactError if any(item.action == "corrupt" for item in self.broken) else StorageError
         raise error(
             f"cannot resume `{layout.root}` as it was: {names}",
-            hint="set aside what depends on it and make it again: "
-            f"ppoctl resume {layout.root} --allow-missing",
+            hint=f"set aside what depends on it and make it again: ppoctl resume {layout.root} --allow-missing",
         )
 
 

@@ -1,7 +1,7 @@
 """A run directory's identity: what it was asked, and what it was made from. Created once, whole; light.
 
-`run.json` holds the run's id and the digests of its sources (model, tokenizer and template, data): a resume that finds
-another source refuses. Recipes are kept by the first step they hold for: `recipes/000001.json`, `recipes/000005.json`.
+`run.json` holds the run's id and the digests of its sources (model, tokenizer and template, data): a resume that
+finds another source refuses. Recipes are kept by the first step they hold for: `recipes/000001.json`, ...
 """
 
 import json

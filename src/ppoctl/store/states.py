@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-
 from typing import cast
 
 from ppoctl.batch.records import Carry, State, Update
@@ -32,6 +31,10 @@ state after."""
 
 INEXACT_TOLERANCE = 1e-3
 """Relative difference of a replayed figure that a GPU's reductions may cause; more is another update."""
+
+
+def no_listener(text: str) -> None:
+    """Nobody listens."""
 
 
 @dataclass
@@ -54,7 +57,8 @@ class States:
     replay: Replay | None = None
     """Set by wire once the stages exist."""
     observers: tuple[Observer, ...] = ()
-    say: Callable[[str], None] = lambda text: None
+    say: Callable[[str], None] = no_listener
+    """Told of saves, restores and replays."""
     _resident: dict[str, Resident] = field(default_factory=lambda: {role: Resident() for role in ROLES})
 
     def actor_at(self, state: State) -> Actor:
@@ -131,7 +135,7 @@ class States:
         )
         folder = self.layout.best / f"{state.step:06d}"
         if manifests.read(folder) is None:
-            artifact.commit(folder, engine.save_weights, manifest, self.attempt, lambda moment: None)
+            artifact.commit(folder, engine.save_weights, manifest, self.attempt, no_listener)
         for other in self.layout.best.iterdir():
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
@@ -254,5 +258,3 @@ def saved_state(layout: RunLayout, role: str, step: int) -> tuple[State, Carry] 
         return None
     state = State(role=role, step=step, updates=int(manifest.extra["updates"]), lineage=manifest.identity)
     return state, Carry(**manifest.extra["carry"])
-
-

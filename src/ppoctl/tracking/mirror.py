@@ -69,7 +69,7 @@ class MlflowMirror:
         self._abandoned = threading.Event()
         self._settled = False
         self._down = False
-        self._seq = 0
+        self._seq: int | None = None
         self._ended_as: str | None = None
         self._forwarder: Forwarder | None = None
         self._thread = threading.Thread(target=self._work, name="mlflow-mirror", daemon=True)
@@ -89,21 +89,26 @@ class MlflowMirror:
         """Send the rest and set the final status, waiting no longer than the deadline; call it after the journal has
         its `attempt_ended` line. `status` is that line's word.
 
-        Returns the number of journal lines that MLflow may lack, and says so with the command that sends them.
+        Returns the number of journal lines that MLflow may lack, and says so with the command that sends them; says
+        nothing where the mirror was never started, because the attempt failed before it had anything to send.
         """
         if os.getpid() != self._pid:
             return 0
         self._ended_as = status
         self._closing.set()
         self._wake.set()
-        if self._thread.ident is not None:
+        started = self._thread.ident is not None
+        if started:
             self._thread.join(deadline_s)
         if self._settled:
             return 0
         self._abandoned.set()
-        left = sum(1 for entry in entries(self._journal) if entry.line["seq"] > self._seq)
-        what = f"{left} journal lines" if left else "the run's status or files"
-        self._say(f"mlflow: {what} not sent; send them with: ppoctl track --rebuild {self._run_dir.name}")
+        left = sum(1 for entry in entries(self._journal) if entry.line["seq"] > (self._seq or 0))
+        if started:
+            # An earlier attempt may have sent some of them: without an answer from MLflow nobody knows.
+            lines = f"{'up to ' if self._seq is None else ''}{left} journal line{'' if left == 1 else 's'}"
+            what = lines if left else "the run's status or files"
+            self._say(f"mlflow: {what} not sent; send them with: ppoctl track --rebuild {self._run_dir.name}")
         return left
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ppoctl.batch.lineage import initial_state
-from ppoctl.batch.records import Carry, State, Update
+from ppoctl.batch.records import Carry, Evaluation, State, Update
 from ppoctl.loop.run import Cadence, Health, Job
 from ppoctl.loop.step import Stages
 from ppoctl.ports import Generator, Scorer
@@ -19,7 +19,7 @@ from ppoctl.store.once import Observer, Once, Stage, load_record
 from ppoctl.store.parts import RolloutParts
 from ppoctl.store.states import States
 from ppoctl.wire.sockets import Sockets
-from ppoctl.wire.stages import StageBuilder
+from ppoctl.wire.stages import StageBuilder, evaluation_stage
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def assemble(
     sockets: Sockets,
     around: Surroundings,
 ) -> Wiring:
-    """A job on a run directory. `recipes` by the first step they hold for; speed and reporting keys are the newest's."""
+    """A job on a run directory. `recipes` by the first step they hold for; only result keys of older ones are read."""
     newest = recipes[max(recipes)]
     journal = Journal(layout, attempt)
     states = States(
@@ -82,6 +82,11 @@ def assemble(
     def stages(step: int) -> Stages:
         return by_start[max(start for start in by_start if start <= max(step, 1))]
 
+    def evaluate(step: int) -> Stage[Evaluation] | None:
+        if not sockets.questions.evaluation_sets():
+            return None
+        return evaluation_stage(_recipe_at(recipes, step), generator, sockets.scorer, sockets.questions)
+
     states.replay = _replayer(layout, stages)
     job = Job(
         layout=layout,
@@ -93,7 +98,7 @@ def assemble(
         health=around.health,
         stages=stages,
         prompts=sockets.questions.prompts_for,
-        evaluate=lambda step: builder.evaluation(_recipe_at(recipes, step)),
+        evaluate=evaluate,
         first_carry=Carry(kl_coef=newest.ppo.kl.coef if isinstance(newest.ppo.kl, KlInReward | KlInLoss) else 0.0),
         say=around.say,
     )

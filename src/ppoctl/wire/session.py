@@ -25,9 +25,12 @@ from ppoctl.errors import (
 )
 from ppoctl.launch.signals import StopFlag, stop_flag
 from ppoctl.loop.expectations import Verdict, judge
-from ppoctl.loop.run import run
+from ppoctl.loop.run import Job, run
 from ppoctl.recipe.load import from_resolved
 from ppoctl.recipe.schema import MlflowTracking, Recipe
+from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.rewards.probe import probe, require_gold_wins
+from ppoctl.rewards.processes import ProcessScorer
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Journal, Line
@@ -110,11 +113,11 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str], int]:
     return sockets, digests, threads
 
 
-def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, recipe_toml: str, command: str) -> None:
+def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, command: str) -> None:
     """Make the run directory of a new run."""
     run_dir.create(
         layout,
-        recipe_toml=recipe_toml,
+        recipe_toml=recipe_as_toml(recipe),
         resolved=recipe.model_dump(mode="json", by_alias=True),
         facts={"sources": dict(digests), "versions": versions(), "command": command},
     )
@@ -136,7 +139,7 @@ def require_same_sources(layout: RunLayout, digests: Mapping[str, str]) -> None:
             )
 
 
-def attempt_run(opened: Opened) -> Ended:
+def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
     """Run what is left. Raises the error that stopped it; the journal then has the attempt's end and exit code.
 
     Health rules are judged over the recorded steps again, so a rule's count of consecutive steps survives a resume.
@@ -151,7 +154,7 @@ def attempt_run(opened: Opened) -> Ended:
         if watcher.mirror is not None:
             watcher.mirror.start()
         try:
-            run(wiring.job)
+            do(wiring.job)
         finally:
             wiring.close()
     lines = journal.lines()
@@ -174,9 +177,7 @@ def _around(opened: Opened, watcher: Watcher, flag: StopFlag, journal: Journal) 
 
 @contextmanager
 def _watched(opened: Opened, journal: Journal) -> Iterator[Watcher]:
-    console = open_console(
-        opened.recipe.name, opened.recipe.steps, verbose=opened.verbose, history=journal.lines()
-    )
+    console = open_console(opened.recipe.name, opened.recipe.steps, verbose=opened.verbose, history=journal.lines())
     mirror = None
     tracking = opened.recipe.tracking
     if isinstance(tracking, MlflowTracking):
@@ -230,7 +231,7 @@ def _out_of_memory(stage: tuple[int, str], error: BaseException) -> OutOfMemoryE
     )
     return OutOfMemoryError(
         f"out of memory in stage `{name}` of step {step}: {str(error).splitlines()[0] if str(error) else 'host'}",
-        hint=f"everything before it is committed: lower `{key}.max_tokens_per_microbatch` (or the KV cache) and resume",
+        hint=f"everything before it is committed: resume with a lower `{key}.max_tokens_per_microbatch` or KV cache",
     )
 
 
@@ -252,3 +253,16 @@ def require_same_model(layout: RunLayout, recipe: Recipe) -> None:
             f"({first.model.dtype})",
             hint="start a new run with another `name`",
         )
+
+
+def probe_reward(recipe: Recipe) -> list[str]:
+    """What the scorer says to gold, wrong, empty and truncated answers, a line per row; raises RewardError when gold
+    does not win."""
+    questions = engines.read_questions(recipe)
+    scorer = ProcessScorer.of(recipe.reward)
+    try:
+        probed = probe(scorer.pool, recipe.reward, questions.train[: engines.PROBED_ROWS])
+    finally:
+        scorer.close()
+    require_gold_wins(probed)
+    return [f"{row.id}: {row.describe()}" for row in probed]

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ppoctl.batch.records import Evaluation
-from ppoctl.ports import Generator, Models, OptimizerStep, SampleParts, SamplingParams, Scorer
 from ppoctl.loop.step import Stages
+from ppoctl.ports import Generator, Models, OptimizerStep, SampleParts, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
-from ppoctl.recipe.load import fingerprint
+from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
 from ppoctl.rewards.shaping import shape
 from ppoctl.stages.actor_update import ActorUpdateStage
@@ -22,7 +21,6 @@ from ppoctl.stages.minibatches import MinibatchPlan, Schedule
 from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import Progress, RolloutStage
 from ppoctl.stages.values import ValuesStage
-from ppoctl.store.once import Stage
 from ppoctl.wire.sockets import Questions
 
 
@@ -76,23 +74,6 @@ class StageBuilder:
             actor_update=self._actor_update(recipe, penalty),
         )
 
-    def evaluation(self, recipe: Recipe) -> Stage[Evaluation] | None:
-        """The evaluation stage; None where the recipe has no evaluation set."""
-        sets = self.questions.evaluation_sets()
-        if not sets:
-            return None
-        identities = "".join(prompts.identity for prompts in sets.values())
-        length = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
-        return EvaluateStage(
-            generator=self.generator,
-            scorer=self.scorer,
-            sets=sets,
-            sampled=_sampling(recipe, recipe.eval.temperature, length),
-            samples_per_prompt=recipe.eval.samples_per_prompt,
-            seed=recipe.seed,
-            fingerprint=_hash(fingerprint(recipe, ["seed", "eval", "reward", "rollout.stop_strings"]), identities),
-        )
-
     def _critic_update(self, recipe: Recipe) -> CriticUpdateStage:
         ppo = recipe.ppo
         epochs = ppo.critic_epochs or ppo.epochs
@@ -123,6 +104,22 @@ class StageBuilder:
                 fingerprint(recipe, [*reads, "ppo.rollout_correction", "actor.optimizer"]), repr(schedule)
             ),
         )
+
+
+def evaluation_stage(recipe: Recipe, generator: Generator, scorer: Scorer, questions: Questions) -> EvaluateStage:
+    """The evaluation of the recipe's sets (there must be some)."""
+    sets = questions.evaluation_sets()
+    identities = "".join(prompts.identity for prompts in sets.values())
+    length = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+    return EvaluateStage(
+        generator=generator,
+        scorer=scorer,
+        sets=sets,
+        sampled=_sampling(recipe, recipe.eval.temperature, length),
+        samples_per_prompt=recipe.eval.samples_per_prompt,
+        seed=recipe.seed,
+        fingerprint=_hash(fingerprint(recipe, ["seed", "eval", "reward", "rollout.stop_strings"]), identities),
+    )
 
 
 def _penalty(recipe: Recipe) -> KlPenalty | None:

@@ -157,7 +157,7 @@ def prompts(count: int, *, length: int = 12, first_seed: int = 100) -> list[Samp
 
 
 def surroundings() -> tuple[object, ...]:
-    """What an engine must not change. Python's own `random` is left out: the type checks of the tests draw from it."""
+    """What an engine must not change. Python's own `random` is left out: the tests' type checks draw from it."""
     return (
         torch.get_rng_state().tolist(),
         np.random.get_state()[1].tolist(),

@@ -19,7 +19,9 @@ class MegatronActor(MegatronTrainer):
     model_class = LogprobModel
     _reference: PackedModel | None = None
 
-    def logprobs(self, rollouts: Rollouts, *, temperature: float) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
+    def logprobs(
+        self, rollouts: Rollouts, *, temperature: float
+    ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
         """Log-prob of each response token and entropy of its distribution (nats)."""
         found = self.forward(self.wrapped, rollouts, temperature=temperature)
         assert found.entropy is not None

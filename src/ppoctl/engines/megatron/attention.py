@@ -18,7 +18,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from ppoctl.engines.megatron.packed_input import PackedInput
+from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 
 
 class PackedCausalAttention(MegatronModule):
@@ -30,7 +30,7 @@ class PackedCausalAttention(MegatronModule):
         self.layer_number = layer_number
         self.softmax_scale = config.softmax_scale
 
-    def forward(
+    def forward(  # noqa: PLR0913 - Megatron-Core's signature
         self,
         query: Float[Tensor, "N H D"],
         key: Float[Tensor, "N G D"],
@@ -42,11 +42,10 @@ class PackedCausalAttention(MegatronModule):
         attention_bias: None = None,
     ) -> Float[Tensor, "N HxD"]:
         """Attention output of each token, heads side by side."""
-        assert attention_mask is None and attention_bias is None, "packed sequences need no mask"
+        assert (attention_mask, attention_bias) == (None, None), "packed sequences need no mask"
         assert attn_mask_type is AttnMaskType.causal, "the models trained here are causal"
-        assert packed_seq_params.rope_cos is not None, "the model fills in the RoPE tables"
-        query = apply_rope(query, packed_seq_params.rope_cos, packed_seq_params.rope_sin)
-        key = apply_rope(key, packed_seq_params.rope_cos, packed_seq_params.rope_sin)
+        assert packed_seq_params.rope is not None, "the model fills in the RoPE tables"
+        query, key = (apply_rope(x, packed_seq_params.rope) for x in (query, key))
         attend = _varlen if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _per_sequence
         return attend(query, key, value, packed_seq_params, self.softmax_scale).flatten(1)
 
@@ -77,7 +76,7 @@ def _varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     starts, longest = packed.cu_seqlens_q, packed.max_seqlen_q
-    return varlen_attn(
+    output = varlen_attn(
         query,
         key,
         value,
@@ -89,6 +88,8 @@ def _varlen(
         window_size=(-1, 0),  # all tokens before, none after: causal
         enable_gqa=query.shape[1] != key.shape[1],
     )
+    assert isinstance(output, Tensor)
+    return output
 
 
 class _Rope(torch.autograd.Function):
@@ -113,8 +114,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, direction: int) -> Tensor:
     return out
 
 
-def apply_rope(
-    x: Float[Tensor, "N heads D"], cos: Float[Tensor, "N 1 half"], sin: Float[Tensor, "N 1 half"]
-) -> Float[Tensor, "N heads D"]:
+def apply_rope(x: Float[Tensor, "N heads D"], tables: RopeTables) -> Float[Tensor, "N heads D"]:
     """Rotary position embedding (Su et al. 2021) in the half-split layout of Llama and Qwen."""
-    return _Rope.apply(x, cos, sin)
+    return _Rope.apply(x, tables.cos, tables.sin)

@@ -27,7 +27,9 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
-from torch.distributed import checkpoint as torch_checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_torch_checkpoint
 
 from ppoctl.engines.megatron.export import flush_folder
 from ppoctl.errors import StorageError
@@ -42,7 +44,7 @@ def save_state(
             state = _sharded_state(model, optimizer, groups, is_loading=False)
             dist_checkpointing.save(state, str(folder), sharded_strategy=_WriteInThisProcess("torch_dist", 1))
         flush_folder(folder)
-    except (OSError, CheckpointingException, torch_checkpoint.CheckpointException) as error:
+    except (OSError, CheckpointingException, CheckpointException) as error:
         raise StorageError(f"state cannot be written to `{folder}`: {error}") from error
 
 
@@ -61,7 +63,7 @@ def load_state(
             loaded = dist_checkpointing.load(template, str(folder), strict=StrictHandling.RAISE_ALL)
         model.module.load_state_dict(loaded["model"])
         optimizer.load_state_dict(loaded["optimizer"])
-    except torch_checkpoint.CheckpointException as error:
+    except CheckpointException as error:
         causes = "; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
         raise StorageError(f"saved state in `{folder}` cannot be read: {causes}") from error
     except (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError) as error:
@@ -104,8 +106,8 @@ class _WriteInThisProcess(TorchDistSaveShardedStrategy):
 
     def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> None:
         translated, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
-        torch_checkpoint.save(
-            mcore_to_pyt_state_dict(translated, False),
-            storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir, sync_files=True),
+        save_torch_checkpoint(
+            mcore_to_pyt_state_dict(translated, is_loading=False),
+            storage_writer=FileSystemWriter(checkpoint_dir, sync_files=True),
             planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
         )

@@ -36,8 +36,8 @@ def save_hugging_face(model: PackedModel, source: Path, folder: Path) -> None:
         save_file({part.name: part.read().contiguous() for part in shard}, folder / name, metadata={"format": "pt"})
         weight_map |= {part.name: name for part in shard}
     if len(shards) > 1:
-        total = sum(part.view.nbytes for shard in shards for part in shard)
-        _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+        metadata = {"total_size": sum(part.view.nbytes for shard in shards for part in shard)}
+        _write_json(folder / "model.safetensors.index.json", {"metadata": metadata, "weight_map": weight_map})
     _write_json(folder / "config.json", _config(model, source))
     for pattern in _COMPANIONS:
         for file in source.glob(pattern):

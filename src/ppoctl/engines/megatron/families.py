@@ -42,8 +42,20 @@ FAMILIES: dict[str, Family] = {
 }
 
 _READ = frozenset(
-    "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-    "head_dim max_position_embeddings rms_norm_eps rope_parameters tie_word_embeddings layer_types".split()
+    {
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "rope_parameters",
+        "tie_word_embeddings",
+    }
 )
 _REQUIRED: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",), "attention_dropout": (0, 0.0)}
 _IGNORED = frozenset({"initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id"}) | (

@@ -12,7 +12,6 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
-
 from torch import Tensor
 
 from ppoctl.engines.megatron.attention import PackedCausalAttention
@@ -49,5 +48,5 @@ def layer_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
 class RowLinear(RowParallelLinear):
     """Megatron-Core's, told its tensor-parallel group where this version forgets to (and warns that it should)."""
 
-    def _forward_impl(self, input: Tensor, weight: Tensor, **settings: Any) -> Tensor:  # noqa: A002 - its name
+    def _forward_impl(self, input: Tensor, weight: Tensor, **settings: Any) -> Tensor:
         return super()._forward_impl(input=input, weight=weight, **{**settings, "tp_group": self.tp_group})

@@ -66,8 +66,10 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, weight, targets, entropy, log_z = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        main_grad = getattr(weight, "main_grad", None)
-        grad_weight = torch.zeros_like(weight) if main_grad is None and ctx.needs_input_grad[1] else main_grad
+        main_grad: Any = getattr(weight, "main_grad", None)
+        needed = ctx.needs_input_grad[1]
+        returned = torch.zeros_like(weight) if needed and main_grad is None else None
+        grad_weight: Tensor = main_grad if returned is None else returned
         logits, ctx.last_logits = ctx.last_logits, None
         for chunk in reversed(_slices(len(hidden), ctx.settings.chunk_tokens)):
             grad_logits = logits[: chunk.stop - chunk.start]
@@ -78,9 +80,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 position = _Position(targets[rows], log_z[rows], entropy[rows], grad_logprobs[rows], d_entropy)
                 block.copy_(_grad_of_logits(block, position, ctx.settings.temperature))
             torch.mm(grad_logits, weight, out=grad_hidden[chunk])
-            if ctx.needs_input_grad[1]:
+            if needed:
                 _accumulate(grad_weight, grad_logits, hidden[chunk])
-        return grad_hidden, grad_weight if main_grad is None else None, None, None
+        return grad_hidden, returned, None, None
 
 
 class _Position(NamedTuple):
@@ -104,7 +106,7 @@ def _blocks(logits: Tensor, chunk: slice) -> Iterator[tuple[slice, Tensor]]:
         yield slice(chunk.start + part.start, chunk.start + part.stop), logits[part]
 
 
-def _statistics(logits: Tensor, targets: Tensor, settings: LogprobSettings) -> tuple[Tensor, Tensor | float, Tensor]:
+def _statistics(logits: Tensor, targets: Tensor, settings: LogprobSettings) -> tuple[Tensor, Tensor, Tensor]:
     """log p(target), entropy and log of the normaliser, of each row; float32."""
     x = _scaled(logits, settings.temperature)
     peak = x.amax(-1, keepdim=True)
@@ -115,7 +117,8 @@ def _statistics(logits: Tensor, targets: Tensor, settings: LogprobSettings) -> t
         z = e.sum(-1)
         entropy = z.log() - e.mul_(x).sum(-1) / z
     else:
-        z, entropy = x.exp_().sum(-1), 0.0
+        z = x.exp_().sum(-1)
+        entropy = torch.zeros_like(z)
     log_z = z.log()
     return picked - log_z, entropy, log_z + peak[:, 0]
 

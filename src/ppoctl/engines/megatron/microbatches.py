@@ -61,9 +61,7 @@ def _microbatch(rollouts: Rollouts, rows: Tensor, places: Tensor, cut: Cut) -> M
     return Microbatch(rows[places], places, packed, given)
 
 
-def gather_grids(
-    microbatches: Sequence[Microbatch], grids: Sequence[Float[Tensor, "m R"]]
-) -> Float[Tensor, "M R"]:
+def gather_grids(microbatches: Sequence[Microbatch], grids: Sequence[Float[Tensor, "_ R"]]) -> Float[Tensor, "M R"]:
     """The microbatches' grids as one, rows in the minibatch's order."""
     places = torch.cat([microbatch.places for microbatch in microbatches])
     return torch.cat(list(grids))[torch.argsort(places)]

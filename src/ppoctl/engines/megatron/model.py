@@ -15,7 +15,7 @@ from torch import Tensor
 from ppoctl.engines.megatron.families import ModelShape
 from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logprobs import LogprobSettings, token_logprobs
-from ppoctl.engines.megatron.packed_input import PackedInput
+from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.value_head import ValueHead
 
 
@@ -64,7 +64,7 @@ class PackedModel(GPTModel):
 
     def forward(self, packed: PackedInput) -> TokenOutputs | Tensor:
         """Outputs of the positions read; before the last pipeline stage, the hidden states to send on."""
-        packed.rope_cos, packed.rope_sin = self._rope_tables(packed)
+        packed.rope = self._rope_tables(packed)
         return super().forward(
             input_ids=packed.tokens[None],
             position_ids=packed.positions[None],
@@ -82,12 +82,11 @@ class PackedModel(GPTModel):
         """The output layer."""
         raise NotImplementedError
 
-    def _rope_tables(self, packed: PackedInput) -> tuple[Tensor, Tensor]:
+    def _rope_tables(self, packed: PackedInput) -> RopeTables:
         half = self.settings.shape.head_dim // 2
         angles = self.rope.get_emb(packed.max_seqlen_q)[:, 0, :, :half]
-        tables = (table.to(self.settings.dtype)[packed.positions] for table in (angles.cos(), angles.sin()))
-        cos, sin = tables
-        return cos, sin
+        cos, sin = (table.to(self.settings.dtype)[packed.positions] for table in (angles.cos(), angles.sin()))
+        return RopeTables(cos, sin)
 
 
 class LogprobModel(PackedModel):
@@ -111,7 +110,7 @@ class ValueModel(PackedModel):
             self.output_layer = ValueHead(self.config, settings.device)
             self.share_embeddings_and_output_weights = False
 
-    def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:
+    def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:  # noqa: ARG002
         return TokenOutputs(self.output_layer(hidden), None)
 
 

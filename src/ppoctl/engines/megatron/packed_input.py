@@ -4,13 +4,21 @@ Letters: N packed tokens, n positions read, D channels of a head.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from ppoctl.batch.grid import Packed
+
+
+class RopeTables(NamedTuple):
+    """Cosine and sine of each token's rotation angles, in the model's dtype."""
+
+    cos: Float[Tensor, "N 1 half"]
+    sin: Float[Tensor, "N 1 half"]
 
 
 @dataclass(kw_only=True)
@@ -34,9 +42,8 @@ class PackedInput(PackedSeqParams):
     """Divides the logits."""
     with_entropy: bool = False
     """Also return the entropy of each distribution."""
-    rope_cos: Tensor | None = None
-    """[N 1 D/2] in the model's dtype; filled in by the model, once for all layers."""
-    rope_sin: Tensor | None = None
+    rope: RopeTables | None = None
+    """Filled in by the model, once for all layers."""
 
 
 def packed_input(packed: Packed, device: torch.device, *, temperature: float, with_entropy: bool) -> PackedInput:

@@ -8,6 +8,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, not re-exported to type checkers
 
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 
@@ -24,7 +25,7 @@ def ensure_process_group() -> ProcessGroupCollection:
     with megatron_device(), _gloo_on_loopback() if alone else nullcontext():
         if alone:
             backend = "nccl" if torch.cuda.is_available() else "gloo"
-            torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+            torch.distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         if not parallel_state.is_initialized():
             parallel_state.initialize_model_parallel()
             # The tracker that leaves generators alone: nothing in PPO draws random numbers inside the model.

@@ -6,7 +6,7 @@ head (for each group its query heads, then key, then value), and the gated MLP's
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +43,12 @@ class Part:
 
 def parts_of(model: PackedModel) -> list[Part]:
     """All parameters of `model` as Hugging Face tensors, in the order of the layers."""
-    shape = model.settings.shape
-    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return parts_in({name: weight.detach() for name, weight in model.named_parameters()}, model.settings.shape)
+
+
+def parts_in(parameters: Mapping[str, Tensor], shape: ModelShape) -> list[Part]:
+    """The same for any tensors under Megatron's parameter names: weights, gradients."""
+    parameters = dict(parameters)
     parts = [Part(EMBEDDING, *_whole(parameters.pop("embedding.word_embeddings.weight")))]
     for layer in range(shape.num_layers):
         parts += _layer_parts(parameters, shape, layer)
@@ -63,8 +67,11 @@ def _layer_parts(parameters: dict[str, Tensor], shape: ModelShape, layer: int) -
     for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
         fused = parameters.pop(f"{ours}self_attention.linear_qkv.{kind}")
         yield from _qkv_parts(fused, shape, f"{theirs}self_attn.{{}}_proj.{kind}")
-    yield Part(f"{theirs}self_attn.o_proj.weight", *_whole(parameters.pop(f"{ours}self_attention.linear_proj.weight")))
-    yield Part(f"{theirs}post_attention_layernorm.weight", *_whole(parameters.pop(f"{ours}pre_mlp_layernorm.weight")))
+    for name, kept_as in (
+        ("self_attn.o_proj.weight", "self_attention.linear_proj.weight"),
+        ("post_attention_layernorm.weight", "pre_mlp_layernorm.weight"),
+    ):
+        yield Part(f"{theirs}{name}", *_whole(parameters.pop(f"{ours}{kept_as}")))
     gate, up = parameters.pop(f"{ours}mlp.linear_fc1.weight").chunk(2)
     yield Part(f"{theirs}mlp.gate_proj.weight", *_whole(gate))
     yield Part(f"{theirs}mlp.up_proj.weight", *_whole(up))
@@ -113,10 +120,11 @@ def load_weights(model: PackedModel, folder: Path) -> None:
 
 def _fill(part: Part, tensor: Tensor, file: Path) -> None:
     if tuple(tensor.shape) != part.shape:
-        found, expected = list(tensor.shape), list(part.shape)
-        raise EnvironmentProblemError(f"tensor `{part.name}` in `{file}` has shape {found}; config.json says {expected}")
+        problem = f"has shape {list(tensor.shape)}; config.json says {list(part.shape)}"
+        raise EnvironmentProblemError(f"tensor `{part.name}` in `{file}` {problem}")
     if not tensor.is_floating_point() or tensor.element_size() < 2:
-        raise EnvironmentProblemError(f"tensor `{part.name}` in `{file}` is {tensor.dtype}; quantised models cannot train")
+        problem = f"is {tensor.dtype}; quantised models cannot be trained"
+        raise EnvironmentProblemError(f"tensor `{part.name}` in `{file}` {problem}")
     part.write(tensor)
 
 

@@ -180,8 +180,8 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
         )
     if "max_model_len" in text:
         return RecipeError(
-            f"prompt and response may have {settings.max_model_len} tokens together, more than `{settings.model}` can "
-            "attend to (max_position_embeddings in its config.json)",
+            f"prompt and response may have {settings.max_model_len} tokens together, more than `{settings.model}` "
+            "can attend to (max_position_embeddings in its config.json)",
             hint="lower `rollout.max_prompt_tokens` or `rollout.max_new_tokens`",
         )
     return EnvironmentProblemError(

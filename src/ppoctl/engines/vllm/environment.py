@@ -11,7 +11,7 @@ from ppoctl.engines.vllm.settings import VllmSettings
 
 
 def prepare_environment(settings: VllmSettings) -> None:
-    """Set what must be set before vLLM is imported; safe to call again. Touches `os.environ` only, and torch.compile's
+    """Set what must be set before vLLM is imported; safe to call again. Touches `os.environ`, and torch.compile's
     switch where that was read already.
 
     Values a person exported win, except the one this engine is built on: the engine lives in this process.

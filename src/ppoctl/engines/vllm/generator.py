@@ -43,8 +43,8 @@ class VllmGenerator:
         """See `ports.Generator`. Greedy samples report the log-probs of the untempered distribution.
 
         Requests are checked now, everything else happens as the iterator is read. One stream at a time: read it to
-        the end or close it before the next. Raises DataError, RecipeError (a temperature vLLM would change or refuse),
-        WeightSyncError, NonFiniteError (the weights give log-probs that are not finite).
+        the end or close it before the next. Raises DataError, RecipeError (a temperature vLLM would change or
+        refuse), WeightSyncError, NonFiniteError (the weights give log-probs that are not finite).
         """
         self._check(requests, params)
         return self._stream(tuple(requests), params, at)
@@ -67,8 +67,8 @@ class VllmGenerator:
             length = len(request.prompt_tokens)
             if not 1 <= length <= window - params.max_new_tokens:
                 raise DataError(
-                    f"prompt of `{request.key}` has {length} tokens; with {params.max_new_tokens} new ones it must fit "
-                    f"the generator's window of {window}",
+                    f"prompt of `{request.key}` has {length} tokens; with {params.max_new_tokens} new ones it must "
+                    f"fit the generator's window of {window}",
                     hint="raise `rollout.max_prompt_tokens` or leave the prompt out of the data",
                 )
             if request.key in keys:

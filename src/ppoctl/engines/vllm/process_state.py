@@ -5,6 +5,7 @@ vLLM behaves as if the process were its own: starting it reseeds torch, numpy an
 requests; shutting down destroys every process group. The trainer must not notice any of it.
 """
 
+import importlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import torch.distributed
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Whatever runs inside leaves random states, grad mode, default dtype and thread count as they were."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state vLLM reseeds
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     cpu_state = torch.random.get_rng_state()
     cuda_state = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
@@ -34,7 +35,7 @@ def undisturbed() -> Iterator[None]:
         if cuda_state is not None:
             torch.cuda.set_rng_state(cuda_state)
         torch.random.set_rng_state(cpu_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
+        np.random.set_state(numpy_state)
         random.setstate(python_state)
 
 
@@ -58,8 +59,7 @@ class Tenancy:
     @contextmanager
     def leaving(self) -> Iterator[None]:
         """Shut one engine down inside; groups that others use survive it."""
-        import vllm.v1.engine.core as engine_core
-
+        engine_core: Any = importlib.import_module("vllm.v1.engine.core")
         self._engines -= 1
         tear_down = engine_core.cleanup_dist_env_and_memory
         destroy = torch.distributed.destroy_process_group

@@ -14,8 +14,8 @@ leaves the trainer; `compare` wants the two lists equal, name by name. What is r
 
 Numbers are compared bit by bit, except that -0.0 and denormals count as 0: adding zeros in the identity product
 loses the sign of a zero, and kernels may flush denormals. Not proven here: that the engine's attention, norms and
-sampling compute what the trainer's do (that is the canary), and that no cache of keys and values from older weights is
-read (that cannot happen by construction: see `Engine.add`).
+sampling compute what the trainer's do (that is the canary's part, within its tolerance), and that no keys and values
+of older weights are read (that cannot happen by construction: see `Engine._queue`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,8 +109,8 @@ def _compare_one(place: Held, sent: Mapping[str, Print]) -> None:
 def _gap(name: str, what: str) -> WeightSyncError:
     return WeightSyncError(
         f"weight `{name}` {what}",
-        hint="the generator would sample from other weights than the trainer's: resume the run, which loads them anew; "
-        "if it fails again, report it with the model's config.json",
+        hint="the generator would sample from other weights than the trainer's: resume the run, which loads them "
+        "anew; if it fails again, report it with the model's config.json",
     )
 
 
@@ -154,6 +154,8 @@ def _held(model: torch.nn.Module) -> Iterator[Held]:
     for path, module in model.named_modules():
         for kind, parameter in module.named_parameters(recurse=False):
             parts = fused.get(path.rpartition(".")[2], ())
+            # Families whose checkpoints are fused too list themselves as their only part.
+            parts = parts if len(parts) > 1 else ()
             sizes = module.output_partition_sizes if parts else ()
             value = _in_use(module, kind, parameter, dtype)
             for name, part in _parts(f"{path}.{kind}", value, parts, sizes):

@@ -1,0 +1,38 @@
+# `make` alone explains the targets. Everything runs in .venv, which `make setup` makes from Python and pip alone.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+export TORCH_COMPILE_DISABLE ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test story check format clean
+
+help: ## Explain the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.installed ## Make .venv with everything for CPU: torch, Megatron-Core, vLLM, MLflow, test tools
+
+$(VENV)/.installed: pyproject.toml requirements/cpu.txt requirements/cpu-overrides.txt
+	sh requirements/install-cpu.sh $(PYTHON) $(VENV)
+	touch $@
+
+quickstart: setup ## Train the quickstart model with PPO until it solves held-out problems (minutes on two cores)
+	$(BIN)/ppoctl train recipes/quickstart.toml --or-resume
+
+test: setup ## The tests: mathematics, records, store, every kill drill on fakes, real engines by sample
+	$(BIN)/python -m pytest -m "not story" $(ARGS)
+
+story: setup ## The long tests: the whole kill grid on the real engines, and the quickstart itself
+	$(BIN)/python -m pytest -m story $(ARGS)
+
+check: setup ## Lint, format, types: exactly what CI gates on
+	$(BIN)/ruff check src tests benchmarks recipes
+	$(BIN)/ruff format --check src tests benchmarks recipes
+	$(BIN)/mypy
+
+format: setup ## Let ruff rewrite what it can
+	$(BIN)/ruff check --fix-only -q src tests benchmarks recipes
+	$(BIN)/ruff format src tests benchmarks recipes
+
+clean: ## Remove the environment and caches; run directories stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build

@@ -1,0 +1,62 @@
+"""What `train`, `rollout` and `resume` say when they end."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ppoctl.cli import render
+
+if TYPE_CHECKING:
+    from ppoctl.wire.session import Ended
+
+RUNS = Path("runs")
+"""Where run directories are made."""
+
+SHOWN = (
+    ("reward", "reward/score_mean"),
+    ("truncated", "rollout/truncated_frac"),
+    ("kl per step", "policy/approx_kl"),
+    ("entropy", "policy/entropy_mean"),
+    ("explained variance", "value/explained_variance"),
+    ("sampler gap", "mismatch/gap_max_abs"),
+)
+
+
+def tell(ended: "Ended", *, as_json: bool) -> None:
+    """The final table, first step against last; raises ExpectationError where the recipe's contract is not met."""
+    from ppoctl.loop.expectations import history, require_met
+
+    series = history(ended.lines)
+    rows: list[tuple[Any, ...]] = []
+    metrics = [*SHOWN, *((name, name) for name in sorted(series) if name.endswith("pass_at_1"))]
+    for label, metric in metrics:
+        if points := series.get(metric):
+            rows.append((label, points[0][0], f"{points[0][1]:.4g}", points[-1][0], f"{points[-1][1]:.4g}"))
+    verdicts = [
+        (v.metric, "-" if v.value is None else f"{v.value:.4g}", v.bound, "met" if v.met else "UNMET")
+        for v in ended.verdicts
+    ]
+    if as_json:
+        figures = {metric: {"first": points[0], "last": points[-1]} for metric, points in sorted(series.items())}
+        expect = [vars(verdict) for verdict in ended.verdicts]
+        render.json({"run": str(ended.layout.root), "figures": figures, "expect": expect})
+    else:
+        render.table(rows, ("figure", "step", "first", "step", "last"))
+        if verdicts:
+            render.line()
+            render.table(verdicts, ("expected", "reached", "bound", ""))
+        render.line()
+        render.line(f"run: {ended.layout.root}")
+    require_met(ended.verdicts)
+
+
+def tell_rollout(ended: "Ended", *, as_json: bool) -> None:
+    """What was drawn, and where it lies."""
+    lines = [line for line in ended.lines if line.get("stage") in ("rollout", "reward")]
+    figures = {metric: value for line in lines for metric, value in line["figures"].items()}
+    if as_json:
+        render.json({"run": str(ended.layout.root), "figures": figures})
+        return
+    render.table([(metric, f"{value:.4g}") for metric, value in sorted(figures.items())], ("figure", "value"))
+    render.line()
+    render.line(f"run: {ended.layout.root}")
+    render.say(f"look at a sample: ppoctl show {ended.layout.root} --step 1")

@@ -1,0 +1,54 @@
+"""`ppoctl resume`: continue a run, after saying what will be restored, recalled, replayed and run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppoctl.cli import ending, render
+from ppoctl.cli.options import Json, Run, Sets, Verbose
+
+if TYPE_CHECKING:
+    from ppoctl.store.resume_plan import ResumePlan
+
+
+def resume(
+    run: Run,
+    sets: Sets = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the table and stop.")] = False,
+    allow_missing: Annotated[
+        bool,
+        typer.Option("--allow-missing", help="Set aside what depends on missing or corrupt items; make it again."),
+    ] = False,
+    verbose: Verbose = False,
+    json: Json = False,
+) -> None:
+    """Continue a run from any instant. Changed keys (--set) hold from the first step that has no rollout yet."""
+    from ppoctl.store import run_dir
+    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.resume_plan import plan_resume
+
+    run_dir.facts(RunLayout(run))
+    table = plan_resume(RunLayout(run))
+    if plan and json:
+        items = [{"item": item.name, "action": item.action, "note": item.note} for item in table.items]
+        render.json({"from_step": table.start, "items": items})
+        return
+    _print(run, table, to_stderr=not plan)
+    if plan:
+        return
+    from ppoctl.wire import commands
+
+    ending.tell(commands.resume(run, sets or (), allow_missing=allow_missing, verbose=verbose), as_json=json)
+
+
+def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:
+    source = f"the states saved at step {table.start}" if table.start else "the model source"
+    lines = [f"{run.name}: goes on from {source}"]
+    width = max((len(item.name) for item in table.items), default=0)
+    lines += [f"  {item.name.ljust(width)}  {item.action}" for item in table.items]
+    for text in lines:
+        if to_stderr:
+            render.say(text)
+        else:
+            render.line(text)

@@ -1,0 +1,94 @@
+"""`ppoctl status`: where a run stands, from its own files; answers on a login node."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from ppoctl.cli import render
+from ppoctl.cli.options import Json, Run
+
+
+def status(run: Run, json: Json = False) -> None:
+    """Steps done, the last figures, attempts and how they ended, states to go on from."""
+    report = read_status(run)
+    if json:
+        render.json(report)
+        return
+    render.heading(f"{report['name']}: {report['state']}")
+    render.line()
+    rows = [
+        ("steps", f"{report['steps_done']} of {report['steps_planned']}"),
+        ("last stage", report["last_stage"] or "none yet"),
+        ("saved pairs", ", ".join(map(str, report["saved_pairs"])) or "none yet"),
+        ("attempts", ", ".join(f"{a['attempt']} {a['status']}" for a in report["attempts"]) or "none"),
+    ]
+    render.table(rows)
+    if report["figures"]:
+        render.line()
+        shown = [(metric, f"{value:.4g}") for metric, value in sorted(report["figures"].items())]
+        render.table(shown, (f"step {report['steps_done']}", "value"))
+    if report["state"] not in ("running", "finished"):
+        render.say(f"continue: ppoctl resume {run}")
+
+
+def read_status(run: Path) -> dict[str, Any]:
+    """What `status --json` prints."""
+    from ppoctl.store import run_dir
+    from ppoctl.store.journal import read_lines
+    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.retention import saved_pairs
+
+    layout = RunLayout(run)
+    facts = run_dir.facts(layout)
+    lines = read_lines(layout.journal)
+    stages = [line for line in lines if "stage" in line]
+    recipes = run_dir.recipes(layout)
+    newest = recipes[max(recipes)]
+    done = max((line["step"] for line in stages if line["stage"].endswith("_update")), default=0)
+    last = max(stages, key=lambda line: line["seq"], default=None)
+    attempts = _attempts(lines)
+    return {
+        "name": facts["name"],
+        "state": attempts[-1]["status"] if attempts else "created",
+        "steps_done": done,
+        "steps_planned": newest["steps"],
+        "last_stage": None if last is None else f"{last['stage']} of step {last['step']} ({last['seconds']:.1f} s)",
+        "saved_pairs": saved_pairs(layout),
+        "attempts": attempts,
+        "figures": {k: v for line in stages if line["step"] == done for k, v in line["figures"].items()},
+    }
+
+
+def _attempts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each attempt with its end. One without an end runs, if its process is alive on this host, or was killed."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if line.get("event") == "attempt_started":
+            alive = line.get("host") != platform.node() or _is_alive(int(line["pid"]))
+            found[line["attempt"]] = {
+                "attempt": line["attempt"],
+                "status": "running" if alive else "killed",
+                "pid": line["pid"],
+                "host": line["host"],
+            }
+        elif line.get("event") == "attempt_ended" and line["attempt"] in found:
+            found[line["attempt"]] |= {"status": line["status"], "exit_code": line["exit_code"]}
+    return list(found.values())
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[-1].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,38 @@
+"""`ppoctl track --rebuild`: send MLflow what it lacks of a run."""
+
+from typing import Annotated
+
+import typer
+
+from ppoctl.cli import render
+from ppoctl.cli.options import Json, Run
+from ppoctl.errors import RecipeError
+
+
+def track(
+    run: Run,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Send everything that MLflow lacks.")] = False,
+    json: Json = False,
+) -> None:
+    """The journal is the truth; MLflow is a mirror of it. Running this twice sends nothing the second time."""
+    if not rebuild:
+        raise RecipeError("nothing to do", hint=f"ppoctl track --rebuild {run}")
+    from ppoctl.recipe.load import from_resolved
+    from ppoctl.recipe.schema import MlflowTracking
+    from ppoctl.store import run_dir
+    from ppoctl.store.layout import RunLayout
+    from ppoctl.tracking.mirror import rebuild as send
+
+    layout = RunLayout(run)
+    run_dir.facts(layout)
+    recipes = run_dir.recipes(layout)
+    tracking = from_resolved(recipes[max(recipes)]).tracking
+    if not isinstance(tracking, MlflowTracking):
+        raise RecipeError(
+            f'run `{run}` has `tracking.kind = "none"`', hint=f"ppoctl resume {run} --set tracking.kind=mlflow"
+        )
+    sent = send(run, tracking)
+    if json:
+        render.json(vars(sent))
+    else:
+        render.table([(name, value) for name, value in vars(sent).items()], ("sent", ""))

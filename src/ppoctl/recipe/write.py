@@ -1,0 +1,28 @@
+"""A recipe as one TOML file: every key, composed and resolved, ready to be loaded again. Runs keep one."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ppoctl.recipe.explain import as_toml
+from ppoctl.recipe.schema import Recipe
+
+
+def recipe_as_toml(recipe: Recipe) -> str:
+    """TOML text; absent values are left out (TOML has no null), so loading it gives an equal recipe."""
+    return "\n".join(_table(recipe.model_dump(mode="json", by_alias=True), ())).lstrip("\n") + "\n"
+
+
+def _table(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    plain = {key: value for key, value in values.items() if value is not None and not isinstance(value, Mapping)}
+    if path and plain:
+        yield ""
+        yield f"[{'.'.join(map(_key, path))}]"
+    for key, value in plain.items():
+        yield f"{_key(key)} = {as_toml(value)}"
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _table(value, (*path, key))
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else as_toml(name)

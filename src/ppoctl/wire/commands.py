@@ -1,0 +1,186 @@
+"""What `train`, `resume`, `rollout` and `eval` do, once the command line is parsed."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppoctl.batch.lineage import initial_state
+from ppoctl.batch.records import Evaluation, State
+from ppoctl.errors import RecipeError, RunExistsError
+from ppoctl.loop.run import Job, start_point
+from ppoctl.ports import Actor, Critic, Trainer
+from ppoctl.recipe.load import Loaded, load
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.store import artifact, run_dir
+from ppoctl.store import manifest as manifests
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import plan_resume, set_aside_broken
+from ppoctl.store.retention import saved_pairs
+from ppoctl.wire import engines, session
+from ppoctl.wire.session import Ended, Opened
+from ppoctl.wire.stages import evaluation_stage
+
+ROLLOUT = "rollout"
+TRAIN = "train"
+
+
+def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ended:
+    """Create the run and do it. A directory that exists is refused, unless `or_resume`, or unless it holds nothing
+    but the rollouts that `ppoctl rollout` drew for the same recipe."""
+    layout = RunLayout(runs / loaded.recipe.name)
+    if layout.root.exists():
+        if or_resume or _holds_only_rollouts(layout):
+            return _continue(layout, loaded.recipe, verbose=verbose)
+        raise RunExistsError(
+            f"run directory `{layout.root}` exists", hint=f"continue it: ppoctl resume {layout.root}"
+        )
+    sockets, digests, threads = session.prepare(loaded.recipe)
+    session.create(layout, loaded.recipe, digests, command=TRAIN)
+    return session.attempt_run(Opened(layout, {1: loaded.recipe}, sockets, threads, verbose=verbose))
+
+
+def resume(root: Path, sets: Sequence[str], *, allow_missing: bool, verbose: bool) -> Ended:
+    """Continue a run. Raises StorageError naming what is missing or corrupt, unless `allow_missing` sets aside what
+    depends on it."""
+    layout = RunLayout(root)
+    run_dir.facts(layout)
+    plan = plan_resume(layout)
+    if allow_missing:
+        set_aside_broken(layout, plan, attempt=(layout.attempts() or [0])[-1] + 1)
+    else:
+        plan.require_whole(layout)
+    return _continue(layout, load([layout.recipe_toml], sets, environ={}).recipe, verbose=verbose)
+
+
+def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
+    """Draw and score the rollouts of the next step, and stop; `train` goes on from them."""
+    layout = RunLayout(runs / loaded.recipe.name)
+    if layout.root.exists() and not _holds_only_rollouts(layout):
+        raise RunExistsError(
+            f"run directory `{layout.root}` exists and has been trained",
+            hint="draw under another name: --set name=NAME",
+        )
+    sockets, digests, threads = session.prepare(loaded.recipe)
+    if not layout.root.exists():
+        session.create(layout, loaded.recipe, digests, command=ROLLOUT)
+    return session.attempt_run(Opened(layout, {1: loaded.recipe}, sockets, threads, verbose=verbose), _draw_and_score)
+
+
+def _draw_and_score(job: Job) -> None:
+    step, actor, _, _ = start_point(job)
+    once, stages = job.once.at(step + 1), job.stages(step + 1)
+    rollouts = once(stages.rollout, actor, job.prompts(step + 1))
+    once(stages.reward, rollouts)
+
+
+def _continue(layout: RunLayout, recipe: Recipe, *, verbose: bool) -> Ended:
+    session.require_same_model(layout, recipe)
+    sockets, digests, threads = session.prepare(recipe)
+    try:
+        session.require_same_sources(layout, digests)
+    except BaseException:
+        sockets.scorer.close()
+        raise
+    if recipe != session.recorded_recipes(layout)[max(session.recorded_recipes(layout))]:
+        start = (saved_pairs(layout) or [0])[-1]
+        resolved = recipe.model_dump(mode="json", by_alias=True)
+        run_dir.change_recipe(layout, resolved, from_step=run_dir.first_free_step(layout, after=start))
+        artifact.write_atomically(layout.recipe_toml, recipe_as_toml(recipe).encode())
+    recipes = session.recorded_recipes(layout)
+    return session.attempt_run(Opened(layout, recipes, sockets, threads, verbose=verbose))
+
+
+def _holds_only_rollouts(layout: RunLayout) -> bool:
+    if run_dir.facts(layout).get("command") != ROLLOUT:
+        return False
+    later = ("values", "logprobs", "advantages", "critic_update", "actor_update")
+    return all(
+        manifests.read(layout.stage(step, name)) is None for step in layout.committed_steps() for name in later
+    )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `eval --ckpt` evaluates: weights in a folder, and the recipe that says how."""
+
+    recipe: Recipe
+    state: State
+    folder: Path | None
+    """A saved Megatron state; None: the recipe's model source itself."""
+
+
+def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> Checkpoint:
+    """A run directory (its newest state), a `states/actor/N` folder of one, or a Hugging Face folder with a recipe.
+
+    Raises RecipeError when it is none of them.
+    """
+    if (path / "run.json").is_file():
+        pairs = saved_pairs(RunLayout(path))
+        if not pairs:
+            raise RecipeError(f"run `{path}` has no saved state yet", hint=f"ppoctl status {path}")
+        path = RunLayout(path).state("actor", pairs[-1])
+    manifest = manifests.read(path)
+    if manifest is not None and manifest.stage == "state/actor":
+        layout = RunLayout(path.parent.parent.parent)
+        recipe = load(files or [layout.recipe_toml], sets, environ={}).recipe
+        manifests.verify(path, manifest)
+        state = State("actor", manifest.step, int(manifest.extra["updates"]), manifest.identity)
+        return Checkpoint(recipe, state, path)
+    if (path / "config.json").is_file():
+        if not files:
+            raise RecipeError(
+                f"`{path}` is a model folder; a recipe must say what to evaluate it on",
+                hint=f"ppoctl eval recipes/quickstart.toml --ckpt {path}",
+            )
+        recipe = load(files, [*sets, f"model.path={path.resolve()}"]).recipe
+        return Checkpoint(recipe, initial_state("actor", str(path.resolve())), None)
+    raise RecipeError(
+        f"`{path}` is no run, no saved actor state and no model folder",
+        hint="see what a run has saved: ppoctl status RUN",
+    )
+
+
+def evaluate(checkpoint: Checkpoint) -> Evaluation:
+    """The evaluation that `train` does every N steps, of any checkpoint."""
+    recipe = checkpoint.recipe
+    engines.set_threads(recipe)
+    questions = engines.read_questions(recipe)
+    if not questions.evaluation_sets():
+        raise RecipeError("the recipe has no `[data.eval.NAME]` table", hint="add one, or name another recipe")
+    scorer = engines.open_scorer(recipe, questions)
+    try:
+        sockets = engines.plug_in(recipe, questions, scorer, model_digest="")
+        generator = sockets.generator(OneActor(sockets.actor, checkpoint))
+        try:
+            return evaluation_stage(recipe, generator, scorer, questions).run(checkpoint.state)
+        finally:
+            generator.close()
+    finally:
+        scorer.close()
+
+
+class OneActor:
+    """The `Models` port of an evaluation: one actor at one state."""
+
+    def __init__(self, actor: Actor, checkpoint: Checkpoint) -> None:
+        self._actor = actor
+        self._checkpoint = checkpoint
+        self._there = False
+
+    def actor_at(self, state: State) -> Actor:
+        assert state == self._checkpoint.state
+        if not self._there:
+            if self._checkpoint.folder is None:
+                self._actor.start()
+            else:
+                self._actor.load(self._checkpoint.folder)
+            self._there = True
+        return self._actor
+
+    def critic_at(self, state: State) -> Critic:
+        raise NotImplementedError("an evaluation has no critic")
+
+    def advancing(self, state: State, *, to: State) -> AbstractContextManager[Trainer]:
+        raise NotImplementedError("an evaluation trains nothing")

@@ -1,0 +1,96 @@
+"""One sample of a committed step, gathered from its artifacts, for people."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ppoctl.batch.records import (
+    FINISH_REASONS,
+    REWARD_OUTCOMES,
+    Advantages,
+    Record,
+    Rewards,
+    Rollouts,
+    Values,
+)
+from ppoctl.data.template import load_tokenizer
+from ppoctl.errors import DataError
+from ppoctl.store import manifest as manifests
+from ppoctl.store import run_dir
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.once import load_record
+
+
+@dataclass(frozen=True)
+class ShownSample:
+    """What `show` prints."""
+
+    step: int
+    row: int
+    prompt_id: str
+    sample: int
+    stamp: str
+    prompt: str
+    response: str
+    answer: str
+    finish: str
+    outcome: str
+    score: float | None
+    tokens: list[int]
+    pieces: list[str]
+    """Each token as text."""
+    logprobs: list[float]
+    values: list[float] | None
+    advantages: list[float] | None
+
+
+def read_sample(layout: RunLayout, step: int, choice: int | Literal["worst", "best"]) -> ShownSample:
+    """The sample in that row, or the one with the lowest or highest reward. Raises DataError when there is none."""
+    rollouts = _read(layout, step, "rollout")
+    if not isinstance(rollouts, Rollouts):
+        raise DataError(f"step {step} of `{layout.root}` has no rollouts", hint=f"ls {layout.steps}")
+    rewards, values, advantages = (_read(layout, step, name) for name in ("reward", "values", "advantages"))
+    assert rewards is None or isinstance(rewards, Rewards)
+    row = _row(rollouts, rewards, choice)
+    length = int(rollouts.lengths[row])
+    tokens = rollouts.tokens[row, :length].tolist()
+    recipes = run_dir.recipes(layout)
+    tokenizer = load_tokenizer(recipes[max(recipes)]["model"]["path"])
+    start = int(rollouts.prompt_lengths[:row].sum())
+    prompt = rollouts.prompt_tokens[start : start + int(rollouts.prompt_lengths[row])].tolist()
+    outcome = "not scored" if rewards is None else REWARD_OUTCOMES[int(rewards.outcomes[row])]
+    return ShownSample(
+        step=step,
+        row=row,
+        prompt_id=rollouts.prompt_ids[row],
+        sample=rollouts.sample_indices[row],
+        stamp=rollouts.stamps[row],
+        prompt=tokenizer.decode(prompt),
+        response=rollouts.texts[row],
+        answer=rollouts.answers[row],
+        finish=FINISH_REASONS[int(rollouts.finish[row])],
+        outcome=outcome,
+        score=float(rewards.scores[row]) if rewards is not None and outcome == "ok" else None,
+        tokens=tokens,
+        pieces=[tokenizer.decode([token]) for token in tokens],
+        logprobs=rollouts.sampler_logprobs[row, :length].tolist(),
+        values=values.values[row, :length].tolist() if isinstance(values, Values) else None,
+        advantages=advantages.advantages[row, :length].tolist() if isinstance(advantages, Advantages) else None,
+    )
+
+
+def _row(rollouts: Rollouts, rewards: Rewards | None, choice: int | str) -> int:
+    if isinstance(choice, int):
+        if not 0 <= choice < rollouts.num_seqs:
+            raise DataError(
+                f"the step has {rollouts.num_seqs} samples, not a row `{choice}`", hint="count from 0, with --sample"
+            )
+        return choice
+    if rewards is None:
+        raise DataError("the step is not scored yet", hint="name a row with --sample")
+    scores = rewards.scores.where(rewards.valid, float("inf") if choice == "worst" else float("-inf"))
+    return int(scores.argmin() if choice == "worst" else scores.argmax())
+
+
+def _read(layout: RunLayout, step: int, stage: str) -> Record | None:
+    manifest = manifests.read(layout.stage(step, stage))
+    return None if manifest is None else load_record(layout, step, stage, manifest)

@@ -1,0 +1,234 @@
+"""Tiny random models, made-up rollouts and simple objectives for the tests of the Megatron engine."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from ppoctl.batch.records import Rollouts
+from ppoctl.engines.megatron.actor import MegatronActor
+from ppoctl.engines.megatron.critic import MegatronCritic
+from ppoctl.engines.megatron.factory import build_actor, build_critic
+from ppoctl.engines.megatron.trainer import MegatronTrainer
+from ppoctl.engines.megatron.weights import parts_in, parts_of
+from ppoctl.ports import Minibatch, OptimizerStep
+from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss
+from ppoctl.recipe.schema import BySequences, ByTokens, ModelTable
+from tolerance import Level
+
+VOCABULARY = 101
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
+    "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 6}),
+    "llama3-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
+}
+
+
+@cache
+def hugging_face_model(kind: str) -> PreTrainedModel:
+    """Random weights in which nothing is at its neutral value: biases are not 0, norms are not 1."""
+    model_class, config_class, overrides = MODELS[kind]
+    state = torch.random.get_rng_state()
+    torch.manual_seed(7)
+    model = model_class(config_class(**{**SIZES, **overrides})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 0.1 if name.endswith("bias") or "norm" in name else 0.15
+            parameter.add_(torch.randn_like(parameter) * spread)
+    torch.random.set_rng_state(state)
+    return model
+
+
+def model_folder(kind: str, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    hugging_face_model(kind).save_pretrained(folder)
+    return folder
+
+
+def make_rollouts(
+    *, prompts: Sequence[int] = (3, 5, 2, 6, 1), lengths: Sequence[int] = (4, 7, 1, 5, 9), seed: int = 0
+) -> Rollouts:
+    """Random ids; every seventh present token does not count (as tool output would not)."""
+    generator = torch.Generator().manual_seed(seed)
+    num_rows, num_columns = len(lengths), max(lengths)
+    present = torch.arange(num_columns)[None] < torch.tensor(lengths)[:, None]
+    counted = present & (torch.arange(present.numel()).view_as(present) % 7 != 3)
+    return Rollouts(
+        prompt_tokens=torch.randint(1, VOCABULARY, (sum(prompts),), generator=generator),
+        prompt_lengths=torch.tensor(prompts),
+        tokens=torch.randint(1, VOCABULARY, (num_rows, num_columns), generator=generator) * present,
+        lengths=torch.tensor(lengths),
+        mask=counted,
+        sampler_logprobs=torch.zeros(num_rows, num_columns),
+        finish=torch.zeros(num_rows, dtype=torch.int64),
+        seeds=torch.arange(num_rows),
+        prompt_ids=[str(row) for row in range(num_rows)],
+        sample_indices=[0] * num_rows,
+        texts=[""] * num_rows,
+        answers=[""] * num_rows,
+        stamps=["actor@0:0"] * num_rows,
+    )
+
+
+def expected_logprobs(model: PreTrainedModel, rollouts: Rollouts, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of the response tokens by transformers, on one padded batch. [B R] each."""
+    sequences = rollouts.sequences()
+    ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
+    attended = torch.nn.utils.rnn.pad_sequence([torch.ones_like(s) for s in sequences], batch_first=True)
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=attended).logits.float() / temperature
+    distribution = torch.distributions.Categorical(logits=logits)
+    logprobs, entropy = torch.zeros(rollouts.tokens.shape), torch.zeros(rollouts.tokens.shape)
+    for row, (prompt, length) in enumerate(zip(rollouts.prompt_lengths, rollouts.lengths, strict=True)):
+        place = slice(int(prompt) - 1, int(prompt + length) - 1)
+        log_p = distribution.logits[row, place]
+        logprobs[row, :length] = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
+        entropy[row, :length] = distribution.entropy()[row, place]
+    return logprobs, entropy
+
+
+@dataclass
+class PolicyObjective:
+    """Minus the weighted log-probs of counted tokens, minus a share of their entropy."""
+
+    mask: Tensor
+    weights: Tensor
+    needs_entropy: bool = False
+
+    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, num_tokens_global: int) -> Tensor:
+        terms = -outputs * self.weights[rows]
+        if entropy is not None:
+            terms = terms - 0.3 * entropy
+        return torch.where(self.mask[rows], terms, 0.0).sum() / num_tokens_global
+
+
+@dataclass
+class ValueObjective:
+    """Half the squared distance of counted values from `returns`."""
+
+    mask: Tensor
+    returns: Tensor
+    needs_entropy: bool = False
+
+    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, num_tokens_global: int) -> Tensor:
+        terms = 0.5 * (outputs - self.returns[rows]) ** 2
+        return torch.where(self.mask[rows], terms, 0.0).sum() / num_tokens_global
+
+
+@dataclass
+class PpoObjective:
+    """The real clipped loss."""
+
+    mask: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    needs_entropy: bool = False
+
+    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, num_tokens_global: int) -> Tensor:
+        clip = PolicyClip(low=0.2, high=0.2, dual=None)
+        data = (self.old_logprobs[rows], self.advantages[rows], self.mask[rows])
+        return clipped_policy_loss(outputs, *data, clip=clip, num_tokens_global=num_tokens_global)
+
+
+def policy_objective(rollouts: Rollouts, *, needs_entropy: bool = False) -> PolicyObjective:
+    weights = torch.randn(rollouts.tokens.shape, generator=torch.Generator().manual_seed(3))
+    return PolicyObjective(rollouts.mask, weights, needs_entropy)
+
+
+def value_objective(rollouts: Rollouts) -> ValueObjective:
+    return ValueObjective(
+        rollouts.mask, torch.randn(rollouts.tokens.shape, generator=torch.Generator().manual_seed(4))
+    )
+
+
+def expected_gradients(
+    kind: str, rollouts: Rollouts, objective: PolicyObjective, *, temperature: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradients of `objective` by transformers and autograd, one sequence at a time, in float64."""
+    model = copy.deepcopy(hugging_face_model(kind)).double()
+    logprobs, entropy = (torch.zeros(rollouts.tokens.shape, dtype=torch.float64) for _ in range(2))
+    for row, sequence in enumerate(rollouts.sequences()):
+        prompt, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
+        logits = model(input_ids=sequence[None]).logits[0, prompt - 1 : prompt + length - 1] / temperature
+        log_p = logits.log_softmax(-1)
+        logprobs[row, :length] = log_p.gather(1, sequence[prompt:, None])[:, 0]
+        entropy[row, :length] = -(log_p.exp() * log_p).sum(-1)
+    loss = objective(torch.arange(rollouts.num_seqs), logprobs, entropy, int(rollouts.mask.sum()))
+    loss.backward()
+    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+# Of one gradient tensor, whose numbers may all be small: the share is of its own largest.
+GRADIENT = Level("GRADIENT", 1e-4, floor=0.0)
+
+STEP = OptimizerStep(lr=1e-3, weight_decay=0.0, grad_clip=0.0, beta1=0.9, beta2=0.95, eps=1e-8)
+
+
+def minibatch(rollouts: Rollouts, rows: Sequence[int] | None = None, step: OptimizerStep = STEP) -> Minibatch:
+    chosen = torch.arange(rollouts.num_seqs) if rows is None else torch.tensor(rows)
+    return Minibatch(chosen, int(rollouts.mask[chosen].sum()), step)
+
+
+Batching = BySequences | ByTokens
+
+
+def actor(
+    folder: Path, *, dtype: str = "float32", batching: Batching | None = None, temperature: float = 1.0
+) -> MegatronActor:
+    made = build_actor(
+        ModelTable(path=str(folder), dtype=dtype),
+        batching or BySequences(microbatch_seqs=2, logits_chunk_tokens=5),
+        temperature=temperature,
+    )
+    made.start()
+    return made
+
+
+def critic(folder: Path, *, dtype: str = "float32", batching: Batching | None = None) -> MegatronCritic:
+    made = build_critic(
+        ModelTable(path=str(folder), dtype=dtype), batching or BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
+    )
+    made.start()
+    return made
+
+
+def weights_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
+    """Copies, under Hugging Face names."""
+    return {part.name: part.read().clone() for part in parts_of(trainer.model)}
+
+
+def gradients_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
+    """What the last update left in Megatron-Core's gradient buffers, under Hugging Face names."""
+    gradients = {name: parameter.main_grad for name, parameter in trainer.model.named_parameters()}
+    return {part.name: part.read().clone() for part in parts_in(gradients, trainer.model.settings.shape)}
+
+
+def check_all(level: Level, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """The same names, and each tensor equal at this level."""
+    assert found.keys() == expected.keys()
+    for name in found:
+        level.check(found[name], expected[name])

@@ -1,0 +1,95 @@
+"""Log-probs, entropies and values are those of the Hugging Face model, packed or padded, whatever the company.
+
+Proved: agreement with transformers in float32 for both families, tied and untied, with and without grouped heads and
+query biases; independence of packed sequences from each other. Not proved: anything about GPU kernels.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import megatron_lab as lab
+import pytest
+import torch
+
+from ppoctl.recipe.schema import BySequences, ByTokens
+from tolerance import EXACT, FLOAT32
+
+
+@pytest.mark.parametrize("kind", lab.MODELS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_and_entropies_are_those_of_transformers_on_a_padded_batch(model, kind, temperature):
+    rollouts = lab.make_rollouts()
+    logprobs, entropy = lab.actor(model(kind)).logprobs(rollouts, temperature=temperature)
+    expected_logprobs, expected_entropy = lab.expected_logprobs(lab.hugging_face_model(kind), rollouts, temperature)
+    FLOAT32.check(logprobs, expected_logprobs)
+    FLOAT32.check(entropy, expected_entropy)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+
+
+@pytest.mark.parametrize("batching", [BySequences(microbatch_seqs=5), ByTokens(max_tokens_per_microbatch=16)])
+def test_packing_does_not_change_logprobs(model, batching):
+    rollouts = lab.make_rollouts()
+    one_by_one = lab.actor(model("qwen2"), batching=BySequences(microbatch_seqs=1)).logprobs(
+        rollouts, temperature=1.0
+    )
+    packed = lab.actor(model("qwen2"), batching=batching).logprobs(rollouts, temperature=1.0)
+    for found, expected in zip(packed, one_by_one, strict=True):
+        FLOAT32.check(found, expected)
+
+
+def test_other_sequences_of_a_pack_never_change_a_sequence(model):
+    trainer = lab.actor(model("qwen2"), batching=BySequences(microbatch_seqs=8))
+    first, second = (lab.make_rollouts(prompts=(4, 5), lengths=(6, 7), seed=seed) for seed in (1, 2))
+    # The first row of one, beside the second row of the other.
+    mixed_tokens = torch.stack([first.tokens[0], second.tokens[1]])
+    mixed_prompts = torch.cat([first.prompt_tokens[:4], second.prompt_tokens[4:]])
+    mixed = replace(first, tokens=mixed_tokens, prompt_tokens=mixed_prompts)
+    for found, expected in zip(
+        trainer.logprobs(mixed, temperature=1.0), trainer.logprobs(first, temperature=1.0), strict=True
+    ):
+        EXACT.check(found[0], expected[0])
+        assert not torch.equal(found[1], expected[1])
+
+
+def test_the_reference_stays_at_the_model_source_while_the_actor_trains(model, tmp_path: Path):
+    rollouts = lab.make_rollouts()
+    trainer = lab.actor(model("qwen2"), temperature=0.9)
+    before, _ = trainer.logprobs(rollouts, temperature=0.9)
+    trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
+    EXACT.check(trainer.reference_logprobs(rollouts, temperature=0.9), before)
+    assert not torch.equal(trainer.logprobs(rollouts, temperature=0.9)[0], before)
+    trainer.save(tmp_path)
+    resumed = lab.actor(model("qwen2"))
+    resumed.load(tmp_path)
+    EXACT.check(resumed.reference_logprobs(rollouts, temperature=0.9), before)
+
+
+def test_a_fresh_critic_says_exactly_zero(model):
+    values = lab.critic(model("qwen2-tied")).values(lab.make_rollouts())
+    assert values.dtype == torch.float32
+    EXACT.check(values, torch.zeros(5, 9))
+
+
+def test_a_value_is_of_the_state_before_its_token(model):
+    """Tokens at or after r do not move value r, and the token just before it does: with prompt a b and response
+    c d e, value 0 stands on b, value 1 on c, value 2 on d; nothing stands on e."""
+    rollouts = lab.make_rollouts(prompts=(2,), lengths=(3,))
+    trainer = lab.critic(model("llama"))
+    trainer.update(rollouts, [lab.minibatch(rollouts)], lab.value_objective(rollouts))
+    values = trainer.values(rollouts)
+    for column in range(3):
+        tokens = rollouts.tokens.clone()
+        tokens[0, column] = (tokens[0, column] + 1) % lab.VOCABULARY
+        changed = trainer.values(replace(rollouts, tokens=tokens))
+        moved = (changed != values)[0].tolist()
+        assert moved == [place > column for place in range(3)]
+
+
+def test_values_are_zero_where_no_token_is_present(model):
+    rollouts = lab.make_rollouts()
+    trainer = lab.critic(model("qwen2"))
+    trainer.update(rollouts, [lab.minibatch(rollouts)], lab.value_objective(rollouts))
+    values = trainer.values(rollouts)
+    present = torch.arange(9)[None] < rollouts.lengths[:, None]
+    EXACT.check(values[~present], torch.zeros(int((~present).sum())))
+    assert bool((values[present] != 0).all())

@@ -1,0 +1,217 @@
+"""An update does what the recipe's numbers say, however it is cut into microbatches.
+
+Proved: gradients equal those of transformers and do not depend on the cut; the step uses exactly the numbers handed
+in; nothing that does not count has influence; what is not finite never reaches the weights. Not proved: sums over
+data-parallel ranks.
+"""
+
+import math
+from dataclasses import replace
+
+import megatron_lab as lab
+import pytest
+import torch
+
+from ppoctl.errors import NonFiniteError, OutOfMemoryError, RecipeError
+from ppoctl.ports import OptimizerStep
+from ppoctl.recipe.schema import BySequences, ByTokens
+from tolerance import EXACT, FLOAT32
+
+CUTS = [
+    BySequences(microbatch_seqs=1),
+    BySequences(microbatch_seqs=2, logits_chunk_tokens=3),
+    BySequences(microbatch_seqs=4),
+    ByTokens(max_tokens_per_microbatch=12, logits_chunk_tokens=4),
+]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen2-tied", "llama"])
+def test_gradients_are_those_of_transformers(model, kind):
+    rollouts = lab.make_rollouts()
+    objective = lab.policy_objective(rollouts, needs_entropy=True)
+    trainer = lab.actor(model(kind), temperature=0.8)
+    [result] = trainer.update(rollouts, [lab.minibatch(rollouts)], objective)
+    loss, expected = lab.expected_gradients(kind, rollouts, objective, temperature=0.8)
+    found = lab.gradients_of(trainer)
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        lab.GRADIENT.check(gradient, expected[name])
+    FLOAT32.check(result.loss, loss)
+    norm = torch.stack([gradient.double().norm() for gradient in expected.values()]).norm()
+    FLOAT32.check(result.grad_norm, norm)
+
+
+@pytest.mark.parametrize("needs_entropy", [False, True])
+def test_the_cut_into_microbatches_changes_nothing(model, needs_entropy):
+    rollouts = lab.make_rollouts()
+    rows = [3, 0, 4, 1]
+    whole = lab.actor(model("qwen2"), batching=BySequences(microbatch_seqs=9))
+    objective = lab.policy_objective(rollouts, needs_entropy=needs_entropy)
+    [expected] = whole.update(rollouts, [lab.minibatch(rollouts, rows)], objective)
+    assert (expected.entropy is not None) == needs_entropy
+    for cut in CUTS:
+        trainer = lab.actor(model("qwen2"), batching=cut)
+        before, entropy_before = trainer.logprobs(rollouts, temperature=1.0)
+        [found] = trainer.update(rollouts, [lab.minibatch(rollouts, rows)], objective)
+        for name, gradient in lab.gradients_of(trainer).items():
+            lab.GRADIENT.check(gradient, lab.gradients_of(whole)[name])
+        FLOAT32.check(found.loss, expected.loss)
+        FLOAT32.check(found.grad_norm, expected.grad_norm)
+        FLOAT32.check(found.outputs, expected.outputs)
+        # Outputs are of the state before the step, rows in the minibatch's order.
+        FLOAT32.check(found.outputs, before[rows])
+        if found.entropy is not None:
+            FLOAT32.check(found.entropy, entropy_before[rows])
+
+
+def test_the_critic_too_does_not_depend_on_the_cut(model):
+    rollouts = lab.make_rollouts()
+    trainers = [lab.critic(model("qwen2"), batching=cut) for cut in CUTS]
+    batches = [lab.minibatch(rollouts), lab.minibatch(rollouts, [2, 0])]
+    results = [trainer.update(rollouts, batches, lab.value_objective(rollouts)) for trainer in trainers]
+    for found in results[1:]:
+        for one, expected in zip(found, results[0], strict=True):
+            FLOAT32.check(one.loss, expected.loss)
+            FLOAT32.check(one.outputs, expected.outputs)
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
+def test_garbage_where_nothing_counts_changes_nothing(model, garbage):
+    rollouts = lab.make_rollouts()
+    trainers = [lab.actor(model("qwen2")) for _ in range(2)]
+    old, _ = trainers[0].logprobs(rollouts, temperature=1.0)
+    advantages = lab.policy_objective(rollouts).weights
+    objectives = [
+        lab.PpoObjective(rollouts.mask, old, advantages),
+        lab.PpoObjective(
+            rollouts.mask,
+            torch.where(rollouts.mask, old, garbage),
+            torch.where(rollouts.mask, advantages, garbage),
+        ),
+    ]
+    [expected], [found] = (
+        trainer.update(rollouts, [lab.minibatch(rollouts)], objective)
+        for trainer, objective in zip(trainers, objectives, strict=True)
+    )
+    assert (found.loss, found.grad_norm) == (expected.loss, expected.grad_norm)
+    lab.check_all(EXACT, lab.weights_of(trainers[1]), lab.weights_of(trainers[0]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_runs_are_equal_bit_for_bit(model, dtype):
+    rollouts = lab.make_rollouts()
+    runs = []
+    for _ in range(2):
+        trainer = lab.actor(model("qwen2"), dtype=dtype)
+        trainer.update(rollouts, [lab.minibatch(rollouts)] * 3, lab.policy_objective(rollouts, needs_entropy=True))
+        runs.append(lab.weights_of(trainer))
+    lab.check_all(EXACT, *runs)
+
+
+def test_every_weight_of_the_critic_changes_head_included(model):
+    rollouts = lab.make_rollouts()
+    trainer = lab.critic(model("qwen2"))
+    before = lab.weights_of(trainer)
+    # The gradient below the head is exactly 0 while the head is 0: the second step moves the rest.
+    trainer.update(rollouts, [lab.minibatch(rollouts)] * 2, lab.value_objective(rollouts))
+    after = lab.weights_of(trainer)
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
+    assert "score.weight" in after
+
+
+def test_the_first_step_is_adamw_with_the_numbers_handed_in(model):
+    """After one AdamW step from zero moments, m/(1-b1) = g and v/(1-b2) = g^2, so each weight moves by
+    -lr g / (|g| + eps), after shrinking by lr x weight decay; biases and norms do not shrink."""
+    rollouts = lab.make_rollouts()
+    trainer = lab.actor(model("qwen2"))
+    before = lab.weights_of(trainer)
+    step = OptimizerStep(lr=3e-3, weight_decay=0.5, grad_clip=0.0, beta1=0.7, beta2=0.9, eps=1e-3)
+    trainer.update(rollouts, [lab.minibatch(rollouts, step=step)], lab.policy_objective(rollouts))
+    gradients, after = lab.gradients_of(trainer), lab.weights_of(trainer)
+    for name, weight in before.items():
+        decay = 0.0 if weight.ndim == 1 else 0.5
+        gradient = gradients[name]
+        FLOAT32.check(after[name], weight * (1 - 3e-3 * decay) - 3e-3 * gradient / (gradient.abs() + 1e-3))
+
+
+def test_each_minibatch_steps_with_its_own_numbers(model):
+    rollouts = lab.make_rollouts()
+    frozen = replace(lab.STEP, lr=0.0)
+    moving = replace(lab.STEP, lr=1e-2)
+    trainer = lab.actor(model("qwen2"))
+    before = lab.weights_of(trainer)
+    trainer.update(rollouts, [lab.minibatch(rollouts, step=frozen)], lab.policy_objective(rollouts))
+    lab.check_all(EXACT, lab.weights_of(trainer), before)
+    trainer.update(
+        rollouts, [lab.minibatch(rollouts, step=step) for step in (moving, frozen)], lab.policy_objective(rollouts)
+    )
+    assert all(not torch.equal(after, before[name]) for name, after in lab.weights_of(trainer).items())
+
+
+def test_clipping_scales_the_gradient_to_the_norm_and_reports_the_norm_before(model):
+    rollouts = lab.make_rollouts()
+    free, clipped = lab.actor(model("qwen2")), lab.actor(model("qwen2"))
+    objective = lab.policy_objective(rollouts)
+    [loose] = free.update(rollouts, [lab.minibatch(rollouts)], objective)
+    limit = loose.grad_norm / 4
+    [tight] = clipped.update(rollouts, [lab.minibatch(rollouts, step=replace(lab.STEP, grad_clip=limit))], objective)
+    assert tight.grad_norm == loose.grad_norm
+    for name, gradient in lab.gradients_of(clipped).items():
+        lab.GRADIENT.check(gradient * 4, lab.gradients_of(free)[name])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("poison", ["loss", "gradient norm"])
+def test_what_is_not_finite_never_reaches_the_weights(model, dtype, poison):
+    rollouts = lab.make_rollouts()
+    trainer = lab.actor(model("qwen2"), dtype=dtype)
+    good, bad = lab.policy_objective(rollouts), lab.policy_objective(rollouts)
+    if poison == "loss":
+        bad.weights = torch.where(rollouts.mask, math.nan, bad.weights)
+    else:
+        bad.weights = bad.weights * 1e30  # a finite loss whose squared gradients overflow
+    trainer.update(rollouts, [lab.minibatch(rollouts)], good)
+    before = lab.weights_of(trainer)
+    with pytest.raises(NonFiniteError, match=f"^{poison} of the actor is `(nan|inf)` in minibatch 0"):
+        trainer.update(rollouts, [lab.minibatch(rollouts)], bad)
+    lab.check_all(EXACT, lab.weights_of(trainer), before)
+
+
+def test_the_error_names_the_minibatch_and_the_role(model):
+    rollouts = lab.make_rollouts()
+    objective = lab.value_objective(rollouts)
+    objective.returns[4] = math.inf
+    batches = [lab.minibatch(rollouts, [0, 1]), lab.minibatch(rollouts, [4])]
+    with pytest.raises(NonFiniteError, match=r"^loss of the critic is `inf` in minibatch 1"):
+        lab.critic(model("qwen2")).update(rollouts, batches, objective)
+
+
+def test_bfloat16_trains_on_float32_main_weights(model):
+    """A norm's weights lie near 1, where bfloat16 is 0.004 to 0.008 apart: steps of 0.001 would each round to
+    nothing, and 16 of them (0.016) must not."""
+    rollouts = lab.make_rollouts()
+    trainer = lab.actor(model("qwen2"), dtype="bfloat16")
+    before = lab.weights_of(trainer)["model.norm.weight"]
+    trainer.update(rollouts, [lab.minibatch(rollouts)] * 16, lab.policy_objective(rollouts))
+    after = lab.weights_of(trainer)["model.norm.weight"]
+    assert (after != before).float().mean() > 0.8
+    assert (after - before).abs().max() < 0.03
+
+
+def test_a_sequence_beyond_the_token_cap_is_an_error_that_names_the_key(model):
+    rollouts = lab.make_rollouts()
+    trainer = lab.actor(model("qwen2"), batching=ByTokens(max_tokens_per_microbatch=8))
+    with pytest.raises(RecipeError, match="max_tokens_per_microbatch = 8`: a sequence of 11 tokens"):
+        trainer.logprobs(rollouts, temperature=1.0)
+
+
+def test_running_out_of_device_memory_names_the_key_to_lower(model):
+    class Hungry:
+        needs_entropy = False
+
+        def __call__(self, *_):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    rollouts = lab.make_rollouts()
+    with pytest.raises(OutOfMemoryError, match=r"`actor.batching.microbatch_seqs = 2`"):
+        lab.actor(model("qwen2")).update(rollouts, [lab.minibatch(rollouts)], Hungry())

@@ -1,0 +1,129 @@
+"""What each stage does with what the ports give it, on hand-made records."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes.job import Witness, open_run
+from fakes.sockets import EvenScorer, fake_recipe
+from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, Rewards, State
+from ppoctl.errors import NonFiniteError, RewardError
+from ppoctl.loop.run import Job, run
+from ppoctl.ports import Answer, Score
+from ppoctl.stages.evaluate import summarise
+from ppoctl.stages.minibatches import MinibatchPlan, Schedule
+from ppoctl.stages.reward import RewardStage, collect
+from ppoctl.ports import OptimizerStep
+
+
+def answers(*ids: str) -> list[Answer]:
+    return [Answer("2 4 1", "even", name) for name in ids]
+
+
+def as_is(scores: torch.Tensor) -> torch.Tensor:
+    return scores
+
+
+def test_a_missing_score_is_no_score_of_zero() -> None:
+    scores = [Score(1.0, "ok"), Score(None, "timeout", "10 s"), Score(0.0, "ok"), Score(None, "error", "boom")]
+    rewards = collect(scores, answers("a", "b", "c", "d"), lambda x: x * 2 - 1)
+    assert rewards.valid.tolist() == [True, False, True, False]
+    assert rewards.outcomes.tolist()[1::2] == [REWARD_TIMEOUT, REWARD_ERROR]
+    assert rewards.shaped.tolist() == [1.0, 0.0, -1.0, 0.0]
+    assert rewards.figures()["reward/score_mean"] == 0.5
+    assert rewards.figures()["reward/error_frac"] == 0.25
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_is_named(value: float) -> None:
+    with pytest.raises(NonFiniteError, match="the reward of `b`"):
+        collect([Score(1.0, "ok"), Score(value, "ok")], answers("a", "b"), as_is)
+
+
+def test_a_step_with_too_many_errors_stops_and_names_the_first(tmp_path: Path) -> None:
+    wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
+    rollouts = first_rollouts(wiring.job)
+    scorer = EvenScorer({"p1": Score(None, "error", "ValueError: no number")})
+    stage = RewardStage(scorer, as_is, max_error_frac=0.2, fingerprint="")
+    with pytest.raises(RewardError, match=r"2 of 8 samples .*25.0%.*`p1` error ValueError") as caught:
+        stage.run(rollouts)
+    assert caught.value.exit_code == 4
+    assert stage.name == "reward"
+    assert RewardStage(scorer, as_is, max_error_frac=0.25, fingerprint="").run(rollouts).valid.sum() == 6
+
+
+def test_rows_without_a_score_leave_training_and_nothing_else_changes(tmp_path: Path) -> None:
+    wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
+    job = wiring.job
+    rollouts = first_rollouts(job)
+    stages = job.stages(1)
+    rewards = stages.reward.run(rollouts)
+    assert isinstance(rewards, Rewards)
+    outcomes = rewards.outcomes.clone()
+    outcomes[3] = REWARD_ERROR
+    ok = outcomes == 0
+    broken = Rewards(rewards.scores * ok, rewards.shaped * ok, outcomes, rewards.extras, rewards.outcome_messages)
+    values = stages.values.run(job.states.initial["critic"], rollouts)
+    logprobs = stages.logprobs.run(job.states.initial["actor"], rollouts)
+    advantages = stages.advantages.run(rollouts, broken, values, logprobs, job.first_carry)
+    assert not advantages.mask[3].any()
+    assert not advantages.advantages[3].any()
+    assert torch.equal(advantages.mask[:3], rollouts.mask[:3])
+
+
+def test_a_gradient_that_is_no_number_stops_the_run_and_nothing_is_committed(tmp_path: Path) -> None:
+    wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
+    actor = wiring.job.states.engines["actor"]
+    start = actor.start
+
+    def start_broken() -> None:
+        start()
+        actor.table[3] = math.nan  # type: ignore[attr-defined]
+
+    actor.start = start_broken  # type: ignore[method-assign]
+    with pytest.raises((NonFiniteError, RuntimeError)):
+        run(wiring.job)
+    assert not (tmp_path / "run/steps/000001/70-actor_update").exists()
+
+
+def test_each_epoch_has_its_own_order_and_every_row_comes_once_per_epoch() -> None:
+    plan = plan_of(epochs=2)
+    state = State("actor", 0, 0, "x")
+    mask = torch.ones(8, 3, dtype=torch.bool)
+    minibatches = plan.minibatches(state, step=1, mask=mask)
+    assert [m.num_tokens_global for m in minibatches] == [12] * 4
+    epochs = [torch.cat([m.rows for m in minibatches[i : i + 2]]) for i in (0, 2)]
+    assert all(sorted(rows.tolist()) == list(range(8)) for rows in epochs)
+    assert epochs[0].tolist() != epochs[1].tolist()
+    assert [m.step.lr for m in minibatches] == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_minibatch_without_a_counted_token_is_left_out() -> None:
+    mask = torch.zeros(8, 3, dtype=torch.bool)
+    mask[0, 0] = True
+    (only,) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), step=1, mask=mask)
+    assert only.num_tokens_global == 1
+
+
+def test_pass_at_1_and_its_error_are_over_prompts() -> None:
+    # Prompt a: 1, 0 -> 0.5; prompt b: 1, 1 -> 1; prompt c: no score. Mean 0.75, variance of (0.5, 1) = 0.125.
+    rows = [
+        {"prompt_id": p, "score": s, "terminated": True, "response_tokens": 4}
+        for p, s in [("a", 1.0), ("a", 0.0), ("b", 1.0), ("b", 1.0), ("c", None)]
+    ]
+    figures = summarise("held", "sampled", rows)
+    assert figures["eval/held/pass_at_1"] == 0.75
+    assert figures["eval/held/pass_at_1_stderr"] == pytest.approx(math.sqrt(0.125 / 2))
+    assert figures["eval/held/error_frac"] == 0.2
+    assert "eval/held/greedy_pass_at_1" in summarise("held", "greedy", rows)
+
+
+def plan_of(*, epochs: int) -> MinibatchPlan:
+    schedule = Schedule(1.0, "constant", 4, 0, 0.0, OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
+    return MinibatchPlan(epochs, 4, 7, schedule)
+
+
+def first_rollouts(job: Job):
+    return job.stages(1).rollout.run(job.states.initial["actor"], job.prompts(1))

@@ -1,0 +1,138 @@
+"""`once`: recall what is committed, refuse what does not belong, name what is corrupt."""
+
+from pathlib import Path
+
+import pytest
+
+from fakes.job import Witness, open_run, play
+from fakes.sockets import fake_recipe
+from ppoctl.errors import CorruptArtifactError, StorageError, SupersededError
+from ppoctl.loop.run import run
+from ppoctl.store import attempt as attempts
+from ppoctl.store.journal import read_lines
+from ppoctl.store.layout import MANIFEST, STAGES, RunLayout
+from ppoctl.store.resume_plan import plan_resume, set_aside_broken
+
+SAVES_AT_THE_END = {"checkpoint": {"every_steps": 3}}
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A run of three steps, stopped in step 3 before its actor moved: steps 1 and 2 are only in the redo log."""
+    root = tmp_path / "run"
+
+    class Stop(Exception):
+        pass
+
+    def act(number: int, name: str) -> None:
+        if name == "3 actor_update starts":
+            raise Stop
+
+    with pytest.raises(Stop):
+        play(root, fake_recipe(**SAVES_AT_THE_END), Witness(act=act))
+    return root
+
+
+def test_a_recalled_stage_runs_nothing_and_emits_nothing(stopped: Path) -> None:
+    witness = Witness()
+    wiring = open_run(stopped, fake_recipe(**SAVES_AT_THE_END), witness)
+    run(wiring.job)
+    assert [line["stage"] for line in witness.committed] == ["actor_update", "eval"]
+    stages = [(line["step"], line["stage"]) for line in read_lines(RunLayout(stopped).journal) if "stage" in line]
+    assert len(stages) == len(set(stages))
+
+
+def test_a_finished_run_does_nothing_when_resumed(tmp_path: Path) -> None:
+    play(tmp_path / "run")
+    witness = Witness()
+    play(tmp_path / "run", witness=witness)
+    assert witness.moments == []
+
+
+@pytest.mark.parametrize("stage", [name for name in STAGES if name not in ("actor_update", "eval")])
+@pytest.mark.parametrize("damage", ["a flipped bit", "a truncated file", "a missing file", "a manifest of nonsense"])
+def test_damage_to_any_artifact_is_named(stopped: Path, stage: str, damage: str) -> None:
+    folder = RunLayout(stopped).stage(3, stage)
+    path = folder / (MANIFEST if "manifest" in damage else "record.safetensors")
+    data = bytearray(path.read_bytes())
+    if damage == "a flipped bit":
+        data[len(data) // 2] ^= 1
+    path.write_bytes(data[:-1] if "truncated" in damage else b"{}" if "manifest" in damage else data)
+    if damage == "a missing file":
+        path.unlink()
+    with pytest.raises(CorruptArtifactError, match=f"{folder.name}/{path.name}"):
+        play(stopped, fake_recipe(**SAVES_AT_THE_END))
+    broken = plan_resume(RunLayout(stopped)).broken
+    assert [item.name for item in broken] == [f"steps/000003/{folder.name}"]
+    assert broken[0].action == "corrupt"
+
+
+def test_damage_to_a_saved_state_is_named_before_it_is_loaded(tmp_path: Path) -> None:
+    recipe = fake_recipe(steps=3)
+    play(tmp_path / "run", recipe)
+    layout = RunLayout(tmp_path / "run")
+    table = layout.state("actor", 3) / "table.bin"
+    data = bytearray(table.read_bytes())
+    data[7] ^= 16
+    table.write_bytes(data)
+    with pytest.raises(CorruptArtifactError, match="states/actor/000003/table.bin"):
+        play(tmp_path / "run", fake_recipe(steps=4))
+
+
+def test_what_is_set_aside_is_made_again_and_ends_the_same(stopped: Path, tmp_path: Path) -> None:
+    layout = RunLayout(stopped)
+    record = layout.stage(2, "values") / "record.safetensors"
+    record.write_bytes(record.read_bytes()[:-3])
+    moved = set_aside_broken(layout, plan_resume(layout), attempt=2)
+    assert moved[0] == "steps/000002/30-values"
+    assert (stopped / "discarded/attempt-2/steps/000002/30-values").is_dir()
+    play(stopped, fake_recipe(**SAVES_AT_THE_END))
+    play(tmp_path / "whole", fake_recipe(**SAVES_AT_THE_END))
+    assert layout.ledger.read_bytes() == RunLayout(tmp_path / "whole").ledger.read_bytes()
+
+
+def test_an_artifact_made_with_other_settings_is_refused(stopped: Path) -> None:
+    changed = fake_recipe(**SAVES_AT_THE_END, seed=4)
+    with pytest.raises(StorageError, match="other recipe keys"):
+        play(stopped, changed)
+
+
+def test_of_two_live_attempts_the_older_loses_before_it_publishes(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+
+    def act(number: int, name: str) -> None:
+        if name == "2 values written":
+            play(root)  # a second process takes the run to its end meanwhile
+
+    with pytest.raises(SupersededError, match="attempt 1 .* superseded by attempt 2"):
+        play(root, witness=Witness(act=act))
+    play(tmp_path / "alone")
+    assert RunLayout(root).ledger.read_bytes() == RunLayout(tmp_path / "alone").ledger.read_bytes()
+    stages = [(line["step"], line["stage"]) for line in read_lines(RunLayout(root).journal) if "stage" in line]
+    assert len(stages) == len(set(stages)) == 3 * 7 + 3
+    assert not list(root.glob("steps/*/*.attempt-*"))
+
+
+def test_attempts_are_numbered_by_a_claim_that_only_one_can_make(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    assert [attempts.claim(layout).number for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_disk_that_is_full_is_one_clear_error_and_loses_nothing(stopped: Path) -> None:
+    before = sorted(path.name for path in (stopped / "steps/000003").iterdir())
+
+    def act(number: int, name: str) -> None:
+        if name == "3 actor_update writing":
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match="No space left on device") as caught:
+        play(stopped, fake_recipe(**SAVES_AT_THE_END), Witness(act=act))
+    assert caught.value.exit_code == 8
+    assert sorted(path.name for path in (stopped / "steps/000003").iterdir()) == before
+    play(stopped, fake_recipe(**SAVES_AT_THE_END))
+
+
+def test_a_run_folder_without_rights_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file where the folder should be")
+    with pytest.raises(StorageError, match="cannot write to run directory"):
+        attempts.claim(RunLayout(tmp_path / "run"))

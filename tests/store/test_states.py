@@ -1,0 +1,129 @@
+"""States: the nearest ancestor is loaded, the rest is replayed, and a replay that differs is noticed."""
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from fakes.bigram import BigramTrainer
+from fakes.job import Witness, open_run, play
+from fakes.sockets import fake_recipe
+from ppoctl.errors import StorageError
+from ppoctl.loop.run import run, start_point
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.states import largest_gap
+
+EVERY_SECOND = {"checkpoint": {"every_steps": 2}, "steps": 4}
+
+
+class Stop(Exception):
+    """Ends a run where a test wants it."""
+
+
+def stop_at(moment: str) -> Witness:
+    def act(number: int, name: str) -> None:
+        if name == moment:
+            raise Stop
+
+    return Witness(act=act)
+
+
+def trainers(wiring: object) -> dict[str, BigramTrainer]:
+    return cast(dict[str, BigramTrainer], wiring.job.states.engines)  # type: ignore[attr-defined]
+
+
+def test_a_resume_loads_the_nearest_saved_state_and_replays_only_what_came_after(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
+    witness = Witness()
+    wiring = open_run(tmp_path / "run", fake_recipe(**EVERY_SECOND), witness)
+    assert start_point(wiring.job)[0] == 2
+    run(wiring.job)
+    actor, critic = trainers(wiring)["actor"], trainers(wiring)["critic"]
+    assert (actor.starts, actor.loads, actor.count) == (0, 1, 4 * 4)
+    assert (critic.starts, critic.loads, critic.count) == (0, 1, 4 * 4)
+    # One replay of each role (step 3), then step 4: the second minibatch of each update is told.
+    assert [name for name in witness.moments if name.startswith("inside critic")] == [
+        "inside critic_update after a minibatch"
+    ] * 2
+
+
+def test_a_state_that_is_there_is_not_loaded_again(tmp_path: Path) -> None:
+    wiring = play(tmp_path / "run", fake_recipe())
+    for trainer in trainers(wiring).values():
+        assert (trainer.starts, trainer.loads) == (1, 0)
+
+
+def test_a_replay_with_other_figures_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
+    wiring = open_run(tmp_path / "run", fake_recipe(**EVERY_SECOND), Witness())
+    actor = trainers(wiring)["actor"]
+    load = actor.load
+
+    def load_something_else(folder: Path) -> None:
+        load(folder)
+        actor.table = actor.table + 0.1 * actor.table.roll(1)
+
+    actor.load = load_something_else  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="replaying actor of step 3 gave other figures"):
+        run(wiring.job)
+
+
+def test_a_replay_that_differs_by_rounding_is_counted_and_stamped(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
+    wiring = open_run(tmp_path / "run", fake_recipe(**EVERY_SECOND), Witness())
+    actor = trainers(wiring)["actor"]
+    load = actor.load
+
+    def load_with_rounding(folder: Path) -> None:
+        load(folder)
+        actor.table = actor.table * (1 + 1e-6)
+
+    actor.load = load_with_rounding  # type: ignore[method-assign]
+    run(wiring.job)
+    assert wiring.job.states.replays("actor") == 1
+    assert wiring.job.states.replays("critic") == 0
+
+
+def test_the_gap_of_two_updates_is_relative_and_infinite_where_their_shape_differs() -> None:
+    assert largest_gap({"loss": [1.0, 2.0]}, {"loss": [1.0, 2.0]}) == 0
+    assert largest_gap({"loss": [1.0, 2.0]}, {"loss": [1.0, 2.2]}) == pytest.approx(0.2 / 2.2)
+    assert largest_gap({"loss": [1.0]}, {"loss": [1.0, 2.0]}) == float("inf")
+
+
+def test_retention_keeps_two_pairs_and_what_they_need_and_a_sample_of_rollouts(tmp_path: Path) -> None:
+    recipe = fake_recipe(
+        steps=6,
+        checkpoint={"every_steps": 1, "keep_last": 2, "keep_rollouts_every_steps": 3},
+        eval={"at_start": False},
+    )
+    play(tmp_path / "run", recipe)
+    layout = RunLayout(tmp_path / "run")
+    assert layout.saved_steps("actor") == layout.saved_steps("critic") == [5, 6]
+    kept = {step: sorted(path.name for path in layout.step(step).iterdir()) for step in layout.committed_steps()}
+    assert kept == {
+        3: ["10-rollout", "20-reward", "30-values", "50-advantages"],
+        6: sorted(layout.stage(6, s).name for s in ("rollout", "reward", "values", "logprobs", "advantages"))
+        + ["60-critic_update", "70-actor_update", "80-eval"],
+    }
+
+
+def test_critic_only_steps_leave_the_actor_where_it_is(tmp_path: Path) -> None:
+    ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
+    wiring = play(tmp_path / "run", fake_recipe(steps=3, ppo=ppo))
+    layout = RunLayout(tmp_path / "run")
+    assert not layout.stage(2, "actor_update").exists()
+    assert layout.stage(3, "actor_update").is_dir()
+    assert trainers(wiring)["actor"].count == 2
+    assert trainers(wiring)["critic"].count == 6
+
+
+def test_the_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:
+    recipe = fake_recipe(steps=4, checkpoint={"best": "reward/score_mean"})
+    wiring = play(tmp_path / "run", recipe)
+    scores = [wiring.job.journal.figures(step)["reward/score_mean"] for step in range(1, 5)]
+    (kept,) = (tmp_path / "run/states/best").iterdir()
+    assert int(kept.name) == 1 + max(range(4), key=lambda i: (scores[i], i))
+    assert sorted(path.name for path in kept.iterdir()) == ["manifest.json", "table.bin"]
