@@ -2,8 +2,8 @@
 
     python benchmarks/gae.py
 
-Prints the best of five alternating rounds of three programs: the loop that indexes columns, the loop over
-transposed contiguous copies, and ours; their ratios; and the largest difference, relative to the scale of the result.
+Prints the best of five alternating rounds: the loop that indexes columns, the loop over transposed
+contiguous copies, and ours; their ratios; and the largest difference, relative to the scale of the result.
 Run it on a quiet machine: ours uses both cores, the loops one, and a busy core stalls every parallel region.
 """
 
@@ -17,6 +17,7 @@ from ppoctl.ppo.advantages import gae
 
 NUM_ROWS, NUM_COLUMNS = 2048, 8192
 NUM_ROUNDS = 5
+NUM_THREADS = 2
 SETTINGS = ((1.0, 1.0), (1.0, 0.95), (0.99, 0.95), (0.9, 0.5), (1.0, 0.0), (0.0, 1.0))
 
 Advantages = Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
@@ -58,6 +59,15 @@ def ours(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float
     return gae(rewards, values, mask, gamma=gamma, lam=lam)
 
 
+def ours_on_one_core(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    torch.set_num_threads(1)
+    result = gae(rewards, values, mask, gamma=gamma, lam=lam)
+    torch.set_num_threads(NUM_THREADS)
+    return result
+
+
 def grid() -> tuple[Tensor, Tensor, Tensor]:
     """Rewards, values and a mask: responses of an eighth to the whole width, with runs of tool output cut out."""
     generator = torch.Generator().manual_seed(0)
@@ -70,12 +80,13 @@ def grid() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def main() -> None:
-    torch.set_num_threads(2)
+    torch.set_num_threads(NUM_THREADS)
     inputs = grid()
     programs: dict[str, Advantages] = {
         "loop over columns": loop_over_columns,
         "loop over transposed": loop_over_transposed,
         "ours": ours,
+        "ours on one core": ours_on_one_core,
     }
     best_s = dict.fromkeys(programs, float("inf"))
     for _ in range(NUM_ROUNDS):
@@ -83,7 +94,9 @@ def main() -> None:
             start_s = time.perf_counter()
             program(*inputs, 1.0, 0.95)
             best_s[name] = min(best_s[name], time.perf_counter() - start_s)
-    print(f"[{NUM_ROWS}, {NUM_COLUMNS}], {inputs[2].float().mean():.0%} counted, best of {NUM_ROUNDS}, 2 threads")
+    print(
+        f"[{NUM_ROWS}, {NUM_COLUMNS}], {inputs[2].float().mean():.0%} counted, best of {NUM_ROUNDS}, {NUM_THREADS} threads"
+    )
     for name, seconds in best_s.items():
         print(f"{name:22} {seconds:7.3f} s   {seconds / best_s['ours']:5.1f} x ours")
     for gamma, lam in SETTINGS:

@@ -64,7 +64,6 @@ def open_run(
     around = Surroundings(
         check_stop=check_stop,
         say=lambda text: None,
-        progress=witness.on_progress,
         observers=(witness,),
         health=Calm(),
         versions={},

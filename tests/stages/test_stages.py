@@ -11,11 +11,10 @@ from fakes.sockets import EvenScorer, fake_recipe
 from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, Rewards, State
 from ppoctl.errors import NonFiniteError, RewardError
 from ppoctl.loop.run import Job, run
-from ppoctl.ports import Answer, Score
+from ppoctl.ports import Answer, OptimizerStep, Score
 from ppoctl.stages.evaluate import summarise
 from ppoctl.stages.minibatches import MinibatchPlan, Schedule
 from ppoctl.stages.reward import RewardStage, collect
-from ppoctl.ports import OptimizerStep
 
 
 def answers(*ids: str) -> list[Answer]:

@@ -1,5 +1,6 @@
 """`once`: recall what is committed, refuse what does not belong, name what is corrupt."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,14 +22,14 @@ def stopped(tmp_path: Path) -> Path:
     """A run of three steps, stopped in step 3 before its actor moved: steps 1 and 2 are only in the redo log."""
     root = tmp_path / "run"
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def act(number: int, name: str) -> None:
         if name == "3 actor_update starts":
-            raise Stop
+            raise StopError
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         play(root, fake_recipe(**SAVES_AT_THE_END), Witness(act=act))
     return root
 
@@ -60,7 +61,7 @@ def test_damage_to_any_artifact_is_named(stopped: Path, stage: str, damage: str)
     path.write_bytes(data[:-1] if "truncated" in damage else b"{}" if "manifest" in damage else data)
     if damage == "a missing file":
         path.unlink()
-    with pytest.raises(CorruptArtifactError, match=f"{folder.name}/{path.name}"):
+    with pytest.raises(CorruptArtifactError, match=re.escape(f"{folder.name}/{path.name}")):
         play(stopped, fake_recipe(**SAVES_AT_THE_END))
     broken = plan_resume(RunLayout(stopped)).broken
     assert [item.name for item in broken] == [f"steps/000003/{folder.name}"]
@@ -75,7 +76,7 @@ def test_damage_to_a_saved_state_is_named_before_it_is_loaded(tmp_path: Path) ->
     data = bytearray(table.read_bytes())
     data[7] ^= 16
     table.write_bytes(data)
-    with pytest.raises(CorruptArtifactError, match="states/actor/000003/table.bin"):
+    with pytest.raises(CorruptArtifactError, match=r"states/actor/000003/table\.bin"):
         play(tmp_path / "run", fake_recipe(steps=4))
 
 
@@ -104,7 +105,7 @@ def test_of_two_live_attempts_the_older_loses_before_it_publishes(tmp_path: Path
         if name == "2 values written":
             play(root)  # a second process takes the run to its end meanwhile
 
-    with pytest.raises(SupersededError, match="attempt 1 .* superseded by attempt 2"):
+    with pytest.raises(SupersededError, match=r"attempt 1 .* superseded by attempt 2"):
         play(root, witness=Witness(act=act))
     play(tmp_path / "alone")
     assert RunLayout(root).ledger.read_bytes() == RunLayout(tmp_path / "alone").ledger.read_bytes()

@@ -16,14 +16,14 @@ from ppoctl.store.states import largest_gap
 EVERY_SECOND = {"checkpoint": {"every_steps": 2}, "steps": 4}
 
 
-class Stop(Exception):
+class StopError(Exception):
     """Ends a run where a test wants it."""
 
 
 def stop_at(moment: str) -> Witness:
     def act(number: int, name: str) -> None:
         if name == moment:
-            raise Stop
+            raise StopError
 
     return Witness(act=act)
 
@@ -33,7 +33,7 @@ def trainers(wiring: object) -> dict[str, BigramTrainer]:
 
 
 def test_a_resume_loads_the_nearest_saved_state_and_replays_only_what_came_after(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
     witness = Witness()
     wiring = open_run(tmp_path / "run", fake_recipe(**EVERY_SECOND), witness)
@@ -55,7 +55,7 @@ def test_a_state_that_is_there_is_not_loaded_again(tmp_path: Path) -> None:
 
 
 def test_a_replay_with_other_figures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
     wiring = open_run(tmp_path / "run", fake_recipe(**EVERY_SECOND), Witness())
     actor = trainers(wiring)["actor"]
@@ -71,7 +71,7 @@ def test_a_replay_with_other_figures_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_differs_by_rounding_is_counted_and_stamped(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
     wiring = open_run(tmp_path / "run", fake_recipe(**EVERY_SECOND), Witness())
     actor = trainers(wiring)["actor"]

@@ -5,44 +5,16 @@ states saved every step and every third. Not proved here: that the real engines 
 `tests/story/test_real_engines.py`).
 """
 
-import os
 import signal
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from fakes.job import Witness, play, result
 from fakes.sockets import fake_recipe
-
-
-def in_a_process(action: Callable[[], object]) -> int:
-    """Run in a forked child; returns the signal that ended it, 0 when it ended well."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            torch.set_num_threads(1)
-            action()
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the run failed"
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-
-
-def killer(at: int) -> Callable[[int, str], None]:
-    def act(number: int, name: str) -> None:
-        if number == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return act
+from story.drill import in_a_process, killer
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from ppoctl.tracking.console import (
     Console,
     LiveConsole,
     PlainConsole,
-    final_rows,
-    final_table,
     open_console,
     panel,
     plain,
@@ -67,14 +65,14 @@ def plain_console(steps: int = 40, *, verbose: bool = False) -> tuple[PlainConso
 
 def test_a_log_has_one_line_for_each_step_and_each_evaluation() -> None:
     console, stream, _ = plain_console()
-    console.on_committed(line(0, "eval", 2.0, {"eval/gsm8k/pass_at_1": 0.25, "eval/gsm8k/greedy": 0.3}))
+    console.on_committed(line(0, "eval", 2.0, {"eval/gsm8k/pass_at_1": 0.25, "eval/gsm8k/greedy_pass_at_1": 0.3}))
     play(console, [*step_lines(1), *step_lines(2)])
     console.on_committed({"seq": 9, "event": "attempt_ended", "at": 0.0})
     console.on_message("mlflow: gone")
     console.close()
     # 7360 tokens in 4.0 s; 4 + 0.5 + 3 + 5.5 = 13 s a step; 39 and 38 steps to go: 507 s and 494 s.
     assert stream.getvalue() == (
-        "step 0/40  eval  gsm8k/pass_at_1 0.25  gsm8k/greedy 0.3\n"
+        "step 0/40  eval  gsm8k/pass_at_1 0.25  gsm8k/greedy_pass_at_1 0.3\n"
         "step 1/40  reward 0.2  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 27s\n"
         "step 2/40  reward 0.3  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 14s\n"
         "mlflow: gone\n"
@@ -210,24 +208,6 @@ def test_a_terminal_that_went_away_does_not_stop_training(monkeypatch: pytest.Mo
     closed = io.StringIO()
     closed.close()
     PlainConsole(RunView("demo", 3, clock), closed, verbose=False, clock=clock).on_message("hello")
-
-
-def test_the_final_table() -> None:
-    lines = [*step_lines(1), *step_lines(2), line(2, "eval", 1.0, {"eval/gsm8k/pass_at_1": 0.5}), {"event": "x"}]
-    stream = io.StringIO()
-    RichConsole(file=stream, width=80).print(final_table(final_rows(lines)))
-    assert [text.rstrip() for text in stream.getvalue().splitlines()] == [
-        " figure                   |   first |    last |  lowest | highest | steps",
-        "--------------------------+---------+---------+---------+---------+-------",
-        " reward/score_mean        |     0.2 |     0.3 |     0.2 |     0.3 |  1..2",
-        " policy/approx_kl         | 0.00312 | 0.00312 | 0.00312 | 0.00312 |  1..2",
-        " value/explained_variance |   0.523 |   0.523 |   0.523 |   0.523 |  1..2",
-        " policy/clip_frac         |  0.0812 |  0.0812 |  0.0812 |  0.0812 |  1..2",
-        " rollout/truncated_frac   |   0.021 |   0.021 |   0.021 |   0.021 |  1..2",
-        " eval/gsm8k/pass_at_1     |     0.5 |     0.5 |     0.5 |     0.5 |  2..2",
-    ]
-    assert final_rows([]) == []
-    RichConsole(file=stream, width=80).print(final_table([]))
 
 
 def test_numbers_durations_and_sparklines_by_hand() -> None:

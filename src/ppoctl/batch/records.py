@@ -35,24 +35,24 @@ class Record:
     """Base of all records: tensors plus JSON-able metadata, encoded as one safetensors file."""
 
     kind: ClassVar[str]
+    measured: ClassVar[tuple[str, ...]] = ()
+    """Fields that are a measurement of the same thing, equal to rounding when taken again. No part of identity."""
 
     @cached_property
     def encoded(self) -> bytes:
         """The canonical bytes of this record; equal content gives equal bytes."""
-        tensors: dict[str, Tensor] = {}
-        meta: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                tensors[field.name] = value
-            elif value is not None:
-                meta[field.name] = value
-        return codec.encode(self.kind, tensors, meta)
+        return self._encode(without=())
 
     @cached_property
     def identity(self) -> str:
         """Content digest (hex), the name by which other stages' manifests refer to this record."""
-        return codec.digest(self.encoded)
+        return codec.digest(self._encode(without=self.measured))
+
+    def _encode(self, *, without: tuple[str, ...]) -> bytes:
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in without}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        meta = {name: value for name, value in values.items() if name not in tensors and value is not None}
+        return codec.encode(self.kind, tensors, meta)
 
     def figures(self) -> dict[str, float]:
         """What a person wants to see of this record: metric name -> number. Journaled when it is committed."""
@@ -88,6 +88,7 @@ class Rollouts(Record):
     """B = prompts x samples responses, prompt-major order (sample 0..n-1 of prompt 0, then prompt 1, ...)."""
 
     kind: ClassVar[str] = "rollouts"
+    measured: ClassVar[tuple[str, ...]] = ("sampler_logprobs",)
 
     prompt_tokens: Int[Tensor, " T"]
     """All prompts, concatenated; int64."""
@@ -200,6 +201,7 @@ class Logprobs(Record):
     """Log-probs of the response tokens under the trainer's actor, and under the reference where it is read."""
 
     kind: ClassVar[str] = "logprobs"
+    measured: ClassVar[tuple[str, ...]] = ("gap",)
 
     actor: Float[Tensor, "B R"]
     entropy: Float[Tensor, "B R"]

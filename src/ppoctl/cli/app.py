@@ -65,7 +65,8 @@ def run(arguments: Sequence[str]) -> int:
     # Read before parsing: an error of parsing, too, is told in the form that was asked for.
     debug, as_json = "--debug" in own, "--json" in own
     try:
-        result = app([word for word in arguments if word != "--debug"] or ["--help"], standalone_mode=False)
+        words = [word for word in arguments if word != "--debug"] or ["--help"]
+        result = app(words, prog_name="ppoctl", standalone_mode=False)
         return int(result) if isinstance(result, int) else ExitCode.DONE
     except PpoctlError as error:
         found = _Failure(type(error).__name__, error.message, error.hint, int(error.exit_code))
@@ -123,7 +124,6 @@ def _usage(error: Any) -> _Failure:
     text = re.sub(r"(No such option:?) (-\S+?)(?=$|;)", r"\1 `\2`", text).replace("option: `", "option `")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "ppoctl"
-    command = re.sub(r"^\S+", "ppoctl", command)
     message = (text[:1].lower() + text[1:]).rstrip(".")
     return _Failure("UsageError", message, f"{command} --help", ExitCode.USAGE)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 Recipes = Annotated[
-    list[Path], typer.Argument(metavar="RECIPE...", help="TOML files; a later one overrides an earlier one.")
+    list[Path], typer.Argument(metavar="RECIPE", help="TOML files; a later one overrides an earlier one.")
 ]
 Sets = Annotated[
     list[str] | None,

@@ -1,13 +1,17 @@
-"""Are the folders and files that a recipe names there? Looks at names and sizes only; opens no model and no dataset."""
+"""Are the folders and files that a recipe names there, and does its window fit the model? Reads config.json and no
+more: no weights, no rows."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
+from typing import Any
 
 from ppoctl.recipe.layers import is_hub_id
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.shape import Path
 
+_WINDOW = ("max_prompt_tokens", "max_new_tokens")
 DATA_SUFFIXES = {"gsm8k": (".jsonl",), "columns": (".jsonl", ".parquet")}
 
 
@@ -15,6 +19,7 @@ def missing_assets(recipe: Recipe, place: Callable[[Path], str]) -> list[Problem
     """What is not where the recipe says. A hub id is not looked up: that would need the network."""
     model = getattr(getattr(recipe, "model", None), "path", None)
     problems = [] if model is None else list(_model_problems(model, place(("model", "path"))))
+    problems += _window_problems(recipe, place)
     for path, table in _datasets(recipe):
         name, layout = getattr(table, "path", None), getattr(table, "format", None)
         if isinstance(name, str) and isinstance(layout, str):
@@ -30,8 +35,9 @@ def local_model(recipe: Recipe) -> FilePath | None:
 
 def _datasets(recipe: Recipe) -> Iterator[tuple[Path, object]]:
     data = getattr(recipe, "data", None)
-    if getattr(data, "train", None) is not None:
-        yield ("data", "train", "path"), data.train
+    train = getattr(data, "train", None)
+    if train is not None:
+        yield ("data", "train", "path"), train
     for name, table in (getattr(data, "eval", None) or {}).items():
         yield ("data", "eval", name, "path"), table
 
@@ -50,6 +56,27 @@ def _model_problems(path: str, place: str) -> Iterator[Problem]:
         yield Problem(place, f"`model.path` is `{path}`: the folder has no *.safetensors", f"ls {folder}")
     elif not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         yield Problem(place, f"`model.path` is `{path}`: the folder has no tokenizer", f"ls {folder}")
+
+
+def model_config(recipe: Recipe) -> dict[str, Any]:
+    """The config.json of a local model; empty for a hub id or where there is none."""
+    folder = local_model(recipe)
+    file = folder / "config.json" if folder else None
+    return dict(json.loads(file.read_text("utf-8"))) if file and file.is_file() else {}
+
+
+def _window_problems(recipe: Recipe, place: Callable[[Path], str]) -> Iterator[Problem]:
+    """Generator and trainer would fail at the first long response, or worse, go on without positions."""
+    try:
+        window = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
+        positions = model_config(recipe).get("max_position_embeddings")
+    except AttributeError:  # part of the recipe is wrong (see `partial`)
+        return
+    if isinstance(positions, int) and window > positions:
+        parts = " + ".join(f"`rollout.{name}` `{getattr(recipe.rollout, name)}`" for name in _WINDOW)
+        says = f"a window of {window} tokens ({parts}) does not fit the model's {positions} positions"
+        key = ("rollout", "max_new_tokens")
+        yield Problem(place(key), says, f"shorten `{key[0]}.{key[1]}` or `rollout.max_prompt_tokens`")
 
 
 def _data_problems(name: str, layout: str, key: str, place: str) -> Iterator[Problem]:

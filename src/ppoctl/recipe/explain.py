@@ -142,8 +142,10 @@ def _wrong_value(path: shape.Path, details: ErrorDetails) -> str:
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         wrong = f"{words} {context[bound]}"
-    elif kind in ("missing", "too_long", "too_short"):
-        return f"`{dotted(path)}` has the wrong number of entries"
+    elif kind == "too_long":
+        wrong = f"must have {context['max_length']} entries"
+    elif kind == "missing":  # pydantic names the entry that is not there
+        return f"`{dotted(path[:-1])}` is `{as_toml(details['input'])}`: must have more entries"
     else:
         wrong = _TYPES.get(kind) or details["msg"][0].lower() + details["msg"][1:]
     return f"`{dotted(path)}` is `{as_toml(details['input'])}`: {wrong}"
@@ -185,7 +187,7 @@ def _unknown(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:  #
     """An unknown key: why it is unknown here, and where it is known."""
     name, table = path[-1], path[:-1]
     here = _keys_at(table, layers)
-    excluded = _excluded_by(name, table, here, layers)
+    excluded = _excluded_by(name, table, layers)
     if excluded:
         return excluded
     ours = FOREIGN_NAMES.get(name, name)
@@ -198,7 +200,7 @@ def _unknown(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:  #
         places = " or ".join(dict.fromkeys(section(place) for place in elsewhere[:4]))
         return f"{wrong}; `{ours}` belongs {'at' if not elsewhere[0] else 'under'} {places}"
     known = ", ".join(f"`{key}`" for key in here)
-    return wrong + (near or f"; {section(table) if table else 'the top'} has {known}")
+    return wrong + (near or f"; {section(table) if table else 'the top of a recipe'} has {known}")
 
 
 def _keys_at(table: shape.Path, layers: Layers) -> list[str]:
@@ -209,7 +211,7 @@ def _keys_at(table: shape.Path, layers: Layers) -> list[str]:
     return list(here.keys) if isinstance(here, shape.TableShape) else []
 
 
-def _excluded_by(name: str, table: shape.Path, here: list[str], layers: Layers) -> str | None:
+def _excluded_by(name: str, table: shape.Path, layers: Layers) -> str | None:
     """A key of another alternative of the same table."""
     choice = shape.at(ROOT, table, layers.written)
     if not isinstance(choice, shape.Choice):
@@ -218,15 +220,16 @@ def _excluded_by(name: str, table: shape.Path, here: list[str], layers: Layers) 
     if not owners:
         return None
     if choice.tag is None:
-        rivals = [key for key in here if key in _written(table, layers) and not _in_all(key, choice)]
+        rivals = [key for key in _written(table, layers) if key != name and _is_own(key, choice)]
         return f"`{dotted((*table, name))}` excludes `{'`, `'.join(rivals)}`: keep one of them"
     chosen = choice.chosen(_written(table, layers))
     needed = " or ".join(f'`{choice.tag} = "{owner}"`' for owner in owners)
     return f'`{dotted((*table, name))}` goes with {needed}, and `{dotted((*table, choice.tag))}` is `"{chosen}"`'
 
 
-def _in_all(key: str, choice: shape.Choice) -> bool:
-    return all(key in table.keys for table in choice.tables.values())
+def _is_own(key: str, choice: shape.Choice) -> bool:
+    """Whether some alternatives have the key, and others do not."""
+    return {key in table.keys for table in choice.tables.values()} == {True, False}
 
 
 def _written(path: shape.Path, layers: Layers) -> Mapping[str, Any]:
@@ -247,7 +250,7 @@ def _missing(path: shape.Path, layers: Layers) -> Problem:
 def _to_add(table: shape.Path, name: str, layers: Layers) -> str:
     choice = shape.at(ROOT, table, layers.written)
     if isinstance(choice, shape.Choice) and choice.tag is None:
-        own = [key for other in choice.tables.values() for key in other.keys if not _in_all(key, choice)]
+        own = [key for other in choice.tables.values() for key in other.keys if _is_own(key, choice)]
         return " or ".join(f"`{dotted((*table, key))}`" for key in own) + f"; add one under {section(table)}"
     known = shape.at(ROOT, (*table, name), layers.written)
     if isinstance(known, shape.Choice):

@@ -5,14 +5,14 @@
        +-------+--- deep merge, pydantic-settings ---------+--> one dict, and for each value the layer it came from
 
 pydantic-settings asks the strongest source first and merges the weaker ones below it. Two things are added here: a
-table whose alternative (`kind`, `place`, `format`) a stronger layer changes is dropped whole from the weaker ones, and
-relative paths become absolute in the layer that wrote them. Nothing here judges values.
+table whose alternative (`kind`, `place`, `format`) a stronger layer changes is dropped whole from the weaker ones,
+and relative paths become absolute in the layer that wrote them. Nothing here judges values.
 """
 
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -75,7 +75,7 @@ class Layer(PydanticBaseSettingsSource):
 
     def compose(self, layers: Layers, data: dict[str, Any]) -> dict[str, Any]:
         """What is left of this layer's data below the stronger ones, with absolute paths."""
-        kept = _without_replaced(shape.of(Recipe), data, self.current_state, layers.replaced)
+        kept: dict[str, Any] = _without_replaced(shape.of(Recipe), data, self.current_state, layers.replaced)
         self.kept = kept
         layers.sources.append(self)
         for pattern in PATHS:
@@ -160,7 +160,9 @@ class EnvironmentLayer(Layer, EnvSettingsSource):
             lower = (ENV_PREFIX + NESTED.join(path[:length])).lower()
             if lower in self._names:
                 return f"environment {self._names[lower]}"
-        return f"environment {(ENV_PREFIX + NESTED.join(path)).upper()}"
+        inside = (ENV_PREFIX + NESTED.join(path) + NESTED).lower()
+        first = next((name for lower, name in self._names.items() if lower.startswith(inside)), None)
+        return f"environment {first}" if first else "environment"
 
 
 class SetLayer(Layer):
@@ -206,9 +208,15 @@ class Merged(PydanticBaseSettingsSource):
 
 
 class LayeredRecipe(Recipe, BaseSettings):
-    """A recipe read from its layers: `LayeredRecipe(layers=Layers(...))`."""
+    """A recipe read from its layers."""
 
     model_config = SettingsConfigDict(case_sensitive=True)
+
+    @classmethod
+    def read(cls, layers: Layers) -> "LayeredRecipe":
+        """Ask every layer. Raises pydantic's ValidationError; `layers` then holds what was written."""
+        make: Callable[..., LayeredRecipe] = cls  # a settings class takes more than its fields
+        return make(layers=layers)
 
     @classmethod
     def settings_customise_sources(

@@ -69,7 +69,7 @@ def examine(
         return None, unreadable or [Problem("", "no recipe given", "ppoctl recipes list")]
     wrong: list[Problem] = []
     try:
-        layered = LayeredRecipe(**{"layers": layers})
+        layered = LayeredRecipe.read(layers)
         recipe = Recipe.model_construct(**dict(layered))
     except ValidationError as error:
         wrong = problems_of(error, layers)

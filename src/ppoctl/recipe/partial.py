@@ -22,7 +22,9 @@ def _table(table: shape.TableShape, written: Mapping[str, Any], path: shape.Path
     absent: list[str] = []
     for name, key in table.keys.items():
         inner = (*path, name)
-        if inner in wrong or (name not in written and key.required):
+        # Of an array, pydantic names the wrong entry.
+        is_wrong = inner in wrong or (isinstance(key.shape, shape.Leaf) and _is_within(inner, wrong))
+        if is_wrong or (name not in written and key.required):
             absent.append(key.attribute)
         elif name in written:
             _keep(usable, absent, key, _value(key.shape, written[name], inner, wrong))
@@ -30,6 +32,10 @@ def _table(table: shape.TableShape, written: Mapping[str, Any], path: shape.Path
     for attribute in absent:
         made.__dict__.pop(attribute, None)
     return made
+
+
+def _is_within(path: shape.Path, wrong: set[shape.Path]) -> bool:
+    return any(found[: len(path)] == path for found in wrong)
 
 
 def _keep(usable: dict[str, Any], absent: list[str], key: shape.Key, value: Any) -> None:
@@ -47,13 +53,12 @@ def _value(here: shape.Shape, written: Any, path: shape.Path, wrong: set[shape.P
         return None
     if isinstance(here, shape.Choice):
         name = here.chosen(written)
-        here = here.tables[name] if name in here.tables else shape.Leaf(None)
+        chosen = here.tables.get(name) if name else None
+        return _table(chosen, written, path, wrong) if chosen else None
     if isinstance(here, shape.TableShape):
         return _table(here, written, path, wrong)
-    if isinstance(here, shape.Named):
-        return {
-            name: _value(here.each, inner, (*path, name), wrong)
-            for name, inner in written.items()
-            if isinstance(inner, Mapping)
-        }
-    return None
+    return {
+        name: _value(here.each, inner, (*path, name), wrong)
+        for name, inner in written.items()
+        if isinstance(inner, Mapping)
+    }

@@ -3,13 +3,12 @@
 Bytes are estimates from the model's config.json and say so; everything else is exact arithmetic.
 """
 
-import json
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from ppoctl.recipe.assets import local_model
+from ppoctl.recipe.assets import model_config
 from ppoctl.recipe.rules import evaluates, longest_sequence
 from ppoctl.recipe.schedule import learning_rate, planned_updates, updates_per_step
 from ppoctl.recipe.schema import ByTokens, Recipe, Rows, TrainedTable
@@ -213,9 +212,7 @@ def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:
 def _storage(recipe: Recipe) -> StoragePlan:
     every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
     saves = ceil(recipe.steps / every)
-    folder = local_model(recipe)
-    file = folder / "config.json" if folder else None
-    parameters = count_parameters(json.loads(file.read_text("utf-8"))) if file and file.is_file() else None
+    parameters = count_parameters(model_config(recipe))
     if parameters is None:
         return StoragePlan(saves, keep, None, None, None, None)
     weight = 4 if recipe.model.dtype == "float32" else 2

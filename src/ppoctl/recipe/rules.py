@@ -280,12 +280,10 @@ def violations(recipe: Recipe, place: Callable[[Path], str]) -> list[Problem]:
     found: list[Problem] = []
     for rule in RULES:
         try:
-            conflicts = list(rule(recipe))
+            found.extend(_problem(conflict, recipe, place) for conflict in rule(recipe))
         except AttributeError:
             if _is_whole(recipe):
                 raise
-            continue
-        found += [_problem(conflict, recipe, place) for conflict in conflicts]
     return found
 
 
@@ -307,14 +305,14 @@ def _problem(conflict: Conflict, recipe: Recipe, place: Callable[[Path], str]) -
     settings = []
     for key in conflict.keys:
         value = _value_at(recipe, key)
-        origin = place(key)
-        written = f"`{dotted(key)}`" + ("" if value is None else f" = `{as_toml(value)}`")
-        settings.append(f"{written} ({origin})")
+        if value is not None:
+            settings.append(f"`{dotted(key)}` = `{as_toml(value)}` ({place(key)})")
     changed = next((place(key) for key in conflict.keys if place(key) != DEFAULT), "")
     hint = conflict.hint
     if hint is not None and hint.startswith("--set"):
         hint = f"change the recipe, or add `{hint}`"
-    return Problem(changed, f"{conflict.says}: {', '.join(settings)}", hint)
+    says = conflict.says + (f": {', '.join(settings)}" if settings else "")
+    return Problem(changed, says, hint)
 
 
 def _value_at(recipe: Recipe, key: Path) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ppoctl.batch import codec
 from ppoctl.batch.lineage import next_lineage
 from ppoctl.batch.records import Advantages, Logprobs, Record, Rollouts, State, Update
 from ppoctl.ports import Models
@@ -80,7 +81,9 @@ class ActorUpdateStage:
 
     def run(self, actor: State, rollouts: Rollouts, logprobs: Logprobs, advantages: Advantages) -> Update:
         step = actor.step + 1
-        inputs = (rollouts.identity, logprobs.identity, advantages.identity)
+        inputs = [rollouts.identity, logprobs.identity, advantages.identity]
+        if self.max_ratio is not None:  # only here does a sampler's log-prob enter a loss
+            inputs.append(codec.digest(rollouts.sampler_logprobs.numpy().tobytes()))
         minibatches = self.plan.minibatches(actor, step=step, mask=advantages.mask)
         after = State(
             role="actor",

@@ -59,6 +59,10 @@ class Observer(Protocol):
         """A commit is at `writing`, `written` or `renamed`."""
         ...
 
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        """A rollout has so many finished samples of all, with so many tokens."""
+        ...
+
     def on_committed(self, line: Line) -> None:
         """A stage is committed; `line` is its line in the journal."""
         ...

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, Protocol, cast, runtime_checkable
 
 from rich import box
@@ -16,11 +16,9 @@ from rich.console import Console as RichConsole
 from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from ppoctl.tracking.view import (
-    KEY_FIGURES,
     LAST_STAGE,
     Progress,
     RunView,
@@ -114,7 +112,11 @@ class PlainConsole:
             if stage == LAST_STAGE:
                 self._report(step)
             if stage == "eval":
-                shown = [f"{name.removeprefix('eval/')} {number(value)}" for name, value in figures.items()]
+                shown = [
+                    f"{name.removeprefix('eval/')} {number(value)}"
+                    for name, value in figures.items()
+                    if name.endswith("pass_at_1")
+                ]
                 self._write("  ".join([self._place(step), "eval", *shown]))
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
@@ -223,44 +225,10 @@ def panel(view: RunView, *, unicode: bool) -> Panel:
     )
 
 
-def final_rows(lines: Iterable[Line]) -> list[dict[str, str]]:
-    """How each key figure and each evaluation began, ended and peaked, from the lines of a journal."""
-    series: dict[str, list[tuple[int, float]]] = {}
-    for line in lines:
-        for name, value in line.get("figures", {}).items():
-            if name in KEY_FIGURES.values() or name.startswith("eval/"):
-                series.setdefault(name, []).append((line["step"], value))
-    order = [name for name in KEY_FIGURES.values() if name in series]
-    order += sorted(name for name in series if name not in order)
-    return [_final_row(name, sorted(series[name])) for name in order]
-
-
-def final_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """Rows of text under the keys of the first one; the first column is a name, the others are numbers."""
-    table = Table(box=box.ASCII2, show_edge=False)
-    for place, name in enumerate(rows[0] if rows else ()):
-        table.add_column(name, justify="left" if place == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in row.values()))
-    return table
-
-
 def plain(text: str) -> str:
     """One line of printable ASCII: what a model wrote may hold anything, escape sequences included."""
     ascii_text = text.encode("ascii", "backslashreplace").decode()
     return "".join(char if char.isprintable() else " " for char in ascii_text)
-
-
-def _final_row(name: str, points: Sequence[tuple[int, float]]) -> dict[str, str]:
-    values = [value for _, value in points]
-    return {
-        "figure": name,
-        "first": number(values[0]),
-        "last": number(values[-1]),
-        "lowest": number(min(values)),
-        "highest": number(max(values)),
-        "steps": f"{points[0][0]}..{points[-1][0]}",
-    }
 
 
 @contextlib.contextmanager

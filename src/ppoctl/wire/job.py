@@ -28,7 +28,6 @@ class Surroundings:
 
     check_stop: Callable[[], None]
     say: Callable[[str], None]
-    progress: Progress
     observers: tuple[Observer, ...]
     health: Health
     versions: dict[str, str]
@@ -54,7 +53,7 @@ def assemble(
     sockets: Sockets,
     around: Surroundings,
 ) -> Wiring:
-    """A job on a run directory. `recipes` by the first step they hold for; only result keys of older ones are read."""
+    """A job on a run directory. `recipes` by the first step they hold for; of older ones only result keys are read."""
     newest = recipes[max(recipes)]
     journal = Journal(layout, attempt)
     states = States(
@@ -75,7 +74,7 @@ def assemble(
         questions=sockets.questions,
         parts=parts,
         check_stop=around.check_stop,
-        progress=around.progress,
+        progress=_to_all(around.observers),
     )
     by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
 
@@ -103,6 +102,14 @@ def assemble(
         say=around.say,
     )
     return Wiring(job, generator, sockets.scorer)
+
+
+def _to_all(observers: tuple[Observer, ...]) -> Progress:
+    def progress(done: int, total: int, tokens: int) -> None:
+        for observer in observers:
+            observer.on_progress(done, total, tokens)
+
+    return progress
 
 
 def cadence(recipe: Recipe) -> Cadence:

@@ -4,11 +4,10 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 import torch
 
@@ -35,6 +34,7 @@ from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Journal, Line
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.once import Observer
 from ppoctl.tracking.console import Console, open_console
 from ppoctl.tracking.health import HealthMonitor, figures_by_step
 from ppoctl.tracking.mirror import MlflowMirror
@@ -65,7 +65,6 @@ class Watcher:
     console: Console
     mirror: MlflowMirror | None
     stage: tuple[int, str] = (0, "start")
-    further: Sequence[Any] = ()
 
     def on_stage(self, step: int, stage: str) -> None:
         self.stage = (step, stage)
@@ -73,6 +72,9 @@ class Watcher:
 
     def on_moment(self, step: int, stage: str, moment: str) -> None:
         pass
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        self.console.on_progress(done, total, tokens)
 
     def on_committed(self, line: Line) -> None:
         self.console.on_committed(line)
@@ -88,7 +90,7 @@ class Opened:
     recipes: Mapping[int, Recipe]
     sockets: Sockets
     threads: int
-    observers: Sequence[Any] = field(default=())
+    observers: tuple[Observer, ...] = ()
     verbose: bool = False
 
     @property
@@ -168,7 +170,6 @@ def _around(opened: Opened, watcher: Watcher, flag: StopFlag, journal: Journal) 
     return Surroundings(
         check_stop=flag.check,
         say=watcher.console.on_message,
-        progress=watcher.console.on_progress,
         observers=(watcher, *opened.observers),
         health=health,
         versions=versions(),

@@ -1,11 +1,14 @@
-"""Model folders, written once per session."""
+"""Model folders, written once per session; makes `megatron_lab` importable."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import megatron_lab as lab
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import megatron_lab as lab
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -69,6 +69,13 @@ def model_folder(kind: str, folder: Path) -> Path:
     return folder
 
 
+def wider_vocabulary(folder: Path) -> Path:
+    """The "qwen2" model with one more token."""
+    model_class, config_class, _ = MODELS["qwen2"]
+    model_class(config_class(**{**SIZES, "vocab_size": VOCABULARY + 1})).save_pretrained(folder)
+    return folder
+
+
 def make_rollouts(
     *, prompts: Sequence[int] = (3, 5, 2, 6, 1), lengths: Sequence[int] = (4, 7, 1, 5, 9), seed: int = 0
 ) -> Rollouts:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -34,6 +35,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_torch_che
 from ppoctl.engines.megatron.export import flush_folder
 from ppoctl.errors import StorageError
 
+_ALWAYS_THERE = ("metadata.json", "common.pt", ".metadata")
+_UNREADABLE = (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError, UnpicklingError)
+
 
 def save_state(
     model: DistributedDataParallel, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, folder: Path
@@ -55,20 +59,21 @@ def load_state(
 
     Raises StorageError when a part is missing, does not fit, or cannot be read; the model is then undefined.
     """
-    if not (folder / "metadata.json").is_file():
-        raise StorageError(f"no saved state in `{folder}`: `metadata.json` is missing")
+    for name in _ALWAYS_THERE:
+        if not (folder / name).is_file():
+            raise StorageError(f"no whole saved state in `{folder}`: `{name}` is missing")
     try:
         with _without_torch_deprecations():
             template = _sharded_state(model, optimizer, groups, is_loading=True)
             loaded = dist_checkpointing.load(template, str(folder), strict=StrictHandling.RAISE_ALL)
+        _restore_untouched_steps(loaded["optimizer"])
         model.module.load_state_dict(loaded["model"])
         optimizer.load_state_dict(loaded["optimizer"])
     except CheckpointException as error:
         causes = "; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
         raise StorageError(f"saved state in `{folder}` cannot be read: {causes}") from error
-    except (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError) as error:
+    except _UNREADABLE as error:
         raise StorageError(f"saved state in `{folder}` cannot be read: {error}") from error
-    _restore_untouched_steps(optimizer)
 
 
 def _sharded_state(
@@ -93,12 +98,10 @@ def _without_torch_deprecations() -> Iterator[None]:
         yield
 
 
-def _restore_untouched_steps(optimizer: MegatronOptimizer) -> None:
+def _restore_untouched_steps(saved: dict[str, Any]) -> None:
     """A state saved before the first optimizer step has a step count of 0, which the format leaves out."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            moments = optimizer.optimizer.state[parameter]
-            moments.setdefault("step", torch.zeros((), dtype=torch.float32, device=parameter.device))
+    inner = saved.get("optimizer", saved)  # nested beside the main weights in bfloat16
+    inner["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))
 
 
 class _WriteInThisProcess(TorchDistSaveShardedStrategy):

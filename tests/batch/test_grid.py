@@ -1,0 +1,105 @@
+"""Where every number stands: the one off-by-one of the project, by hand and by invariance.
+
+Two rows, prompt then response:      row 0: 11 12 | 21 22 23       row 1: 13 | 24
+packed without each last token:      11 12 21 22   13              positions 0 1 2 3 4
+read where the token before stands:  r=0 at 12 (1), r=1 at 21 (2), r=2 at 22 (3); row 1: r=0 at 13 (4)
+"""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from ppoctl.batch.grid import input_lengths, pack
+from ppoctl.batch.records import Rollouts
+
+
+def rollouts(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, columns: int = 0) -> Rollouts:
+    rows, columns = len(prompts), max([columns, *map(len, responses)])
+    tokens = torch.zeros(rows, columns, dtype=torch.int64)
+    for row, response in enumerate(responses):
+        tokens[row, : len(response)] = torch.tensor(response)
+    lengths = torch.tensor([len(response) for response in responses])
+    return Rollouts(
+        prompt_tokens=torch.tensor([token for prompt in prompts for token in prompt]),
+        prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
+        tokens=tokens,
+        lengths=lengths,
+        mask=torch.arange(columns)[None] < lengths[:, None],
+        sampler_logprobs=torch.zeros(rows, columns),
+        finish=torch.zeros(rows, dtype=torch.int64),
+        seeds=torch.zeros(rows, dtype=torch.int64),
+        prompt_ids=[""] * rows,
+        sample_indices=[0] * rows,
+        texts=[""] * rows,
+        answers=[""] * rows,
+        stamps=[""] * rows,
+    )
+
+
+TWO_ROWS = rollouts([[11, 12], [13]], [[21, 22, 23], [24]])
+
+
+def test_two_rows_by_hand():
+    packed = pack(TWO_ROWS, torch.tensor([0, 1]))
+    assert packed.tokens.tolist() == [11, 12, 21, 22, 13]
+    assert packed.seq_lengths == (4, 1)
+    assert packed.read_at.tolist() == [1, 2, 3, 4]
+    assert packed.targets.tolist() == [21, 22, 23, 24]
+    assert packed.row.tolist() == [0, 0, 0, 1]
+    assert packed.column.tolist() == [0, 1, 2, 0]
+    assert input_lengths(TWO_ROWS).tolist() == [4, 1]
+    grid = packed.to_grid(torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    assert torch.equal(grid, torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.0, 0.0]]))
+
+
+def test_rows_are_packed_in_the_order_asked_for():
+    packed = pack(TWO_ROWS, torch.tensor([1, 0]))
+    assert packed.tokens.tolist() == [13, 11, 12, 21, 22]
+    assert packed.seq_lengths == (1, 4)
+    assert packed.read_at.tolist() == [0, 2, 3, 4]
+    assert packed.targets.tolist() == [24, 21, 22, 23]
+    assert packed.row.tolist() == [0, 1, 1, 1]
+
+
+def test_the_grid_of_some_rows_is_those_rows_of_the_whole_grid():
+    whole = pack(TWO_ROWS, torch.tensor([0, 1]))
+    part = pack(TWO_ROWS, torch.tensor([1]))
+    assert torch.equal(part.to_grid(part.targets.float()), whole.to_grid(whole.targets.float())[1:])
+
+
+def test_the_targets_on_the_grid_are_the_responses():
+    data = rollouts([[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10, 11], [12, 13]])
+    packed = pack(data, torch.arange(3))
+    assert torch.equal(packed.to_grid(packed.targets.float()).long(), data.tokens)
+
+
+def test_what_is_read_before_each_target_is_the_token_before_it():
+    data = rollouts([[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10, 11], [12, 13]])
+    packed = pack(data, torch.arange(3))
+    before = packed.tokens[packed.read_at]
+    assert before.tolist() == [3, 4, 8, 9, 10, 6, 12]
+
+
+def test_columns_beyond_every_response_stay_zero_and_change_nothing_else():
+    wide = rollouts([[11, 12], [13]], [[21, 22, 23], [24]], columns=6)
+    narrow, packed = pack(TWO_ROWS, torch.tensor([0, 1])), pack(wide, torch.tensor([0, 1]))
+    for name in ("tokens", "read_at", "targets", "row", "column"):
+        assert torch.equal(getattr(packed, name), getattr(narrow, name))
+    grid = packed.to_grid(torch.ones(4))
+    assert grid.shape == (2, 6)
+    assert torch.equal(grid[:, :3], narrow.to_grid(torch.ones(4)))
+    assert not bool(grid[:, 3:].any())
+
+
+def test_gradients_flow_back_to_their_tokens():
+    packed = pack(TWO_ROWS, torch.tensor([0, 1]))
+    values = torch.zeros(4, requires_grad=True)
+    (packed.to_grid(values) * torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_grid_keeps_the_dtype(dtype):
+    assert pack(TWO_ROWS, torch.tensor([0, 1])).to_grid(torch.ones(4, dtype=dtype)).dtype == dtype

@@ -1,0 +1,68 @@
+"""Outside its context the CPU adaptation does not exist; inside, Megatron-Core finds a device."""
+
+import os
+
+import megatron_lab as lab
+import pytest
+import torch
+from megatron.core import parallel_state
+
+from ppoctl.engines.megatron.cpu_adaptation import megatron_device
+from ppoctl.engines.megatron.process_group import ensure_process_group
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="inert with CUDA")
+
+
+def test_inside_cuda_means_the_cpu():
+    with megatron_device():
+        assert torch.zeros(2, device="cuda").device.type == "cpu"
+        assert torch.tensor([1.0], device="cuda").type() == "torch.cuda.FloatTensor"
+        assert torch.zeros(2, dtype=torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"
+        assert torch.zeros(2, device=torch.cuda.current_device()).device.type == "cpu"
+        torch.cuda.synchronize()
+
+
+def test_outside_torch_is_untouched_even_after_a_failure():
+    before = torch.cuda.current_device, torch.cuda.synchronize
+    for fails in (False, True):
+        try:
+            with megatron_device(), megatron_device():
+                assert torch.cuda.current_device is not before[0]
+                if fails:
+                    raise KeyError
+        except KeyError:
+            pass
+        assert (torch.cuda.current_device, torch.cuda.synchronize) == before
+        assert torch.zeros(1).type() == "torch.FloatTensor"
+        with pytest.raises((RuntimeError, AssertionError)):
+            torch.zeros(1, device="cuda")
+
+
+def foreign_environment() -> dict[str, str]:
+    """Without the switches that Megatron-Core sets for Transformer Engine alone."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
+
+
+def test_no_use_of_a_trainer_leaves_anything_behind(model, tmp_path):
+    before = torch.cuda.current_device, torch.cuda.synchronize, torch.get_default_dtype()
+    environment = foreign_environment()
+    rollouts = lab.make_rollouts()
+    generator = torch.random.get_rng_state()
+    trainer = lab.actor(model("qwen2"), dtype="bfloat16")
+    trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
+    trainer.save(tmp_path)
+    trainer.load(tmp_path)
+    assert torch.equal(torch.random.get_rng_state(), generator)
+    assert (torch.cuda.current_device, torch.cuda.synchronize, torch.get_default_dtype()) == before
+    assert foreign_environment() == environment
+    assert torch.is_grad_enabled()
+
+
+def test_the_process_group_is_made_once():
+    first = ensure_process_group()
+    second = ensure_process_group()
+    assert first.tp is second.tp
+    assert first.dp_cp is second.dp_cp
+    assert torch.distributed.get_world_size() == 1
+    assert parallel_state.get_tensor_model_parallel_world_size() == 1
+    assert "GLOO_SOCKET_IFNAME" not in os.environ

@@ -1,0 +1,134 @@
+"""A saved state continues exactly where it was; anything missing or foreign is a storage error, never a guess."""
+
+import shutil
+
+import megatron_lab as lab
+import pytest
+import torch
+
+from ppoctl.errors import StorageError
+from tolerance import EXACT
+
+FILES = [".metadata", "__0_0.distcp", "common.pt", "metadata.json"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen2-tied"])
+def test_a_resumed_actor_ends_as_one_that_never_stopped(model, tmp_path, dtype, kind):
+    rollouts = lab.make_rollouts()
+    objective = lab.policy_objective(rollouts, needs_entropy=True)
+    batches = [lab.minibatch(rollouts, rows) for rows in ([0, 1], [2, 3, 4])]
+    straight = lab.actor(model(kind), dtype=dtype)
+    straight.update(rollouts, batches, objective)
+    straight.save(tmp_path)
+    expected = straight.update(rollouts, batches, objective)
+    resumed = type(straight)(straight.settings)
+    resumed.load(tmp_path)
+    found = resumed.update(rollouts, batches, objective)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.loss, one.grad_norm) == (other.loss, other.grad_norm)
+        EXACT.check(one.outputs, other.outputs)
+    lab.check_all(EXACT, lab.weights_of(resumed), lab.weights_of(straight))
+
+
+def test_a_resumed_critic_ends_as_one_that_never_stopped(model, tmp_path):
+    rollouts = lab.make_rollouts()
+    objective = lab.value_objective(rollouts)
+    straight = lab.critic(model("qwen2-tied"), dtype="bfloat16")
+    straight.update(rollouts, [lab.minibatch(rollouts)], objective)
+    straight.save(tmp_path)
+    straight.update(rollouts, [lab.minibatch(rollouts)] * 2, objective)
+    # Loaded over a state that has moved on, as `states` does between roles.
+    resumed = lab.critic(model("qwen2-tied"), dtype="bfloat16")
+    resumed.update(rollouts, [lab.minibatch(rollouts)] * 3, objective)
+    resumed.load(tmp_path)
+    resumed.update(rollouts, [lab.minibatch(rollouts)] * 2, objective)
+    lab.check_all(EXACT, lab.weights_of(resumed), lab.weights_of(straight))
+
+
+def test_a_state_saved_before_the_first_step_can_be_loaded(model, tmp_path):
+    rollouts = lab.make_rollouts()
+    straight = lab.actor(model("llama"))
+    straight.save(tmp_path)
+    resumed = type(straight)(straight.settings)
+    resumed.load(tmp_path)
+    for trainer in (straight, resumed):
+        trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
+    lab.check_all(EXACT, lab.weights_of(resumed), lab.weights_of(straight))
+
+
+def test_start_forgets_everything_a_state_had(model, tmp_path):
+    rollouts = lab.make_rollouts()
+    fresh, restarted = lab.actor(model("qwen2")), lab.actor(model("qwen2"))
+    restarted.update(rollouts, [lab.minibatch(rollouts)] * 2, lab.policy_objective(rollouts))
+    restarted.start()
+    for trainer in (fresh, restarted):
+        trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
+    lab.check_all(EXACT, lab.weights_of(restarted), lab.weights_of(fresh))
+
+
+def test_saving_starts_no_process_and_leaves_only_torch_dist_files(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fork", lambda: pytest.fail("forked"))
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda _: pytest.fail("started a process"))
+    lab.actor(model("llama")).save(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == FILES
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, model):
+    """A critic's state after one update, float32."""
+    folder = tmp_path_factory.mktemp("saved")
+    rollouts = lab.make_rollouts()
+    trainer = lab.critic(model("qwen2"))
+    trainer.update(rollouts, [lab.minibatch(rollouts)], lab.value_objective(rollouts))
+    trainer.save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_damaged_state_is_a_storage_error(model, saved, tmp_path, name, damage):
+    folder = tmp_path / "state"
+    shutil.copytree(saved, folder)
+    file = folder / name
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(StorageError, match="state"):
+        lab.critic(model("qwen2")).load(folder)
+
+
+@pytest.mark.parametrize("other", ["role", "dtype", "family", "size"])
+def test_a_state_of_another_model_is_a_storage_error(model, saved, other, tmp_path):
+    if other == "role":
+        trainer = lab.actor(model("qwen2"))
+    elif other == "dtype":
+        trainer = lab.critic(model("qwen2"), dtype="bfloat16")
+    elif other == "family":
+        trainer = lab.critic(model("llama"))
+    else:
+        trainer = lab.critic(lab.wider_vocabulary(tmp_path))
+    with pytest.raises(StorageError, match="cannot be read"):
+        trainer.load(saved)
+
+
+def test_a_full_or_missing_disk_is_a_storage_error(model, tmp_path):
+    with pytest.raises(StorageError, match="cannot be written"):
+        lab.actor(model("llama")).save(tmp_path / "nowhere")
+
+
+def test_a_bfloat16_state_keeps_its_float32_main_weights(model, tmp_path):
+    rollouts = lab.make_rollouts()
+    trainer = lab.actor(model("qwen2"), dtype="bfloat16")
+    trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
+    main = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    assert {p.dtype for p in main} == {torch.float32}
+    assert any(not torch.equal(p, p.bfloat16().float()) for p in main)
+    trainer.save(tmp_path)
+    resumed = type(trainer)(trainer.settings)
+    resumed.load(tmp_path)
+    for found, expected in zip(
+        (p for group in resumed.optimizer.param_groups for p in group["params"]), main, strict=True
+    ):
+        EXACT.check(found, expected)

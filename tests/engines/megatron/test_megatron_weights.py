@@ -1,0 +1,151 @@
+"""Weights go from Hugging Face to Megatron-Core and back without a bit changed; every tensor is accounted for."""
+
+import json
+from pathlib import Path
+
+import megatron_lab as lab
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+
+from ppoctl.batch.records import State
+from ppoctl.engines.megatron import export
+from ppoctl.errors import EnvironmentProblemError
+from tolerance import EXACT, FLOAT32
+
+STATE = State(role="actor", step=0, updates=0, lineage="0" * 64)
+
+
+def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def copy_with(source: Path, target: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    (target / "config.json").write_text((source / "config.json").read_text())
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / "model.safetensors")
+    return target
+
+
+@pytest.mark.parametrize("kind", lab.MODELS)
+def test_weights_survive_the_way_there_and_back(model, kind):
+    weights = lab.actor(model(kind)).weights(STATE)
+    found = dict(weights.tensors())
+    assert weights.names == tuple(found)
+    lab.check_all(EXACT, found, tensors_in(model(kind)))
+    # A fresh iterator each time.
+    assert len(list(weights.tensors())) == len(found)
+
+
+def test_exported_tensors_are_views_except_interleaved_queries_keys_and_values(model):
+    trainer = lab.actor(model("qwen2"))
+    addresses = [p.untyped_storage().data_ptr() for p in trainer.model.parameters()]
+    copied = {n for n, t in trainer.weights(STATE).tensors() if t.untyped_storage().data_ptr() not in addresses}
+    assert all(name.split(".")[-2] in ("q_proj", "k_proj", "v_proj") for name in copied)
+
+
+def test_weights_are_cast_to_the_recipes_dtype(model):
+    trainer = lab.actor(model("qwen2"), dtype="bfloat16")
+    found = dict(trainer.weights(STATE).tensors())
+    lab.check_all(EXACT, found, {name: t.bfloat16() for name, t in tensors_in(model("qwen2")).items()})
+
+
+def test_sharded_files_are_read_through_their_index(model, tmp_path):
+    lab.hugging_face_model("qwen2").save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    lab.check_all(EXACT, lab.weights_of(lab.actor(tmp_path)), tensors_in(model("qwen2")))
+    next(tmp_path.glob("*.safetensors")).unlink()
+    with pytest.raises(EnvironmentProblemError, match=r"`model-\d+-of-\d+\.safetensors` missing"):
+        lab.actor(tmp_path)
+
+
+def test_a_missing_tensor_is_named(model, tmp_path):
+    tensors = tensors_in(model("qwen2"))
+    del tensors["model.layers.1.self_attn.k_proj.bias"]
+    with pytest.raises(EnvironmentProblemError, match=r"`model\.layers\.1\.self_attn\.k_proj\.bias` missing"):
+        lab.actor(copy_with(model("qwen2"), tmp_path, tensors))
+
+
+def test_a_tensor_that_is_not_part_of_the_model_is_named(model, tmp_path):
+    tensors = tensors_in(model("llama")) | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(48)}
+    with pytest.raises(
+        EnvironmentProblemError, match=r"`model\.layers\.0\.self_attn\.q_proj\.bias` in .* is not part"
+    ):
+        lab.actor(copy_with(model("llama"), tmp_path, tensors))
+
+
+def test_a_tensor_of_another_shape_is_named(model, tmp_path):
+    tensors = tensors_in(model("llama"))
+    tensors["model.norm.weight"] = torch.ones(47)
+    with pytest.raises(
+        EnvironmentProblemError, match=r"`model\.norm\.weight` in .* has shape \[47\]; .* says \[48\]"
+    ):
+        lab.actor(copy_with(model("llama"), tmp_path, tensors))
+
+
+def test_a_quantised_tensor_is_refused(model, tmp_path):
+    tensors = tensors_in(model("llama"))
+    tensors["model.norm.weight"] = torch.ones(48, dtype=torch.int8)
+    with pytest.raises(EnvironmentProblemError, match=r"is torch\.int8"):
+        lab.actor(copy_with(model("llama"), tmp_path, tensors))
+
+
+def test_what_checkpoints_carry_besides_is_skipped(model, tmp_path):
+    """A second copy of a tied embedding, RoPE's constants; for a critic the language model's head."""
+    tensors = tensors_in(model("qwen2-tied"))
+    extra = {
+        "lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+    }
+    folder = copy_with(model("qwen2-tied"), tmp_path, tensors | extra)
+    lab.check_all(EXACT, lab.weights_of(lab.actor(folder)), tensors)
+    found = lab.weights_of(lab.critic(model("qwen2")))
+    head = found.pop("score.weight")
+    expected = tensors_in(model("qwen2"))
+    del expected["lm_head.weight"]
+    lab.check_all(EXACT, found, expected)
+    EXACT.check(head, torch.zeros(1, 48))
+
+
+@pytest.mark.parametrize(("kind", "shard_bytes"), [("qwen2", 2**30), ("qwen2-tied", 2**14), ("llama3-rope", 2**30)])
+def test_transformers_loads_what_was_trained(model, tmp_path, monkeypatch, kind, shard_bytes):
+    monkeypatch.setattr(export, "SHARD_BYTES", shard_bytes)
+    rollouts = lab.make_rollouts()
+    trainer = lab.actor(model(kind))
+    trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
+    trainer.save_weights(tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 2**14)
+    exported, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    found = {name: tensor for name, tensor in exported.state_dict().items() if name in lab.weights_of(trainer)}
+    lab.check_all(EXACT, found, lab.weights_of(trainer))
+    logprobs, _ = trainer.logprobs(rollouts, temperature=1.0)
+    FLOAT32.check(logprobs, lab.expected_logprobs(exported.eval(), rollouts, 1.0)[0])
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_companion_files_travel_along(model, tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    copy_with(model("qwen2"), source, tensors_in(model("qwen2")))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "README.md"):
+        (source / name).write_text(name)
+    lab.actor(source).save_weights(target)
+    copied = {file.name for file in target.iterdir()} - {"config.json", "model.safetensors"}
+    assert copied == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json"}
+
+
+def test_a_critic_is_exported_as_a_classifier_and_can_be_started_from(model, tmp_path):
+    rollouts = lab.make_rollouts()
+    trainer = lab.critic(model("qwen2"))
+    trainer.update(rollouts, [lab.minibatch(rollouts)] * 2, lab.value_objective(rollouts))
+    values = trainer.values(rollouts)
+    trainer.save_weights(tmp_path)
+    exported: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        for row, sequence in enumerate(rollouts.sequences()):
+            hidden = exported.model(sequence[None]).last_hidden_state[0]
+            start, length = int(rollouts.prompt_lengths[row]) - 1, int(rollouts.lengths[row])
+            FLOAT32.check(values[row, :length], exported.score(hidden)[start : start + length, 0])
+    EXACT.check(lab.critic(tmp_path).values(rollouts), values)

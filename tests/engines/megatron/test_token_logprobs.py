@@ -1,0 +1,101 @@
+"""Chunked log-probs equal the plain formula, forward and backward, in the memory of one chunk."""
+
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ppoctl.engines.megatron import logprobs as module
+from ppoctl.engines.megatron.logprobs import LogprobSettings, token_logprobs
+from tolerance import BFLOAT16, FLOAT32
+
+NUM, HIDDEN, VOCABULARY = 23, 8, 57
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(NUM, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(0, VOCABULARY, (NUM,), generator=generator)
+
+
+def test_two_ids_by_hand():
+    """Logits 0 and ln 3 make probabilities 1/4 and 3/4; at temperature 2, 1 and sqrt 3 over their sum."""
+    hidden, weight = torch.ones(1, 1), torch.tensor([[1.0], [3.0]]).log()
+    found, entropy = token_logprobs(hidden, weight, torch.tensor([1]), LogprobSettings(1.0, 4, with_entropy=True))
+    FLOAT32.check(found.exp(), torch.tensor([0.75]))
+    FLOAT32.check(entropy, torch.tensor([-0.75, -0.25]) @ torch.tensor([[0.75], [0.25]]).log())
+    found, _ = token_logprobs(hidden, weight, torch.tensor([1]), LogprobSettings(2.0, 4, with_entropy=False))
+    FLOAT32.check(found.exp(), torch.tensor([3**0.5 / (1 + 3**0.5)]))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 23, 64])
+@pytest.mark.parametrize("block_elements", [1, 3 * VOCABULARY, 2**20])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_values_and_gradients_are_those_of_the_plain_formula(
+    monkeypatch, chunk_tokens, block_elements, temperature, with_entropy
+):
+    monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", block_elements)
+    hidden, weight, targets = inputs()
+    along, along_entropy = torch.randn(2, NUM, generator=torch.Generator().manual_seed(1))
+    log_p = (hidden @ weight.T / temperature).log_softmax(-1)
+    picked = log_p.gather(1, targets[:, None])[:, 0]
+    entropy = -(log_p.exp() * log_p).sum(-1) * with_entropy
+    expected = torch.autograd.grad(along @ picked + along_entropy @ entropy, (hidden, weight))
+    settings = LogprobSettings(temperature, chunk_tokens, with_entropy)
+    found, found_entropy = token_logprobs(hidden, weight, targets, settings)
+    FLOAT32.check(found, picked)
+    FLOAT32.check(found_entropy, entropy)
+    loss = along @ found + (along_entropy @ found_entropy if with_entropy else 0.0)
+    for one, other in zip(torch.autograd.grad(loss, (hidden, weight)), expected, strict=True):
+        FLOAT32.check(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_with_a_gradient_buffer_accumulates_there_in_float32(dtype):
+    hidden, weight, targets = inputs(dtype)
+    settings = LogprobSettings(1.0, 5, with_entropy=False)
+    [expected] = torch.autograd.grad(token_logprobs(hidden, weight, targets, settings)[0].sum(), weight)
+    weight.main_grad = torch.ones(VOCABULARY, HIDDEN)
+    token_logprobs(hidden, weight, targets, settings)[0].sum().backward()
+    assert weight.grad is None
+    (FLOAT32 if dtype == torch.float32 else BFLOAT16).check(weight.main_grad - 1, expected)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most bytes of tensors of at least `at_least` elements alive at any time."""
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__()
+        self.at_least, self.alive, self.peak, self.largest = at_least, {}, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes() >= 4 * self.at_least:
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in self.alive:
+                    self.alive[key] = storage.nbytes()
+                    weakref.finalize(tensor, self.alive.pop, key, None)
+                self.largest = max(self.largest, storage.nbytes())
+                self.peak = max(self.peak, sum(self.alive.values()))
+        return result
+
+
+def test_memory_is_that_of_one_chunk_forward_and_backward(monkeypatch):
+    """2,048 tokens x 512 ids in chunks of 64: no tensor is larger than one chunk's logits (or the inputs), and the
+    float32 work on them stays in blocks of 4 rows."""
+    monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 4 * 512)
+    hidden = torch.randn(2048, 4, requires_grad=True)
+    weight = torch.randn(512, 4, requires_grad=True)
+    weight.main_grad = torch.zeros(512, 4)
+    chunk_bytes = 64 * 512 * 4
+    with LargestTensor(at_least=4 * 512) as seen:
+        settings = LogprobSettings(1.0, 64, with_entropy=True)
+        logprobs, entropy = token_logprobs(hidden, weight, torch.zeros(2048, dtype=torch.int64), settings)
+        (logprobs.sum() + entropy.sum()).backward()
+    assert seen.largest == chunk_bytes
+    assert seen.peak < 2 * chunk_bytes
