@@ -8,7 +8,7 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json
-from ppoctl.errors import RecipeError, RunExistsError
+from ppoctl.errors import RecipeError
 
 app = typer.Typer(help="List, print and copy the recipes that ship with ppoctl.", rich_markup_mode=None)
 
@@ -22,7 +22,7 @@ def list_(json: Json = False) -> None:
     if json:
         render.json({"recipes": [{"name": name, "description": text} for name, text in found.items()]})
     else:
-        render.table(list(found.items()))
+        render.table([(name, text.partition("\n")[0]) for name, text in found.items()])
 
 
 @app.command()
@@ -51,7 +51,7 @@ def copy(
         pairs.append((source.with_suffix(""), target.parent / name))
     for _, new in pairs:
         if new.exists():
-            raise RunExistsError(f"`{new}` exists, and a copy never overwrites", hint=f"mv {new} {new}.old")
+            raise RecipeError(f"`{new}` exists, and a copy never overwrites", hint=f"mv {new} {new}.old")
     target.parent.mkdir(parents=True, exist_ok=True)
     for old, new in pairs:
         if old.is_dir():
@@ -129,10 +129,10 @@ def find(name: str) -> Path:
 
 
 def describe(path: Path) -> str:
-    """The comment a recipe begins with, as one line."""
+    """The comment a recipe begins with; its first line says what it is for."""
     lines: list[str] = []
     for text in path.read_text("utf-8").splitlines():
         if not text.startswith("#"):
             break
         lines.append(text.lstrip("# ").strip())
-    return " ".join(lines)
+    return "\n".join(lines)

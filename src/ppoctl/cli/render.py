@@ -5,7 +5,14 @@ import json as json_module
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Something printed to."""
+
+    def isatty(self) -> bool: ...
 
 
 def line(text: str = "") -> None:
@@ -68,7 +75,7 @@ def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
     return "".join(_tinted(piece, weight / largest) for piece, weight in zip(pieces, weights, strict=True))
 
 
-def colour(stream: TextIO) -> bool:
+def colour(stream: Stream) -> bool:
     """Whether this stream wants colour."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -87,7 +94,7 @@ def _tinted(text: str, share: float) -> str:
     return Style.parse(style).render(text) if style else text
 
 
-def _styled(text: str, style: str, stream: TextIO) -> str:
+def _styled(text: str, style: str, stream: Stream) -> str:
     if not colour(stream):
         return text
     from rich.style import Style

@@ -1,5 +1,6 @@
 """`ppoctl validate`: everything that is wrong with a recipe, in one pass, without loading a model."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,6 +43,8 @@ def validate(
         _show(loaded)
     for text in probe or ():
         render.line(text)
+    if not Path(loaded.recipe.model.path).is_absolute():
+        render.say(f"note: `{loaded.recipe.model.path}` is no folder here; taken for a hub id and not looked up")
     render.say(f"ok: {' + '.join(str(file) for file in files)}")
 
 
@@ -54,11 +57,11 @@ def _probe(loaded: "Loaded") -> list[str]:
 
 def _show(loaded: "Loaded") -> None:
     from ppoctl.recipe import shape
-    from ppoctl.recipe.explain import as_toml
+    from ppoctl.recipe.explain import shown
     from ppoctl.recipe.origins import dotted
 
     rows = []
     for path, key, value in shape.values(loaded.recipe):
         effect = key.effect.value if key.effect else ""
-        rows.append((dotted(path), as_toml(value), loaded.origins[dotted(path)], effect))
+        rows.append((dotted(path), shown(value), loaded.origins[dotted(path)], effect))
     render.table(rows, ("key", "value", "set by", "changes"))

@@ -95,17 +95,22 @@ def problems_of(error: ValidationError, layers: Layers) -> list[Problem]:
 
 
 def as_toml(value: Any) -> str:
-    """A value as one would write it in TOML, cut when long."""
+    """A value as TOML has it, whole; `absent` for None."""
     if isinstance(value, bool) or value is None:
-        text = {True: "true", False: "false", None: "absent"}[value]
-    elif isinstance(value, str):
-        text = json.dumps(value)
-    elif isinstance(value, Mapping):
-        text = "{" + ", ".join(f"{dotted((str(key),))} = {as_toml(inner)}" for key, inner in value.items()) + "}"
-    elif isinstance(value, list | tuple):
-        text = "[" + ", ".join(as_toml(inner) for inner in value) + "]"
-    else:
-        text = str(value)
+        return {True: "true", False: "false", None: "absent"}[value]
+    if isinstance(value, str):
+        # Like JSON's strings but for two things: no surrogate pairs, and DEL must be escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{dotted((str(key),))} = {as_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(as_toml(inner) for inner in value) + "]"
+    return str(value)
+
+
+def shown(value: Any) -> str:
+    """A value as TOML has it, cut when long."""
+    text = as_toml(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -127,7 +132,9 @@ def _explain(details: ErrorDetails, layers: Layers) -> Problem:
         return _missing(path, layers)
     tell = _TELLERS.get(kind)
     says = tell(path, details, layers) if tell else _wrong_value(path, details)
-    place = layers.place(path)
+    choice = shape.at(ROOT, path, layers.written)
+    tag = (choice.tag,) if kind == "union_tag_invalid" and isinstance(choice, shape.Choice) and choice.tag else ()
+    place = layers.place((*path, *tag))
     # A key of an alternative may be absent, and the table around it is what was written.
     place = layers.place(path[:-1]) if place == DEFAULT and len(path) > 1 else place
     return Problem(place, says, _look_up(path))
@@ -145,10 +152,10 @@ def _wrong_value(path: shape.Path, details: ErrorDetails) -> str:
     elif kind == "too_long":
         wrong = f"must have {context['max_length']} entries"
     elif kind == "missing":  # pydantic names the entry that is not there
-        return f"`{dotted(path[:-1])}` is `{as_toml(details['input'])}`: must have more entries"
+        return f"`{dotted(path[:-1])}` is `{shown(details['input'])}`: must have more entries"
     else:
         wrong = _TYPES.get(kind) or details["msg"][0].lower() + details["msg"][1:]
-    return f"`{dotted(path)}` is `{as_toml(details['input'])}`: {wrong}"
+    return f"`{dotted(path)}` is `{shown(details['input'])}`: {wrong}"
 
 
 def _wrong_literal(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
@@ -175,7 +182,7 @@ def _no_tag(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
 
 def _not_one_of(path: shape.Path, value: Any, allowed: list[str]) -> str:
     near = similar(value, allowed) if isinstance(value, str) else ""
-    return f"`{dotted(path)}` is `{as_toml(value)}`: must be {_one_of(allowed)}{near}"
+    return f"`{dotted(path)}` is `{shown(value)}`: must be {_one_of(allowed)}{near}"
 
 
 def _one_of(allowed: Sequence[str]) -> str:
@@ -196,6 +203,8 @@ def _unknown(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:  #
         return f"{wrong}; did you mean `{ours}`?"
     elsewhere = [known[:-1] for known, _ in shape.walk(ROOT) if known[-1] == ours]
     near = similar(name, here)
+    if () in elsewhere and not near and not isinstance(ROOT.keys[ours].shape, shape.Leaf):
+        return f"{wrong}; [{ours}] is a table of its own"
     if elsewhere and not near:
         places = " or ".join(dict.fromkeys(section(place) for place in elsewhere[:4]))
         return f"{wrong}; `{ours}` belongs {'at' if not elsewhere[0] else 'under'} {places}"

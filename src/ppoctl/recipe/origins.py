@@ -7,7 +7,6 @@ comments and brackets.
 import json
 import re
 from bisect import bisect_right
-from dataclasses import dataclass, field
 
 Path = tuple[str, ...]
 DEFAULT = "default"
@@ -23,31 +22,7 @@ _SCALAR = re.compile(r"[^,\]}\n#]*")
 
 def dotted(path: Path) -> str:
     """The path as TOML spells a dotted key: parts that are no bare key are quoted."""
-    return ".".join(part if _BARE.fullmatch(part) else json.dumps(part) for part in path)
-
-
-@dataclass
-class Origins:
-    """Which source set which path. Later records win; a table's origin answers for keys without their own."""
-
-    _places: dict[Path, str] = field(default_factory=dict)
-
-    def record(self, path: Path, place: str) -> None:
-        """Set the origin of a path; what was set below it is forgotten."""
-        self._places = {key: value for key, value in self._places.items() if key[: len(path)] != path}
-        self._places[path] = place
-
-    def of(self, path: Path) -> str:
-        """The origin of the path, or of the nearest table around it; `default` when nothing there was written."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self._places:
-                return self._places[path[:length]]
-        return DEFAULT
-
-    def within(self, path: Path) -> str | None:
-        """The origin of the path or, for a table, of the first thing written in it; None when there is none."""
-        own = self._places.get(path)
-        return own or next((place for key, place in self._places.items() if key[: len(path)] == path), None)
+    return ".".join(part if _BARE.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in path)
 
 
 def lines_of(text: str) -> dict[Path, int]:

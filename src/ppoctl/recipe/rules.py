@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppoctl.recipe import metrics
-from ppoctl.recipe.explain import as_toml
+from ppoctl.recipe.explain import shown
 from ppoctl.recipe.origins import DEFAULT, dotted
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schedule import planned_updates
@@ -306,7 +306,7 @@ def _problem(conflict: Conflict, recipe: Recipe, place: Callable[[Path], str]) -
     for key in conflict.keys:
         value = _value_at(recipe, key)
         if value is not None:
-            settings.append(f"`{dotted(key)}` = `{as_toml(value)}` ({place(key)})")
+            settings.append(f"`{dotted(key)}` = `{shown(value)}` ({place(key)})")
     changed = next((place(key) for key in conflict.keys if place(key) != DEFAULT), "")
     hint = conflict.hint
     if hint is not None and hint.startswith("--set"):

@@ -148,6 +148,19 @@ def test_each_minibatch_steps_with_its_own_numbers(model):
     assert all(not torch.equal(after, before[name]) for name, after in lab.weights_of(trainer).items())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nothing_of_a_minibatchs_gradient_is_left_in_the_next(model, dtype):
+    rollouts = lab.make_rollouts()
+    frozen = replace(lab.STEP, lr=0.0)
+    first, second = (lab.minibatch(rollouts, rows, step=frozen) for rows in ([0, 1], [2, 3, 4]))
+    trainer = lab.actor(model("qwen2-tied"), dtype=dtype)
+    [alone] = trainer.update(rollouts, [second], lab.policy_objective(rollouts))
+    gradients = lab.gradients_of(trainer)
+    [_, after] = trainer.update(rollouts, [first, second], lab.policy_objective(rollouts))
+    assert after.grad_norm == alone.grad_norm
+    lab.check_all(EXACT, lab.gradients_of(trainer), gradients)
+
+
 def test_clipping_scales_the_gradient_to_the_norm_and_reports_the_norm_before(model):
     rollouts = lab.make_rollouts()
     free, clipped = lab.actor(model("qwen2")), lab.actor(model("qwen2"))

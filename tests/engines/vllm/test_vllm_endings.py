@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from vllm_bench import EOS, WINDOW, Bench, prompts
+from vllm_bench import END, FOLDER_EOS, WINDOW, Bench, prompts
 
 from ppoctl.errors import DataError, RecipeError
 from ppoctl.ports import SamplingParams
@@ -11,19 +11,23 @@ from ppoctl.ports import SamplingParams
 pytestmark = pytest.mark.engines
 
 
-def test_the_end_token_ends_a_response_and_counts_and_is_not_text(tied: Bench) -> None:
-    samples = tied.draw(prompts(24), SamplingParams(temperature=2.0, max_new_tokens=48))
+def test_the_end_token_and_no_other_ends_a_response_and_counts_and_is_not_text(tied: Bench) -> None:
+    samples = tied.draw(prompts(32), SamplingParams(temperature=2.0, max_new_tokens=48))
     ended = [sample for sample in samples.values() if sample.terminated]
-    assert 0 < len(ended) < 24
+    assert 0 < len(ended) < 32
     for sample in ended:
-        assert sample.tokens[-1] == EOS
-        assert EOS not in sample.tokens[:-1]
+        assert sample.tokens[-1] == END
+        assert END not in sample.tokens[:-1]
         assert len(sample.logprobs) == len(sample.tokens)
-        assert "<eos>" not in sample.text
+        assert sample.text == tied.generator._detokenizer.tokenizer.decode(
+            sample.tokens[:-1], skip_special_tokens=True
+        )
     for sample in samples.values():
         if not sample.terminated:
             assert len(sample.tokens) == len(sample.logprobs) == 48
-            assert EOS not in sample.tokens
+            assert END not in sample.tokens
+    assert any(FOLDER_EOS in sample.tokens for sample in samples.values())
+    assert not any("<eos>" in sample.text for sample in samples.values())
 
 
 def test_a_stop_string_ends_a_response_and_leaves_its_text(tied: Bench) -> None:

@@ -1,5 +1,8 @@
 """Samples arrive as they finish; a stream may be left at any time."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from vllm_bench import Bench, prompts
 
@@ -77,3 +80,14 @@ def test_no_requests_cost_nothing(tied: Bench) -> None:
     tied.trainer.traffic.clear()
     assert tied.draw([], DRAW) == {}
     assert tied.trainer.traffic == []
+
+
+def test_prompts_are_never_prefilled_in_parts(model_folder: Callable[[str], Path]) -> None:
+    # 64 prompts of 280 tokens and more are 18,000 tokens, several engine steps of prefill. In parts, a prompt's
+    # generator would draw once too often (or, on a CPU, fail).
+    bench = Bench.start(model_folder("tied"), seats=64)
+    requests = prompts(64, length=280)
+    many = bench.draw(requests, DRAW)
+    few = bench.draw(requests[:4], DRAW)
+    bench.generator.close()
+    assert [many[key].tokens for key in few] == [sample.tokens for sample in few.values()]

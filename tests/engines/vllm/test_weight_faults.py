@@ -83,7 +83,7 @@ def test_a_stale_tied_head_is_caught_by_name(tied: Bench, monkeypatch: pytest.Mo
     draw(tied)
     tied.trainer.move(TINY)
     monkeypatch.setattr(weights_module, "repack_heads", lambda model: None)
-    with pytest.raises(WeightSyncError, match=r"`lm_head.weight` was sent as `model.embed_tokens.weight`"):
+    with pytest.raises(WeightSyncError, match=r"`lm_head.weight` was sent with `model.embed_tokens.weight`"):
         draw(tied)
 
 

@@ -14,7 +14,9 @@ from ppoctl.engines.vllm import VllmGenerator, VllmSettings
 from ppoctl.ports import NamedWeights, Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import GeneratorTable
 
-EOS = 1
+END = 41
+"""Ends a response: an ordinary token, not the end-of-sequence token of the model folder."""
+FOLDER_EOS = 1
 WINDOW = 320
 
 
@@ -23,7 +25,7 @@ def write_model(folder: Path, *, tied: bool) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-    vocab = {"<pad>": 0, "<eos>": EOS, "<bos>": 2}
+    vocab = {"<pad>": 0, "<eos>": FOLDER_EOS, "<bos>": 2}
     for character in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocab[character] = len(vocab)
     size = len(vocab) + 13  # 272: not a multiple of 64, so that the engine pads it
@@ -45,7 +47,7 @@ def write_model(folder: Path, *, tied: bool) -> None:
         max_position_embeddings=512,
         tie_word_embeddings=tied,
         bos_token_id=2,
-        eos_token_id=EOS,
+        eos_token_id=FOLDER_EOS,
         pad_token_id=0,
         initializer_range=0.2,
     )
@@ -106,14 +108,16 @@ class HfTrainer:
         return self.logprobs(tokens)
 
 
-def settings_for(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32") -> VllmSettings:
+def settings_for(
+    folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", seats: int = 8
+) -> VllmSettings:
     return VllmSettings(
         model=str(folder),
         dtype=dtype,
         max_model_len=WINDOW,
-        eos_token_ids=(EOS,),
+        eos_token_ids=(END,),
         # Fewer seats than most tests have requests, so that requests also wait, enter and leave.
-        table=GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=8),
+        table=GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=seats),
     )
 
 
@@ -125,9 +129,9 @@ class Bench:
     generator: VllmGenerator
 
     @staticmethod
-    def start(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32") -> "Bench":
+    def start(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", seats: int = 8) -> "Bench":
         trainer = HfTrainer(folder, dtype)
-        settings = settings_for(folder, dtype=dtype)
+        settings = settings_for(folder, dtype=dtype, seats=seats)
         return Bench(trainer, VllmGenerator(settings, weights=trainer.weights, score=trainer.score))
 
     def draw(self, requests: list[SampleRequest], params: SamplingParams) -> dict[str, Sample]:

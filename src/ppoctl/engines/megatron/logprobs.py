@@ -15,6 +15,9 @@ from torch import Tensor
 _BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 """Logits taken to float32 at a time: what stays in a core's cache on CPU, what keeps a GPU busy."""
 
+_BAND_ELEMENTS = 2**22
+"""Weight-gradient numbers in the model's dtype at a time, on their way to a float32 buffer."""
+
 
 class LogprobSettings(NamedTuple):
     """How the output layer is read."""
@@ -143,7 +146,11 @@ def _scaled(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _accumulate(grad_weight: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
+    """grad_weight += grad_logits^T @ hidden; in its own precision, a band of the vocabulary at a time where the
+    product has to be cast (torch has no mixed-precision addmm), so that the product stays small."""
     if grad_weight.dtype == hidden.dtype:
         grad_weight.addmm_(grad_logits.t(), hidden)
-    else:
-        grad_weight.add_(grad_logits.t() @ hidden)
+        return
+    band = max(1, _BAND_ELEMENTS // hidden.shape[1])
+    for ids in _slices(len(grad_weight), band):
+        grad_weight[ids].add_(grad_logits[:, ids].t() @ hidden)

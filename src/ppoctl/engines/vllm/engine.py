@@ -19,6 +19,8 @@ from ppoctl.engines.vllm.weights import Held, WeightReceiver
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
 from ppoctl.ports import SamplingParams
 
+_PREFILL_TOKENS = 8192
+"""Prompt tokens of one engine step on a CPU."""
 _MIB = 1 << 20
 
 
@@ -89,6 +91,8 @@ class Engine:
             seed=seed,
             stop=stops,
             stop_token_ids=list(self._settings.eos_token_ids),
+            # Otherwise the ids in the model folder end a response too.
+            ignore_eos=True,
             logprobs=0,
             detokenize=bool(stops),
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -145,8 +149,13 @@ def _start(settings: VllmSettings) -> Any:
     table = settings.table
     memory: dict[str, Any] = {"gpu_memory_utilization": table.gpu_memory_frac}
     if not torch.cuda.is_available():
-        # vLLM's default on a CPU is 92 % of all memory.
-        memory = {"kv_cache_memory_bytes": table.kv_cache_mib * _MIB}
+        # vLLM's default on a CPU is 92 % of all memory. A prompt that is prefilled in chunks draws a number it then
+        # takes back, which CPU generators cannot: whole prompts only.
+        memory = {
+            "kv_cache_memory_bytes": table.kv_cache_mib * _MIB,
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(_PREFILL_TOKENS, settings.max_model_len),
+        }
     args = EngineArgs(
         model=settings.model,
         dtype=settings.dtype,

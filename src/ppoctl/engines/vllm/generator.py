@@ -133,7 +133,7 @@ class VllmGenerator:
     def _sync(self, engine: Engine, state: State) -> None:
         weights = self._weights(state)
         if weights.state != state:
-            raise WeightSyncError(f"the trainer gave the weights of {weights.state.stamp}, not of {state.stamp}")
+            raise WeightSyncError(f"the trainer gave the weights of `{weights.state.stamp}`, not of `{state.stamp}`")
         departure = Departure(weights)
         held = engine.load(departure)
         compare(weights.names, departure, held)

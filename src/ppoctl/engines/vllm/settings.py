@@ -16,7 +16,7 @@ class VllmSettings:
     max_model_len: int
     """Longest prompt plus most new tokens of any request, evaluation included; at least 3 (the canary's need)."""
     eos_token_ids: tuple[int, ...]
-    """A response ends with any of them. The engine knows no others: it is started without a tokenizer."""
+    """A response ends with any of them, and with no other id, whatever the model folder says."""
     table: GeneratorTable
     seed: int = 0
     """Of the engine; no sample depends on it, every request brings its own."""

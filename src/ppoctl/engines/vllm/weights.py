@@ -102,7 +102,7 @@ def _compare_one(place: Held, sent: Mapping[str, Print]) -> None:
     if source is None or source not in sent:
         raise _gap(place.name, f"is held by the engine ({place.print}) and was not sent")
     if place.print != sent[source]:
-        via = "" if source == place.name else f" as `{source}`, to which it is tied"
+        via = "" if source == place.name else f" with `{source}`, to which it is tied,"
         raise _gap(place.name, f"was sent{via} as {sent[source]}, and the engine holds {place.print}")
 
 

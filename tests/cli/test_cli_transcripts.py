@@ -1,0 +1,238 @@
+"""The command line as a person meets it: command, exit code, stdout and stderr, word for word."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ppoctl.cli.app import run
+from recipe.conftest import SMALLEST
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Ask = Callable[..., Said]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """`ask("plan", "r.toml")` in a folder with a recipe `r.toml`, its data and no model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PPOCTL_DATA", raising=False)
+    Path("r.toml").write_text(SMALLEST.replace('"base"', '"org/base"'), "utf-8")
+    Path("train.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 3, "utf-8")
+
+    def asked(*words: str) -> Said:
+        code = run(list(words))
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return asked
+
+
+def test_a_right_recipe_is_ok_and_says_so_on_stderr(ask: Ask) -> None:
+    note = "note: `org/base` is no folder here; taken for a hub id and not looked up\n"
+    assert ask("validate", "r.toml") == Said(0, "", f"{note}ok: r.toml\n")
+
+
+def test_show_prints_every_value_and_who_set_it(ask: Ask) -> None:
+    said = ask("validate", "r.toml", "--set", "seed=7", "--show")
+    lines = said.out.splitlines()
+    assert lines[0].split() == ["key", "value", "set", "by", "changes"]
+    assert lines[1].split() == ["name", '"small"', "r.toml:1", "reporting"]
+    assert lines[2].split() == ["seed", "7", "--set", "results"]
+    assert ["ppo.advantages.gamma", "1.0", "default", "results"] in [line.split() for line in lines]
+
+
+def test_a_wrong_recipe_is_told_in_one_pass_with_missing_files(ask: Ask) -> None:
+    Path("train.jsonl").unlink()
+    said = ask("validate", "r.toml", "--set", "sed=7", "--set", "ppo.minibatch_seqs=3", "--set", "model.path=./no")
+    here = Path.cwd()
+    assert said == Said(
+        2,
+        "",
+        f"""\
+error: --set: unknown key `sed`; did you mean `seed`?
+error: --set: the 4 sequences of a step do not divide into minibatches of 3: `ppo.minibatch_seqs` = `3` (--set), \
+`rollout.prompts_per_step` = `4` (r.toml:9), `rollout.samples_per_prompt` = `1` (default)
+error: --set: `model.path` is `{here}/no`: no such folder
+error: r.toml:7: `data.train.path` is `{here}/train.jsonl`: no such file
+
+hint: ppoctl recipes keys
+""",
+    )
+
+
+def test_a_window_must_fit_the_model(ask: Ask) -> None:
+    Path("m").mkdir()
+    Path("m/config.json").write_text('{"max_position_embeddings": 32}', "utf-8")
+    Path("m/tokenizer.json").write_text("{}", "utf-8")
+    Path("m/model.safetensors").write_bytes(b"")
+    said = ask("validate", "r.toml", "--set", "model.path=m")
+    assert said.code == 2
+    assert said.err.splitlines()[0] == (
+        "error: r.toml:11: a window of 33 tokens (`rollout.max_prompt_tokens` `20` + `rollout.max_new_tokens` `13`) "
+        "does not fit the model's 32 positions"
+    )
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_model_folder_is_complete(ask: Ask, missing: str) -> None:
+    Path("m").mkdir()
+    for name in {"config.json", "tokenizer.json", "model.safetensors"} - {missing}:
+        Path("m", name).write_text("{}", "utf-8")
+    said = ask("validate", "r.toml", "--set", "model.path=m")
+    assert said.code == 2
+    assert missing.split(".")[0].replace("model", "safetensors") in said.err
+
+
+def test_a_dataset_is_a_file_with_something_in_it(ask: Ask) -> None:
+    Path("folder.jsonl").mkdir()
+    Path("empty.jsonl").touch()
+    Path("rows.csv").write_text("a,b\n", "utf-8")
+    sets = [f"data.eval.{name}={{format='gsm8k', path='{name}.jsonl'}}" for name in ("folder", "empty")]
+    said = ask("validate", "r.toml", "--set", sets[0], "--set", sets[1], "--set", "data.train.path=rows.csv")
+    here = Path.cwd()
+    assert said.err.splitlines()[:3] == [
+        f"error: --set: `data.train.path` is `{here}/rows.csv`: must end in `.jsonl`",
+        f"error: --set: `data.eval.folder.path` is `{here}/folder.jsonl`: not a file",
+        f"error: --set: `data.eval.empty.path` is `{here}/empty.jsonl`: the file is empty",
+    ]
+
+
+def test_plan_prints_the_arithmetic_and_leaves_no_file(ask: Ask) -> None:
+    before = sorted(Path().rglob("*"))
+    said = ask("plan", "r.toml", "--set", "data.eval.e={format='gsm8k', path='train.jsonl'}")
+    assert said == Said(
+        0,
+        """\
+small: 10 PPO steps
+
+one step
+  sequences    4 = 4 prompts x 1 samples
+  minibatches  2 per epoch, of 2 sequences
+  window       33 tokens
+  generated    at most 52 tokens
+  trained on   at most 132 tokens, prompts included
+
+updates
+                                 actor      critic
+  epochs                         1          1
+  optimizer steps per PPO step   2          2
+  optimizer steps in all         20         20
+  warm-up                        none       none
+  learning rate, first           1e-06      1e-05
+  learning rate, peak            1e-06      1e-05
+  learning rate, last            1e-06      1e-05
+  microbatches per minibatch     1          1
+  replayed by a resume, at most  2 updates  2 updates
+
+data
+  train        3 rows; 40 prompts drawn, 13.3 epochs
+  eval.e       3 rows
+  evaluations  2, at steps 0, 10, 6 responses each
+
+states
+  saves  10, of which 2 pairs are kept
+  size   unknown: the model is no local folder of a dense decoder
+""",
+        "",
+    )
+    assert sorted(Path().rglob("*")) == before
+
+
+USAGE = [
+    (["plna"], "no such command `plna`; did you mean `plan`?", "ppoctl --help"),
+    (["plan"], "missing argument `RECIPE`", "ppoctl plan --help"),
+    (["plan", "r.toml", "--sett", "x"], "no such option `--sett`; did you mean `--set`?", "ppoctl plan --help"),
+    (["plan", "r.toml", "--set"], "option `--set` requires an argument", "ppoctl --help"),
+    (["recipes", "cpy"], "no such command `cpy`; did you mean `copy`?", "ppoctl recipes --help"),
+    (["validate", "none.toml"], "none.toml: no such recipe", "ppoctl recipes list"),
+    (
+        ["recipes", "show", "quikstart"],
+        "no recipe is called `quikstart`; did you mean `quickstart`?",
+        "ppoctl recipes list",
+    ),
+    (
+        ["recipes", "keys", "rollout.temprature"],
+        "no key begins with `rollout.temprature`; did you mean `rollout.temperature`?",
+        "ppoctl recipes keys",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "message", "hint"), USAGE, ids=[" ".join(words) for words, _, _ in USAGE])
+def test_a_wrong_command_line_is_told_in_the_same_form(ask: Ask, words: list[str], message: str, hint: str) -> None:
+    assert ask(*words) == Said(2, "", f"error: {message}\n\nhint: {hint}\n")
+
+
+TOLD_AS_JSON = [case for case in USAGE if case[0][-1] != "--set"]  # there, --json would be the value of --set
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"), TOLD_AS_JSON, ids=[" ".join(words) for words, _, _ in TOLD_AS_JSON]
+)
+def test_with_json_an_error_is_one_object_on_stdout(ask: Ask, words: list[str], message: str, hint: str) -> None:
+    said = ask(*words, "--json")
+    assert said.code == 2
+    assert said.err == ""
+    error = json.loads(said.out)["error"]
+    assert (error["message"], error["problems"], error["hint"], error["exit_code"]) == (message, [message], hint, 2)
+
+
+def test_json_answers_are_one_object(ask: Ask) -> None:
+    answer = json.loads(ask("validate", "r.toml", "--show", "--json").out)
+    assert answer["ok"] is True
+    assert answer["origins"]["steps"] == "r.toml:2"
+    assert answer["recipe"]["steps"] == 10
+    assert json.loads(ask("plan", "r.toml", "--json").out)["batch"]["sequences_per_step"] == 4
+    names = [recipe["name"] for recipe in json.loads(ask("recipes", "list", "--json").out)["recipes"]]
+    assert {"quickstart", "gsm8k-smoke", "dsr1-7b"} <= set(names)
+    keys = json.loads(ask("recipes", "keys", "ppo.kl", "--json").out)["keys"]
+    assert {key["key"] for key in keys} == {"ppo.kl.place", "ppo.kl.estimator", "ppo.kl.coef"}
+    assert json.loads(ask("recipes", "metrics", "--json").out)["metrics"][0]["name"] == "rollout/response_tokens_mean"
+    assert "steps" in json.loads(ask("recipes", "show", "quickstart", "--json").out)["text"]
+
+
+def test_no_command_is_a_call_for_help(ask: Ask) -> None:
+    assert ask() == ask("--help") == ask("-h")
+    assert ask("--help").code == 0
+
+
+def test_the_version(ask: Ask) -> None:
+    said = ask("--version")
+    assert said.code == 0
+    assert said.out.startswith("ppoctl ")
+
+
+def test_help_is_plain_text_and_names_every_command(ask: Ask) -> None:
+    out = ask("--help").out
+    assert out.isascii()
+    assert all(f"\n  {name} " in out for name in ("validate", "plan", "recipes"))
+
+
+def test_the_quickstart_is_copied_with_what_it_reads_and_never_over_something(ask: Ask) -> None:
+    said = ask("recipes", "copy", "quickstart", "mine")
+    assert said == Said(0, "mine/quickstart.toml\nmine/quickstart\n", "next: ppoctl validate mine/quickstart.toml\n")
+    assert Path("mine/quickstart/train.jsonl").is_file()
+    again = ask("recipes", "copy", "quickstart", "mine")
+    assert again.code == 2
+    assert again.err.startswith("error: `mine/quickstart.toml` exists, and a copy never overwrites\n")
+    Path("mine/quickstart.toml").rename("mine/x.toml")
+    assert "`mine/quickstart` exists" in ask("recipes", "copy", "quickstart", "mine").err
+    assert not Path("mine/quickstart.toml").exists()
+
+
+def test_a_copy_may_have_another_name(ask: Ask) -> None:
+    assert ask("recipes", "copy", "dsr1-7b", "own.toml") == Said(0, "own.toml\n", "next: ppoctl validate own.toml\n")
+
+
+def test_the_first_comment_line_describes_a_recipe(ask: Ask) -> None:
+    lines = ask("recipes", "list").out.splitlines()
+    assert all(len(line.split(maxsplit=1)) == 2 and len(line) <= 140 for line in lines)

@@ -1,0 +1,13 @@
+"""Everything below starts real engines: it runs in a pytest process of its own (see the Makefile)."""
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.engines)

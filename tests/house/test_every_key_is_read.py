@@ -1,0 +1,60 @@
+"""A recipe key that nothing reads is a promise that nobody keeps.
+
+A key counts as read when code outside `recipe/` and `cli/` takes an attribute of that name, or names it in a string
+(`getattr`). A tag (`kind`, `place`, `format`) is read by whoever asks for the class of its table. Names that are
+common words (`path`, `name`, `min`) are found easily: this test is a net with wide meshes, not a proof.
+"""
+
+import ast
+from functools import cache
+
+import pytest
+
+from house.conftest import trees
+from ppoctl.recipe import shape
+from ppoctl.recipe.schema import Recipe
+
+
+@cache
+def read_names() -> frozenset[str]:
+    """Attributes that are read, and strings, in the parts of the product that do something."""
+    names: set[str] = set()
+    for module, tree in trees().items():
+        if module.parts[0] in ("recipe", "cli"):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                names.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value)
+            elif isinstance(node, ast.Name):
+                names.add(node.id)
+            elif isinstance(node, ast.ImportFrom):
+                names |= {alias.name for alias in node.names}
+    return frozenset(names)
+
+
+def alternatives() -> list[tuple[str, str]]:
+    """(key, class) of every table that is one of several."""
+    found: list[tuple[str, str]] = []
+    for path, key in shape.walk(shape.of(Recipe)):
+        choice = key.shape.each if isinstance(key.shape, shape.Named) else key.shape
+        if isinstance(choice, shape.Choice):
+            found += [(".".join(path), table.model.__name__) for table in choice.tables.values()]
+    return found
+
+
+TAGS = {"kind", "place", "format"}
+KEYS = sorted({(".".join(path), key.attribute) for path, key in shape.walk(shape.of(Recipe)) if path[-1] not in TAGS})
+# The class for "nothing of the kind": whatever is none of the others.
+ABSENCE = {"NoKl", "NoCorrection", "NoTracking", "LocalCluster"}
+
+
+@pytest.mark.parametrize(("key", "attribute"), KEYS, ids=[key for key, _ in KEYS])
+def test_something_reads_the_key(key: str, attribute: str) -> None:
+    assert attribute in read_names(), f"nothing outside recipe/ reads `{key}`"
+
+
+@pytest.mark.parametrize(("key", "table"), alternatives(), ids=[f"{key}-{table}" for key, table in alternatives()])
+def test_something_asks_for_each_alternative(key: str, table: str) -> None:
+    assert table in read_names() | ABSENCE, f"nothing outside recipe/ asks for `{table}` of `{key}`"

@@ -1,0 +1,98 @@
+"""The front is light: commands that only read answer without any engine, and soon."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from house.conftest import ROOT
+
+HEAVY = (
+    "torch",
+    "ray",
+    "vllm",
+    "megatron",
+    "mlflow",
+    "transformers",
+    "numpy",
+    "pyarrow",
+    "huggingface_hub",
+    "jaxtyping",
+)
+RECIPE = str(ROOT / "recipes" / "quickstart.toml")
+SCRIPT = """
+import json, sys, time
+from ppoctl.cli.app import run
+code = run(sys.argv[1:])
+loaded = sorted({name.split(".")[0] for name in sys.modules})
+print("\\n" + json.dumps({"code": code, "loaded": loaded, "cpu_s": time.process_time()}))
+"""
+
+
+def front(*words: str) -> dict[str, object]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PPOCTL_DATA": "/nowhere"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, env=env, check=False
+    )
+    assert done.stdout, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--help",), 0),
+        (("train", "--help"), 0),
+        (("validate", RECIPE, "--set", "model.path=org/name"), None),
+        (("plan", RECIPE), 0),
+        (("status", "/nowhere"), None),
+        (("recipes", "list"), 0),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_reading_commands_import_no_engine(words: tuple[str, ...], code: int | None) -> None:
+    found = front(*words)
+    assert code is None or found["code"] == code
+    assert isinstance(found["loaded"], list)
+    assert not set(HEAVY) & set(found["loaded"])
+
+
+def test_help_needs_no_schema() -> None:
+    loaded = front("--help")["loaded"]
+    assert isinstance(loaded, list)
+    assert not {"pydantic", "pydantic_settings", "rich"} & set(loaded)
+
+
+def test_every_recipe_of_the_house_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ppoctl.recipe.load import load
+
+    monkeypatch.setenv("PPOCTL_DATA", "/data")
+    files = sorted((ROOT / "recipes").glob("*.toml"))
+    assert {file.stem for file in files} >= {"quickstart", "gsm8k-smoke", "dsr1-7b"}
+    for file in files:
+        assert load([file]).recipe.name == file.stem
+        assert file.read_text("utf-8").startswith("# "), f"{file} begins with what it is for"
+
+
+def test_every_package_and_the_recipes_are_shipped() -> None:
+    """An installed wheel has what a checkout has. `packages` is written out because recipes/ lies outside src/."""
+    import tomllib
+
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+    source = ROOT / "src"
+    packages = {".".join(file.parent.relative_to(source).parts) for file in source.rglob("__init__.py")}
+    assert set(settings["packages"]) == packages | {"ppoctl._recipes"}
+    assert settings["package-dir"]["ppoctl._recipes"] == "recipes"
+    patterns = settings["package-data"]["ppoctl._recipes"]
+    shipped = {file for pattern in patterns for file in (ROOT / "recipes").glob(pattern) if file.is_file()}
+    wanted = {file for file in (ROOT / "recipes").rglob("*") if file.is_file() and file.suffix != ".pyc"}
+    assert shipped >= wanted
+
+
+def test_paths_of_the_tests_are_the_checkout() -> None:
+    import ppoctl
+
+    assert Path(ppoctl.__file__).parent == ROOT / "src" / "ppoctl"

@@ -1,0 +1,50 @@
+"""A smallest complete recipe in an empty folder, and the folder as working directory so that messages have short
+names."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SMALLEST = """\
+name = "small"
+steps = 10
+[model]
+path = "base"
+[data.train]
+format = "gsm8k"
+path = "train.jsonl"
+[rollout]
+prompts_per_step = 4
+max_prompt_tokens = 20
+max_new_tokens = 13
+[reward]
+kind = "gsm8k"
+[ppo]
+minibatch_seqs = 2
+[actor.optimizer]
+lr = 1e-6
+[critic.optimizer]
+lr = 1e-5
+"""
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """`write(text, "a.toml")` puts a file into the working directory and hands back its relative path."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_file(text: str, name: str = "r.toml") -> Path:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+        return path
+
+    return write_file
+
+
+@pytest.fixture
+def smallest(write: Write) -> Path:
+    return write(SMALLEST)

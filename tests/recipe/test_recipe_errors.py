@@ -1,0 +1,183 @@
+"""What a person reads when a recipe is wrong: exact transcripts of all problems and the hint."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import ExitCode, RecipeError
+from ppoctl.recipe.load import load
+from recipe.conftest import SMALLEST, Write
+
+
+def said(
+    *files: Path, sets: tuple[str, ...] = (), environ: dict[str, str] | None = None
+) -> tuple[list[str], str | None]:
+    with pytest.raises(RecipeError) as caught:
+        load(files, sets, environ or {})
+    assert caught.value.exit_code == ExitCode.USAGE == 2
+    return caught.value.message.splitlines(), caught.value.hint
+
+
+def test_all_errors_of_all_layers_come_in_one_pass(write: Write) -> None:
+    file = write("""\
+name = "bad run"
+[model]
+path = "base"
+dtype = "float16"
+steps = 30
+[data.train]
+format = "gsm8"
+path = "train.jsonl"
+[rollout]
+prompts_per_step = "32"
+max_prompt_tokens = 20.5
+temprature = 1.0
+[reward]
+kind = "gsm8k"
+strict = 1
+scale = { from = [0, 1, 2], to = [1] }
+[ppo]
+epochs = 0
+minibatch_seqs = 2
+critic = { epochs = 1 }
+[ppo.kl]
+place = "none"
+coef = 0.1
+[ppo.policy_loss]
+clip_low = nan
+[actor.optimizer]
+learning_rate = 1e-4
+[actor.batching]
+microbatch_seqs = 4
+max_tokens_per_microbatch = 100
+[tracking]
+uri = "x"
+[expect]
+"reward/score_men" = { min = 1 }
+""")
+    lines, hint = said(file, sets=("ppo.kl.x", "nothing=1"), environ={"PPOCTL_SEED": "-1", "PPOCTL_ACTR__LR": "1"})
+    top = "`name`, `seed`, `steps`, `model`, `data`, `rollout`, `reward`, `ppo`, `actor`, `critic`, `generator`, "
+    top += "`checkpoint`, `eval`, `health`, `tracking`, `cluster`, `expect`"
+    name = "must be letters, digits, `.`, `_` and `-`, and begin with a letter or digit"
+    first = "before the first [section]"
+    assert lines == [
+        "--set: `ppo.kl.x` is not KEY=VALUE with a dotted key",
+        f'r.toml:1: `name` is `"bad run"`: {name}',
+        "environment PPOCTL_SEED: `seed` is `-1`: must be at least 0",
+        f"r.toml: missing `steps`; add it at the top of the file, {first}, e.g. `steps = 100`",
+        'r.toml:4: `model.dtype` is `"float16"`: must be one of `"float32"`, `"bfloat16"`; did you mean `bfloat16`?',
+        f"r.toml:5: unknown key `model.steps`; `steps` belongs at the top of the file, {first}",
+        'r.toml:7: `data.train.format` is `"gsm8"`: must be one of `"gsm8k"`, `"columns"`; did you mean `gsm8k`?',
+        'r.toml:10: `rollout.prompts_per_step` is `"32"`: must be a whole number',
+        "r.toml:11: `rollout.max_prompt_tokens` is `20.5`: must be a whole number",
+        "r.toml:9: missing `rollout.max_new_tokens`; add it under [rollout], e.g. `max_new_tokens = 1024`",
+        "r.toml:12: unknown key `rollout.temprature`; did you mean `temperature`?",
+        "r.toml:16: `reward.scale.from` is `[0, 1, 2]`: must have 2 entries",
+        "r.toml:16: `reward.scale.to` is `[1]`: must have more entries",
+        "r.toml:15: `reward.strict` is `1`: must be `true` or `false`",
+        "r.toml:18: `ppo.epochs` is `0`: must be at least 1",
+        'r.toml:23: `ppo.kl.coef` goes with `place = "reward"` or `place = "loss"`, and `ppo.kl.place` is `"none"`',
+        "r.toml:25: `ppo.policy_loss.clip_low` is `nan`: must be finite",
+        "r.toml:20: unknown key `ppo.critic`; [critic] is a table of its own",
+        "r.toml:26: missing `actor.optimizer.lr`; add it under [actor.optimizer], e.g. `lr = 1e-6`",
+        "r.toml:27: unknown key `actor.optimizer.learning_rate`; did you mean `lr`?",
+        "r.toml:29: `actor.batching.microbatch_seqs` excludes `max_tokens_per_microbatch`: keep one of them",
+        "r.toml: missing table [critic]; it needs `critic.optimizer.lr`",
+        'r.toml:31: [tracking] needs `kind`: one of `"mlflow"`, `"none"`',
+        "environment PPOCTL_ACTR__LR: unknown key `actr`; did you mean `actor`?",
+        f"--set: unknown key `nothing`; the top of a recipe has {top}",
+        "r.toml:34: no metric is called `reward/score_men`; did you mean `reward/score_mean`?",
+    ]
+    assert hint == "write it as `--set actor.optimizer.lr=1e-6`"
+
+
+def test_a_key_of_another_section_is_sent_home(write: Write) -> None:
+    lines, hint = said(write(SMALLEST.replace("[ppo]\n", "[ppo]\nlr = 1e-6\n")))
+    assert lines == ["r.toml:15: unknown key `ppo.lr`; `lr` belongs under [actor.optimizer] or [critic.optimizer]"]
+    assert hint == "ppoctl recipes keys ppo"
+
+
+def test_a_name_from_another_system_is_translated(write: Write) -> None:
+    lines, _ = said(write(SMALLEST.replace("[ppo]\n", "[ppo]\nmini_batch_size = 2\nbatch_size = 4\n")))
+    assert lines == [
+        "r.toml:15: unknown key `ppo.mini_batch_size`; did you mean `minibatch_seqs`?",
+        "r.toml:16: unknown key `ppo.batch_size`; `prompts_per_step` belongs under [rollout]",
+    ]
+
+
+def test_a_missing_choice_lists_what_may_be_chosen(write: Write) -> None:
+    lines, _ = said(
+        write(SMALLEST.replace('[reward]\nkind = "gsm8k"\n', "[actor.batching]\nlogits_chunk_tokens = 8\n"))
+    )
+    assert lines == [
+        'r.toml: missing table [reward]; its `kind` is one of `"gsm8k"`, `"exact_match"`, e.g. `kind = "gsm8k"`',
+        "r.toml:12: missing `actor.batching.microbatch_seqs` or `actor.batching.max_tokens_per_microbatch`; "
+        "add one under [actor.batching]",
+    ]
+
+
+def test_a_table_where_a_value_belongs_and_the_reverse(write: Write) -> None:
+    text = SMALLEST.replace("[ppo]\n", "[ppo]\nkl = 3\nadvantages = 1\nepochs = { a = 1 }\n")
+    lines, _ = said(write(text + "[data.eval]\nx = 1\n[model.dtype]\n"))
+    assert lines == [
+        'r.toml:25: `model.dtype` is `{}`: must be one of `"float32"`, `"bfloat16"`',
+        "r.toml:24: `data.eval.x` is `1`: must be a table",
+        "r.toml:17: `ppo.epochs` is `{a = 1}`: must be a whole number",
+        "r.toml:16: `ppo.advantages` is `1`: must be a table",
+        "r.toml:15: `ppo.kl` is `3`: must be a table",
+    ]
+
+
+def test_a_date_is_no_text(write: Write) -> None:
+    lines, _ = said(write(SMALLEST.replace('"small"', "2024-01-01")))
+    assert lines == ["r.toml:1: `name` is `2024-01-01`: must be text, in quotes (with --set: 'key=\"text\"')"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('a = 1\nb = "x\n', "r.toml:2: no TOML: illegal character '\\n' in `b = \"x`"),
+        ("a = 1\nb = [1,\n", "r.toml:2: no TOML: invalid value in `b = [1,`"),
+        ("a = 1\na = 2\n", "r.toml:2: no TOML: cannot overwrite a value in `a = 2`"),
+        ("[a]\n[b]\n[a]\n", "r.toml:3: no TOML: cannot declare ('a',) twice in `[a]`"),
+        ("steps 3\n", "r.toml:1: no TOML: expected '=' after a key in a key/value pair in `steps 3`"),
+    ],
+)
+def test_a_syntax_error_shows_its_line(write: Write, text: str, line: str) -> None:
+    assert said(write(text)) == ([line], "ppoctl validate r.toml")
+
+
+def test_every_file_that_cannot_be_read_is_named(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"\n')
+    (tmp_path / "folder.toml").mkdir()
+    write(SMALLEST)
+    lines, hint = said(*map(Path, ("r.toml", "none.toml", "folder.toml", "latin.toml")))
+    assert lines == [
+        "none.toml: no such recipe",
+        "folder.toml: is a folder; a recipe is a `.toml` file",
+        "latin.toml: is no UTF-8 text (byte 8)",
+    ]
+    assert hint == "ppoctl recipes list"
+
+
+def test_a_missing_variable_is_named(write: Write) -> None:
+    lines, hint = said(write(SMALLEST.replace('"train.jsonl"', '"$PPOCTL_DATA/a.jsonl"')))
+    assert lines == [
+        "r.toml:7: `data.train.path` is `$PPOCTL_DATA/a.jsonl`, and the environment has no `PPOCTL_DATA`"
+    ]
+    assert hint == "export PPOCTL_DATA=/path/to/folder"
+
+
+def test_broken_json_in_a_variable_is_named(smallest: Path) -> None:
+    environ = {"PPOCTL_ROLLOUT__STOP_STRINGS": "[x", "PPOCTL_STEPS": "7"}
+    lines, _ = said(smallest, environ=environ)
+    assert lines == ["environment PPOCTL_ROLLOUT__STOP_STRINGS: `[x` is no JSON, and this key is an array or a table"]
+
+
+def test_no_recipe_is_an_error() -> None:
+    assert said() == (["no recipe given"], "ppoctl recipes list")
+
+
+def test_a_long_value_is_cut(smallest: Path) -> None:
+    lines, _ = said(smallest, sets=("steps=" + "x" * 200,))
+    assert lines == ["--set: `steps` is `" + '"' + "x" * 76 + "...`: must be a whole number"]

@@ -1,0 +1,58 @@
+"""Fingerprints see what changes results, below the paths a stage reads, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.recipe.fingerprint import fingerprint, result_differences
+from ppoctl.recipe.load import load
+
+
+def of(file: Path, *sets: str, paths: tuple[str, ...] = ("rollout", "seed")) -> str:
+    return fingerprint(load([file], sets, {}).recipe, paths)
+
+
+def test_only_keys_at_or_below_the_paths_count(smallest: Path) -> None:
+    assert of(smallest) != of(smallest, "rollout.temperature=0.5")
+    assert of(smallest) != of(smallest, "seed=1")
+    assert of(smallest) == of(smallest, "actor.optimizer.lr=1.0")
+    assert of(smallest, paths=("rollout.temperature",)) == of(smallest, "seed=1", paths=("rollout.temperature",))
+
+
+def test_speed_and_reporting_never_count(smallest: Path) -> None:
+    paths = ("rollout", "generator", "actor", "checkpoint", "eval", "reward", "name", "steps")
+    sets = ("rollout.keep_finished_every_s=1", "actor.batching.microbatch_seqs=1", "name=other", "steps=99")
+    sets += ("generator.compile=true", "eval.every_steps=3", "reward.timeout_s=1", "checkpoint.every_steps=5")
+    assert of(smallest, paths=paths) == of(smallest, *sets, paths=paths)
+
+
+def test_the_chosen_alternative_counts(smallest: Path) -> None:
+    loss = ("ppo.kl={place='loss', estimator='k3', coef=0.1}",)
+    reward = ("ppo.kl={place='reward', estimator='k3', coef=0.1}",)
+    assert of(smallest, *loss, paths=("ppo.kl",)) != of(smallest, *reward, paths=("ppo.kl",))
+
+
+def test_how_a_value_is_written_does_not_count(smallest: Path) -> None:
+    assert of(smallest, "rollout.temperature=1") == of(smallest, "rollout.temperature=1.0") == of(smallest)
+
+
+def test_a_path_may_name_an_evaluation_set_or_an_absent_alternative(smallest: Path) -> None:
+    assert of(smallest, paths=("data.eval.any.path", "ppo.kl.coef")) == of(smallest, paths=())
+
+
+@pytest.mark.parametrize("path", ["rolout", "rollout.temprature", "seed.x", ""])
+def test_a_misspelt_path_is_our_bug(smallest: Path, path: str) -> None:
+    with pytest.raises(ValueError, match="is no key of a recipe"):
+        of(smallest, paths=(path,))
+
+
+def test_differences_name_key_old_and_new(smallest: Path) -> None:
+    old = load([smallest], [], {}).recipe
+    new = load([smallest], ["seed=1", "ppo.kl={place='loss', coef=0.1}", "steps=99"], {}).recipe
+    assert result_differences(old, old) == []
+    assert sorted(result_differences(old, new)) == [
+        ("ppo.kl.coef", None, 0.1),
+        ("ppo.kl.estimator", None, "k3"),
+        ("ppo.kl.place", "none", "loss"),
+        ("seed", 42, 1),
+    ]

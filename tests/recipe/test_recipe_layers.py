@@ -1,0 +1,163 @@
+"""Files left to right, environment, `--set`: who wins, what merges, what replaces, and where each value came from."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import RecipeError
+from ppoctl.recipe.load import examine, from_resolved, load
+from ppoctl.recipe.schema import ByTokens, KlInLoss, NoKl, Recipe
+from ppoctl.recipe.write import recipe_as_toml
+from recipe.conftest import SMALLEST, Write
+
+
+def test_each_layer_overrides_the_ones_before_it(write: Write) -> None:
+    files = [write(SMALLEST), write("steps = 20\nseed = 1\n", "b.toml"), write("steps = 30\n", "c.toml")]
+    environ = {"PPOCTL_STEPS": "40"}
+    assert load(files, environ={}).recipe.steps == 30
+    assert load(files[:2], environ={}).recipe.steps == 20
+    assert load(files, environ=environ).recipe.steps == 40
+    assert load(files, ["steps=50", "steps=60"], environ).recipe.steps == 60
+    assert load(files, ["steps=50"], environ).recipe.seed == 1
+
+
+def test_every_value_remembers_where_it_was_set(write: Write) -> None:
+    files = [
+        write(SMALLEST),
+        write('[ppo]\nkl = { place = "loss", coef = 0.1 }\n[model]\ndtype="float32"\n', "b.toml"),
+    ]
+    environ = {"PPOCTL_ACTOR__OPTIMIZER__LR": "3e-6", "PPOCTL_DATA": "/no/key", "PPOCTL_HOME": "x"}
+    loaded = load(files, ["rollout.temperature=0.5"], environ)
+    assert loaded.origins["name"] == "r.toml:1"
+    assert loaded.origins["model.path"] == "r.toml:4"
+    assert loaded.origins["model.dtype"] == "b.toml:4"
+    assert loaded.origins["ppo.kl.coef"] == "b.toml:2"
+    assert loaded.origins["ppo.kl.estimator"] == "default"
+    assert loaded.origins["actor.optimizer.lr"] == "environment PPOCTL_ACTOR__OPTIMIZER__LR"
+    assert loaded.origins["rollout.temperature"] == "--set"
+    assert loaded.origins["critic.optimizer.beta1"] == "default"
+    assert loaded.recipe.actor.optimizer.lr == 3e-6
+
+
+def test_tables_merge_key_by_key(write: Write) -> None:
+    overlay = write("[rollout]\nmax_new_tokens = 9\n[data.eval.more]\nformat='gsm8k'\npath='m.jsonl'\n", "b.toml")
+    recipe = load([write(SMALLEST), overlay], environ={}).recipe
+    assert (recipe.rollout.max_new_tokens, recipe.rollout.max_prompt_tokens) == (9, 20)
+    assert list(recipe.data.eval) == ["more"]
+
+
+def test_another_alternative_replaces_the_whole_table(write: Write) -> None:
+    first = write(SMALLEST + '[ppo.kl]\nplace = "reward"\nestimator = "k1"\ncoef = 0.5\n')
+    second = write('[ppo.kl]\nplace = "loss"\ncoef = 0.1\n', "b.toml")
+    assert load([first, second], environ={}).recipe.ppo.kl == KlInLoss(place="loss", coef=0.1)
+    assert load([first, second], ["ppo.kl.place=none"], {}).recipe.ppo.kl == NoKl(place="none")
+
+
+def test_a_replaced_table_does_not_come_back_with_its_old_alternative(write: Write) -> None:
+    first = write(SMALLEST + '[ppo.kl]\nplace = "loss"\nestimator = "k2"\ncoef = 0.5\n')
+    second = write('[ppo.kl]\nplace = "none"\n', "b.toml")
+    third = write('[ppo.kl]\nplace = "loss"\ncoef = 0.1\n', "c.toml")
+    assert load([first, second, third], environ={}).recipe.ppo.kl == KlInLoss(place="loss", estimator="k3", coef=0.1)
+
+
+def test_one_way_of_batching_replaces_the_other_and_shares_nothing_with_it(write: Write) -> None:
+    first = write(SMALLEST + "[actor.batching]\nmicrobatch_seqs = 2\nlogits_chunk_tokens = 7\n")
+    loaded = load([first], ["actor.batching.max_tokens_per_microbatch=64"], {})
+    assert loaded.recipe.actor.batching == ByTokens(max_tokens_per_microbatch=64)
+
+
+def test_a_set_value_is_toml_and_a_bare_word_is_text(smallest: Path) -> None:
+    sets = [
+        "name=other",
+        "reward.strict=false",
+        'rollout.stop_strings=["a=b", "\\n"]',
+        "reward.scale={from=[0, 1], to=[-1, 1]}",
+        'expect."reward/score_mean".min=0.5',
+        "ppo.value_loss.clip=0.2",
+    ]
+    recipe = load([smallest], sets, {}).recipe
+    assert recipe.name == "other"
+    assert recipe.reward.strict is False
+    assert recipe.rollout.stop_strings == ("a=b", "\n")
+    assert recipe.reward.scale is not None
+    assert recipe.reward.scale.from_ == (0, 1)
+    assert recipe.expect["reward/score_mean"].min == 0.5
+    assert recipe.ppo.value_loss.clip == 0.2
+
+
+def test_an_environment_variable_is_read_as_its_key_wants_it(smallest: Path) -> None:
+    environ = {
+        "PPOCTL_NAME": "42",
+        "PPOCTL_REWARD__STRICT": "false",
+        "PPOCTL_HEALTH__KL__MAX": "0.25",
+        "PPOCTL_ROLLOUT__STOP_STRINGS": '["x"]',
+        "PPOCTL_REWARD__SCALE__FROM": "[0, 2]",
+        "PPOCTL_REWARD__SCALE__TO": "[0, 1]",
+        "PPOCTL_PPO__KL__PLACE": "loss",
+        "PPOCTL_PPO__KL__COEF": "0.125",
+        "PPOCTL_DATA__TRAIN__MAX_ROWS": "7",
+    }
+    recipe = load([smallest], environ=environ).recipe
+    assert recipe.name == "42"
+    assert recipe.reward.strict is False
+    assert recipe.health.kl.max == 0.25
+    assert recipe.rollout.stop_strings == ("x",)
+    assert recipe.reward.scale is not None
+    assert recipe.reward.scale.from_ == (0, 2)
+    assert recipe.ppo.kl == KlInLoss(place="loss", coef=0.125)
+    assert recipe.data.train.max_rows == 7
+
+
+def test_relative_paths_start_where_they_were_written(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cwd").mkdir()
+    write(SMALLEST, "base/r.toml")
+    write('[data.train]\npath = "../rows.jsonl"\n', "over/b.toml")
+    monkeypatch.chdir(tmp_path / "cwd")
+    files = [Path("../base/r.toml"), Path("../over/b.toml")]
+    loaded = load(files, ["data.eval.e={format='gsm8k', path='e.jsonl'}"], {})
+    assert loaded.recipe.model.path == str(tmp_path / "base/base")
+    assert loaded.recipe.data.train.path == str(tmp_path / "rows.jsonl")
+    assert loaded.recipe.data.eval["e"].path == str(tmp_path / "cwd/e.jsonl")
+
+
+def test_a_path_may_begin_with_a_variable(write: Write) -> None:
+    text = SMALLEST.replace('"train.jsonl"', '"$ROWS/a.jsonl"').replace('"base"', '"${ROWS}/m"')
+    recipe = load([write(text)], environ={"ROWS": "/data"}).recipe
+    assert recipe.data.train.path == "/data/a.jsonl"
+    assert recipe.model.path == "/data/m"
+
+
+def test_a_model_is_a_hub_id_unless_its_first_part_is_a_folder_here(write: Write, tmp_path: Path) -> None:
+    file = write(SMALLEST.replace('"base"', '"org/model-7B"'))
+    assert load([file], environ={}).recipe.model.path == "org/model-7B"
+    (tmp_path / "org").mkdir()
+    assert load([file], environ={}).recipe.model.path == str(tmp_path / "org/model-7B")
+
+
+def test_the_resolved_recipe_reads_back_equal(write: Write) -> None:
+    file = write(SMALLEST + '[reward.scale]\nfrom = [0, 1]\nto = [-1, 1]\n[expect]\n"a/b" = {}\n')
+    loaded, problems = examine([file], environ={}, judges=())
+    assert loaded is not None
+    assert not problems
+    resolved = loaded.resolved()
+    assert resolved["reward"]["scale"]["from"] == [0.0, 1.0]
+    assert from_resolved(resolved) == loaded.recipe
+    assert type(loaded.recipe) is Recipe
+    assert set(loaded.origins) >= {"reward.scale.from", 'expect."a/b".min', "seed"}
+
+
+def test_a_recipe_written_as_toml_reads_back_equal(write: Write) -> None:
+    awkward = 'quote " and \\ tab \t bell \x07 del \x7f ' + "long " * 40
+    loaded = load([write(SMALLEST)], [f"data.train.system={awkward}", "ppo.value_loss.clip=1e16"], {})
+    again = load([write(recipe_as_toml(loaded.recipe), "again.toml")], environ={})
+    assert again.recipe == loaded.recipe
+
+
+def test_a_resolved_recipe_of_another_version_says_so(smallest: Path) -> None:
+    resolved = load([smallest], environ={}).resolved()
+    resolved["ppo"]["gone"] = 1
+    with pytest.raises(RecipeError, match=r"unknown key `ppo.gone`") as caught:
+        from_resolved(resolved)
+    assert "version" in str(caught.value.hint)

@@ -1,0 +1,82 @@
+"""Lines of keys: the scanner walks past everything tomllib accepts."""
+
+import tomllib
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppoctl.recipe.origins import dotted, lines_of
+from ppoctl.recipe.write import as_toml
+
+DOCUMENT = '''\
+# [not.a.table] = 1
+name = "x" # comment = 2
+a.b . "c.d" = [ # open
+  1, # one
+  { e = 2, f.g = "]}" },
+]
+text = """
+[also.not]
+key = 1
+"""
+raw = \'\'\'
+[nor.this]\'\'\'
+date = 2024-01-01T00:00:00Z
+
+[t . u]
+"quoted key" = {h = 1,i = [ ]}
+\'lit\' = \'a\\\'
+[[array]]
+k = 1
+[[array]]
+k = 2
+[array.sub]
+k = 3
+'''
+
+
+def test_each_key_has_the_line_it_stands_on() -> None:
+    tomllib.loads(DOCUMENT)
+    lines = lines_of(DOCUMENT)
+    expected = {
+        ("name",): 2,
+        ("a", "b", "c.d"): 3,
+        ("a", "b", "c.d", "0"): 4,
+        ("a", "b", "c.d", "1", "e"): 5,
+        ("a", "b", "c.d", "1", "f", "g"): 5,
+        ("text",): 7,
+        ("raw",): 11,
+        ("date",): 13,
+        ("t", "u"): 15,
+        ("t", "u", "quoted key", "h"): 16,
+        ("t", "u", "quoted key", "i"): 16,
+        ("t", "u", "lit"): 17,
+        ("array",): 18,
+        ("array", "0", "k"): 19,
+        ("array", "1"): 20,
+        ("array", "1", "k"): 21,
+    }
+    assert {path: lines.get(path) for path in expected} == expected
+    assert not any("not" in path or "nor" in path or "key" in path for path in lines)
+
+
+names = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]), min_size=1, max_size=6)
+leaves = st.one_of(st.integers(), st.booleans(), st.text(max_size=8), st.lists(st.integers(), max_size=3))
+tables = st.recursive(leaves, lambda inner: st.dictionaries(names, inner, max_size=3), max_leaves=8)
+
+
+@given(st.dictionaries(names, tables, min_size=1, max_size=4))
+def test_whatever_toml_can_say_every_key_has_its_line(document: dict[str, Any]) -> None:
+    """One key per line, so the line of each is known."""
+    text = "".join(f"\n{dotted((name,))} = {as_toml(value)}\n" for name, value in document.items())
+    assert tomllib.loads(text) == document
+    lines = lines_of(text)
+    for index, name in enumerate(document):
+        assert lines[(name,)] == 2 * index + 2
+    assert {path[0] for path in lines} == set(document)
+
+
+def test_dotted_keys_are_quoted_where_toml_wants_it() -> None:
+    assert dotted(("expect", "reward/mean", "min")) == 'expect."reward/mean".min'
+    assert dotted(("a", "b-c_1")) == "a.b-c_1"

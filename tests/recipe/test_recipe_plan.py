@@ -1,0 +1,131 @@
+"""The arithmetic of a plan, worked by hand."""
+
+import json
+from math import ceil
+from pathlib import Path
+
+import pytest
+
+from ppoctl.ppo.schedule import learning_rate as learning_rate_in_torch
+from ppoctl.recipe.load import load
+from ppoctl.recipe.plan import count_parameters, plan
+from ppoctl.recipe.schedule import learning_rate, planned_updates
+from ppoctl.recipe.schema import OptimizerTable
+from recipe.conftest import Write
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart"
+
+
+def test_batches_and_updates(smallest: Path) -> None:
+    sets = ["rollout.prompts_per_step=6", "rollout.samples_per_prompt=4", "ppo.minibatch_seqs=8"]
+    sets += ["ppo.epochs=2", "ppo.critic_epochs=3", "ppo.critic_only_steps=4", "checkpoint.every_steps=3"]
+    sets += ["actor.batching.microbatch_seqs=3", "critic.batching.max_tokens_per_microbatch=70"]
+    sets += ["actor.optimizer={lr=1e-3, lr_schedule='linear', lr_warmup_updates=12, lr_min_frac=0.1}"]
+    planned = plan(load([smallest], sets, {}).recipe)
+    batch, actor, critic = planned.batch, planned.actor, planned.critic
+    assert batch.sequences_per_step == 24  # 6 prompts x 4 samples
+    assert batch.minibatches_per_epoch == 3  # 24 / 8
+    assert batch.window_tokens == 33  # 20 + 13
+    assert batch.tokens_per_step_max == 24 * 33
+    assert batch.new_tokens_per_step_max == 24 * 13
+    assert (actor.updates_per_step, critic.updates_per_step) == (6, 9)  # 3 minibatches x 2 and x 3 epochs
+    assert (actor.updates_total, critic.updates_total) == (36, 90)  # 6 steps with the actor, 10 with the critic
+    assert actor.warmup_steps == 2.0  # 12 updates / 6 in a step
+    assert actor.lr_first == pytest.approx(1e-3 / 12)
+    # Update 35 of 36: progress (35 - 12) / (36 - 12) = 23/24, so 1e-3 x (0.1 + 0.9 / 24).
+    assert actor.lr_last == pytest.approx(1e-3 * 0.1375)
+    assert actor.microbatches_per_minibatch_max == actor.microbatches_per_minibatch_min == 3  # 8 / 3, rounded up
+    assert critic.microbatches_per_minibatch_max == 4  # two sequences of 32 fit into 70
+    assert critic.microbatches_per_minibatch_min == 1
+    assert (actor.replayed_updates_max, critic.replayed_updates_max) == (18, 27)  # three steps
+    assert planned.storage.saves == 4  # after 3, 6, 9 and 10
+    assert planned.storage.parameters is None
+
+
+def test_datasets_are_counted_and_evaluations_listed(write: Write, smallest: Path) -> None:
+    write('{"question": 1}\n\n{"question": 2}\n{"question": 3}', "train.jsonl")
+    write("{}\n" * 9, "e.jsonl")
+    sets = ["data.eval.e={format='gsm8k', path='e.jsonl', max_rows=5}", "eval.samples_per_prompt=3"]
+    planned = plan(load([smallest], [*sets, "eval.every_steps=4"], {}).recipe)
+    assert planned.train.rows == 3
+    assert planned.train.prompts_total == 40
+    assert planned.train.epochs == pytest.approx(40 / 3)
+    assert planned.eval_sets["e"].rows == 5
+    assert planned.evaluation.at_steps == (0, 4, 8, 10)
+    assert planned.evaluation.responses_per_evaluation == 5 * (1 + 3)
+    assert json.loads(json.dumps(planned.as_dict()))["evaluation"]["at_steps"] == [0, 4, 8, 10]
+
+
+def test_a_dataset_that_is_not_there_is_unknown_and_no_error(smallest: Path) -> None:
+    planned = plan(load([smallest], ["data.eval.e={format='gsm8k', path='e.jsonl'}"], {}).recipe)
+    assert planned.train.rows is None
+    assert planned.train.epochs is None
+    assert planned.evaluation.responses_per_evaluation is None
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 1, 7, 20])
+@pytest.mark.parametrize("decay", [None, 15, 40])
+def test_the_schedule_is_the_trainers(kind: str, warmup: int, decay: int | None) -> None:
+    table = {
+        "lr": 0.5,
+        "lr_schedule": kind,
+        "lr_warmup_updates": warmup,
+        "lr_decay_updates": decay,
+        "lr_min_frac": 0.2,
+    }
+    optimizer = OptimizerTable.model_validate(table)
+    for update in range(45):
+        expected = learning_rate_in_torch(
+            update,
+            peak=0.5,
+            warmup_updates=warmup,
+            total_updates=decay or 30,
+            kind=optimizer.lr_schedule,
+            min_frac=0.2,
+        )
+        assert learning_rate(update, optimizer, planned=30) == expected
+
+
+def test_the_actor_rests_in_critic_only_steps(smallest: Path) -> None:
+    recipe = load([smallest], ["ppo.critic_only_steps=3"], {}).recipe
+    assert (planned_updates(recipe, "actor"), planned_updates(recipe, "critic")) == (14, 20)
+
+
+QWEN_0_5B = {
+    "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+}  # fmt: skip
+LLAMA_8B = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN3_0_6B = {
+    "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "head_dim": 128,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151936, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "published"), [(QWEN_0_5B, 494_032_768), (LLAMA_8B, 8_030_261_248), (QWEN3_0_6B, 596_049_920)]
+)
+def test_parameters_of_published_models(config: dict[str, object], published: int) -> None:
+    assert count_parameters(config) == published
+
+
+def test_a_model_of_another_kind_is_not_guessed() -> None:
+    assert count_parameters({"model_type": "x"}) is None
+    assert count_parameters({**LLAMA_8B, "num_local_experts": 8}) is None
+
+
+def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None:
+    weights = QUICKSTART / "model" / "model.safetensors"
+    if not weights.is_file():
+        pytest.skip("recipes/quickstart/model is not made")
+    sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32", "checkpoint.every_steps=4"]
+    storage = plan(load([smallest], sets, {}).recipe).storage
+    assert storage.parameters is not None
+    header = int.from_bytes(weights.read_bytes()[:8], "little") + 8
+    assert storage.parameters * 4 == weights.stat().st_size - header
+    assert storage.actor_state_bytes == storage.parameters * 16
+    assert storage.states_bytes == 2 * storage.parameters * 16 * (min(ceil(10 / 4), 2) + 1)

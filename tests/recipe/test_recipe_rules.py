@@ -1,0 +1,231 @@
+"""Rules across tables: each refuses what is wrong, with both keys, their values and where they were set."""
+# ruff: noqa: E501 - a transcript is one line
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import RecipeError
+from ppoctl.recipe import rules
+from ppoctl.recipe.load import load
+from recipe.conftest import SMALLEST, Write
+
+EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"
+
+# What is set on the smallest recipe (4 prompts x 1 sample, minibatches of 2, window 20 + 13, 10 steps, so 20 updates
+# of each role), and what is said about it.
+CASES: list[tuple[str, list[str], str]] = [
+    (
+        "sequences_of_a_step_fill_whole_minibatches",
+        ["ppo.minibatch_seqs=3"],
+        "--set: the 4 sequences of a step do not divide into minibatches of 3: `ppo.minibatch_seqs` = `3` (--set), "
+        "`rollout.prompts_per_step` = `4` (r.toml:9), `rollout.samples_per_prompt` = `1` (default)",
+    ),
+    (
+        "a_microbatch_is_no_larger_than_its_minibatch",
+        ["actor.batching.microbatch_seqs=4"],
+        "--set: a microbatch of 4 sequences is larger than its minibatch of 2: `actor.batching.microbatch_seqs` = `4` "
+        "(--set), `ppo.minibatch_seqs` = `2` (r.toml:15)",
+    ),
+    (
+        "a_microbatch_holds_the_longest_sequence",
+        ["critic.batching.max_tokens_per_microbatch=31"],
+        "--set: a microbatch of 31 tokens cannot hold a sequence of 32 (prompt + response - 1: the last token is "
+        "predicted and not read): `critic.batching.max_tokens_per_microbatch` = `31` (--set), "
+        "`rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
+    ),
+    (
+        "a_warm_up_ends_before_the_run_does",
+        ["actor.optimizer.lr_warmup_updates=21"],
+        "--set: a warm-up of 21 updates never ends: the run has 20 updates of the actor: "
+        "`actor.optimizer.lr_warmup_updates` = `21` (--set), `steps` = `10` (r.toml:2)",
+    ),
+    (
+        "a_decay_ends_after_its_warm_up",
+        ["actor.optimizer={lr=1.0, lr_schedule='linear', lr_warmup_updates=5, lr_decay_updates=5}"],
+        "--set: the decay is over at update 5, before the warm-up is (update 5): `actor.optimizer.lr_decay_updates` = "
+        "`5` (--set), `actor.optimizer.lr_warmup_updates` = `5` (--set)",
+    ),
+    (
+        "a_constant_rate_has_no_decay",
+        ["actor.optimizer.lr_min_frac=0.1"],
+        "--set: `actor.optimizer.lr_min_frac` is set, and a constant learning rate never decays: "
+        '`actor.optimizer.lr_min_frac` = `0.1` (--set), `actor.optimizer.lr_schedule` = `"constant"` (default)',
+    ),
+    (
+        "the_actor_trains_in_some_step",
+        ["ppo.critic_only_steps=10"],
+        "--set: the actor never trains: 10 critic-only steps of 10: `ppo.critic_only_steps` = `10` (--set), "
+        "`steps` = `10` (r.toml:2)",
+    ),
+    (
+        "whitening_has_more_than_one_sequence",
+        ["rollout.prompts_per_step=1", "ppo.minibatch_seqs=1"],
+        "--set: whitening the advantages of one sequence removes its reward: `ppo.advantages.whiten` = `true` "
+        "(default), `rollout.prompts_per_step` = `1` (--set), `rollout.samples_per_prompt` = `1` (default)",
+    ),
+    (
+        "a_dual_clip_lies_outside_the_clip",
+        ["ppo.policy_loss.dual_clip=1.1"],
+        "--set: a dual clip of 1.1 lies inside the clip at 1 + 0.2: `ppo.policy_loss.dual_clip` = `1.1` (--set), "
+        "`ppo.policy_loss.clip_high` = `0.2` (default)",
+    ),
+    (
+        "a_reward_scale_has_two_ends",
+        ["reward.scale={from=[1, 1], to=[0, 1]}"],
+        "--set: the lowest score is not below the highest: `reward.scale.from` = `[1.0, 1.0]` (--set)",
+    ),
+    (
+        "a_reward_scale_has_two_ends",
+        ["reward.scale={from=[0, 1], to=[1, 1]}"],
+        "--set: all scores become the same reward: `reward.scale.to` = `[1.0, 1.0]` (--set)",
+    ),
+    (
+        "the_reward_can_read_the_answers",
+        ["reward={kind='exact_match'}"],
+        "--set: an exact match with GSM8K's bare number needs an instruction that asks for the bare number: "
+        '`reward.kind` = `"exact_match"` (--set), `data.train.format` = `"gsm8k"` (r.toml:6), '
+        '`data.train.instruction` = `""` (default)',
+    ),
+    (
+        "bounds_of_a_health_rule_are_in_order",
+        ["health.entropy={min=2.0, max=1.0}"],
+        "--set: nothing is at least 2.0 and at most 1.0: `health.entropy.min` = `2.0` (--set), `health.entropy.max` = "
+        "`1.0` (--set)",
+    ),
+    (
+        "a_rule_that_stops_has_a_bound",
+        ["health.kl={action='stop'}"],
+        '--set: [health.kl] would stop the run and has neither `min` nor `max`: `health.kl.action` = `"stop"` (--set)',
+    ),
+    (
+        "health_speaks_of_figures_the_run_has",
+        ["health.reference_kl.max=1.0"],
+        "--set: `health.reference_kl` bounds the distance to a reference, and none is loaded: `ppo.kl.place` = "
+        '`"none"` (default)',
+    ),
+    (
+        "every_expectation_can_be_judged",
+        ['expect."policy/entropy".min=1'],
+        "--set: no metric is called `policy/entropy`; did you mean `policy/entropy_mean`?",
+    ),
+    (
+        "every_expectation_can_be_judged",
+        ['expect."policy/entropy_mean".at_step=2'],
+        '--set: `expect."policy/entropy_mean"` has none of `min`, `max` and `rise_min`',
+    ),
+    (
+        "every_expectation_can_be_judged",
+        ['expect."policy/entropy_mean"={min=1, max=0}'],
+        '--set: nothing is at least 1.0 and at most 0.0: `expect."policy/entropy_mean".min` = `1.0` (--set), '
+        '`expect."policy/entropy_mean".max` = `0.0` (--set)',
+    ),
+    (
+        "every_expectation_can_be_judged",
+        ['expect."policy/entropy_mean"={min=1, at_step=11}'],
+        "--set: `policy/entropy_mean` is expected at step 11 of a run of 10 steps: "
+        '`expect."policy/entropy_mean".at_step` = `11` (--set), `steps` = `10` (r.toml:2)',
+    ),
+    (
+        "metrics_of_a_reference_have_a_reference",
+        ['expect."kl/reference_mean".max=1'],
+        '--set: `kl/reference_mean` needs a reference, and none is loaded: `ppo.kl.place` = `"none"` (default)',
+    ),
+    (
+        "evaluations_that_are_watched_take_place",
+        [EVAL, "checkpoint.best=eval/f/pass_at_1"],
+        "--set: `eval/f/pass_at_1` speaks of an evaluation set `f`; [data.eval] has `e`: `checkpoint.best` = "
+        '`"eval/f/pass_at_1"` (--set)',
+    ),
+    (
+        "an_expected_evaluation_happens_at_that_step",
+        [EVAL, "eval.every_steps=4", 'expect."eval/e/pass_at_1"={min=0.5, at_step=6}'],
+        "--set: `eval/e/pass_at_1` is expected at step 6, where nothing is evaluated: "
+        '`expect."eval/e/pass_at_1".at_step` = `6` (--set), `eval.every_steps` = `4` (--set), `eval.at_start` = `true` '
+        "(default)",
+    ),
+    (
+        "a_rise_has_two_evaluations",
+        [EVAL, "eval.at_start=false", 'expect."eval/e/pass_at_1".rise_min=0.1'],
+        "--set: `eval/e/pass_at_1` must rise over its first value, and the run evaluates once: "
+        '`expect."eval/e/pass_at_1".rise_min` = `0.1` (--set), `eval.at_start` = `false` (--set), `eval.every_steps` = '
+        "`0` (default)",
+    ),
+    (
+        "the_best_state_is_judged_by_a_known_metric",
+        ["checkpoint.best=reward/mean"],
+        "--set: no metric is called `reward/mean`; did you mean `reward/score_mean`?: `checkpoint.best` = "
+        '`"reward/mean"` (--set)',
+    ),
+    (
+        "a_set_name_is_part_of_a_metric_name",
+        ["data.eval.'a/b'={format='gsm8k', path='e.jsonl'}"],
+        "--set: `a/b` names an evaluation set and may not hold `/`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "sets", "line"), CASES, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(CASES)])
+def test_a_broken_rule_says_so(smallest: Path, rule: str, sets: list[str], line: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load([smallest], sets, {})
+    assert caught.value.message == line
+    assert rule in {known.__name__ for known in rules.RULES}
+
+
+def test_every_rule_is_broken_by_some_case() -> None:
+    assert {name for name, _, _ in CASES} == {rule.__name__ for rule in rules.RULES}
+
+
+def test_what_sits_on_the_edge_of_a_rule_is_right(smallest: Path) -> None:
+    sets = [
+        EVAL,
+        "ppo.minibatch_seqs=4",
+        "actor.batching.microbatch_seqs=4",
+        "critic.batching.max_tokens_per_microbatch=32",
+        "critic.optimizer.lr_warmup_updates=10",
+        "ppo.critic_only_steps=9",
+        "eval.every_steps=4",
+        'expect."eval/e/pass_at_1"={min=0.5, max=0.5, at_step=8}',
+        'expect."eval/e/greedy_pass_at_1"={rise_min=0.0, at_step=10}',
+        'expect."time/rollout_s".max=9',
+        "checkpoint.best=eval/e/pass_at_1",
+        "health.entropy={min=1.0, max=1.0, action='stop'}",
+        "ppo.advantages={kind='gae', gamma=0, gae_lambda=0}",
+    ]
+    assert load([smallest], sets, {}).recipe.ppo.critic_only_steps == 9
+
+
+def test_one_sequence_may_stay_unwhitened(smallest: Path) -> None:
+    sets = ["rollout.prompts_per_step=1", "ppo.minibatch_seqs=1", "ppo.advantages={kind='gae', whiten=false}"]
+    assert not load([smallest], sets, {}).recipe.ppo.advantages.whiten
+
+
+def test_rules_are_judged_where_other_keys_are_wrong(write: Write) -> None:
+    """One pass: a misspelt key elsewhere does not hide a conflict, and a missing value hides only its own rules."""
+    text = SMALLEST.replace("steps = 10\n", "").replace("minibatch_seqs = 2", "minibatch_seqs = 3")
+    with pytest.raises(RecipeError) as caught:
+        load([write(text)], ["actor.optimizer.lr_warmup_updates=99", "seed='x'", "critic.optimizer.lrr=1"], {})
+    said = caught.value.message.splitlines()
+    assert [
+        part in line
+        for part, line in zip(("`seed`", "missing `steps`", "`lrr`", "the 4 sequences"), said, strict=True)
+    ]
+    assert len(said) == 4
+
+
+def test_a_hint_is_one_change(smallest: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load([smallest], ["ppo.minibatch_seqs=3"], {})
+    assert caught.value.hint == "change the recipe, or add `--set ppo.minibatch_seqs=2`"
+    assert load([smallest], ["ppo.minibatch_seqs=2"], {})
+
+
+def test_evaluations_happen_at_start_at_intervals_and_at_the_end(smallest: Path) -> None:
+    def steps(*sets: str) -> list[int]:
+        recipe = load([smallest], sets, {}).recipe
+        return [step for step in range(11) if rules.evaluates(recipe, step)]
+
+    assert steps() == []
+    assert steps(EVAL) == [0, 10]
+    assert steps(EVAL, "eval.every_steps=4", "eval.at_start=false") == [4, 8, 10]

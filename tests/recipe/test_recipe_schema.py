@@ -1,0 +1,67 @@
+"""Laws of the schema: every key is explained, declares what it changes, and can be set to everything it may be."""
+
+from typing import Any
+
+import pytest
+
+from ppoctl.recipe import shape
+from ppoctl.recipe.effects import Effect
+from ppoctl.recipe.explain import EXAMPLES, FOREIGN_NAMES
+from ppoctl.recipe.schema import Recipe
+
+KEYS = list(shape.walk(shape.of(Recipe)))
+LEAVES = [(path, key) for path, key in KEYS if isinstance(key.shape, shape.Leaf)]
+TABLES = [(path, key) for path, key in KEYS if not isinstance(key.shape, shape.Leaf)]
+
+
+def ids(keys: list[tuple[shape.Path, shape.Key]]) -> list[str]:
+    return [".".join(path) for path, _ in keys]
+
+
+@pytest.mark.parametrize(("path", "key"), LEAVES, ids=ids(LEAVES))
+def test_every_key_has_one_docstring_and_one_effect(path: shape.Path, key: shape.Key) -> None:
+    effects = [item for item in key.field.metadata if isinstance(item, Effect)]
+    assert len(effects) == 1
+    doc = key.field.description or ""
+    assert doc.endswith(".")
+    assert doc[0].isupper() or not doc[0].isalpha() or doc.split()[0].rstrip(":,") in ("k1", "stop", "kl", "policy")
+
+
+@pytest.mark.parametrize(("path", "key"), TABLES, ids=ids(TABLES))
+def test_a_table_declares_no_effect_of_its_own(path: shape.Path, key: shape.Key) -> None:
+    assert key.effect is None
+
+
+def test_every_table_class_has_a_docstring() -> None:
+    models: set[Any] = {Recipe}
+    for _, key in KEYS:
+        shapes = [key.shape.each] if isinstance(key.shape, shape.Named) else [key.shape]
+        for each in shapes:
+            tables = each.tables.values() if isinstance(each, shape.Choice) else [each]
+            models |= {table.model for table in tables if isinstance(table, shape.TableShape)}
+    assert len(models) > 25
+    assert [model.__name__ for model in models if not (model.__doc__ or "").rstrip().endswith(".")] == []
+
+
+def test_a_key_that_may_be_absent_is_absent_by_default() -> None:
+    """TOML has no null: with another default, absence could not be asked for."""
+    optional = [key for _, key in LEAVES if "None" in str(key.field.annotation)]
+    assert len(optional) > 8
+    assert all(key.field.default is None for key in optional)
+
+
+def test_every_required_key_has_an_example_line() -> None:
+    required = {path[-1] for path, key in LEAVES if key.required and not shape.allowed(key.field.annotation)}
+    assert required <= set(EXAMPLES)
+
+
+def test_names_of_other_systems_lead_to_keys_of_ours() -> None:
+    names = {path[-1] for path, _ in KEYS}
+    assert set(FOREIGN_NAMES.values()) <= names
+    assert not set(FOREIGN_NAMES) & names
+
+
+def test_units_are_in_the_names_of_quantities() -> None:
+    """A duration or a size without its unit is misread sooner or later."""
+    bare = {"timeout", "tokens", "memory", "duration", "interval", "size"}
+    assert not [path for path, _ in LEAVES if path[-1] in bare]

@@ -1,0 +1,137 @@
+"""A run on the real engines, killed and resumed: python -m story.real_drill FOLDER EVERY_STEPS MOMENTS (JSON).
+
+One chain of attempts: each is killed at the next moment on the list, the last one ends the run. Then ledger, final
+Megatron states (weights and optimizer, every file) and the figures of every stage must be those of the run that was
+never killed. Prints the moments that were reached.
+"""
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store import manifest as manifests
+from ppoctl.store.journal import Line, read_lines
+from ppoctl.store.layout import ROLES, STAGES, RunLayout
+from story.drill import in_a_process, kill_self
+
+ROOT = Path(__file__).parents[2]
+STEPS = 3
+MOMENTS = ("starts", "inside", "writing", "written", "renamed")
+
+
+def real_recipe(*, every_steps: int, **changes: object) -> Recipe:
+    quickstart = ROOT / "recipes/quickstart"
+    rows = {"format": "gsm8k", "path": str(quickstart / "test.jsonl"), "max_rows": 4}
+    tables = {
+        "name": "drill",
+        "steps": STEPS,
+        "model": {"path": str(quickstart / "model"), "dtype": "float32"},
+        "data": {"train": {"format": "gsm8k", "path": str(quickstart / "train.jsonl")}, "eval": {"test": rows}},
+        "rollout": {
+            "prompts_per_step": 8,
+            "max_prompt_tokens": 96,
+            "max_new_tokens": 24,
+            "keep_finished_every_s": 1e-9,
+        },
+        "reward": {"kind": "gsm8k"},
+        "ppo": {"minibatch_seqs": 4, "kl": {"place": "loss", "coef": 0.01}},
+        "actor": {"optimizer": {"lr": 1e-3}},
+        "critic": {"optimizer": {"lr": 1e-3}},
+        "checkpoint": {"every_steps": every_steps},
+        "eval": {"every_steps": 2, "at_start": False},
+        "tracking": {"kind": "none"},
+        "cluster": {"kind": "local", "threads": 1},
+    }
+    return Recipe.model_validate({**tables, **changes})
+
+
+class Executioner:
+    """Kills the process at one moment, `STEP STAGE MOMENT`; `inside` is some milliseconds after a stage has started,
+    or half-way through a rollout."""
+
+    def __init__(self, moment: str | None) -> None:
+        self.moment = moment
+
+    def on_stage(self, step: int, stage: str) -> None:
+        if self.moment == f"{step} {stage} starts":
+            kill_self()
+        if self.moment == f"{step} {stage} inside" and stage != "rollout":
+            threading.Timer(0.02, kill_self).start()
+        self.step = step
+
+    def on_moment(self, step: int, stage: str, moment: str) -> None:
+        if self.moment == f"{step} {stage} {moment}":
+            kill_self()
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        if self.moment == f"{self.step} rollout inside" and done == total // 2:
+            kill_self()
+
+    def on_committed(self, line: Line) -> None:
+        pass
+
+
+def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
+    from ppoctl.wire import session
+
+    layout = RunLayout(root)
+    sockets, digests, threads = session.prepare(recipe)
+    if not root.exists():
+        session.create(layout, recipe, digests, command="train")
+    recipes = session.recorded_recipes(layout)
+    session.attempt_run(session.Opened(layout, recipes, sockets, threads, observers=(Executioner(moment),)))
+
+
+def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
+    """Kill at each moment in turn, then end the run; returns the moments that were reached."""
+    reached = [m for m in moments if in_a_process(lambda m=m: go_on(root, recipe, m)) == signal.SIGKILL]
+    assert in_a_process(lambda: go_on(root, recipe, None)) == 0
+    return reached
+
+
+def outcome(root: Path) -> dict[str, object]:
+    layout = RunLayout(root)
+    states = {}
+    for role in ROLES:
+        manifest = manifests.read(layout.state(role, STEPS))
+        assert manifest is not None
+        # `.metadata` is torch's index of the tensor files; it differs from process to process, they must not.
+        files = {name: digest.sha256 for name, digest in manifest.files.items() if name != ".metadata"}
+        states[role] = (manifest.identity, files)
+    stages = [line for line in read_lines(layout.journal) if "stage" in line]
+    assert len({(line["step"], line["stage"]) for line in stages}) == len(stages)
+    figures = {f"{line['step']} {line['stage']}": line["figures"] for line in stages}
+    ledger = [json.loads(line) for line in layout.ledger.read_text().splitlines()]
+    return {"states": states, "figures": figures, "ledger": ledger}
+
+
+def moments_of_the_grid(every_steps: int) -> list[str]:
+    """Every moment of every stage and state of the run, in the order in which they come."""
+    grid: list[str] = []
+    for step in range(1, STEPS + 1):
+        stages = [stage for stage in STAGES if stage != "eval" or step in (2, 3)]
+        grid += [f"{step} {stage} {moment}" for stage in stages for moment in MOMENTS]
+        if step % every_steps == 0:
+            grid += [f"{step} state/{role} {moment}" for role in ("critic", "actor") for moment in MOMENTS[2:]]
+    return grid
+
+
+def main(folder: Path, every_steps: int, moments: list[str]) -> None:
+    # Imported before the forks: that costs more than a whole attempt. Nothing computes in this process.
+    import ppoctl.engines.megatron.factory
+    import ppoctl.wire.session  # noqa: F401
+
+    recipe = real_recipe(every_steps=every_steps)
+    drill(folder / "whole", recipe, [])
+    reached = drill(folder / "killed", recipe, moments)
+    killed, whole = outcome(folder / "killed"), outcome(folder / "whole")
+    for part in whole:
+        assert killed[part] == whole[part], f"{part} differ:\n{killed[part]}\n{whole[part]}"
+    print(json.dumps(reached))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))
