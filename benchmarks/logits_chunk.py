@@ -70,15 +70,15 @@ def one_case(args: argparse.Namespace) -> None:
         (logprobs.sum() + (entropy.sum() if args.entropy else 0.0)).backward()
 
     # Warm up on a few tokens: libraries allocate their own buffers once.
-    token_logprobs(hidden[:8], weight, targets[:8], LogprobSettings(1.0, 8, with_entropy=args.entropy))[
-        0
-    ].sum().backward()
-    started = time.perf_counter()
+    warm, _ = token_logprobs(hidden[:8], weight, targets[:8], LogprobSettings(1.0, 8, args.entropy))
+    warm.sum().backward()
+    started, started_cpu = time.perf_counter(), time.process_time()
     peak = peak_above_start(run, device)
-    seconds = time.perf_counter() - started
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
     chunk_mib = (args.chunk or args.tokens) * args.vocabulary * hidden.element_size() / 2**20
     name = f"chunks of {args.chunk}" if args.chunk else "plain"
-    print(f"{name:>16}: {seconds:6.2f} s, peak {peak:7.0f} MiB, one chunk of logits {chunk_mib:6.0f} MiB", flush=True)
+    timing = f"{seconds:6.2f} s ({cpu_seconds:.2f} CPU s)"
+    print(f"{name:>16}: {timing}, peak {peak:7.0f} MiB, one chunk of logits {chunk_mib:6.0f} MiB", flush=True)
 
 
 def main() -> None:
@@ -89,14 +89,15 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--entropy", action="store_true", help="also the entropy and its gradient")
     parser.add_argument("--plain", action="store_true", help="also the plain formula (needs many GiB)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--chunk", type=int, help="one case, in this process; 0 is the plain formula")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     if args.chunk is not None:
         one_case(args)
         return
-    print(
-        f"{args.tokens} tokens, vocabulary {args.vocabulary}, hidden {args.hidden}, {args.dtype}, forward + backward"
-    )
+    sizes = f"{args.tokens} tokens, vocabulary {args.vocabulary}, hidden {args.hidden}, {args.dtype}"
+    print(f"{sizes}, forward + backward", flush=True)
     for chunk in ([0] if args.plain else []) + [256, 1024]:
         subprocess.run([sys.executable, __file__, *sys.argv[1:], "--chunk", str(chunk)], check=True)
 

@@ -1,6 +1,6 @@
 """How much of the machine's matmul rate the updates of actor and critic reach.
 
-    PYTHONPATH=src python benchmarks/roofline.py [--dtype bfloat16] [--threads 2] [--target 0.5]
+    PYTHONPATH=src python benchmarks/roofline.py [--dtype bfloat16] [--threads 2] [--target 0.5] [--cpu-time]
 
 Counted are the multiplications and additions of matrix products and attention that an update needs: forward once,
 backward twice that; the causal half of attention; the language model's head at the positions read only. Not counted:
@@ -30,6 +30,9 @@ from ppoctl.recipe.schema import ByTokens, ModelTable
 STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
 LENGTHS = {"short": (24, 40, 400), "long": (24, 200, 1000)}
 """Sequences, and tokens from and to."""
+
+
+clock: Callable[[], float] = time.perf_counter
 
 
 @dataclass
@@ -101,10 +104,10 @@ def best_time_s(run: Callable[[], object], repeats: int) -> float:
     times = []
     for _ in range(repeats):
         synchronize()
-        started = time.perf_counter()
+        started = clock()
         run()
         synchronize()
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
     return min(times)
 
 
@@ -177,7 +180,11 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=4096, help="per microbatch")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--target", type=float, default=0.5, help="smallest share of the matmul rate")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU seconds of one thread, on a machine others use")
     args = parser.parse_args()
+    if args.cpu_time:
+        global clock
+        clock, args.threads = time.process_time, 1
     torch.set_num_threads(args.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as name:

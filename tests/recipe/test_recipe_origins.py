@@ -3,7 +3,7 @@
 import tomllib
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppoctl.recipe.origins import dotted, lines_of
@@ -66,6 +66,7 @@ leaves = st.one_of(st.integers(), st.booleans(), st.text(max_size=8), st.lists(s
 tables = st.recursive(leaves, lambda inner: st.dictionaries(names, inner, max_size=3), max_leaves=8)
 
 
+@settings(deadline=None)  # a loaded machine is slow, not wrong
 @given(st.dictionaries(names, tables, min_size=1, max_size=4))
 def test_whatever_toml_can_say_every_key_has_its_line(document: dict[str, Any]) -> None:
     """One key per line, so the line of each is known."""

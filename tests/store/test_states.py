@@ -10,7 +10,7 @@ from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
 from ppoctl.errors import StorageError
 from ppoctl.loop.run import run, start_point
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import STAGES, RunLayout
 from ppoctl.store.states import largest_gap
 
 EVERY_SECOND = {"checkpoint": {"every_steps": 2}, "steps": 4}
@@ -105,8 +105,7 @@ def test_retention_keeps_two_pairs_and_what_they_need_and_a_sample_of_rollouts(t
     kept = {step: sorted(path.name for path in layout.step(step).iterdir()) for step in layout.committed_steps()}
     assert kept == {
         3: ["10-rollout", "20-reward", "30-values", "50-advantages"],
-        6: sorted(layout.stage(6, s).name for s in ("rollout", "reward", "values", "logprobs", "advantages"))
-        + ["60-critic_update", "70-actor_update", "80-eval"],
+        6: sorted(layout.stage(6, stage).name for stage in STAGES),
     }
 
 

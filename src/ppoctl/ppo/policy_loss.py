@@ -35,7 +35,7 @@ class PolicyClip:
             raise ValueError(f"dual is {self.dual}: it must be above 1, or None for no bound")
 
 
-def clipped_policy_loss(  # noqa: PLR0913 - every tensor is a term of the formula
+def clipped_policy_loss(
     logprobs: Float[Tensor, "B R"],
     old_logprobs: Float[Tensor, "B R"],
     advantages: Float[Tensor, "B R"],
@@ -43,15 +43,15 @@ def clipped_policy_loss(  # noqa: PLR0913 - every tensor is a term of the formul
     *,
     clip: PolicyClip,
     num_tokens_global: int,
-    weights: Float[Tensor, "B R"] | None = None,
 ) -> Float[Tensor, ""]:
     """The loss to minimise, summed over counted tokens and divided by the global count.
 
         ratio = exp(logprobs - old)          l = max(-A ratio, -A clip(ratio, 1 - low, 1 + high))
-        where A < 0 and dual is set: l = min(l, -A dual)          loss = sum(w l) / num_tokens_global
+        where A < 0 and dual is set: l = min(l, -A dual)          loss = sum(l) / num_tokens_global
 
-    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; dual clip as in verl and NeMo-RL. `weights` (rollout
-    correction) carry no gradient. Only logprobs do: advantages and old log-probs are constants of the update.
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; dual clip as in verl and NeMo-RL. Only logprobs carry
+    a gradient: advantages and old log-probs are constants of the update. The loss is linear in the size of A, so
+    weights of a rollout correction are multiplied into the advantages.
     """
     ratio = token_ratios(logprobs, old_logprobs, mask)
     advantages = torch.where(mask, advantages, 0).detach()
@@ -60,8 +60,6 @@ def clipped_policy_loss(  # noqa: PLR0913 - every tensor is a term of the formul
     loss = torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
     if clip.dual is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * clip.dual), loss)
-    if weights is not None:
-        loss = loss * torch.where(mask, weights, 0).detach()
     return masked_token_mean(loss, mask, num_tokens_global=num_tokens_global)
 
 

@@ -24,10 +24,9 @@ class PolicyObjective:
 
     old_logprobs: Float[Tensor, "B R"]
     advantages: Float[Tensor, "B R"]
+    """Times the weights of the rollout correction, where one is on."""
     mask: Bool[Tensor, "B R"]
     clip: PolicyClip
-    weights: Float[Tensor, "B R"] | None
-    """Rollout correction; None: off."""
     reference: Float[Tensor, "B R"] | None
     """Reference log-probs where the KL is in the loss."""
     penalty: KlPenalty | None
@@ -54,13 +53,12 @@ class PolicyObjective:
             mask,
             clip=self.clip,
             num_tokens_global=num_tokens_global,
-            weights=None if self.weights is None else self.weights[rows].to(device),
         )
         if entropy is not None and self.entropy_coef > 0:
             bonus = masked_token_mean(entropy, mask, num_tokens_global=num_tokens_global)
             loss = loss - self.entropy_coef * bonus
         if self.reference is not None and self.penalty is not None:
-            kl = kl_estimate(outputs, self.reference[rows].to(device), kind=self.penalty.estimator)
+            kl = kl_estimate(outputs, self.reference[rows].to(device), kind=self.penalty.estimator, mask=mask)
             loss = loss + self.kl_coef * masked_token_mean(kl, mask, num_tokens_global=num_tokens_global)
         return loss
 
@@ -112,18 +110,17 @@ class ActorUpdateStage:
         return record.state
 
     def _objective(self, rollouts: Rollouts, logprobs: Logprobs, advantages: Advantages) -> PolicyObjective:
-        weights = None
+        weighted = advantages.advantages
         if self.max_ratio is not None:
-            weights = truncated_importance_weights(
+            weighted = weighted * truncated_importance_weights(
                 logprobs.actor, rollouts.sampler_logprobs, advantages.mask, max_ratio=self.max_ratio
             )
         in_loss = self.penalty is not None and self.penalty.place == "loss"
         return PolicyObjective(
             old_logprobs=logprobs.actor,
-            advantages=advantages.advantages,
+            advantages=weighted,
             mask=advantages.mask,
             clip=self.clip,
-            weights=weights,
             reference=logprobs.reference if in_loss else None,
             penalty=self.penalty,
             kl_coef=advantages.carry.kl_coef,

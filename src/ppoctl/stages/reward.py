@@ -43,7 +43,7 @@ class RewardStage:
             score, answer = missing[0]
             raise RewardError(
                 f"{len(missing)} of {len(scores)} samples have no score ({share:.1%}, `reward.max_error_frac` is "
-                f"{self.max_error_frac:.1%}); the first: `{answer.prompt_id}` {score.outcome} {score.message}".rstrip(),
+                f"{self.max_error_frac:.1%}); first `{answer.prompt_id}` {score.outcome} {score.message}".rstrip(),
                 hint="the rollouts are kept: mend the reward and resume, or allow more with "
                 "`--set reward.max_error_frac=...`",
             )

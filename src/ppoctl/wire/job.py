@@ -53,7 +53,7 @@ def assemble(
     sockets: Sockets,
     around: Surroundings,
 ) -> Wiring:
-    """A job on a run directory. `recipes` by the first step they hold for; of older ones only result keys are read."""
+    """A job on a run directory. `recipes` by the first step they hold for; older ones are read for result keys."""
     newest = recipes[max(recipes)]
     journal = Journal(layout, attempt)
     states = States(

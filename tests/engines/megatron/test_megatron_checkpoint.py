@@ -113,6 +113,13 @@ def test_a_state_of_another_model_is_a_storage_error(model, saved, other, tmp_pa
         trainer.load(saved)
 
 
+def test_a_state_with_a_tensor_too_many_is_a_storage_error(model, tmp_path):
+    """An untied model's state has all that a tied one needs, and an output layer besides."""
+    lab.actor(model("qwen2")).save(tmp_path)
+    with pytest.raises(StorageError, match=r"output_layer\.weight"):
+        lab.actor(model("qwen2-tied")).load(tmp_path)
+
+
 def test_a_full_or_missing_disk_is_a_storage_error(model, tmp_path):
     with pytest.raises(StorageError, match="cannot be written"):
         lab.actor(model("llama")).save(tmp_path / "nowhere")

@@ -10,7 +10,9 @@ from pathlib import Path
 import megatron_lab as lab
 import pytest
 import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
 
+from ppoctl.engines.megatron.value_head import ValueHead
 from ppoctl.recipe.schema import BySequences, ByTokens
 from tolerance import EXACT, FLOAT32
 
@@ -68,6 +70,19 @@ def test_a_fresh_critic_says_exactly_zero(model):
     values = lab.critic(model("qwen2-tied")).values(lab.make_rollouts())
     assert values.dtype == torch.float32
     EXACT.check(values, torch.zeros(5, 9))
+
+
+def test_the_value_head_starts_at_zero_and_answers_in_float32():
+    config = TransformerConfig(
+        num_layers=1, hidden_size=4, num_attention_heads=1, params_dtype=torch.bfloat16, cuda_graph_scope=[]
+    )
+    head = ValueHead(config, torch.device("cpu"))
+    hidden = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.bfloat16)
+    EXACT.check(head(hidden), torch.zeros(1))
+    torch.nn.init.constant_(head.weight, 1.0078125)
+    values = head(hidden)
+    assert values.dtype == torch.float32
+    EXACT.check(values, torch.tensor([10.078125]))  # bfloat16 would say 10.0625
 
 
 def test_a_value_is_of_the_state_before_its_token(model):

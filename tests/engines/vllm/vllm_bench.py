@@ -108,9 +108,7 @@ class HfTrainer:
         return self.logprobs(tokens)
 
 
-def settings_for(
-    folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", seats: int = 8
-) -> VllmSettings:
+def settings_for(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", seats: int = 8) -> VllmSettings:
     return VllmSettings(
         model=str(folder),
         dtype=dtype,
