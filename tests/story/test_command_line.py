@@ -68,14 +68,14 @@ def test_rollout_train_show_eval_and_resume(tmp_path: Path, ppoctl_data: Path) -
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: int, code: int, ppoctl_data: Path) -> None:
     words = [sys.executable, "-m", "ppoctl", "train", str(SMOKE), "-v", "--set", "steps=50", "--set", "expect={}"]
-    process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("step 2/50  values"):
-            process.send_signal(number)
-            break
-    rest = process.stderr.read()
-    assert process.wait(timeout=120) == code
+    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 2/50  values"):
+                process.send_signal(number)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == code
     assert "everything finished is committed" in rest
     assert "Traceback" not in rest
     status = answer(tmp_path, "status", "runs/gsm8k-smoke")
@@ -88,11 +88,11 @@ def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: int, code: int, 
 
 
 BAD_INPUT = [
-    (["model.path=nowhere/model"], 2, "model.path"),
-    (["data.train.path=missing.jsonl"], 2, "missing.jsonl"),
-    (["rollout.max_prompt_tokens=20"], 4, "the limit is 20"),
+    (["model.path=nowhere/model"], 3, "model.path"),
+    (["data.train.path=missing.jsonl"], 4, "missing.jsonl"),
+    (["rollout.max_prompt_tokens=20"], 4, "`rollout.max_prompt_tokens` is 20; 64 of 64 rows"),
     (["rollout.prompts_per_step=128"], 4, "64"),
-    (["rollout.promts_per_step=8"], 2, "did you mean `rollout.prompts_per_step`"),
+    (["rollout.promts_per_step=8"], 2, "did you mean `prompts_per_step`"),
     (['steps="two"'], 2, "steps"),
 ]
 
@@ -122,7 +122,7 @@ def test_an_empty_dataset_and_a_runs_folder_that_is_a_file(tmp_path: Path, ppoct
 
 
 def test_an_mlflow_that_cannot_be_reached_costs_nothing(tmp_path: Path, ppoctl_data: Path) -> None:
-    uri = "tracking.uri=http://127.0.0.1:9"
+    uri = 'tracking={kind="mlflow", uri="http://127.0.0.1:9"}'
     done = ppoctl(tmp_path, "train", str(SMOKE), "--set", uri, "--set", "steps=1", "--set", "eval.at_start=false")
     assert done.returncode == 0, done.stderr
     assert "mlflow:" in done.stderr
