@@ -204,6 +204,10 @@ class Models(Protocol):
 
     def critic_at(self, state: State) -> Critic: ...
 
+    def stamped(self, state: State) -> State:
+        """The same state, its stamp saying how often it was made again inexactly; its engine is then at it."""
+        ...
+
     def advancing(self, state: State, *, to: State) -> AbstractContextManager[Trainer]:
         """The engine at `state`; when the context ends well it counts as being at `to`, else as being nowhere."""
         ...
@@ -247,7 +251,7 @@ class SampleParts(Protocol):
         ...
 
     def keep(self, *, step: int, fingerprint: str) -> AbstractContextManager[Callable[[Sample], None]]:
-        """A function that takes each finished sample; written out in groups, and at the end of the context."""
+        """A function that takes each finished sample; written out in groups, and when the context fails."""
         ...
 
     def drop(self, *, step: int) -> None:

@@ -52,24 +52,22 @@ class Witness:
             self.tell(f"inside rollout after {done} samples")
 
 
-def open_run(
-    root: Path, recipe: Recipe, witness: Witness, *, check_stop: Callable[[], None] = lambda: None
-) -> Wiring:
+def open_run(root: Path, recipe: Recipe, witness: Witness, *, recipes: Mapping[int, Recipe] | None = None) -> Wiring:
     """What `train --or-resume` does, on fakes."""
     layout = RunLayout(root)
     if not root.exists():
-        run_dir.create(layout, recipe_toml="", resolved=recipe.model_dump(mode="json"), facts={})
+        run_dir.create(layout, recipe_toml="", resolved=recipe.model_dump(mode="json", by_alias=True), facts={})
     attempt = claim(layout)
     artifact.sweep(layout)
     around = Surroundings(
-        check_stop=check_stop,
+        check_stop=lambda: None,
         say=lambda text: None,
         observers=(witness,),
         health=Calm(),
         versions={},
     )
     sockets = fake_sockets(recipe, on_minibatch=witness.on_minibatch)
-    return assemble(layout, attempt, {1: recipe}, sockets, around)
+    return assemble(layout, attempt, recipes or {1: recipe}, sockets, around)
 
 
 def play(root: Path, recipe: Recipe | None = None, witness: Witness | None = None) -> Wiring:

@@ -1,6 +1,9 @@
 """`once`: recall what is committed, refuse what does not belong, name what is corrupt."""
 
 import re
+import resource
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,8 @@ from fakes.sockets import fake_recipe
 from ppoctl.errors import CorruptArtifactError, StorageError, SupersededError
 from ppoctl.loop.run import run
 from ppoctl.store import attempt as attempts
-from ppoctl.store.journal import read_lines
+from ppoctl.store import manifest as manifests
+from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.layout import MANIFEST, STAGES, RunLayout
 from ppoctl.store.resume_plan import plan_resume, set_aside_broken
 
@@ -137,3 +141,49 @@ def test_a_run_folder_without_rights_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file where the folder should be")
     with pytest.raises(StorageError, match="cannot write to run directory"):
         attempts.claim(RunLayout(tmp_path / "run"))
+
+
+def test_a_disk_that_fills_up_within_a_journal_line_leaves_no_torn_line(stopped: Path) -> None:
+    layout = RunLayout(stopped)
+    attempt = attempts.claim(layout)
+    journal = Journal(layout, attempt)
+    size = layout.journal.stat().st_size
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limit[1]))
+    try:
+        with pytest.raises(StorageError, match="cannot write"):
+            journal.event("attempt_ended", status="failed", exit_code=8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    assert layout.journal.stat().st_size == size
+    journal.event("attempt_ended", status="failed", exit_code=8)
+    lines = read_lines(layout.journal)
+    assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+def test_two_writers_of_one_journal_write_each_line_once(stopped: Path) -> None:
+    layout = RunLayout(stopped)
+    one, other = (Journal(layout, attempts.claim(layout)) for _ in range(2))
+    manifest = manifests.read(layout.stage(1, "values"))
+    assert manifest is not None
+    new = replace(manifest, step=9)
+    assert one.ensure(new) is not None
+    assert other.ensure(new) is None
+    seqs = [line["seq"] for line in read_lines(layout.journal)]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_a_corrupt_manifest_of_a_state_is_part_of_the_plan(tmp_path: Path) -> None:
+    play(tmp_path / "run")
+    layout = RunLayout(tmp_path / "run")
+    (layout.state("actor", 3) / MANIFEST).write_text("{")
+    plan = plan_resume(layout)
+    assert [(item.name, item.action) for item in plan.broken] == [("states/actor/000003", "corrupt")]
+
+
+def test_parts_of_a_rollout_go_when_its_step_is_done(tmp_path: Path) -> None:
+    rollout = {"prompts_per_step": 4, "max_prompt_tokens": 4, "max_new_tokens": 6, "keep_finished_every_s": 1e-9}
+    play(tmp_path / "run", fake_recipe(rollout=rollout))
+    assert not list((tmp_path / "run").rglob("*.parts"))

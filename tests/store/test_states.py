@@ -87,10 +87,19 @@ def test_a_replay_that_differs_by_rounding_is_counted_and_stamped(tmp_path: Path
     assert wiring.job.states.replays("critic") == 0
 
 
+def figures(*losses: float, clip_frac: float = 0.0) -> dict[str, list[float]]:
+    return {"loss": list(losses), "grad_norm": [1.0], "lr": [0.1], "clip_frac": [clip_frac]}
+
+
 def test_the_gap_of_two_updates_is_relative_and_infinite_where_their_shape_differs() -> None:
-    assert largest_gap({"loss": [1.0, 2.0]}, {"loss": [1.0, 2.0]}) == 0
-    assert largest_gap({"loss": [1.0, 2.0]}, {"loss": [1.0, 2.2]}) == pytest.approx(0.2 / 2.2)
-    assert largest_gap({"loss": [1.0]}, {"loss": [1.0, 2.0]}) == float("inf")
+    assert largest_gap(figures(1.0, 2.0), figures(1.0, 2.0)) == 0
+    assert largest_gap(figures(1.0, 2.0), figures(1.0, 2.2)) == pytest.approx(0.2 / 2.2)
+    assert largest_gap(figures(1.0), figures(1.0, 2.0)) == float("inf")
+    assert largest_gap(figures(1.0), figures(float("nan"))) == float("inf")
+
+
+def test_a_share_that_jumped_by_one_token_is_inexact_and_no_other_update() -> None:
+    assert 0 < largest_gap(figures(1.0, clip_frac=0.5), figures(1.0, clip_frac=0.4)) < 1e-3
 
 
 def test_retention_keeps_two_pairs_and_what_they_need_and_a_sample_of_rollouts(tmp_path: Path) -> None:

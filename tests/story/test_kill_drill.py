@@ -50,6 +50,29 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, sav
         assert result(root) == expected, f"killed at: {name}"
 
 
+WARMED_AND_DECAYED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 3}
+
+
+def test_schedules_and_critic_only_steps_survive_a_kill_in_the_redo_log(folder: Path) -> None:
+    # What a constant rate and a constant story hide: a replay counts updates and steps as the update found them.
+    recipe = fake_recipe(
+        steps=5,
+        checkpoint={"every_steps": 4},
+        ppo={"epochs": 1, "critic_epochs": 2, "minibatch_seqs": 4, "critic_only_steps": 2},
+        actor={"optimizer": WARMED_AND_DECAYED},
+        critic={"optimizer": WARMED_AND_DECAYED},
+    )
+    witness = Witness()
+    play(folder / "whole", recipe, witness)
+    interesting = ("renamed", "written", "starts")
+    moments = [(i, m) for i, m in enumerate(witness.moments) if m[0] in "345" and m.endswith(interesting)]
+    for number, name in moments[::4]:
+        root = folder / f"{number}"
+        assert in_a_process(lambda n=number, r=root: play(r, recipe, Witness(act=killer(n)))) == signal.SIGKILL
+        assert in_a_process(lambda r=root: play(r, recipe)) == 0
+        assert result(root) == result(folder / "whole"), f"killed at: {name}"
+
+
 def test_a_run_killed_again_and_again_still_ends_the_same(folder: Path) -> None:
     recipe = fake_recipe(checkpoint={"every_steps": 3})
     play(folder / "whole", recipe)

@@ -129,7 +129,9 @@ def test_close_waits_no_longer_than_its_deadline_and_says_what_is_left(bare: Run
     assert target.waiting.wait(DEADLINE_S)
     bare.step(1)
     assert mirror.close("finished", 0.0) == 3
-    assert said.lines == ["mlflow: up to 3 journal lines not sent; send them with: ppoctl track --rebuild demo"]
+    assert said.lines == [
+        f"mlflow: up to 3 journal lines not sent; send them with: ppoctl track --rebuild {bare.root}"
+    ]
     target.gate.set()
     until(lambda: not any(thread.name == "mlflow-mirror" for thread in threading.enumerate()))
     assert said.lines[1:] == []
@@ -176,7 +178,7 @@ def test_what_is_left_of_a_run_that_mlflow_knew_is_counted_from_there(bare: RunD
     target.failures = 10**6
     bare.event("attempt_ended", status="finished")
     assert mirror.close("finished", DEADLINE_S) == 1
-    assert said.lines[-1] == "mlflow: 1 journal line not sent; send them with: ppoctl track --rebuild demo"
+    assert said.lines[-1] == (f"mlflow: 1 journal line not sent; send them with: ppoctl track --rebuild {bare.root}")
 
 
 def test_a_forked_child_neither_wakes_nor_closes_the_mirror(bare: RunDir, said: Said) -> None:
@@ -208,7 +210,9 @@ def test_an_mlflow_that_cannot_be_reached_costs_one_line_and_rebuild_fills_in(
     run.event("attempt_ended", status="stopped", exit_code=5)
     assert mirror.close("stopped", DEADLINE_S) == 7
     assert len(said.lines) == 2
-    assert said.lines[1] == "mlflow: up to 7 journal lines not sent; send them with: ppoctl track --rebuild demo"
+    assert said.lines[1] == (
+        f"mlflow: up to 7 journal lines not sent; send them with: ppoctl track --rebuild {run.root}"
+    )
     rebuild(run.root, SETTINGS)
     assert mlflow.points() == journaled_points(run.root)
     assert mlflow.run().info.status == "FAILED"

@@ -23,6 +23,8 @@ def evaluate(
     """Greedy and sampled pass@1 with standard error, the same way `train` evaluates."""
     if out is not None and out.exists():
         raise StorageError(f"`{out}` exists", hint="name another file with --out")
+    if out is not None and not out.parent.is_dir():
+        raise StorageError(f"`{out.parent}` is no folder", hint=f"mkdir -p {out.parent}")
     from ppoctl.wire import commands
 
     checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())

@@ -44,7 +44,7 @@ def resume(
 
 def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:
     source = f"the states saved at step {table.start}" if table.start else "the model source"
-    lines = [f"{run.name}: goes on from {source}"]
+    lines = [f"{run.resolve().name}: goes on from {source}"]
     width = max((len(item.name) for item in table.items), default=0)
     lines += [f"  {item.name.ljust(width)}  {item.action}" for item in table.items]
     for text in lines:

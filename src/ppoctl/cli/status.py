@@ -45,7 +45,7 @@ def read_status(run: Path) -> dict[str, Any]:
     stages = [line for line in lines if "stage" in line]
     recipes = run_dir.recipes(layout)
     newest = recipes[max(recipes)]
-    done = max((line["step"] for line in stages if line["stage"].endswith("_update")), default=0)
+    done = max((line["step"] for line in stages if line["stage"] == _last_update(newest, line["step"])), default=0)
     last = max(stages, key=lambda line: line["seq"], default=None)
     attempts = _attempts(lines)
     return {
@@ -60,15 +60,21 @@ def read_status(run: Path) -> dict[str, Any]:
     }
 
 
+def _last_update(recipe: dict[str, Any], step: int) -> str:
+    """The stage that ends a step."""
+    return "critic_update" if step <= recipe["ppo"]["critic_only_steps"] else "actor_update"
+
+
 def _attempts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each attempt with its end. One without an end runs, if its process is alive on this host, or was killed."""
     found: dict[int, dict[str, Any]] = {}
     for line in lines:
         if line.get("event") == "attempt_started":
-            alive = line.get("host") != platform.node() or _is_alive(int(line["pid"]))
+            elsewhere = line["host"] != platform.node()
+            alive = "running" if elsewhere or _is_alive(int(line["pid"])) else "killed"
             found[line["attempt"]] = {
                 "attempt": line["attempt"],
-                "status": "running" if alive else "killed",
+                "status": f"running or killed on {line['host']}" if elsewhere else alive,
                 "pid": line["pid"],
                 "host": line["host"],
             }

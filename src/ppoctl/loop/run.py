@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 from ppoctl.batch.records import Carry, Evaluation, Prompts, State
 from ppoctl.errors import HealthStopError
 from ppoctl.loop.step import Stages, StepResult, critic_only_step, ppo_step
+from ppoctl.ports import SampleParts
 from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger
@@ -65,6 +66,7 @@ class Job:
     once: Once
     journal: Journal
     ledger: Ledger
+    parts: SampleParts
     states: States
     health: Health
     stages: Callable[[int], Stages]
@@ -87,6 +89,7 @@ def run(job: Job) -> None:
         story = critic_only_step if step <= job.cadence.critic_only_steps else ppo_step
         result = story(job.once.at(step), job.stages(step), job.prompts(step), actor, critic, carry)
         actor, critic, carry = result.actor, result.critic, result.carry
+        job.parts.drop(step=step)
         _record_samples(job, step, result)
         _evaluate(job, step, actor)
         _judge_and_save(job, step, result)

@@ -1,6 +1,6 @@
 """50-advantages: rewards per token, generalised advantages, whitening over the whole step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -31,6 +31,7 @@ class AdvantagesStage:
         mask = rollouts.mask & rewards.valid[:, None]
         kl = self._kl(logprobs, mask)
         token_rewards = terminal_rewards(rewards.shaped, mask)
+        carry = self._next_carry(carry)
         if kl is not None and self.penalty is not None and self.penalty.place == "reward":
             token_rewards = token_rewards - carry.kl_coef * kl
         raw, returns = gae(token_rewards, values.values.where(mask, 0.0), mask, gamma=self.gamma, lam=self.gae_lambda)
@@ -46,6 +47,10 @@ class AdvantagesStage:
     def result(self, record: Record) -> Advantages:
         assert isinstance(record, Advantages)
         return record
+
+    def _next_carry(self, carry: Carry) -> Carry:
+        """A fixed coefficient is the recipe's at every step; one that adapts would be computed from `carry` here."""
+        return replace(carry, kl_coef=0.0 if self.penalty is None else self.penalty.coef)
 
     def _kl(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"] | None:
         if self.penalty is None or logprobs.reference is None:

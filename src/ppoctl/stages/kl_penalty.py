@@ -6,7 +6,8 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class KlPenalty:
-    """A penalty that is on; its coefficient travels in the carry."""
+    """A penalty that is on."""
 
     place: Literal["reward", "loss"]
     estimator: Literal["k1", "k2", "k3"]
+    coef: float

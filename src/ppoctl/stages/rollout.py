@@ -8,7 +8,7 @@ import torch
 
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Prompts, Record, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
-from ppoctl.ports import Generator, Sample, SampleParts, SampleRequest, SamplingParams
+from ppoctl.ports import Generator, Models, Sample, SampleParts, SampleRequest, SamplingParams
 
 Progress = Callable[[int, int, int], None]
 """(finished samples, all samples, tokens drawn so far)."""
@@ -18,6 +18,7 @@ Progress = Callable[[int, int, int], None]
 class RolloutStage:
     """Draws `samples_per_prompt` responses per prompt; finished ones survive a crash of the stage."""
 
+    models: Models
     generator: Generator
     parts: SampleParts
     params: SamplingParams
@@ -35,7 +36,8 @@ class RolloutStage:
         missing = [request for request in requests if request.key not in done]
         tokens = sum(len(sample.tokens) for sample in done.values())
         with self.parts.keep(step=prompts.step, fingerprint=key) as keep:
-            for sample in self.generator.generate(missing, self.params, at=actor) if missing else ():
+            at = self.models.stamped(actor) if missing else actor
+            for sample in self.generator.generate(missing, self.params, at=at) if missing else ():
                 done[sample.key] = sample
                 tokens += len(sample.tokens)
                 keep(sample)

@@ -4,17 +4,13 @@ Manifests are the truth; a line that a kill prevented is appended at the next st
 unique by (step, stage), so curves have no double points.
 """
 
-import fcntl
 import json
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ppoctl.errors import StorageError
 from ppoctl.store import manifest as manifests
+from ppoctl.store.append import LockedFile, locked
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import STAGES, RunLayout
 from ppoctl.store.manifest import Manifest
@@ -24,15 +20,7 @@ Line = dict[str, Any]
 
 def read_lines(path: Path) -> list[Line]:
     """All whole lines; a torn last one is ignored."""
-    if not path.is_file():
-        return []
-    lines: list[Line] = []
-    for raw in path.read_bytes().split(b"\n")[:-1]:
-        try:
-            lines.append(json.loads(raw))
-        except ValueError:
-            break
-    return lines
+    return _parse(path.read_bytes()) if path.is_file() else []
 
 
 class Journal:
@@ -43,20 +31,23 @@ class Journal:
         self._layout = layout
         self._attempt = attempt
         self._known: set[tuple[int, str]] = set()
+        self._seq = 0
+        self._end = 0
+        """Up to here the file has been read."""
         self._reconcile()
 
     def ensure(self, manifest: Manifest) -> Line | None:
         """Append the line of a committed stage unless it is there; returns the line when it was new."""
-        if (manifest.step, manifest.stage) in self._known:
-            return None
-        with self._locked() as file:
-            line = self._append(file, stage_line(manifest))
-        self._known.add((manifest.step, manifest.stage))
-        return line
+        with locked(self._path) as file:
+            self._catch_up(file)
+            if (manifest.step, manifest.stage) in self._known:
+                return None
+            return self._append(file, stage_line(manifest))
 
     def event(self, name: str, **details: Any) -> Line:
         """Append an event of this attempt. Written even when a newer attempt has started: it happened."""
-        with self._locked() as file:
+        with locked(self._path) as file:
+            self._catch_up(file)
             body = {"event": name, "attempt": self._attempt.number, "at": time.time(), **details}
             return self._append(file, body)
 
@@ -72,44 +63,30 @@ class Journal:
         return merged
 
     def _reconcile(self) -> None:
-        """Drop a torn last line, then append what committed manifests lack."""
-        with self._locked() as file:
-            lines = read_lines(self._path)
-            file.seek(0)
-            whole = sum(len(part) + 1 for part in file.read().split(b"\n")[: len(lines)])
-            file.truncate(whole)
-            self._known = {(line["step"], line["stage"]) for line in lines if "stage" in line}
+        """Append what committed manifests lack."""
         for step in self._layout.committed_steps():
             for stage in STAGES:
                 manifest = manifests.read(self._layout.stage(step, stage))
                 if manifest is not None:
                     self.ensure(manifest)
 
-    def _append(self, file: IO[bytes], body: Line) -> Line:
-        line = {"seq": _last_seq(file) + 1, **body}
-        end = file.seek(0, os.SEEK_END)
-        try:
-            file.write(json.dumps(line, sort_keys=True).encode("ascii") + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            # A full disk may have taken half a line; the next one must not be glued to it.
-            with suppress(OSError):
-                os.ftruncate(file.fileno(), end)
-            raise
-        return line
+    def _catch_up(self, file: LockedFile) -> None:
+        """Read what this and other attempts have appended since; drop a torn last line."""
+        if file.size == self._end:
+            return
+        data = file.read(start=self._end)
+        for line in _parse(data):
+            self._seq = int(line["seq"])
+            if "stage" in line:
+                self._known.add((line["step"], line["stage"]))
+        self._end += _whole(data)
+        file.truncate(self._end)
 
-    @contextmanager
-    def _locked(self) -> Iterator[IO[bytes]]:
-        try:
-            with self._path.open("a+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                yield file
-        except OSError as error:
-            raise StorageError(
-                f"cannot write `{self._path}`: {error.strerror}",
-                hint=f"free space or rights are missing: df -h {self._path.parent}",
-            ) from error
+    def _append(self, file: LockedFile, body: Line) -> Line:
+        line = {"seq": self._seq + 1, **body}
+        file.append(json.dumps(line, sort_keys=True).encode("ascii") + b"\n")
+        self._catch_up(file)
+        return line
 
 
 def stage_line(manifest: Manifest) -> Line:
@@ -125,12 +102,17 @@ def stage_line(manifest: Manifest) -> Line:
     }
 
 
-def _last_seq(file: IO[bytes]) -> int:
-    """`seq` of the last whole line; 0 when there is none. Reads the tail only."""
-    end = file.seek(0, os.SEEK_END)
-    size = min(end, 1 << 16)
-    file.seek(end - size)
-    tail = file.read(size).rstrip(b"\n").rsplit(b"\n", 1)[-1]
-    if not tail:
-        return 0
-    return int(json.loads(tail)["seq"])
+def _parse(data: bytes) -> list[Line]:
+    """The whole lines at the beginning of `data`."""
+    lines: list[Line] = []
+    for raw in data.split(b"\n")[:-1]:
+        try:
+            lines.append(dict(json.loads(raw)))
+        except (ValueError, TypeError):
+            break
+    return lines
+
+
+def _whole(data: bytes) -> int:
+    """Bytes of these lines."""
+    return sum(len(raw) + 1 for raw in data.split(b"\n")[: len(_parse(data))])

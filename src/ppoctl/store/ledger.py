@@ -6,51 +6,49 @@ interrupted: the oracle of every drill.
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.records import FINISH_REASONS, REWARD_OUTCOMES, Rewards, Rollouts
-from ppoctl.store.artifact import storage_error
+from ppoctl.store.append import LockedFile, locked
+from ppoctl.store.attempt import Attempt
 
 
 class Ledger:
-    """Append-only, one block of lines per step, each block written once."""
+    """Append-only, one block of lines per step, each block written once, by the newest attempt."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, attempt: Attempt) -> None:
         self._path = path
-        self._last_step = self._repair()
+        self._attempt = attempt
+        self._last_step = 0
+        self._end = 0
+        """Up to here the file has been read."""
 
     def record(self, step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[str, str]) -> None:
         """Append the samples of a finished step unless they are there. `used_by`: role -> lineage it led to."""
-        if step <= self._last_step:
-            return
         lines = sample_lines(step, rollouts, rewards, used_by)
         lines[-1]["end_of_step"] = True
-        try:
-            with self._path.open("ab") as file:
-                file.write(b"".join(json.dumps(line, sort_keys=True).encode("ascii") + b"\n" for line in lines))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise storage_error(self._path, error) from error
-        self._last_step = step
+        with locked(self._path) as file:
+            self._attempt.require_newest()
+            self._catch_up(file)
+            if step > self._last_step:
+                file.append(b"".join(json.dumps(line, sort_keys=True).encode("ascii") + b"\n" for line in lines))
+                self._catch_up(file)
 
-    def _repair(self) -> int:
-        """Cut a block that a kill left unfinished; returns the last step on record."""
-        if not self._path.is_file():
-            return 0
-        data = self._path.read_bytes()
-        whole, last_step, position = 0, 0, 0
-        for raw in data.split(b"\n")[:-1]:
+    def _catch_up(self, file: LockedFile) -> None:
+        """Read the blocks that this and other attempts have appended since; cut one that a kill left unfinished."""
+        if file.size == self._end:
+            return
+        start, position = self._end, self._end
+        for raw in file.read(start=start).split(b"\n")[:-1]:
             position += len(raw) + 1
-            line = json.loads(raw)
+            try:
+                line = json.loads(raw)
+            except ValueError:
+                break
             if line.get("end_of_step"):
-                whole, last_step = position, int(line["step"])
-        if whole != len(data):
-            with self._path.open("r+b") as file:
-                file.truncate(whole)
-        return last_step
+                self._end, self._last_step = position, int(line["step"])
+        file.truncate(self._end)
 
 
 def sample_lines(step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[str, str]) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ class Manifest:
     figures: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
-    """States: `updates`, `carry`. Updates: `parent`, `updates`."""
+    """States: `updates`, `carry`, `replay`, `healthy`."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)

@@ -116,10 +116,10 @@ def _step_items(layout: RunLayout, step: int, *, is_last: bool) -> list[Item]:
 
 def _checked(folder: Path, action: str) -> tuple[str, str]:
     """The action, or why it cannot be had."""
-    manifest = manifests.read(folder)
-    if manifest is None:
-        return "missing", ""
     try:
+        manifest = manifests.read(folder)
+        if manifest is None:
+            return "missing", ""
         manifests.verify(folder, manifest)
     except CorruptArtifactError as error:
         return "corrupt", error.message

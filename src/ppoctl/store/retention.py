@@ -15,8 +15,8 @@ def saved_pairs(layout: RunLayout) -> list[int]:
 def retain(layout: RunLayout, *, keep_last: int, keep_rollouts_every_steps: int) -> list[int]:
     """Delete states older than the last `keep_last` healthy pairs, and step folders that no kept pair needs.
 
-    A pair is healthy when every figure of its step was finite. Steps up to the oldest kept pair are not needed to
-    restore anything; a sample of them keeps what `show` reads. Returns the steps whose folders went.
+    A pair is healthy when no health rule stopped the run at its step. Steps up to the oldest kept pair are not needed
+    to restore anything; a sample of them keeps what `show` reads. Returns the steps whose folders went.
     """
     pairs = saved_pairs(layout)
     healthy = [step for step in pairs if _healthy(layout, step)]
@@ -54,6 +54,7 @@ def _remove_stages(layout: RunLayout, step: int, *, keep: tuple[str, ...]) -> No
             folder = layout.stage(step, stage)
             (folder / "manifest.json").unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(layout.parts(step), ignore_errors=True)
     folder = layout.step(step)
     if not any(folder.iterdir()):
         folder.rmdir()

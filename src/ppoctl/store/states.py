@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from ppoctl.batch.records import Carry, State, Update
@@ -68,6 +68,11 @@ class States:
     def critic_at(self, state: State) -> Critic:
         """The critic engine, holding exactly this state's weights and optimizer."""
         return cast(Critic, self._bring(state))
+
+    def stamped(self, state: State) -> State:
+        """The state with the number of inexact replays behind it, once its engine is there."""
+        self._bring(state)
+        return replace(state, replay=self._resident[state.role].replay)
 
     @contextmanager
     def advancing(self, state: State, *, to: State) -> Iterator[Trainer]:
@@ -212,8 +217,15 @@ class States:
 
     def _replay_one(self, recorded: Update, parent: State) -> None:
         assert self.replay is not None
-        parent = State(role=parent.role, step=parent.step, updates=parent.updates, lineage=recorded.parent)
+        # As the update found it: schedules count from `updates`, the order of rows from `step`.
+        updates = recorded.updates - len(recorded.per_minibatch["lr"])
+        parent = State(role=parent.role, step=recorded.step - 1, updates=updates, lineage=recorded.parent)
         again = self.replay(recorded.step, recorded.role, parent)
+        if again.lineage != recorded.lineage:
+            raise StorageError(
+                f"the {recorded.role} update of step {recorded.step} was recorded with other inputs or recipe keys",
+                hint=f"see what is there: ppoctl resume {self.layout.root} --plan",
+            )
         gap = largest_gap(recorded.per_minibatch, again.per_minibatch)
         if gap > INEXACT_TOLERANCE:
             raise StorageError(
@@ -240,15 +252,19 @@ class States:
 
 
 def largest_gap(recorded: Mapping[str, list[float]], again: Mapping[str, list[float]]) -> float:
-    """Largest relative difference between two updates' per-minibatch figures; infinite when their shapes differ."""
+    """Largest relative difference between two updates' losses, gradient norms and rates; 0 only where all figures are
+    equal to the bit, infinite when their shapes differ or one is not finite."""
+    if recorded == again:
+        return 0.0
     if recorded.keys() != again.keys() or any(len(recorded[k]) != len(again[k]) for k in recorded):
         return math.inf
+    # Shares of tokens jump when one token crosses a bound; these three move smoothly with the weights.
     gaps = [
         abs(a - b) / max(abs(a), abs(b), 1e-6)
-        for key in recorded
+        for key in ("loss", "grad_norm", "lr")
         for a, b in zip(recorded[key], again[key], strict=True)
     ]
-    return max(gaps, default=0.0)
+    return max((gap if math.isfinite(gap) else math.inf for gap in gaps), default=0.0) or math.ulp(0.0)
 
 
 def saved_state(layout: RunLayout, role: str, step: int) -> tuple[State, Carry] | None:

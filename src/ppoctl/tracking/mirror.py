@@ -108,7 +108,7 @@ class MlflowMirror:
             # An earlier attempt may have sent some of them: without an answer from MLflow nobody knows.
             lines = f"{'up to ' if self._seq is None else ''}{left} journal line{'' if left == 1 else 's'}"
             what = lines if left else "the run's status or files"
-            self._say(f"mlflow: {what} not sent; send them with: ppoctl track --rebuild {self._run_dir.name}")
+            self._say(f"mlflow: {what} not sent; send them with: ppoctl track --rebuild {self._run_dir}")
         return left
 
     @property
@@ -196,7 +196,7 @@ def rebuild(
     except Exception as problem:
         raise EnvironmentProblemError(
             f"MLflow at `{address.shown}` does not take what is sent: {_reason(problem)}",
-            hint=f"what is missing is sent by running this again: ppoctl track --rebuild {run_dir.name}",
+            hint=f"what is missing is sent by running this again: ppoctl track --rebuild {run_dir}",
         ) from problem
 
 

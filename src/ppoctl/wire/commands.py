@@ -1,6 +1,6 @@
 """What `train`, `resume`, `rollout` and `eval` do, once the command line is parsed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,17 +8,16 @@ from pathlib import Path
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError
-from ppoctl.loop.run import Job, start_point
+from ppoctl.loop.run import Job, run, start_point
 from ppoctl.ports import Actor, Critic, Trainer
 from ppoctl.recipe.load import Loaded, load
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.write import recipe_as_toml
-from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
+from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume, set_aside_broken
 from ppoctl.store.retention import saved_pairs
-from ppoctl.wire import engines, session
+from ppoctl.wire import changes, engines, session
 from ppoctl.wire.session import Ended, Opened
 from ppoctl.wire.stages import evaluation_stage
 
@@ -44,7 +43,7 @@ def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ende
 def resume(root: Path, sets: Sequence[str], *, allow_missing: bool, verbose: bool) -> Ended:
     """Continue a run. Raises StorageError naming what is missing or corrupt, unless `allow_missing` sets aside what
     depends on it."""
-    layout = RunLayout(root)
+    layout = RunLayout(root.resolve())
     run_dir.facts(layout)
     plan = plan_resume(layout)
     if allow_missing:
@@ -62,9 +61,10 @@ def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
             f"run directory `{layout.root}` exists and has been trained",
             hint="draw under another name: --set name=NAME",
         )
+    if layout.root.exists():
+        return _continue(layout, loaded.recipe, verbose=verbose, do=_draw_and_score)
     sockets, digests, threads = session.prepare(loaded.recipe)
-    if not layout.root.exists():
-        session.create(layout, loaded.recipe, digests, command=ROLLOUT)
+    session.create(layout, loaded.recipe, digests, command=ROLLOUT)
     return session.attempt_run(Opened(layout, {1: loaded.recipe}, sockets, threads, verbose=verbose), _draw_and_score)
 
 
@@ -75,21 +75,18 @@ def _draw_and_score(job: Job) -> None:
     once(stages.reward, rollouts)
 
 
-def _continue(layout: RunLayout, recipe: Recipe, *, verbose: bool) -> Ended:
+def _continue(layout: RunLayout, recipe: Recipe, *, verbose: bool, do: Callable[[Job], None] = run) -> Ended:
     session.require_same_model(layout, recipe)
+    recorded = session.recorded_recipes(layout)
     sockets, digests, threads = session.prepare(recipe)
     try:
         session.require_same_sources(layout, digests)
+        changes.adopt(layout, recorded[max(recorded)], recipe)
     except BaseException:
         sockets.scorer.close()
         raise
-    if recipe != session.recorded_recipes(layout)[max(session.recorded_recipes(layout))]:
-        start = (saved_pairs(layout) or [0])[-1]
-        resolved = recipe.model_dump(mode="json", by_alias=True)
-        run_dir.change_recipe(layout, resolved, from_step=run_dir.first_free_step(layout, after=start))
-        artifact.write_atomically(layout.recipe_toml, recipe_as_toml(recipe).encode())
-    recipes = session.recorded_recipes(layout)
-    return session.attempt_run(Opened(layout, recipes, sockets, threads, verbose=verbose))
+    opened = Opened(layout, session.recorded_recipes(layout), sockets, threads, verbose=verbose)
+    return session.attempt_run(opened, do)
 
 
 def _holds_only_rollouts(layout: RunLayout) -> bool:
@@ -181,6 +178,9 @@ class OneActor:
 
     def critic_at(self, state: State) -> Critic:
         raise NotImplementedError("an evaluation has no critic")
+
+    def stamped(self, state: State) -> State:
+        return state
 
     def advancing(self, state: State, *, to: State) -> AbstractContextManager[Trainer]:
         raise NotImplementedError("an evaluation trains nothing")

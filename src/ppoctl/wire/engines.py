@@ -19,6 +19,9 @@ from ppoctl.rewards.processes import ProcessScorer
 from ppoctl.store.manifest import file_digest
 from ppoctl.wire.sockets import Sockets
 
+CONFIGS = ("config.json", "generation_config.json")
+"""Besides the weights, what of a model folder decides results."""
+
 PROBED_ROWS = 4
 """Gold answers are tried on so many rows before the first step."""
 
@@ -45,7 +48,7 @@ def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
     from ppoctl.engines.megatron.families import model_folder
 
     folder = model_folder(recipe.model.path)
-    files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors" or path.name == "config.json")
+    files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors" or path.name in CONFIGS)
     if not any(path.suffix == ".safetensors" for path in files):
         raise EnvironmentProblemError(
             f"no `.safetensors` file in model folder `{folder}`", hint="name a folder that `save_pretrained` wrote"

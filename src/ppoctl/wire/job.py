@@ -8,7 +8,7 @@ from ppoctl.batch.records import Carry, Evaluation, State, Update
 from ppoctl.loop.run import Cadence, Health, Job
 from ppoctl.loop.step import Stages
 from ppoctl.ports import Generator, Scorer
-from ppoctl.recipe.schema import KlInLoss, KlInReward, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.stages.rollout import Progress
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
@@ -92,13 +92,14 @@ def assemble(
         cadence=cadence(newest),
         once=Once(layout, attempt, journal, around.check_stop, around.observers, around.versions),
         journal=journal,
-        ledger=Ledger(layout.ledger),
+        ledger=Ledger(layout.ledger, attempt),
+        parts=parts,
         states=states,
         health=around.health,
         stages=stages,
         prompts=sockets.questions.prompts_for,
         evaluate=evaluate,
-        first_carry=Carry(kl_coef=newest.ppo.kl.coef if isinstance(newest.ppo.kl, KlInReward | KlInLoss) else 0.0),
+        first_carry=Carry(kl_coef=0.0),
         say=around.say,
     )
     return Wiring(job, generator, sockets.scorer)

@@ -23,6 +23,33 @@ from ppoctl.stages.rollout import Progress, RolloutStage
 from ppoctl.stages.values import ValuesStage
 from ppoctl.wire.sockets import Questions
 
+READS: dict[str, tuple[str, ...]] = {
+    "rollout": ("seed", "model", "data.train", "rollout"),
+    "reward": ("reward",),
+    "values": ("model",),
+    "logprobs": ("model", "rollout.temperature", "ppo.kl"),
+    "advantages": ("ppo.advantages", "ppo.kl"),
+    "critic_update": ("seed", "model", "ppo.critic_epochs", "ppo.epochs", "ppo.minibatch_seqs", "ppo.value_loss"),
+    "actor_update": (
+        "seed",
+        "model",
+        "rollout.temperature",
+        "ppo.epochs",
+        "ppo.minibatch_seqs",
+        "ppo.policy_loss",
+        "ppo.kl",
+        "ppo.rollout_correction",
+    ),
+    "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
+}
+"""The recipe keys each stage reads. An update also reads its role's optimizer, as the schedule made from it."""
+
+
+def read_by(stage: str, recipe: Recipe) -> str:
+    """Fingerprint of the result keys that a stage reads."""
+    plan = repr(_plan(recipe, stage.removesuffix("_update"))) if stage.endswith("_update") else ""
+    return _hash(fingerprint(recipe, READS[stage]), plan)
+
 
 @dataclass(frozen=True)
 class StageBuilder:
@@ -41,12 +68,13 @@ class StageBuilder:
         gae = recipe.ppo.advantages
         return Stages(
             rollout=RolloutStage(
+                models=self.models,
                 generator=self.generator,
                 parts=self.parts,
                 params=_sampling(recipe, recipe.rollout.temperature, recipe.rollout.max_new_tokens),
                 samples_per_prompt=recipe.rollout.samples_per_prompt,
                 seed=recipe.seed,
-                fingerprint=fingerprint(recipe, ["seed", "model", "data.train", "rollout"]),
+                fingerprint=read_by("rollout", recipe),
                 check_stop=self.check_stop,
                 progress=self.progress,
             ),
@@ -54,21 +82,21 @@ class StageBuilder:
                 scorer=self.scorer,
                 scale=partial(shape, scale=recipe.reward.scale),
                 max_error_frac=recipe.reward.max_error_frac,
-                fingerprint=fingerprint(recipe, ["reward"]),
+                fingerprint=read_by("reward", recipe),
             ),
-            values=ValuesStage(models=self.models, fingerprint=fingerprint(recipe, ["model"])),
+            values=ValuesStage(models=self.models, fingerprint=read_by("values", recipe)),
             logprobs=LogprobsStage(
                 models=self.models,
                 temperature=recipe.rollout.temperature,
                 with_reference=penalty is not None,
-                fingerprint=fingerprint(recipe, ["model", "rollout.temperature", "ppo.kl"]),
+                fingerprint=read_by("logprobs", recipe),
             ),
             advantages=AdvantagesStage(
                 gamma=gae.gamma,
                 gae_lambda=gae.gae_lambda,
                 whitened=gae.whiten,
                 penalty=penalty,
-                fingerprint=fingerprint(recipe, ["ppo.advantages", "ppo.kl"]),
+                fingerprint=read_by("advantages", recipe),
             ),
             critic_update=self._critic_update(recipe),
             actor_update=self._actor_update(recipe, penalty),
@@ -76,33 +104,25 @@ class StageBuilder:
 
     def _critic_update(self, recipe: Recipe) -> CriticUpdateStage:
         ppo = recipe.ppo
-        epochs = ppo.critic_epochs or ppo.epochs
-        schedule = _schedule(recipe.critic.optimizer, recipe, epochs=epochs, steps=recipe.steps)
-        reads = ["seed", "model", "ppo.epochs", "ppo.critic_epochs", "ppo.minibatch_seqs", "ppo.value_loss"]
         return CriticUpdateStage(
             models=self.models,
-            plan=MinibatchPlan(epochs, ppo.minibatch_seqs, recipe.seed, schedule),
+            plan=_plan(recipe, "critic"),
             clip=ppo.value_loss.clip,
             scale=ppo.value_loss.scale,
-            fingerprint=_hash(fingerprint(recipe, [*reads, "critic.optimizer"]), repr(schedule)),
+            fingerprint=read_by("critic_update", recipe),
         )
 
     def _actor_update(self, recipe: Recipe, penalty: KlPenalty | None) -> ActorUpdateStage:
         ppo = recipe.ppo
-        steps = max(recipe.steps - ppo.critic_only_steps, 1)
-        schedule = _schedule(recipe.actor.optimizer, recipe, epochs=ppo.epochs, steps=steps)
         correction = ppo.rollout_correction
-        reads = ["seed", "model", "ppo.epochs", "ppo.minibatch_seqs", "ppo.policy_loss", "ppo.kl"]
         return ActorUpdateStage(
             models=self.models,
-            plan=MinibatchPlan(ppo.epochs, ppo.minibatch_seqs, recipe.seed, schedule),
+            plan=_plan(recipe, "actor"),
             clip=PolicyClip(ppo.policy_loss.clip_low, ppo.policy_loss.clip_high, ppo.policy_loss.dual_clip),
             entropy_coef=ppo.policy_loss.entropy_coef,
             penalty=penalty,
             max_ratio=correction.max_ratio if isinstance(correction, TruncatedImportance) else None,
-            fingerprint=_hash(
-                fingerprint(recipe, [*reads, "ppo.rollout_correction", "actor.optimizer"]), repr(schedule)
-            ),
+            fingerprint=read_by("actor_update", recipe),
         )
 
 
@@ -118,14 +138,14 @@ def evaluation_stage(recipe: Recipe, generator: Generator, scorer: Scorer, quest
         sampled=_sampling(recipe, recipe.eval.temperature, length),
         samples_per_prompt=recipe.eval.samples_per_prompt,
         seed=recipe.seed,
-        fingerprint=_hash(fingerprint(recipe, ["seed", "eval", "reward", "rollout.stop_strings"]), identities),
+        fingerprint=_hash(read_by("eval", recipe), str(length), identities),
     )
 
 
 def _penalty(recipe: Recipe) -> KlPenalty | None:
     kl = recipe.ppo.kl
     if isinstance(kl, KlInReward | KlInLoss):
-        return KlPenalty(place=kl.place, estimator=kl.estimator)
+        return KlPenalty(place=kl.place, estimator=kl.estimator, coef=kl.coef)
     return None
 
 
@@ -135,9 +155,18 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
     )
 
 
-def _schedule(table: OptimizerTable, recipe: Recipe, *, epochs: int, steps: int) -> Schedule:
+def _plan(recipe: Recipe, role: str) -> MinibatchPlan:
+    ppo = recipe.ppo
+    if role == "critic":
+        epochs, steps, table = ppo.critic_epochs or ppo.epochs, recipe.steps, recipe.critic.optimizer
+    else:
+        epochs, steps, table = ppo.epochs, max(recipe.steps - ppo.critic_only_steps, 1), recipe.actor.optimizer
     seqs = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    planned = steps * epochs * (seqs // recipe.ppo.minibatch_seqs)
+    schedule = _schedule(table, planned=steps * epochs * (seqs // ppo.minibatch_seqs))
+    return MinibatchPlan(epochs, ppo.minibatch_seqs, recipe.seed, schedule)
+
+
+def _schedule(table: OptimizerTable, *, planned: int) -> Schedule:
     # A constant rate does not depend on how many steps are planned, so raising `steps` must not change its
     # fingerprint.
     total = 0 if table.lr_schedule == "constant" else table.lr_decay_updates or planned

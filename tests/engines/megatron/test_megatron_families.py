@@ -38,6 +38,79 @@ def test_older_files_with_rope_settings_of_their_own_are_read(model, tmp_path):
     assert read_shape(tmp_path).rope_theta == 1e6
 
 
+PUBLISHED = {
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "eos_token_id": 151643,
+        "hidden_act": "silu",
+        "hidden_size": 3584,
+        "initializer_range": 0.02,
+        "intermediate_size": 18944,
+        "max_position_embeddings": 131072,
+        "max_window_layers": 28,
+        "model_type": "qwen2",
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000,
+        "sliding_window": 4096,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.44.0",
+        "use_cache": True,
+        "use_mrope": False,
+        "use_sliding_window": False,
+        "vocab_size": 152064,
+    },
+    "meta-llama/Llama-3.2-1B-Instruct": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 128000,
+        "eos_token_id": [128001, 128008, 128009],
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "initializer_range": 0.02,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.45.0.dev0",
+        "use_cache": True,
+        "vocab_size": 128256,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_of_transformers_4_are_read(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    shape = read_shape(tmp_path)
+    if "Llama" in name:
+        assert (shape.head_dim, shape.rope_theta, shape.llama3_rope_factor) == (64, 500000.0, 32.0)
+    else:
+        assert (shape.head_dim, shape.rope_theta, shape.llama3_rope_factor) == (128, 10000.0, None)
+
+
 def test_weights_and_activations_have_the_recipes_dtype_and_there_is_no_dropout(model):
     config = read_shape(model("qwen2")).transformer_config(torch.bfloat16)
     assert (config.params_dtype, config.bf16) == (torch.bfloat16, True)

@@ -1,0 +1,388 @@
+"""Whole PPO steps beside TRL 1.12.0's (the last version with PPO) in one run: tokens/s, and our stages' shares.
+
+    python benchmarks/vs_trl.py [--sizes 4m 10m] [--threads 1] [--dtype float32] [--env FOLDER]
+
+TRL runs in an environment of its own that is made once in `--env`. Both sides take turns in fresh processes, so that
+other work on the machine hits both. Each process does a warm-up step that does not count. Exit 1 when the median
+tokens/s is below 2 times TRL's at 4M parameters or 3 times at 10M.
+
+Equal on both sides: the weights (a random Qwen2 with a vocabulary of 40 letters), the set of prompts, the reward
+(share of the letter a in the response, a function call on both sides), sequences per step and per microbatch, one
+minibatch, epochs, response length, KL to a reference in the reward, dtype, threads. Tokens are response tokens that
+count. No token ends a response, and pad lies outside the model's vocabulary: every row is drawn to its full length.
+`--ragged` lets the model end its responses instead. Tokens per CPU second stand beside the wall time's, because other
+work on the machine disturbs them less; the verdict is wall time's.
+
+What to expect where matrix products bound both sides, in forward passes over all tokens of the step (a backward
+counts two): ours 10 (draw, values, log-probs, reference, 3 actor, 3 critic) over the real tokens, TRL's 9 (it has the
+old log-probs from drawing) over the padded ones: with one epoch a ratio of 0.9 times the padding, so 1.1 here.
+
+Not equal, and whom it favours:
+- TRL saves nothing. We commit every stage's record, flush it to disk, and check the generator's weights against the
+  trainer's, as always; we also save both models and optimizers after each `--save-every` steps (0: not within what
+  is measured). Favours TRL.
+- TRL updates actor and critic in one backward pass with one optimizer, and its advantage code is a plain loop; we run
+  two passes and two optimizers, and clip gradients. Favours TRL a little.
+- Prompts have 16 to 64 tokens, and TRL pads a batch to its longest; we pack. That is how prompts are, but favours us:
+  `--prompt-tokens 64 64` takes it away. Each side shuffles the prompts its own way.
+- All responses are equally long. Real ones are not, and TRL draws until the last one ends. Favours TRL; `--ragged`
+  takes it away.
+- TRL takes its old log-probs from the sampler's logits; we run the trainer over the rollouts for them. Favours TRL.
+- 40 letters make the output layer nearly free on both sides (`--vocabulary` for more). TRL computes it for prompts
+  and padding too and keeps its logits. Favours TRL.
+- transformers differs: ours is this environment's, TRL's the one it was tried with. Whom that favours is not known.
+- In bfloat16 TRL's optimizer has no float32 main weights; ours has. Favours TRL.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+PINS = ("torch==2.13.0", "trl==1.12.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0")
+EXTRAS = ("pandas", "rich")
+LETTERS = ".abcdefghijklmnopqrstuvwxyz0123456789+-="
+TARGETS = {"4m": 2.0, "10m": 3.0}
+SHAPES = {
+    "4m": {"hidden_size": 256, "intermediate_size": 1024, "layers": 4, "heads": 8, "kv_heads": 4},
+    "10m": {"hidden_size": 384, "intermediate_size": 1344, "layers": 5, "heads": 12, "kv_heads": 6},
+}
+RECIPE = """
+name  = "vs-trl"
+steps = {steps}
+[model]
+path  = "{model}"
+dtype = "{dtype}"
+[data.train]
+format = "columns"
+path   = "{prompts}"
+prompt = "prompt"
+answer = "answer"
+[rollout]
+prompts_per_step  = {batch}
+max_prompt_tokens = {prompt_tokens}
+max_new_tokens    = {response_tokens}
+[reward]
+kind = "exact_match"   # another scorer is put in its place
+[ppo]
+epochs         = {epochs}
+minibatch_seqs = {batch}
+[ppo.advantages]
+kind       = "gae"
+gae_lambda = {gae_lambda}
+[ppo.kl]
+place = "reward"
+coef  = {kl_coef}
+[ppo.value_loss]
+clip = {value_clip}
+[actor]
+optimizer = {{ lr = {lr} }}
+batching  = {{ microbatch_seqs = {microbatch} }}
+[critic]
+optimizer = {{ lr = {lr} }}
+batching  = {{ microbatch_seqs = {microbatch} }}
+[checkpoint]
+every_steps = {save_every}
+[health]
+truncated = {{}}
+[tracking]
+kind = "none"
+[cluster]
+kind    = "local"
+threads = {threads}
+"""
+
+
+@dataclass
+class CpuClock:
+    """CPU seconds of this process at the end of each step; an observer of the run."""
+
+    ends: list[float] = field(default_factory=list)
+
+    def on_stage(self, step: int, stage: str) -> None:
+        pass
+
+    def on_moment(self, step: int, stage: str, moment: str) -> None:
+        pass
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        pass
+
+    def on_committed(self, line: Mapping[str, Any]) -> None:
+        if line["stage"] == "actor_update":
+            self.ends.append(time.process_time())
+
+
+def our_side(job: Mapping[str, Any], result: Path) -> None:
+    """Run the job with ppoctl in this process, and write what the journal says of it."""
+    from dataclasses import replace
+
+    from ppoctl.ports import Answer, Score
+    from ppoctl.recipe.load import load
+    from ppoctl.store.layout import STAGES, RunLayout
+    from ppoctl.wire import session
+
+    class ShareOfLetter:
+        def score(self, answers: Sequence[Answer]) -> list[Score]:
+            return [Score(answer.response.count("a") / job["response_tokens"], "ok") for answer in answers]
+
+        def close(self) -> None:
+            pass
+
+    file = result.parent / "vs-trl.toml"
+    file.write_text(RECIPE.format(**job), encoding="utf-8")
+    recipe = load([file]).recipe
+    sockets, digests, threads = session.prepare(recipe)
+    sockets.scorer.close()
+    clock = CpuClock()
+    layout = RunLayout(result.parent / "run")
+    session.create(layout, recipe, digests, command="train")
+    plugged = replace(sockets, scorer=ShareOfLetter())
+    ended = session.attempt_run(session.Opened(layout, {1: recipe}, plugged, threads, observers=(clock,)))
+    lines = {(line["step"], line["stage"]): line for line in ended.lines if "stage" in line}
+    steps = range(1, job["steps"] + 1)
+    counted = steps[1:]
+    ends = [lines[step, "actor_update"]["at"] for step in steps]
+    lengths = [lines[step, "rollout"]["figures"]["rollout/response_tokens_mean"] for step in counted]
+    stages = [stage for stage in STAGES if (1, stage) in lines and stage != "eval"]
+    shutil.rmtree(layout.root)
+    result.write_text(
+        json.dumps(
+            {
+                "step_s": [b - a for a, b in pairwise(ends)],
+                "cpu_s": [b - a for a, b in pairwise(clock.ends)],
+                "tokens": [job["batch"] * length for length in lengths],
+                "stages": {stage: [lines[step, stage]["seconds"] for step in counted] for stage in stages},
+                "scores": [lines[step, "reward"]["figures"]["reward/score_mean"] for step in steps],
+                "versions": session.versions(),
+            }
+        ),
+        encoding="utf-8",
+    )
+
+
+def trl_python(folder: Path) -> Path:
+    """The interpreter of TRL's environment, which is made where it is not there yet."""
+    python, stamp = folder / "bin" / "python", folder / "pins.json"
+    pins = json.dumps([*PINS, *EXTRAS])
+    if stamp.is_file() and stamp.read_text("utf-8") == pins:
+        return python
+    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if uv is None:
+        raise SystemExit("uv is needed to make TRL's environment: pip install uv")
+    links = subprocess.run(["pip", "config", "get", "global.find-links"], capture_output=True, text=True, check=False)
+    place = links.stdout.split()
+    # Where wheels lie locally, torch for CPUs is among them; elsewhere its own index has it.
+    source = [word for link in place for word in ("--find-links", link)] or ["--torch-backend", "cpu"]
+    print(f"making TRL's environment in {folder}", flush=True)
+    subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], check=True)
+    install = [uv, "pip", "install", "--quiet", "--python", str(python), *source, *PINS, *EXTRAS]
+    subprocess.run(install, check=True)
+    stamp.write_text(pins, encoding="utf-8")
+    return python
+
+
+def make_model(size: str, folder: Path, *, vocabulary: int, ragged: bool) -> int:
+    """A random Qwen2 and a tokenizer with a token per letter; returns the number of parameters.
+
+    `vocabulary` words beyond the letters are "(1)", "(2)", ...: no prompt has them. With `ragged` the model can draw
+    the end token, as often as any letter.
+    """
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    shape = SHAPES[size]
+    pieces = [*LETTERS, *(f"({number})" for number in range(vocabulary - len(LETTERS)))]
+    end, pad = len(pieces), len(pieces) + 1
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(pieces) + ragged,
+            hidden_size=shape["hidden_size"],
+            intermediate_size=shape["intermediate_size"],
+            num_hidden_layers=shape["layers"],
+            num_attention_heads=shape["heads"],
+            num_key_value_heads=shape["kv_heads"],
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+            dtype="float32",
+        )
+    )
+    model.save_pretrained(folder)
+    # An empty list: no token ends a response.
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [end] if ragged else []}), encoding="utf-8"
+    )
+    Qwen2Tokenizer(
+        vocab={**{piece: id for id, piece in enumerate(pieces)}, "<end>": end, "<pad>": pad},
+        merges=[],
+        unk_token="<pad>",
+        pad_token="<pad>",
+        eos_token="<end>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
+    return sum(weights.numel() for weights in model.parameters())
+
+
+def make_prompts(file: Path, rows: int, shortest: int, longest: int) -> None:
+    """Random letters. TRL needs a spare batch: where its prompts end exactly, its last update goes wrong."""
+    draw = random.Random(0)
+    texts = ["".join(draw.choices(LETTERS, k=draw.randint(shortest, longest))) for _ in range(rows)]
+    file.write_text("".join(json.dumps({"prompt": text, "answer": "a"}) + "\n" for text in texts), encoding="utf-8")
+
+
+def run_side(command: Sequence[str], job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """One process of one side; its output goes to a file that is shown when it fails."""
+    folder.mkdir(parents=True)
+    job_file, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
+    job_file.write_text(json.dumps(job), encoding="utf-8")
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PPOCTL_")}
+    env |= {
+        "OMP_NUM_THREADS": str(job["threads"]),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+    }
+    with log.open("w") as output:
+        words = [*command, str(job_file), str(result)]
+        ended = subprocess.run(words, env=env, stdout=output, stderr=output, cwd=folder, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text('utf-8')[-4000:]}")
+    found: dict[str, Any] = json.loads(result.read_text("utf-8"))
+    return found
+
+
+@dataclass
+class Side:
+    """What the processes of one side measured, over all rounds."""
+
+    step_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)
+    stages: dict[str, list[float]] = field(default_factory=dict)
+    scores: list[list[float]] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def add(self, found: Mapping[str, Any]) -> None:
+        for name in ("step_s", "cpu_s", "tokens"):
+            getattr(self, name).extend(found[name])
+        for stage, seconds in found["stages"].items():
+            self.stages.setdefault(stage, []).extend(seconds)
+        self.scores.append(found["scores"])
+        self.versions = found["versions"]
+
+    def tokens_per(self, seconds: Sequence[float]) -> float:
+        """Median over the steps."""
+        return statistics.median(tokens / s for tokens, s in zip(self.tokens, seconds, strict=True))
+
+    def describe(self, name: str) -> str:
+        wall, cpu = self.tokens_per(self.step_s), self.tokens_per(self.cpu_s)
+        steps = " ".join(f"{s:.2f}" for s in self.step_s)
+        return f"  {name:6} {wall:8.0f} {cpu:12.0f}   {steps}"
+
+    def shares(self) -> str:
+        """Of the steps' wall time; what no stage counts is commits, saves, ledger and the loop."""
+        whole = sum(self.step_s)
+        shares = {stage: sum(seconds) / whole for stage, seconds in self.stages.items()}
+        shares["rest"] = 1 - sum(shares.values())
+        return "  ".join(f"{stage} {share:.1%}" for stage, share in shares.items())
+
+
+def compare(size: str, options: argparse.Namespace, python: Path, folder: Path) -> bool:
+    """Run both sides, print what came out; whether the target is met."""
+    model, prompts = folder / "model", folder / "prompts.jsonl"
+    parameters = make_model(size, model, vocabulary=options.vocabulary, ragged=options.ragged)
+    shortest, longest = options.prompt_tokens
+    make_prompts(prompts, options.batch * (options.steps + 1), shortest, longest)
+    job = {
+        "model": str(model),
+        "prompts": str(prompts),
+        "steps": options.steps,
+        "batch": options.batch,
+        "microbatch": options.microbatch,
+        "epochs": options.epochs,
+        "prompt_tokens": longest,
+        "response_tokens": options.response_tokens,
+        "ragged": options.ragged,
+        "dtype": options.dtype,
+        "threads": options.threads,
+        "save_every": options.save_every or options.steps,
+        "lr": 1e-4,
+        "kl_coef": 0.02,
+        "gae_lambda": 0.95,
+        "value_clip": 0.2,
+    }
+    here = Path(__file__).resolve()
+    ours, trl = Side(), Side()
+    for number in range(options.rounds):
+        ours.add(run_side([sys.executable, str(here), "--our-side"], job, folder / f"ours-{number}"))
+        trl.add(run_side([str(python), str(here.with_name("trl_side.py"))], job, folder / f"trl-{number}"))
+    ratio = ours.tokens_per(ours.step_s) / trl.tokens_per(trl.step_s)
+    by_cpu = ours.tokens_per(ours.cpu_s) / trl.tokens_per(trl.cpu_s)
+    target = TARGETS[size]
+    print(f"\n{size}: {parameters / 1e6:.2f}M parameters, {options.dtype}, threads {options.threads}")
+    print("  side   tokens/s   per CPU s   seconds of the measured steps")
+    print(ours.describe("ours"))
+    print(trl.describe("TRL"))
+    print(f"  ratio  {ratio:8.2f} {by_cpu:12.2f}   target {target:g}: {'met' if ratio >= target else 'MISSED'}")
+    print(f"  our shares  {ours.shares()}")
+    print(f"  TRL shares  {trl.shares()}")
+    scores = [" ".join(f"{score:.4f}" for score in side.scores[0]) for side in (ours, trl)]
+    print(f"  mean scores of the steps  ours {scores[0]}   TRL {scores[1]}")
+    for name, side in (("ours", ours), ("TRL", trl)):
+        print(f"  {name}: " + ", ".join(f"{package} {version}" for package, version in side.versions.items()))
+    sys.stdout.flush()
+    return ratio >= target
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--our-side"]:
+        our_side(json.loads(Path(sys.argv[2]).read_text("utf-8")), Path(sys.argv[3]))
+        return 0
+    parser = argparse.ArgumentParser(description="PPO steps beside TRL's.")
+    parser.add_argument("--env", type=Path, default=Path(tempfile.gettempdir()) / "ppoctl-vs-trl-env")
+    parser.add_argument("--sizes", nargs="+", choices=sorted(SHAPES), default=["4m", "10m"])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--rounds", type=int, default=2, help="processes of each side, taking turns")
+    parser.add_argument("--steps", type=int, default=3, help="of each process; the first does not count")
+    parser.add_argument("--batch", type=int, default=64, help="sequences per step")
+    parser.add_argument("--microbatch", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[16, 64], metavar=("SHORTEST", "LONGEST"))
+    parser.add_argument("--response-tokens", type=int, default=64)
+    parser.add_argument("--ragged", action="store_true", help="responses end where the model draws the end token")
+    parser.add_argument("--vocabulary", type=int, default=len(LETTERS), help="tokens the model can draw")
+    parser.add_argument("--save-every", type=int, default=1, help="our saves; 0: none within what is measured")
+    options = parser.parse_args()
+    python = trl_python(options.env)
+    shortest, longest = options.prompt_tokens
+    print(
+        f"{options.batch} prompts of {shortest}-{longest} tokens, {options.response_tokens} new tokens, microbatches "
+        f"of {options.microbatch}, epochs {options.epochs}, vocabulary {options.vocabulary}, "
+        f"{'ragged' if options.ragged else 'equal'} responses, {options.rounds} x {options.steps - 1} steps a side"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        met = [compare(size, options, python, Path(folder) / size) for size in options.sizes]
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Which step a changed recipe holds from, when a run is resumed with other keys.
+
+The first step without a committed rollout; or the unfinished step before it, when nothing committed of it reads a
+changed key (so that the step that failed can be mended). Keys that decide prompts and sampling cannot change while
+steps after the last saved pair are only in the redo log: replaying those reads them.
+"""
+
+from ppoctl.errors import RecipeError
+from ppoctl.recipe.fingerprint import result_differences
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.store import artifact, run_dir
+from ppoctl.store import manifest as manifests
+from ppoctl.store.layout import STAGES, RunLayout
+from ppoctl.store.retention import saved_pairs
+from ppoctl.wire.stages import READS, read_by
+
+OF_THE_WHOLE_RUN = ("seed", "data", "rollout", "ppo.critic_only_steps")
+"""Read when a step is drawn and when it is replayed, by parts of the job that know one recipe only."""
+
+
+def adopt(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> None:
+    """Record `recipe` as the run's from the step it holds from. Raises RecipeError when it cannot hold yet; nothing
+    is written then."""
+    if recipe == recorded:
+        return
+    start = (saved_pairs(layout) or [0])[-1]
+    step = run_dir.first_free_step(layout, after=start)
+    if step - 1 > start and _is_mendable(layout, step - 1, recipe):
+        step -= 1
+    changed = [key for key, _, _ in result_differences(recorded, recipe) if _is_of_the_whole_run(key)]
+    if changed and run_dir.first_free_step(layout, after=start) > start + 1:
+        redo = [layout.step(s).as_posix() for s in layout.committed_steps() if s > start]
+        raise RecipeError(
+            f"`{changed[0]}` cannot change now: steps after the saved pair of step {start} would be replayed with it",
+            hint=f"drop those steps, they are drawn again: rm -r {' '.join(redo)}",
+        )
+    run_dir.change_recipe(layout, recipe.model_dump(mode="json", by_alias=True), from_step=step)
+    artifact.write_atomically(layout.recipe_toml, recipe_as_toml(recipe).encode())
+
+
+def _is_mendable(layout: RunLayout, step: int, recipe: Recipe) -> bool:
+    """The step is unfinished, and its committed stages read nothing that has changed."""
+    committed = {stage: manifests.read(layout.stage(step, stage)) for stage in STAGES if stage in READS}
+    last = "critic_update" if step <= recipe.ppo.critic_only_steps else "actor_update"
+    if committed[last] is not None:
+        return False
+    return all(item is None or item.fingerprint == read_by(stage, recipe) for stage, item in committed.items())
+
+
+def _is_of_the_whole_run(key: str) -> bool:
+    return any(key == table or key.startswith(f"{table}.") for table in OF_THE_WHOLE_RUN)

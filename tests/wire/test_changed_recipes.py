@@ -1,0 +1,81 @@
+"""Resuming with other keys: from which step they hold, and when they cannot."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.job import Witness, open_run, play
+from fakes.sockets import fake_recipe
+from ppoctl.errors import RecipeError
+from ppoctl.loop.run import run
+from ppoctl.store import run_dir
+from ppoctl.store.layout import RunLayout
+from ppoctl.wire.changes import adopt
+
+REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}
+
+
+class StopError(Exception):
+    """Ends a run where a test wants it."""
+
+
+def stopped_at(root: Path, moment: str, **tables: Any) -> RunLayout:
+    def act(number: int, name: str) -> None:
+        if name == moment:
+            raise StopError
+
+    with pytest.raises(StopError):
+        play(root, fake_recipe(**tables), Witness(act=act))
+    return RunLayout(root)
+
+
+def starts(layout: RunLayout) -> list[int]:
+    return sorted(run_dir.recipes(layout))
+
+
+def test_a_change_holds_from_the_first_step_without_a_rollout(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
+    faster = fake_recipe(**REDO, actor={"optimizer": {"lr": 0.1}})
+    adopt(layout, fake_recipe(**REDO), faster)
+    assert starts(layout) == [1, 3]
+    wiring = open_run(layout.root, fake_recipe(**REDO), Witness(), recipes={1: fake_recipe(**REDO), 3: faster})
+    run(wiring.job)
+    rates = {step: wiring.job.journal.figures(step)["policy/lr"] for step in range(1, 6)}
+    assert rates == {1: 0.05, 2: 0.05, 3: 0.1, 4: 0.1, 5: 0.1}
+
+
+def test_the_step_that_failed_can_be_mended(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
+    adopt(layout, fake_recipe(**REDO), fake_recipe(**REDO, actor={"optimizer": {"lr": 0.01}}))
+    assert starts(layout) == [1, 3]
+
+
+def test_a_step_whose_committed_stages_read_the_key_keeps_its_recipe(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
+    adopt(layout, fake_recipe(**REDO), fake_recipe(**REDO, critic={"optimizer": {"lr": 0.01}}))
+    assert starts(layout) == [1, 4]
+
+
+def test_what_decides_prompts_waits_for_the_next_saved_pair_and_nothing_is_written(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "3 values starts", **REDO)
+    before = layout.recipe_resolved.read_bytes()
+    with pytest.raises(RecipeError, match="`seed` cannot change now"):
+        adopt(layout, fake_recipe(**REDO), fake_recipe(**REDO, seed=9))
+    assert (starts(layout), layout.recipe_resolved.read_bytes()) == ([1], before)
+
+
+def test_a_changed_coefficient_is_used_from_its_step_on(tmp_path: Path) -> None:
+    first = fake_recipe(steps=2)
+    play(tmp_path / "run", first)
+    ppo = {"epochs": 2, "minibatch_seqs": 4, "kl": {"place": "reward", "coef": 0.5}}
+    second = fake_recipe(steps=4, ppo=ppo)
+    wiring = open_run(tmp_path / "run", first, Witness(), recipes={1: first, 3: second})
+    run(wiring.job)
+    assert [wiring.job.journal.figures(step)["kl/coef"] for step in (1, 2, 3, 4)] == [0.05, 0.05, 0.5, 0.5]
+
+
+def test_equal_recipes_change_nothing(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "2 values starts", **REDO)
+    adopt(layout, fake_recipe(**REDO), fake_recipe(**REDO))
+    assert starts(layout) == [1]
