@@ -48,9 +48,13 @@ def real_recipe(*, every_steps: int, **changes: object) -> Recipe:
     return Recipe.model_validate({**tables, **changes})
 
 
+LONG = ("rollout", "values", "logprobs", "critic_update", "actor_update", "eval")
+"""Stages that last long enough to be killed in the middle: each builds or moves a model in a new process."""
+
+
 class Executioner:
-    """Kills the process at one moment, `STEP STAGE MOMENT`; `inside` is some milliseconds after a stage has started,
-    or half-way through a rollout."""
+    """Kills the process at one moment, `STEP STAGE MOMENT`; `inside` is milliseconds after a stage has started, or
+    half-way through a rollout."""
 
     def __init__(self, moment: str | None) -> None:
         self.moment = moment
@@ -59,7 +63,7 @@ class Executioner:
         if self.moment == f"{step} {stage} starts":
             kill_self()
         if self.moment == f"{step} {stage} inside" and stage != "rollout":
-            threading.Timer(0.02, kill_self).start()
+            threading.Timer(0.003, kill_self).start()
         self.step = step
 
     def on_moment(self, step: int, stage: str, moment: str) -> None:
@@ -113,7 +117,12 @@ def moments_of_the_grid(every_steps: int) -> list[str]:
     grid: list[str] = []
     for step in range(1, STEPS + 1):
         stages = [stage for stage in STAGES if stage != "eval" or step in (2, 3)]
-        grid += [f"{step} {stage} {moment}" for stage in stages for moment in MOMENTS]
+        grid += [
+            f"{step} {stage} {moment}"
+            for stage in stages
+            for moment in MOMENTS
+            if moment != "inside" or stage in LONG
+        ]
         if step % every_steps == 0:
             grid += [f"{step} state/{role} {moment}" for role in ("critic", "actor") for moment in MOMENTS[2:]]
     return grid

@@ -54,6 +54,4 @@ def test_the_whole_grid_of_kills_with_saves_every_step_and_every_third(tmp_path:
         folder.mkdir()
         running[every_steps] = start_drill(folder, every_steps, moments_of_the_grid(every_steps))
     for every_steps, drill in running.items():
-        missed = set(moments_of_the_grid(every_steps)) - set(reached(tmp_path / str(every_steps), drill))
-        # Some milliseconds after its start a short stage may be over: then the kill comes later, or never.
-        assert {moment for moment in missed if not moment.endswith("inside")} == set()
+        assert reached(tmp_path / str(every_steps), drill) == moments_of_the_grid(every_steps)

@@ -151,7 +151,7 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
     artifact.sweep(layout)
     journal = Journal(layout, attempt)
     journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=opened.threads)
-    with stop_flag() as flag, _watched(opened, journal) as watcher, _ending(journal, attempt, watcher):
+    with stop_flag() as flag, _watched(opened, journal) as watcher, _ending(journal, attempt, watcher) as word:
         wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag, journal))
         if watcher.mirror is not None:
             watcher.mirror.start()
@@ -159,8 +159,10 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
             do(wiring.job)
         finally:
             wiring.close()
-    lines = journal.lines()
-    return Ended(layout, lines, judge(recipe.expect, lines))
+        verdicts = judge(recipe.expect, journal.lines()) if do is run else []
+        if not all(verdict.met for verdict in verdicts):
+            word.exit_code = ExitCode.HEALTH  # the caller shows the table, then raises ExpectationError
+    return Ended(layout, journal.lines(), verdicts)
 
 
 def _around(opened: Opened, watcher: Watcher, flag: StopFlag, journal: Journal) -> Surroundings:
@@ -189,16 +191,24 @@ def _watched(opened: Opened, journal: Journal) -> Iterator[Watcher]:
         console.close()
 
 
+@dataclass
+class LastWord:
+    """How an attempt that came to its end will be written down."""
+
+    exit_code: ExitCode = ExitCode.DONE
+
+
 @contextmanager
-def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[None]:
+def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[LastWord]:
     """Write down how the attempt ended, whatever ended it."""
     status, code = "failed", int(ExitCode.INTERNAL)
+    word = LastWord()
     try:
         try:
-            yield
+            yield word
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise _out_of_memory(watcher.stage, error) from error
-        status, code = "finished", 0
+        status, code = "finished", int(word.exit_code)
     except PpoctlError as error:
         status, code = _status(error), int(error.exit_code)
         raise
