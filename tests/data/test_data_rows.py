@@ -1,6 +1,5 @@
 """What a dataset is, and the one clear error for each that is none."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -271,9 +270,8 @@ def test_reading_rows_imports_nothing_heavy() -> None:
         ),
     ],
 )
+@pytest.mark.usefixtures("ppoctl_data")
 def test_real_datasets_are_read_whole(table: Gsm8kRows | ColumnRows, num_rows: int, last_answer: str) -> None:
-    if not os.environ.get("PPOCTL_DATA"):
-        pytest.skip("PPOCTL_DATA is not set: it names a folder with gsm8k, aime24 and verl-parquet")
     rows = read_rows(table, name="train", base=Path("/"))
     assert len({row.id for row in rows}) == num_rows
     assert rows[-1].answer.endswith(last_answer)

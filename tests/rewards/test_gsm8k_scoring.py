@@ -1,7 +1,6 @@
 """What counts as the right answer to a GSM8K problem."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -89,11 +88,8 @@ def test_within_the_last_300_characters_the_strict_reading_is_verls(response: st
     assert gsm8k.strict_number(response[-300:]) == _verl_strict(response)
 
 
-def test_every_gold_answer_of_gsm8k_scores_1_and_every_wrong_one_0() -> None:
-    folder = os.environ.get("PPOCTL_DATA")
-    if not folder:
-        pytest.skip("PPOCTL_DATA is not set: it names a folder with gsm8k/train.jsonl")
-    lines = (Path(folder) / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+def test_every_gold_answer_of_gsm8k_scores_1_and_every_wrong_one_0(ppoctl_data: Path) -> None:
+    lines = (ppoctl_data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     answers = [json.loads(line)["answer"] for line in lines]
     assert len(answers) == 7473
     for answer in answers:

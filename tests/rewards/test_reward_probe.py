@@ -1,7 +1,6 @@
 """Before launch, the gold answer must beat a wrong, an empty and a truncated one."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,10 +120,7 @@ def test_a_long_truth_is_shown_by_its_end(drill_pool: OpenPool) -> None:
 
 
 @pytest.mark.parametrize("reward", [STRICT, LENIENT])
-def test_gold_wins_on_every_row_of_gsm8k(reward: Gsm8kReward) -> None:
-    folder = os.environ.get("PPOCTL_DATA")
-    if not folder:
-        pytest.skip("PPOCTL_DATA is not set: it names a folder with gsm8k/test.jsonl")
-    lines = (Path(folder) / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()
+def test_gold_wins_on_every_row_of_gsm8k(reward: Gsm8kReward, ppoctl_data: Path) -> None:
+    lines = (ppoctl_data / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1319
     require_gold_wins(probed(reward, *(json.loads(line)["answer"] for line in lines)))
