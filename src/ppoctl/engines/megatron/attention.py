@@ -53,8 +53,14 @@ class PackedCausalAttention(MegatronModule):
 def _per_sequence(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None
 ) -> Float[Tensor, "N H D"]:
-    """torch's scaled-dot-product attention, one call per sequence, on views of the packed tensors."""
-    lengths = list(packed.seq_lengths)
+    """torch's scaled-dot-product attention, one call per sequence, on views of the packed tensors.
+
+    On a CPU in float32 whatever the model's dtype: torch's bfloat16 backward takes 1.5 to 4 times as long for
+    sequences up to 500 tokens, and about 0.8 times as long at 1,000.
+    """
+    dtype, lengths = query.dtype, list(packed.seq_lengths)
+    if not query.is_cuda:
+        query, key, value = query.float(), key.float(), value.float()
     outputs = [
         F.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
@@ -66,7 +72,7 @@ def _per_sequence(
         )[0].transpose(0, 1)
         for q, k, v in zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
     ]
-    return torch.cat(outputs)
+    return torch.cat(outputs).to(dtype)
 
 
 def _varlen(
