@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from ppoctl.recipe.effects import RESULTS, SPEED
+from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.table import AtLeastOne, Fraction, NotNegative, Positive, Table
 
 
@@ -180,3 +181,5 @@ class TrainedTable(Table):
     """How it learns."""
     batching: Batching = ByTokens(max_tokens_per_microbatch=16384)
     """How its minibatches are cut to fit memory; never changes a gradient."""
+    parallel: ParallelTable | None = None
+    """How it is spread over processes; absent: one process for the actor, and as the actor for the critic."""

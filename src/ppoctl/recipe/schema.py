@@ -25,6 +25,7 @@ from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
 from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable
 from ppoctl.recipe.effects import REPORTING, RESULTS, SPEED
+from ppoctl.recipe.parallel import ParallelTable as ParallelTable
 from ppoctl.recipe.table import Array, AtLeastOne, Fraction, NotNegative, Positive
 from ppoctl.recipe.table import Table as Table
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from ppoctl.batch.records import Rollouts
-from ppoctl.engines.megatron.actor import MegatronActor
-from ppoctl.engines.megatron.critic import MegatronCritic
 from ppoctl.engines.megatron.factory import build_actor, build_critic
-from ppoctl.engines.megatron.trainer import MegatronTrainer
-from ppoctl.engines.megatron.weights import parts_in, parts_of
+from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
+from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.ports import Minibatch, OptimizerStep
 from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss
 from ppoctl.recipe.schema import BySequences, ByTokens, ModelTable
@@ -43,6 +43,7 @@ LLAMA3_ROPE = {
 MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
+    "qwen2-deep": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 4, "tie_word_embeddings": True}),
     "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 6}),
     "llama3-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
 }
@@ -223,15 +224,27 @@ def critic(folder: Path, *, dtype: str = "float32", batching: Batching | None = 
     return made
 
 
+def rank_of(trainer: MegatronTrainer) -> MegatronRank:
+    """The one process of a trainer that lives in this one."""
+    assert isinstance(trainer.ranks, ThisProcess)
+    return trainer.ranks.rank
+
+
+def unstarted(trainer: MegatronTrainer) -> MegatronTrainer:
+    """Another of the same settings, at no state."""
+    return type(trainer)(trainer.settings, ThisProcess(MegatronRank(trainer.settings)))
+
+
 def weights_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
     """Copies, under Hugging Face names."""
-    return {part.name: part.read().clone() for part in parts_of(trainer.model)}
+    return {name: tensor.clone() for name, tensor in trainer.ranks.weights()}
 
 
 def gradients_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
     """What the last update left in Megatron-Core's gradient buffers, under Hugging Face names."""
-    gradients = {name: parameter.main_grad for name, parameter in trainer.model.named_parameters()}
-    return {part.name: part.read().clone() for part in parts_in(gradients, trainer.model.settings.shape)}
+    [model] = rank_of(trainer).models
+    gradients = {name: parameter.main_grad for name, parameter in model.named_parameters()}
+    return {part.name: part.read(model.pg_collection.tp).clone() for part in parts_in(gradients, model)}
 
 
 def check_all(level: Level, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

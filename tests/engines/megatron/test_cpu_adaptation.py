@@ -9,6 +9,7 @@ from megatron.core import parallel_state
 
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.process_group import ensure_process_group
+from ppoctl.recipe.schema import ParallelTable
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="inert with CUDA")
 
@@ -59,8 +60,8 @@ def test_no_use_of_a_trainer_leaves_anything_behind(model, tmp_path):
 
 
 def test_the_process_group_is_made_once():
-    first = ensure_process_group()
-    second = ensure_process_group()
+    first = ensure_process_group(ParallelTable())
+    second = ensure_process_group(ParallelTable())
     assert first.tp is second.tp
     assert first.dp_cp is second.dp_cp
     assert torch.distributed.get_world_size() == 1

@@ -9,6 +9,7 @@ import torch
 
 from ppoctl.engines.megatron.families import model_folder, read_shape
 from ppoctl.errors import EnvironmentProblemError, RecipeError
+from ppoctl.recipe.schema import ParallelTable
 
 
 def edited(folder: Path, target: Path, **changes: object) -> Path:
@@ -112,7 +113,7 @@ def test_published_files_of_transformers_4_are_read(tmp_path, name):
 
 
 def test_weights_and_activations_have_the_recipes_dtype_and_there_is_no_dropout(model):
-    config = read_shape(model("qwen2")).transformer_config(torch.bfloat16)
+    config = read_shape(model("qwen2")).transformer_config(torch.bfloat16, ParallelTable())
     assert (config.params_dtype, config.bf16) == (torch.bfloat16, True)
     assert (config.attention_dropout, config.hidden_dropout) == (0.0, 0.0)
 

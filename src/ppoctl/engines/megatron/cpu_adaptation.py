@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 
 class _CpuInsteadOfCuda(TorchFunctionMode):
-    """Rewrites `device="cuda"` of factory calls, and answers `Tensor.type()` as if the tensor lay on a GPU."""
+    """Rewrites `device="cuda"` of factory calls, leaves `Tensor.cuda()` where it is, and answers `Tensor.type()` as
+    if the tensor lay on a GPU."""
 
     def __torch_function__(
         self,
@@ -28,6 +29,8 @@ class _CpuInsteadOfCuda(TorchFunctionMode):
     ) -> Any:
         if kwargs and kwargs.get("device") == "cuda":
             kwargs = {**kwargs, "device": "cpu"}
+        if func is torch.Tensor.cuda:
+            return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
             return func(*args).replace("torch.", "torch.cuda.", 1)
         return func(*args, **(kwargs or {}))

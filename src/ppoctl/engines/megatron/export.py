@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
-
-from ppoctl.engines.megatron.model import PackedModel, ValueModel
-from ppoctl.engines.megatron.weights import Part, parts_of
+from torch import Tensor
 
 SHARD_BYTES = 4 * 2**30
 """Most bytes of tensors in one file."""
@@ -24,25 +25,40 @@ _COMPANIONS = (
 )
 
 
-def save_hugging_face(model: PackedModel, source: Path, folder: Path) -> None:
-    """Write `model` into `folder` under Hugging Face names, with config and tokenizer of the model it came from.
+@dataclass(frozen=True)
+class Exported:
+    """What the files of a model are written from."""
 
-    A critic becomes the family's `...ForSequenceClassification` with one label. All of it is flushed to disk.
+    weights: Iterator[tuple[str, Tensor]]
+    """Under Hugging Face names; each is valid until the next one is taken."""
+    source: Path
+    """Folder of the model it came from, with config and tokenizer."""
+    dtype: torch.dtype
+    is_critic: bool
+    """Becomes the family's `...ForSequenceClassification` with one label."""
+
+
+def save_hugging_face(model: Exported, folder: Path) -> None:
+    """Write `model` into `folder` under Hugging Face names, one file's tensors in memory at a time.
+
+    All of it is flushed to disk.
     """
-    shards = _shards(parts_of(model))
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file({part.name: part.read().contiguous() for part in shard}, folder / name, metadata={"format": "pt"})
-        weight_map |= {part.name: name for part in shard}
-    if len(shards) > 1:
-        metadata = {"total_size": sum(part.view.nbytes for shard in shards for part in shard)}
-        _write_json(folder / "model.safetensors.index.json", {"metadata": metadata, "weight_map": weight_map})
-    _write_json(folder / "config.json", _config(model, source))
+    written: list[tuple[Path, list[str]]] = []
+    total = 0
+    for number, shard in enumerate(_shards(model.weights), start=1):
+        file = folder / f"model-{number:05d}.safetensors"
+        save_file(shard, file, metadata={"format": "pt"})
+        written.append((file, list(shard)))
+        total += sum(tensor.nbytes for tensor in shard.values())
+    weight_map = _name_files(written, folder)
+    if len(written) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        _write_json(folder / "model.safetensors.index.json", index)
+    _write_json(folder / "config.json", _config(model))
     for pattern in _COMPANIONS:
-        for file in source.glob(pattern):
-            if file.is_file():
-                shutil.copyfile(file, folder / file.name)
+        for path in model.source.glob(pattern):
+            if path.is_file():
+                shutil.copyfile(path, folder / path.name)
     flush_folder(folder)
 
 
@@ -56,24 +72,36 @@ def flush_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _shards(parts: list[Part]) -> list[list[Part]]:
-    shards: list[list[Part]] = [[]]
+def _shards(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Copies of the tensors, as many as fit one file."""
+    shard: dict[str, Tensor] = {}
     room = SHARD_BYTES
-    for part in parts:
-        if shards[-1] and part.view.nbytes > room:
-            shards.append([])
-            room = SHARD_BYTES
-        shards[-1].append(part)
-        room -= part.view.nbytes
-    return shards
+    for name, tensor in weights:
+        if shard and tensor.nbytes > room:
+            yield shard
+            shard, room = {}, SHARD_BYTES
+        shard[name] = tensor.clone(memory_format=torch.contiguous_format)
+        room -= tensor.nbytes
+    yield shard
 
 
-def _config(model: PackedModel, source: Path) -> dict[str, object]:
-    config: dict[str, object] = json.loads((source / "config.json").read_text(encoding="utf-8"))
+def _name_files(written: list[tuple[Path, list[str]]], folder: Path) -> dict[str, str]:
+    """Give the files the names that transformers looks for, now that their number is known."""
+    weight_map: dict[str, str] = {}
+    for number, (file, names) in enumerate(written, start=1):
+        whole = f"model-{number:05d}-of-{len(written):05d}.safetensors"
+        name = "model.safetensors" if len(written) == 1 else whole
+        file.rename(folder / name)
+        weight_map |= dict.fromkeys(names, name)
+    return weight_map
+
+
+def _config(model: Exported) -> dict[str, object]:
+    config: dict[str, object] = json.loads((model.source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
-    config["dtype"] = str(model.settings.dtype).removeprefix("torch.")
-    if isinstance(model, ValueModel):
-        prefix = {"qwen2": "Qwen2", "llama": "Llama"}[model.settings.shape.family]
+    config["dtype"] = str(model.dtype).removeprefix("torch.")
+    if model.is_critic:
+        prefix = {"qwen2": "Qwen2", "llama": "Llama"}[str(config["model_type"])]
         config |= {"architectures": [f"{prefix}ForSequenceClassification"], "num_labels": 1}
         config |= {"id2label": {"0": "value"}, "label2id": {"value": 0}}
     return config

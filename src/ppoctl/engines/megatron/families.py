@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig, PretrainedConfig
 
 from ppoctl.errors import EnvironmentProblemError, RecipeError
+from ppoctl.recipe.schema import ParallelTable
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Family:
     ignored: frozenset[str] = frozenset()
     """Fields of this family without effect on the weights or on what is computed, given `required`."""
 
+
+VOCAB_MULTIPLE = 64
+"""The embedding's rows are padded to a multiple of it: what tensor parallelism can split evenly."""
 
 FAMILIES: dict[str, Family] = {
     "qwen2": Family(
@@ -86,7 +90,12 @@ class ModelShape:
     qkv_bias: bool
     tied_embeddings: bool
 
-    def transformer_config(self, dtype: torch.dtype) -> TransformerConfig:
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding. A multiple of the same number under any layout, so that states fit all of them."""
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    def transformer_config(self, dtype: torch.dtype, parallel: ParallelTable) -> TransformerConfig:
         """Megatron-Core's configuration; `dtype` is that of weights and activations.
 
         Weights are always loaded, so nothing is initialised. Fusions that need Apex or CUDA extensions are off; those
@@ -114,6 +123,14 @@ class ModelShape:
             calculate_per_token_loss=True,
             use_cpu_initialization=not torch.cuda.is_available(),
             perform_initialization=False,
+            tensor_model_parallel_size=parallel.tensor,
+            pipeline_model_parallel_size=parallel.pipeline,
+            virtual_pipeline_model_parallel_size=parallel.virtual_stages if parallel.virtual_stages > 1 else None,
+            num_layers_in_first_pipeline_stage=parallel.first_stage_layers,
+            num_layers_in_last_pipeline_stage=parallel.last_stage_layers,
+            sequence_parallel=parallel.sequence,
+            variable_seq_lengths=parallel.pipeline > 1,  # packed microbatches differ in length
+            moe_token_dispatcher_type="alltoall",  # the default forbids the line above, even without experts
             gradient_accumulation_fusion=False,
             masked_softmax_fusion=False,
             bias_dropout_fusion=False,

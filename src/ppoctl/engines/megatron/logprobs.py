@@ -30,11 +30,31 @@ class LogprobSettings(NamedTuple):
     """Without it the entropy returned is 0 and has no gradient."""
 
 
+class VocabularyShard(NamedTuple):
+    """Which rows of the output layer this rank has."""
+
+    start: int
+    """Id of the first."""
+    total: int
+    """Ids of the model; rows for higher ones are padding and not read."""
+    group: torch.distributed.ProcessGroup | None
+    """The ranks that have the others; None: there are none."""
+
+    def rows(self, weight: Tensor) -> int:
+        """Rows of `weight` that stand for an id."""
+        return max(0, min(len(weight), self.total - self.start))
+
+    @property
+    def is_split(self) -> bool:
+        return self.group is not None and self.group.size() > 1
+
+
 def token_logprobs(
     hidden: Float[Tensor, "n hidden"],
     weight: Float[Tensor, "V hidden"],
     targets: Int[Tensor, " n"],
     settings: LogprobSettings,
+    vocabulary: VocabularyShard | None = None,
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """log p(target) of each position, and the entropy of its distribution (nats); float32, both differentiable.
 
@@ -42,36 +62,45 @@ def token_logprobs(
     buffer) its gradient is added there chunk by chunk, in float32, and not returned to autograd; a gradient that
     other uses of a tied weight return is added by Megatron-Core's hook as usual.
 
-    A vocabulary split over ranks will need the two sums and the maximum of `_statistics` reduced over them.
+    With a split vocabulary `weight` holds this rank's rows; every rank gets the whole result, and its own part of the
+    gradient of `hidden`, which the caller adds up. Logits are never gathered: three numbers per position are reduced
+    over the ranks (Shoeybi et al. 2019, section 3).
     """
-    return _TokenLogprobs.apply(hidden, weight, targets, settings)
+    whole = VocabularyShard(0, len(weight), None)
+    return _TokenLogprobs.apply(hidden, weight, targets, settings, vocabulary or whole)
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, settings: LogprobSettings
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, settings: LogprobSettings, shard: VocabularyShard
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropy, log_z = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
-        logits = hidden.new_empty(min(settings.chunk_tokens, len(hidden)), len(weight))
+        rows = shard.rows(weight)
+        places = targets - shard.start  # outside [0, rows): another rank's
+        found = _Statistics(*(hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(4)))
+        logits = hidden.new_empty(min(settings.chunk_tokens, len(hidden)), rows)
         for chunk in _slices(len(hidden), settings.chunk_tokens):
-            torch.mm(hidden[chunk], weight.t(), out=logits[: chunk.stop - chunk.start])
-            for rows, block in _blocks(logits, chunk):
-                logprobs[rows], entropy[rows], log_z[rows] = _statistics(block, targets[rows], settings)
-        ctx.save_for_backward(hidden, weight, targets, entropy, log_z)
-        ctx.settings = settings
+            torch.mm(hidden[chunk], weight[:rows].t(), out=logits[: chunk.stop - chunk.start])
+            for part, block in _blocks(logits, chunk):
+                for whole, of_block in zip(found, _statistics(block, places[part], settings), strict=True):
+                    whole[part] = of_block
+        logprobs, entropy, log_z = _distribution(_reduced(found, shard), with_entropy=settings.with_entropy)
+        ctx.save_for_backward(hidden, weight, places, entropy, log_z)
+        ctx.settings, ctx.rows = settings, rows
         ctx.last_logits = logits
         if not settings.with_entropy:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        hidden, weight, targets, entropy, log_z = ctx.saved_tensors
+    def backward(
+        ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor
+    ) -> tuple[Tensor, Tensor | None, None, None, None]:
+        hidden, weight, places, entropy, log_z = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         main_grad: Any = getattr(weight, "main_grad", None)
-        needed = ctx.needs_input_grad[1]
-        returned = torch.zeros_like(weight) if needed and main_grad is None else None
+        needed, weight = ctx.needs_input_grad[1], weight[: ctx.rows]
+        returned = hidden.new_zeros(ctx.saved_tensors[1].shape) if needed and main_grad is None else None
         grad_weight: Tensor = main_grad if returned is None else returned
         logits, ctx.last_logits = ctx.last_logits, None
         for chunk in reversed(_slices(len(hidden), ctx.settings.chunk_tokens)):
@@ -80,18 +109,32 @@ class _TokenLogprobs(torch.autograd.Function):
                 torch.mm(hidden[chunk], weight.t(), out=grad_logits)
             for rows, block in _blocks(logits, chunk):
                 d_entropy = grad_entropy[rows] if ctx.settings.with_entropy else None
-                position = _Position(targets[rows], log_z[rows], entropy[rows], grad_logprobs[rows], d_entropy)
+                position = _Position(places[rows], log_z[rows], entropy[rows], grad_logprobs[rows], d_entropy)
                 block.copy_(_grad_of_logits(block, position, ctx.settings.temperature))
             torch.mm(grad_logits, weight, out=grad_hidden[chunk])
             if needed:
-                _accumulate(grad_weight, grad_logits, hidden[chunk])
-        return grad_hidden, returned, None, None
+                _accumulate(grad_weight[: ctx.rows], grad_logits, hidden[chunk])
+        return grad_hidden, returned, None, None, None
+
+
+class _Statistics(NamedTuple):
+    """What a rank's logits say about each position; float32. Sums are over its ids, relative to its largest logit x*."""
+
+    peak: Tensor
+    """x*"""
+    z: Tensor
+    """sum of exp(x - x*)"""
+    moment: Tensor
+    """sum of exp(x - x*) (x - x*); 0 without entropy"""
+    picked: Tensor
+    """x(target) - x*; minus infinity where another rank has the target"""
 
 
 class _Position(NamedTuple):
     """What backward knows about some positions."""
 
-    targets: Tensor
+    places: Tensor
+    """Columns of the targets; outside the logits where another rank has them."""
     log_z: Tensor
     entropy: Tensor
     grad_logprob: Tensor
@@ -104,26 +147,50 @@ def _slices(total: int, size: int) -> list[slice]:
 
 def _blocks(logits: Tensor, chunk: slice) -> Iterator[tuple[slice, Tensor]]:
     """Rows of a chunk, few at a time: where they are among all positions, and their logits."""
-    rows = max(1, _BLOCK_ELEMENTS[logits.device.type] // logits.shape[1])
+    rows = max(1, _BLOCK_ELEMENTS[logits.device.type] // max(1, logits.shape[1]))
     for part in _slices(chunk.stop - chunk.start, rows):
         yield slice(chunk.start + part.start, chunk.start + part.stop), logits[part]
 
 
-def _statistics(logits: Tensor, targets: Tensor, settings: LogprobSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """log p(target), entropy and log of the normaliser, of each row; float32."""
+def _statistics(logits: Tensor, places: Tensor, settings: LogprobSettings) -> _Statistics:
+    """Of each row of the logits."""
+    if logits.shape[1] == 0:  # a rank that has nothing but padding
+        zero = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
+        return _Statistics(zero + torch.finfo(torch.float32).min, zero, zero, zero - torch.inf)
     x = _scaled(logits, settings.temperature)
     peak = x.amax(-1, keepdim=True)
     x.sub_(peak)
-    picked = x.gather(1, targets[:, None])[:, 0]
-    if settings.with_entropy:
-        e = x.exp()
-        z = e.sum(-1)
-        entropy = z.log() - e.mul_(x).sum(-1) / z
-    else:
-        z = x.exp_().sum(-1)
-        entropy = torch.zeros_like(z)
-    log_z = z.log()
-    return picked - log_z, entropy, log_z + peak[:, 0]
+    picked = x.gather(1, places.clamp(0, x.shape[1] - 1)[:, None])[:, 0]
+    picked = picked.where(_owned(places, x), -torch.inf)
+    if not settings.with_entropy:
+        return _Statistics(peak[:, 0], x.exp_().sum(-1), torch.zeros_like(picked), picked)
+    e = x.exp()
+    return _Statistics(peak[:, 0], e.sum(-1), e.mul_(x).sum(-1), picked)
+
+
+def _owned(places: Tensor, logits: Tensor) -> Tensor:
+    return (places >= 0) & (places < logits.shape[1])
+
+
+def _reduced(found: _Statistics, shard: VocabularyShard) -> _Statistics:
+    """The same over all ranks' ids."""
+    if not shard.is_split:
+        return found
+    peak = found.peak.clone()
+    torch.distributed.all_reduce(peak, torch.distributed.ReduceOp.MAX, group=shard.group)
+    shift = found.peak - peak
+    scale = shift.exp()
+    picked = (found.picked + shift).where(found.picked.isfinite(), 0.0)  # one rank has it
+    sums = torch.stack([found.z * scale, scale * (found.moment + shift * found.z), picked])
+    torch.distributed.all_reduce(sums, group=shard.group)
+    return _Statistics(peak, *sums)
+
+
+def _distribution(found: _Statistics, *, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """log p(target), entropy, and log of the normaliser."""
+    log_z = found.z.log()
+    entropy = log_z - found.moment / found.z if with_entropy else torch.zeros_like(log_z)
+    return found.picked - log_z, entropy, log_z + found.peak
 
 
 def _grad_of_logits(logits: Tensor, at: _Position, temperature: float) -> Tensor:
@@ -135,7 +202,9 @@ def _grad_of_logits(logits: Tensor, at: _Position, temperature: float) -> Tensor
         p = log_p.exp()
         slope = log_p.add_(at.entropy[:, None]).mul_(-at.grad_entropy[:, None]).sub_(at.grad_logprob[:, None])
         grad = p.mul_(slope)
-    grad.scatter_add_(1, at.targets[:, None], at.grad_logprob[:, None])
+    if grad.shape[1]:
+        owned = at.grad_logprob.where(_owned(at.places, grad), 0.0)
+        grad.scatter_add_(1, at.places.clamp(0, grad.shape[1] - 1)[:, None], owned[:, None])
     return grad if temperature == 1.0 else grad.div_(temperature)
 
 

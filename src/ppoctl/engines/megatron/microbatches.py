@@ -1,4 +1,4 @@
-"""How the rows of a minibatch become microbatches, and how per-microbatch outputs become one grid again.
+"""How the rows of a minibatch become microbatches of one rank, and how what ranks say becomes one grid again.
 
 Letters: M rows of the minibatch, m rows of a microbatch, R response positions.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from ppoctl.batch.grid import Packed, input_lengths, pack
 from ppoctl.batch.packing import by_sequences, by_tokens
 from ppoctl.batch.records import Rollouts
-from ppoctl.engines.megatron.packed_input import PackedInput, packed_input
+from ppoctl.engines.megatron.packed_input import PackedInput, Reading, packed_input
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.schema import BySequences, ByTokens
 
@@ -29,39 +29,82 @@ class Microbatch:
     packed: Packed
     input: PackedInput
 
+    @property
+    def is_idle(self) -> bool:
+        """It has no rows of the minibatch: a rank without work computes along where others wait for it."""
+        return len(self.rows) == 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one data-parallel rank says about its rows of a minibatch, on the CPU."""
+
+    places: Int[Tensor, " m"]
+    """Where those rows stand in the minibatch."""
+    outputs: Float[Tensor, "m R"]
+    entropy: Float[Tensor, "m R"] | None
+
 
 @dataclass(frozen=True)
 class Cut:
-    """How to cut: the recipe's batching, and what the output layer is asked."""
+    """How a minibatch is cut: over the data-parallel ranks, and on each by the recipe's batching."""
 
     batching: BySequences | ByTokens
-    device: torch.device
-    temperature: float = 1.0
-    with_entropy: bool = False
+    reading: Reading
+    rank: int = 0
+    """Of this process among the data-parallel ones."""
+    ranks: int = 1
+    count_multiple: int = 0
+    """All ranks get the same number of microbatches, a multiple of this one; 0: each as many as it needs."""
 
 
 def cut_rows(rollouts: Rollouts, rows: Int[Tensor, " M"], cut: Cut) -> list[Microbatch]:
-    """The rows as microbatches. Raises RecipeError when one sequence alone exceeds the token cap."""
-    places = torch.arange(len(rows))
-    if isinstance(cut.batching, BySequences):
-        groups = by_sequences(places, cut.batching.microbatch_seqs)
-    else:
-        cap = cut.batching.max_tokens_per_microbatch
-        try:
-            groups = by_tokens(places, input_lengths(rollouts)[rows], cap)
-        except ValueError as error:
-            hint = "raise `batching.max_tokens_per_microbatch` or lower `rollout.max_new_tokens`"
-            raise RecipeError(f"`batching.max_tokens_per_microbatch = {cap}`: {error}", hint=hint) from error
-    return [_microbatch(rollouts, rows, group, cut) for group in groups]
+    """This rank's rows as microbatches, at least one. Raises RecipeError when a sequence alone exceeds the token cap.
+
+    Every rank works out the split of all of them by itself: it is a function of the lengths.
+    """
+    tokens = input_lengths(rollouts)[rows]
+    groups_of_ranks = [_groups(places, tokens, cut.batching) for places in split_rows(tokens, cut.ranks)]
+    mine = groups_of_ranks[cut.rank]
+    count = max(1, len(mine))
+    if cut.count_multiple:
+        most = max(len(groups) for groups in groups_of_ranks)
+        count = -(-most // cut.count_multiple) * cut.count_multiple
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return [_microbatch(rollouts, rows, group, cut) for group in [*mine, *[nothing] * (count - len(mine))]]
+
+
+def split_rows(tokens: Int[Tensor, " M"], ranks: int) -> list[Int[Tensor, " m"]]:
+    """Places of a minibatch over data-parallel ranks."""
+    places = torch.arange(len(tokens))
+    return [places[rank::ranks] for rank in range(ranks)]
+
+
+def _groups(places: Tensor, tokens: Tensor, batching: BySequences | ByTokens) -> list[Tensor]:
+    if len(places) == 0:
+        return []
+    if isinstance(batching, BySequences):
+        return by_sequences(places, batching.microbatch_seqs)
+    cap = batching.max_tokens_per_microbatch
+    try:
+        return by_tokens(places, tokens[places], cap)
+    except ValueError as error:
+        hint = "raise `batching.max_tokens_per_microbatch` or lower `rollout.max_new_tokens`"
+        raise RecipeError(f"`batching.max_tokens_per_microbatch = {cap}`: {error}", hint=hint) from error
 
 
 def _microbatch(rollouts: Rollouts, rows: Tensor, places: Tensor, cut: Cut) -> Microbatch:
-    packed = pack(rollouts, rows[places])
-    given = packed_input(packed, cut.device, temperature=cut.temperature, with_entropy=cut.with_entropy)
-    return Microbatch(rows[places], places, packed, given)
+    # An idle microbatch runs the first row: something has to go through the model.
+    packed = pack(rollouts, rows[places] if len(places) else rows[:1])
+    return Microbatch(rows[places], places, packed, packed_input(packed, cut.reading))
 
 
-def gather_grids(microbatches: Sequence[Microbatch], grids: Sequence[Float[Tensor, "_ R"]]) -> Float[Tensor, "M R"]:
-    """The microbatches' grids as one, rows in the minibatch's order."""
-    places = torch.cat([microbatch.places for microbatch in microbatches])
-    return torch.cat(list(grids))[torch.argsort(places)]
+def merge(shares: Sequence[Share]) -> Share:
+    """What all data-parallel ranks say, rows in the minibatch's order."""
+    order = torch.argsort(torch.cat([share.places for share in shares]))
+    entropies = [share.entropy for share in shares if share.entropy is not None]
+    return Share(
+        places=torch.arange(len(order)),
+        outputs=torch.cat([share.outputs for share in shares])[order],
+        entropy=torch.cat(entropies)[order] if entropies else None,
+    )

@@ -3,20 +3,29 @@
 Letters: N packed tokens, n positions read. Only those n positions reach the output layer.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
 from ppoctl.engines.megatron.families import ModelShape
 from ppoctl.engines.megatron.layer_spec import layer_spec
-from ppoctl.engines.megatron.logprobs import LogprobSettings, token_logprobs
+from ppoctl.engines.megatron.logprobs import LogprobSettings, VocabularyShard, token_logprobs
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.value_head import ValueHead
+from ppoctl.recipe.schema import ParallelTable
 
 
 class TokenOutputs(NamedTuple):
@@ -34,22 +43,31 @@ class ModelSettings(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     logits_chunk_tokens: int
+    parallel: ParallelTable
 
 
 class PackedModel(GPTModel):
-    """A GPTModel whose forward takes one microbatch and gives `TokenOutputs` (on the last pipeline stage)."""
+    """One pipeline stage of a GPTModel (all of it without pipeline parallelism), whose forward takes one microbatch
+    and gives `TokenOutputs` on the last stage."""
 
-    def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection) -> None:
+    tie_embeddings: ClassVar[bool]
+    """Whether a tied output layer of the source is tied here."""
+
+    def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         shape = settings.shape
-        config = shape.transformer_config(settings.dtype)
+        config = shape.transformer_config(settings.dtype, settings.parallel)
+        pipeline_rank = groups.pp.rank()
         super().__init__(
             config=config,
-            transformer_layer_spec=layer_spec(config),
-            vocab_size=shape.vocab_size,
+            transformer_layer_spec=layer_spec(config, get_num_layers_to_build(config, virtual_stage, pipeline_rank)),
+            vocab_size=shape.padded_vocab_size,
             max_sequence_length=shape.max_positions,
-            share_embeddings_and_output_weights=shape.tied_embeddings,
+            pre_process=pipeline_rank == 0 and not virtual_stage,
+            post_process=_is_last(groups, settings.parallel, virtual_stage),
+            share_embeddings_and_output_weights=shape.tied_embeddings and self.tie_embeddings,
             position_embedding_type="none",  # RoPE is applied in the attention module, from one table
             pg_collection=groups,
+            vp_stage=virtual_stage,
         )
         self.rope = RotaryEmbedding(
             kv_channels=shape.head_dim,
@@ -61,6 +79,7 @@ class PackedModel(GPTModel):
             cp_group=groups.cp,
         )
         self.settings = settings
+        self.first_layer: int = get_transformer_layer_offset(config, virtual_stage, pipeline_rank)
 
     def forward(self, packed: PackedInput) -> TokenOutputs | Tensor:
         """Outputs of the positions read; before the last pipeline stage, the hidden states to send on."""
@@ -76,6 +95,11 @@ class PackedModel(GPTModel):
         """Called by GPTModel in place of its own projection to logits."""
         if not self.post_process:
             return hidden_states
+        if self.config.sequence_parallel:
+            # Every tensor rank reads all positions, so each has the whole gradient of its own share.
+            hidden_states = gather_from_sequence_parallel_region(
+                hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
+            )
         return self.read(hidden_states[:, 0].index_select(0, packed_seq_params.read_at), packed_seq_params)
 
     def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:
@@ -92,28 +116,60 @@ class PackedModel(GPTModel):
 class LogprobModel(PackedModel):
     """The actor's model: log-probs and entropies."""
 
+    tie_embeddings = True
+
     def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        group = self.pg_collection.tp
+        vocabulary = VocabularyShard(
+            start=group.rank() * len(weight), total=self.settings.shape.vocab_size, group=group
+        )
+        # Each tensor rank's logits give a part of the gradient: they are added up on the way back.
+        hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
         chunk_tokens = self.settings.logits_chunk_tokens
         settings = LogprobSettings(packed.temperature, chunk_tokens, packed.with_entropy)
-        logprobs, entropy = token_logprobs(hidden, weight, packed.targets, settings)
+        logprobs, entropy = token_logprobs(hidden, weight, packed.targets, settings, vocabulary)
         return TokenOutputs(logprobs, entropy if packed.with_entropy else None)
 
 
 class ValueModel(PackedModel):
     """The critic's model: one value per position; its embedding is never tied to the output layer."""
 
-    def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection) -> None:
-        super().__init__(settings, groups)
+    tie_embeddings = False
+
+    def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
+        super().__init__(settings, groups, virtual_stage)
         if self.post_process:
             self.output_layer = ValueHead(self.config, settings.device)
-            self.share_embeddings_and_output_weights = False
 
     def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:  # noqa: ARG002
         return TokenOutputs(self.output_layer(hidden), None)
 
 
-def build_model(cls: type[PackedModel], settings: ModelSettings, groups: ProcessGroupCollection) -> PackedModel:
-    """A model with uninitialised weights, all in the model's dtype: norms too, as in the Hugging Face models."""
-    return cls(settings, groups).to(device=settings.device, dtype=settings.dtype)
+def build_stages(
+    cls: type[PackedModel], settings: ModelSettings, groups: ProcessGroupCollection
+) -> list[PackedModel]:
+    """This rank's pipeline stages (one, or several when they are interleaved) with uninitialised weights, all in the
+    model's dtype: norms too, as in the Hugging Face models."""
+    count = settings.parallel.virtual_stages
+    stages = [cls(settings, groups, stage if count > 1 else None) for stage in range(count)]
+    for stage in stages:
+        stage.to(device=settings.device, dtype=settings.dtype)
+        _mark_split_parameters(stage)
+    return stages
+
+
+def _mark_split_parameters(stage: PackedModel) -> None:
+    """Say which weights are slices. Megatron-Core does so where it initialises them, which is not done here; without
+    the mark the gradient norm counts the first tensor rank's slices only."""
+    dimensions = {ColumnParallelLinear: 0, RowParallelLinear: 1, VocabParallelEmbedding: 0}
+    for module in stage.modules():
+        dimension = next((dim for cls, dim in dimensions.items() if isinstance(module, cls)), None)
+        if dimension is not None and module.weight is not None:
+            set_tensor_model_parallel_attributes(module.weight, is_parallel=True, dim=dimension, stride=1)
+
+
+def _is_last(groups: ProcessGroupCollection, parallel: ParallelTable, virtual_stage: int | None) -> bool:
+    last_run = virtual_stage is None or virtual_stage == parallel.virtual_stages - 1
+    return groups.pp.rank() == groups.pp.size() - 1 and last_run

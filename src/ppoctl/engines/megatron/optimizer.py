@@ -1,20 +1,24 @@
 """AdamW through Megatron-Core's optimizer, taken apart: look at the gradients first, step afterwards."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
 
 from ppoctl.ports import OptimizerStep
 
 
 def build_optimizer(
-    model: DistributedDataParallel, dtype: torch.dtype, groups: ProcessGroupCollection
+    stages: Sequence[DistributedDataParallel], dtype: torch.dtype, groups: ProcessGroupCollection
 ) -> MegatronOptimizer:
-    """AdamW over `model`, with float32 main weights where the model is bfloat16; moments are zero.
+    """AdamW over all of `stages`, with float32 main weights where the model is bfloat16; moments are zero. Main
+    weights and moments are split over the data ranks where the stages' gradient buffers are.
 
     Its numbers (learning rate and so on) come with each step. Megatron-Core's standard groups exempt biases and
     norms from weight decay.
@@ -24,9 +28,9 @@ def build_optimizer(
         lr=0.0,
         bf16=dtype == torch.bfloat16,
         params_dtype=dtype,
-        use_distributed_optimizer=False,
+        use_distributed_optimizer=stages[0].ddp_config.use_distributed_optimizer,
     )
-    optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False, pg_collection=groups)
+    optimizer = get_megatron_optimizer(config, list(stages), use_gloo_process_groups=False, pg_collection=groups)
     for group in optimizer.param_groups:
         group["fused"] = True  # one pass over memory per parameter instead of about ten
         for parameter in group["params"]:
@@ -36,7 +40,30 @@ def build_optimizer(
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
+    if stages[0].ddp_config.use_distributed_optimizer:
+        _load_with_step_counts(optimizer)
     return optimizer
+
+
+def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
+    """Megatron-Core 0.16 restores the moments of a split optimizer by going over all of torch's Adam state, step
+    count included, which it has set before and does not hand in: without this a saved state cannot be read."""
+    for split in getattr(optimizer, "chained_optimizers", [optimizer]):
+        restore = split._set_main_param_and_optimizer_states
+
+        def complete(parameter: Tensor, saved: dict[str, Tensor], split: Any = split, restore: Any = restore) -> None:
+            held = split._get_main_param_and_optimizer_states(parameter)
+            restore(parameter, {"step": held["step"], **saved})
+
+        split._set_main_param_and_optimizer_states = complete
+
+
+def own_step_counts(optimizer: MegatronOptimizer) -> None:
+    """Give each parameter a step count of its own. Loading a split optimizer leaves one tensor in all of them, which
+    each parameter's step would then raise."""
+    for split in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for state in split.optimizer.state.values():
+            state["step"] = state["step"].clone()
 
 
 @torch.no_grad()

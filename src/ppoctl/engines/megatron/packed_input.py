@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
@@ -46,9 +47,25 @@ class PackedInput(PackedSeqParams):
     """Filled in by the model, once for all layers."""
 
 
-def packed_input(packed: Packed, device: torch.device, *, temperature: float, with_entropy: bool) -> PackedInput:
-    """`packed` on the device, with the boundaries in the forms that attention kernels want."""
-    lengths = packed.seq_lengths
+@dataclass(frozen=True)
+class Reading:
+    """Where a microbatch is read, and what the output layer is asked."""
+
+    device: torch.device
+    temperature: float = 1.0
+    with_entropy: bool = False
+    token_multiple: int = 1
+    """Packed tokens are a multiple of it: sequence parallelism splits them evenly."""
+
+
+def packed_input(packed: Packed, reading: Reading) -> PackedInput:
+    """`packed` on the device, with the boundaries in the forms that attention kernels want.
+
+    Tokens up to the multiple are a sequence of their own at the end, which nobody reads.
+    """
+    device = reading.device
+    filler = -len(packed.tokens) % reading.token_multiple
+    lengths = (*packed.seq_lengths, filler) if filler else packed.seq_lengths
     starts: Int[Tensor, " s"] = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
     on_device = starts.to(device)
     return PackedInput(
@@ -57,11 +74,11 @@ def packed_input(packed: Packed, device: torch.device, *, temperature: float, wi
         cu_seqlens_kv=on_device,
         max_seqlen_q=max(lengths),
         max_seqlen_kv=max(lengths),
-        tokens=packed.tokens.to(device),
+        tokens=F.pad(packed.tokens, (0, filler)).to(device),
         positions=torch.cat([torch.arange(length) for length in lengths]).to(device),
         seq_lengths=lengths,
         read_at=packed.read_at.to(device),
         targets=packed.targets.to(device),
-        temperature=temperature,
-        with_entropy=with_entropy,
+        temperature=reading.temperature,
+        with_entropy=reading.with_entropy,
     )

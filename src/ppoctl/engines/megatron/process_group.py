@@ -1,36 +1,81 @@
-"""The process group and Megatron-Core's parallel state. Set up once per process; does not choose layouts."""
+"""The process group and Megatron-Core's parallel state. Set up once per process."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, not re-exported to type checkers
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
+from ppoctl.recipe.schema import ParallelTable
 
 
-def ensure_process_group() -> ProcessGroupCollection:
-    """Megatron-Core's process groups; makes them on the first call.
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among those of its role."""
 
-    A process that already belongs to a group (a rank of a larger run) keeps it. A process alone becomes a world of
-    one, with its rendezvous in memory and gloo bound to the loopback interface: no name is resolved, nothing
-    listens on the network. Must run before vLLM's engine is made in the same process: vLLM destroys the default
-    group at its end when it made it itself.
+    rank: int
+    world_size: int
+    address: str
+    """`host:port` where rank 0 waits for the others."""
+
+
+def join(place: Place, timeout_s: float) -> None:
+    """Make this process a rank of its role's process group. Returns when all ranks have come.
+
+    Raises torch.distributed.DistError when they do not within `timeout_s`, which also bounds each collective later.
+    """
+    host, port = place.address.rsplit(":", 1)
+    deadline = timedelta(seconds=timeout_s)
+    with megatron_device(), _gloo_on_loopback() if _is_loopback(host) else nullcontext():
+        store = TCPStore(host, int(port), place.world_size, is_master=place.rank == 0, timeout=deadline)
+        torch.distributed.init_process_group(
+            _backend(), store=store, rank=place.rank, world_size=place.world_size, timeout=deadline
+        )
+
+
+def ensure_process_group(parallel: ParallelTable) -> ProcessGroupCollection:
+    """Megatron-Core's process groups for this layout; makes them on the first call.
+
+    A process that already belongs to a group (see `join`) keeps it. A process alone becomes a world of one, with its
+    rendezvous in memory and gloo bound to the loopback interface: no name is resolved, nothing listens on the
+    network. Must run before vLLM's engine is made in the same process: vLLM destroys the default group at its end
+    when it made it itself.
     """
     alone = not torch.distributed.is_initialized()
     with megatron_device(), _gloo_on_loopback() if alone else nullcontext():
         if alone:
-            backend = "nccl" if torch.cuda.is_available() else "gloo"
-            torch.distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+            torch.distributed.init_process_group(_backend(), store=HashStore(), rank=0, world_size=1)
         if not parallel_state.is_initialized():
-            parallel_state.initialize_model_parallel()
+            parallel_state.initialize_model_parallel(
+                tensor_model_parallel_size=parallel.tensor,
+                pipeline_model_parallel_size=parallel.pipeline,
+                virtual_pipeline_model_parallel_size=parallel.virtual_stages if parallel.virtual_stages > 1 else None,
+                create_gloo_process_groups=False,
+            )
             # The tracker that leaves generators alone: nothing in PPO draws random numbers inside the model.
             initialize_rng_tracker(inference_rng_tracker=True)
         return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def leave() -> None:
+    """Undo `ensure_process_group` and `join`."""
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+def _backend() -> str:
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.")
 
 
 @contextmanager

@@ -16,48 +16,60 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from ppoctl.engines.megatron.microbatches import Microbatch, gather_grids
+from ppoctl.engines.megatron.microbatches import Microbatch, Share
 from ppoctl.engines.megatron.model import TokenOutputs
 
-LossOf = Callable[[Microbatch, "Collected"], Float[Tensor, ""]]
+Stages = Sequence[torch.nn.Module]
+"""This rank's pipeline stages."""
+
+LossOf = Callable[[Microbatch, "OnGrid"], Float[Tensor, ""]]
 """The loss of a microbatch from its outputs on the grid."""
 
 
 @dataclass(frozen=True)
-class Collected:
+class OnGrid:
     """Outputs of some rows on the response grid, on the CPU; 0 where not present."""
 
     outputs: Float[Tensor, "m R"]
     entropy: Float[Tensor, "m R"] | None
-    loss: float | None = None
-    """The sum over the microbatches, where a loss was asked for."""
+    loss: float = 0.0
 
 
-def run_forward(model: torch.nn.Module, microbatches: Sequence[Microbatch]) -> Collected:
-    """What the model says about the rows, in the order they were cut from; no gradient."""
+def run_forward(stages: Stages, microbatches: Sequence[Microbatch]) -> list[OnGrid]:
+    """What the model says about each microbatch, on the last pipeline stage (elsewhere nothing); no gradient."""
 
-    def collect(microbatch: Microbatch, outputs: TokenOutputs, **_: bool) -> Collected:
+    def collect(microbatch: Microbatch, outputs: TokenOutputs, **_: bool) -> OnGrid:
         return _on_grid(microbatch, outputs)
 
     with torch.no_grad():
-        return _joined(microbatches, _run(model, microbatches, collect))
+        return _run(stages, microbatches, collect)
 
 
-def run_forward_backward(model: torch.nn.Module, microbatches: Sequence[Microbatch], loss_of: LossOf) -> Collected:
-    """The same, leaving the gradient of the summed losses in the model's gradient buffers."""
+def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[OnGrid]:
+    """The same, leaving the gradient of the summed losses in the model's gradient buffers, reduced over all ranks."""
 
-    def loss_func(microbatch: Microbatch, outputs: TokenOutputs) -> tuple[Tensor, Tensor, Collected]:
+    def loss_func(microbatch: Microbatch, outputs: TokenOutputs) -> tuple[Tensor, Tensor, OnGrid]:
         found = _on_grid(microbatch, outputs)
-        loss = loss_of(microbatch, found)
+        loss = 0.0 * outputs.outputs.sum() if microbatch.is_idle else loss_of(microbatch, found)
         entropy = None if found.entropy is None else found.entropy.detach()
         # The middle entry is the token count to divide by; 0 is Megatron-Core's "do not divide".
         return (
             loss,
             torch.zeros((), dtype=torch.int),
-            Collected(found.outputs.detach(), entropy, float(loss.detach())),
+            OnGrid(found.outputs.detach(), entropy, float(loss.detach())),
         )
 
-    return _joined(microbatches, _run(model, microbatches, loss_func, backward=True))
+    return _run(stages, microbatches, loss_func, backward=True)
+
+
+def share_of(microbatches: Sequence[Microbatch], found: Sequence[OnGrid]) -> Share:
+    """What was found about the microbatches as one share."""
+    entropies = [one.entropy for one in found if one.entropy is not None]
+    return Share(
+        places=torch.cat([microbatch.places for microbatch in microbatches]),
+        outputs=torch.cat([one.outputs for one in found]),
+        entropy=torch.cat(entropies) if entropies else None,
+    )
 
 
 def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings: Any) -> None:
@@ -66,22 +78,19 @@ def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings:
 
 
 def _run(
-    model: torch.nn.Module,
-    microbatches: Sequence[Microbatch],
-    loss_func: Callable[..., Any],
-    *,
-    backward: bool = False,
-) -> list[Collected]:
+    stages: Stages, microbatches: Sequence[Microbatch], loss_func: Callable[..., Any], *, backward: bool = False
+) -> list[OnGrid]:
     def forward_step(data: Iterator[Microbatch], stage: torch.nn.Module) -> tuple[Any, Any]:
         microbatch = next(data)
         return stage(microbatch.input), partial(loss_func, microbatch)
 
-    collected: list[Collected] = get_forward_backward_func()(
+    collected: list[OnGrid] = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iter(microbatches),
-        model=model,
+        # Interleaved stages each go through all microbatches.
+        data_iterator=[iter(microbatches) for _ in stages] if len(stages) > 1 else iter(microbatches),
+        model=list(stages),
         num_microbatches=len(microbatches),
-        seq_length=max(microbatch.packed.tokens.numel() for microbatch in microbatches),
+        seq_length=max(microbatch.input.tokens.numel() for microbatch in microbatches),
         micro_batch_size=1,
         forward_only=not backward,
         collect_non_loss_data=not backward,
@@ -89,18 +98,11 @@ def _run(
     return collected
 
 
-def _on_grid(microbatch: Microbatch, outputs: TokenOutputs) -> Collected:
+def _on_grid(microbatch: Microbatch, outputs: TokenOutputs) -> OnGrid:
+    if microbatch.is_idle:
+        nothing = torch.zeros(0, microbatch.packed.num_columns)
+        return OnGrid(nothing, None if outputs.entropy is None else nothing)
     # On the CPU: grids are small, and objectives close over data that live there.
     to_grid = microbatch.packed.to_grid
     entropy = None if outputs.entropy is None else to_grid(outputs.entropy.cpu())
-    return Collected(to_grid(outputs.outputs.cpu()), entropy)
-
-
-def _joined(microbatches: Sequence[Microbatch], collected: Sequence[Collected]) -> Collected:
-    entropies = [one.entropy for one in collected if one.entropy is not None]
-    losses = [one.loss for one in collected if one.loss is not None]
-    return Collected(
-        outputs=gather_grids(microbatches, [one.outputs for one in collected]),
-        entropy=gather_grids(microbatches, entropies) if entropies else None,
-        loss=sum(losses) if losses else None,
-    )
+    return OnGrid(to_grid(outputs.outputs.cpu()), entropy)

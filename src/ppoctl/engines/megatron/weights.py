@@ -1,11 +1,13 @@
 """Hugging Face tensors <-> Megatron-Core parameters, tensor by tensor. Every tensor is accounted for, both ways.
 
-A `Part` is one Hugging Face tensor seen as a view of the Megatron parameter that holds it, so that loading is a copy
-into the view and exporting is reading it. Megatron fuses query, key and value into one weight, grouped by key/value
-head (for each group its query heads, then key, then value), and the gated MLP's gate and up into another.
+A `Part` is one Hugging Face tensor seen as a view of the Megatron parameter that holds it, or this tensor rank's slice
+of it: loading is a copy into the view, exporting is reading it. Megatron fuses query, key and value into one weight,
+grouped by key/value head (for each group its query heads, then key, then value), and the gated MLP's gate and up into
+another.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,102 +17,166 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ppoctl.engines.megatron.families import ModelShape
-from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.engines.megatron.model import PackedModel, ValueModel
 from ppoctl.errors import EnvironmentProblemError
 
 EMBEDDING, LM_HEAD, VALUE_HEAD = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
+ROPE_CONSTANTS = "rotary_emb.inv_freq"
+"""End of the names of what some checkpoints carry besides the model."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One Hugging Face tensor inside a Megatron parameter."""
+    """One Hugging Face tensor, or this tensor rank's slice of it, inside a Megatron parameter."""
 
     name: str
     """Hugging Face name."""
     view: Tensor
     """Its elements, in order, where they live; not always contiguous."""
     shape: tuple[int, ...]
-    """As Hugging Face has it."""
+    """Of the whole tensor, as Hugging Face has it."""
+    split: int | None = None
+    """The dimension that tensor ranks split evenly; along it the last ranks may hold padding. None: whole on each."""
 
-    def read(self) -> Tensor:
-        """The tensor; a view where its elements lie together, else a copy."""
-        return self.view.reshape(self.shape)
+    def write(self, tensor: Tensor, rank: int) -> None:
+        """Copy the slice of tensor rank `rank` in, cast to the parameter's dtype; padding becomes zero."""
+        if self.split is None:
+            self.view.copy_(tensor.view(self.view.shape))
+            return
+        held = self._held()
+        start = rank * held[self.split]
+        count = max(0, min(held[self.split], self.shape[self.split] - start))
+        if count == held[self.split]:
+            self.view.copy_(tensor.narrow(self.split, start, count).reshape(self.view.shape))
+            return
+        self.view.zero_()
+        if count:
+            self.view.narrow(self.split, 0, count).copy_(tensor.narrow(self.split, start, count))
 
-    def write(self, tensor: Tensor) -> None:
-        """Copy `tensor` in, cast to the parameter's dtype."""
-        self.view.copy_(tensor.view(self.view.shape))
+    def read(self, group: torch.distributed.ProcessGroup) -> Tensor:
+        """The whole tensor, from all ranks of `group`; a view where its elements lie together in this one."""
+        mine = self.view.reshape(self._held())
+        if self.split is None:
+            return mine
+        if group.size() > 1:
+            slices = [torch.empty_like(mine, memory_format=torch.contiguous_format) for _ in range(group.size())]
+            torch.distributed.all_gather(slices, mine.contiguous(), group=group)
+            mine = torch.cat(slices, self.split)
+        return mine.narrow(self.split, 0, self.shape[self.split])
+
+    def _held(self) -> tuple[int, ...]:
+        """Shape of this rank's slice, padding included."""
+        if self.split is None:
+            return self.shape
+        rest = math.prod(size for dim, size in enumerate(self.shape) if dim != self.split)
+        count = self.view.numel() // rest
+        return (*self.shape[: self.split], count, *self.shape[self.split + 1 :])
 
 
 def parts_of(model: PackedModel) -> list[Part]:
-    """All parameters of `model` as Hugging Face tensors, in the order of the layers."""
-    return parts_in({name: weight.detach() for name, weight in model.named_parameters()}, model.settings.shape)
+    """All parameters of a pipeline stage as Hugging Face tensors, in the order of the layers."""
+    return parts_in({name: weight.detach() for name, weight in model.named_parameters()}, model)
 
 
-def parts_in(parameters: Mapping[str, Tensor], shape: ModelShape) -> list[Part]:
+def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[Part]:
     """The same for any tensors under Megatron's parameter names: weights, gradients."""
-    parameters = dict(parameters)
-    parts = [Part(EMBEDDING, *_whole(parameters.pop("embedding.word_embeddings.weight")))]
-    for layer in range(shape.num_layers):
-        parts += _layer_parts(parameters, shape, layer)
-    parts.append(Part("model.norm.weight", *_whole(parameters.pop("decoder.final_layernorm.weight"))))
-    head = parameters.pop("output_layer.weight", None)
-    if head is not None:
-        # A critic is written as transformers' ...ForSequenceClassification with one label.
-        parts.append(Part(LM_HEAD if len(head) == shape.vocab_size else VALUE_HEAD, *_whole(head)))
+    parameters, shape = dict(parameters), model.settings.shape
+    table = (shape.vocab_size, shape.hidden_size)
+    parts = []
+    if model.pre_process:
+        parts.append(Part(EMBEDDING, parameters.pop("embedding.word_embeddings.weight"), table, 0))
+    for layer in range(len(model.decoder.layers)):
+        parts += _layer_parts(parameters, shape, layer, model.first_layer + layer)
+    if model.post_process:
+        parts.append(_whole("model.norm.weight", parameters.pop("decoder.final_layernorm.weight")))
+        head = parameters.pop("output_layer.weight", None)
+        if head is not None and isinstance(model, ValueModel):
+            # A critic is written as transformers' ...ForSequenceClassification with one label.
+            parts.append(_whole(VALUE_HEAD, head))
+        elif head is not None:
+            # A tied head lives beside its embedding, or as a copy of it on the last pipeline rank.
+            name = EMBEDDING if model.share_embeddings_and_output_weights else LM_HEAD
+            parts.append(Part(name, head, table, 0))
     assert not parameters, f"parameters without a Hugging Face name: {sorted(parameters)}"
     return parts
 
 
-def _layer_parts(parameters: dict[str, Tensor], shape: ModelShape, layer: int) -> Iterator[Part]:
-    ours, theirs = f"decoder.layers.{layer}.", f"model.layers.{layer}."
-    yield Part(f"{theirs}input_layernorm.weight", *_whole(parameters.pop(f"{ours}input_layernorm.weight")))
+def _layer_parts(parameters: dict[str, Tensor], shape: ModelShape, layer: int, number: int) -> Iterator[Part]:
+    """Of the stage's layer `layer`, which is the model's layer `number`."""
+    ours, theirs = f"decoder.layers.{layer}.", f"model.layers.{number}."
+    hidden, inner, heads = shape.hidden_size, shape.ffn_hidden_size, shape.num_heads * shape.head_dim
+    yield _whole(f"{theirs}input_layernorm.weight", parameters.pop(f"{ours}input_layernorm.weight"))
     for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
         fused = parameters.pop(f"{ours}self_attention.linear_qkv.{kind}")
         yield from _qkv_parts(fused, shape, f"{theirs}self_attn.{{}}_proj.{kind}")
-    for name, kept_as in (
-        ("self_attn.o_proj.weight", "self_attention.linear_proj.weight"),
-        ("post_attention_layernorm.weight", "pre_mlp_layernorm.weight"),
-    ):
-        yield Part(f"{theirs}{name}", *_whole(parameters.pop(f"{ours}{kept_as}")))
+    projection = parameters.pop(f"{ours}self_attention.linear_proj.weight")
+    yield Part(f"{theirs}self_attn.o_proj.weight", projection, (hidden, heads), 1)
+    yield _whole(f"{theirs}post_attention_layernorm.weight", parameters.pop(f"{ours}pre_mlp_layernorm.weight"))
     gate, up = parameters.pop(f"{ours}mlp.linear_fc1.weight").chunk(2)
-    yield Part(f"{theirs}mlp.gate_proj.weight", *_whole(gate))
-    yield Part(f"{theirs}mlp.up_proj.weight", *_whole(up))
-    yield Part(f"{theirs}mlp.down_proj.weight", *_whole(parameters.pop(f"{ours}mlp.linear_fc2.weight")))
+    yield Part(f"{theirs}mlp.gate_proj.weight", gate, (inner, hidden), 0)
+    yield Part(f"{theirs}mlp.up_proj.weight", up, (inner, hidden), 0)
+    yield Part(f"{theirs}mlp.down_proj.weight", parameters.pop(f"{ours}mlp.linear_fc2.weight"), (hidden, inner), 1)
 
 
 def _qkv_parts(fused: Tensor, shape: ModelShape, name: str) -> Iterator[Part]:
     queries = shape.num_heads // shape.num_kv_heads
     rest = tuple(fused.shape[1:])
-    grouped = fused.view(shape.num_kv_heads, queries + 2, shape.head_dim, *rest)
+    grouped = fused.view(-1, queries + 2, shape.head_dim, *rest)  # a tensor rank has some of the groups
     for letter, start, heads in (("q", 0, queries), ("k", queries, 1), ("v", queries + 1, 1)):
         rows = shape.num_kv_heads * heads * shape.head_dim
-        yield Part(name.format(letter), grouped[:, start : start + heads], (rows, *rest))
+        yield Part(name.format(letter), grouped[:, start : start + heads], (rows, *rest), 0)
 
 
-def _whole(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    return tensor, tuple(tensor.shape)
+def _whole(name: str, tensor: Tensor) -> Part:
+    return Part(name, tensor, tuple(tensor.shape))
+
+
+def weight_names(shape: ModelShape) -> Iterator[str]:
+    """Hugging Face names of an actor's weights, in the order in which ranks give them."""
+    yield EMBEDDING
+    kinds = ("weight", "bias") if shape.qkv_bias else ("weight",)
+    for layer in range(shape.num_layers):
+        names = ["input_layernorm.weight"]
+        names += [f"self_attn.{letter}_proj.{kind}" for kind in kinds for letter in "qkv"]
+        names += ["self_attn.o_proj.weight", "post_attention_layernorm.weight"]
+        names += [f"mlp.{letter}_proj.weight" for letter in ("gate", "up", "down")]
+        yield from (f"model.layers.{layer}.{name}" for name in names)
+    yield "model.norm.weight"
+    if not shape.tied_embeddings:
+        yield LM_HEAD
+
+
+def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tensor]]:
+    """The whole Hugging Face tensors of these pipeline stages, one at a time; all tensor ranks take part. A copy of
+    a tied embedding is left out."""
+    for stage in stages:
+        for part in parts_of(stage):
+            if part.name != EMBEDDING or stage.pre_process:
+                yield part.name, part.read(stage.pg_collection.tp)
 
 
 @torch.no_grad()
-def load_weights(model: PackedModel, folder: Path) -> None:
-    """Fill `model` from the safetensors files of `folder`, one tensor at a time.
+def load_weights(stages: Sequence[PackedModel], folder: Path) -> None:
+    """Fill this rank's pipeline stages from the safetensors files of `folder`, one tensor at a time.
 
     A value head that is not in the folder is set to zero; an `lm_head` that the model has no use for (a critic's, or
     a second copy of a tied embedding) is skipped. Raises EnvironmentProblemError naming the first tensor that is
     missing, not expected or of another shape.
     """
-    wanted = {part.name: part for part in parts_of(model)}
-    if VALUE_HEAD in wanted:
-        wanted[VALUE_HEAD].view.zero_()
+    wanted: dict[str, list[Part]] = {}
+    for part in (part for stage in stages for part in parts_of(stage)):
+        wanted.setdefault(part.name, []).append(part)
+    for part in wanted.get(VALUE_HEAD, []):
+        part.view.zero_()
     missing = set(wanted) - {VALUE_HEAD}
+    known, rank = {*weight_names(stages[0].settings.shape), LM_HEAD}, stages[0].pg_collection.tp.rank()
     for file in _safetensors_files(folder):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                part = wanted.get(name)
-                if part is not None:
-                    _fill(part, tensors.get_tensor(name), file)
-                    missing.discard(name)
-                elif not _is_superfluous(name, wanted):
+                for part in wanted.get(name, []):
+                    _fill(part, tensors.get_tensor(name), rank, file)
+                missing.discard(name)
+                if name not in wanted and name not in known and not name.endswith(ROPE_CONSTANTS):
                     raise EnvironmentProblemError(f"tensor `{name}` in `{file}` is not part of the model")
     if missing:
         first, others = min(missing), len(missing) - 1
@@ -118,19 +184,14 @@ def load_weights(model: PackedModel, folder: Path) -> None:
         raise EnvironmentProblemError(f"tensor `{first}`{more} missing from `{folder}`", hint="fetch the model again")
 
 
-def _fill(part: Part, tensor: Tensor, file: Path) -> None:
+def _fill(part: Part, tensor: Tensor, rank: int, file: Path) -> None:
     if tuple(tensor.shape) != part.shape:
         problem = f"has shape {list(tensor.shape)}; config.json says {list(part.shape)}"
         raise EnvironmentProblemError(f"tensor `{part.name}` in `{file}` {problem}")
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         problem = f"is {tensor.dtype}; quantised models cannot be trained"
         raise EnvironmentProblemError(f"tensor `{part.name}` in `{file}` {problem}")
-    part.write(tensor)
-
-
-def _is_superfluous(name: str, wanted: dict[str, Part]) -> bool:
-    """What some checkpoints carry besides the model: a head that is not used here, and RoPE's constants."""
-    return (name == LM_HEAD and LM_HEAD not in wanted) or name.endswith("rotary_emb.inv_freq")
+    part.write(tensor, rank)
 
 
 def _safetensors_files(folder: Path) -> Sequence[Path]:

@@ -1,0 +1,264 @@
+"""One process of a trained role: its part of the model with its part of the optimizer.
+
+A minibatch is one optimizer step: Megatron-Core's schedule runs forward and backward over its microbatches
+(`schedule`), gradients add up in Megatron-Core's float32 buffers, and only when loss and gradient norm have been
+found finite, on all ranks alike, does its optimizer step (`optimizer`).
+
+    role (actor, critic)  =  data ranks  x  pipeline ranks  x  tensor ranks
+                             rows            layers            heads, columns, vocabulary
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import MegatronOptimizer
+from torch import Tensor
+
+from ppoctl.batch.records import Rollouts
+from ppoctl.engines.megatron import checkpoint, optimizer
+from ppoctl.engines.megatron.cpu_adaptation import megatron_device
+from ppoctl.engines.megatron.families import ModelShape, model_folder, read_shape
+from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows
+from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
+from ppoctl.engines.megatron.packed_input import Reading
+from ppoctl.engines.megatron.process_group import ensure_process_group
+from ppoctl.engines.megatron.schedule import (
+    OnGrid,
+    Stages,
+    reduce_gradients,
+    run_forward,
+    run_forward_backward,
+    share_of,
+)
+from ppoctl.engines.megatron.weights import gathered_weights, load_weights
+from ppoctl.errors import NonFiniteError, OutOfMemoryError
+from ppoctl.ports import Minibatch, Objective
+from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """What each process of a role is made from."""
+
+    role: str
+    """actor or critic."""
+    model: str
+    """Hugging Face folder or hub id: where actor, critic and reference start."""
+    dtype: torch.dtype
+    """Of weights and activations; float32 or bfloat16."""
+    batching: BySequences | ByTokens
+    parallel: ParallelTable = field(default_factory=ParallelTable)
+    temperature: float = 1.0
+    """Divides the logits in updates, as it did when the rollouts were drawn; a critic does not read it."""
+    device: str | None = None
+    """Absent: this process's GPU, else the CPU."""
+
+
+@dataclass(frozen=True)
+class StepShare:
+    """What a rank saw of one optimizer step."""
+
+    loss: float
+    """Of the whole minibatch."""
+    grad_norm: float
+    """Of the whole gradient, before clipping."""
+    share: Share | None
+    """Of the ranks that see outputs: the first tensor rank of the last pipeline stage."""
+
+
+class MegatronRank:
+    """Nothing is read or built before `start` or `load`."""
+
+    model_classes: ClassVar[dict[str, type[PackedModel]]] = {"actor": LogprobModel, "critic": ValueModel}
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self.settings = settings
+        self.groups = ensure_process_group(settings.parallel)
+        self.device = _device(settings.device)
+        self._source: tuple[Path, ModelShape] | None = None
+        self._stages: list[DistributedDataParallel] = []
+        self._optimizer: MegatronOptimizer | None = None
+        self._reference: list[PackedModel] | None = None
+
+    def start(self) -> None:
+        """Weights from the model source, a fresh optimizer.
+
+        Raises EnvironmentProblemError or RecipeError when the source is missing, broken or not supported.
+        """
+        with megatron_device():
+            load_weights(self._build_once(), self.source[0])
+            # After the weights: the optimizer takes its float32 main weights from them.
+            self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype, self.groups)
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's part of weights and optimizer into an existing folder, flushed. Raises StorageError."""
+        with megatron_device():
+            checkpoint.save_state(self.stages, self.optimizer, self.groups, folder)
+
+    def load(self, folder: Path) -> None:
+        """Weights and optimizer bit for bit as `save` wrote them. Raises StorageError."""
+        with megatron_device():
+            self._build_once()
+            if self._optimizer is None:
+                self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype, self.groups)
+            checkpoint.load_state(self.stages, self.optimizer, self.groups, folder)
+
+    def update(self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective) -> list[StepShare]:
+        """One optimizer step per minibatch, in order.
+
+        Raises NonFiniteError before the step when a minibatch's loss or gradient is not finite.
+        """
+        with megatron_device():
+            return [
+                self._minibatch_step(rollouts, minibatch, objective, number)
+                for number, minibatch in enumerate(minibatches)
+            ]
+
+    def forward(self, rollouts: Rollouts, temperature: float) -> Share | None:
+        """What the model says about every response token of this data rank's rows, without gradient."""
+        return self._forward(self.stages, rollouts, temperature)
+
+    def reference_forward(self, rollouts: Rollouts, temperature: float) -> Share | None:
+        """The same under the frozen initial weights: a second model in the model's dtype, always read from the model
+        source (never from a saved state, so a resumed run keeps its anchor), on first use."""
+        if self._reference is None:
+            reference = [stage.requires_grad_(requires_grad=False) for stage in self._build()]
+            load_weights(reference, self.source[0])
+            self._reference = reference
+        return self._forward(self._reference, rollouts, temperature)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """This pipeline stage's weights under Hugging Face names, whole; all tensor ranks take part."""
+        return gathered_weights(self.models)
+
+    @property
+    def source(self) -> tuple[Path, ModelShape]:
+        """Folder of the model source, and the model its configuration describes."""
+        if self._source is None:
+            folder = model_folder(self.settings.model)
+            self._source = folder, read_shape(folder)
+        return self._source
+
+    @property
+    def stages(self) -> list[DistributedDataParallel]:
+        """This rank's pipeline stages inside Megatron-Core's gradient buffers."""
+        assert self._stages, f"the {self.settings.role} is at no state: call `start` or `load` first"
+        return self._stages
+
+    @property
+    def models(self) -> list[PackedModel]:
+        """The same without the buffers."""
+        return [stage.module for stage in self.stages]
+
+    @property
+    def optimizer(self) -> MegatronOptimizer:
+        assert self._optimizer is not None, f"the {self.settings.role} is at no state: call `start` or `load` first"
+        return self._optimizer
+
+    def _build(self) -> list[PackedModel]:
+        settings = self.settings
+        chunk_tokens = settings.batching.logits_chunk_tokens
+        model = ModelSettings(self.source[1], settings.dtype, self.device, chunk_tokens, settings.parallel)
+        with megatron_device():
+            return build_stages(self.model_classes[settings.role], model, self.groups)
+
+    def _build_once(self) -> list[PackedModel]:
+        if not self._stages:
+            buffers = DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=False,
+                use_distributed_optimizer=self.settings.parallel.distributed_optimizer,
+            )
+            for model in self._build():
+                wrapped = DistributedDataParallel(model.config, buffers, model, pg_collection=self.groups)
+                model.config.finalize_model_grads_func = reduce_gradients
+                self._stages.append(wrapped)
+            no_sync = [stage.no_sync for stage in self._stages]
+            self.models[0].config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+        return self.models
+
+    def _cut(self, *, temperature: float, with_entropy: bool) -> Cut:
+        parallel, data = self.settings.parallel, self.groups.dp
+        multiple = parallel.tensor if parallel.sequence else 1
+        return Cut(
+            batching=self.settings.batching,
+            reading=Reading(self.device, temperature, with_entropy, token_multiple=multiple),
+            rank=data.rank(),
+            ranks=data.size(),
+            count_multiple=parallel.pipeline if parallel.virtual_stages > 1 else 0,
+        )
+
+    def _sees_outputs(self) -> bool:
+        return self.groups.pp.rank() == self.groups.pp.size() - 1 and self.groups.tp.rank() == 0
+
+    def _share(self, microbatches: Sequence[Microbatch], found: Sequence[OnGrid]) -> Share | None:
+        return share_of(microbatches, found) if self._sees_outputs() else None
+
+    def _forward(self, stages: Stages, rollouts: Rollouts, temperature: float) -> Share | None:
+        cut = self._cut(temperature=temperature, with_entropy=True)
+        microbatches = cut_rows(rollouts, torch.arange(rollouts.num_seqs), cut)
+        with megatron_device(), self._named_out_of_memory():
+            return self._share(microbatches, run_forward(stages, microbatches))
+
+    def _minibatch_step(
+        self, rollouts: Rollouts, minibatch: Minibatch, objective: Objective, number: int
+    ) -> StepShare:
+        cut = self._cut(temperature=self.settings.temperature, with_entropy=objective.needs_entropy)
+        microbatches = cut_rows(rollouts, minibatch.rows, cut)
+
+        def loss_of(microbatch: Microbatch, found: OnGrid) -> Float[Tensor, ""]:
+            return objective(microbatch.rows, found.outputs, found.entropy, minibatch.num_tokens_global)
+
+        for stage in self.stages:
+            stage.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        with self._named_out_of_memory():
+            found = run_forward_backward(self.stages, microbatches, loss_of)
+        loss = self._whole(sum(one.loss for one in found))
+        self._require_finite("loss", loss, number)
+        grad_norm = optimizer.gradient_norm(self.optimizer)
+        self._require_finite("gradient norm", grad_norm, number)
+        optimizer.step(self.optimizer, minibatch.step, grad_norm)
+        return StepShare(loss, grad_norm, self._share(microbatches, found))
+
+    def _whole(self, loss: float) -> float:
+        """The sum over the data ranks, known to every rank, so that all of them go on or none."""
+        world = torch.distributed.group.WORLD
+        if torch.distributed.get_world_size(world) == 1:
+            return loss
+        total = torch.tensor(loss if self._sees_outputs() else 0.0, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(total, group=world)
+        return float(total)
+
+    def _require_finite(self, quantity: str, value: float, number: int) -> None:
+        if not math.isfinite(value):
+            role = self.settings.role
+            raise NonFiniteError(
+                f"{quantity} of the {role} is `{value}` in minibatch {number} of this update; no step was taken",
+                hint=f"look at this step's rewards and advantages; then lower `{role}.optimizer.lr`",
+            )
+
+    @contextmanager
+    def _named_out_of_memory(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            role, batching = self.settings.role, self.settings.batching
+            key, *_ = type(batching).model_fields
+            raise OutOfMemoryError(
+                f"the {role} ran out of device memory with `{role}.batching.{key} = {getattr(batching, key)}`",
+                hint=f"lower it with `--set {role}.batching.{key}=...`; results do not change",
+            ) from error
+
+
+def _device(name: str | None) -> torch.device:
+    if name is not None:
+        return torch.device(name)
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

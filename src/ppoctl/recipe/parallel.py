@@ -1,0 +1,37 @@
+"""How a trained role is spread over processes. Layout changes speed and memory, never a result."""
+
+from typing import Annotated
+
+from ppoctl.recipe.effects import SPEED
+from ppoctl.recipe.table import AtLeastOne, Table
+
+
+class ParallelTable(Table):
+    """Megatron-Core's parallel layout of one role. A written table is complete: keys not given are 1 or off."""
+
+    tensor: Annotated[int, SPEED, AtLeastOne] = 1
+    """Ranks that split each layer; divides attention heads and key/value heads."""
+    pipeline: Annotated[int, SPEED, AtLeastOne] = 1
+    """Ranks that split the layers."""
+    virtual_stages: Annotated[int, SPEED, AtLeastOne] = 1
+    """Runs of layers on each pipeline rank (interleaved schedule); 1: one run."""
+    data: Annotated[int, SPEED, AtLeastOne] = 1
+    """Copies of the model that share the rows of a minibatch."""
+    sequence: Annotated[bool, SPEED] = False
+    """Split norms and residuals over the tensor ranks too (sequence parallelism)."""
+    first_stage_layers: Annotated[int | None, SPEED, AtLeastOne] = None
+    """Layers of the first pipeline rank, which also holds the embedding; absent: as many as the others."""
+    last_stage_layers: Annotated[int | None, SPEED, AtLeastOne] = None
+    """Layers of the last pipeline rank, which also holds the output layer; absent: as many as the others."""
+    distributed_optimizer: Annotated[bool, SPEED] = False
+    """Split main weights and moments over the data ranks."""
+
+    @property
+    def model_ranks(self) -> int:
+        """Processes that hold one copy of the model."""
+        return self.tensor * self.pipeline
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the role."""
+        return self.model_ranks * self.data

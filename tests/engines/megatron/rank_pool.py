@@ -1,0 +1,159 @@
+"""Processes that stay, and become the ranks of one layout after another: importing torch and Megatron takes longer
+than most of the tests. A `Ranks` like any other, over pipes.
+
+    pool.open(settings)  ->  MegatronTrainer(settings, pool)  ->  pool.open(other settings)
+"""
+
+import faulthandler
+import multiprocessing
+import socket
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppoctl.engines.megatron import process_group
+from ppoctl.engines.megatron.process_group import Place
+from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.weights import parts_in
+
+TIMEOUT_S = 40.0
+
+
+class RankServer:
+    """One process: a rank of whatever layout it was last asked to join."""
+
+    def __init__(self) -> None:
+        self.rank: MegatronRank | None = None
+
+    def open(self, place: Place, settings: TrainerSettings) -> None:
+        self.close()
+        process_group.join(place, TIMEOUT_S)
+        self.rank = MegatronRank(settings)
+
+    def close(self) -> None:
+        if self.rank is not None:
+            self.rank = None
+            process_group.leave()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        assert self.rank is not None
+        return getattr(self.rank, method)(*arguments)
+
+    def weights(self) -> list[tuple[str, Tensor]]:
+        """This stage's, from the first rank that has them."""
+        assert self.rank is not None
+        found = [(name, tensor.clone()) for name, tensor in self.rank.weights()]
+        return found if self._is_first() else []
+
+    def gradients(self) -> list[tuple[str, Tensor]]:
+        """What the last update left in the gradient buffers, under Hugging Face names."""
+        assert self.rank is not None
+        found = []
+        for model in self.rank.models:
+            buffers = {name: parameter.main_grad for name, parameter in model.named_parameters()}
+            found += [(part.name, part.read(model.pg_collection.tp).clone()) for part in parts_in(buffers, model)]
+        return found if self._is_first() else []
+
+    def forget_gradient(self, rank: int) -> None:
+        """A planted defect: from now on this rank's gradients are dropped before they are reduced."""
+        assert self.rank is not None
+        if torch.distributed.get_rank() != rank:
+            return
+        for stage in self.rank.stages:
+            reduce = stage.finish_grad_sync
+
+            def dropping(*arguments: Any, _stage: Any = stage, _reduce: Any = reduce, **settings: Any) -> None:
+                for parameter in _stage.parameters():
+                    parameter.main_grad.zero_()
+                _reduce(*arguments, **settings)
+
+            stage.finish_grad_sync = dropping
+
+    def _is_first(self) -> bool:
+        assert self.rank is not None
+        return self.rank.groups.tp.rank() == 0 and self.rank.groups.dp.rank() == 0
+
+
+class RankPool:
+    """So many processes; the first ones of them are in use."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["rank_pool"])  # torch and Megatron are imported once, then forked
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for _ in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        self.used = 0
+
+    def open(self, settings: TrainerSettings) -> None:
+        """Make the ranks of this layout."""
+        self._ask_all([("close",)] * len(self.pipes))
+        self.used = settings.parallel.world_size
+        address = f"127.0.0.1:{_free_port()}"
+        places = [Place(rank, self.used, address) for rank in range(self.used)]
+        self._ask_all([("open", place, replace(settings)) for place in places])
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        return self._ask_all([("call", method, *arguments)] * self.used)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return (pair for found in self._ask_all([("weights",)] * self.used) for pair in found)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Of all stages; of a tied embedding the copy of the first."""
+        found = [pair for stage in self._ask_all([("gradients",)] * self.used) for pair in stage]
+        return dict(reversed(found))
+
+    def forget_gradient(self, rank: int) -> None:
+        self._ask_all([("forget_gradient", rank)] * self.used)
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(10)
+            process.kill()
+
+    def _ask_all(self, questions: list[tuple[Any, ...]]) -> list[Any]:
+        asked = list(zip(self.pipes, questions, strict=False))
+        for pipe, question in asked:
+            pipe.send(question)
+        answers = [pipe.recv() for pipe, _ in asked]
+        for went_well, answer in answers:
+            if not went_well:
+                raise answer
+        return [answer for _, answer in answers]
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    server = RankServer()
+    while True:
+        try:
+            method, *arguments = pipe.recv()
+        except EOFError:
+            return
+        # A collective that waits for ever: say where, and die, so that whoever asked is told.
+        faulthandler.dump_traceback_later(TIMEOUT_S, exit=True)
+        try:
+            pipe.send((True, getattr(server, method)(*arguments)))
+        except Exception as error:  # noqa: BLE001 - whoever asked raises it
+            error.add_note(traceback.format_exc())
+            pipe.send((False, error))
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

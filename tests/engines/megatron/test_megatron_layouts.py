@@ -1,0 +1,248 @@
+"""The layout changes speed and memory, nothing else: real gloo processes against one, on the same rollouts."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import megatron_lab as lab
+import pytest
+import torch
+from rank_pool import RankPool
+from torch import Tensor
+
+from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
+from ppoctl.errors import NonFiniteError, StorageError
+from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
+
+LAYOUTS = {
+    "DP2": ParallelTable(data=2),
+    "DP2 distributed optimizer": ParallelTable(data=2, distributed_optimizer=True),
+    "TP2": ParallelTable(tensor=2),
+    "TP2 sequence": ParallelTable(tensor=2, sequence=True),
+    "PP2": ParallelTable(pipeline=2),
+    "PP2 uneven": ParallelTable(pipeline=2, first_stage_layers=1),
+    "TP2 PP2": ParallelTable(tensor=2, pipeline=2, sequence=True),
+    "DP2 PP2": ParallelTable(data=2, pipeline=2, distributed_optimizer=True),
+}
+GRADIENT_GAP = 1e-5
+"""Of the gradient's norm."""
+CHANGE_GAP = 1e-3
+"""Of the change of the weights over three steps."""
+STEP = replace(lab.STEP, lr=1e-2, grad_clip=0.5, weight_decay=0.1, eps=1e-6)
+"""Moves weights by far more than 1e-3, and makes clipping bite. The gradient of a key bias is 0 but for rounding:
+`eps` keeps Adam from blowing that up to a step."""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    made = RankPool(4)
+    yield made
+    made.close()
+
+
+def settings(folder: Path, role: str, parallel: ParallelTable, dtype: torch.dtype = torch.float32) -> TrainerSettings:
+    return TrainerSettings(
+        role=role,
+        model=str(folder),
+        dtype=dtype,
+        batching=ByTokens(max_tokens_per_microbatch=20, logits_chunk_tokens=5),
+        parallel=parallel,
+        temperature=0.8,
+    )
+
+
+def trainer(pool: RankPool, made_from: TrainerSettings) -> MegatronTrainer:
+    pool.open(made_from)
+    return {"actor": MegatronActor, "critic": MegatronCritic}[made_from.role](made_from, pool)
+
+
+def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[str, Tensor]]:
+    """First gradient, change of the weights, and what was reported."""
+    trained = trainer(pool, made_from)
+    trained.start()
+    rollouts = lab.make_rollouts()
+    is_actor = made_from.role == "actor"
+    objective = lab.policy_objective(rollouts, needs_entropy=True) if is_actor else lab.value_objective(rollouts)
+    before = {name: tensor.clone() for name, tensor in pool.weights()}
+    minibatches = [lab.minibatch(rollouts, rows, step=STEP) for rows in ((0, 1, 2, 3, 4), (1, 4, 2), (3, 0, 2, 1))]
+    first = trained.update(rollouts, minibatches[:1], objective)
+    gradients = pool.gradients()
+    rest = trained.update(rollouts, minibatches[1:], objective)
+    after = dict(pool.weights())
+    reported = {
+        f"{number} {name}": torch.as_tensor(getattr(result, name))
+        for number, result in enumerate([*first, *rest])
+        for name in ("loss", "grad_norm", "outputs", "entropy")
+        if getattr(result, name) is not None
+    }
+    return {
+        "gradient": gradients,
+        "change": {name: after[name] - before[name] for name in before},
+        "reported": reported,
+    }
+
+
+def gap(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Norm of the difference over the norm of what is expected, all tensors together."""
+    assert found.keys() == expected.keys()
+    off = sum(float((found[name].double() - expected[name]).square().sum()) for name in expected)
+    whole = sum(float(expected[name].double().square().sum()) for name in expected)
+    return (off / whole) ** 0.5
+
+
+@pytest.fixture(scope="module")
+def alone(pool: RankPool, model: Callable[[str], Path]) -> Callable[[str, str], dict[str, dict[str, Tensor]]]:
+    """What one process finds."""
+    known: dict[tuple[str, str], dict[str, dict[str, Tensor]]] = {}
+
+    def found(kind: str, role: str) -> dict[str, dict[str, Tensor]]:
+        if (kind, role) not in known:
+            known[kind, role] = three_steps(pool, settings(model(kind), role, ParallelTable()))
+        return known[kind, role]
+
+    return found
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout, role):
+    kind = "qwen2-deep"
+    found, expected = three_steps(pool, settings(model(kind), role, LAYOUTS[layout])), alone(kind, role)
+    assert max(float(tensor.abs().max()) for tensor in expected["change"].values()) > 1e-3
+    assert gap(found["reported"], expected["reported"]) < CHANGE_GAP
+    if not LAYOUTS[layout].distributed_optimizer:  # else no rank has the whole of it
+        assert gap(found["gradient"], expected["gradient"]) < GRADIENT_GAP
+    assert gap(found["change"], expected["change"]) < CHANGE_GAP
+
+
+def test_a_dropped_gradient_does_not_pass(pool, model, alone):
+    """The comparison above can fail: one data rank's gradient is lost before it is reduced."""
+    made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["DP2"])
+    trained = trainer(pool, made_from)
+    trained.start()
+    pool.forget_gradient(1)
+    rollouts = lab.make_rollouts()
+    objective = lab.policy_objective(rollouts, needs_entropy=True)
+    trained.update(rollouts, [lab.minibatch(rollouts, step=STEP)], objective)
+    assert gap(pool.gradients(), alone("qwen2-deep", "actor")["gradient"]) > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("saved_under", "loaded_under"),
+    [
+        ("TP2 sequence", "PP2"),
+        ("TP2", "alone"),
+        ("PP2 uneven", "TP2 PP2"),
+        ("DP2 distributed optimizer", "DP2 distributed optimizer"),
+        ("DP2 distributed optimizer", "alone distributed optimizer"),
+        ("DP2 PP2", "DP2 distributed optimizer"),
+        ("alone", "TP2 PP2"),
+    ],
+)
+def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):
+    layouts = {
+        "alone": ParallelTable(),
+        "alone distributed optimizer": ParallelTable(distributed_optimizer=True),
+        **LAYOUTS,
+    }
+    rollouts = lab.make_rollouts()
+    objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
+    folder = model("qwen2-deep")
+    first = trainer(pool, settings(folder, "actor", layouts[saved_under], dtype))
+    first.start()
+    first.update(rollouts, minibatches, objective)
+    first.save(tmp_path)
+    saved = {name: tensor.clone() for name, tensor in pool.weights()}
+    [expected] = first.update(rollouts, minibatches, objective)
+    after = dict(pool.weights())
+
+    second = trainer(pool, settings(folder, "actor", layouts[loaded_under], dtype))
+    second.load(tmp_path)
+    loaded = dict(pool.weights())
+    assert loaded.keys() == saved.keys()
+    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+    [found] = second.update(rollouts, minibatches, objective)
+    assert abs(found.loss - expected.loss) <= (1e-5 if dtype is torch.float32 else 1e-3) * abs(expected.loss)
+    changes = [{name: (of[name] - saved[name]).float() for name in saved} for of in (dict(pool.weights()), after)]
+    assert gap(*changes) < (CHANGE_GAP if dtype is torch.float32 else 0.1)
+
+
+def test_a_state_of_another_kind_of_optimizer_is_refused_by_name(pool, model, tmp_path):
+    folder = model("qwen2-deep")
+    saved = trainer(pool, settings(folder, "actor", LAYOUTS["DP2 distributed optimizer"]))
+    saved.start()
+    saved.save(tmp_path)
+    with pytest.raises(StorageError, match=r"distributed_optimizer = true"):
+        trainer(pool, settings(folder, "actor", LAYOUTS["DP2"])).load(tmp_path)
+
+
+def test_a_state_before_the_first_step_goes_on(pool, model, tmp_path):
+    """Split main weights and moments that no step has touched."""
+    made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["DP2 distributed optimizer"], torch.bfloat16)
+    rollouts = lab.make_rollouts()
+    objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
+    first = trainer(pool, made_from)
+    first.start()
+    first.save(tmp_path)
+    first.update(rollouts, minibatches, objective)
+    expected = dict(pool.weights())
+    second = trainer(pool, made_from)
+    second.load(tmp_path)
+    second.update(rollouts, minibatches, objective)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in pool.weights())
+
+
+def test_ranks_without_rows_keep_step(pool, model):
+    """Fewer rows than data ranks, and microbatches that only some ranks have."""
+    folder, rollouts = model("qwen2-deep"), lab.make_rollouts()
+    objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, (2,), step=STEP)]
+    results = []
+    for parallel in (ParallelTable(), ParallelTable(data=2, pipeline=2)):
+        made_from = replace(
+            settings(folder, "actor", parallel), batching=BySequences(microbatch_seqs=1, logits_chunk_tokens=5)
+        )
+        trained = trainer(pool, made_from)
+        trained.start()
+        results += trained.update(rollouts, minibatches, objective)
+    expected, found = results
+    assert abs(found.loss - expected.loss) <= 1e-6
+    assert abs(found.grad_norm - expected.grad_norm) <= 1e-5 * expected.grad_norm
+    torch.testing.assert_close(found.outputs, expected.outputs)
+
+
+def test_exported_weights_are_the_models(pool, model, tmp_path):
+    """A whole Hugging Face folder out of slices, the padded vocabulary cut back."""
+    trained = trainer(pool, settings(model("qwen2-deep"), "actor", LAYOUTS["TP2 PP2"]))
+    trained.start()
+    trained.save_weights(tmp_path)
+    expected = lab.hugging_face_model("qwen2-deep").state_dict()
+    found = type(lab.hugging_face_model("qwen2-deep")).from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("layout", ["TP2", "TP2 PP2"])
+def test_logprobs_match_transformers(pool, model, layout):
+    made_from = settings(model("qwen2-deep"), "actor", LAYOUTS[layout])
+    actor = trainer(pool, made_from)
+    assert isinstance(actor, MegatronActor)
+    actor.start()
+    rollouts = lab.make_rollouts()
+    expected, entropy = lab.expected_logprobs(lab.hugging_face_model("qwen2-deep"), rollouts, 0.8)
+    for found in (actor.logprobs(rollouts, temperature=0.8)[0], actor.reference_logprobs(rollouts, temperature=0.8)):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(actor.logprobs(rollouts, temperature=0.8)[1], entropy, atol=1e-4, rtol=0)
+
+
+def test_what_is_not_finite_stops_every_rank(pool, model):
+    made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["DP2"])
+    trained = trainer(pool, made_from)
+    trained.start()
+    before = {name: tensor.clone() for name, tensor in pool.weights()}
+    rollouts = lab.make_rollouts()
+    objective = lab.policy_objective(rollouts)
+    objective.weights[0, 0] = torch.nan  # one rank's row
+    with pytest.raises(NonFiniteError, match="no step was taken"):
+        trained.update(rollouts, [lab.minibatch(rollouts, step=STEP)], objective)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in pool.weights())
