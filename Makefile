@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test story check format clean
+.PHONY: help setup quickstart test fakes engines story check format clean
 
 help: ## Explain the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -22,8 +22,16 @@ $(VENV)/.installed: pyproject.toml requirements/cpu.txt requirements/cpu-overrid
 quickstart: setup ## Train the quickstart model with PPO until it solves held-out problems (minutes on two cores)
 	$(BIN)/ppoctl train recipes/quickstart.toml --or-resume
 
-test: setup ## The tests: mathematics, records, store, every kill drill on fakes, real engines by sample
+# Each half keeps one core busy. Where `make` cannot keep their output apart they run one after the other.
+SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
+
+test: setup ## The tests, fakes and engines side by side (minutes; each half is printed when it ends)
+	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) fakes engines
+
+fakes: setup ## Half of the tests: mathematics, records, store, every kill drill on fakes
 	$(BIN)/python -m pytest -m "not story and not engines" $(ARGS)
+
+engines: setup ## Half of the tests: real engines, by sample, and the command line
 	$(BIN)/python -m pytest -m "engines and not story" $(ARGS)
 
 story: setup ## The long tests: the whole kill grid on the real engines, and the quickstart itself

@@ -5,7 +5,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,6 +15,18 @@ def in_a_process(action: Callable[[], object]) -> int:
 
     The parent must not have computed with several threads before: their pool does not survive a fork.
     """
+    return _end_of(_start(action))
+
+
+def side_by_side(actions: Sequence[Callable[[], object]]) -> None:
+    """Run all of them, dealt out to one forked child for each core; fails when one of them did."""
+    hands = min(len(os.sched_getaffinity(0)), len(actions))
+    children = [_start(lambda i=i: [action() for action in actions[i::hands]]) for i in range(hands)]
+    ends = [os.waitpid(child, 0)[1] for child in children]
+    assert ends == [0] * hands, "a run failed"
+
+
+def _start(action: Callable[[], object]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
@@ -31,6 +43,10 @@ def in_a_process(action: Callable[[], object]) -> int:
         finally:
             sys.stderr.flush()
             os._exit(status)
+    return child
+
+
+def _end_of(child: int) -> int:
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the run failed"
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0

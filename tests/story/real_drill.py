@@ -16,6 +16,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import ROLES, STAGES, RunLayout
 from story.drill import in_a_process, kill_self
+from story.preloaded import preload
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
@@ -129,10 +130,7 @@ def moments_of_the_grid(every_steps: int) -> list[str]:
 
 
 def main(folder: Path, every_steps: int, moments: list[str]) -> None:
-    # Imported before the forks: that costs more than a whole attempt. Nothing computes in this process.
-    import ppoctl.engines.megatron.factory
-    import ppoctl.wire.session  # noqa: F401
-
+    preload()  # the imports cost more than a whole attempt; nothing computes in this process
     recipe = real_recipe(every_steps=every_steps)
     drill(folder / "whole", recipe, [])
     reached = drill(folder / "killed", recipe, moments)

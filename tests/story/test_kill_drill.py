@@ -8,13 +8,14 @@ states saved every step and every third. Not proved here: that the real engines 
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fakes.job import Witness, play, result
 from fakes.sockets import fake_recipe
-from story.drill import in_a_process, killer
+from story.drill import in_a_process, killer, side_by_side
 
 
 @pytest.fixture
@@ -42,12 +43,15 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, sav
     expected = result(folder / "whole")
     stages = {moment.split()[1] for moment in witness.moments}
     assert {"rollout", "critic_update", "state/actor", "eval"} <= stages
-    for number, name in enumerate(witness.moments):
+
+    def die_and_go_on(number: int, name: str) -> None:
         root = folder / f"{number}"
-        died = in_a_process(lambda n=number, r=root: play(r, recipe, Witness(act=killer(n))))
+        died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number))))
         assert died == signal.SIGKILL, f"not killed at {name}"
-        assert in_a_process(lambda r=root: play(r, recipe)) == 0
+        assert in_a_process(lambda: play(root, recipe)) == 0
         assert result(root) == expected, f"killed at: {name}"
+
+    side_by_side([partial(die_and_go_on, *moment) for moment in enumerate(witness.moments)])
 
 
 WARMED_AND_DECAYED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 3}
@@ -66,11 +70,14 @@ def test_schedules_and_critic_only_steps_survive_a_kill_in_the_redo_log(folder: 
     play(folder / "whole", recipe, witness)
     interesting = ("renamed", "written", "starts")
     moments = [(i, m) for i, m in enumerate(witness.moments) if m[0] in "345" and m.endswith(interesting)]
-    for number, name in moments[::4]:
+
+    def die_and_go_on(number: int, name: str) -> None:
         root = folder / f"{number}"
-        assert in_a_process(lambda n=number, r=root: play(r, recipe, Witness(act=killer(n)))) == signal.SIGKILL
-        assert in_a_process(lambda r=root: play(r, recipe)) == 0
+        assert in_a_process(lambda: play(root, recipe, Witness(act=killer(number)))) == signal.SIGKILL
+        assert in_a_process(lambda: play(root, recipe)) == 0
         assert result(root) == result(folder / "whole"), f"killed at: {name}"
+
+    side_by_side([partial(die_and_go_on, *moment) for moment in moments[::4]])
 
 
 def test_a_run_killed_again_and_again_still_ends_the_same(folder: Path) -> None:

@@ -1,13 +1,12 @@
 """The life of a run on the real engines: SIGKILL at every kind of moment, then resume. See `real_drill.py`."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from story.real_drill import moments_of_the_grid
+from story.typed import TESTS, Forked
 
 pytestmark = pytest.mark.engines
 
@@ -25,24 +24,22 @@ SAMPLE = [
 """Every stage once, every kind of moment at least once."""
 
 
-def start_drill(folder: Path, every_steps: int, moments: list[str]) -> "subprocess.Popen[str]":
+def start_drill(forked: Forked, folder: Path, every_steps: int, moments: list[str]) -> int:
     """In a process of its own, because this one may hold engines whose threads do not survive a fork."""
-    words = [sys.executable, "-m", "story.real_drill", str(folder), str(every_steps), json.dumps(moments)]
-    tests = Path(__file__).parents[1]
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen(words, cwd=tests, stdout=subprocess.PIPE, stderr=log, text=True)
+    words = ["story.real_drill", str(folder), str(every_steps), json.dumps(moments)]
+    with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
+        return forked.start(TESTS, words, out, log)
 
 
-def reached(folder: Path, drill: "subprocess.Popen[str]") -> list[str]:
+def reached(forked: Forked, folder: Path, pid: int) -> list[str]:
     """The moments at which it killed; fails when the killed run did not end as the other."""
-    out, _ = drill.communicate()
-    assert drill.returncode == 0, (folder / "log").read_text()[-4000:]
-    return list(json.loads(out.splitlines()[-1]))
+    assert forked.wait(pid) == 0, (folder / "log").read_text()[-4000:]
+    return list(json.loads((folder / "out").read_text().splitlines()[-1]))
 
 
 @pytest.mark.timeout(900)
-def test_a_run_killed_in_each_stage_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    assert reached(tmp_path, start_drill(tmp_path, 3, SAMPLE)) == SAMPLE
+def test_a_run_killed_in_each_stage_ends_as_if_it_had_not_been(tmp_path: Path, forked: Forked) -> None:
+    assert reached(forked, tmp_path, start_drill(forked, tmp_path, 3, SAMPLE)) == SAMPLE
 
 
 @pytest.mark.story
@@ -52,6 +49,8 @@ def test_the_whole_grid_of_kills_with_saves_every_step_and_every_third(tmp_path:
     for every_steps in (1, 3):  # side by side: one thread each
         folder = tmp_path / str(every_steps)
         folder.mkdir()
-        running[every_steps] = start_drill(folder, every_steps, moments_of_the_grid(every_steps))
-    for every_steps, drill in running.items():
-        assert reached(tmp_path / str(every_steps), drill) == moments_of_the_grid(every_steps)
+        server = Forked(timeout_s=3600)
+        running[every_steps] = server, start_drill(server, folder, every_steps, moments_of_the_grid(every_steps))
+    for every_steps, (server, drill) in running.items():
+        assert reached(server, tmp_path / str(every_steps), drill) == moments_of_the_grid(every_steps)
+        server.close()
