@@ -60,6 +60,10 @@ class EnvironmentProblemError(PpoctlError):
     exit_code = ExitCode.ENVIRONMENT
 
 
+class ProcessLostError(EnvironmentProblemError):
+    """A process of the run died without a word: killed, or its machine is gone. What is committed is safe."""
+
+
 class DataError(PpoctlError):
     """Prompts or rewards: a missing or empty dataset, a bad row, a prompt longer than the window."""
 

@@ -1,9 +1,12 @@
 """How a trained role is spread over processes. Layout changes speed and memory, never a result."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ppoctl.recipe.effects import SPEED
 from ppoctl.recipe.table import AtLeastOne, Table
+
+if TYPE_CHECKING:
+    from ppoctl.recipe.schema import Recipe
 
 
 class ParallelTable(Table):
@@ -35,3 +38,9 @@ class ParallelTable(Table):
     def world_size(self) -> int:
         """Processes of the role."""
         return self.model_ranks * self.data
+
+
+def layouts(recipe: "Recipe") -> dict[str, ParallelTable]:
+    """Of each role. The critic follows the actor unless its table is written."""
+    actor = recipe.actor.parallel or ParallelTable()
+    return {"actor": actor, "critic": recipe.critic.parallel or actor}

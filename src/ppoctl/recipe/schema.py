@@ -248,12 +248,18 @@ Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
 
 
 class LocalCluster(Table):
-    """This machine, one process."""
+    """This machine. A role with a `parallel` table of more than one process runs in processes of Ray."""
 
     kind: Annotated[Literal["local"], SPEED]
     """This machine; the only kind."""
     threads: Annotated[int | None, SPEED, AtLeastOne] = None
-    """CPU threads of trainer and generator; absent: all cores this process may use."""
+    """CPU threads of trainer and generator; absent: all cores this process may use. A role's processes share them."""
+    ray_address: Annotated[str | None, SPEED] = None
+    """A running Ray (`host:port`); absent: one of the run's own is started where it is needed."""
+    start_deadline_s: Annotated[float, SPEED, Positive] = 300.0
+    """Processes of a role that have not met by then stop the run (exit 3); also bounds each of their collectives."""
+    call_deadline_s: Annotated[float, SPEED, Positive] = 3600.0
+    """A role that has not done its part of a stage by then hangs: the run stops (exit 6) and says who waits where."""
 
 
 Cluster = Annotated[LocalCluster, Field()]

@@ -154,6 +154,7 @@ def evaluate(checkpoint: Checkpoint) -> Evaluation:
             return evaluation_stage(recipe, generator, scorer, questions).run(checkpoint.state)
         finally:
             generator.close()
+            sockets.close_trainers()
     finally:
         scorer.close()
 

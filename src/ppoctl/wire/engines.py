@@ -3,8 +3,9 @@
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +19,10 @@ from ppoctl.rewards.probe import probe, require_gold_wins
 from ppoctl.rewards.processes import ProcessScorer
 from ppoctl.store.manifest import file_digest
 from ppoctl.wire.sockets import Sockets
+
+if TYPE_CHECKING:
+    from ppoctl.engines.megatron.rank import TrainerSettings
+    from ppoctl.engines.megatron.ranks import Ranks
 
 CONFIGS = ("config.json", "generation_config.json")
 """Besides the weights, what of a model folder decides results."""
@@ -68,21 +73,56 @@ def set_threads(recipe: Recipe) -> int:
 
 def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, model_digest: str) -> Sockets:
     """Real engines, none of them at a state yet. Nothing heavy is built before it is first asked."""
-    from ppoctl.engines.megatron.factory import build_actor, build_critic
     from ppoctl.engines.megatron.families import model_folder
+    from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
 
-    temperature = recipe.rollout.temperature
-    actor = build_actor(recipe.model, recipe.actor.batching, temperature=temperature)
-    critic = build_critic(recipe.model, recipe.critic.batching)
+    ranks, close = _ranks(recipe)
     folder = str(model_folder(recipe.model.path))
     return Sockets(
-        actor=actor,
-        critic=critic,
+        actor=MegatronActor(*ranks["actor"]),
+        critic=MegatronCritic(*ranks["critic"]),
         generator=lambda models: _generator(recipe, folder, models),
         scorer=scorer,
         questions=questions,
         source_digest=f"{model_digest}:{recipe.model.dtype}",
+        close_trainers=close,
     )
+
+
+def _ranks(recipe: Recipe) -> tuple[dict[str, "tuple[TrainerSettings, Ranks]"], Callable[[], None]]:
+    """Settings and processes of each role: this process where one is enough, else a Ray's. And what ends them."""
+    from ppoctl.engines.megatron.factory import trainer_settings
+    from ppoctl.engines.megatron.rank import MegatronRank
+    from ppoctl.engines.megatron.ranks import ManyProcesses, OpenRank, ThisProcess
+
+    settings = {role: trainer_settings(recipe, role) for role in ("actor", "critic")}
+    many = {role: made for role, made in settings.items() if made.parallel.world_size > 1}
+    found: dict[str, tuple[TrainerSettings, Ranks]] = {
+        role: (made, ThisProcess(MegatronRank(made))) for role, made in settings.items() if role not in many
+    }
+    if not many:
+        return found, _nothing
+    from ppoctl.engines.ray.cluster import RayCluster
+    from ppoctl.engines.ray.processes import Group, RayProcesses
+
+    table = recipe.cluster
+    cluster = RayCluster(sum(made.parallel.world_size for made in many.values()), table.ray_address)
+    for role, made in many.items():
+        size = made.parallel.world_size
+        group = Group(
+            name=role,
+            size=size,
+            make=OpenRank(made, table.start_deadline_s),
+            threads=max(1, torch.get_num_threads() // size),
+            start_deadline_s=table.start_deadline_s,
+            call_deadline_s=table.call_deadline_s,
+        )
+        found[role] = made, ManyProcesses(RayProcesses(group, cluster), made.parallel)
+    return found, cluster.close
+
+
+def _nothing() -> None:
+    """There is nothing to end."""
 
 
 def _generator(recipe: Recipe, folder: str, models: Models) -> Generator:

@@ -40,9 +40,11 @@ class Wiring:
     job: Job
     generator: Generator
     scorer: Scorer
+    close_trainers: Callable[[], None]
 
     def close(self) -> None:
         self.generator.close()
+        self.close_trainers()
         self.scorer.close()
 
 
@@ -102,7 +104,7 @@ def assemble(
         first_carry=Carry(kl_coef=0.0),
         say=around.say,
     )
-    return Wiring(job, generator, sockets.scorer)
+    return Wiring(job, generator, sockets.scorer, sockets.close_trainers)
 
 
 def _to_all(observers: tuple[Observer, ...]) -> Progress:

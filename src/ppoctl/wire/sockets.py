@@ -17,6 +17,10 @@ class Questions(Protocol):
     def evaluation_sets(self) -> Mapping[str, Prompts]: ...
 
 
+def _nothing() -> None:
+    """There are none."""
+
+
 @dataclass(frozen=True)
 class Sockets:
     """What is plugged in: real engines in the product, fakes at these ports in tests."""
@@ -29,3 +33,5 @@ class Sockets:
     questions: Questions
     source_digest: str
     """Of the model source: what initial states descend from."""
+    close_trainers: Callable[[], None] = _nothing
+    """Ends the processes of actor and critic that are not this one."""

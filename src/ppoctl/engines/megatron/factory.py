@@ -1,13 +1,27 @@
-"""Recipe tables -> trainers. What `wire` calls."""
+"""Recipe tables -> trainers in this process, and the settings of any. What `wire` calls."""
 
 import torch
 
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
-from ppoctl.recipe.schema import BySequences, ByTokens, ModelTable
+from ppoctl.recipe.parallel import layouts
+from ppoctl.recipe.schema import BySequences, ByTokens, ModelTable, Recipe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
+    """What each process of the role is made from. The temperature is the rollouts': updates divide the logits by it,
+    as the generator did."""
+    return TrainerSettings(
+        role=role,
+        model=recipe.model.path,
+        dtype=DTYPES[recipe.model.dtype],
+        batching=recipe.actor.batching if role == "actor" else recipe.critic.batching,
+        parallel=layouts(recipe)[role],
+        temperature=recipe.rollout.temperature,
+    )
 
 
 def build_actor(
@@ -15,8 +29,6 @@ def build_actor(
 ) -> MegatronActor:
     """An actor in this process, at no state yet: `start` or `load` builds the model. Sets up the process group,
     which must happen before a vLLM engine is made in the same process.
-
-    `temperature` is the rollouts': updates divide the logits by it, as the generator did.
     """
     settings = TrainerSettings(
         role="actor",

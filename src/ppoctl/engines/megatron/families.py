@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig, PretrainedConfig
 
+from ppoctl.batch.balance import TokenCost
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.recipe.schema import ParallelTable
 
@@ -94,6 +95,13 @@ class ModelShape:
     def padded_vocab_size(self) -> int:
         """Rows of the embedding. A multiple of the same number under any layout, so that states fit all of them."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def token_cost(self) -> TokenCost:
+        """What a token costs in the layers."""
+        heads = (self.num_heads * 2 + self.num_kv_heads * 2) * self.head_dim
+        parameters = self.num_layers * self.hidden_size * (heads + 3 * self.ffn_hidden_size)
+        return TokenCost.of_decoder(parameters, self.num_layers, self.num_heads, self.head_dim)
 
     def transformer_config(self, dtype: torch.dtype, parallel: ParallelTable) -> TransformerConfig:
         """Megatron-Core's configuration; `dtype` is that of weights and activations.

@@ -118,10 +118,10 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _Statistics(NamedTuple):
-    """What a rank's logits say about each position; float32. Sums are over its ids, relative to its largest logit x*."""
+    """What a rank's logits say about each position; float32. Sums are over its ids, relative to the largest."""
 
     peak: Tensor
-    """x*"""
+    """x*, the largest logit"""
     z: Tensor
     """sum of exp(x - x*)"""
     moment: Tensor

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ppoctl.batch.balance import TokenCost, balance, sequence_costs
 from ppoctl.batch.grid import Packed, input_lengths, pack
 from ppoctl.batch.packing import by_sequences, by_tokens
 from ppoctl.batch.records import Rollouts
@@ -51,6 +52,8 @@ class Cut:
 
     batching: BySequences | ByTokens
     reading: Reading
+    cost: TokenCost
+    """What a sequence costs by its length; decides which rank gets which rows."""
     rank: int = 0
     """Of this process among the data-parallel ones."""
     ranks: int = 1
@@ -64,30 +67,37 @@ def cut_rows(rollouts: Rollouts, rows: Int[Tensor, " M"], cut: Cut) -> list[Micr
     Every rank works out the split of all of them by itself: it is a function of the lengths.
     """
     tokens = input_lengths(rollouts)[rows]
-    groups_of_ranks = [_groups(places, tokens, cut.batching) for places in split_rows(tokens, cut.ranks)]
-    mine = groups_of_ranks[cut.rank]
-    count = max(1, len(mine))
-    if cut.count_multiple:
-        most = max(len(groups) for groups in groups_of_ranks)
-        count = -(-most // cut.count_multiple) * cut.count_multiple
-    nothing = torch.zeros(0, dtype=torch.int64)
-    return [_microbatch(rollouts, rows, group, cut) for group in [*mine, *[nothing] * (count - len(mine))]]
+    groups = _groups_of_rank(tokens, cut)
+    idle = [torch.zeros(0, dtype=torch.int64)] * (max(1, _common_count(tokens, cut)) - len(groups))
+    return [_microbatch(rollouts, rows, group, cut) for group in [*groups, *idle]]
 
 
-def split_rows(tokens: Int[Tensor, " M"], ranks: int) -> list[Int[Tensor, " m"]]:
-    """Places of a minibatch over data-parallel ranks."""
-    places = torch.arange(len(tokens))
-    return [places[rank::ranks] for rank in range(ranks)]
+def _groups_of_rank(tokens: Int[Tensor, " M"], cut: Cut) -> list[Tensor]:
+    places = _split(tokens, cut)[cut.rank]
+    return _groups(places, tokens, cut.batching, at_least=min(len(places), _common_count(tokens, cut)))
 
 
-def _groups(places: Tensor, tokens: Tensor, batching: BySequences | ByTokens) -> list[Tensor]:
-    if len(places) == 0:
-        return []
+def _common_count(tokens: Int[Tensor, " M"], cut: Cut) -> int:
+    """Microbatches that every data rank must have; 0: each as many as it needs."""
+    if not cut.count_multiple:
+        return 0
+    most = max(len(_groups(places, tokens, cut.batching)) for places in _split(tokens, cut))
+    return -(-most // cut.count_multiple) * cut.count_multiple
+
+
+def _split(tokens: Int[Tensor, " M"], cut: Cut) -> list[Int[Tensor, " m"]]:
+    """Places of the minibatch by data rank, so that all have about the same to compute."""
+    if cut.ranks == 1:
+        return [torch.arange(len(tokens))]
+    return balance(sequence_costs(tokens, cut.cost), cut.ranks)
+
+
+def _groups(places: Tensor, tokens: Tensor, batching: BySequences | ByTokens, *, at_least: int = 0) -> list[Tensor]:
     if isinstance(batching, BySequences):
-        return by_sequences(places, batching.microbatch_seqs)
+        return by_sequences(places, batching.microbatch_seqs, at_least=at_least)
     cap = batching.max_tokens_per_microbatch
     try:
-        return by_tokens(places, tokens[places], cap)
+        return by_tokens(places, tokens[places], cap, at_least=at_least)
     except ValueError as error:
         hint = "raise `batching.max_tokens_per_microbatch` or lower `rollout.max_new_tokens`"
         raise RecipeError(f"`batching.max_tokens_per_microbatch = {cap}`: {error}", hint=hint) from error

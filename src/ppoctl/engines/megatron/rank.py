@@ -86,6 +86,7 @@ class MegatronRank:
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
         self._reference: list[PackedModel] | None = None
+        self._sending: Iterator[tuple[str, Tensor]] = iter(())
 
     def start(self) -> None:
         """Weights from the model source, a fresh optimizer.
@@ -137,6 +138,22 @@ class MegatronRank:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """This pipeline stage's weights under Hugging Face names, whole; all tensor ranks take part."""
         return gathered_weights(self.models)
+
+    def open_weights(self) -> None:
+        """Begin to send them in buckets."""
+        self._sending = self.weights()
+
+    def next_weights(self, max_bytes: int) -> list[tuple[str, Tensor]]:
+        """Copies of the next ones, of so many bytes together or one that has more; empty: there are no more. The
+        first tensor rank has them; the others only take part."""
+        bucket: list[tuple[str, Tensor]] = []
+        size = 0
+        for name, tensor in self._sending:
+            size += tensor.nbytes
+            bucket.append((name, tensor.cpu().clone() if self.groups.tp.rank() == 0 else tensor[:0]))
+            if size >= max_bytes:
+                break
+        return bucket
 
     @property
     def source(self) -> tuple[Path, ModelShape]:
@@ -190,6 +207,7 @@ class MegatronRank:
         return Cut(
             batching=self.settings.batching,
             reading=Reading(self.device, temperature, with_entropy, token_multiple=multiple),
+            cost=self.source[1].token_cost,
             rank=data.rank(),
             ranks=data.size(),
             count_multiple=parallel.pipeline if parallel.virtual_stages > 1 else 0,

@@ -1,12 +1,18 @@
 """How a trainer reaches the processes of its role: directly where there is one, through an executor where there are
 more. Every rank is asked the same at the same time, because their answers meet in collectives."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.process_group import Place, join
+from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.recipe.schema import ParallelTable
+
+WEIGHTS_BUCKET_BYTES = 64 * 2**20
+"""Weights on their way to the generator at one time, twice over: one bucket is used while the next is filled."""
 
 
 @runtime_checkable
@@ -34,3 +40,47 @@ class ThisProcess:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Views of the parameters, except where Megatron's fused layout interleaves them."""
         return self.rank.weights()
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Runs the ranks, and carries questions and answers."""
+
+    def call(self, method: str, *arguments: Any) -> list[Any]: ...
+
+    def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]: ...
+
+
+class ManyProcesses:
+    """Ranks in processes of their own."""
+
+    def __init__(self, executor: Executor, parallel: ParallelTable) -> None:
+        self.executor = executor
+        self.parallel = parallel
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        return self.executor.call(method, *arguments)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Bucket by bucket, pipeline stage by pipeline stage; the first tensor rank of each sends."""
+        layout = self.parallel
+        for stage in range(layout.pipeline):
+            # Megatron-Core counts ranks over tensor, then data, then pipeline.
+            first = stage * layout.tensor * layout.data
+            senders = range(first, first + layout.tensor)
+            self.executor.ask(senders, "open_weights")
+            while bucket := self.executor.ask(senders, "next_weights", WEIGHTS_BUCKET_BYTES)[0]:
+                yield from bucket
+
+
+@dataclass(frozen=True)
+class OpenRank:
+    """Makes a rank in the process it is called in."""
+
+    settings: TrainerSettings
+    start_deadline_s: float
+    """Also bounds each collective."""
+
+    def __call__(self, rank: int, world_size: int, address: str) -> MegatronRank:
+        join(Place(rank, world_size, address), self.start_deadline_s)
+        return MegatronRank(self.settings)

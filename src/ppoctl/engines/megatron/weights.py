@@ -1,9 +1,8 @@
 """Hugging Face tensors <-> Megatron-Core parameters, tensor by tensor. Every tensor is accounted for, both ways.
 
-A `Part` is one Hugging Face tensor seen as a view of the Megatron parameter that holds it, or this tensor rank's slice
-of it: loading is a copy into the view, exporting is reading it. Megatron fuses query, key and value into one weight,
-grouped by key/value head (for each group its query heads, then key, then value), and the gated MLP's gate and up into
-another.
+A `Part` is one Hugging Face tensor, or this tensor rank's slice of it, seen as a view of the Megatron parameter that
+holds it: loading is a copy into the view, exporting is reading it. Megatron fuses query, key and value into one,
+grouped by key/value head (for each group its query heads, then key, then value), and the gated MLP's gate and up.
 """
 
 import json

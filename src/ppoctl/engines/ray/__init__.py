@@ -1,0 +1,1 @@
+"""Ray: processes beyond this one. Knows neither models nor PPO."""
