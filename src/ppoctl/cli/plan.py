@@ -55,6 +55,8 @@ def _role_rows(planned: "Plan") -> list[tuple[str, str, str]]:
         return show.format(getattr(planned.actor, name)), show.format(getattr(planned.critic, name))
 
     return [
+        ("processes", *both("processes")),
+        ("layout", *both("layout")),
         ("epochs", *both("epochs")),
         ("optimizer steps per PPO step", *both("updates_per_step")),
         ("optimizer steps in all", *both("updates_total")),

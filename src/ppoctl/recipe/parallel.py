@@ -1,6 +1,6 @@
 """How a trained role is spread over processes. Layout changes speed and memory, never a result."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ppoctl.recipe.effects import SPEED
 from ppoctl.recipe.table import AtLeastOne, Table
@@ -16,8 +16,9 @@ class ParallelTable(Table):
     """Ranks that split each layer; divides attention heads and key/value heads."""
     pipeline: Annotated[int, SPEED, AtLeastOne] = 1
     """Ranks that split the layers."""
-    virtual_stages: Annotated[int, SPEED, AtLeastOne] = 1
-    """Runs of layers on each pipeline rank (interleaved schedule); 1: one run."""
+    virtual_stages: ClassVar[int] = 1
+    """Runs of layers on each pipeline rank (interleaved schedule). No key: over gloo its messages get mixed up, so
+    it is not proven."""
     data: Annotated[int, SPEED, AtLeastOne] = 1
     """Copies of the model that share the rows of a minibatch."""
     sequence: Annotated[bool, SPEED] = False
@@ -38,6 +39,13 @@ class ParallelTable(Table):
     def world_size(self) -> int:
         """Processes of the role."""
         return self.model_ranks * self.data
+
+    def describe(self) -> str:
+        """What is not 1 or off, in words."""
+        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
+        words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        words += ["sequence"] * self.sequence + ["distributed optimizer"] * self.distributed_optimizer
+        return ", ".join(words) or "one process"
 
 
 def layouts(recipe: "Recipe") -> dict[str, ParallelTable]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.recipe.assets import model_config
+from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.rules import evaluates, longest_sequence
 from ppoctl.recipe.schedule import learning_rate, planned_updates, updates_per_step
 from ppoctl.recipe.schema import ByTokens, Recipe, Rows, TrainedTable
@@ -35,6 +36,9 @@ class BatchPlan:
 class RolePlan:
     """What one role does."""
 
+    processes: int
+    layout: str
+    """How the model is spread over them."""
     epochs: int
     updates_per_step: int
     updates_total: int
@@ -45,7 +49,7 @@ class RolePlan:
     lr_last: float
     microbatches_per_minibatch_min: int
     microbatches_per_minibatch_max: int
-    """When all sequences are of full length."""
+    """Of each data rank, when all sequences are of full length."""
     replayed_updates_max: int
     """What a resume repeats at worst: the updates since the last saved state."""
 
@@ -176,8 +180,11 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     per_step, total = updates_per_step(recipe, role), planned_updates(recipe, role)
     epochs = recipe.ppo.epochs if role == "actor" else recipe.ppo.critic_epochs or recipe.ppo.epochs
     optimizer = table.optimizer
-    fewest, most = _microbatches(recipe, table)
+    layout = layouts(recipe)[role]
+    fewest, most = _microbatches(recipe, table, layout.data)
     return RolePlan(
+        processes=layout.world_size,
+        layout=layout.describe(),
         epochs=epochs,
         updates_per_step=per_step,
         updates_total=total,
@@ -192,9 +199,9 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     )
 
 
-def _microbatches(recipe: Recipe, table: TrainedTable) -> tuple[int, int]:
-    """Fewest (responses of one token, prompts of one) and most (all of full length)."""
-    minibatch = recipe.ppo.minibatch_seqs
+def _microbatches(recipe: Recipe, table: TrainedTable, data_ranks: int) -> tuple[int, int]:
+    """Of a data rank: fewest (responses of one token, prompts of one) and most (all of full length)."""
+    minibatch = ceil(recipe.ppo.minibatch_seqs / data_ranks)
     if not isinstance(table.batching, ByTokens):
         number = ceil(minibatch / table.batching.microbatch_seqs)
         return number, number

@@ -6,28 +6,17 @@ AttributeError, and the rule is then not judged.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ppoctl.recipe import metrics
+from ppoctl.recipe.conflict import Conflict, Rule
 from ppoctl.recipe.explain import shown
+from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.origins import DEFAULT, dotted
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schedule import planned_updates
 from ppoctl.recipe.schema import ByTokens, Expectation, Gsm8kReward, Gsm8kRows, HealthRule, Recipe, TrainedTable
 from ppoctl.recipe.shape import Path, of, values
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """What contradicts what. The first key is the one to change."""
-
-    says: str
-    keys: tuple[Path, ...]
-    hint: str | None = None
-
-
-Rule = Callable[[Recipe], Iterator[Conflict]]
 
 
 def sequences_of_a_step_fill_whole_minibatches(recipe: Recipe) -> Iterator[Conflict]:
@@ -266,6 +255,7 @@ RULES: tuple[Rule, ...] = (
     a_rise_has_two_evaluations,
     the_best_state_is_judged_by_a_known_metric,
     a_set_name_is_part_of_a_metric_name,
+    *LAYOUT_RULES,
 )
 
 _MINIBATCH: Path = ("ppo", "minibatch_seqs")

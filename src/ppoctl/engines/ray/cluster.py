@@ -15,6 +15,9 @@ from ppoctl.errors import EnvironmentProblemError
 OBJECT_STORE_BYTES = 256 * 2**20
 """Shared memory of a local Ray: rollouts and two buckets of weights pass through it; what is more goes to disk."""
 
+PREFIX = "ppoctl-ray-"
+"""Of the folders of local Rays; the process that made one follows."""
+
 
 class RayCluster:
     """Started when the first process is asked for."""
@@ -24,6 +27,11 @@ class RayCluster:
         self.address = address
         self._folder: Path | None = None
         self._is_connected = False
+
+    @property
+    def host(self) -> str | None:
+        """Where processes meet in a Ray of our own, which works without a network; None: each node knows."""
+        return "127.0.0.1" if self.address is None else None
 
     def start(self) -> None:
         """Connect. Raises EnvironmentProblemError when there is no such Ray, or it is too small."""
@@ -50,7 +58,8 @@ class RayCluster:
     def _start_own(self) -> None:
         # Who may connect is left to Ray, which asks for a token of its own in a cluster started here.
         # Sockets lie in it, and their paths must be short.
-        self._folder = Path(tempfile.mkdtemp(prefix="ppoctl-ray-", dir="/tmp"))
+        _sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         try:
             ray.init(
@@ -73,6 +82,10 @@ class RayCluster:
             raise EnvironmentProblemError(
                 f"no Ray answers at `cluster.ray_address = {address}`: {error}", hint="ray status"
             ) from error
+        self.require_room(address)
+
+    def require_room(self, address: str) -> None:
+        """Raise EnvironmentProblemError when the Ray we are connected to has too few slots for the processes."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         cores = [int(node.get("CPU", 0)) for node in nodes]
         if sum(cores) < self.processes:
@@ -81,3 +94,11 @@ class RayCluster:
                 f"{sum(cores)} CPU slots on {len(nodes)} nodes (the largest has {max(cores, default=0)})",
                 hint="start more nodes, or lower `actor.parallel` and `critic.parallel`",
             )
+
+
+def _sweep() -> None:
+    """Remove what a driver that was killed left behind; its Ray ended with it."""
+    for folder in Path("/tmp").glob(f"{PREFIX}*"):
+        pid = folder.name.removeprefix(PREFIX).split("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -6,11 +6,13 @@ An answer that does not come by its deadline is a hang: the error says who is wa
 the others with it, since they would wait for it for ever.
 """
 
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -41,26 +43,26 @@ class Group:
 
 
 class _Rank:
-    """Lives in a process of its own. `call` runs in one thread, `stack` in another, so that it answers during it."""
+    """Lives in a process of its own. What works and what watches have a thread each: Ray hands out from the main
+    thread: one that worked there would keep `stack` waiting."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._target: Any = None
 
-    @ray.method(concurrency_group="watch")
     def stack(self) -> str:
         """Where this process is: the innermost frames of the thread that works."""
-        frames = [traceback.extract_stack(frame) for frame in sys._current_frames().values()]
-        working = [stack for stack in frames if any(frame.name in ("call", "make") for frame in stack)]
-        lines = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in (working[0] if working else [])[-6:]]
-        return " < ".join(reversed(lines)) or "not at work"
+        for frame in sys._current_frames().values():
+            stack = traceback.extract_stack(frame)
+            start = next((place for place, line in enumerate(stack) if line.name in ("call", "make")), None)
+            if start is not None:
+                inner = [f"{Path(line.filename).name}:{line.lineno} {line.name}" for line in stack[start + 1 :]]
+                return " < ".join(reversed(inner[-6:]))
+        return "not at work"
 
-    @ray.method(concurrency_group="watch")
-    def free_address(self) -> str:
-        """`host:port` on this process's node."""
-        import socket
-
-        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    def free_address(self, host: str | None) -> str:
+        """`host:port` on this process's node; `host` where it is known."""
+        host = host or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         with socket.socket() as listener:
             listener.bind((host, 0))
             return f"{host}:{listener.getsockname()[1]}"
@@ -93,7 +95,7 @@ class RayProcesses:
         processes = self._started()
         # Put once: every process of a node reads the same copy.
         given = ray.put(arguments)
-        waiting = {processes[rank].call.remote(method, given): rank for rank in ranks}
+        waiting = {_working(processes[rank].call).remote(method, given): rank for rank in ranks}
         return self._answers(waiting, method, self.group.call_deadline_s)
 
     def close(self) -> None:
@@ -106,10 +108,13 @@ class RayProcesses:
         if not self._ranks:
             self.cluster.start()
             group = self.group
-            actor: Any = ray.remote(num_cpus=1, max_restarts=0, concurrency_groups={"watch": 1})(_Rank)
+            remote: Any = ray.remote
+            actor = remote(num_cpus=1, max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(_Rank)
             self._ranks = [actor.remote(group.threads) for _ in range(group.size)]
             try:
-                address = ray.get(self._ranks[0].free_address.remote(), timeout=group.start_deadline_s)
+                address = ray.get(
+                    _watching(self._ranks[0].free_address).remote(self.cluster.host), timeout=group.start_deadline_s
+                )
             except (GetTimeoutError, RayError) as error:
                 self.close()
                 raise EnvironmentProblemError(
@@ -117,7 +122,7 @@ class RayProcesses:
                     hint="raise `cluster.start_deadline_s`, or look at `ray status`",
                 ) from error
             waiting = {
-                process.make.remote(group.make, rank, group.size, address): rank
+                _working(process.make).remote(group.make, rank, group.size, address): rank
                 for rank, process in enumerate(self._ranks)
             }
             self._answers(waiting, "start", group.start_deadline_s)
@@ -151,7 +156,7 @@ class RayProcesses:
         where = []
         for rank in late:
             try:
-                stack = ray.get(self._ranks[rank].stack.remote(), timeout=STACK_DEADLINE_S)
+                stack = ray.get(_watching(self._ranks[rank].stack).remote(), timeout=STACK_DEADLINE_S)
             except RayError:
                 stack = "does not answer"
             where.append(f"  rank {rank}: {stack}")
@@ -160,3 +165,11 @@ class RayProcesses:
             f"waiting for {len(late)} of {self.group.size} processes:\n" + "\n".join(where),
             hint="raise the deadline if they are at work; `ppoctl resume RUN` goes on from what is committed",
         )
+
+
+def _working(method: Any) -> Any:
+    return method.options(concurrency_group="work")
+
+
+def _watching(method: Any) -> Any:
+    return method.options(concurrency_group="watch")

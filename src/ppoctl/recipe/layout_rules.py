@@ -1,0 +1,79 @@
+"""Layouts that the model cannot take: checked on config.json alone, before any process is started."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ppoctl.recipe.assets import model_config
+from ppoctl.recipe.conflict import Conflict, Rule
+from ppoctl.recipe.parallel import ParallelTable
+from ppoctl.recipe.schema import Recipe
+
+
+def tensor_ranks_divide_the_heads(recipe: Recipe) -> Iterator[Conflict]:
+    config = model_config(recipe)
+    heads = config.get("num_attention_heads")
+    kv_heads = config.get("num_key_value_heads") or heads
+    for role, table in _written(recipe):
+        for count, name in ((heads, "attention heads"), (kv_heads, "key/value heads")):
+            if isinstance(count, int) and count % table.tensor:
+                fits = max(size for size in range(1, table.tensor + 1) if count % size == 0)
+                yield Conflict(
+                    f"{table.tensor} tensor ranks do not divide the model's {count} {name}",
+                    ((role, "parallel", "tensor"), ("model", "path")),
+                    f"--set {role}.parallel.tensor={fits}",
+                )
+                break
+
+
+def every_pipeline_rank_has_layers(recipe: Recipe) -> Iterator[Conflict]:
+    layers = model_config(recipe).get("num_hidden_layers")
+    for role, table in _written(recipe):
+        says = _pipeline_problem(table, layers)
+        if says is not None:
+            yield Conflict(says, ((role, "parallel", "pipeline"), ("model", "path")))
+
+
+def layers_of_an_end_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _written(recipe):
+        for key in ("first_stage_layers", "last_stage_layers"):
+            if getattr(table, key) is not None and table.pipeline == 1:
+                yield Conflict(
+                    "one pipeline rank has all layers", ((role, "parallel", key), (role, "parallel", "pipeline"))
+                )
+
+
+def sequence_parallelism_needs_tensor_ranks(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _written(recipe):
+        if table.sequence and table.tensor == 1:
+            yield Conflict(
+                "sequence parallelism splits over the tensor ranks, and there is one",
+                ((role, "parallel", "sequence"), (role, "parallel", "tensor")),
+                f"--set {role}.parallel.sequence=false",
+            )
+
+
+LAYOUT_RULES: tuple[Rule, ...] = (
+    tensor_ranks_divide_the_heads,
+    every_pipeline_rank_has_layers,
+    layers_of_an_end_need_a_pipeline,
+    sequence_parallelism_needs_tensor_ranks,
+)
+
+
+def _written(recipe: Recipe) -> Iterator[tuple[str, ParallelTable]]:
+    """The layouts that the recipe writes down; a critic that follows the actor has no problem of its own."""
+    for role in ("actor", "critic"):
+        table = getattr(getattr(recipe, role, None), "parallel", None)
+        if table is not None:
+            yield role, table
+
+
+def _pipeline_problem(table: ParallelTable, layers: Any) -> str | None:
+    if not isinstance(layers, int) or table.pipeline == 1:
+        return None
+    ends = [count for count in (table.first_stage_layers, table.last_stage_layers) if count is not None]
+    rest, ranks = layers - sum(ends), table.pipeline - len(ends)
+    if (ranks == 0 and rest == 0) or (ranks > 0 and rest > 0 and rest % ranks == 0):
+        return None
+    written = f" besides the {sum(ends)} of the written ends" if ends else ""
+    return f"the model's {layers} layers{written} do not divide over {ranks} pipeline ranks"
