@@ -67,7 +67,7 @@ def test_the_journal_follows_the_manifests(tmp_path: Path) -> None:
     assert ahead == []
 
 
-def test_a_stage_that_was_made_again_with_another_result_has_its_new_figures_in_the_journal(
+def test_a_stage_that_came_out_otherwise_has_its_new_figures_in_the_journal(
     layout: RunLayout,
 ) -> None:
     journal = Journal(layout, Attempt(layout, 1))

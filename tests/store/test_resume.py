@@ -38,7 +38,7 @@ def test_damage_beside_a_record_is_named_too(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
     samples = layout.stage(2, "eval") / "samples.jsonl"
     samples.write_bytes(samples.read_bytes()[:-1] + b" ")
-    with pytest.raises(CorruptArtifactError, match="80-eval/samples.jsonl"):
+    with pytest.raises(CorruptArtifactError, match=r"80-eval/samples\.jsonl"):
         play(layout.root, fake_recipe(**REDO))
 
 

@@ -1,7 +1,7 @@
 """The journal: one line per committed artifact and per event, in order. It follows the manifests. Light.
 
-Manifests are the truth; a line that a kill prevented is appended at the next start or recall. A stage has one line, so
-curves have no double points; only one that was dropped and came out otherwise has another, and the later line counts.
+Manifests are the truth; a line that a kill prevented is appended at the next start or recall. A stage has one line,
+so curves have no double points; one that was dropped and came out otherwise has another, and the later line counts.
 """
 
 import json
@@ -38,7 +38,7 @@ class Journal:
         self._reconcile()
 
     def ensure(self, manifest: Manifest) -> Line | None:
-        """Append the line of a committed stage unless its last one says the same; returns the line when it was new."""
+        """Append the line of a committed stage unless its last one is the same; returns the line when it was new."""
         with locked(self._path) as file:
             self._catch_up(file)
             if self._known.get((manifest.step, manifest.stage)) == manifest.identity:

@@ -1,8 +1,8 @@
 """The sample ledger: one line per sample and step, what it was drawn with and which updates used it.
 
 It holds no clock and no attempt number, so an interrupted and resumed run writes the same bytes as one that was never
-interrupted: the oracle of every drill. A step that was dropped and came out otherwise replaces its block, and those of
-the steps that followed from it.
+interrupted: the oracle of every drill. A step that was dropped and came out otherwise replaces its block and all
+after it.
 """
 
 import hashlib

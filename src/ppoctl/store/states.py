@@ -139,7 +139,11 @@ class States:
             extra=extra,
         )
         folder = self.layout.best / f"{state.step:06d}"
-        if manifests.read(folder) is None:
+        existing = manifests.read(folder)
+        if existing is not None and existing.identity != state.lineage:
+            shutil.rmtree(folder)  # of a step that was dropped and drawn again
+            existing = None
+        if existing is None:
             artifact.commit(folder, engine.save_weights, manifest, self.attempt, no_listener)
         for other in self.layout.best.iterdir():
             if other != folder:
