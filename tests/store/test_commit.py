@@ -92,6 +92,18 @@ def test_an_attempt_whose_work_was_swept_says_that_it_was_superseded(layout: Run
         artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), Attempt(layout, 1), take_over)
 
 
+def test_an_attempt_that_was_overtaken_at_the_last_moment_does_not_publish(layout: RunLayout) -> None:
+    folder = layout.state("actor", 1)
+
+    def claim_it(moment: str) -> None:
+        if moment == "written":
+            claim(layout)  # and has not swept yet
+
+    with pytest.raises(SupersededError):
+        artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), Attempt(layout, 1), claim_it)
+    assert not folder.exists()
+
+
 def test_a_sweep_takes_what_was_half_written_or_half_removed_and_nothing_else(layout: RunLayout) -> None:
     kept = [layout.stage(1, "values"), layout.state("actor", 1), layout.parts(2)]
     half = [folder.with_name(f"{folder.name}.attempt-1") for folder in kept[:2]]

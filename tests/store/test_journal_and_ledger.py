@@ -105,6 +105,16 @@ def test_half_a_step_is_cut_from_the_ledger_and_written_whole(tmp_path: Path, to
     assert layout.ledger.read_bytes()[:second] == whole[:second]
 
 
+def test_a_replayed_step_leaves_the_ledger_as_it_is(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
+    before = layout.ledger.read_bytes()
+    used_by = [json.loads(line)["used_by"] for line in before.splitlines()]
+    ledger = Ledger(layout.ledger, claim(layout))
+    for step, roles in ((1, used_by[0]), (2, used_by[-1])):
+        ledger.record(step, *samples_of(layout, step), roles)
+        assert layout.ledger.read_bytes() == before
+
+
 def test_a_superseded_attempt_does_not_write_the_ledger(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 rollout starts", **REDO)
     ledger = Ledger(layout.ledger, claim(layout))

@@ -89,6 +89,17 @@ def test_losses_and_corrections_are_what_the_recipe_says(tmp_path: Path) -> None
     assert (actor.max_ratio, critic.clip, critic.scale) == (4.0, 0.4, 0.5)
 
 
+def test_an_evaluation_without_a_length_of_its_own_has_that_of_the_rollouts(tmp_path: Path) -> None:
+    found: dict[str, list[str]] = {"as rollouts": [], "own": []}
+    for length in (6, 5):
+        for name, table in (("as rollouts", {}), ("own", {"max_new_tokens": 3})):
+            recipe = fake_recipe(rollout={**ROLLOUT, "max_new_tokens": length}, eval=table)
+            stage = open_run(tmp_path / f"{name} {length}", recipe, Witness()).job.evaluate(1)
+            assert stage is not None
+            found[name].append(stage.fingerprint)
+    assert [len(set(fingerprints)) for fingerprints in found.values()] == [2, 1]
+
+
 def test_an_evaluation_of_a_step_is_that_of_its_recipe(tmp_path: Path) -> None:
     first = fake_recipe(steps=2, eval={"every_steps": 1})
     play(tmp_path / "run", first)
