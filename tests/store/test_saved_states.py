@@ -17,6 +17,7 @@ from ppoctl.errors import HealthStopError, StorageError
 from ppoctl.loop.run import run, start_point
 from ppoctl.store import manifest as manifests
 from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.resume_plan import plan_resume, set_aside_broken
 from ppoctl.store.retention import retain, saved_pairs
 from ppoctl.store.states import saved_state
 from ppoctl.wire.job import Wiring
@@ -160,6 +161,23 @@ def test_a_state_that_was_half_removed_no_longer_counts(tmp_path: Path, monkeypa
         retain(layout, keep_last=1, keep_rollouts_every_steps=0)
     assert saved_pairs(layout) == [3]
     assert manifests.read(layout.stage(2, "rollout")) is None
+
+
+def test_where_the_newest_pair_is_broken_the_one_before_leads_to_the_same_end(tmp_path: Path) -> None:
+    tables = {"steps": 7, "checkpoint": {"every_steps": 2, "keep_last": 2}}
+    play(tmp_path / "whole", fake_recipe(**tables))
+    layout = stop_at(tmp_path / "run", "7 actor_update starts", **tables)
+    assert (saved_pairs(layout), layout.stage(4, "actor_update").exists()) == ([4, 6], False)
+    (layout.state("actor", 6) / "table.bin").unlink()
+    set_aside_broken(layout, plan_resume(layout), attempt=2)
+    play(layout.root, fake_recipe(**tables))
+    assert result(layout.root) == result(tmp_path / "whole")
+
+
+def test_a_state_that_nothing_leads_to_is_named(tmp_path: Path) -> None:
+    wiring = play(tmp_path / "run")
+    with pytest.raises(StorageError, match=r"no saved state and no recorded update leads to actor@3:unknown"):
+        wiring.job.states.actor_at(State("actor", 3, 12, "unknown"))
 
 
 def test_a_best_actor_of_a_run_that_was_drawn_again_is_the_new_one(tmp_path: Path) -> None:
