@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakes.sockets import fake_recipe, fake_sockets
-from ppoctl.loop.run import run
+from ppoctl.loop.run import Health, run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import claim
@@ -52,7 +52,19 @@ class Witness:
             self.tell(f"inside rollout after {done} samples")
 
 
-def open_run(root: Path, recipe: Recipe, witness: Witness, *, recipes: Mapping[int, Recipe] | None = None) -> Wiring:
+def no_stop() -> None:
+    """Nobody asks the job to stop."""
+
+
+def open_run(
+    root: Path,
+    recipe: Recipe,
+    witness: Witness,
+    *,
+    recipes: Mapping[int, Recipe] | None = None,
+    health: Health | None = None,
+    check_stop: Callable[[], None] = no_stop,
+) -> Wiring:
     """What `train --or-resume` does, on fakes."""
     layout = RunLayout(root)
     if not root.exists():
@@ -60,10 +72,10 @@ def open_run(root: Path, recipe: Recipe, witness: Witness, *, recipes: Mapping[i
     attempt = claim(layout)
     artifact.sweep(layout)
     around = Surroundings(
-        check_stop=lambda: None,
+        check_stop=check_stop,
         say=lambda text: None,
         observers=(witness,),
-        health=Calm(),
+        health=health or Calm(),
         versions={},
     )
     sockets = fake_sockets(recipe, on_minibatch=witness.on_minibatch)

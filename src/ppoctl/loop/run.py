@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from ppoctl.batch.records import Carry, Evaluation, Prompts, State
 from ppoctl.errors import HealthStopError
+from ppoctl.loop.expectations import history
 from ppoctl.loop.step import Stages, StepResult, critic_only_step, ppo_step
 from ppoctl.ports import SampleParts
 from ppoctl.store.journal import Journal
@@ -146,6 +147,5 @@ def _save_best(job: Job, actor: State, figures: Mapping[str, float]) -> None:
     metric = job.cadence.best
     if metric is None or metric not in figures:
         return
-    earlier = [line["figures"][metric] for line in job.journal.lines() if metric in line.get("figures", {})]
-    if figures[metric] >= max(earlier):
+    if figures[metric] >= max(value for _, value in history(job.journal.lines())[metric]):
         job.states.save_best(actor, metric, figures[metric])

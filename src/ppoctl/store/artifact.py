@@ -57,10 +57,14 @@ def storage_error(path: Path, error: OSError) -> StorageError:
 
 
 def sweep(layout: RunLayout) -> None:
-    """Remove what killed attempts left half-written."""
+    """Remove what killed attempts left half-written or half-removed: every folder without a manifest but `*.parts`.
+
+    Left there it would stand in the way of the rename, should the same artifact be made again.
+    """
     for parent in (*_children(layout.steps), *_children(layout.states)):
         for folder in _children(parent):
-            if ".attempt-" in folder.name:
+            is_complete = (folder / MANIFEST).is_file() and ".attempt-" not in folder.name
+            if not is_complete and folder.suffix != ".parts":
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
 """The journal: one line per committed artifact and per event, in order. It follows the manifests. Light.
 
-Manifests are the truth; a line that a kill prevented is appended at the next start or recall. Lines of a stage are
-unique by (step, stage), so curves have no double points.
+Manifests are the truth; a line that a kill prevented is appended at the next start or recall. A stage has one line,
+so curves have no double points; one that was dropped and came out otherwise has another, and the later line counts.
 """
 
 import json
@@ -30,17 +30,18 @@ class Journal:
         self._path = layout.journal
         self._layout = layout
         self._attempt = attempt
-        self._known: set[tuple[int, str]] = set()
+        self._known: dict[tuple[int, str], str] = {}
+        """Identity of each stage as its last line has it."""
         self._seq = 0
         self._end = 0
         """Up to here the file has been read."""
         self._reconcile()
 
     def ensure(self, manifest: Manifest) -> Line | None:
-        """Append the line of a committed stage unless it is there; returns the line when it was new."""
+        """Append the line of a committed stage unless its last one is the same; returns the line when it was new."""
         with locked(self._path) as file:
             self._catch_up(file)
-            if (manifest.step, manifest.stage) in self._known:
+            if self._known.get((manifest.step, manifest.stage)) == manifest.identity:
                 return None
             return self._append(file, stage_line(manifest))
 
@@ -55,7 +56,7 @@ class Journal:
         return read_lines(self._path)
 
     def figures(self, step: int) -> dict[str, float]:
-        """All figures of one step, over its stages."""
+        """All figures of one step, over its stages; of a stage that was made again, the later ones."""
         merged: dict[str, float] = {}
         for line in self.lines():
             if line.get("step") == step and "figures" in line:
@@ -78,7 +79,7 @@ class Journal:
         for line in _parse(data):
             self._seq = int(line["seq"])
             if "stage" in line:
-                self._known.add((line["step"], line["stage"]))
+                self._known[line["step"], line["stage"]] = line["identity"]
         self._end += _whole(data)
         file.truncate(self._end)
 

@@ -1,7 +1,8 @@
 """The sample ledger: one line per sample and step, what it was drawn with and which updates used it.
 
 It holds no clock and no attempt number, so an interrupted and resumed run writes the same bytes as one that was never
-interrupted: the oracle of every drill.
+interrupted: the oracle of every drill. A step that was dropped and came out otherwise replaces its block and all
+after it.
 """
 
 import hashlib
@@ -15,12 +16,13 @@ from ppoctl.store.attempt import Attempt
 
 
 class Ledger:
-    """Append-only, one block of lines per step, each block written once, by the newest attempt."""
+    """One block of lines per step, each block written once, by the newest attempt."""
 
     def __init__(self, path: Path, attempt: Attempt) -> None:
         self._path = path
         self._attempt = attempt
-        self._last_step = 0
+        self._blocks: dict[int, tuple[int, int]] = {}
+        """Where the block of each step begins and ends."""
         self._end = 0
         """Up to here the file has been read."""
 
@@ -28,12 +30,22 @@ class Ledger:
         """Append the samples of a finished step unless they are there. `used_by`: role -> lineage it led to."""
         lines = sample_lines(step, rollouts, rewards, used_by)
         lines[-1]["end_of_step"] = True
+        block = b"".join(json.dumps(line, sort_keys=True).encode("ascii") + b"\n" for line in lines)
         with locked(self._path) as file:
             self._attempt.require_newest()
             self._catch_up(file)
-            if step > self._last_step:
-                file.append(b"".join(json.dumps(line, sort_keys=True).encode("ascii") + b"\n" for line in lines))
-                self._catch_up(file)
+            start, end = self._blocks.get(step, (self._end, self._end))
+            if file.read(start=start)[: end - start] == block:
+                return
+            self._forget(step)
+            file.truncate(self._end)
+            file.append(block)
+            self._catch_up(file)
+
+    def _forget(self, step: int) -> None:
+        """The blocks from this step on: they tell of samples that no state has learned from any more."""
+        self._end = min((start for known, (start, _) in self._blocks.items() if known >= step), default=self._end)
+        self._blocks = {earlier: block for earlier, block in self._blocks.items() if earlier < step}
 
     def _catch_up(self, file: LockedFile) -> None:
         """Read the blocks that this and other attempts have appended since; cut one that a kill left unfinished."""
@@ -47,7 +59,8 @@ class Ledger:
             except ValueError:
                 break
             if line.get("end_of_step"):
-                self._end, self._last_step = position, int(line["step"])
+                self._blocks[int(line["step"])] = (self._end, position)
+                self._end = position
         file.truncate(self._end)
 
 

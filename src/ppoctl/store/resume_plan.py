@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ppoctl.errors import CorruptArtifactError, StorageError
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import ROLES, STAGES, RunLayout
+from ppoctl.store.layout import MANIFEST, ROLES, STAGES, RunLayout
 from ppoctl.store.retention import saved_pairs
 
 
@@ -57,7 +57,7 @@ def plan_resume(layout: RunLayout) -> ResumePlan:
     items: list[Item] = []
     if start:
         items += [_state_item(layout, role, start) for role in ROLES]
-    steps = [step for step in layout.committed_steps() if step > start]
+    steps = [step for step in layout.committed_steps() if step > start and _has_something(layout, step)]
     if steps:
         last = max(steps)
         for step in range(start + 1, last + 1):
@@ -83,6 +83,11 @@ def set_aside_broken(layout: RunLayout, plan: ResumePlan, *, attempt: int) -> li
             shutil.move(source, target)
             moved.append(name)
     return moved
+
+
+def _has_something(layout: RunLayout, step: int) -> bool:
+    """Setting aside and kills leave folders of steps in which nothing is committed; they make no hole before them."""
+    return any((layout.stage(step, stage) / MANIFEST).is_file() for stage in STAGES)
 
 
 def _state_item(layout: RunLayout, role: str, step: int) -> Item:

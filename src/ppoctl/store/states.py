@@ -139,7 +139,11 @@ class States:
             extra=extra,
         )
         folder = self.layout.best / f"{state.step:06d}"
-        if manifests.read(folder) is None:
+        existing = manifests.read(folder)
+        if existing is not None and existing.identity != state.lineage:
+            shutil.rmtree(folder)  # of a step that was dropped and drawn again
+            existing = None
+        if existing is None:
             artifact.commit(folder, engine.save_weights, manifest, self.attempt, no_listener)
         for other in self.layout.best.iterdir():
             if other != folder:
@@ -180,19 +184,9 @@ class States:
                     hint=f"see what is there: ppoctl resume {self.layout.root} --plan",
                 )
             updates.append(update)
-            parent_step = made_by[update.parent].step if update.parent in made_by else self._step_of(here, update)
-            here = State(role=here.role, step=parent_step, updates=0, lineage=update.parent)
+            # Both roles go through every step, so a parent is one step back (the initial state is known by lineage).
+            here = State(role=here.role, step=update.step - 1, updates=0, lineage=update.parent)
         return here, updates[::-1]
-
-    def _step_of(self, child: State, update: Update) -> int:
-        """Step of a parent that no update made: a saved one or the initial one."""
-        if update.parent == self.initial[child.role].lineage:
-            return 0
-        for step in self.layout.saved_steps(child.role):
-            manifest = manifests.read(self.layout.state(child.role, step))
-            if manifest is not None and manifest.identity == update.parent:
-                return step
-        return update.step - 1
 
     def _at_hand(self, state: State) -> bool:
         if state.lineage in (self._resident[state.role].lineage, self.initial[state.role].lineage):

@@ -30,7 +30,8 @@ def adopt(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> None:
         step -= 1
     changed = [key for key, _, _ in result_differences(recorded, recipe) if _is_of_the_whole_run(key)]
     if changed and run_dir.first_free_step(layout, after=start) > start + 1:
-        redo = [layout.step(s).as_posix() for s in layout.committed_steps() if s > start]
+        # Without a saved pair the evaluation of step 0 goes too: it was drawn with the old keys.
+        redo = [layout.step(s).as_posix() for s in layout.committed_steps() if s > (start or -1)]
         raise RecipeError(
             f"`{changed[0]}` cannot change now: steps after the saved pair of step {start} would be replayed with it",
             hint=f"drop those steps, they are drawn again: rm -r {' '.join(redo)}",

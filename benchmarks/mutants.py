@@ -1,0 +1,175 @@
+"""Can the tests fail? Breaks the source in one place at a time and runs the tests that should notice.
+
+A mutant is a defect that a crash-safe trainer must never have, as a replacement of text in one file of `src/ppoctl`
+(`mutants/*.toml`). It is killed when a test fails, and survives when all pass. Exits 1 when one survives that is not
+stated to be equivalent, and 2 when the tests do not pass on the source as it is.
+
+    python benchmarks/mutants.py [--only WORDS] [--table store]
+"""
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import safetensors.torch  # noqa: F401 - imported once here, so that a forked child starts at once
+import torch
+
+ROOT = Path(__file__).parents[1]
+TABLES = Path(__file__).parent / "mutants"
+TEST_LIMIT_S = 60
+"""A mutant may loop for ever; a test that takes so long has noticed."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One defect: `old` occurs once in the file and becomes `new`."""
+
+    defect: str
+    file: str
+    old: str
+    new: str
+    tests: Sequence[str]
+    skip: str = ""
+    """Words in the names of tests that are slow and look at something else; pytest's `-k`."""
+    equivalent: str | None = None
+    """Why no test can notice."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What pytest said."""
+
+    exit_code: int
+    first_failure: str
+
+
+class FirstFailure:
+    """A pytest plugin: remembers which test failed first, and whether a file could not even be imported."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.is_import = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.name:
+            self.name = report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.name, self.is_import = report.nodeid, True
+
+
+def read_tables(only: str, table: str) -> list[Mutant]:
+    """All mutants whose defect contains `only`, of the tables whose name contains `table`."""
+    found: list[Mutant] = []
+    for path in sorted(TABLES.glob("*.toml")):
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        for raw in content["mutant"] if table in path.stem else []:
+            found.append(Mutant(**{"tests": content["tests"], "skip": content.get("skip", ""), **raw}))
+    return [mutant for mutant in found if only in mutant.defect]
+
+
+@contextmanager
+def applied(mutant: Mutant, package: Path) -> Iterator[None]:
+    """The copied package with the one change in it."""
+    path = package / mutant.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        raise SystemExit(f"`{mutant.defect}`: its text occurs {text.count(mutant.old)} times in {mutant.file}")
+    try:
+        _rewrite(path, text.replace(mutant.old, mutant.new))
+        yield
+    finally:
+        _rewrite(path, text)
+
+
+def run_tests(tests: Sequence[str], skip: str, source: Path, scratch: Path) -> Outcome:
+    """In a forked child that imports the package from `source`: the parent has imported torch and nothing of ours."""
+    answer = scratch / "answer"
+    answer.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        os._exit(_run_in_child(tests, skip, source, scratch))
+    _, status = os.waitpid(child, 0)
+    return Outcome(os.waitstatus_to_exitcode(status), answer.read_text() if answer.exists() else "")
+
+
+def _run_in_child(tests: Sequence[str], skip: str, source: Path, scratch: Path) -> int:
+    os.chdir(ROOT)
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(source))
+    os.environ["PYTHONPATH"] = str(source)
+    found = importlib.util.find_spec("ppoctl")
+    assert found is not None
+    assert found.origin is not None
+    assert Path(found.origin).is_relative_to(source), f"tests would import {found.origin}"
+    silent = os.open(scratch / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    first = FirstFailure()
+    words = ["-x", "-q", "-p", "no:cacheprovider", "-o", f"timeout={TEST_LIMIT_S}", f"--basetemp={scratch / 'tests'}"]
+    words += ["-k", f"not ({skip})"] if skip else []
+    code = int(pytest.main([*words, *(f"tests/{test}" for test in tests)], plugins=[first]))
+    (scratch / "answer").write_text(first.name)
+    sys.stdout.flush()
+    return 3 if first.is_import else code
+
+
+def _rewrite(path: Path, text: str) -> None:
+    """Without what Python has compiled of the file: that is matched by a clock of whole seconds."""
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+        compiled.unlink()
+    path.write_text(text, encoding="utf-8")
+
+
+def judge(mutant: Mutant, outcome: Outcome) -> str:
+    """killed | survived | equivalent | broken"""
+    if outcome.exit_code == 1:
+        return "killed"
+    if outcome.exit_code == 0:
+        return "survived" if mutant.equivalent is None else "equivalent"
+    return "broken"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="mutants whose defect contains these words")
+    parser.add_argument("--table", default="", help="mutants of the tables whose name contains this word")
+    chosen = parser.parse_args()
+    mutants = read_tables(chosen.only, chosen.table)
+    memory = Path("/dev/shm")
+    verdicts: list[str] = []
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        scratch = Path(name)
+        source = scratch / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        clean = run_tests(sorted({test for mutant in mutants for test in mutant.tests}), "", source, scratch)
+        if clean.exit_code != 0:
+            print(f"without a mutant: {clean}\n{(scratch / 'output').read_text()}")
+            return 2
+        for mutant in mutants:
+            began = time.monotonic()
+            with applied(mutant, source / "ppoctl"):
+                outcome = run_tests(mutant.tests, mutant.skip, source, scratch)
+            verdicts.append(judge(mutant, outcome))
+            took = f"{time.monotonic() - began:.0f} s"
+            print(f"{verdicts[-1]:10} {mutant.file}: {mutant.defect} [{took}] {outcome.first_failure}", flush=True)
+    counted = [verdict for verdict in verdicts if verdict != "equivalent"]
+    killed = verdicts.count("killed")
+    stated = len(verdicts) - len(counted)
+    print(f"killed {killed} of {len(counted)} ({killed / max(len(counted), 1):.0%}); stated equivalents: {stated}")
+    return int(killed != len(counted))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

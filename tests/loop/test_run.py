@@ -1,0 +1,101 @@
+"""Over steps: what is saved and evaluated when, what the ledger says of it, and how a run is judged."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes.job import play
+from fakes.sockets import fake_recipe
+from ppoctl.errors import ExpectationError
+from ppoctl.loop.expectations import judge, require_met
+from ppoctl.loop.run import Cadence
+from ppoctl.recipe.schema import Expectation
+from ppoctl.store import manifest as manifests
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.states import saved_state
+
+
+def test_the_last_step_is_saved_and_evaluated_whatever_the_cadence() -> None:
+    cadence = Cadence(
+        steps=5,
+        critic_only_steps=0,
+        save_every_steps=2,
+        keep_last=2,
+        keep_rollouts_every_steps=0,
+        eval_every_steps=3,
+        eval_at_start=True,
+        best=None,
+    )
+    assert [step for step in range(1, 6) if cadence.saves(step)] == [2, 4, 5]
+    assert [step for step in range(6) if cadence.evaluates(step)] == [0, 3, 5]
+
+
+def test_the_ledger_says_which_updates_used_a_sample(tmp_path: Path) -> None:
+    ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 1}
+    play(tmp_path / "run", fake_recipe(steps=2, ppo=ppo, checkpoint={"every_steps": 1}))
+    layout = RunLayout(tmp_path / "run")
+    lines = [json.loads(line) for line in layout.ledger.read_text().splitlines()]
+    # Training samples only: eight of each step, none of an evaluation.
+    assert [line["step"] for line in lines] == [1] * 8 + [2] * 8
+    lineages = {}
+    for step, role in ((1, "critic"), (2, "critic"), (2, "actor")):
+        saved = saved_state(layout, role, step)
+        assert saved is not None
+        lineages[step, role] = saved[0].lineage[:16]
+    assert {line["step"]: line["used_by"] for line in lines} == {
+        1: {"critic": lineages[1, "critic"]},
+        2: {"critic": lineages[2, "critic"], "actor": lineages[2, "actor"]},
+    }
+
+
+def test_what_is_evaluated_is_the_actor_that_the_step_made(tmp_path: Path) -> None:
+    play(tmp_path / "run", fake_recipe(steps=1))
+    layout = RunLayout(tmp_path / "run")
+    saved = saved_state(layout, "actor", 1)
+    evaluated = manifests.read(layout.stage(1, "eval"))
+    assert saved is not None
+    assert evaluated is not None
+    assert evaluated.inputs == (saved[0].identity,)
+
+
+def test_an_evaluation_changes_nothing_that_is_trained(tmp_path: Path) -> None:
+    for name, table in (("with", {"every_steps": 1}), ("without", {"at_start": False})):
+        play(tmp_path / name, fake_recipe(steps=3, eval=table))
+    ledgers = [RunLayout(tmp_path / name).ledger.read_bytes() for name in ("with", "without")]
+    assert ledgers[0] == ledgers[1]
+
+
+LINES = [
+    {"step": 1, "figures": {"eval/held/pass_at_1": 0.25, "kl/coef": 0.5}},
+    {"event": "attempt_started"},
+    {"step": 4, "figures": {"eval/held/pass_at_1": 0.75}},
+    {"step": 2, "figures": {"eval/held/pass_at_1": 0.5}},
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "met"),
+    [
+        ({"min": 0.75}, True),
+        ({"min": 0.76}, False),
+        ({"max": 0.75}, True),
+        ({"max": 0.74}, False),
+        ({"rise_min": 0.5}, True),
+        ({"rise_min": 0.51}, False),
+        ({"at_step": 2, "max": 0.5}, True),
+        ({"at_step": 2, "min": 0.51}, False),
+        ({"at_step": 3, "min": 0.0}, False),
+        ({"min": 0.7, "max": 0.72}, False),
+    ],
+)
+def test_an_expectation_is_judged_at_its_step_or_the_last(wanted: dict[str, float], met: bool) -> None:
+    (verdict,) = judge({"eval/held/pass_at_1": Expectation.model_validate(wanted)}, LINES)
+    assert verdict.met is met
+
+
+def test_a_metric_that_never_appeared_is_unmet_and_named() -> None:
+    verdicts = judge({"reward/score_mean": Expectation(max=1.0)}, LINES)
+    with pytest.raises(ExpectationError, match=r"`reward/score_mean` is absent \(expected at most 1\)"):
+        require_met(verdicts)
+    require_met(judge({"kl/coef": Expectation(max=1.0)}, LINES))

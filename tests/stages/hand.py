@@ -1,0 +1,93 @@
+"""Two rows of records, small enough to work out by hand: row 0 has two tokens, row 1 has three."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from ppoctl.batch.records import Advantages, Logprobs, Rewards, Rollouts, State, Values
+from ppoctl.ports import MinibatchResult, Trainer
+
+MASK = torch.tensor([[True, True, False], [True, True, True]])
+REFERENCE = torch.tensor([[-1.0, -2.0, 0.0], [-3.0, -1.5, -0.5]])
+ACTOR = torch.tensor([[-0.5, -2.5, 0.0], [-3.0, -1.0, -1.5]])
+
+
+def rollouts(**changes: object) -> Rollouts:
+    fields = {
+        "prompt_tokens": torch.tensor([5, 6]),
+        "prompt_lengths": torch.tensor([1, 1]),
+        "tokens": torch.tensor([[2, 1, 0], [3, 4, 1]]),
+        "lengths": torch.tensor([2, 3]),
+        "mask": MASK,
+        "sampler_logprobs": ACTOR.clone(),
+        "finish": torch.tensor([0, 0]),
+        "seeds": torch.tensor([1, 2]),
+        "prompt_ids": ["a", "b"],
+        "sample_indices": [0, 0],
+        "texts": ["2 1", "3 4 1"],
+        "answers": ["", ""],
+        "stamps": ["", ""],
+    }
+    return Rollouts(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def logprobs(actor: torch.Tensor = ACTOR, reference: torch.Tensor | None = REFERENCE) -> Logprobs:
+    return Logprobs(actor=actor, entropy=torch.ones(2, 3) * MASK, reference=reference, stamp="", gap={})
+
+
+def values(grid: torch.Tensor | None = None) -> Values:
+    return Values(values=torch.zeros(2, 3) if grid is None else grid, stamp="")
+
+
+def rewards(first: float = 1.0, second: float = 2.0, *, outcomes: tuple[int, int] = (0, 0)) -> Rewards:
+    scores = torch.tensor([first, second])
+    return Rewards(scores, scores.clone(), torch.tensor(outcomes), {}, ["", ""])
+
+
+def advantages(grid: torch.Tensor | None = None, *, kl_coef: float = 0.0) -> Advantages:
+    chosen = torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 3.0]]) if grid is None else grid
+    return Advantages(chosen, chosen + 1 * MASK, chosen.clone(), MASK, {"kl_coef": kl_coef}, {})
+
+
+@dataclass
+class Engine:
+    """Answers what it was given and writes down what it was asked."""
+
+    outputs: torch.Tensor = field(default_factory=lambda: ACTOR.clone())
+    asked: dict[str, object] = field(default_factory=dict)
+
+    def logprobs(self, rollouts: Rollouts, *, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked["temperature"] = temperature
+        return self.outputs, torch.zeros(2, 3)
+
+    def reference_logprobs(self, rollouts: Rollouts, *, temperature: float) -> torch.Tensor:
+        self.asked["reference temperature"] = temperature
+        return REFERENCE
+
+    def values(self, rollouts: Rollouts) -> torch.Tensor:
+        return self.outputs
+
+    def update(self, rollouts: Rollouts, minibatches: list, objective: object) -> list[MinibatchResult]:  # type: ignore[type-arg]
+        self.asked["minibatches"], self.asked["objective"] = minibatches, objective
+        return [MinibatchResult(0.0, 1.0, self.outputs[m.rows], None) for m in minibatches]
+
+
+@dataclass
+class Models:
+    """The port, with one engine that is at every state."""
+
+    engine: Engine = field(default_factory=Engine)
+
+    def actor_at(self, state: State) -> Engine:
+        return self.engine
+
+    critic_at = actor_at
+
+    def stamped(self, state: State) -> State:
+        return state
+
+    @contextmanager
+    def advancing(self, state: State, *, to: State) -> Iterator[Trainer]:
+        yield self.engine  # type: ignore[misc]

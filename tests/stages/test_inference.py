@@ -1,0 +1,194 @@
+"""Rollouts, log-probs, values, advantages and evaluations on records made by hand."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+import torch
+
+from fakes.sockets import EvenScorer
+from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, Prompt, Prompts, State
+from ppoctl.errors import NonFiniteError
+from ppoctl.ports import Sample, SampleRequest, SamplingParams
+from ppoctl.stages.advantages import AdvantagesStage
+from ppoctl.stages.evaluate import EvaluateStage
+from ppoctl.stages.kl_penalty import KlPenalty
+from ppoctl.stages.logprobs import LogprobsStage
+from ppoctl.stages.rollout import RolloutStage, assemble, sample_requests
+from ppoctl.stages.values import ValuesStage
+from stages import hand
+from tolerance import EXACT, FLOAT32
+
+ACTOR = State("actor", 0, 0, "first")
+ROWS = (Prompt("a", (5,), "", "even"), Prompt("b", (6, 7), "", "even"))
+
+
+def prompts(step: int = 1, identity: str = "rows") -> Prompts:
+    return Prompts(step=step, rows=ROWS, identity=identity)
+
+
+def test_each_sample_of_each_prompt_of_each_step_has_its_own_seed() -> None:
+    requests = [request for step in (1, 2) for request in sample_requests(prompts(step), samples=2, seed=3)]
+    assert len({request.seed for request in requests}) == len(requests) == 8
+    assert [request.key for request in requests[:4]] == ["a#0", "a#1", "b#0", "b#1"]
+
+
+def a_sample(key: str, *tokens: int, terminated: bool = True) -> Sample:
+    return Sample(key, tokens, tuple(-float(token) for token in tokens), terminated, key, "")
+
+
+def test_rows_stand_in_the_order_of_the_requests_whatever_finished_first() -> None:
+    finished = [a_sample("b#0", 4, 4, 4, terminated=False), a_sample("a#0", 2, 1)]
+    requests = sample_requests(prompts(), samples=1, seed=3)
+    rollouts = assemble(prompts(), requests, {sample.key: sample for sample in finished}, samples=1)
+    assert rollouts.texts == ["a#0", "b#0"]
+    assert rollouts.tokens.tolist() == [[2, 1, 0], [4, 4, 4]]
+    assert rollouts.finish.tolist() == [TERMINATED, TRUNCATED]
+    assert rollouts.mask.tolist() == [[True, True, False], [True, True, True]]
+
+
+class Recorder:
+    """A generator that writes down what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[float, SampleRequest]] = []
+
+    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
+        for request in reversed(requests):
+            self.asked.append((params.temperature, request))
+            yield Sample(request.key, (2, 1), (0.0, 0.0), True, "2 1", "")
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Keys:
+    """The parts port: writes down under which fingerprint it was asked."""
+
+    seen: list[str] = field(default_factory=list)
+
+    def recall(self, *, step: int, fingerprint: str) -> dict[str, Sample]:
+        self.seen.append(fingerprint)
+        return {f"{row}#0": a_sample(f"{row}#0", 2, 1) for row in "ab"}
+
+    def keep(self, *, step: int, fingerprint: str) -> Any:
+        assert fingerprint == self.seen[-1]
+        return nullcontext(lambda sample: None)
+
+    def drop(self, *, step: int) -> None:
+        pass
+
+
+def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe() -> None:
+    keys = Keys()
+
+    def draw(state: State, asked: Prompts, fingerprint: str) -> None:
+        stage = RolloutStage(
+            models=cast(Any, hand.Models()),
+            generator=Recorder(),
+            parts=cast(Any, keys),
+            params=SamplingParams(1.0, 4),
+            samples_per_prompt=1,
+            seed=3,
+            fingerprint=fingerprint,
+            check_stop=lambda: None,
+            progress=lambda done, total, tokens: None,
+        )
+        stage.run(state, asked)
+
+    draw(ACTOR, prompts(), "keys")
+    draw(ACTOR, prompts(), "keys")
+    draw(State("actor", 0, 0, "second"), prompts(), "keys")
+    draw(ACTOR, prompts(identity="other rows"), "keys")
+    draw(ACTOR, prompts(), "other keys")
+    assert keys.seen[0] == keys.seen[1]
+    assert len(set(keys.seen)) == 4
+
+
+def test_log_probs_are_taken_at_the_temperature_of_the_rollout_and_the_reference_is_another_model() -> None:
+    models = hand.Models()
+    stage = LogprobsStage(cast(Any, models), temperature=0.7, with_reference=True, fingerprint="")
+    found = stage.run(ACTOR, hand.rollouts())
+    assert models.engine.asked == {"temperature": 0.7, "reference temperature": 0.7}
+    EXACT.check(found.actor, hand.ACTOR)
+    assert found.reference is not None
+    EXACT.check(found.reference, hand.REFERENCE)
+    without = LogprobsStage(cast(Any, models), temperature=0.7, with_reference=False, fingerprint="")
+    assert without.run(ACTOR, hand.rollouts()).reference is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_counted_number_that_is_none_stops_and_one_under_the_mask_does_not(bad: float) -> None:
+    engine = hand.Engine()
+    models = cast(Any, hand.Models(engine))
+    logprobs = LogprobsStage(models, temperature=1.0, with_reference=False, fingerprint="")
+    values = ValuesStage(models, fingerprint="")
+    engine.outputs[0, 2] = bad
+    assert float(values.run(ACTOR, hand.rollouts()).values[0, 2]) == 0.0
+    assert float(logprobs.run(ACTOR, hand.rollouts()).actor[0, 2]) == 0.0
+    engine.outputs[1, 2] = bad
+    with pytest.raises(NonFiniteError, match=r"log-prob of the actor .*sequence 1, response token 2"):
+        logprobs.run(ACTOR, hand.rollouts())
+    with pytest.raises(NonFiniteError, match=r"value of the critic .*sequence 1, response token 2"):
+        values.run(ACTOR, hand.rollouts())
+
+
+def advantages(**changes: Any) -> AdvantagesStage:
+    keys = {"gamma": 1.0, "gae_lambda": 1.0, "whitened": False, "penalty": None, "fingerprint": ""}
+    return AdvantagesStage(**{**keys, **changes})
+
+
+GATHERED = (hand.rollouts(), hand.rewards(), hand.values(), hand.logprobs(), Carry(0.0))
+
+
+def test_returns_are_the_discounted_rewards_and_advantages_what_the_critic_missed() -> None:
+    ones = torch.ones(2, 3) * hand.MASK
+    inputs = (hand.rollouts(), hand.rewards(), hand.values(ones), hand.logprobs(), Carry(0.0))
+    found = advantages(gamma=0.5).run(*inputs)
+    FLOAT32.check(found.returns, torch.tensor([[0.5, 1.0, 0.0], [0.5, 1.0, 2.0]]))
+    FLOAT32.check(found.advantages, torch.tensor([[-0.5, 0.0, 0.0], [-0.5, 0.0, 1.0]]))
+    # lambda 0: r + gamma V' - V of each token alone.
+    found = advantages(gamma=0.5, gae_lambda=0.0).run(*inputs)
+    FLOAT32.check(found.advantages, torch.tensor([[-0.5, 0.0, 0.0], [-0.5, -0.5, 1.0]]))
+
+
+def test_a_penalty_in_the_reward_is_subtracted_from_every_token() -> None:
+    penalty = KlPenalty(place="reward", estimator="k1", coef=0.1)
+    found = advantages(penalty=penalty).run(*GATHERED)
+    # k1 = actor - reference: 0.5, -0.5; 0, 0.5, -1. The reward of the answer stands at its last token.
+    FLOAT32.check(found.token_rewards, torch.tensor([[-0.05, 1.05, 0.0], [0.0, -0.05, 2.1]]))
+    assert found.carry == Carry(0.1)
+
+
+def test_a_penalty_in_the_loss_is_not_in_the_reward() -> None:
+    penalty = KlPenalty(place="loss", estimator="k2", coef=0.1)
+    found = advantages(penalty=penalty).run(*GATHERED)
+    FLOAT32.check(found.token_rewards, torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]))
+    assert (found.carry, advantages().run(*GATHERED).carry) == (Carry(0.1), Carry(0.0))
+
+
+def test_whitening_is_a_choice() -> None:
+    FLOAT32.check(advantages().run(*GATHERED).advantages, torch.tensor([[1.0, 1, 0], [2, 2, 2]]))
+    whitened = advantages(whitened=True).run(*GATHERED).advantages[hand.MASK]
+    FLOAT32.check(torch.stack([whitened.mean(), whitened.std()]), torch.tensor([0.0, 1.0]))
+
+
+def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> None:
+    generator = Recorder()
+    stage = EvaluateStage(
+        generator=generator,
+        scorer=EvenScorer(),
+        sets={"held": prompts(step=0)},
+        sampled=SamplingParams(0.8, 4),
+        samples_per_prompt=3,
+        seed=3,
+        fingerprint="",
+    )
+    record = stage.run(ACTOR)
+    assert [temperature for temperature, _ in generator.asked] == [0.0] * 2 + [0.8] * 6
+    assert len({request.seed for _, request in generator.asked}) == 8
+    assert [(row["prompt_id"], row["sample"]) for row in record.rows[2:5]] == [("a", 0), ("a", 1), ("a", 2)]

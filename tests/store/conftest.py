@@ -1,0 +1,75 @@
+"""Disks that fill up, and runs that were stopped."""
+
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from fakes.job import Witness, play
+from fakes.sockets import fake_recipe
+from ppoctl.store.attempt import claim
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.manifest import Manifest
+
+Disk = Callable[[int], AbstractContextManager[None]]
+
+
+class StopError(Exception):
+    """Ends a run where a test wants it."""
+
+
+@pytest.fixture
+def disk() -> Disk:
+    """`with disk(20)`: the kernel takes no file beyond so many bytes, as a full disk would not."""
+
+    @contextmanager
+    def takes(size: int) -> Iterator[None]:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+            signal.signal(signal.SIGXFSZ, before)
+
+    return takes
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    """A run directory on which one attempt has started."""
+    found = RunLayout(tmp_path / "run")
+    claim(found)
+    return found
+
+
+def stop_at(root: Path, moment: str, **tables: object) -> RunLayout:
+    """A run that was stopped at that moment."""
+
+    def act(number: int, name: str) -> None:
+        if name == moment:
+            raise StopError
+
+    with pytest.raises(StopError):
+        play(root, fake_recipe(**tables), Witness(act=act))
+    return RunLayout(root)
+
+
+def a_manifest(**changes: object) -> Manifest:
+    fields = {
+        "stage": "values",
+        "step": 1,
+        "identity": "aa",
+        "inputs": (),
+        "fingerprint": "",
+        "files": {},
+        "seconds": 0.0,
+        "committed_at": 0.0,
+        "attempt": 1,
+        "figures": {"value/mean": 1.0},
+    }
+    return Manifest(**{**fields, **changes})  # type: ignore[arg-type]

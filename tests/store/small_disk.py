@@ -1,0 +1,46 @@
+"""Run as a process in its own user and mount namespace: a run on a file system that is too small, then made larger.
+
+    python small_disk.py FOLDER KIB
+
+Exits 0 when the run ended with the error for a full disk, lost nothing that was committed, and went on to the end.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fakes.job import play, result
+from fakes.sockets import fake_recipe
+from ppoctl.errors import StorageError
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import plan_resume
+
+
+def main(folder: Path, kib: int) -> None:
+    disk = folder / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", str(disk)], check=True)
+    recipe = fake_recipe(rollout={**ROLLOUT})
+    with pytest.raises(StorageError, match="No space left on device"):
+        play(disk / "run", recipe)
+    assert not plan_resume(RunLayout(disk / "run")).broken
+    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+    play(disk / "run", recipe)
+    play(folder / "whole", recipe)
+    assert result(disk / "run") == result(folder / "whole")
+
+
+ROLLOUT = {
+    "prompts_per_step": 4,
+    "samples_per_prompt": 2,
+    "max_prompt_tokens": 4,
+    "max_new_tokens": 6,
+    "keep_finished_every_s": 1e-9,
+}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

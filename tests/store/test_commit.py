@@ -1,0 +1,164 @@
+"""A commit: what is on the disk when, what nobody overwrites, and which attempt may do it."""
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import StorageError, SupersededError
+from ppoctl.store import artifact, run_dir
+from ppoctl.store import manifest as manifests
+from ppoctl.store.append import locked
+from ppoctl.store.attempt import Attempt, claim
+from ppoctl.store.layout import MANIFEST, RunLayout
+from store.conftest import Disk, a_manifest
+
+
+def nobody(moment: str) -> None:
+    """Nobody is told."""
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What was flushed to the disk, as inodes, in order."""
+    told: list[object] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        told.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    return told
+
+
+def inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+def test_data_is_on_the_disk_before_the_manifest_and_both_before_the_name(
+    layout: RunLayout, flushed: list[object]
+) -> None:
+    folder = layout.stage(1, "values")
+    write = artifact.write_bytes({"a": b"1", "b": b"2"})
+    artifact.commit(folder, write, a_manifest(), Attempt(layout, 1), flushed.append)
+    data = [inode(folder / name) for name in ("a", "b", MANIFEST)]
+    assert flushed == ["writing", *data, inode(folder), "written", inode(folder.parent), "renamed"]
+
+
+def test_the_name_appears_last_and_with_everything_behind_it(layout: RunLayout) -> None:
+    folder = layout.stage(1, "values")
+    seen: dict[str, tuple[bool, bool]] = {}
+
+    def look(moment: str) -> None:
+        aside = folder.with_name("30-values.attempt-1")
+        seen[moment] = (folder.exists(), (aside / MANIFEST).is_file() or (folder / MANIFEST).is_file())
+
+    artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), Attempt(layout, 1), look)
+    assert seen == {"writing": (False, False), "written": (False, True), "renamed": (True, True)}
+    manifest = manifests.read(folder)
+    assert manifest is not None
+    assert (list(manifest.files), manifest.files["a"].size) == (["a"], 1)
+
+
+def test_what_is_committed_is_never_overwritten(layout: RunLayout) -> None:
+    folder = layout.stage(1, "values")
+    attempt = Attempt(layout, 1)
+    artifact.commit(folder, artifact.write_bytes({"a": b"first"}), a_manifest(), attempt, nobody)
+    with pytest.raises(StorageError):
+        artifact.commit(folder, artifact.write_bytes({"a": b"second"}), a_manifest(), attempt, nobody)
+    assert (folder / "a").read_bytes() == b"first"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_full_disk_leaves_neither_the_name_nor_half_of_it(layout: RunLayout, disk: Disk) -> None:
+    folder = layout.state("actor", 1)
+    with disk(100), pytest.raises(StorageError, match="File too large"):
+        artifact.commit(folder, artifact.write_bytes({"a": b"x" * 200}), a_manifest(), Attempt(layout, 1), nobody)
+    assert list(folder.parent.iterdir()) == []
+
+
+def test_an_attempt_whose_work_was_swept_says_that_it_was_superseded(layout: RunLayout) -> None:
+    folder = layout.state("actor", 1)
+
+    def take_over(moment: str) -> None:
+        if moment == "writing":
+            claim(layout)
+            artifact.sweep(layout)
+
+    with pytest.raises(SupersededError, match="superseded by attempt 2"):
+        artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), Attempt(layout, 1), take_over)
+
+
+def test_an_attempt_that_was_overtaken_at_the_last_moment_does_not_publish(layout: RunLayout) -> None:
+    folder = layout.state("actor", 1)
+
+    def claim_it(moment: str) -> None:
+        if moment == "written":
+            claim(layout)  # and has not swept yet
+
+    with pytest.raises(SupersededError):
+        artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), Attempt(layout, 1), claim_it)
+    assert not folder.exists()
+
+
+def test_a_sweep_takes_what_was_half_written_or_half_removed_and_nothing_else(layout: RunLayout) -> None:
+    kept = [layout.stage(1, "values"), layout.state("actor", 1), layout.parts(2)]
+    half = [folder.with_name(f"{folder.name}.attempt-1") for folder in kept[:2]]
+    half_removed = layout.state("critic", 1)
+    for folder in (*kept, *half, half_removed):
+        folder.mkdir(parents=True)
+    for folder in (*kept[:2], *half):
+        (folder / MANIFEST).write_text("{}")
+    artifact.sweep(layout)
+    assert [folder.is_dir() for folder in (*kept, *half, half_removed)] == [True] * 3 + [False] * 3
+
+
+def test_a_small_file_is_old_or_new_and_never_half(layout: RunLayout, disk: Disk, flushed: list[object]) -> None:
+    artifact.write_atomically(layout.run_json, b'{"id": 1}')
+    assert flushed == [inode(layout.run_json), inode(layout.root)]
+    with disk(4), pytest.raises(StorageError):
+        artifact.write_atomically(layout.run_json, b'{"id": 2}')
+    assert layout.run_json.read_bytes() == b'{"id": 1}'
+
+
+def test_a_run_directory_that_does_not_fit_is_not_made(tmp_path: Path, disk: Disk) -> None:
+    with disk(10), pytest.raises(StorageError, match="cannot write"):
+        run_dir.create(RunLayout(tmp_path / "run"), recipe_toml="x" * 50, resolved={}, facts={})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_appended_line_is_on_the_disk_when_it_counts_as_written(layout: RunLayout, flushed: list[object]) -> None:
+    with locked(layout.journal) as file:
+        file.append(b"line\n")
+        assert flushed == [inode(layout.journal)]
+
+
+def test_while_one_appends_another_waits(layout: RunLayout) -> None:
+    with locked(layout.journal), layout.journal.open("rb") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_number_is_never_given_twice_even_where_folders_are_gone(layout: RunLayout) -> None:
+    claim(layout)
+    layout.attempt(1).rmdir()
+    assert claim(layout).number == 3
+
+
+def test_of_racing_claims_each_gets_its_own_number(layout: RunLayout) -> None:
+    for _ in range(20):
+        gate = threading.Barrier(8)
+        numbers: list[int] = []
+
+        def race(gate: threading.Barrier = gate, numbers: list[int] = numbers) -> None:
+            gate.wait()
+            numbers.append(claim(layout).number)
+
+        racers = [threading.Thread(target=race) for _ in range(8)]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join()
+        assert len(set(numbers)) == 8

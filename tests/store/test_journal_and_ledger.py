@@ -1,0 +1,135 @@
+"""Journal and ledger after a crash: nothing lost, nothing twice, nothing half, and true when a step is made again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree, rmtree
+
+import pytest
+
+from fakes.job import Witness, open_run, play, result
+from fakes.sockets import fake_recipe
+from ppoctl.batch.records import Rewards, Rollouts
+from ppoctl.errors import SupersededError
+from ppoctl.loop.run import run
+from ppoctl.store import manifest as manifests
+from ppoctl.store.attempt import Attempt, claim
+from ppoctl.store.journal import Journal, read_lines
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.ledger import Ledger
+from ppoctl.store.once import load_record
+from store.conftest import a_manifest, stop_at
+
+REDO = {"checkpoint": {"every_steps": 5}}
+
+
+def test_a_torn_last_line_is_cut_before_the_next(layout: RunLayout) -> None:
+    journal = Journal(layout, Attempt(layout, 1))
+    journal.event("attempt_started")
+    with layout.journal.open("ab") as file:
+        file.write(b'{"seq": 2, "ev')
+    again = Journal(layout, Attempt(layout, 1))
+    again.event("attempt_ended")
+    assert [(line["seq"], line["event"]) for line in again.lines()] == [(1, "attempt_started"), (2, "attempt_ended")]
+    assert layout.journal.read_bytes().count(b"\n") == 2
+
+
+def test_lines_that_a_crash_lost_are_written_from_the_manifests(tmp_path: Path) -> None:
+    play(tmp_path / "run", fake_recipe(**REDO))
+    layout = RunLayout(tmp_path / "run")
+    before = read_lines(layout.journal)
+    layout.journal.write_bytes(b"".join(layout.journal.read_bytes().splitlines(keepends=True)[:5]))
+    Journal(layout, claim(layout))
+    assert read_lines(layout.journal) == before
+
+
+def test_a_stage_that_a_dying_attempt_published_last_gets_its_line_when_it_is_recalled(tmp_path: Path) -> None:
+    play(tmp_path / "whole", fake_recipe(**REDO))
+    # The new attempt has read the journal already when the rename of the old one lands.
+    wiring = open_run(tmp_path / "run", fake_recipe(**REDO), Witness())
+    late = RunLayout(tmp_path / "run").stage(1, "rollout")
+    copytree(RunLayout(tmp_path / "whole").stage(1, "rollout"), late)
+    run(wiring.job)
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
+
+
+def test_the_journal_follows_the_manifests(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path / "run")
+    ahead: list[str] = []
+
+    def look(number: int, name: str) -> None:
+        words = name.split()
+        if words[-1] in ("writing", "written") and not words[1].startswith("state/"):
+            lines = [(line["step"], line["stage"]) for line in read_lines(layout.journal)]
+            ahead.extend([name] if (int(words[0]), words[1]) in lines else [])
+
+    play(layout.root, fake_recipe(steps=1), Witness(act=look))
+    assert ahead == []
+
+
+def test_a_stage_that_came_out_otherwise_has_its_new_figures_in_the_journal(
+    layout: RunLayout,
+) -> None:
+    journal = Journal(layout, Attempt(layout, 1))
+    old = a_manifest()
+    new = replace(old, identity="bb", figures={"value/mean": 2.0})
+    assert journal.ensure(old) is not None
+    assert journal.ensure(new) is not None
+    assert Journal(layout, Attempt(layout, 1)).ensure(new) is None
+    assert journal.figures(1) == {"value/mean": 2.0}
+
+
+def samples_of(layout: RunLayout, step: int) -> tuple[Rollouts, Rewards]:
+    found = []
+    for stage in ("rollout", "reward"):
+        manifest = manifests.read(layout.stage(step, stage))
+        assert manifest is not None
+        found.append(load_record(layout, step, stage, manifest))
+    rollouts, rewards = found
+    assert isinstance(rollouts, Rollouts)
+    assert isinstance(rewards, Rewards)
+    return rollouts, rewards
+
+
+@pytest.mark.parametrize("torn_after", [0.1, 0.4, 0.99])
+def test_half_a_step_is_cut_from_the_ledger_and_written_whole(tmp_path: Path, torn_after: float) -> None:
+    layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
+    whole = layout.ledger.read_bytes()
+    second = whole.index(b"\n", len(whole) // 2 - 40) + 1
+    assert json.loads(whole[second:].split(b"\n")[0])["step"] == 2
+    layout.ledger.write_bytes(whole[: second + int(torn_after * (len(whole) - second))])
+    Ledger(layout.ledger, claim(layout)).record(2, *samples_of(layout, 2), {"critic": "x", "actor": "y"})
+    lines = [json.loads(line) for line in layout.ledger.read_bytes().splitlines()]
+    assert [line["step"] for line in lines] == [1] * 8 + [2] * 8
+    assert [line.get("end_of_step", False) for line in lines] == ([False] * 7 + [True]) * 2
+    assert layout.ledger.read_bytes()[:second] == whole[:second]
+
+
+def test_a_replayed_step_leaves_the_ledger_as_it_is(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
+    before = layout.ledger.read_bytes()
+    used_by = [json.loads(line)["used_by"] for line in before.splitlines()]
+    ledger = Ledger(layout.ledger, claim(layout))
+    for step, roles in ((1, used_by[0]), (2, used_by[-1])):
+        ledger.record(step, *samples_of(layout, step), roles)
+        assert layout.ledger.read_bytes() == before
+
+
+def test_a_superseded_attempt_does_not_write_the_ledger(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "2 rollout starts", **REDO)
+    ledger = Ledger(layout.ledger, claim(layout))
+    claim(layout)
+    with pytest.raises(SupersededError):
+        ledger.record(2, *samples_of(layout, 1), {"critic": "x"})
+
+
+def test_a_dropped_step_that_is_drawn_again_with_another_seed_is_what_ledger_and_journal_tell(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
+    for step in layout.committed_steps():
+        rmtree(layout.step(step))
+    play(layout.root, fake_recipe(**REDO, seed=9))
+    play(tmp_path / "whole", fake_recipe(**REDO, seed=9))
+    whole = RunLayout(tmp_path / "whole")
+    assert layout.ledger.read_bytes() == whole.ledger.read_bytes()
+    again, expected = (Journal(run, Attempt(run, 2)) for run in (layout, whole))
+    assert [again.figures(step) for step in (1, 2, 3)] == [expected.figures(step) for step in (1, 2, 3)]

@@ -1,0 +1,112 @@
+"""What a resume recalls, refuses and sets aside; samples of an unfinished rollout."""
+
+from pathlib import Path
+from shutil import rmtree
+from typing import cast
+
+import pytest
+
+from fakes.job import Witness, open_run, play, result
+from fakes.sockets import BigramGenerator, fake_recipe
+from ppoctl.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
+from ppoctl.loop.run import run
+from ppoctl.ports import Sample
+from ppoctl.store import run_dir
+from ppoctl.store.attempt import claim
+from ppoctl.store.layout import MANIFEST, STAGES, RunLayout
+from ppoctl.store.parts import RolloutParts
+from ppoctl.store.resume_plan import plan_resume, set_aside_broken
+from store.conftest import stop_at
+
+REDO = {"checkpoint": {"every_steps": 5}}
+
+
+def a_sample(key: str) -> Sample:
+    return Sample(key, (2, 1), (-0.5, -0.25), True, "2 1", "actor@0:aa")
+
+
+def test_a_stage_that_was_made_from_other_inputs_is_refused(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "1 values starts", **REDO)
+    other = stop_at(tmp_path / "other", "1 values starts", **REDO, seed=4)
+    rmtree(layout.stage(1, "reward"))
+    other.stage(1, "reward").rename(layout.stage(1, "reward"))
+    with pytest.raises(StorageError, match="20-reward` was made from other inputs"):
+        play(layout.root, fake_recipe(**REDO))
+
+
+def test_damage_beside_a_record_is_named_too(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
+    samples = layout.stage(2, "eval") / "samples.jsonl"
+    samples.write_bytes(samples.read_bytes()[:-1] + b" ")
+    with pytest.raises(CorruptArtifactError, match=r"80-eval/samples\.jsonl"):
+        play(layout.root, fake_recipe(**REDO))
+
+
+def test_nothing_starts_once_the_job_was_asked_to_stop(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise PreemptedError("stopped by SIGTERM")
+
+    witness = Witness()
+    with pytest.raises(PreemptedError):
+        run(open_run(tmp_path / "run", fake_recipe(), witness, check_stop=stop).job)
+    assert witness.moments == []
+
+
+def test_finished_samples_of_a_rollout_that_stopped_are_not_drawn_again(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "inside rollout after 4 samples", steps=1)
+    assert len(list(layout.parts(1).glob("*.json"))) == 1
+    wiring = open_run(layout.root, fake_recipe(steps=1, eval={"at_start": False}), Witness())
+    generator = cast(BigramGenerator, wiring.generator)
+    stages, actor = wiring.job.stages(1), wiring.job.states.initial["actor"]
+    wiring.job.once.at(1)(stages.rollout, actor, wiring.job.prompts(1))
+    assert generator.drawn == 4
+    run(wiring.job)
+    play(tmp_path / "whole", fake_recipe(steps=1))
+    assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
+
+
+def test_samples_are_recalled_for_what_they_were_drawn_for_and_only_unaltered(layout: RunLayout) -> None:
+    parts = RolloutParts(layout, claim(layout), every_s=1e-9)
+    with parts.keep(step=1, fingerprint="one") as keep:
+        keep(a_sample("p#0"))
+    assert parts.recall(step=1, fingerprint="one") == {"p#0": a_sample("p#0")}
+    assert parts.recall(step=1, fingerprint="other") == {}
+    (path,) = layout.parts(1).glob("*.json")
+    path.write_bytes(path.read_bytes().replace(b"[2, 1]", b"[3, 1]"))
+    assert parts.recall(step=1, fingerprint="one") == {}
+
+
+def test_a_superseded_attempt_keeps_no_samples(layout: RunLayout) -> None:
+    parts = RolloutParts(layout, claim(layout), every_s=1e-9)
+    claim(layout)
+    with pytest.raises(SupersededError), parts.keep(step=1, fingerprint="one") as keep:
+        keep(a_sample("p#0"))
+    assert not layout.parts(1).exists()
+
+
+def test_a_hole_is_named_and_everything_after_it_is_set_aside(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "2 critic_update starts", **REDO)
+    rmtree(layout.stage(1, "values"))
+    plan = plan_resume(layout)
+    assert [(item.name, item.action) for item in plan.broken] == [("steps/000001/30-values", "missing")]
+    with pytest.raises(StorageError, match=r"`steps/000001/30-values` \(missing\)"):
+        plan.require_whole(layout)
+    moved = set_aside_broken(layout, plan, attempt=2)
+    after = [f"steps/000001/{layout.stage(1, name).name}" for name in STAGES if STAGES[name] > 30 and name != "eval"]
+    assert moved == after + [f"steps/000002/{layout.stage(2, name).name}" for name in list(STAGES)[:5]]
+    assert not plan_resume(layout).broken
+    assert sorted(path.name for path in layout.step(1).iterdir()) == ["10-rollout", "20-reward"]
+
+
+def test_of_two_changes_the_earlier_one_replaces_the_later(layout: RunLayout) -> None:
+    for step in (1, 5, 3):
+        run_dir.change_recipe(layout, {"from": step}, from_step=step)
+    assert run_dir.recipes(layout) == {1: {"from": 1}, 3: {"from": 3}}
+
+
+def test_a_stage_folder_that_lost_its_manifest_is_made_again(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "2 values starts", **REDO)
+    (layout.stage(2, "reward") / MANIFEST).unlink()  # as a kill leaves it that came while it was being removed
+    play(layout.root, fake_recipe(**REDO))
+    play(tmp_path / "whole", fake_recipe(**REDO))
+    assert result(layout.root) == result(tmp_path / "whole")

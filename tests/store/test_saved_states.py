@@ -1,0 +1,197 @@
+"""Saved states and retention: what a state remembers, which pair may go, and what counts as a pair."""
+
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from fakes.bigram import BigramTrainer
+from fakes.job import Witness, open_run, play, result
+from fakes.sockets import fake_recipe
+from ppoctl.batch.records import Carry, State
+from ppoctl.errors import HealthStopError, StorageError
+from ppoctl.loop.run import run, start_point
+from ppoctl.store import manifest as manifests
+from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.resume_plan import plan_resume, set_aside_broken
+from ppoctl.store.retention import retain, saved_pairs
+from ppoctl.store.states import saved_state
+from ppoctl.wire.job import Wiring
+from store.conftest import stop_at
+
+EVERY_SECOND = {"checkpoint": {"every_steps": 2}, "steps": 4}
+WARMED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 3}
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A broken rule."""
+
+    action: str = "stop"
+    text: str = "reward fell"
+
+
+@dataclass(frozen=True)
+class StopsAt:
+    """A health rule that is broken at these steps."""
+
+    steps: tuple[int, ...]
+
+    def judge(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
+        return [Stop()] if step in self.steps else []
+
+
+def trainer(wiring: Wiring, role: str) -> BigramTrainer:
+    return cast(BigramTrainer, wiring.job.states.engines[role])
+
+
+def test_a_state_remembers_its_updates_its_carry_and_the_kl_of_its_step(tmp_path: Path) -> None:
+    play(tmp_path / "run", fake_recipe(**EVERY_SECOND))
+    for role in ("actor", "critic"):
+        saved = saved_state(RunLayout(tmp_path / "run"), role, 4)
+        assert saved is not None
+        state, carry = saved
+        assert (state.role, state.step, state.updates, carry) == (role, 4, 16, Carry(kl_coef=0.05))
+
+
+def test_a_run_that_goes_on_from_a_pair_ends_like_one_that_never_stopped(tmp_path: Path) -> None:
+    tables = {**EVERY_SECOND, "steps": 5, "actor": {"optimizer": WARMED}, "critic": {"optimizer": WARMED}}
+    play(tmp_path / "whole", fake_recipe(**tables))
+    for moment in ("3 values starts", "4 critic_update written", "4 state/actor writing", "5 rollout starts"):
+        layout = stop_at(tmp_path / moment, moment, **tables)
+        play(layout.root, fake_recipe(**tables))
+        assert result(layout.root) == result(tmp_path / "whole"), moment
+
+
+def test_replays_count_steps_and_updates_as_the_update_found_them(tmp_path: Path) -> None:
+    ppo = {"epochs": 1, "critic_epochs": 2, "minibatch_seqs": 4, "critic_only_steps": 1}
+    tables = {"steps": 3, "ppo": ppo, "actor": {"optimizer": WARMED}, "critic": {"optimizer": WARMED}}
+    tables["checkpoint"] = {"every_steps": 5}
+    play(tmp_path / "whole", fake_recipe(**tables))
+    layout = stop_at(tmp_path / "run", "3 values starts", **tables)
+    play(layout.root, fake_recipe(**tables))
+    assert result(layout.root) == result(tmp_path / "whole")
+
+
+def test_one_role_alone_is_no_pair(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "2 state/actor writing", **EVERY_SECOND)
+    assert (layout.saved_steps("critic"), layout.saved_steps("actor"), saved_pairs(layout)) == ([2], [], [])
+    wiring = open_run(layout.root, fake_recipe(**EVERY_SECOND), Witness())
+    assert start_point(wiring.job)[0] == 0
+
+
+def test_a_state_of_another_lineage_in_its_place_is_refused(tmp_path: Path) -> None:
+    wiring = play(tmp_path / "run")
+    state = State("actor", 3, 12, "another")
+    with pytest.raises(StorageError, match="holds another state than step 3 leads to"):
+        wiring.job.states.save(state, Carry(0.0), {}, healthy=True)
+
+
+def test_an_engine_whose_update_failed_is_at_no_state(tmp_path: Path) -> None:
+    wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
+    states, actor = wiring.job.states, trainer(wiring, "actor")
+    start = states.initial["actor"]
+    with suppress(ZeroDivisionError), states.advancing(start, to=replace(start, step=1, lineage="next")):
+        actor.table += 1  # half an update
+        raise ZeroDivisionError
+    states.actor_at(start)
+    assert actor.starts == 2
+
+
+def test_a_replay_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "4 rollout starts", **EVERY_SECOND)
+    job = open_run(layout.root, fake_recipe(**EVERY_SECOND), Witness()).job
+    as_recorded = job.states.replay
+    assert as_recorded is not None
+    job.states.replay = lambda *parts: replace(as_recorded(*parts), lineage="elsewhere")
+    with pytest.raises(StorageError, match="recorded with other inputs or recipe keys"):
+        run(job)
+
+
+def test_inexact_replays_stay_with_the_state_that_is_saved_on_them(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "4 rollout starts", **EVERY_SECOND)
+    wiring = open_run(layout.root, fake_recipe(**EVERY_SECOND), Witness())
+    actor = trainer(wiring, "actor")
+    load = actor.load
+
+    def load_with_rounding(folder: Path) -> None:
+        load(folder)
+        actor.table = actor.table * (1 + 1e-6)
+
+    actor.load = load_with_rounding  # type: ignore[method-assign]
+    run(wiring.job)
+    states = open_run(layout.root, fake_recipe(**{**EVERY_SECOND, "steps": 5}), Witness()).job.states
+    saved = saved_state(layout, "actor", 4)
+    assert saved is not None
+    assert states.stamped(saved[0]).stamp.endswith("+r1")
+
+
+def test_a_run_that_a_health_rule_stops_is_saved_as_it_is_and_can_go_on(tmp_path: Path) -> None:
+    recipe = fake_recipe(steps=4, checkpoint={"every_steps": 5})
+    with pytest.raises(HealthStopError, match="reward fell"):
+        run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt((2,))).job)
+    layout = RunLayout(tmp_path / "run")
+    assert saved_pairs(layout) == [2]
+    assert [manifest_of(layout, role, 2).extra["healthy"] for role in ("actor", "critic")] == [False, False]
+    assert not layout.step(3).exists()
+    play(layout.root, recipe)
+    play(tmp_path / "whole", recipe)
+    assert result(layout.root) == result(tmp_path / "whole")
+
+
+def test_the_last_healthy_pair_stays_while_newer_ones_are_not_healthy(tmp_path: Path) -> None:
+    recipe = fake_recipe(steps=4, checkpoint={"every_steps": 1, "keep_last": 2})
+    for stops in ((3, 4), (4,)):
+        with pytest.raises(HealthStopError):
+            run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt(stops)).job)
+    layout = RunLayout(tmp_path / "run")
+    retain(layout, keep_last=2, keep_rollouts_every_steps=0)
+    assert saved_pairs(layout) == [1, 2, 3, 4]
+    assert layout.stage(2, "actor_update").is_dir()
+
+
+def test_a_state_that_was_half_removed_no_longer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = stop_at(tmp_path / "run", "4 rollout starts", checkpoint={"every_steps": 1, "keep_last": 3}, steps=4)
+    with monkeypatch.context() as killed:  # a kill before the first file of a folder is gone
+        killed.setattr(shutil, "rmtree", lambda folder, **options: None)
+        retain(layout, keep_last=1, keep_rollouts_every_steps=0)
+    assert saved_pairs(layout) == [3]
+    assert manifests.read(layout.stage(2, "rollout")) is None
+
+
+def test_where_the_newest_pair_is_broken_the_one_before_leads_to_the_same_end(tmp_path: Path) -> None:
+    tables = {"steps": 7, "checkpoint": {"every_steps": 2, "keep_last": 2}}
+    play(tmp_path / "whole", fake_recipe(**tables))
+    layout = stop_at(tmp_path / "run", "7 actor_update starts", **tables)
+    assert (saved_pairs(layout), layout.stage(4, "actor_update").exists()) == ([4, 6], False)
+    (layout.state("actor", 6) / "table.bin").unlink()
+    set_aside_broken(layout, plan_resume(layout), attempt=2)
+    play(layout.root, fake_recipe(**tables))
+    assert result(layout.root) == result(tmp_path / "whole")
+
+
+def test_a_state_that_nothing_leads_to_is_named(tmp_path: Path) -> None:
+    wiring = play(tmp_path / "run")
+    with pytest.raises(StorageError, match=r"no saved state and no recorded update leads to actor@3:unknown"):
+        wiring.job.states.actor_at(State("actor", 3, 12, "unknown"))
+
+
+def test_a_best_actor_of_a_run_that_was_drawn_again_is_the_new_one(tmp_path: Path) -> None:
+    tables = {"steps": 1, "checkpoint": {"best": "reward/score_mean", "every_steps": 5}}
+    layout = stop_at(tmp_path / "run", "1 state/critic writing", **tables)
+    for step in layout.committed_steps():
+        shutil.rmtree(layout.step(step))
+    again = play(layout.root, fake_recipe(**tables, seed=9))
+    manifest = manifests.read(layout.best / "000001")
+    assert manifest is not None
+    assert manifest.identity == start_point(again.job)[1].lineage
+
+
+def manifest_of(layout: RunLayout, role: str, step: int) -> manifests.Manifest:
+    found = manifests.read(layout.state(role, step))
+    assert found is not None, MANIFEST
+    return found

@@ -1,0 +1,102 @@
+"""One attempt: what it refuses to go on from, and the true word it leaves about how it ended."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
+from ppoctl.errors import NonFiniteError, RecipeError, StorageError
+from ppoctl.ports import Answer, Score
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store.journal import read_lines
+from ppoctl.store.layout import RunLayout
+from ppoctl.wire import session
+
+DIGESTS = {"model": "a" * 64, "data": "b" * 64}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> RunLayout:
+    """A run directory as `train` makes it."""
+    layout = RunLayout(tmp_path / "fake")
+    session.create(layout, fake_recipe(), DIGESTS, command="train")
+    return layout
+
+
+class BrokenScorer(EvenScorer):
+    """Fails in the way it is told to."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+        self.is_closed = False
+
+    def score(self, answers: Sequence[Answer]) -> list[Score]:
+        raise self.error
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def ends(layout: RunLayout) -> list[tuple[str, int]]:
+    lines = read_lines(layout.journal)
+    return [(line["status"], line["exit_code"]) for line in lines if line.get("event") == "attempt_ended"]
+
+
+def attempt(layout: RunLayout, scorer: EvenScorer | None = None, recipe: Recipe | None = None) -> session.Ended:
+    chosen = recipe or fake_recipe()
+    sockets = fake_sockets(chosen)
+    sockets = replace(sockets, scorer=scorer or sockets.scorer)
+    return session.attempt_run(session.Opened(layout, {1: chosen}, sockets, threads=1))
+
+
+def test_sources_that_changed_are_named(made: RunLayout) -> None:
+    session.require_same_sources(made, DIGESTS)
+    for name in DIGESTS:
+        with pytest.raises(StorageError, match=f"`{name}` is not what run"):
+            session.require_same_sources(made, {**DIGESTS, name: "c" * 64})
+
+
+def test_another_model_is_another_run(made: RunLayout) -> None:
+    session.require_same_model(made, fake_recipe())
+    with pytest.raises(RecipeError, match=r"`other` \(float32\) and the run was made from `bigram`"):
+        session.require_same_model(made, fake_recipe(model={"path": "other", "dtype": "float32"}))
+
+
+def test_an_attempt_that_did_everything_says_so(made: RunLayout) -> None:
+    half = made.stage(1, "rollout").with_name("10-rollout.attempt-0")
+    half.mkdir(parents=True)
+    ended = attempt(made)
+    assert ends(made) == [("finished", 0)]
+    assert ended.lines[0]["event"] == "attempt_started"
+    assert not half.exists()
+
+
+def test_an_unmet_contract_is_a_finished_run_with_an_exit_code_of_its_own(made: RunLayout) -> None:
+    ended = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 2.0}}))
+    assert [verdict.met for verdict in ended.verdicts] == [False]
+    assert ends(made) == [("finished", 5)]
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (NonFiniteError("the reward of `a` is `nan`"), ("stopped", 5)),
+        (ZeroDivisionError("our own bug"), ("failed", 1)),
+        (MemoryError("cannot allocate"), ("failed", 7)),
+    ],
+    ids=["a named error", "our own bug", "no memory"],
+)
+def test_an_attempt_that_failed_says_so_and_closes_what_it_opened(
+    made: RunLayout, error: BaseException, end: tuple[str, int]
+) -> None:
+    scorer = BrokenScorer(error)
+    with pytest.raises(Exception, match=r"nan|bug|allocate"):
+        attempt(made, scorer)
+    assert ends(made) == [end]
+    assert scorer.is_closed
+    assert (made.attempt(1) / "traceback.txt").is_file() == isinstance(error, ZeroDivisionError)
+    attempt(made)
+    assert ends(made) == [end, ("finished", 0)]

@@ -1,0 +1,118 @@
+"""Which stages a recipe key reaches: their fingerprints, epochs, schedules and settings."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.job import Witness, open_run, play
+from fakes.sockets import fake_recipe
+from ppoctl.loop.run import run
+from ppoctl.stages.actor_update import ActorUpdateStage
+from ppoctl.stages.critic_update import CriticUpdateStage
+from ppoctl.stages.minibatches import MinibatchPlan
+from ppoctl.store import manifest as manifests
+from ppoctl.store.layout import RunLayout
+from ppoctl.wire.stages import READS, read_by
+
+PPO = {"epochs": 2, "minibatch_seqs": 4, "kl": {"place": "reward", "coef": 0.05}}
+ROLLOUT = {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6}
+DECAYED = {"lr": 1.0, "lr_schedule": "linear"}
+BOTH = {"critic_update", "actor_update"}
+
+
+def ppo(**changes: Any) -> dict[str, Any]:
+    return {"ppo": {**PPO, **changes}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "readers"),
+    [
+        ({"seed": 9}, {"rollout", "eval", *BOTH}),
+        ({"model": {"path": "other", "dtype": "float32"}}, set(READS) - {"reward", "advantages"}),
+        ({"data": {"train": {"format": "gsm8k", "path": "other"}}}, {"rollout"}),
+        ({"rollout": {**ROLLOUT, "temperature": 0.5}}, {"rollout", "logprobs", "actor_update"}),
+        ({"rollout": {**ROLLOUT, "stop_strings": ["x"]}}, {"rollout", "eval"}),
+        ({"reward": {"kind": "exact_match", "max_error_frac": 0.5}}, {"reward", "eval"}),
+        (ppo(kl={"place": "reward", "coef": 0.5}), {"logprobs", "advantages", "actor_update"}),
+        (ppo(advantages={"kind": "gae", "gamma": 0.9}), {"advantages"}),
+        (ppo(value_loss={"clip": 0.2}), {"critic_update"}),
+        (ppo(policy_loss={"clip_low": 0.1}), {"actor_update"}),
+        (ppo(rollout_correction={"kind": "tis"}), {"actor_update"}),
+        (ppo(critic_epochs=3), {"critic_update"}),
+        (ppo(minibatch_seqs=2), BOTH),
+        ({"actor": {"optimizer": {"lr": 0.01}}}, {"actor_update"}),
+        ({"critic": {"optimizer": {"lr": 0.1, "beta2": 0.9}}}, {"critic_update"}),
+        ({"eval": {"samples_per_prompt": 3}}, {"eval"}),
+        ({"steps": 30}, set()),
+        ({"checkpoint": {"every_steps": 2}}, set()),
+    ],
+    ids=str,
+)
+def test_a_key_changes_the_fingerprints_of_the_stages_that_read_it_and_of_no_other(
+    tables: dict[str, Any], readers: set[str]
+) -> None:
+    before, after = fake_recipe(), fake_recipe(**tables)
+    assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
+
+
+def stages_of(tmp_path: Path, **tables: Any) -> tuple[ActorUpdateStage, CriticUpdateStage]:
+    stages = open_run(tmp_path / "run", fake_recipe(**tables), Witness()).job.stages(1)
+    assert isinstance(stages.actor_update, ActorUpdateStage)
+    assert isinstance(stages.critic_update, CriticUpdateStage)
+    return stages.actor_update, stages.critic_update
+
+
+def test_each_role_has_its_own_epochs_and_its_decay_ends_with_its_last_update(tmp_path: Path) -> None:
+    tables = {**ppo(critic_epochs=3, critic_only_steps=1), "steps": 4}
+    tables |= {"actor": {"optimizer": DECAYED}, "critic": {"optimizer": {**DECAYED, "lr": 2.0}}}
+    actor, critic = (stage.plan for stage in stages_of(tmp_path, **tables))
+    assert (actor.epochs, critic.epochs) == (2, 3)
+    # Two minibatches in an epoch: the actor trains in 3 of the 4 steps, the critic in all.
+    assert (actor.schedule.total_updates, critic.schedule.total_updates) == (3 * 2 * 2, 4 * 3 * 2)
+    assert [rate_at(plan, update) for plan, update in ((actor, 0), (actor, 6), (actor, 12))] == [1.0, 0.5, 0.0]
+    assert [rate_at(critic, update) for update in (0, 12, 24)] == [2.0, 1.0, 0.0]
+
+
+def rate_at(plan: MinibatchPlan, update: int) -> float:
+    return plan.schedule.at(update).lr
+
+
+def test_losses_and_corrections_are_what_the_recipe_says(tmp_path: Path) -> None:
+    changes = {
+        "policy_loss": {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 3.0, "entropy_coef": 0.01},
+        "value_loss": {"clip": 0.4, "scale": 0.5},
+        "rollout_correction": {"kind": "tis", "max_ratio": 4.0},
+    }
+    actor, critic = stages_of(tmp_path, **ppo(**changes))
+    assert (actor.clip.low, actor.clip.high, actor.clip.dual, actor.entropy_coef) == (0.1, 0.3, 3.0, 0.01)
+    assert (actor.max_ratio, critic.clip, critic.scale) == (4.0, 0.4, 0.5)
+
+
+def test_an_evaluation_without_a_length_of_its_own_has_that_of_the_rollouts(tmp_path: Path) -> None:
+    found: dict[str, list[str]] = {"as rollouts": [], "own": []}
+    for length in (6, 5):
+        for name, table in (("as rollouts", {}), ("own", {"max_new_tokens": 3})):
+            recipe = fake_recipe(rollout={**ROLLOUT, "max_new_tokens": length}, eval=table)
+            stage = open_run(tmp_path / f"{name} {length}", recipe, Witness()).job.evaluate(1)
+            assert stage is not None
+            found[name].append(stage.fingerprint)
+    assert [len(set(fingerprints)) for fingerprints in found.values()] == [2, 1]
+
+
+def test_an_evaluation_of_a_step_is_that_of_its_recipe(tmp_path: Path) -> None:
+    first = fake_recipe(steps=2, eval={"every_steps": 1})
+    play(tmp_path / "run", first)
+    second = fake_recipe(steps=3, eval={"every_steps": 1, "max_new_tokens": 2})
+    wiring = open_run(tmp_path / "run", first, Witness(), recipes={1: first, 3: second})
+    run(wiring.job)
+    job = wiring.job
+    found = [job.evaluate(step) for step in (0, 1, 2, 3)]
+    assert [stage.fingerprint == found[0].fingerprint for stage in found if stage and found[0]] == [True] * 3 + [
+        False
+    ]
+    committed = manifests.read(RunLayout(tmp_path / "run").stage(3, "eval"))
+    assert committed is not None
+    assert found[3] is not None
+    assert committed.fingerprint == found[3].fingerprint
+    assert committed.figures["eval/held/response_tokens_mean"] <= 2
