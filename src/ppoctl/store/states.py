@@ -161,15 +161,12 @@ class States:
         engine = self.engines[state.role]
         if resident.lineage == state.lineage:
             return engine
-        path = self._path_to(state)
-        start, updates = path
+        start, updates = self._path_to(state)
         resident.lineage = None
         self._start_from(start, engine)
         resident.lineage = start.lineage
-        here = start
         for recorded in updates:
-            self._replay_one(recorded, here)
-            here = recorded.state
+            self._replay_one(recorded)
         return engine
 
     def _path_to(self, state: State) -> tuple[State, list[Update]]:
@@ -209,11 +206,11 @@ class States:
         self._resident[state.role].replay = int(manifest.extra.get("replay", 0))
         self.say(f"restored {state.role} at step {state.step}")
 
-    def _replay_one(self, recorded: Update, parent: State) -> None:
+    def _replay_one(self, recorded: Update) -> None:
         assert self.replay is not None
         # As the update found it: schedules count from `updates`, the order of rows from `step`.
         updates = recorded.updates - len(recorded.per_minibatch["lr"])
-        parent = State(role=parent.role, step=recorded.step - 1, updates=updates, lineage=recorded.parent)
+        parent = State(role=recorded.role, step=recorded.step - 1, updates=updates, lineage=recorded.parent)
         again = self.replay(recorded.step, recorded.role, parent)
         if again.lineage != recorded.lineage:
             raise StorageError(
