@@ -1,0 +1,79 @@
+"""How a minibatch is cut over data ranks, and on each into microbatches."""
+
+import megatron_lab as lab
+import pytest
+import torch
+
+from ppoctl.batch.balance import TokenCost
+from ppoctl.batch.grid import input_lengths
+from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows, merge
+from ppoctl.engines.megatron.packed_input import Reading
+from ppoctl.recipe.schema import BySequences, ByTokens
+
+ROWS = torch.tensor([4, 0, 3, 1, 2])
+COST = TokenCost(1.0, 0.0)
+
+
+def cut(batching: BySequences | ByTokens, ranks: int, *, count_multiple: int = 0) -> list[list[Microbatch]]:
+    """What each data rank gets of `ROWS`."""
+    reading = Reading(torch.device("cpu"))
+    rollouts = lab.make_rollouts()
+    return [
+        cut_rows(rollouts, ROWS, Cut(batching, reading, COST, rank, ranks, count_multiple)) for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("batching", [BySequences(microbatch_seqs=2), ByTokens(max_tokens_per_microbatch=14)])
+def test_every_row_is_on_one_rank_in_one_microbatch(batching, ranks):
+    by_rank = cut(batching, ranks)
+    places = torch.cat([microbatch.places for microbatches in by_rank for microbatch in microbatches])
+    assert sorted(places.tolist()) == [0, 1, 2, 3, 4]
+    for microbatch in (microbatch for microbatches in by_rank for microbatch in microbatches):
+        assert torch.equal(microbatch.rows, ROWS[microbatch.places])
+        if isinstance(batching, ByTokens):
+            assert microbatch.input.tokens.numel() <= batching.max_tokens_per_microbatch
+    assert all(microbatches for microbatches in by_rank), "a rank without rows still has something to run"
+    assert sum(microbatches[0].is_idle for microbatches in by_rank) == max(0, ranks - 5)
+
+
+def test_ranks_have_about_the_same_number_of_tokens():
+    # Input tokens of rows 0 to 4 are 6, 11, 2, 10, 9: 38 in all.
+    assert input_lengths(lab.make_rollouts()).tolist() == [6, 11, 2, 10, 9]
+    loads = [
+        sum(microbatch.input.tokens.numel() for microbatch in microbatches)
+        for microbatches in cut(BySequences(microbatch_seqs=1), 2)
+    ]
+    assert sorted(loads) == [19, 19]
+
+
+@pytest.mark.parametrize(("ranks", "multiple", "expected"), [(2, 1, 3), (2, 2, 4), (3, 4, 4)])
+def test_where_ranks_meet_in_each_microbatch_all_have_the_same_number(ranks, multiple, expected):
+    by_rank = cut(BySequences(microbatch_seqs=1), ranks, count_multiple=multiple)
+    assert [len(microbatches) for microbatches in by_rank] == [expected] * ranks
+    idle = sum(microbatch.is_idle for microbatches in by_rank for microbatch in microbatches)
+    assert idle == expected * ranks - 5
+
+
+def test_sequence_parallelism_gets_a_multiple_of_its_ranks():
+    reading = Reading(torch.device("cpu"), token_multiple=4)
+    [microbatch] = cut_rows(lab.make_rollouts(), ROWS[:2], Cut(BySequences(microbatch_seqs=2), reading, COST))
+    given, packed = microbatch.input, microbatch.packed
+    assert (len(packed.tokens), len(given.tokens)) == (15, 16)
+    assert given.seq_lengths == (*packed.seq_lengths, 1)
+    assert given.cu_seqlens_q.tolist() == [0, 9, 15, 16]
+    assert torch.equal(given.tokens[:15], packed.tokens)
+    assert int(given.read_at.max()) < 15
+
+
+def test_shares_come_back_in_the_order_of_the_minibatch():
+    shares = [
+        Share(torch.tensor([2, 0]), torch.tensor([[2.0], [0.0]]), None),
+        Share(torch.tensor([1]), torch.tensor([[1.0]]), None),
+    ]
+    merged = merge(shares)
+    assert merged.outputs.tolist() == [[0.0], [1.0], [2.0]]
+    assert merged.entropy is None
+    with_entropy = merge([Share(share.places, share.outputs, -share.outputs) for share in shares])
+    assert with_entropy.entropy is not None
+    assert with_entropy.entropy.tolist() == [[-0.0], [-1.0], [-2.0]]
