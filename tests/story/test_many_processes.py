@@ -25,7 +25,9 @@ LAYOUT = {
 
 def write_recipe(folder: Path, name: str, **changes: object) -> str:
     file = folder / f"{name}.toml"
-    file.write_text(recipe_as_toml(real_recipe(every_steps=1, name=name, **changes)), encoding="utf-8")
+    checkpoint = {"every_steps": 1, "keep_rollouts_every_steps": 1}
+    recipe = real_recipe(every_steps=1, name=name, checkpoint=checkpoint, **changes)
+    file.write_text(recipe_as_toml(recipe), encoding="utf-8")
     return str(file)
 
 
