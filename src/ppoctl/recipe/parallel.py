@@ -1,6 +1,6 @@
 """How a trained role is spread over processes. Layout changes speed and memory, never a result."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from ppoctl.recipe.effects import SPEED
 from ppoctl.recipe.table import AtLeastOne, Table
@@ -16,9 +16,6 @@ class ParallelTable(Table):
     """Ranks that split each layer; divides attention heads and key/value heads."""
     pipeline: Annotated[int, SPEED, AtLeastOne] = 1
     """Ranks that split the layers."""
-    virtual_stages: ClassVar[int] = 1
-    """Runs of layers on each pipeline rank (interleaved schedule). No key: over gloo its messages get mixed up, so
-    it is not proven."""
     data: Annotated[int, SPEED, AtLeastOne] = 1
     """Copies of the model that share the rows of a minibatch."""
     sequence: Annotated[bool, SPEED] = False

@@ -18,7 +18,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.probe import probe, require_gold_wins
 from ppoctl.rewards.processes import ProcessScorer
 from ppoctl.store.manifest import file_digest
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Sockets, nothing_to_close
 
 if TYPE_CHECKING:
     from ppoctl.engines.megatron.rank import TrainerSettings
@@ -101,7 +101,7 @@ def _ranks(recipe: Recipe) -> tuple[dict[str, "tuple[TrainerSettings, Ranks]"], 
         role: (made, ThisProcess(MegatronRank(made))) for role, made in settings.items() if role not in many
     }
     if not many:
-        return found, _nothing
+        return found, nothing_to_close
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import Group, RayProcesses
 
@@ -119,10 +119,6 @@ def _ranks(recipe: Recipe) -> tuple[dict[str, "tuple[TrainerSettings, Ranks]"], 
         )
         found[role] = made, ManyProcesses(RayProcesses(group, cluster), made.parallel)
     return found, cluster.close
-
-
-def _nothing() -> None:
-    """There is nothing to end."""
 
 
 def _generator(recipe: Recipe, folder: str, models: Models) -> Generator:

@@ -17,8 +17,8 @@ class Questions(Protocol):
     def evaluation_sets(self) -> Mapping[str, Prompts]: ...
 
 
-def _nothing() -> None:
-    """There are none."""
+def nothing_to_close() -> None:
+    """Everything is in this process."""
 
 
 @dataclass(frozen=True)
@@ -33,5 +33,5 @@ class Sockets:
     questions: Questions
     source_digest: str
     """Of the model source: what initial states descend from."""
-    close_trainers: Callable[[], None] = _nothing
+    close_trainers: Callable[[], None] = nothing_to_close
     """Ends the processes of actor and critic that are not this one."""

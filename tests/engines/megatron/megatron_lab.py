@@ -242,7 +242,7 @@ def weights_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
 
 def gradients_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
     """What the last update left in Megatron-Core's gradient buffers, under Hugging Face names."""
-    [model] = rank_of(trainer).models
+    model = rank_of(trainer).model
     gradients = {name: parameter.main_grad for name, parameter in model.named_parameters()}
     return {part.name: part.read(model.pg_collection.tp).clone() for part in parts_in(gradients, model)}
 

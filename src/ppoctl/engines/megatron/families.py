@@ -133,7 +133,6 @@ class ModelShape:
             perform_initialization=False,
             tensor_model_parallel_size=parallel.tensor,
             pipeline_model_parallel_size=parallel.pipeline,
-            virtual_pipeline_model_parallel_size=parallel.virtual_stages if parallel.virtual_stages > 1 else None,
             num_layers_in_first_pipeline_stage=parallel.first_stage_layers,
             num_layers_in_last_pipeline_stage=parallel.last_stage_layers,
             sequence_parallel=parallel.sequence,

@@ -19,9 +19,6 @@ from torch import Tensor
 from ppoctl.engines.megatron.microbatches import Microbatch, Share
 from ppoctl.engines.megatron.model import TokenOutputs
 
-Stages = Sequence[torch.nn.Module]
-"""This rank's pipeline stages."""
-
 LossOf = Callable[[Microbatch, "OnGrid"], Float[Tensor, ""]]
 """The loss of a microbatch from its outputs on the grid."""
 
@@ -35,17 +32,17 @@ class OnGrid:
     loss: float = 0.0
 
 
-def run_forward(stages: Stages, microbatches: Sequence[Microbatch]) -> list[OnGrid]:
+def run_forward(model: torch.nn.Module, microbatches: Sequence[Microbatch]) -> list[OnGrid]:
     """What the model says about each microbatch, on the last pipeline stage (elsewhere nothing); no gradient."""
 
     def collect(microbatch: Microbatch, outputs: TokenOutputs, **_: bool) -> OnGrid:
         return _on_grid(microbatch, outputs)
 
     with torch.no_grad():
-        return _run(stages, microbatches, collect)
+        return _run(model, microbatches, collect)
 
 
-def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[OnGrid]:
+def run_forward_backward(model: torch.nn.Module, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[OnGrid]:
     """The same, leaving the gradient of the summed losses in the model's gradient buffers, reduced over all ranks."""
 
     def loss_func(microbatch: Microbatch, outputs: TokenOutputs) -> tuple[Tensor, Tensor, OnGrid]:
@@ -59,7 +56,7 @@ def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], los
             OnGrid(found.outputs.detach(), entropy, float(loss.detach())),
         )
 
-    return _run(stages, microbatches, loss_func, backward=True)
+    return _run(model, microbatches, loss_func, backward=True)
 
 
 def share_of(microbatches: Sequence[Microbatch], found: Sequence[OnGrid]) -> Share:
@@ -78,7 +75,11 @@ def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings:
 
 
 def _run(
-    stages: Stages, microbatches: Sequence[Microbatch], loss_func: Callable[..., Any], *, backward: bool = False
+    model: torch.nn.Module,
+    microbatches: Sequence[Microbatch],
+    loss_func: Callable[..., Any],
+    *,
+    backward: bool = False,
 ) -> list[OnGrid]:
     def forward_step(data: Iterator[Microbatch], stage: torch.nn.Module) -> tuple[Any, Any]:
         microbatch = next(data)
@@ -86,9 +87,8 @@ def _run(
 
     collected: list[OnGrid] = get_forward_backward_func()(
         forward_step_func=forward_step,
-        # Interleaved stages each go through all microbatches.
-        data_iterator=[iter(microbatches) for _ in stages] if len(stages) > 1 else iter(microbatches),
-        model=list(stages),
+        data_iterator=iter(microbatches),
+        model=model,
         num_microbatches=len(microbatches),
         seq_length=max(microbatch.input.tokens.numel() for microbatch in microbatches),
         micro_batch_size=1,
