@@ -49,3 +49,14 @@ def layouts(recipe: "Recipe") -> dict[str, ParallelTable]:
     """Of each role. The critic follows the actor unless its table is written."""
     actor = recipe.actor.parallel or ParallelTable()
     return {"actor": actor, "critic": recipe.critic.parallel or actor}
+
+
+def processes(recipe: "Recipe") -> dict[str, int]:
+    """Of each role."""
+    sizes = {role: layout.world_size for role, layout in layouts(recipe).items()}
+    return {**sizes, "generator": recipe.generator.engines * recipe.generator.tensor}
+
+
+def is_one_process(recipe: "Recipe") -> bool:
+    """Whether all roles live in the process of the command, without Ray."""
+    return recipe.cluster.placement == "colocated" and set(processes(recipe).values()) == {1}

@@ -99,6 +99,7 @@ def make_rollouts(
         texts=[""] * num_rows,
         answers=[""] * num_rows,
         stamps=["actor@0:0"] * num_rows,
+        sends=[1] * num_rows,
     )
 
 

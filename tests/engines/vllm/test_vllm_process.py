@@ -10,7 +10,7 @@ import psutil
 import pytest
 from vllm_bench import Bench, prompts, settings_for, surroundings
 
-from ppoctl.engines.vllm import VllmGenerator
+from ppoctl.engines.vllm import VllmGenerator, this_process
 from ppoctl.engines.vllm.engine import _start_error
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError
 from ppoctl.ports import SamplingParams
@@ -83,7 +83,8 @@ def test_groups_of_the_trainer_survive_an_engine_and_none_of_its_own_do(model_fo
 
 def test_a_folder_without_a_model_is_an_environment_problem(tmp_path: Path, tied: Bench) -> None:
     trainer, others = tied.trainer, psutil.Process().children(recursive=True)
-    generator = VllmGenerator(settings_for(tmp_path), weights=trainer.weights, score=trainer.score)
+    settings = settings_for(tmp_path)
+    generator = VllmGenerator(settings, trainer.side, this_process(settings), print)
     with pytest.raises(EnvironmentProblemError, match="vLLM could not start"):
         next(generator.generate(prompts(1), DRAW, at=trainer.state))
     generator.close()

@@ -82,5 +82,6 @@ class OpenRank:
     """Also bounds each collective."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> MegatronRank:
-        join(Place(rank, world_size, address), self.start_deadline_s)
+        if world_size > 1:
+            join(Place(rank, world_size, address), self.start_deadline_s)
         return MegatronRank(self.settings)

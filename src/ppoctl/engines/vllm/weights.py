@@ -1,8 +1,8 @@
 """New weights into a running engine, and proof of what the engine then holds.
 
-Loading is vLLM's `reload_weights`, in place. The proof does not trust it. After every load the worker reads each
-weight *back from where the engine computes with it* and checksums that; the sending side checksums each tensor as it
-leaves the trainer; `compare` wants the two lists equal, name by name. What is read back, and so proven:
+Loading is vLLM's layerwise reload, in place (`transfer`). The proof does not trust it. After every load the worker
+reads each weight *back from where the engine computes with it* and checksums that; the sending side checksums each
+tensor as it leaves the trainer; `compare` wants the two lists equal, name by name. What is read back, and so proven:
 
 - Linear layers and the output head on a CPU: the engine computes with a packed copy in oneDNN's own layout and keeps
   no plain weight. The worker multiplies the identity matrix by the packed copy through the layer's own kernel. Each
@@ -18,7 +18,7 @@ sampling compute what the trainer's do (that is the canary's part, within its to
 of older weights are read (that cannot happen by construction: see `Engine._queue`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,24 +119,18 @@ class WeightReceiver:
 
     model_runner: Any
 
-    def ppoctl_load(self, tensors: Iterable[tuple[str, Tensor]]) -> list[Held]:
-        """Load Hugging Face tensors in place and report what is held afterwards. In-process engines only: tensors do
-        not survive vLLM's RPC into another process."""
-        with torch.no_grad():
-            self.model_runner.reload_weights(weights_iterator=iter(tensors))
-            repack_heads(self.model_runner.get_model())
-        return self.ppoctl_held()
-
     def ppoctl_held(self) -> list[Held]:
-        """What the engine holds now, read back from where it computes."""
+        """What the engine holds after new weights, read back from where it computes."""
+        model = self.model_runner.get_model()
         with torch.no_grad():
-            return list(_held(self.model_runner.get_model()))
+            repack_heads(model)
+            return list(_held(model))
 
 
 def repack_heads(model: torch.nn.Module) -> None:
     """Rebuild the packed copy of every layer that has one beside a resident weight.
 
-    `reload_weights` rebuilds those of layers that received weights. A head tied to the embedding receives none, so
+    Loading rebuilds those of layers that received weights. A head tied to the embedding receives none, so
     without this its logits come from the old embedding, silently (vLLM 0.32 and 0.33, CPU). No-op on a GPU.
     """
     for module in model.modules():
