@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ppoctl.engines.ray.room import Room
-from ppoctl.errors import EnvironmentProblemError
+from ppoctl.errors import EnvironmentProblemError, ProcessLostError
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """Shared memory of a local Ray: rollouts and two buckets of weights pass through it; what is more goes to disk."""
@@ -49,6 +50,8 @@ class RayCluster:
         small."""
         if self._group is not None:
             return
+        # Ray prints what happens to its processes into our output, in colour; it comes as our errors instead.
+        ray._private.worker.print_to_stdstream = _print_nothing
         with _keeping_signal_handler():
             self._start_own() if self.address is None else self._join(self.address)
         self.require_room()
@@ -71,6 +74,18 @@ class RayCluster:
         bundle, share = self.room.place(role, rank)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._order[bundle])
         return {"num_cpus": 1, "num_gpus": share if _has_gpus() else 0, "scheduling_strategy": strategy}
+
+    def require_alive(self) -> None:
+        """Raise ProcessLostError when this node's part of Ray is gone. To be asked before each call: Ray ends the
+        whole process, without a word, when it finds its raylet gone while an argument is stored."""
+        address = ray._private.worker.global_worker.node.raylet_socket_name
+        with socket.socket(socket.AF_UNIX) as raylet:
+            if raylet.connect_ex(address) != 0:
+                raise ProcessLostError(
+                    "Ray's raylet on this node died, and with it the processes of this run",
+                    hint="everything finished is committed: `ppoctl resume RUN`; look for the kernel's "
+                    "out-of-memory killer in `dmesg`",
+                )
 
     def close(self) -> None:
         """Leave; a Ray of our own ends with all its processes."""
@@ -125,6 +140,10 @@ class RayCluster:
             raise EnvironmentProblemError(
                 f"no Ray answers at `cluster.ray_address = {address}`: {error}", hint="ray status"
             ) from error
+
+
+def _print_nothing(*_: Any, **__: Any) -> None:
+    """Instead of Ray's messages to the driver."""
 
 
 def _say_nothing(line: str) -> None:

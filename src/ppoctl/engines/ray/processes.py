@@ -67,6 +67,7 @@ class RayProcesses:
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> "Pending":
         """Ask these ranks (all of them), and go on. Raises only when the processes cannot be started."""
         starting = self._begin_start()
+        self.cluster.require_alive()
         # Put once: every process of a node reads the same copy.
         given = ray.put(arguments)
         asked = range(self.group.size) if ranks is None else ranks
@@ -93,7 +94,9 @@ class RayProcesses:
         self.cluster.start()
         group = self.group
         remote: Any = ray.remote
-        actor = remote(max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(Member)
+        # The class gives the process its name: `ray::actor` in a list of processes.
+        member = type(group.name.replace("'s ", "_").replace(" ", "_"), (Member,), {})
+        actor = remote(max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(member)
         places = [self.cluster.options(group.role, group.first + rank) for rank in range(group.size)]
         self.ranks = [actor.options(**place).remote(group.threads) for place in places]
         address = self._meeting_place() if group.size > 1 else ""
