@@ -103,7 +103,11 @@ def _generator(recipe: Recipe, folder: str, placed: Placed, models: Models, say:
         logprobs, _ = models.actor_at(state).logprobs(_as_rollout(tokens), temperature=1.0)
         return [float(value) for value in logprobs[0]]
 
-    trainer = TrainerSide(weights=lambda state: models.actor_at(state).weights(state), score=score)
+    trainer = TrainerSide(
+        weights=lambda state: models.actor_at(state).weights(state),
+        score=score,
+        export=lambda state, folder: models.actor_at(state).save_weights(folder),
+    )
     return VllmGenerator(settings, trainer, placed.generator(settings, say), say)
 
 

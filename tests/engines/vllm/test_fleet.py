@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ class CountingHost:
     error: PpoctlError | None = None
     """Raised by `advance` instead."""
     log: list[str] = field(default_factory=list)
+    in_place: bool = True
     open: list[Draw] = field(default_factory=list)
     drew: list[str] = field(default_factory=list)
     calls: int = 0
@@ -83,6 +85,12 @@ class CountingHost:
     def _score(self, tokens: tuple[int, ...]) -> list[float]:
         return [0.0] * (len(tokens) - 1)
 
+    def _takes_weights(self) -> bool:
+        return self.in_place
+
+    def _restart(self, folder: str) -> None:
+        self.log.append(" ".join(path.name for path in Path(folder).iterdir()))
+
     def _begin_weights(self) -> None:
         pass
 
@@ -104,6 +112,7 @@ def fleet_of(tmp_path) -> Made:
         trainer = TrainerSide(
             weights=lambda state: NamedWeights(state=state, names=(), tensors=lambda: iter(())),
             score=lambda state, tokens: [0.0] * (len(tokens) - 1),
+            export=lambda state, folder: (folder / state.stamp).touch(),
         )
         return Fleet(hosts, Sync(settings_for(tmp_path), trainer, hosts), seqs_together, said.append), said
 
@@ -146,7 +155,7 @@ def test_draws_of_an_engine_that_dies_are_sent_again_once_and_it_is_brought_to_t
     assert len(said) == 1
     assert "an engine died; started again, and its 3 samples are drawn again" in said[0]
     closed = dying.log.index("close")
-    assert dying.log[closed + 1 :][:3] == ["begin_weights", "end_weights", "vocab_size"]
+    assert dying.log[closed + 1 :][:3] == ["takes_weights", "begin_weights", "end_weights"]
     assert other.log.count("begin_weights") == 1
 
 
@@ -177,7 +186,7 @@ def test_a_trainer_that_dies_is_not_taken_for_an_engine(fleet_of: Made, monkeypa
         raise ProcessLostError("process 1 of the actor's 2 died")
 
     trainer = fleet._sync.trainer
-    monkeypatch.setattr(fleet._sync, "trainer", TrainerSide(trainer.weights, dead))
+    monkeypatch.setattr(fleet._sync, "trainer", TrainerSide(trainer.weights, dead, trainer.export))
     with pytest.raises(ProcessLostError, match="of the actor's 2 died"):
         fleet.be_at(STATE)
     assert said == []
@@ -222,6 +231,16 @@ def test_an_error_of_the_proof_leaves_the_engines_at_no_state(fleet_of: Made, mo
             fleet.be_at(STATE)
     fleet.be_at(STATE)
     assert engine.log.count("begin_weights") == 2
+
+
+def test_an_engine_that_cannot_take_weights_is_restarted_on_an_export_and_asked(fleet_of: Made, monkeypatch):
+    engine = CountingHost(speed=1, in_place=False)
+    fleet, _ = fleet_of(engine)
+    fleet.be_at(STATE)
+    assert engine.log == ["takes_weights", "restart", STATE.stamp, "vocab_size", "score"]
+    monkeypatch.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+    with pytest.raises(WeightSyncError, match="canary"):
+        fleet.be_at(State("actor", 2, 2, "next"))
 
 
 def test_buckets_are_bounded_and_a_larger_tensor_goes_alone(monkeypatch: pytest.MonkeyPatch):

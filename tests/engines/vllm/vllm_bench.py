@@ -109,7 +109,11 @@ class HfTrainer:
     @property
     def side(self) -> TrainerSide:
         """What a generator asks. Looked up when asked, so that a test can plant something else."""
-        return TrainerSide(lambda state: self.weights(state), lambda _, tokens: self.logprobs(tokens))
+        return TrainerSide(
+            weights=lambda state: self.weights(state),
+            score=lambda _, tokens: self.logprobs(tokens),
+            export=lambda _, folder: self.model.save_pretrained(folder),
+        )
 
 
 def settings_for(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", seats: int = 8) -> VllmSettings:

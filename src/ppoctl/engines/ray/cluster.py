@@ -78,9 +78,9 @@ class RayCluster:
     def require_alive(self) -> None:
         """Raise ProcessLostError when this node's part of Ray is gone. To be asked before each call: Ray ends the
         whole process, without a word, when it finds its raylet gone while an argument is stored."""
-        address = ray._private.worker.global_worker.node.raylet_socket_name
+        node: Any = ray._private.worker.global_worker.node
         with socket.socket(socket.AF_UNIX) as raylet:
-            if raylet.connect_ex(address) != 0:
+            if raylet.connect_ex(node.raylet_socket_name) != 0:
                 raise ProcessLostError(
                     "Ray's raylet on this node died, and with it the processes of this run",
                     hint="everything finished is committed: `ppoctl resume RUN`; look for the kernel's "

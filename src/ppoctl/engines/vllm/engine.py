@@ -5,7 +5,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,22 +60,20 @@ class Engine:
         self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
         self._syncs = 0
         self._open: set[str] = set()
-        prepare_environment(settings)
-        TENANCY.enter()
-        try:
-            with undisturbed(), _third_party_quiet():
-                self._llm = _start(settings)
-        except BaseException:
-            with TENANCY.leaving():
-                pass
-            raise
-        # vLLM would otherwise shut down, process groups included, whenever this object happens to be collected.
-        self._llm.engine_core._finalizer.detach()
-        # It also freezes the heap, the trainer's objects included: cycles among them would never be freed.
-        gc.unfreeze()
+        self._llm = _started(settings)
 
     def vocab_size(self) -> int:
         return int(self._llm.model_config.get_vocab_size())
+
+    def takes_weights(self) -> bool:
+        """Whether new weights can be loaded in place. On a CPU vLLM repacks experts when it starts; what is loaded
+        afterwards does not reach the copies it computes with, silently."""
+        return torch.cuda.is_available() or not self._llm.model_config.is_moe
+
+    def restart(self, folder: str) -> None:
+        """Begin anew with the weights of this Hugging Face folder."""
+        self.close()
+        self._llm = _started(replace(self._settings, model=folder))
 
     def begin_weights(self) -> None:
         """New weights will come, in place. Raises WeightSyncError while requests are running."""
@@ -177,6 +175,23 @@ class Engine:
             self._llm.engine_core.engine_core.shutdown()
         del self._llm
         gc.collect()
+
+
+def _started(settings: VllmSettings) -> Any:
+    prepare_environment(settings)
+    TENANCY.enter()
+    try:
+        with undisturbed(), _third_party_quiet():
+            llm = _start(settings)
+    except BaseException:
+        with TENANCY.leaving():
+            pass
+        raise
+    # vLLM would otherwise shut down, process groups included, whenever this object happens to be collected.
+    llm.engine_core._finalizer.detach()
+    # It also freezes the heap, the trainer's objects included: cycles among them would never be freed.
+    gc.unfreeze()
+    return llm
 
 
 def _start(settings: VllmSettings) -> Any:

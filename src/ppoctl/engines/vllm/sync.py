@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +27,8 @@ class TrainerSide:
     weights: Callable[[State], NamedWeights]
     score: Callable[[State, tuple[int, ...]], list[float]]
     """Its log-probs (temperature 1, float32) of tokens 1.. of a sequence under that state."""
+    export: Callable[[State, Path], None]
+    """Writes the weights as a Hugging Face model into an existing empty folder."""
 
 
 class EngineLostError(ProcessLostError):
@@ -41,6 +45,20 @@ class Sync:
 
     def bring(self, engines: Sequence[Host], state: State) -> None:
         """Have these engines hold the weights of `state`. Raises WeightSyncError where they do not afterwards."""
+        if all(ask(engines, "takes_weights")):
+            self._send(engines, state)
+        else:
+            self._restart(engines, state)
+        self._ask_the_canary(engines, state)
+
+    def _restart(self, engines: Sequence[Host], state: State) -> None:
+        """Where weights cannot change in place. Which they then hold only the canary says."""
+        with TemporaryDirectory(prefix="ppoctl-export-") as folder:
+            self.trainer.export(state, Path(folder))
+            ask(engines, "restart", folder)
+
+    def _send(self, engines: Sequence[Host], state: State) -> None:
+        """In place, in buckets, and compared tensor by tensor."""
         weights = self.trainer.weights(state)
         if weights.state != state:
             raise WeightSyncError(f"the trainer gave the weights of `{weights.state.stamp}`, not of `{state.stamp}`")
@@ -54,7 +72,6 @@ class Sync:
         wait(on_the_way)
         for held in ask(engines, "end_weights"):
             compare(weights.names, departure, held)
-        self._ask_the_canary(engines, state)
 
     def _ask_the_canary(self, engines: Sequence[Host], state: State) -> None:
         (vocab_size, *_) = ask(engines, "vocab_size")

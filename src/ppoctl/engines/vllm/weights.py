@@ -153,7 +153,7 @@ def _held(model: torch.nn.Module) -> Iterator[Held]:
             sizes = module.output_partition_sizes if parts else ()
             value = _in_use(module, kind, parameter, dtype)
             for name, part in _parts(f"{path}.{kind}", value, parts, sizes):
-                yield Held(name, fingerprint(part), owners.get(id(parameter)))
+                yield Held(name, fingerprint(_whole(module, kind, part)), owners.get(id(parameter)))
             owners.setdefault(id(parameter), f"{path}.{kind}")
 
 
@@ -168,15 +168,30 @@ def _parts(name: str, value: Tensor, parts: Sequence[str], sizes: Sequence[int])
 
 
 def _in_use(module: Any, kind: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers the engine computes with, padding removed."""
+    """The numbers this tensor rank computes with."""
     value = parameter.data
     if kind == "weight" and hasattr(module, "cpu_linear"):
         value = _unpacked(module, dtype)
     elif value.dtype != dtype and hasattr(module, "cpu_linear"):
         # Some CPU kernels keep the bias in float32: exact, and exact back.
         value = value.to(dtype)
+    return value
+
+
+def _whole(module: Any, kind: str, part: Tensor) -> Tensor:
+    """The tensor put together from all tensor ranks, padding removed."""
+    from vllm.distributed import get_tp_group
+    from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    ranks = get_tp_group()
+    if ranks.world_size > 1:
+        if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding):
+            part = ranks.all_gather(part.contiguous(), 0)
+        elif isinstance(module, RowParallelLinear) and kind == "weight":
+            part = ranks.all_gather(part.contiguous(), 1)
     # The vocabulary is padded to a multiple of 64; the padding is never sampled.
-    return value[: module.org_vocab_size] if hasattr(module, "org_vocab_size") else value
+    return part[: module.org_vocab_size] if hasattr(module, "org_vocab_size") else part
 
 
 def _unpacked(module: Any, dtype: torch.dtype) -> Tensor:
