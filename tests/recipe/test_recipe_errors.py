@@ -116,6 +116,17 @@ def test_a_missing_choice_lists_what_may_be_chosen(write: Write) -> None:
     ]
 
 
+def test_the_limit_of_forwards_goes_with_its_own_kind(write: Write) -> None:
+    lines, _ = said(write(SMALLEST + "[actor.batching]\nforward_max_tokens_per_microbatch = 64\n"))
+    missing = "r.toml:20: missing `actor.batching.max_tokens_per_microbatch`; add it under [actor.batching], "
+    missing += "e.g. `max_tokens_per_microbatch = 16384`"
+    assert lines == [missing]
+    both = "max_tokens_per_microbatch = 64\nforward_max_tokens_per_microbatch = 64\nforward_microbatch_seqs = 4\n"
+    lines, _ = said(write(SMALLEST + f"[actor.batching]\n{both}"))
+    rivals = "`max_tokens_per_microbatch`, `forward_max_tokens_per_microbatch`: keep one of them"
+    assert lines == [f"r.toml:23: `actor.batching.forward_microbatch_seqs` excludes {rivals}"]
+
+
 def test_a_table_where_a_value_belongs_and_the_reverse(write: Write) -> None:
     text = SMALLEST.replace("[ppo]\n", "[ppo]\nkl = 3\nadvantages = 1\nepochs = { a = 1 }\n")
     lines, _ = said(write(text + "[data.eval]\nx = 1\n[model.dtype]\n"))

@@ -229,7 +229,8 @@ def _excluded_by(name: str, table: shape.Path, layers: Layers) -> str | None:
     if not owners:
         return None
     if choice.tag is None:
-        rivals = [key for key in _written(table, layers) if key != name and _is_own(key, choice)]
+        friends = {key for owner in owners for key in choice.tables[owner].keys}
+        rivals = [key for key in _written(table, layers) if key not in friends and _is_own(key, choice)]
         return f"`{dotted((*table, name))}` excludes `{'`, `'.join(rivals)}`: keep one of them"
     chosen = choice.chosen(_written(table, layers))
     needed = " or ".join(f'`{choice.tag} = "{owner}"`' for owner in owners)
@@ -258,9 +259,9 @@ def _missing(path: shape.Path, layers: Layers) -> Problem:
 
 def _to_add(table: shape.Path, name: str, layers: Layers) -> str:
     choice = shape.at(ROOT, table, layers.written)
-    if isinstance(choice, shape.Choice) and choice.tag is None:
-        own = [key for other in choice.tables.values() for key in other.keys if _is_own(key, choice)]
-        return " or ".join(f"`{dotted((*table, key))}`" for key in own) + f"; add one under {section(table)}"
+    if isinstance(choice, shape.Choice) and choice.chosen(_written(table, layers)) is None:
+        needed = [dotted((*table, *key)) for other in choice.tables.values() for key in _required(other)]
+        return " or ".join(f"`{key}`" for key in needed) + f"; add one under {section(table)}"
     known = shape.at(ROOT, (*table, name), layers.written)
     if isinstance(known, shape.Choice):
         first = next(iter(known.tables))

@@ -25,7 +25,7 @@ from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.families import ModelShape, model_folder, read_shape
-from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows
+from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows, limit
 from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stage
 from ppoctl.engines.megatron.packed_input import Reading
 from ppoctl.engines.megatron.process_group import ensure_process_group
@@ -200,7 +200,7 @@ class MegatronRank:
             model.config.no_sync_func = self._wrapped.no_sync
         return self.model
 
-    def _cut(self, *, temperature: float, with_entropy: bool) -> Cut:
+    def _cut(self, *, temperature: float, with_entropy: bool, with_gradient: bool) -> Cut:
         parallel, data = self.settings.parallel, self.groups.dp
         multiple = parallel.tensor if parallel.sequence else 1
         return Cut(
@@ -209,6 +209,7 @@ class MegatronRank:
             cost=self.source[1].token_cost,
             rank=data.rank(),
             ranks=data.size(),
+            with_gradient=with_gradient,
         )
 
     def _sees_outputs(self) -> bool:
@@ -218,15 +219,16 @@ class MegatronRank:
         return share_of(microbatches, found) if self._sees_outputs() else None
 
     def _forward(self, model: torch.nn.Module, rollouts: Rollouts, temperature: float) -> Share | None:
-        cut = self._cut(temperature=temperature, with_entropy=True)
+        cut = self._cut(temperature=temperature, with_entropy=True, with_gradient=False)
         microbatches = cut_rows(rollouts, torch.arange(rollouts.num_seqs), cut)
-        with megatron_device(), self._named_out_of_memory():
+        with megatron_device(), self._named_out_of_memory(with_gradient=False):
             return self._share(microbatches, run_forward(model, microbatches))
 
     def _minibatch_step(
         self, rollouts: Rollouts, minibatch: Minibatch, objective: Objective, number: int
     ) -> StepShare:
-        cut = self._cut(temperature=self.settings.temperature, with_entropy=objective.needs_entropy)
+        temperature, with_entropy = self.settings.temperature, objective.needs_entropy
+        cut = self._cut(temperature=temperature, with_entropy=with_entropy, with_gradient=True)
         microbatches = cut_rows(rollouts, minibatch.rows, cut)
 
         def loss_of(microbatch: Microbatch, found: OnGrid) -> Float[Tensor, ""]:
@@ -234,7 +236,7 @@ class MegatronRank:
 
         self.wrapped.zero_grad_buffer()
         self.optimizer.zero_grad()
-        with self._named_out_of_memory():
+        with self._named_out_of_memory(with_gradient=True):
             found = run_forward_backward(self.wrapped, microbatches, loss_of)
         loss = self._whole(sum(one.loss for one in found))
         self._require_finite("loss", loss, number)
@@ -261,14 +263,14 @@ class MegatronRank:
             )
 
     @contextmanager
-    def _named_out_of_memory(self) -> Iterator[None]:
+    def _named_out_of_memory(self, *, with_gradient: bool) -> Iterator[None]:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            role, batching = self.settings.role, self.settings.batching
-            key, *_ = type(batching).model_fields
+            role = self.settings.role
+            key, most = limit(self.settings.batching, with_gradient=with_gradient)
             raise OutOfMemoryError(
-                f"the {role} ran out of device memory with `{role}.batching.{key} = {getattr(batching, key)}`",
+                f"the {role} ran out of device memory with `{role}.batching.{key} = {most}`",
                 hint=f"lower it with `--set {role}.batching.{key}=...`; results do not change",
             ) from error
 
