@@ -146,6 +146,9 @@ class OptimizerTable(Table):
     """Minimum of linear and cosine, as a share of lr."""
 
 
+Recompute = Literal["none", "selective", "full"]
+
+
 class BySequences(Table):
     """A fixed number of sequences per microbatch."""
 
@@ -188,5 +191,8 @@ class TrainedTable(Table):
     """How it learns."""
     batching: Batching = ByTokens(max_tokens_per_microbatch=16384)
     """How its rows are cut to fit memory; never changes a gradient."""
+    recompute: Annotated[Recompute, SPEED] = "none"
+    """Activations that an update computes again in its backward instead of keeping them: selective, those inside the
+    MLP; full, all but the input of each layer (a third more arithmetic)."""
     parallel: ParallelTable | None = None
     """How it is spread over processes; absent: one process for the actor, and as the actor for the critic."""

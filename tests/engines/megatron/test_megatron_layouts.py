@@ -116,6 +116,16 @@ def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, lay
     assert gap(found["change"], expected["change"]) < CHANGE_GAP
 
 
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("layout", ["TP2 sequence", "PP2"])
+def test_gradients_do_not_depend_on_what_is_recomputed(pool, model, alone, layout, recompute):
+    kind = "qwen2-deep"
+    made_from = replace(settings(model(kind), "actor", LAYOUTS[layout]), recompute=recompute)
+    found, expected = three_steps(pool, made_from), alone(kind, "actor")
+    assert gap(found["gradient"], expected["gradient"]) < GRADIENT_GAP
+    assert gap(found["change"], expected["change"]) < CHANGE_GAP
+
+
 def test_a_dropped_gradient_does_not_pass(pool, model, alone):
     """The comparison above can fail: one data rank's gradient is lost before it is reduced."""
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["DP2"])

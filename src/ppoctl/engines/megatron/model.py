@@ -25,7 +25,7 @@ from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logprobs import LogprobSettings, VocabularyShard, token_logprobs
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.value_head import ValueHead
-from ppoctl.recipe.schema import ParallelTable
+from ppoctl.recipe.schema import ParallelTable, Recompute
 
 
 class TokenOutputs(NamedTuple):
@@ -44,6 +44,7 @@ class ModelSettings(NamedTuple):
     device: torch.device
     logits_chunk_tokens: int
     parallel: ParallelTable
+    recompute: Recompute = "none"
 
 
 class PackedModel(GPTModel):
@@ -55,7 +56,7 @@ class PackedModel(GPTModel):
 
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection) -> None:
         shape = settings.shape
-        config = shape.transformer_config(settings.dtype, settings.parallel)
+        config = shape.transformer_config(settings.dtype, settings.parallel, settings.recompute)
         pipeline_rank = groups.pp.rank()
         super().__init__(
             config=config,

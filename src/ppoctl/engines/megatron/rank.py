@@ -39,7 +39,7 @@ from ppoctl.engines.megatron.schedule import (
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.ports import Minibatch, Objective
-from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
+from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class TrainerSettings:
     """Of weights and activations; float32 or bfloat16."""
     batching: BySequences | ByTokens
     parallel: ParallelTable = field(default_factory=ParallelTable)
+    recompute: Recompute = "none"
     temperature: float = 1.0
     """Divides the logits in updates, as it did when the rollouts were drawn; a critic does not read it."""
     device: str | None = None
@@ -183,7 +184,9 @@ class MegatronRank:
     def _build(self) -> PackedModel:
         settings = self.settings
         chunk_tokens = settings.batching.logits_chunk_tokens
-        model = ModelSettings(self.source[1], settings.dtype, self.device, chunk_tokens, settings.parallel)
+        model = ModelSettings(
+            self.source[1], settings.dtype, self.device, chunk_tokens, settings.parallel, settings.recompute
+        )
         with megatron_device():
             return build_stage(self.model_classes[settings.role], model, self.groups)
 
