@@ -69,6 +69,7 @@ FOREIGN_NAMES = {
     "gradient_checkpointing": "recompute",
     "tensor_model_parallel_size": "tensor",
     "pipeline_model_parallel_size": "pipeline",
+    "virtual_pipeline_model_parallel_size": "stages_per_rank",
 }
 
 # Keys that other systems have and this one does not: why, and what to write instead.

@@ -50,7 +50,7 @@ def test_the_limit_of_forwards_changes_how_many_there_are_and_nothing_else(model
         trainer = getattr(lab, role)(model("qwen2"), batching=batching)
         trainer.update(rollouts, [lab.minibatch(rollouts)], objective)
         seen: list[int] = []
-        lab.rank_of(trainer).model.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        lab.rank_of(trainer).models[0].register_forward_hook(lambda *_, seen=seen: seen.append(1))
         if isinstance(trainer, MegatronActor):
             found.append(torch.stack([*trainer.logprobs(rollouts, temperature=0.9)]))
         else:

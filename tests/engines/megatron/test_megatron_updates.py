@@ -239,6 +239,6 @@ def test_running_out_of_device_memory_in_a_forward_names_its_own_key(model):
 
     batching = ByTokens(max_tokens_per_microbatch=20, forward_max_tokens_per_microbatch=40)
     trainer = lab.actor(model("qwen2"), batching=batching)
-    lab.rank_of(trainer).model.register_forward_hook(out_of_memory)
+    lab.rank_of(trainer).models[0].register_forward_hook(out_of_memory)
     with pytest.raises(OutOfMemoryError, match=r"`actor.batching.forward_max_tokens_per_microbatch = 40`"):
         trainer.logprobs(lab.make_rollouts(), temperature=1.0)

@@ -34,7 +34,7 @@ def recomputing(trainer: MegatronTrainer, recompute: Recompute) -> MegatronTrain
 
 def kept_bytes(trainer: MegatronTrainer) -> int:
     """What the graph of one forward over all rows holds, weights aside."""
-    model = lab.rank_of(trainer).model
+    model = lab.rank_of(trainer).models[0]
     cut = Cut(BySequences(microbatch_seqs=5), Reading(torch.device("cpu")), model.settings.shape.token_cost)
     [microbatch] = cut_rows(lab.make_rollouts(), torch.arange(5), cut)
     assert microbatch.input.tokens.numel() == TOKENS

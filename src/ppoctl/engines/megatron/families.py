@@ -143,6 +143,11 @@ class ModelShape:
             perform_initialization=False,
             tensor_model_parallel_size=parallel.tensor,
             pipeline_model_parallel_size=parallel.pipeline,
+            virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
+            # Interleaved, both neighbours of a rank may be the same one: in a batch of messages it would take the one
+            # for the other. Without batches each call sends in one direction, and messages pair by their order.
+            overlap_p2p_comm=parallel.stages_per_rank > 1,
+            batch_p2p_comm=parallel.stages_per_rank == 1,
             num_layers_in_first_pipeline_stage=parallel.first_stage_layers,
             num_layers_in_last_pipeline_stage=parallel.last_stage_layers,
             sequence_parallel=parallel.sequence,
