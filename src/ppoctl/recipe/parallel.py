@@ -16,6 +16,9 @@ class ParallelTable(Table):
     """Ranks that split each layer; divides attention heads and key/value heads."""
     pipeline: Annotated[int, SPEED, AtLeastOne] = 1
     """Ranks that split the layers."""
+    stages_per_rank: Annotated[int, SPEED, AtLeastOne] = 1
+    """Runs of layers on each pipeline rank; more than one (the interleaved schedule) shortens the wait at the ends of
+    a minibatch, for more messages."""
     data: Annotated[int, SPEED, AtLeastOne] = 1
     """Copies of the model that share the rows of a minibatch."""
     sequence: Annotated[bool, SPEED] = False
@@ -26,6 +29,11 @@ class ParallelTable(Table):
     """Layers of the last pipeline rank, which also holds the output layer; absent: as many as the others."""
     distributed_optimizer: Annotated[bool, SPEED] = False
     """Split main weights and moments over the data ranks."""
+
+    @property
+    def virtual_pipeline(self) -> int | None:
+        """Megatron-Core's name for more than one run of layers on a rank; None: one."""
+        return self.stages_per_rank if self.stages_per_rank > 1 else None
 
     @property
     def model_ranks(self) -> int:
@@ -39,7 +47,8 @@ class ParallelTable(Table):
 
     def describe(self) -> str:
         """What is not 1 or off, in words."""
-        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
+        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "stages per rank": self.stages_per_rank}
+        sizes |= {"data": self.data}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         words += ["sequence"] * self.sequence + ["distributed optimizer"] * self.distributed_optimizer
         return ", ".join(words) or "one process"

@@ -21,6 +21,7 @@ from ppoctl.recipe.algorithm import NoKl as NoKl
 from ppoctl.recipe.algorithm import OptimizerTable as OptimizerTable
 from ppoctl.recipe.algorithm import PolicyLossTable as PolicyLossTable
 from ppoctl.recipe.algorithm import PpoTable as PpoTable
+from ppoctl.recipe.algorithm import Recompute as Recompute
 from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
 from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable

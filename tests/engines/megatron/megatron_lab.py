@@ -44,6 +44,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
     "qwen2-deep": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "qwen2-six": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 6}),
     "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 6}),
     "llama3-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
 }
@@ -243,7 +244,7 @@ def weights_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
 
 def gradients_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
     """What the last update left in Megatron-Core's gradient buffers, under Hugging Face names."""
-    model = rank_of(trainer).model
+    [model] = rank_of(trainer).models
     gradients = {name: parameter.main_grad for name, parameter in model.named_parameters()}
     return {part.name: part.read(model.pg_collection.tp).clone() for part in parts_in(gradients, model)}
 

@@ -36,6 +36,7 @@ class _CpuInsteadOfCuda(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_RANDOM = "megatron.core.tensor_parallel.random"
 _active = False
 
 
@@ -52,6 +53,9 @@ def megatron_device() -> Iterator[None]:
         with (
             patch.object(torch.cuda, "current_device", lambda: cpu),
             patch.object(torch.cuda, "synchronize", lambda *_: None),
+            # Recomputed activations: the state of a generator that nothing here draws from.
+            patch(f"{_RANDOM}._get_cuda_rng_state", lambda *_, **__: None),
+            patch(f"{_RANDOM}._set_cuda_rng_state", lambda *_, **__: None),
             _CpuInsteadOfCuda(),
         ):
             yield

@@ -56,6 +56,7 @@ def ensure_process_group(parallel: ParallelTable) -> ProcessGroupCollection:
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=parallel.tensor,
                 pipeline_model_parallel_size=parallel.pipeline,
+                virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
                 create_gloo_process_groups=False,
             )
             # The tracker that leaves generators alone: nothing in PPO draws random numbers inside the model.

@@ -62,11 +62,11 @@ class ManyProcesses:
         return self.executor.call(method, *arguments)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Bucket by bucket, pipeline stage by pipeline stage; the first tensor rank of each sends."""
+        """Bucket by bucket, pipeline rank by pipeline rank; the first tensor rank of each sends."""
         layout = self.parallel
-        for stage in range(layout.pipeline):
+        for pipeline_rank in range(layout.pipeline):
             # Megatron-Core counts ranks over tensor, then data, then pipeline.
-            first = stage * layout.tensor * layout.data
+            first = pipeline_rank * layout.tensor * layout.data
             senders = range(first, first + layout.tensor)
             self.executor.ask(senders, "open_weights")
             while bucket := self.executor.ask(senders, "next_weights", WEIGHTS_BUCKET_BYTES)[0]:

@@ -131,7 +131,7 @@ def _whole(name: str, tensor: Tensor) -> Part:
 
 
 def weight_names(shape: ModelShape) -> Iterator[str]:
-    """Hugging Face names of an actor's weights, in the order in which ranks give them."""
+    """Hugging Face names of an actor's weights, in the order of the layers."""
     yield EMBEDDING
     kinds = ("weight", "bias") if shape.qkv_bias else ("weight",)
     for layer in range(shape.num_layers):
@@ -145,29 +145,30 @@ def weight_names(shape: ModelShape) -> Iterator[str]:
         yield LM_HEAD
 
 
-def gathered_weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """The whole Hugging Face tensors of this pipeline stage, one at a time; all tensor ranks take part. A copy of
+def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tensor]]:
+    """The whole Hugging Face tensors of these pipeline stages, one at a time; all tensor ranks take part. A copy of
     a tied embedding is left out."""
-    for part in parts_of(model):
-        if part.name != EMBEDDING or model.pre_process:
-            yield part.name, part.read(model.pg_collection.tp)
+    for stage in stages:
+        for part in parts_of(stage):
+            if part.name != EMBEDDING or stage.pre_process:
+                yield part.name, part.read(stage.pg_collection.tp)
 
 
 @torch.no_grad()
-def load_weights(model: PackedModel, folder: Path) -> None:
-    """Fill this pipeline stage from the safetensors files of `folder`, one tensor at a time.
+def load_weights(stages: Sequence[PackedModel], folder: Path) -> None:
+    """Fill this rank's pipeline stages from the safetensors files of `folder`, one tensor at a time.
 
     A value head that is not in the folder is set to zero; an `lm_head` that the model has no use for (a critic's, or
     a second copy of a tied embedding) is skipped. Raises EnvironmentProblemError naming the first tensor that is
     missing, not expected or of another shape.
     """
     wanted: dict[str, list[Part]] = {}
-    for part in parts_of(model):
+    for part in (part for stage in stages for part in parts_of(stage)):
         wanted.setdefault(part.name, []).append(part)
     for part in wanted.get(VALUE_HEAD, []):
         part.view.zero_()
     missing = set(wanted) - {VALUE_HEAD}
-    known, rank = {*weight_names(model.settings.shape), LM_HEAD}, model.pg_collection.tp.rank()
+    known, rank = {*weight_names(stages[0].settings.shape), LM_HEAD}, stages[0].pg_collection.tp.rank()
     for file in _safetensors_files(folder):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
