@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 
-def in_a_process(action: Callable[[], object]) -> int:
-    """Run in a forked child; returns the signal that ended it, 0 when it ended well.
+def in_a_process(action: Callable[[], object], *, exits: bool = False) -> int:
+    """Run in a forked child; returns the signal that ended it, 0 when it ended well. Where it `exits` by itself, its
+    exit code, and signals are negative.
 
     The parent must not have computed with several threads before: their pool does not survive a fork.
     """
-    return _end_of(_start(action))
+    child = _start(action)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if exits else _end_of(child)
 
 
 def side_by_side(actions: Sequence[Callable[[], object]]) -> None:

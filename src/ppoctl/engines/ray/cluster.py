@@ -16,6 +16,7 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.room import Room
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError
 
@@ -35,7 +36,8 @@ class RayCluster:
         self.start_deadline_s = start_deadline_s
         self.say: Callable[[str], None] = _say_nothing
         """Told what is being waited for."""
-        self._folder: Path | None = None
+        self.folder: Path | None = None
+        """Of a Ray of our own."""
         self._group: PlacementGroup | None = None
         self._order: list[int] = []
         """Bundles node by node, so that neighbouring ranks are on one node where they can."""
@@ -93,9 +95,10 @@ class RayCluster:
             self._group = None
             with suppress(Exception):  # it may have died, which is why we leave
                 ray.shutdown()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self.folder is not None:
+            segments.remove(segments.noted(self.folder))
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = None
 
     def require_room(self) -> None:
         """Raise EnvironmentProblemError when the Ray we are connected to has too few devices for the processes."""
@@ -117,7 +120,7 @@ class RayCluster:
         # Who may connect is left to Ray, which asks for a token of its own in a cluster started here.
         # Sockets lie in it, and their paths must be short.
         _sweep()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         try:
             ray.init(
@@ -127,7 +130,7 @@ class RayCluster:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(self._folder),
+                _temp_dir=str(self.folder),
                 _node_ip_address="127.0.0.1",
             )
         except Exception as error:
@@ -169,4 +172,5 @@ def _sweep() -> None:
     for folder in Path("/tmp").glob(f"{PREFIX}*"):
         pid = folder.name.removeprefix(PREFIX).split("-")[0]
         if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            segments.remove(segments.noted(folder))
             shutil.rmtree(folder, ignore_errors=True)

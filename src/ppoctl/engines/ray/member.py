@@ -11,6 +11,7 @@ from typing import Any
 import ray
 import torch
 
+from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.tensors import FlatTensors
 
 Make = Callable[[int, int, str], Any]
@@ -50,9 +51,17 @@ class Member:
             listener.bind((host, 0))
             return f"{host}:{listener.getsockname()[1]}"
 
-    def make(self, make: Make, rank: int, size: int, address: str) -> None:
+    def make(self, make: Make, rank: int, size: int, address: str) -> list[str]:
+        """Have what answers made; returns the shared memory it made, which must be removed if it is killed."""
         torch.set_num_threads(self._threads)
+        before = set(segments.mapped())
         self._target = make(rank, size, address)
+        return [name for name in segments.mapped() if name not in before]
+
+    def end(self) -> None:
+        """Have it free what it holds outside this process."""
+        if hasattr(self._target, "close"):
+            self._target.close()
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self._target, method)(*(_received(argument) for argument in arguments))

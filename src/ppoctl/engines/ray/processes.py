@@ -9,6 +9,7 @@ whoever is ready first is served first (`first_done`).
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,14 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
+from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.member import Make, Member, Shared
 from ppoctl.engines.ray.tensors import flatten
-from ppoctl.errors import EnvironmentProblemError, HangError, ProcessLostError
+from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, ProcessLostError
 
 STACK_DEADLINE_S = 5.0
+END_DEADLINE_S = 10.0
 SAY_EVERY_S = 30.0
 """How often a wait says what it is waiting for."""
 
@@ -52,6 +55,7 @@ class RayProcesses:
         self.group = group
         self.cluster = cluster
         self.ranks: list[Any] = []
+        self._segments: list[str] = []
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """What all ranks answer."""
@@ -75,10 +79,26 @@ class RayProcesses:
         return Pending(self, method, starting, waiting)
 
     def close(self) -> None:
-        """End the processes."""
+        """Have them end in order, if they can."""
+        if self.ranks:
+            with suppress(PpoctlError, RayError):
+                self.cluster.require_alive()
+                ending = [_working(rank.end).remote() for rank in self.ranks]
+                ray.wait(ending, num_returns=len(ending), timeout=END_DEADLINE_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End them at once, and remove what they leave."""
         ranks, self.ranks = self.ranks, []
         for rank in ranks:
             ray.kill(rank)
+        segments.remove(self._segments)
+        self._segments = []
+
+    def made(self, names: list[str]) -> None:
+        """One of them has started and made this shared memory."""
+        self._segments += names
+        segments.note(self.cluster.folder, names)
 
     def where(self, rank: int) -> str:
         """The innermost frames of what this process is doing."""
@@ -110,8 +130,11 @@ class RayProcesses:
         try:
             asked = _watching(self.ranks[0].free_address).remote(self.cluster.host)
             return str(ray.get(asked, timeout=group.start_deadline_s))
+        except RayActorError as error:
+            self.kill()
+            raise _lost(group, 0, "start") from error
         except (GetTimeoutError, RayError) as error:
-            self.close()
+            self.kill()
             raise EnvironmentProblemError(
                 f"no process of the {group.name} came up within {group.start_deadline_s:g} s",
                 hint="raise `cluster.start_deadline_s`, or look at `ray status`",
@@ -145,7 +168,7 @@ class Pending:
         gone."""
         first_done([self])
         if self._error is not None:
-            self.processes.close()  # the others may wait for the one that failed
+            self.processes.kill()  # the others may wait for the one that failed
             raise self._error
         return [self._answers[rank] for rank in self._asked.values()]
 
@@ -158,10 +181,13 @@ class Pending:
             except RayTaskError as error:
                 self._error = self._error or _as_raised(error)
             except RayActorError:
-                self._error = self._error or self._lost(rank, "start" if reference in self._starting else self.method)
+                method = "start" if reference in self._starting else self.method
+                self._error = self._error or _lost(self.processes.group, rank, method)
             else:
                 if reference in self._asked:
                     self._answers[rank] = answer
+                else:
+                    self.processes.made(answer)
 
     def expire(self) -> None:
         """Call it a hang if the deadline has passed."""
@@ -184,14 +210,14 @@ class Pending:
             f"rank {rank}: {self.processes.where(rank)}"
         )
 
-    def _lost(self, rank: int, method: str) -> ProcessLostError:
-        group = self.processes.group
-        which = f"process {rank} of the {group.name}'s {group.size}" if group.size > 1 else f"the {group.name}"
-        return ProcessLostError(
-            f"{which} died during `{method}`",
-            hint="everything finished is committed: `ppoctl resume RUN`; look for the kernel's "
-            "out-of-memory killer in `dmesg`",
-        )
+
+def _lost(group: Group, rank: int, method: str) -> ProcessLostError:
+    which = f"process {rank} of the {group.name}'s {group.size}" if group.size > 1 else f"the {group.name}"
+    return ProcessLostError(
+        f"{which} died during `{method}`",
+        hint="everything finished is committed: `ppoctl resume RUN`; look for the kernel's "
+        "out-of-memory killer in `dmesg`",
+    )
 
 
 def first_done(pendings: Sequence[Pending]) -> list[Pending]:
