@@ -66,6 +66,15 @@ def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None
     sys.stdout.flush()
 
 
+def size(num_bytes: float) -> str:
+    """Bytes with a unit, three figures."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.3g} TiB"
+
+
 def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
     """Text whose pieces are green where their weight is above 0 and red below, stronger with its size. Plain without
     colour."""

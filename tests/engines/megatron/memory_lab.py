@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import megatron_lab as lab
 import torch
+from megatron.core.parallel_state import get_global_memory_buffer
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import megatron_lab as lab
 from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron.rank import MegatronRank
 
@@ -56,6 +57,11 @@ def kept(rank: MegatronRank, rollouts: Rollouts) -> dict[str, int]:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         rank.update(rollouts, [lab.minibatch(rollouts)], objective)
     return {**found, "logits": objective.logits}
+
+
+def gather_buffer(rank: MegatronRank) -> int:
+    """What sequence parallelism has gathered into."""
+    return sum(storages(list(get_global_memory_buffer().buffer.values())).values())
 
 
 def peak(rank: MegatronRank, rollouts: Rollouts, call: str) -> int:
@@ -123,7 +129,6 @@ class _Live(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {id(t.untyped_storage()._cdata) for t in _tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
         for tensor in _tensors(result):

@@ -113,28 +113,49 @@ def kept(part: Part, batch: Microbatch) -> Kept:
 
 
 def backward_bytes(part: Part, batch: Microbatch) -> int:
-    """Beyond what is kept, when the backward pass begins and all of that is still there: of the output layer, of the
-    final norm (on a CPU three float32 numbers beside a gradient), or of the last MLP."""
+    """Beyond what is kept, early in the backward pass: of the output layer, of the final norm (on a CPU three float32
+    numbers beside a gradient), or of the last MLP (gradients of gate and up; those of the end are gone by then)."""
     decoder, weight = part.decoder, part.precision.weight
-    mlp = weight * (decoder.hidden + _mlp_width(decoder) // part.layout.tensor)
+    hidden = weight * decoder.hidden // part.shares
+    mlp = batch.tokens * (hidden + 2 * weight * _mlp_width(decoder) // part.layout.tensor)
     if not part.stage.is_last:
-        return batch.tokens * mlp
+        return mlp + batch.tokens * hidden  # what was sent on is still there too
     copies = 3 * 4 if part.precision.device == "cpu" else weight
-    norm = (weight + copies) * decoder.hidden // part.shares
-    return max(batch.tokens * max(norm, mlp), _head_at_work(part, batch))
+    norm = batch.tokens * (weight + copies) * decoder.hidden // part.shares
+    gone = batch.tokens * _norm(part) // part.shares + batch.read * _read(part) + _chunk(part, batch) * weight
+    return max(mlp - gone, norm, _head_at_work(part, batch))
+
+
+def gather_bytes(part: Part, batch: Microbatch) -> int:
+    """Megatron-Core's buffer in which sequence parallelism gathers the inputs of projections; it stays."""
+    return batch.tokens * part.precision.weight * part.decoder.hidden if part.shares > 1 else 0
 
 
 def forward_bytes(part: Part, batch: Microbatch) -> int:
-    """A forward pass without gradient at its widest: in an MLP, whose layer still holds what came in, what attention
-    made of it, their sum and its norm; or in the output layer."""
+    """A pass without gradient at its widest: in attention (beside the stage's input, the layer's and its norm), in an
+    MLP (the same, with what attention made of them), or in the output layer."""
     decoder, weight = part.decoder, part.precision.weight
-    hidden = 4 * decoder.hidden // part.shares + (decoder.hidden if part.shares > 1 else 0)
+    hidden = weight * decoder.hidden // part.shares
+    attention = 3 * hidden + _attention_at_work(part) // part.layout.tensor
+    mlp = 4 * hidden + _mlp(part) // part.layout.tensor
     tables = weight * decoder.head_dim
-    layer = batch.tokens * (_mlp(part) // part.layout.tensor + weight * hidden + tables)
+    layer = batch.tokens * (max(attention, mlp) + tables)
     if not part.stage.is_last:
         return layer
     head = batch.tokens * (weight * decoder.hidden + tables) + _chunk(part, batch) * weight
     return max(layer, head + _head_at_work(part, batch))
+
+
+def _attention_at_work(part: Part) -> int:
+    """Per token, over all tensor ranks: the fused projection, queries laid together, both rotated; the output. On a
+    CPU outputs of single sequences and all of them in float32, of a bfloat16 model beside float32 inputs."""
+    decoder, at = part.decoder, part.precision
+    queries, keys = decoder.queries, decoder.keys
+    numbers = at.weight * (3 * queries + 3 * keys) + 4 * decoder.heads
+    if at.device == "gpu":
+        return numbers + at.weight * queries
+    copies = 4 * (queries + 2 * keys) + at.weight * queries if at.weight < 4 else 0
+    return numbers + 2 * 4 * queries + copies
 
 
 def _norm(part: Part) -> int:

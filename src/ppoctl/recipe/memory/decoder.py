@@ -151,8 +151,7 @@ def stages_of(decoder: Decoder, layout: ParallelTable) -> list[Stage]:
     if last is not None:
         counts[-1] = last
     return [
-        Stage(number, count, is_first=number == 0, is_last=number == ranks - 1)
-        for number, count in enumerate(counts)
+        Stage(number, count, is_first=number == 0, is_last=number == ranks - 1) for number, count in enumerate(counts)
     ]
 
 

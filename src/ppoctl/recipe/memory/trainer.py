@@ -1,17 +1,26 @@
 """Bytes of actor and critic, rank by rank. All tensor and data ranks of a pipeline stage have the same, to rounding.
 
-    weights        in the model's dtype
-    gradients      float32 buffers, whole on every data rank
-    main weights   float32 copies of a bfloat16 model's weights; a float32 model has none
-    moments        two float32 numbers per parameter
-                   main weights and moments are split over data ranks by `distributed_optimizer`
-    reference      an actor's frozen copy of the weights, read where a KL penalty is
-    activations    what microbatches keep, as many as are under way in this stage of the pipeline, and the work on one
+weights        in the model's dtype
+gradients      float32 buffers, whole on every data rank
+main weights   float32 copies of a bfloat16 model's weights; a float32 model has none
+moments        two float32 numbers per parameter
+               main weights and moments are split over data ranks by `distributed_optimizer`
+reference      an actor's frozen copy of the weights, read where a KL penalty is
+activations    what microbatches keep, as many as are under way in this stage of the pipeline, and the work on one
 """
 
 from dataclasses import dataclass
 
-from ppoctl.recipe.memory.activations import Kept, Microbatch, Part, Precision, backward_bytes, forward_bytes, kept
+from ppoctl.recipe.memory.activations import (
+    Kept,
+    Microbatch,
+    Part,
+    Precision,
+    backward_bytes,
+    forward_bytes,
+    gather_bytes,
+    kept,
+)
 from ppoctl.recipe.memory.decoder import Decoder, rank_parameters, stages_of
 from ppoctl.recipe.parallel import ParallelTable
 
@@ -43,6 +52,7 @@ class RankBytes:
     main_weights: int
     moments: int
     reference: int
+    gather_buffer: int
     kept: Kept
     """Of one microbatch."""
     microbatches_under_way: int
@@ -54,7 +64,8 @@ class RankBytes:
     @property
     def resident(self) -> int:
         """Between calls."""
-        return self.weights + self.gradients + self.main_weights + self.moments + self.reference
+        states = self.weights + self.gradients + self.main_weights + self.moments
+        return states + self.reference + self.gather_buffer
 
     @property
     def update(self) -> int:
@@ -69,16 +80,6 @@ class RankBytes:
 def ranks_of(training: Training) -> list[RankBytes]:
     """One of each pipeline stage."""
     return [_rank(training, number) for number in range(training.layout.pipeline)]
-
-
-def largest(training: Training) -> RankBytes:
-    """The rank that needs most."""
-    return max(ranks_of(training), key=lambda rank: rank.peak)
-
-
-def all_ranks(training: Training) -> int:
-    """Bytes between calls of all processes of the role together."""
-    return sum(rank.resident for rank in ranks_of(training)) * training.layout.tensor * training.layout.data
 
 
 def state_bytes(decoder: Decoder, role: str, layout: ParallelTable, weight: int) -> int:
@@ -105,6 +106,7 @@ def _rank(training: Training, number: int) -> RankBytes:
         main_weights=split * FLOAT32 if weight < FLOAT32 else 0,
         moments=split * 2 * FLOAT32,
         reference=parameters * weight if training.has_reference else 0,
+        gather_buffer=gather_bytes(part, training.microbatch),
         kept=kept(part, training.microbatch),
         # One forward, one backward: a stage starts as many as there are stages from it to the end.
         microbatches_under_way=min(layout.pipeline - number, training.microbatches),
