@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppoctl.cli import render
+from ppoctl.cli import plan_simulation, render
 from ppoctl.cli.options import Json, Recipes, Sets
 from ppoctl.cli.plan_memory import print_memory
 
@@ -17,12 +17,21 @@ GpuGib = Annotated[
 ]
 
 
-def plan(files: Recipes, sets: Sets = None, gpu_gib: GpuGib = None, json: Json = False) -> None:
+Simulate = Annotated[bool, typer.Option("--simulate", help="Instead: a step on 8 to 1,024 GPUs, from stated costs.")]
+
+
+def plan(
+    files: Recipes, sets: Sets = None, gpu_gib: GpuGib = None, simulate: Simulate = False, json: Json = False
+) -> None:
     """Print batch arithmetic, schedules, evaluations, disk and memory of a run; nothing is started or written."""
     from ppoctl.recipe.load import load
     from ppoctl.recipe.plan import plan as plan_of
 
-    planned = plan_of(load(files, sets or ()).recipe, gpu_gib)
+    recipe = load(files, sets or ()).recipe
+    if simulate:
+        plan_simulation.show(recipe, gpu_gib, as_json=json)
+        return
+    planned = plan_of(recipe, gpu_gib)
     if json:
         render.json(planned.as_dict())
     else:

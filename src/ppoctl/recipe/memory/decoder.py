@@ -87,6 +87,14 @@ class Decoder:
         tables = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.layers * layer + self.hidden + tables
 
+    @property
+    def multiplied_parameters(self) -> int:
+        """Those that a token meets in a matrix product: without the embedding, of experts those it is routed to."""
+        mlp = self.mlp_parameters
+        if self.experts is not None:
+            mlp = mlp * self.experts.per_token // self.experts.number
+        return self.layers * (self.attention_parameters + mlp) + self.vocab * self.hidden
+
 
 @dataclass(frozen=True)
 class Stage:

@@ -133,11 +133,11 @@ def training_of(recipe: Recipe, role: str, decoder: Decoder, at: Precision) -> T
     )
 
 
-def batch_of(recipe: Recipe) -> Batch:
-    """The sequences of a step."""
+def batch_of(recipe: Recipe, *, sequences: int | None = None) -> Batch:
+    """The sequences of a step, or so many of them."""
     rollout, kl = recipe.rollout, recipe.ppo.kl
     return Batch(
-        sequences=rollout.prompts_per_step * rollout.samples_per_prompt,
+        sequences=sequences or rollout.prompts_per_step * rollout.samples_per_prompt,
         prompt_tokens=rollout.max_prompt_tokens,
         response_tokens=rollout.max_new_tokens,
         has_reference=not isinstance(kl, NoKl),
