@@ -157,7 +157,7 @@ def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units:
     sizes = buckets(decoder, world.actor, weight)
     saved = state_bytes(decoder, "actor", world.actor, weight) + state_bytes(decoder, "critic", world.critic, weight)
     written = 1 / (units.disk_bytes_s * world.nodes) + 1 / units.digest_bytes_s
-    # For its identity, for its file, and as that file is read again.
+    # Encoded for its identity and for its file; digested for its identity and as the file is read back.
     committed = 2 / units.encode_bytes_s + 2 / units.digest_bytes_s + 1 / units.disk_bytes_s
     checked = 1 / (units.checksum_bytes_s * units.driver_threads)
     return SimulatedStep(
