@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 GpuGib = Annotated[
-    float | None, typer.Option("--gpu-gib", metavar="GIB", help="Memory of a GPU; without it: this machine's CPU.")
+    float | None, typer.Option("--gpu-gib", metavar="GIB", min=1, help="Memory of a GPU; without it: this machine's CPU.")
 ]
 
 

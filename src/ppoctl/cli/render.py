@@ -66,13 +66,14 @@ def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None
     sys.stdout.flush()
 
 
-def size(num_bytes: float) -> str:
+def size(num_bytes: int) -> str:
     """Bytes with a unit, three figures."""
+    number = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 999.5:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:,.3g} TiB"
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:,.3g} TiB"
 
 
 def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:

@@ -9,6 +9,7 @@ an upper bound. Stages follow each other, as they do.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from math import ceil
+from typing import Any
 
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
@@ -23,10 +24,9 @@ WORLDS = (8, 64, 256, 1024)
 GPUS_PER_NODE = 8
 
 
-def _unit(value: float, means: str) -> float:
-    """A cost, and what it is per and where it is from."""
-    made: float = field(default=value, metadata={"means": means})
-    return made
+def _unit(value: float, means: str) -> Any:
+    """A field of a cost: what it is per, and where it is from."""
+    return field(default=value, metadata={"means": means})
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Units:
     copy_bytes_s: float = _unit(5e9, "bytes/s that one thread copies in host memory (assumed)")
     encode_bytes_s: float = _unit(0.8e9, "bytes/s of a record into safetensors (benchmarks/driver_costs.py)")
     digest_bytes_s: float = _unit(1.4e9, "bytes/s of SHA-256 in one thread (benchmarks/driver_costs.py)")
-    checksum_bytes_s: float = _unit(0.35e9, "bytes/s and thread of a weight's checksum (benchmarks/driver_costs.py)")
-    driver_threads: float = _unit(16, "threads of the driver in checksums (assumed)")
+    checksum_bytes_s: float = _unit(0.4e9, "bytes/s and thread of a weight's checksum (benchmarks/driver_costs.py)")
+    driver_threads: float = _unit(16.0, "threads of the driver in checksums (assumed)")
     disk_bytes_s: float = _unit(2e9, "bytes/s that one node writes to the shared file system (assumed)")
     call_s: float = _unit(1e-3, "seconds of the driver per call and rank (assumed for Ray)")
-    token_s: float = _unit(2.4e-6, "seconds of the driver's Python per drawn token (benchmarks/driver_costs.py)")
+    token_s: float = _unit(2.2e-6, "seconds of the driver's Python per drawn token (benchmarks/driver_costs.py)")
     balance_row_s: float = _unit(2e-6, "seconds per row to split a minibatch over ranks (benchmarks/balance.py)")
     score_s: float = _unit(1e-3, "seconds of a reward worker per sample (assumed)")
 
