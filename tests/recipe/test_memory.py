@@ -234,7 +234,8 @@ def test_a_stage_fits_or_names_what_is_largest() -> None:
     assert (stages["rollout"].resident, stages["rollout"].bytes, stages["rollout"].fits) == (("a",), 5, True)
     assert (stages["eval"].bytes, stages["eval"].fits) == (8, True)
     values = stages["values"]
-    assert (values.bytes, values.fits, values.largest, values.lower) == (17, False, "c", "less c")
+    assert (values.bytes, values.fits) == (17, False)
+    assert [(item.name, item.lower) for item in values.largest] == [("c", "less c"), ("a", "less a"), ("b", "less b")]
     [first, *_] = residency.stages_in(residency.Place("there", None), items)
     assert first.fits is None
 
@@ -263,8 +264,13 @@ def test_a_gpu_holds_one_rank_of_each_role_and_a_machine_holds_all(smallest: Pat
 def test_stages_of_a_role_that_is_too_large_name_the_key(smallest: Path) -> None:
     memory = _estimate(smallest, gpu_gib=80.0)
     assert not any(stage.fits for stage in memory.stages)
-    assert memory.stages[0].largest == "actor optimizer"
-    assert memory.stages[0].lower == "raise `actor.parallel.data` with `distributed_optimizer = true`"
+    largest = memory.stages[0].largest[0]
+    assert largest.name == "actor optimizer"
+    assert largest.lower == "raise `actor.parallel.data` with `distributed_optimizer = true`"
+    # More ranks on the same machine make nothing smaller; fewer copies do.
+    here = [_estimate(smallest, f"actor.parallel={{data={copies}}}").stages[0].largest[0] for copies in (1, 2)]
+    assert here[0].lower == "take more nodes (`cluster.ray_address`) or a smaller model"
+    assert here[1].lower == "lower `actor.parallel.data`"
     of_nodes = _estimate(smallest, "cluster={kind='local', ray_address='a:1'}")
     assert of_nodes.place.bytes is None
     assert of_nodes.stages[0].fits is None

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 GpuGib = Annotated[
-    float | None, typer.Option("--gpu-gib", metavar="GIB", min=1, help="Memory of a GPU; without it: this machine's CPU.")
+    float | None,
+    typer.Option("--gpu-gib", metavar="GIB", min=1, help="Memory of a GPU; without it: this machine's CPU."),
 ]
 
 
@@ -116,11 +117,12 @@ def _rows(table: "DataPlan") -> str:
 
 def _storage_rows(planned: "Plan") -> list[tuple[str, str]]:
     storage = planned.storage
+    step, kept = render.size(storage.records_bytes), render.size(storage.records_kept_bytes)
     rows = [
         ("saves", f"{storage.saves}, of which {storage.keep_last} pairs are kept"),
         (
             "records",
-            f"{render.size(storage.records_bytes)} a step at most, {render.size(storage.records_kept_bytes)} kept",
+            f"at most {step} a step, {kept} at one time",
         ),
     ]
     if storage.parameters is None or storage.actor_state_bytes is None or storage.critic_state_bytes is None:

@@ -36,9 +36,14 @@ def print_memory(memory: "Memory") -> None:
     render.line()
     room = "" if memory.place.bytes is None else f", {render.size(memory.place.bytes)}"
     render.heading(f"stages, on {memory.place.name}{room}")
-    render.table([("", *_stage_row(stage)) for stage in memory.stages])
+    render.table([("", *_stage_row(memory, stage)) for stage in memory.stages])
     words = f"in all of them: {', '.join(_always(memory))}; nothing is moved out"
     render.line(textwrap.fill(words, 100, initial_indent="  ", subsequent_indent="  "))
+    fullest = max(memory.stages, key=lambda stage: stage.bytes)
+    if fullest.fits is False:
+        render.line()
+        render.heading(f"what is largest in {fullest.stage}, and what to do")
+        render.table([("", item.name, render.size(item.bytes), item.lower) for item in fullest.largest])
 
 
 def _rank_rows(memory: "Memory", actor: "RankBytes", critic: "RankBytes") -> list[tuple[str, ...]]:
@@ -71,9 +76,11 @@ def _other_rows(memory: "Memory") -> list[tuple[str, str]]:
     return rows
 
 
-def _stage_row(stage: "StageBytes") -> tuple[str, str, str]:
-    words = {None: "", True: "fits", False: f"does not fit; most is {stage.largest}: {stage.lower}"}
-    return stage.stage, render.size(stage.bytes), words[stage.fits]
+def _stage_row(memory: "Memory", stage: "StageBytes") -> tuple[str, str, str]:
+    words = ""
+    if memory.place.bytes is not None:
+        words = "fits" if stage.fits else f"{render.size(stage.bytes - memory.place.bytes)} too much"
+    return stage.stage, render.size(stage.bytes), words
 
 
 def _always(memory: "Memory") -> list[str]:

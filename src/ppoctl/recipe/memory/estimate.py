@@ -24,6 +24,7 @@ RANK_BYTES, DRIVER_BYTES = 400 * MIB, 550 * MIB
 """A process of a role, and the driver with vLLM, before any model: Python and libraries, as seen with torch 2.13 and
 vLLM 0.32 for CPUs."""
 ROLES = ("actor", "critic")
+_MORE_NODES = "take more nodes (`cluster.ray_address`) or a smaller model"
 
 
 @dataclass(frozen=True)
@@ -173,9 +174,11 @@ def _trainer_items(recipe: Recipe, trainings: Mapping[str, Training], *, all_ran
 
         split = f"raise `{role}.parallel.tensor` or `.pipeline`"
         shared = f"raise `{role}.parallel.data` with `distributed_optimizer = true`"
+        if all_ranks:  # more ranks share it, and are here too
+            split = shared = f"lower `{role}.parallel.data`" if training.layout.data > 1 else _MORE_NODES
         yield Item(f"{role} weights", total("weights"), split)
         yield Item(f"{role} gradients", total("gradients"), split)
-        yield Item(f"{role} optimizer", total("main_weights") + total("moments"), split if all_ranks else shared)
+        yield Item(f"{role} optimizer", total("main_weights") + total("moments"), shared)
         if training.has_reference:
             yield Item("reference", total("reference"), split)
         key = (

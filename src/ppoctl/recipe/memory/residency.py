@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
 
+SHOWN = 4
+"""Of the largest items of a stage."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -40,10 +43,8 @@ class StageBytes:
     """Names of what is there."""
     bytes: int
     fits: bool | None
-    largest: str
-    """Name of the largest item."""
-    lower: str
-    """What makes that smaller."""
+    largest: tuple[Item, ...]
+    """What takes most, and what makes that smaller."""
 
 
 def stages_in(place: Place, items: Sequence[Item]) -> list[StageBytes]:
@@ -53,9 +54,9 @@ def stages_in(place: Place, items: Sequence[Item]) -> list[StageBytes]:
 
 def _stage(place: Place, stage: str, items: Sequence[Item]) -> StageBytes:
     total = sum(item.bytes for item in items)
-    largest = max(items, key=lambda item: item.bytes)
+    largest = sorted(items, key=lambda item: -item.bytes)[:SHOWN]
     fits = None if place.bytes is None else total <= place.bytes
-    return StageBytes(stage, tuple(item.name for item in items), total, fits, largest.name, largest.lower)
+    return StageBytes(stage, tuple(item.name for item in items), total, fits, tuple(largest))
 
 
 def at_work(name: str, lower: str, by_stage: Mapping[str, int]) -> list[Item]:
