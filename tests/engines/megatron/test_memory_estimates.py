@@ -140,6 +140,22 @@ def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp
     assert {name: pairs for name, pairs in found.items() if not all(close(*pair) for pair in pairs)} == {}
 
 
+def test_the_first_stage_of_a_pipeline_keeps_two_microbatches(pool: RankPool) -> None:
+    """Four microbatches of eleven rows: one forward, one backward, when the pipeline is full."""
+    parallel, rows = LAYOUTS["PP2"], ROWS // 4
+    batching = ByTokens(max_tokens_per_microbatch=rows * (PROMPT + RESPONSE - 1), logits_chunk_tokens=512)
+    pool.open(TrainerSettings("actor", str(QUICKSTART), torch.float32, batching, parallel))
+    pool.call("start")
+    microbatch = Microbatch(rows * (PROMPT + RESPONSE - 1), rows * RESPONSE, 512)
+    training = Training("actor", _decoder(QUICKSTART), parallel, Precision(4, "cpu"), microbatch, microbatches=4)
+    rollouts = lab.make_rollouts(prompts=[PROMPT] * ROWS, lengths=[RESPONSE] * ROWS)
+    expected = ranks_of(training)
+    assert [rank.microbatches_under_way for rank in expected] == [2, 1]
+    peaks = pool.examine(memory_lab.peak, rollouts, "update")
+    print(" ".join(f"{rank.update / peak:.4f}" for rank, peak in zip(expected, peaks, strict=True)))
+    assert all(close(rank.update, peak) for rank, peak in zip(expected, peaks, strict=True))
+
+
 def test_numbers_that_are_written_in_both_places_are_the_same() -> None:
     """recipe/ cannot import engines/, so it repeats them."""
     assert decoder.VOCAB_MULTIPLE == VOCAB_MULTIPLE
