@@ -120,13 +120,16 @@ what is largest in critic_update, and what to do
 def test_on_a_machine_that_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, *LARGE)
     says = out[out.index("what is largest") :]
-    assert says == """\
+    assert (
+        says
+        == """\
 what is largest in actor_update, and what to do
   actor optimizer   85.1 GiB  take more nodes (`cluster.ray_address`) or a smaller model
   actor at work     81.5 GiB  lower `actor.batching.max_tokens_per_microbatch`
   critic optimizer  79 GiB    take more nodes (`cluster.ray_address`) or a smaller model
   actor gradients   28.4 GiB  take more nodes (`cluster.ray_address`) or a smaller model
 """
+    )
 
 
 def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
