@@ -1,6 +1,6 @@
 """A run in processes of Ray, of which one is killed: python -m story.ray_drill FOLDER LAYOUT KILLS (JSON).
 
-Like `real_drill`, one chain of attempts: in each, processes are killed at the moments of a list, `STEP STAGE WHO`, when
+Like `real_drill`, one chain of attempts: in each, processes are killed at moments of a list, `STEP STAGE WHO`, when
 the stage starts or a moment after; WHO is a rank of the actor, the critic, an engine, this driver, or the
 raylet. An engine is started again and the attempt goes on; the others end it with their exit code. After the last
 attempt ledger, states and figures must be those of the run that was not killed, and nothing of any attempt may be

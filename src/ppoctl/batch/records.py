@@ -48,6 +48,10 @@ class Record:
         """Content digest (hex), the name by which other stages' manifests refer to this record."""
         return codec.digest(self._encode(without=self.measured))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs: without the encoding kept here, which is as large again."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
     def _encode(self, *, without: tuple[str, ...]) -> bytes:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in without}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}

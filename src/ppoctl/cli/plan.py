@@ -1,20 +1,38 @@
 """`ppoctl plan`: what a recipe will do, in numbers, touching nothing."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ppoctl.cli import render
+import typer
+
+from ppoctl.cli import plan_simulation, render
 from ppoctl.cli.options import Json, Recipes, Sets
+from ppoctl.cli.plan_memory import print_memory
 
 if TYPE_CHECKING:
     from ppoctl.recipe.plan import DataPlan, Plan, RolePlan
 
 
-def plan(files: Recipes, sets: Sets = None, json: Json = False) -> None:
-    """Print batch arithmetic, schedules, evaluations and disk of a run; nothing is started or written."""
+GpuGib = Annotated[
+    float | None,
+    typer.Option("--gpu-gib", metavar="GIB", min=1, help="Memory of a GPU; without it: this machine's CPU."),
+]
+
+
+Simulate = Annotated[bool, typer.Option("--simulate", help="Instead: a step on 8 to 1,024 GPUs, from stated costs.")]
+
+
+def plan(
+    files: Recipes, sets: Sets = None, gpu_gib: GpuGib = None, simulate: Simulate = False, json: Json = False
+) -> None:
+    """Print batch arithmetic, schedules, evaluations, disk and memory of a run; nothing is started or written."""
     from ppoctl.recipe.load import load
     from ppoctl.recipe.plan import plan as plan_of
 
-    planned = plan_of(load(files, sets or ()).recipe)
+    recipe = load(files, sets or ()).recipe
+    if simulate:
+        plan_simulation.show(recipe, gpu_gib, as_json=json)
+        return
+    planned = plan_of(recipe, gpu_gib)
     if json:
         render.json(planned.as_dict())
     else:
@@ -42,8 +60,10 @@ def _print(planned: "Plan") -> None:
     render.heading("data")
     render.table(_indented(_data_rows(planned)))
     render.line()
-    render.heading("states")
+    render.heading("disk")
     render.table(_indented(_storage_rows(planned)))
+    if planned.memory is not None:
+        print_memory(planned.memory)
 
 
 def _indented(rows: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
@@ -97,21 +117,20 @@ def _rows(table: "DataPlan") -> str:
 
 def _storage_rows(planned: "Plan") -> list[tuple[str, str]]:
     storage = planned.storage
-    rows = [("saves", f"{storage.saves}, of which {storage.keep_last} pairs are kept")]
+    step, kept = render.size(storage.records_bytes), render.size(storage.records_kept_bytes)
+    rows = [
+        ("saves", f"{storage.saves}, of which {storage.keep_last} pairs are kept"),
+        (
+            "records",
+            f"at most {step} a step, {kept} at one time",
+        ),
+    ]
     if storage.parameters is None or storage.actor_state_bytes is None or storage.critic_state_bytes is None:
-        return [*rows, ("size", "unknown: the model is no local folder of a dense decoder")]
-    pair = storage.actor_state_bytes + storage.critic_state_bytes
+        return [*rows, ("size", "unknown: the model is no local folder of a known family")]
+    actor, critic = render.size(storage.actor_state_bytes), render.size(storage.critic_state_bytes)
     return [
         *rows,
-        ("parameters", f"{storage.parameters:,} (estimate from config.json)"),
-        ("one pair", f"{_size(pair)} (estimate)"),
-        ("disk", f"{_size(storage.states_bytes or 0)} (estimate, one pair being written included)"),
+        ("parameters", f"{storage.parameters:,}"),
+        ("one pair", f"{actor} actor, {critic} critic"),
+        ("disk", f"{render.size(storage.states_bytes or 0)}, one pair being written included"),
     ]
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:,.3g} TiB"

@@ -66,6 +66,16 @@ def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None
     sys.stdout.flush()
 
 
+def size(num_bytes: int) -> str:
+    """Bytes with a unit, three figures."""
+    number = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:,.3g} TiB"
+
+
 def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
     """Text whose pieces are green where their weight is above 0 and red below, stronger with its size. Plain without
     colour."""

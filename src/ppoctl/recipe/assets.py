@@ -61,8 +61,13 @@ def _model_problems(path: str, place: str) -> Iterator[Problem]:
 def model_config(recipe: Recipe) -> dict[str, Any]:
     """The config.json of a local model; empty for a hub id or where there is none."""
     folder = local_model(recipe)
-    file = folder / "config.json" if folder else None
-    return dict(json.loads(file.read_text("utf-8"))) if file and file.is_file() else {}
+    return {} if folder is None else read_config(folder)
+
+
+def read_config(folder: FilePath) -> dict[str, Any]:
+    """The config.json of a model folder; empty where there is none."""
+    file = folder / "config.json"
+    return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
 
 
 def _window_problems(recipe: Recipe, place: Callable[[Path], str]) -> Iterator[Problem]:

@@ -3,12 +3,15 @@
 Bytes are estimates from the model's config.json and say so; everything else is exact arithmetic.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from ppoctl.recipe.assets import model_config
+from ppoctl.recipe.memory.decoder import Decoder, decoder_of
+from ppoctl.recipe.memory.driver import records_of
+from ppoctl.recipe.memory.estimate import Memory, batch_of, estimate, with_totals
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.rules import evaluates, longest_sequence
 from ppoctl.recipe.schedule import learning_rate, planned_updates, updates_per_step
@@ -77,7 +80,7 @@ class EvalPlan:
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """States on disk. Bytes are estimates, None for a model that is not a local folder of a known kind."""
+    """On disk. Bytes are estimates, None for a model that is not a local folder of a known family."""
 
     saves: int
     keep_last: int
@@ -86,6 +89,10 @@ class StoragePlan:
     critic_state_bytes: int | None
     states_bytes: int | None
     """Kept pairs, one more while it is written, and the best actor's weights."""
+    records_bytes: int
+    """What the stages of one step commit, all responses of full length."""
+    records_kept_bytes: int
+    """Of steps that a kept pair may go on from; rollouts kept to be read come on top."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +107,22 @@ class Plan:
     eval_sets: dict[str, DataPlan]
     evaluation: EvalPlan
     storage: StoragePlan
+    memory: Memory | None
+    """None for a model that is not a local folder of a known family."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return asdict(self)
+        """JSON-able, sums included."""
+        return dict(with_totals(self))
 
 
-def plan(recipe: Recipe) -> Plan:
-    """The arithmetic of a recipe that keeps the rules."""
+def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
+    """The arithmetic of a recipe that keeps the rules, for GPUs of so much memory or for this machine's CPU."""
     train = _dataset(recipe.data.train)
     drawn = recipe.steps * recipe.rollout.prompts_per_step
     passes = drawn / train.rows if train.rows else None
     eval_sets = {name: _dataset(table) for name, table in recipe.data.eval.items()}
+    decoder = decoder_of(model_config(recipe))
+    memory = None if decoder is None else estimate(recipe, decoder, gpu_gib)
     return Plan(
         name=recipe.name,
         batch=_batch(recipe),
@@ -120,29 +131,9 @@ def plan(recipe: Recipe) -> Plan:
         train=DataPlan(train.path, train.rows, drawn, passes),
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
-        storage=_storage(recipe),
+        storage=_storage(recipe, decoder, memory),
+        memory=memory,
     )
-
-
-def count_parameters(config: dict[str, Any]) -> int | None:
-    """Parameters of a dense Llama- or Qwen-like decoder from its config.json; None when that is not what it says."""
-    try:
-        hidden, layers, vocab = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
-        inner, heads = config["intermediate_size"], config["num_attention_heads"]
-    except KeyError:
-        return None
-    if any(key.startswith(("num_experts", "num_local_experts", "n_routed_experts")) for key in config):
-        return None
-    head = config.get("head_dim") or hidden // heads
-    queries, keys = heads * head, (config.get("num_key_value_heads") or heads) * head
-    attention = 2 * hidden * queries + 2 * hidden * keys
-    if config.get("model_type") == "qwen2" or config.get("attention_bias"):
-        attention += queries + 2 * keys
-    if config.get("model_type") == "qwen3":
-        attention += 2 * head
-    per_layer = attention + 3 * hidden * inner + 2 * hidden
-    embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return int(layers * per_layer + hidden + embeddings)
 
 
 def count_rows(table: Rows) -> int | None:
@@ -216,15 +207,15 @@ def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:
     return EvalPlan(tuple(step for step in range(recipe.steps + 1) if evaluates(recipe, step)), responses)
 
 
-def _storage(recipe: Recipe) -> StoragePlan:
+def _storage(recipe: Recipe, decoder: Decoder | None, memory: Memory | None) -> StoragePlan:
     every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
-    saves = ceil(recipe.steps / every)
-    parameters = count_parameters(model_config(recipe))
-    if parameters is None:
-        return StoragePlan(saves, keep, None, None, None, None)
+    saves, records = ceil(recipe.steps / every), records_of(batch_of(recipe)).total
+    records_kept = records * min(recipe.steps, keep * every)
+    if decoder is None or memory is None:
+        return StoragePlan(saves, keep, None, None, None, None, records, records_kept)
     weight = 4 if recipe.model.dtype == "float32" else 2
-    # Main weights and two moments in float32; the critic has a head of one column in place of the vocabulary.
-    actor = critic = parameters * (weight + 12)
+    actor, critic = (memory.roles[role].state for role in ("actor", "critic"))
     kept = min(saves, keep) + 1
-    best = parameters * weight if recipe.checkpoint.best else 0
-    return StoragePlan(saves, keep, parameters, actor, critic, kept * (actor + critic) + best)
+    best = decoder.parameters * weight if recipe.checkpoint.best else 0
+    total = kept * (actor + critic) + best
+    return StoragePlan(saves, keep, decoder.parameters, actor, critic, total, records, records_kept)

@@ -8,7 +8,7 @@ import faulthandler
 import multiprocessing
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -43,6 +43,11 @@ class RankServer:
     def call(self, method: str, *arguments: Any) -> Any:
         assert self.rank is not None
         return getattr(self.rank, method)(*arguments)
+
+    def examine(self, look: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of the rank finds."""
+        assert self.rank is not None
+        return look(self.rank, *arguments)
 
     def weights(self) -> list[tuple[str, Tensor]]:
         """This stage's, from the first rank that has them."""
@@ -105,6 +110,10 @@ class RankPool:
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return self._ask_all([("call", method, *arguments)] * self.used)
+
+    def examine(self, look: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What a function finds in each process; it lies in a module that can be imported there."""
+        return self._ask_all([("examine", look, *arguments)] * self.used)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return (pair for found in self._ask_all([("weights",)] * self.used) for pair in found)

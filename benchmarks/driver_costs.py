@@ -1,0 +1,73 @@
+"""What the driver's one thread costs per token and byte: `PYTHONPATH=src python benchmarks/driver_costs.py`.
+
+These are units of `ppoctl plan --simulate` (`recipe/simulate.py`). CPU time is counted, so that other work on the
+machine matters less; the best of several runs counts.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+
+from ppoctl.batch import codec
+from ppoctl.batch.records import Prompt, Prompts
+from ppoctl.engines.vllm.weights import fingerprint
+from ppoctl.ports import Sample
+from ppoctl.stages.rollout import assemble, sample_requests
+
+ROWS, TOKENS = 64, 4096
+
+
+def best(work: Callable[[], object], repeat: int) -> float:
+    """CPU seconds."""
+    seconds = []
+    for _ in range(repeat):
+        start = time.process_time()
+        work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What the driver's one thread costs.")
+    parser.add_argument("--repeat", type=int, default=5)
+    repeat = parser.parse_args().repeat
+    torch.set_num_threads(1)
+    ids = torch.randint(150_000, (ROWS, TOKENS)).tolist()
+    logprobs = (-torch.rand(ROWS, TOKENS)).tolist()
+    prompts = Prompts(1, tuple(Prompt(f"p{row}", (1, 2, 3), "question", "answer") for row in range(ROWS)), "identity")
+    requests = sample_requests(prompts, samples=1, seed=1)
+
+    def finish() -> dict[str, Sample]:
+        pairs = zip(requests, ids, logprobs, strict=True)
+        return {
+            request.key: Sample(request.key, tuple(map(int, row)), tuple(map(float, said)), False, "text", "stamp")
+            for request, row, said in pairs
+        }
+
+    done = finish()
+    tensor, size = torch.randn(2**25), 2**27
+    found = {
+        "samples made": best(finish, repeat),
+        "kept over a crash (JSON)": best(lambda: json.dumps([asdict(sample) for sample in done.values()]), repeat),
+        "made a record": best(lambda: assemble(prompts, requests, done, samples=1), repeat),
+    }
+    for name, seconds in found.items():
+        print(f"{name:<28} {seconds / (ROWS * TOKENS) * 1e6:6.2f} us per token")
+    rates = {
+        "record encoded": (tensor.nbytes, lambda: codec.encode("record", {"grid": tensor}, {})),
+        "digested (SHA-256)": (size, lambda: codec.digest(bytes(size))),
+        "weights checksummed, float32": (tensor.nbytes, lambda: fingerprint(tensor)),
+        "copied": (tensor.nbytes, tensor.clone),
+    }
+    for name, (num_bytes, work) in rates.items():
+        print(f"{name:<28} {num_bytes / best(work, repeat) / 1e9:6.2f} GB/s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What lies where in each stage of a step, and whether it fits.
+
+A place is what memory belongs to: a GPU with one rank of each role and the generator, or a machine without GPUs with
+all processes of a run. Nothing is moved out of the way between stages: whatever is resident is so in all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
+
+SHOWN = 4
+"""Of the largest items of a stage."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that takes memory of the place."""
+
+    name: str
+    bytes: int
+    lower: str
+    """The recipe key that makes it smaller, and which way to turn it."""
+    stages: tuple[str, ...] = STAGES
+    """When it is there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where memory is counted."""
+
+    name: str
+    bytes: int | None
+    """None: not known from here."""
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """One stage in one place."""
+
+    stage: str
+    resident: tuple[str, ...]
+    """Names of what is there."""
+    bytes: int
+    fits: bool | None
+    largest: tuple[Item, ...]
+    """What takes most, and what makes that smaller."""
+
+
+def stages_in(place: Place, items: Sequence[Item]) -> list[StageBytes]:
+    """Every stage of a step."""
+    return [_stage(place, stage, [item for item in items if stage in item.stages]) for stage in STAGES]
+
+
+def _stage(place: Place, stage: str, items: Sequence[Item]) -> StageBytes:
+    total = sum(item.bytes for item in items)
+    largest = sorted(items, key=lambda item: -item.bytes)[:SHOWN]
+    fits = None if place.bytes is None else total <= place.bytes
+    return StageBytes(stage, tuple(item.name for item in items), total, fits, tuple(largest))
+
+
+def at_work(name: str, lower: str, by_stage: Mapping[str, int]) -> list[Item]:
+    """An item whose size differs from stage to stage."""
+    return [Item(name, size, lower, (stage,)) for stage, size in by_stage.items() if size]

@@ -1,0 +1,115 @@
+"""Bytes of actor and critic, rank by rank. All tensor and data ranks of a pipeline stage have the same, to rounding.
+
+weights        in the model's dtype
+gradients      float32 buffers, whole on every data rank
+main weights   float32 copies of a bfloat16 model's weights; a float32 model has none
+moments        two float32 numbers per parameter
+               main weights and moments are split over data ranks by `distributed_optimizer`
+reference      an actor's frozen copy of the weights, read where a KL penalty is
+activations    what microbatches keep, as many as are under way in this stage of the pipeline, and the work on one
+"""
+
+from dataclasses import dataclass
+
+from ppoctl.recipe.memory.activations import (
+    Kept,
+    Microbatch,
+    Part,
+    Precision,
+    backward_bytes,
+    forward_bytes,
+    gather_bytes,
+    kept,
+)
+from ppoctl.recipe.memory.decoder import Decoder, rank_parameters, stages_of
+from ppoctl.recipe.parallel import ParallelTable
+
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Training:
+    """What decides the bytes of one role."""
+
+    role: str
+    decoder: Decoder
+    layout: ParallelTable
+    precision: Precision
+    microbatch: Microbatch
+    microbatches: int
+    """Of a data rank in a minibatch, at most."""
+    has_reference: bool = False
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """One rank of a pipeline stage."""
+
+    stage: int
+    parameters: int
+    weights: int
+    gradients: int
+    main_weights: int
+    moments: int
+    reference: int
+    gather_buffer: int
+    kept: Kept
+    """Of one microbatch."""
+    microbatches_under_way: int
+    backward: int
+    """While gradients go back, beyond what is kept."""
+    forward: int
+    """Work of a pass without gradient."""
+
+    @property
+    def resident(self) -> int:
+        """Between calls."""
+        states = self.weights + self.gradients + self.main_weights + self.moments
+        return states + self.reference + self.gather_buffer
+
+    @property
+    def update(self) -> int:
+        """While it trains, beyond what is resident."""
+        return self.microbatches_under_way * self.kept.total + self.backward
+
+    @property
+    def peak(self) -> int:
+        return self.resident + max(self.update, self.forward)
+
+
+def ranks_of(training: Training) -> list[RankBytes]:
+    """One of each pipeline stage."""
+    return [_rank(training, number) for number in range(training.layout.pipeline)]
+
+
+def state_bytes(decoder: Decoder, role: str, layout: ParallelTable, weight: int) -> int:
+    """Of a saved state: weights, main weights and moments of every parameter once; without its rounding to files.
+
+    A distributed optimizer writes main weights of a float32 model too.
+    """
+    whole = stages_of(decoder, ParallelTable())[0]
+    has_main = weight < FLOAT32 or layout.distributed_optimizer
+    return rank_parameters(decoder, role, whole, 1) * (weight + (FLOAT32 if has_main else 0) + 2 * FLOAT32)
+
+
+def _rank(training: Training, number: int) -> RankBytes:
+    layout, weight = training.layout, training.precision.weight
+    stage = stages_of(training.decoder, layout)[number]
+    part = Part(training.decoder, training.role, layout, stage, training.precision)
+    parameters = rank_parameters(training.decoder, training.role, stage, layout.tensor)
+    split = -(-parameters // (layout.data if layout.distributed_optimizer else 1))
+    return RankBytes(
+        stage=number,
+        parameters=parameters,
+        weights=parameters * weight,
+        gradients=parameters * FLOAT32,
+        main_weights=split * FLOAT32 if weight < FLOAT32 else 0,
+        moments=split * 2 * FLOAT32,
+        reference=parameters * weight if training.has_reference else 0,
+        gather_buffer=gather_bytes(part, training.microbatch),
+        kept=kept(part, training.microbatch),
+        # One forward, one backward: a stage starts as many as there are stages from it to the end.
+        microbatches_under_way=min(layout.pipeline - number, training.microbatches),
+        backward=backward_bytes(part, training.microbatch),
+        forward=forward_bytes(part, training.microbatch),
+    )

@@ -1,0 +1,262 @@
+"""A PPO step on 8 to 1,024 GPUs, in bytes and seconds, from the recipe and from stated costs per unit.
+
+It models what the code does, not what it might: one vLLM engine in the driver; the driver holds every rollout, puts
+it into Ray's object store for each call, and a node pulls one copy of it; answers come back whole; weights go through
+the driver in buckets; records are written, and states are digested, by the driver. All responses are of full length:
+an upper bound. Stages follow each other, as they do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from math import ceil
+from typing import Any
+
+from ppoctl.recipe.memory.decoder import Decoder
+from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
+from ppoctl.recipe.memory.estimate import GIB, batch_of
+from ppoctl.recipe.memory.generator import buckets, on_gpu
+from ppoctl.recipe.memory.trainer import state_bytes
+from ppoctl.recipe.parallel import ParallelTable, layouts
+from ppoctl.recipe.schedule import updates_per_step
+from ppoctl.recipe.schema import Recipe
+
+WORLDS = (8, 64, 256, 1024)
+GPUS_PER_NODE = 8
+
+
+def _unit(value: float, means: str) -> Any:
+    """A field of a cost: what it is per, and where it is from."""
+    return field(default=value, metadata={"means": means})
+
+
+@dataclass(frozen=True)
+class Units:
+    """Costs per unit."""
+
+    gpu_flops: float = _unit(989e12, "FLOP/s of an H200 in bfloat16, dense (data sheet)")
+    gpu_utilisation: float = _unit(0.35, "share of it that training and scoring reach (assumed)")
+    gpu_memory_bytes_s: float = _unit(4.8e12, "bytes/s of an H200's memory (data sheet)")
+    decode_utilisation: float = _unit(0.5, "share of it that decoding reaches (assumed)")
+    gpu_nic_bytes_s: float = _unit(50e9, "bytes/s from a GPU to other nodes, 400 Gbit/s (assumed)")
+    store_bytes_s: float = _unit(3e9, "bytes/s out of or into one node's object store, TCP (assumed)")
+    copy_bytes_s: float = _unit(5e9, "bytes/s that one thread copies in host memory (assumed)")
+    encode_bytes_s: float = _unit(0.8e9, "bytes/s of a record into safetensors (benchmarks/driver_costs.py)")
+    digest_bytes_s: float = _unit(1.4e9, "bytes/s of SHA-256 in one thread (benchmarks/driver_costs.py)")
+    checksum_bytes_s: float = _unit(0.4e9, "bytes/s and thread of a weight's checksum (benchmarks/driver_costs.py)")
+    driver_threads: float = _unit(16.0, "threads of the driver in checksums (assumed)")
+    disk_bytes_s: float = _unit(2e9, "bytes/s that one node writes to the shared file system (assumed)")
+    call_s: float = _unit(1e-3, "seconds of the driver per call and rank (assumed for Ray)")
+    token_s: float = _unit(2.2e-6, "seconds of the driver's Python per drawn token (benchmarks/driver_costs.py)")
+    balance_row_s: float = _unit(2e-6, "seconds per row to split a minibatch over ranks (benchmarks/balance.py)")
+    score_s: float = _unit(1e-3, "seconds of a reward worker per sample (assumed)")
+
+    def described(self) -> list[tuple[str, float, str]]:
+        """Name, value and meaning of each."""
+        return [(one.name, float(getattr(self, one.name)), one.metadata["means"]) for one in fields(self)]
+
+
+@dataclass(frozen=True)
+class World:
+    """So many GPUs, and what a step on them computes."""
+
+    gpus: int
+    actor: ParallelTable
+    critic: ParallelTable
+    batch: Batch
+    minibatch: int
+
+    @property
+    def nodes(self) -> int:
+        return ceil(self.gpus / GPUS_PER_NODE)
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """One PPO step. Bytes, then seconds; `_s` fields up to `save_s` follow each other and add up to `step_s`."""
+
+    gpus: int
+    sequences: int
+    data_ranks: int
+    driver_bytes: int
+    """Host memory of the driver at its fullest."""
+    object_bytes: int
+    """Put into the object store of the driver's node."""
+    sent_bytes: int
+    """Out of that node, to all others."""
+    weights_s: float
+    """The actor's weights, through the driver into the engine."""
+    rollout_s: float
+    """One engine decodes."""
+    samples_s: float
+    """Drawn tokens, in the driver's Python: made samples, kept over a crash, made a record."""
+    reward_s: float
+    forward_s: float
+    """Values, log-probs, and the reference's where they are read."""
+    critic_update_s: float
+    actor_update_s: float
+    data_s: float
+    """Rollouts to all ranks, answers back, merged."""
+    commit_s: float
+    """Records: encoded, digested, written."""
+    save_s: float
+    """States of both roles, over the steps between saves."""
+    rollout_everywhere_s: float
+    """Instead of `rollout_s`, were there an engine on every GPU."""
+
+    @property
+    def step_s(self) -> float:
+        """The step as it is."""
+        return sum(self.costs.values())
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """What a step is made of."""
+        names = [one.name for one in fields(self) if one.name.endswith("_s")]
+        return {name: getattr(self, name) for name in names if name != "rollout_everywhere_s"}
+
+    @property
+    def everywhere_s(self) -> float:
+        """The step with an engine on every GPU, all else as it is."""
+        return self.step_s - self.rollout_s + self.rollout_everywhere_s
+
+    @property
+    def scaling_s(self) -> float:
+        """Of that, what more GPUs share."""
+        return self.rollout_everywhere_s + self.forward_s + self.critic_update_s + self.actor_update_s
+
+
+def simulate(
+    recipe: Recipe, decoder: Decoder, *, growing: bool = False, gpu_gib: float = 141.0, units: Units | None = None
+) -> list[SimulatedStep]:
+    """A step on each of `WORLDS` that holds a copy of the models: the recipe's batch, or one that grows with the
+    number of GPUs from the number that the recipe's layout has."""
+    worlds = [_world(recipe, gpus, growing=growing) for gpus in WORLDS]
+    return [_step(recipe, decoder, world, gpu_gib, units or Units()) for world in worlds if world is not None]
+
+
+def _world(recipe: Recipe, gpus: int, *, growing: bool) -> World | None:
+    written = layouts(recipe)
+    if any(gpus % table.model_ranks for table in written.values()):
+        return None
+    actor, critic = (
+        table.model_copy(update={"data": gpus // table.model_ranks})
+        for table in (written["actor"], written["critic"])
+    )
+    own = max(GPUS_PER_NODE, written["actor"].world_size)
+    factor = gpus / own if growing else 1.0
+    minibatch = max(1, round(recipe.ppo.minibatch_seqs * factor))
+    minibatches = batch_of(recipe).sequences // recipe.ppo.minibatch_seqs
+    return World(gpus, actor, critic, batch_of(recipe, sequences=minibatch * minibatches), minibatch)
+
+
+def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units: Units) -> SimulatedStep:
+    batch = world.batch
+    weight = 4 if recipe.model.dtype == "float32" else 2
+    asked = calls(recipe, batch)
+    put = sum(call.bytes for call in asked)
+    sizes = buckets(decoder, world.actor, weight)
+    saved = state_bytes(decoder, "actor", world.actor, weight) + state_bytes(decoder, "critic", world.critic, weight)
+    written = 1 / (units.disk_bytes_s * world.nodes) + 1 / units.digest_bytes_s
+    # Encoded for its identity and for its file; digested for its identity and as the file is read back.
+    committed = 2 / units.encode_bytes_s + 2 / units.digest_bytes_s + 1 / units.disk_bytes_s
+    checked = 1 / (units.checksum_bytes_s * units.driver_threads)
+    return SimulatedStep(
+        gpus=world.gpus,
+        sequences=batch.sequences,
+        data_ranks=world.actor.data,
+        driver_bytes=driver_bytes(batch, max(sizes, default=0)).peak,
+        object_bytes=put,
+        sent_bytes=put * (world.nodes - 1),
+        weights_s=sum(sizes) * (3 / units.copy_bytes_s + 1 / units.store_bytes_s + checked),
+        rollout_s=rollout_seconds(recipe, decoder, batch, 1, gpu_gib, units),
+        samples_s=batch.cells * units.token_s,
+        reward_s=ceil(batch.sequences / recipe.reward.workers) * units.score_s,
+        forward_s=_forward_seconds(decoder, world, units),
+        critic_update_s=_update_seconds(recipe, decoder, world, "critic", units),
+        actor_update_s=_update_seconds(recipe, decoder, world, "actor", units),
+        data_s=_data_seconds(asked, world, units),
+        commit_s=records_of(batch).total * committed,
+        save_s=saved * written / recipe.checkpoint.every_steps,
+        rollout_everywhere_s=rollout_seconds(recipe, decoder, batch, world.gpus, gpu_gib, units),
+    )
+
+
+def rollout_seconds(
+    recipe: Recipe, decoder: Decoder, batch: Batch, engines: int, gpu_gib: float, units: Units
+) -> float:
+    """Waves of sequences decoded together; a token of all of them reads the weights, and each one's cache, once."""
+    weight = 4 if recipe.model.dtype == "float32" else 2
+    window = batch.prompt_tokens + batch.response_tokens
+    engine = on_gpu(decoder, weight, int(recipe.generator.gpu_memory_frac * gpu_gib * GIB), window)
+    sequences = ceil(batch.sequences / engines)
+    together = max(1, min(sequences, recipe.generator.max_concurrent_seqs, engine.full_sequences))
+    waves = ceil(sequences / together)
+    per_token = engine.kv_cache // max(1, engine.kv_tokens)
+    mean_cache = together * (batch.prompt_tokens + batch.response_tokens / 2) * per_token
+    each_s = (engine.weights + mean_cache) / (units.gpu_memory_bytes_s * units.decode_utilisation)
+    return waves * batch.response_tokens * each_s
+
+
+def forward_flops(decoder: Decoder, tokens: int) -> float:
+    """Of one sequence: a product and a sum per parameter and token, and two of each per pair of tokens that see each
+    other and channel of a query (`batch.balance.TokenCost`)."""
+    pairs = tokens * (tokens + 1) / 2
+    return 2.0 * decoder.multiplied_parameters * tokens + 4.0 * decoder.layers * decoder.queries * pairs
+
+
+@dataclass(frozen=True)
+class Call:
+    """One question to all ranks of a role."""
+
+    bytes: int
+    """Of what each of them reads."""
+    grids: int
+    """[B, R] in float32 that come back."""
+
+
+def calls(recipe: Recipe, batch: Batch) -> list[Call]:
+    """Of one step: values, log-probs with entropies, the reference's (with entropies too), updates."""
+    rollouts, ppo = records_of(batch).rollout, recipe.ppo
+    entropies = ppo.epochs if ppo.policy_loss.entropy_coef else 0
+    return [
+        Call(rollouts, 1),
+        Call(rollouts, 2),
+        *([Call(rollouts, 2)] if batch.has_reference else []),
+        Call(update_input_bytes(batch, "critic"), ppo.critic_epochs or ppo.epochs),
+        Call(update_input_bytes(batch, "actor"), ppo.epochs + entropies),
+    ]
+
+
+def _pass_seconds(decoder: Decoder, world: World, layout: ParallelTable, rows: int, units: Units) -> float:
+    """A forward pass over rows: the data rank with most of them decides."""
+    tokens = world.batch.prompt_tokens + world.batch.response_tokens - 1
+    of_one_gpu = units.gpu_flops * units.gpu_utilisation * layout.model_ranks
+    return ceil(rows / layout.data) * forward_flops(decoder, tokens) / of_one_gpu
+
+
+def _forward_seconds(decoder: Decoder, world: World, units: Units) -> float:
+    actor = _pass_seconds(decoder, world, world.actor, world.batch.sequences, units)
+    critic = _pass_seconds(decoder, world, world.critic, world.batch.sequences, units)
+    return critic + actor * (1 + world.batch.has_reference)
+
+
+def _update_seconds(recipe: Recipe, decoder: Decoder, world: World, role: str, units: Units) -> float:
+    """Forward and backward are three passes; then float32 gradients are reduced over the data ranks, and nothing
+    computes meanwhile (a distributed optimizer gathers weights instead of reducing a second time)."""
+    layout: ParallelTable = getattr(world, role)
+    weight = 4 if recipe.model.dtype == "float32" else 2
+    per_parameter = 4 + (weight if layout.distributed_optimizer else 4)
+    sent = decoder.parameters / layout.model_ranks * per_parameter * (layout.data - 1) / layout.data
+    one = 3 * _pass_seconds(decoder, world, layout, world.minibatch, units)
+    one += sent / units.gpu_nic_bytes_s + world.minibatch * units.balance_row_s
+    return updates_per_step(recipe, role) * one
+
+
+def _data_seconds(asked: Sequence[Call], world: World, units: Units) -> float:
+    """Each call: put once, sent to every other node out of the driver's, copied out by the ranks of a node at the
+    same time; grids come back and are merged."""
+    put = sum(call.bytes for call in asked)
+    there = put * (2 / units.copy_bytes_s + (world.nodes - 1) / units.store_bytes_s)
+    grids = 4 * world.batch.cells * sum(call.grids for call in asked)
+    remote = 1 / units.store_bytes_s if world.nodes > 1 else 0.0
+    return there + grids * (2 / units.copy_bytes_s + remote) + len(asked) * world.gpus * units.call_s

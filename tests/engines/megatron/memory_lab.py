@@ -1,0 +1,160 @@
+"""Bytes of the tensors that a rank really has: what it holds, what a forward pass keeps, and the peak of a call."""
+
+import traceback
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import megatron_lab as lab
+import torch
+from megatron.core.parallel_state import get_global_memory_buffer
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ppoctl.batch.records import Rollouts
+from ppoctl.engines.megatron.rank import MegatronRank
+
+
+def storages(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """Bytes of each storage, once however many tensors look at it."""
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+
+
+def held(rank: MegatronRank) -> dict[str, int]:
+    """What lies in memory between calls, by component."""
+    weights = storages(list(rank.model.parameters()))
+    buffers = storages([buffer.grad_data for buffer in rank.wrapped.buffers])
+    groups = rank.optimizer.param_groups
+    main = storages([parameter for group in groups for parameter in group["params"]])
+    chained = getattr(rank.optimizer, "chained_optimizers", [rank.optimizer])
+    states = [state for one in chained for state in one.optimizer.state.values()]
+    moments = storages([state[name] for state in states for name in ("exp_avg", "exp_avg_sq")])
+    return {
+        "weights": sum(weights.values()),
+        "gradients": sum(buffers.values()),
+        "main_weights": sum(size for place, size in main.items() if place not in weights),
+        "moments": sum(moments.values()),
+    }
+
+
+def kept(rank: MegatronRank, rollouts: Rollouts) -> dict[str, int]:
+    """What one microbatch of all rows keeps for its backward pass, by component."""
+    known = storages([*rank.model.parameters(), *(buffer.grad_data for buffer in rank.wrapped.buffers)])
+    alive: list[Tensor] = []  # so that no address is used twice
+    found: dict[str, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        for place, size in storages([tensor]).items():
+            if place not in known:
+                known[place] = size
+                component = _component(traceback.extract_stack())
+                found[component] = found.get(component, 0) + size
+                alive.append(tensor)
+        return tensor
+
+    objective = _objective(rank, rollouts)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        rank.update(rollouts, [lab.minibatch(rollouts)], objective)
+    return {**found, "logits": objective.logits}
+
+
+def gather_buffer(rank: MegatronRank) -> int:
+    """What sequence parallelism has gathered into."""
+    return sum(storages(list(get_global_memory_buffer().buffer.values())).values())
+
+
+def peak(rank: MegatronRank, rollouts: Rollouts, call: str) -> int:
+    """Most bytes at one time beyond what lay there before the call."""
+    objective = _objective(rank, rollouts)
+    with _Live() as live:
+        if call == "update":
+            rank.update(rollouts, [lab.minibatch(rollouts)], objective)
+        else:
+            rank.forward(rollouts, 1.0)
+    return live.peak
+
+
+def _objective(rank: MegatronRank, rollouts: Rollouts) -> "_Watched":
+    inner = lab.policy_objective(rollouts) if rank.settings.role == "actor" else lab.value_objective(rollouts)
+    return _Watched(inner)
+
+
+class _Watched:
+    """An objective that finds the chunk of logits behind its outputs: it hangs on the graph, not among what is saved
+    for it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.needs_entropy = inner.needs_entropy
+        self.logits = 0
+
+    def __call__(self, rows: Tensor, outputs: Tensor, *rest: Any) -> Tensor:
+        nodes, seen = [outputs.grad_fn], set()
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if hasattr(node, "last_logits"):
+                self.logits = node.last_logits.untyped_storage().nbytes()
+                break
+            nodes += [parent for parent, _ in node.next_functions]
+        return self.inner(rows, outputs, *rest)
+
+
+def _component(stack: traceback.StackSummary) -> str:
+    frames = [(Path(frame.filename), frame.name) for frame in stack]
+    names = {(path.name, name) for path, name in frames}
+    if ("attention.py", "apply_rope") in names:
+        return "ends"  # the tables
+    if ("attention.py", "_per_sequence") in names:
+        return "attention"
+    if ("layer_spec.py", "_forward_impl") in names:  # RowLinear
+        return "mlp" if ("mlp.py", "forward") in names else "attention"
+    if ("mlp.py", "glu") in names:
+        return "mlp"
+    if ("layers.py", "linear_with_grad_accumulation_and_async_allreduce") in names:
+        return "projections"
+    is_norm = ("normalization.py", "forward") in names
+    return "norms" if is_norm and ("transformer_layer.py", "forward") in names else "ends"
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of storages made while it is on and still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given and storage._cdata not in self._known:
+                self._add(storage)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        place, size = storage._cdata, storage.nbytes()
+        self._known.add(place)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+        def gone() -> None:
+            self._known.discard(place)
+            self.now -= size
+
+        weakref.finalize(storage, gone)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in _tensors(part)]
+    if isinstance(value, dict):
+        return _tensors(list(value.values()))
+    return []

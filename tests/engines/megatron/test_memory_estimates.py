@@ -1,0 +1,184 @@
+"""What `plan` says a rank needs, against the tensors that real ranks have: real gloo processes, real updates."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import megatron_lab as lab
+import memory_lab
+import pytest
+import torch
+from rank_pool import RankPool
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ppoctl.batch.records import Rollouts
+from ppoctl.engines.megatron import logprobs, ranks
+from ppoctl.engines.megatron.families import VOCAB_MULTIPLE, read_shape
+from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.recipe.assets import read_config
+from ppoctl.recipe.memory import activations, decoder, generator
+from ppoctl.recipe.memory.activations import Microbatch, Precision
+from ppoctl.recipe.memory.decoder import Decoder, decoder_of
+from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
+from ppoctl.recipe.schema import ByTokens, ParallelTable
+
+WITHIN = 0.1
+QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart" / "model"
+LAYOUTS = {
+    "alone": ParallelTable(),
+    "TP2": ParallelTable(tensor=2),
+    "TP2 sequence": ParallelTable(tensor=2, sequence=True),
+    "PP2": ParallelTable(pipeline=2),
+    "PP2 uneven": ParallelTable(pipeline=2, first_stage_layers=1),
+    "DP2 distributed optimizer": ParallelTable(data=2, distributed_optimizer=True),
+}
+CASES = [
+    ("quickstart", "actor", "alone", torch.float32),
+    ("quickstart", "critic", "alone", torch.bfloat16),
+    ("quickstart", "actor", "TP2", torch.bfloat16),
+    ("quickstart", "actor", "PP2", torch.float32),
+    ("quickstart", "critic", "DP2 distributed optimizer", torch.bfloat16),
+    ("larger", "actor", "alone", torch.bfloat16),
+    ("larger", "actor", "TP2 sequence", torch.float32),
+    ("larger", "critic", "TP2", torch.float32),
+    ("larger", "actor", "PP2 uneven", torch.bfloat16),
+    ("larger", "actor", "DP2 distributed optimizer", torch.float32),
+]
+ROWS, PROMPT, RESPONSE = 44, 64, 32
+"""A full microbatch of the quickstart: 44 sequences of 64 + 32 - 1 tokens are just above its cap of 4,096."""
+
+
+class Case(NamedTuple):
+    """A layout in real processes, and what is said of it."""
+
+    pool: RankPool
+    folder: Path
+    role: str
+    layout: ParallelTable
+    weight: int
+    rollouts: Rollouts
+    expected: list[RankBytes]
+    """By rank."""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    made = RankPool(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The quickstart's model, tied; and one of another family, untied, its vocabulary no multiple of 64."""
+    larger = tmp_path_factory.mktemp("larger")
+    numbers = {"vocab_size": 3001, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 5}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 48, "max_position_embeddings": 128}
+    LlamaForCausalLM(LlamaConfig(**numbers, **heads)).save_pretrained(larger)
+    return {"quickstart": QUICKSTART, "larger": larger}
+
+
+@pytest.fixture(scope="module")
+def opened(pool: RankPool, folders: dict[str, Path]) -> Callable[..., Case]:
+    def open_(kind: str, role: str, layout: str, dtype: torch.dtype) -> Case:
+        parallel = LAYOUTS[layout]
+        batching = ByTokens(max_tokens_per_microbatch=5000, logits_chunk_tokens=512)
+        pool.open(TrainerSettings(role, str(folders[kind]), dtype, batching, parallel))
+        pool.call("start")
+        rows = ROWS // parallel.data
+        weight = 4 if dtype is torch.float32 else 2
+        training = Training(
+            role=role,
+            decoder=_decoder(folders[kind]),
+            layout=parallel,
+            precision=Precision(weight, "cpu"),
+            microbatch=Microbatch(rows * (PROMPT + RESPONSE - 1), rows * RESPONSE, 512),
+            microbatches=1,
+        )
+        per_stage = parallel.tensor * parallel.data
+        expected = [rank for rank in ranks_of(training) for _ in range(per_stage)]
+        rollouts = lab.make_rollouts(prompts=[PROMPT] * ROWS, lengths=[RESPONSE] * ROWS)
+        return Case(pool, folders[kind], role, parallel, weight, rollouts, expected)
+
+    return open_
+
+
+def _decoder(folder: Path) -> Decoder:
+    found = decoder_of(read_config(folder))
+    assert found is not None
+    return found
+
+
+def close(expected: int, found: int) -> bool:
+    return abs(expected - found) <= WITHIN * max(found, 1)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)).replace("torch.", ""))
+def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp_path: Path, case: Any) -> None:
+    pool, folder, role, layout, weight, rollouts, expected = opened(*case)
+    found: dict[str, list[tuple[int, int]]] = {}
+
+    def compare(component: str, said: int, has: int) -> None:
+        found.setdefault(component, []).append((said, has))
+
+    for rank, held in zip(expected, pool.examine(memory_lab.held), strict=True):
+        for component, size in held.items():
+            compare(component, getattr(rank, component), size)
+    for rank, kept in zip(expected, pool.examine(memory_lab.kept, rollouts), strict=True):
+        for component in ("norms", "projections", "attention", "mlp", "ends", "logits"):
+            compare(component, getattr(rank.kept, component), kept.get(component, 0))
+    for call in ("update", "forward"):
+        for rank, peak in zip(expected, pool.examine(memory_lab.peak, rollouts, call), strict=True):
+            compare(call, getattr(rank, call), peak)
+    for rank, buffer in zip(expected, pool.examine(memory_lab.gather_buffer), strict=True):
+        compare("gather_buffer", rank.gather_buffer, buffer)
+    pool.call("save", tmp_path)
+    files = sum(file.stat().st_size for file in tmp_path.glob("*.distcp"))
+    compare("state", state_bytes(_decoder(folder), role, layout, weight), files)
+    for component, pairs in found.items():
+        print(f"{component:>12} {' '.join(f'{said / has:.4f}' for said, has in pairs if has)}")
+    assert {name: pairs for name, pairs in found.items() if not all(close(*pair) for pair in pairs)} == {}
+
+
+def test_the_first_stage_of_a_pipeline_keeps_two_microbatches(pool: RankPool) -> None:
+    """Four microbatches of eleven rows: one forward, one backward, when the pipeline is full."""
+    parallel, rows = LAYOUTS["PP2"], ROWS // 4
+    batching = ByTokens(max_tokens_per_microbatch=rows * (PROMPT + RESPONSE - 1), logits_chunk_tokens=512)
+    pool.open(TrainerSettings("actor", str(QUICKSTART), torch.float32, batching, parallel))
+    pool.call("start")
+    microbatch = Microbatch(rows * (PROMPT + RESPONSE - 1), rows * RESPONSE, 512)
+    training = Training("actor", _decoder(QUICKSTART), parallel, Precision(4, "cpu"), microbatch, microbatches=4)
+    rollouts = lab.make_rollouts(prompts=[PROMPT] * ROWS, lengths=[RESPONSE] * ROWS)
+    expected = ranks_of(training)
+    assert [rank.microbatches_under_way for rank in expected] == [2, 1]
+    peaks = pool.examine(memory_lab.peak, rollouts, "update")
+    print(" ".join(f"{rank.update / peak:.4f}" for rank, peak in zip(expected, peaks, strict=True)))
+    assert all(close(rank.update, peak) for rank, peak in zip(expected, peaks, strict=True))
+
+
+def test_numbers_that_are_written_in_both_places_are_the_same() -> None:
+    """recipe/ cannot import engines/, so it repeats them."""
+    assert decoder.VOCAB_MULTIPLE == VOCAB_MULTIPLE
+    assert generator.BUCKET_BYTES == ranks.WEIGHTS_BUCKET_BYTES
+    assert {
+        "cpu": activations.BLOCK_LOGITS["cpu"],
+        "cuda": activations.BLOCK_LOGITS["gpu"],
+    } == logprobs._BLOCK_ELEMENTS
+
+
+@pytest.mark.parametrize("kind", ["quickstart", "larger"])
+def test_the_shape_is_the_trainers(folders: dict[str, Path], kind: str) -> None:
+    ours, theirs = _decoder(folders[kind]), read_shape(folders[kind])
+    for name, other in {
+        "layers": "num_layers",
+        "hidden": "hidden_size",
+        "inner": "ffn_hidden_size",
+        "heads": "num_heads",
+        "kv_heads": "num_kv_heads",
+        "head_dim": "head_dim",
+        "vocab": "vocab_size",
+        "padded_vocab": "padded_vocab_size",
+        "tied": "tied_embeddings",
+        "qkv_bias": "qkv_bias",
+    }.items():
+        assert getattr(ours, name) == getattr(theirs, other), name

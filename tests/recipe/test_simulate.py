@@ -1,0 +1,128 @@
+"""A step on many GPUs, worked by hand with round costs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ppoctl.recipe.load import load
+from ppoctl.recipe.memory.decoder import Decoder
+from ppoctl.recipe.memory.driver import records_of
+from ppoctl.recipe.memory.estimate import batch_of
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.simulate import SimulatedStep, Units, calls, forward_flops, rollout_seconds, simulate
+
+MODEL = Decoder(
+    layers=3, hidden=8, inner=20, heads=4, kv_heads=2, head_dim=4, vocab=128, tied=False, qkv_bias=False,
+    head_norms=False, experts=None,
+)  # fmt: skip
+PRODUCTS = 3 * (2 * 128 + 2 * 64 + 3 * 160) + 128 * 8  # parameters that multiply
+UNITS = Units(
+    gpu_flops=1e6,
+    gpu_utilisation=0.5,
+    gpu_memory_bytes_s=1e6,
+    decode_utilisation=0.5,
+    gpu_nic_bytes_s=1e5,
+    store_bytes_s=1e4,
+    copy_bytes_s=1e5,
+    balance_row_s=0.0,
+    call_s=0.0,
+)
+
+
+@pytest.fixture
+def recipe(smallest: Path) -> Recipe:
+    """64 sequences of 20 + 13 tokens in 4 minibatches of 16, laid out for 16 GPUs."""
+    sets = ["rollout.prompts_per_step=64", "ppo.minibatch_seqs=16", "checkpoint.every_steps=5"]
+    return load([smallest], [*sets, "actor.parallel={tensor=2, data=8}", "critic.parallel={data=16}"], {}).recipe
+
+
+def by_world(recipe: Recipe, **settings: bool) -> dict[int, SimulatedStep]:
+    return {step.gpus: step for step in simulate(recipe, MODEL, units=UNITS, **settings)}
+
+
+def test_a_forward_pass() -> None:
+    """5 tokens see 15 pairs; a product and a sum each, over 16 channels of 3 layers for scores and for values."""
+    assert forward_flops(MODEL, 5) == 2 * PRODUCTS * 5 + 2 * 2 * 3 * 16 * 15
+
+
+def test_updates_wait_for_the_rank_with_most_rows(recipe: Recipe) -> None:
+    """Three passes of 32 tokens; then float32 gradients go around, twice as an all-reduce does."""
+    row = 3 * forward_flops(MODEL, 32) / 5e5
+    found = by_world(recipe)
+    assert found[8].data_ranks == 4
+    for gpus, rows in ((8, 2), (64, 1), (1024, 1)):  # the critic: 16 rows on 8, 64 and 1,024 data ranks
+        reduced = MODEL.parameters * 8 * (gpus - 1) / gpus / 1e5
+        assert found[gpus].critic_update_s == pytest.approx(4 * (rows * row + reduced))
+    halves = MODEL.parameters / 2 * 8 * 3 / 4 / 1e5  # the actor: tensor 2, four data ranks of four rows
+    assert found[8].actor_update_s == pytest.approx(4 * (4 * row / 2 + halves))
+    split = recipe.model_copy(update={"critic": recipe.critic.model_copy(update={"parallel": _distributed(recipe)})})
+    gathered = MODEL.parameters * 6 * 7 / 8 / 1e5  # gradients once, bfloat16 weights once
+    assert by_world(split)[8].critic_update_s == pytest.approx(4 * (2 * row + gathered))
+
+
+def _distributed(recipe: Recipe) -> object:
+    assert recipe.critic.parallel is not None
+    return recipe.critic.parallel.model_copy(update={"distributed_optimizer": True})
+
+
+def test_scoring(recipe: Recipe) -> None:
+    """64 rows: 16 on each of the actor's four ranks of two GPUs, 8 on each of the critic's eight."""
+    row = forward_flops(MODEL, 32) / 5e5
+    assert by_world(recipe)[8].forward_s == pytest.approx(16 * row / 2 + 8 * row)
+
+
+def test_one_engine_decodes_in_waves(recipe: Recipe) -> None:
+    """Keys and values of a token: 96 bytes; half a response is there on average."""
+    weights = 2 * MODEL.parameters
+    gpu_gib = (weights + 96 * 33 * 10) / 0.6 / 2**30 + 1e-9  # room for 10 sequences
+    batch = batch_of(recipe)
+    token = (weights + 10 * 26.5 * 96) / 5e5
+    assert rollout_seconds(recipe, MODEL, batch, 1, gpu_gib, UNITS) == pytest.approx(7 * 13 * token)
+    token = (weights + 4 * 26.5 * 96) / 5e5
+    assert rollout_seconds(recipe, MODEL, batch, 16, gpu_gib, UNITS) == pytest.approx(13 * token)
+    few = recipe.model_copy(update={"generator": recipe.generator.model_copy(update={"max_concurrent_seqs": 2})})
+    token = (weights + 2 * 26.5 * 96) / 5e5
+    assert rollout_seconds(few, MODEL, batch, 1, gpu_gib, UNITS) == pytest.approx(32 * 13 * token)
+
+
+def test_every_node_pulls_every_rollout_out_of_one(recipe: Recipe) -> None:
+    """Four calls without a reference; five grids come back: values, log-probs and entropies, two updates."""
+    batch, found = batch_of(recipe), by_world(recipe)
+    rollouts = records_of(batch).rollout
+    put = 4 * rollouts + 2 * 64 * 13 * 9
+    assert [call.grids for call in calls(recipe, batch)] == [1, 2, 1, 1]
+    assert found[8].object_bytes == found[1024].object_bytes == put
+    assert (found[8].sent_bytes, found[64].sent_bytes, found[1024].sent_bytes) == (0, 7 * put, 127 * put)
+    back = 5 * 4 * 64 * 13
+    assert found[8].data_s == pytest.approx(put * 2 / 1e5 + back * 2 / 1e5)
+    assert found[64].data_s == pytest.approx(put * (2 / 1e5 + 7 / 1e4) + back * (2 / 1e5 + 1 / 1e4))
+
+
+def test_a_step_is_the_sum_of_its_costs(recipe: Recipe) -> None:
+    for step in by_world(recipe).values():
+        assert step.step_s == pytest.approx(sum(step.costs.values()))
+        assert step.everywhere_s == pytest.approx(step.step_s - step.rollout_s + step.rollout_everywhere_s)
+
+
+def test_a_growing_step_has_as_much_per_gpu_as_the_recipes_layout(recipe: Recipe) -> None:
+    found = by_world(recipe, growing=True)
+    assert {gpus: step.sequences for gpus, step in found.items()} == {8: 32, 64: 256, 256: 1024, 1024: 4096}
+    assert found[256].forward_s == pytest.approx(found[64].forward_s)
+    assert found[256].sent_bytes == pytest.approx(found[64].sent_bytes * 4 * 31 / 7, rel=1e-3)
+
+
+def test_a_world_that_holds_no_copy_is_left_out(recipe: Recipe) -> None:
+    parallel = recipe.actor.parallel
+    assert parallel is not None
+    wide = recipe.actor.model_copy(update={"parallel": parallel.model_copy(update={"tensor": 16})})
+    assert list(by_world(recipe.model_copy(update={"actor": wide}))) == [64, 256, 1024]
+
+
+def test_every_cost_slows_the_step_it_is_a_part_of(recipe: Recipe) -> None:
+    """A unit that nothing reads would be a number without meaning."""
+    rows = recipe.model_copy(update={"checkpoint": recipe.checkpoint.model_copy(update={"every_steps": 1})})
+    before = simulate(rows, MODEL)[1].step_s
+    for name, value, means in Units().described():
+        dearer = value * 2 if name.endswith("_s") and "bytes/s" not in means else value / 2
+        assert simulate(rows, MODEL, units=replace(Units(), **{name: dearer}))[1].step_s > before, name
