@@ -5,7 +5,7 @@ from typing import Any
 
 from ppoctl.recipe.assets import model_config
 from ppoctl.recipe.conflict import Conflict, Rule
-from ppoctl.recipe.parallel import ParallelTable
+from ppoctl.recipe.parallel import ParallelTable, layouts
 from ppoctl.recipe.schema import Recipe
 
 
@@ -52,11 +52,22 @@ def sequence_parallelism_needs_tensor_ranks(recipe: Recipe) -> Iterator[Conflict
             )
 
 
+def states_that_fit_fewer_layouts_have_a_distributed_optimizer(recipe: Recipe) -> Iterator[Conflict]:
+    roles = layouts(recipe)
+    if recipe.checkpoint.reshardable == "dp" and not any(table.distributed_optimizer for table in roles.values()):
+        yield Conflict(
+            "neither role has a distributed optimizer, and any other is saved for every layout as it is",
+            (("checkpoint", "reshardable"),),
+            "--set checkpoint.reshardable=full",
+        )
+
+
 LAYOUT_RULES: tuple[Rule, ...] = (
     tensor_ranks_divide_the_heads,
     every_pipeline_rank_has_layers,
     layers_of_an_end_need_a_pipeline,
     sequence_parallelism_needs_tensor_ranks,
+    states_that_fit_fewer_layouts_have_a_distributed_optimizer,
 )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ppoctl.batch.digest import file_digest
 from ppoctl.batch.records import TRUNCATED, Rollouts, State
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
@@ -17,7 +18,6 @@ from ppoctl.ports import Generator, Models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.probe import probe, require_gold_wins
 from ppoctl.rewards.processes import ProcessScorer
-from ppoctl.store.manifest import file_digest
 from ppoctl.wire.sockets import Sockets, nothing_to_close
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ def test_a_resumed_actor_ends_as_one_that_never_stopped(model, tmp_path, dtype, 
     batches = [lab.minibatch(rollouts, rows) for rows in ([0, 1], [2, 3, 4])]
     straight = lab.actor(model(kind), dtype=dtype)
     straight.update(rollouts, batches, objective)
-    straight.save(tmp_path)
+    lab.save(straight, tmp_path)
     expected = straight.update(rollouts, batches, objective)
     resumed = lab.unstarted(straight)
     resumed.load(tmp_path)
@@ -36,7 +36,7 @@ def test_a_resumed_critic_ends_as_one_that_never_stopped(model, tmp_path):
     objective = lab.value_objective(rollouts)
     straight = lab.critic(model("qwen2-tied"), dtype="bfloat16")
     straight.update(rollouts, [lab.minibatch(rollouts)], objective)
-    straight.save(tmp_path)
+    lab.save(straight, tmp_path)
     straight.update(rollouts, [lab.minibatch(rollouts)] * 2, objective)
     # Loaded over a state that has moved on, as `states` does between roles.
     resumed = lab.critic(model("qwen2-tied"), dtype="bfloat16")
@@ -49,7 +49,7 @@ def test_a_resumed_critic_ends_as_one_that_never_stopped(model, tmp_path):
 def test_a_state_saved_before_the_first_step_can_be_loaded(model, tmp_path):
     rollouts = lab.make_rollouts()
     straight = lab.actor(model("llama"))
-    straight.save(tmp_path)
+    lab.save(straight, tmp_path)
     resumed = lab.unstarted(straight)
     resumed.load(tmp_path)
     for trainer in (straight, resumed):
@@ -70,7 +70,7 @@ def test_start_forgets_everything_a_state_had(model, tmp_path):
 def test_saving_starts_no_process_and_leaves_only_torch_dist_files(model, tmp_path, monkeypatch):
     monkeypatch.setattr("os.fork", lambda: pytest.fail("forked"))
     monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda _: pytest.fail("started a process"))
-    lab.actor(model("llama")).save(tmp_path)
+    lab.save(lab.actor(model("llama")), tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == FILES
 
 
@@ -81,7 +81,7 @@ def saved(tmp_path_factory, model):
     rollouts = lab.make_rollouts()
     trainer = lab.critic(model("qwen2"))
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.value_objective(rollouts))
-    trainer.save(folder)
+    lab.save(trainer, folder)
     return folder
 
 
@@ -115,14 +115,14 @@ def test_a_state_of_another_model_is_a_storage_error(model, saved, other, tmp_pa
 
 def test_a_state_with_a_tensor_too_many_is_a_storage_error(model, tmp_path):
     """An untied model's state has all that a tied one needs, and an output layer besides."""
-    lab.actor(model("qwen2")).save(tmp_path)
+    lab.save(lab.actor(model("qwen2")), tmp_path)
     with pytest.raises(StorageError, match="tied_embeddings"):
         lab.actor(model("qwen2-tied")).load(tmp_path)
 
 
 def test_a_full_or_missing_disk_is_a_storage_error(model, tmp_path):
     with pytest.raises(StorageError, match="cannot be written"):
-        lab.actor(model("llama")).save(tmp_path / "nowhere")
+        lab.save(lab.actor(model("llama")), tmp_path / "nowhere")
 
 
 def test_a_bfloat16_state_keeps_its_float32_main_weights(model, tmp_path):
@@ -132,7 +132,7 @@ def test_a_bfloat16_state_keeps_its_float32_main_weights(model, tmp_path):
     main = [p for group in lab.rank_of(trainer).optimizer.param_groups for p in group["params"]]
     assert {p.dtype for p in main} == {torch.float32}
     assert any(not torch.equal(p, p.bfloat16().float()) for p in main)
-    trainer.save(tmp_path)
+    lab.save(trainer, tmp_path)
     resumed = lab.unstarted(trainer)
     resumed.load(tmp_path)
     for found, expected in zip(

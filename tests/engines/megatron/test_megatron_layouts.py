@@ -153,7 +153,7 @@ def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under
     first = trainer(pool, settings(folder, "actor", layouts[saved_under], dtype))
     first.start()
     first.update(rollouts, minibatches, objective)
-    first.save(tmp_path)
+    lab.save(first, tmp_path)
     saved = {name: tensor.clone() for name, tensor in pool.weights()}
     [expected] = first.update(rollouts, minibatches, objective)
     after = dict(pool.weights())
@@ -173,7 +173,7 @@ def test_a_state_of_another_kind_of_optimizer_is_refused_by_name(pool, model, tm
     folder = model("qwen2-deep")
     saved = trainer(pool, settings(folder, "actor", LAYOUTS["DP2 distributed optimizer"]))
     saved.start()
-    saved.save(tmp_path)
+    lab.save(saved, tmp_path)
     with pytest.raises(StorageError, match=r"distributed_optimizer = true"):
         trainer(pool, settings(folder, "actor", LAYOUTS["DP2"])).load(tmp_path)
 
@@ -185,7 +185,7 @@ def test_a_state_before_the_first_step_goes_on(pool, model, tmp_path):
     objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
     first = trainer(pool, made_from)
     first.start()
-    first.save(tmp_path)
+    lab.save(first, tmp_path)
     first.update(rollouts, minibatches, objective)
     expected = dict(pool.weights())
     second = trainer(pool, made_from)
