@@ -1,11 +1,15 @@
 """A saved state continues exactly where it was; anything missing or foreign is a storage error, never a guess."""
 
 import shutil
+import threading
+import time
 
 import megatron_lab as lab
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+from ppoctl.batch.digest import file_digest
 from ppoctl.errors import StorageError
 from tolerance import EXACT
 
@@ -139,3 +143,63 @@ def test_a_bfloat16_state_keeps_its_float32_main_weights(model, tmp_path):
         (p for group in lab.rank_of(resumed).optimizer.param_groups for p in group["params"]), main, strict=True
     ):
         EXACT.check(found, expected)
+
+
+def digests_on_disk(folder):
+    return {path.name: file_digest(path) for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_save_tells_the_digest_of_every_file(model, tmp_path, in_background):
+    trainer = lab.actor(model("qwen2-tied"), dtype="bfloat16")
+    written = trainer.save(tmp_path, in_background=in_background).finish()
+    assert sorted(written) == FILES
+    assert written == digests_on_disk(tmp_path)
+
+
+def test_a_state_in_the_background_is_of_the_moment_it_was_asked_for(model, tmp_path, monkeypatch):
+    """Training goes on before a byte is written; the files are those of a save that it waited for."""
+    rollouts = lab.make_rollouts()
+    objective, batches = lab.policy_objective(rollouts), [lab.minibatch(rollouts)]
+    trainer = lab.actor(model("qwen2"), dtype="bfloat16")
+    trainer.update(rollouts, batches, objective)
+    folders = [tmp_path / "waited for", tmp_path / "behind"]
+    for folder in folders:
+        folder.mkdir()
+    lab.save(trainer, folders[0])
+    may_write = threading.Event()
+    write_data = FileSystemWriter.write_data
+    monkeypatch.setattr(FileSystemWriter, "write_data", lambda *a: may_write.wait() and write_data(*a))
+    monkeypatch.setattr("ppoctl.engines.megatron.trainer.LOOK_EVERY_S", 0.0)
+    saving = trainer.save(folders[1], in_background=True)
+    trainer.update(rollouts, batches, objective)
+    assert not saving.is_written()
+    may_write.set()
+    saving.finish()
+    # `.metadata` is torch's index; it has the folder's name in it.
+    first, second = ({**digests_on_disk(folder), ".metadata": None} for folder in folders)
+    assert first == second
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_full_disk_is_a_storage_error_that_says_so_and_the_engine_can_save_again(model, tmp_path, in_background):
+    (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
+    trainer = lab.actor(model("llama"))
+    saving = trainer.save(tmp_path, in_background=in_background)
+    with pytest.raises(StorageError, match=r"state cannot be written to .*No space left on device"):
+        saving.finish()
+    (tmp_path / "__0_0.distcp").unlink()
+    lab.save(trainer, tmp_path, in_background=in_background)
+    lab.unstarted(trainer).load(tmp_path)
+
+
+def test_a_save_that_failed_is_looked_at_no_longer(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("ppoctl.engines.megatron.trainer.LOOK_EVERY_S", 0.0)
+    (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
+    saving = lab.actor(model("llama")).save(tmp_path, in_background=True)
+    until = time.monotonic() + 30
+    while not saving.is_written():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    with pytest.raises(StorageError):
+        saving.finish()

@@ -52,6 +52,7 @@ def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
     for split in getattr(optimizer, "chained_optimizers", [optimizer]):
         restore = split._set_main_param_and_optimizer_states
 
+        @torch.no_grad()  # in float32 the main weights are the model's own
         def complete(parameter: Tensor, saved: dict[str, Tensor], split: Any = split, restore: Any = restore) -> None:
             held = split._get_main_param_and_optimizer_states(parameter)
             restore(parameter, {**saved, "step": held["step"]})
@@ -67,17 +68,17 @@ def own_step_counts(optimizer: MegatronOptimizer) -> None:
             state["step"] = state["step"].clone()
 
 
-def blank_padding(state: dict[Any, Any]) -> None:
+def blank_padding(state: Any) -> None:
     """Zeros between the parameters of a split optimizer's buffers, where Megatron-Core saves whatever memory held:
     equal states are equal files."""
-    if "padding" in state and state["padding"].unwrap():
-        for value in state.values():
-            if isinstance(value, ShardedTensor):
-                value.data.zero_()
-    for value in state.values():
-        for inner in value if isinstance(value, list) else [value]:
-            if isinstance(inner, dict):
-                blank_padding(inner)
+    if not isinstance(state, dict | list):
+        return
+    inside = list(state.values() if isinstance(state, dict) else state)
+    is_padding = isinstance(state, dict) and "padding" in state and state["padding"].unwrap()
+    for value in inside:
+        if is_padding and isinstance(value, ShardedTensor):
+            value.data.zero_()
+        blank_padding(value)
 
 
 @torch.no_grad()

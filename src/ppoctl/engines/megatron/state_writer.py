@@ -139,7 +139,10 @@ class _DigestedFiles(FileSystem):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         assert mode == "wb", "a writer reads nothing"
         with closing(DigestingFile(Path(path))) as file:
-            yield file
+            try:
+                yield file
+            except RuntimeError as error:  # torch's, of the archive that it could not end
+                raise file.failure or error from error
         self.digests[Path(path).name] = file.digest
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
