@@ -1,5 +1,6 @@
 """Resuming with other keys: from which step they hold, and when they cannot."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from fakes.sockets import fake_recipe
 from ppoctl.errors import RecipeError, StorageError
 from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
+from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire.changes import adopt, require_fitting_states
@@ -118,3 +120,14 @@ def test_no_state_fits_the_other_kind_of_optimizer(tmp_path: Path) -> None:
         require_fitting_states(RunLayout(tmp_path / "run"), laid_out(distributed_optimizer=False))
     assert raised.value.hint is not None
     assert "keep `distributed_optimizer`" in raised.value.hint
+
+
+def test_a_state_that_does_not_say_how_it_is_laid_out_is_refused_by_name(tmp_path: Path) -> None:
+    play(tmp_path / "run", laid_out())
+    layout = RunLayout(tmp_path / "run")
+    manifest = manifests.read(layout.state("critic", 3))
+    assert manifest is not None
+    older = replace(manifest, extra={key: value for key, value in manifest.extra.items() if key != "layout"})
+    (layout.state("critic", 3) / "manifest.json").write_text(older.to_json())
+    with pytest.raises(StorageError, match="critic's state of step 3 says nothing of its layout"):
+        require_fitting_states(layout, laid_out())

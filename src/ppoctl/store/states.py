@@ -178,9 +178,10 @@ class States:
         if resident.lineage == state.lineage:
             return engine
         start, updates = self._path_to(state)
-        resident.lineage = None
-        self._start_from(start, engine)
-        resident.lineage = start.lineage
+        if resident.lineage != start.lineage:
+            resident.lineage = None
+            self._start_from(start, engine)
+            resident.lineage = start.lineage
         for recorded in updates:
             self._replay_one(recorded)
         return engine
@@ -208,8 +209,6 @@ class States:
         return manifest is not None and manifest.identity == state.lineage
 
     def _start_from(self, state: State, engine: Trainer) -> None:
-        if self._resident[state.role].lineage == state.lineage:
-            return
         if state.lineage == self.initial[state.role].lineage:
             engine.start()
             self._resident[state.role].replay = 0

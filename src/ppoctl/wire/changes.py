@@ -50,6 +50,11 @@ def require_fitting_states(layout: RunLayout, recipe: Recipe) -> None:
             manifest = manifests.read(layout.state(role, step)) if step >= start else None
             if manifest is None:
                 continue
+            if "layout" not in manifest.extra:
+                raise StorageError(
+                    f"the {role}'s state of step {step} says nothing of its layout: an earlier version saved it",
+                    hint="start a new run with another `name`",
+                )
             saved, asked = manifest.extra["layout"], saved_layout(recipe, role)
             keys = what_differs(saved, asked)
             if not keys:
