@@ -5,8 +5,8 @@
 One actor of 10M parameters, bfloat16 with float32 main weights and moments (140 MB on disk). Each round times an
 update alone, a save and an update, and a save in the background and an update, in this order. Printed are the fastest
 of all rounds (other users of the machine only add): how long each save holds training, and what each adds to an
-update in all, with the update's slower progress beside the writer and the wait for what is not written at its end. Exit 1
-when a save that training waits for holds it less than `--target` times as long.
+update in all, with the update's slower progress beside the writer and the wait for what is not written at its end.
+Exit 1 when a save that training waits for holds it less than `--target` times as long.
 """
 
 import argparse
