@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,20 +47,16 @@ class DigestingFile:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._digest = hashlib.sha256()
-        self.failure: OSError | None = None
-        """Why the disk did not take it, when it did not: who writes may say something else."""
 
     def write(self, data: bytes | memoryview) -> int:
         self._digest.update(data)
-        with self._remembered():
-            return self._file.write(data)
+        return self._file.write(data)
 
     def tell(self) -> int:
         return self._file.tell()
 
     def flush(self) -> None:
-        with self._remembered():
-            self._file.flush()
+        self._file.flush()
 
     def close(self) -> None:
         if self._file.closed:
@@ -73,14 +67,6 @@ class DigestingFile:
             self._size = self._file.tell()
         finally:
             self._file.close()
-
-    @contextmanager
-    def _remembered(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.failure = error
-            raise
 
     @property
     def digest(self) -> FileDigest:
