@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts, State
 
 
@@ -142,6 +143,22 @@ class Objective(Protocol):
 
 
 @runtime_checkable
+class Saving(Protocol):
+    """A state on its way to disk."""
+
+    def is_written(self) -> bool:
+        """Whether `finish` would not have to wait, or would fail. Cheap enough to be asked between two samples."""
+        ...
+
+    def finish(self) -> Mapping[str, FileDigest]:
+        """Wait for it. Every file of the folder by name, digested by the process that wrote it and flushed to disk.
+
+        Raises StorageError when the disk did not take it.
+        """
+        ...
+
+
+@runtime_checkable
 class Trainer(Protocol):
     """A model with an optimizer, resident in this process, at one state."""
 
@@ -149,9 +166,12 @@ class Trainer(Protocol):
         """Weights from the recipe's model source, a fresh optimizer."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write weights and optimizer into an existing empty folder (Megatron torch_dist). All of it is on disk and
-        flushed when this returns."""
+    def save(self, folder: Path, *, in_background: bool) -> Saving:
+        """Write weights and optimizer, as they are now, into an existing empty folder (Megatron torch_dist).
+
+        In the background: returns once they are copied, and training may go on. One save at a time; it ends with
+        `Saving.finish`. Raises StorageError.
+        """
         ...
 
     def save_weights(self, folder: Path) -> None:

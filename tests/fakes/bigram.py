@@ -7,10 +7,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ppoctl.batch.codec import digest
+from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.grid import pack
 from ppoctl.batch.records import Rollouts, State
 from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Minibatch, MinibatchResult, NamedWeights, Objective
+
+Tell = Callable[[str, int], None]
+"""(role, number) of a minibatch that was trained on, of half a file that was written."""
+
+
+def tell_nobody(role: str, number: int) -> None:
+    """Nobody listens."""
+
 
 VOCABULARY = 12
 END = 1
@@ -23,12 +33,63 @@ def initial_table(role: str) -> Tensor:
     return torch.randn(VOCABULARY, VOCABULARY, generator=generator) * 0.5
 
 
+class BigramSaving:
+    """Writes half a file, then the other half, each after it has been looked at so many times; the rest when it is
+    waited for. So a drill knows exactly what is on disk at each moment of an asynchronous save."""
+
+    def __init__(self, folder: Path, content: dict[str, bytes], looks: float, on_half: Callable[[int], None]) -> None:
+        self.folder = folder
+        self.looks = looks
+        self.on_half = on_half
+        self.digests = {name: FileDigest(digest(data), len(data)) for name, data in content.items()}
+        self.halves = [
+            (name, half)
+            for name, data in content.items()
+            for half in (data[: len(data) // 2], data[len(data) // 2 :])
+        ]
+        self.looked = 0
+        self.done = 0
+        self.failure: OSError | None = None
+
+    def is_written(self) -> bool:
+        self.looked += 1
+        try:
+            if self.looked % self.looks == 0:
+                self._write_half()
+        except OSError as error:
+            self.failure = error
+        return self.done == len(self.halves) or self.failure is not None
+
+    def finish(self) -> dict[str, FileDigest]:
+        if self.failure is not None:
+            raise self.failure
+        self.write_rest()
+        return self.digests
+
+    def write_rest(self) -> None:
+        while self.done < len(self.halves):
+            self._write_half()
+
+    def _write_half(self) -> None:
+        if self.done == len(self.halves):
+            return
+        name, half = self.halves[self.done]
+        with (self.folder / name).open("ab") as file:
+            file.write(half)
+        self.done += 1
+        self.on_half(self.done)
+
+
 class BigramTrainer:
     """Actor and critic in one class; the role decides what the table means. AdamW by hand."""
 
-    def __init__(self, role: str, *, on_minibatch: Callable[[str, int], None] = lambda role, number: None) -> None:
+    def __init__(
+        self, role: str, *, on_minibatch: Tell = tell_nobody, on_file: Tell = tell_nobody, looks: float = 1
+    ) -> None:
         self.role = role
         self.on_minibatch = on_minibatch
+        self.on_file = on_file
+        self.looks = looks
         self.table = torch.full_like(initial_table(role), float("nan"))
         self.moments = torch.zeros(2, *self.table.shape)
         self.count = 0
@@ -41,10 +102,16 @@ class BigramTrainer:
         self.moments = torch.zeros(2, *self.table.shape)
         self.count = 0
 
-    def save(self, folder: Path) -> None:
-        (folder / "table.bin").write_bytes(self.table.numpy().tobytes())
-        (folder / "moments.bin").write_bytes(self.moments.numpy().tobytes())
-        (folder / "count.json").write_text(json.dumps(self.count))
+    def save(self, folder: Path, *, in_background: bool) -> "BigramSaving":
+        content = {
+            "table.bin": self.table.numpy().tobytes(),
+            "moments.bin": self.moments.numpy().tobytes(),
+            "count.json": json.dumps(self.count).encode(),
+        }
+        saving = BigramSaving(folder, content, self.looks, lambda number: self.on_file(self.role, number))
+        if not in_background:
+            saving.write_rest()
+        return saving
 
     def save_weights(self, folder: Path) -> None:
         (folder / "table.bin").write_bytes(self.table.numpy().tobytes())

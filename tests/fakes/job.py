@@ -27,6 +27,9 @@ class Witness:
     """Writes down every moment of a run; `act` is told each one with its number."""
 
     act: Callable[[int, str], None] = lambda number, name: None
+    looks: float = 1
+    """How often a save in the background is looked at until half a file more is written; infinite: it writes nothing
+    before it is waited for."""
     moments: list[str] = field(default_factory=list)
     committed: list[Line] = field(default_factory=list)
 
@@ -46,6 +49,9 @@ class Witness:
     def on_minibatch(self, role: str, number: int) -> None:
         if number == 1:
             self.tell(f"inside {role}_update after a minibatch")
+
+    def on_file(self, role: str, number: int) -> None:
+        self.tell(f"inside state/{role} after {number} half files")
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
         if done == total // 2:
@@ -78,7 +84,7 @@ def open_run(
         health=health or Calm(),
         versions={},
     )
-    sockets = fake_sockets(recipe, on_minibatch=witness.on_minibatch)
+    sockets = fake_sockets(recipe, on_minibatch=witness.on_minibatch, on_file=witness.on_file, looks=witness.looks)
     return assemble(layout, attempt, recipes or {1: recipe}, sockets, around)
 
 

@@ -1,12 +1,12 @@
 """A generator, a scorer and questions to go with the bigram model, and a recipe that uses them."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from fakes.bigram import END, VOCABULARY, BigramTrainer
+from fakes.bigram import END, VOCABULARY, BigramTrainer, Tell, tell_nobody
 from ppoctl.batch.records import Prompt, Prompts, State
 from ppoctl.ports import Answer, Models, Sample, SampleRequest, SamplingParams, Score
 from ppoctl.recipe.schema import Recipe
@@ -90,10 +90,12 @@ def _prompts(step: int, numbers: range) -> Prompts:
     return Prompts(step=step, rows=rows, identity=hashlib.sha256(repr(rows).encode()).hexdigest())
 
 
-def fake_sockets(recipe: Recipe, *, on_minibatch: Callable[[str, int], None] = lambda role, number: None) -> Sockets:
+def fake_sockets(
+    recipe: Recipe, *, on_minibatch: Tell = tell_nobody, on_file: Tell = tell_nobody, looks: float = 1
+) -> Sockets:
     return Sockets(
-        actor=BigramTrainer("actor", on_minibatch=on_minibatch),
-        critic=BigramTrainer("critic", on_minibatch=on_minibatch),
+        actor=BigramTrainer("actor", on_minibatch=on_minibatch, on_file=on_file, looks=looks),
+        critic=BigramTrainer("critic", on_minibatch=on_minibatch, on_file=on_file, looks=looks),
         generator=lambda models, say: BigramGenerator(models),
         scorer=EvenScorer(),
         questions=CountingQuestions(recipe.rollout.prompts_per_step),

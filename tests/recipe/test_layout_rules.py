@@ -58,6 +58,11 @@ CASES = [
         "critic.parallel={sequence=true}",
         "sequence parallelism splits over the tensor ranks, and there is one",
     ),
+    (
+        "states_that_fit_fewer_layouts_have_a_distributed_optimizer",
+        "checkpoint.reshardable=dp",
+        "neither role has a distributed optimizer",
+    ),
 ]
 
 

@@ -23,7 +23,7 @@ from ppoctl.store.states import saved_state
 from ppoctl.wire.job import Wiring
 from store.conftest import stop_at
 
-EVERY_SECOND = {"checkpoint": {"every_steps": 2}, "steps": 4}
+EVERY_SECOND = {"checkpoint": {"every_steps": 2, "asynchronous": False}, "steps": 4}
 WARMED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 3}
 
 
@@ -155,7 +155,12 @@ def test_the_last_healthy_pair_stays_while_newer_ones_are_not_healthy(tmp_path: 
 
 
 def test_a_state_that_was_half_removed_no_longer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = stop_at(tmp_path / "run", "4 rollout starts", checkpoint={"every_steps": 1, "keep_last": 3}, steps=4)
+    layout = stop_at(
+        tmp_path / "run",
+        "4 rollout starts",
+        checkpoint={"every_steps": 1, "keep_last": 3, "asynchronous": False},
+        steps=4,
+    )
     with monkeypatch.context() as killed:  # a kill before the first file of a folder is gone
         killed.setattr(shutil, "rmtree", lambda folder, **options: None)
         retain(layout, keep_last=1, keep_rollouts_every_steps=0)
@@ -164,7 +169,7 @@ def test_a_state_that_was_half_removed_no_longer_counts(tmp_path: Path, monkeypa
 
 
 def test_where_the_newest_pair_is_broken_the_one_before_leads_to_the_same_end(tmp_path: Path) -> None:
-    tables = {"steps": 7, "checkpoint": {"every_steps": 2, "keep_last": 2}}
+    tables = {"steps": 7, "checkpoint": {"every_steps": 2, "keep_last": 2, "asynchronous": False}}
     play(tmp_path / "whole", fake_recipe(**tables))
     layout = stop_at(tmp_path / "run", "7 actor_update starts", **tables)
     assert (saved_pairs(layout), layout.stage(4, "actor_update").exists()) == ([4, 6], False)

@@ -1,4 +1,4 @@
-"""A run on the real engines, killed and resumed: python -m story.real_drill FOLDER EVERY_STEPS MOMENTS (JSON).
+"""A run on the real engines, killed and resumed: python -m story.real_drill FOLDER CHECKPOINT MOMENTS (JSON both).
 
 One chain of attempts: each is killed at the next moment on the list, the last one ends the run. Then ledger, final
 Megatron states (weights and optimizer, every file) and the figures of every stage must be those of the run that was
@@ -114,7 +114,8 @@ def outcome(root: Path) -> dict[str, object]:
 
 
 def moments_of_the_grid(every_steps: int) -> list[str]:
-    """Every moment of every stage and state of the run, in the order in which they come."""
+    """Every moment of every stage and state of the run, in the order in which they come when training waits
+    for saves."""
     grid: list[str] = []
     for step in range(1, STEPS + 1):
         stages = [stage for stage in STAGES if stage != "eval" or step in (2, 3)]
@@ -129,9 +130,9 @@ def moments_of_the_grid(every_steps: int) -> list[str]:
     return grid
 
 
-def main(folder: Path, every_steps: int, moments: list[str]) -> None:
+def main(folder: Path, checkpoint: dict[str, object], moments: list[str]) -> None:
     preload()  # the imports cost more than a whole attempt; nothing computes in this process
-    recipe = real_recipe(every_steps=every_steps)
+    recipe = real_recipe(every_steps=1, checkpoint=checkpoint)
     drill(folder / "whole", recipe, [])
     reached = drill(folder / "killed", recipe, moments)
     killed, whole = outcome(folder / "killed"), outcome(folder / "whole")
@@ -141,4 +142,4 @@ def main(folder: Path, every_steps: int, moments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))

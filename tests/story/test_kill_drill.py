@@ -1,14 +1,15 @@
 """The protocol's drill, in full, on fakes: SIGKILL at every moment of every stage, then resume.
 
 Proved: ledger, final weights, optimizer and every journaled figure are those of the run that was never killed, with
-states saved every step and every third. Not proved here: that the real engines replay bit-equal (see
-`tests/story/test_real_engines.py`).
+states saved every step and every third while training waits, and in the background at three paces. Not proved here:
+that the real engines replay bit-equal (see `tests/story/test_real_engines.py`).
 """
 
 import signal
 import tempfile
 from collections.abc import Iterator
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,21 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("save_every", [1, 3])
-def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, save_every: int) -> None:
+HOW_SAVED = {
+    "every step": ({"every_steps": 1, "asynchronous": False}, 1),
+    "every third": ({"every_steps": 3, "asynchronous": False}, 1),
+    # Half a file more is written each time a save in the background is looked at, every fifth time, or never.
+    "behind the rollout": ({"every_steps": 1}, 1),
+    "behind the whole step": ({"every_steps": 1}, 4),
+    "when the next one waits": ({"every_steps": 1}, inf),
+}
+
+
+@pytest.mark.parametrize("how", HOW_SAVED)
+def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how: str) -> None:
+    checkpoint, looks = HOW_SAVED[how]
     recipe = fake_recipe(
-        checkpoint={"every_steps": save_every},
+        checkpoint=checkpoint,
         rollout={
             "prompts_per_step": 4,
             "samples_per_prompt": 2,
@@ -38,7 +50,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, sav
             "keep_finished_every_s": 1e-9,
         },
     )
-    witness = Witness()
+    witness = Witness(looks=looks)
     play(folder / "whole", recipe, witness)
     expected = result(folder / "whole")
     stages = {moment.split()[1] for moment in witness.moments}
@@ -46,7 +58,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, sav
 
     def die_and_go_on(number: int, name: str) -> None:
         root = folder / f"{number}"
-        died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number))))
+        died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=looks)))
         assert died == signal.SIGKILL, f"not killed at {name}"
         assert in_a_process(lambda: play(root, recipe)) == 0
         assert result(root) == expected, f"killed at: {name}"

@@ -24,9 +24,19 @@ SAMPLE = [
 """Every stage once, every kind of moment at least once."""
 
 
-def start_drill(forked: Forked, folder: Path, every_steps: int, moments: list[str]) -> int:
+BEHIND = [
+    "1 state/actor writing",
+    "1 state/critic written",
+    "1 state/actor renamed",
+    "2 state/critic writing",
+    "2 state/actor written",
+]
+"""Of saves in the background: while one is written, between its manifest and its name, after one of a pair."""
+
+
+def start_drill(forked: Forked, folder: Path, checkpoint: dict[str, object], moments: list[str]) -> int:
     """In a process of its own, because this one may hold engines whose threads do not survive a fork."""
-    words = ["story.real_drill", str(folder), str(every_steps), json.dumps(moments)]
+    words = ["story.real_drill", str(folder), json.dumps(checkpoint), json.dumps(moments)]
     with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
         return forked.start(TESTS, words, out, log)
 
@@ -39,7 +49,14 @@ def reached(forked: Forked, folder: Path, pid: int) -> list[str]:
 
 @pytest.mark.timeout(900)
 def test_a_run_killed_in_each_stage_ends_as_if_it_had_not_been(tmp_path: Path, forked: Forked) -> None:
-    assert reached(forked, tmp_path, start_drill(forked, tmp_path, 3, SAMPLE)) == SAMPLE
+    assert reached(forked, tmp_path, start_drill(forked, tmp_path, {"every_steps": 3}, SAMPLE)) == SAMPLE
+
+
+@pytest.mark.timeout(900)
+def test_a_run_killed_while_states_are_written_behind_it_ends_as_if_it_had_not_been(
+    tmp_path: Path, forked: Forked
+) -> None:
+    assert reached(forked, tmp_path, start_drill(forked, tmp_path, {"every_steps": 1}, BEHIND)) == BEHIND
 
 
 @pytest.mark.story
@@ -50,7 +67,8 @@ def test_the_whole_grid_of_kills_with_saves_every_step_and_every_third(tmp_path:
         folder = tmp_path / str(every_steps)
         folder.mkdir()
         server = Forked(timeout_s=3600)
-        running[every_steps] = server, start_drill(server, folder, every_steps, moments_of_the_grid(every_steps))
+        checkpoint = {"every_steps": every_steps, "asynchronous": False}
+        running[every_steps] = server, start_drill(server, folder, checkpoint, moments_of_the_grid(every_steps))
     for every_steps, (server, drill) in running.items():
         assert reached(server, tmp_path / str(every_steps), drill) == moments_of_the_grid(every_steps)
         server.close()

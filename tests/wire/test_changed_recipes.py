@@ -1,5 +1,6 @@
 """Resuming with other keys: from which step they hold, and when they cannot."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,13 @@ import pytest
 
 from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
-from ppoctl.errors import RecipeError
+from ppoctl.errors import RecipeError, StorageError
 from ppoctl.loop.run import run
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
-from ppoctl.wire.changes import adopt
+from ppoctl.wire.changes import adopt, require_fitting_states
 
 REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}
 
@@ -79,3 +82,52 @@ def test_equal_recipes_change_nothing(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "2 values starts", **REDO)
     adopt(layout, fake_recipe(**REDO), fake_recipe(**REDO))
     assert starts(layout) == [1]
+
+
+def laid_out(reshardable: str = "full", **parallel: object) -> Recipe:
+    actor = {"optimizer": {"lr": 0.05}, "parallel": {"distributed_optimizer": True, **parallel}}
+    return fake_recipe(actor=actor, checkpoint={"reshardable": reshardable})
+
+
+@pytest.mark.parametrize(
+    ("saved_as", "asked"),
+    [
+        ("full", {"tensor": 2, "pipeline": 2, "data": 3}),
+        ("dp", {"data": 3}),
+        ("dp", {}),
+    ],
+)
+def test_a_state_may_be_loaded_under_another_layout(tmp_path: Path, saved_as: str, asked: dict[str, Any]) -> None:
+    play(tmp_path / "run", laid_out(saved_as))
+    require_fitting_states(RunLayout(tmp_path / "run"), laid_out(**asked))
+
+
+@pytest.mark.parametrize("asked", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 2, "first_stage_layers": 3}])
+def test_a_state_for_some_layouts_names_the_command_that_saves_it_for_all(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    play(tmp_path / "run", laid_out("dp"))
+    layout = RunLayout(tmp_path / "run")
+    with pytest.raises(StorageError, match=r"actor's state of step 3 was saved under `actor\.parallel\.") as raised:
+        require_fitting_states(layout, laid_out("full", **asked))
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith(f"resume {layout.root} --save-only --set checkpoint.reshardable=full")
+
+
+def test_no_state_fits_the_other_kind_of_optimizer(tmp_path: Path) -> None:
+    play(tmp_path / "run", laid_out())
+    with pytest.raises(StorageError, match=r"distributed_optimizer = true.*distributed_optimizer = false") as raised:
+        require_fitting_states(RunLayout(tmp_path / "run"), laid_out(distributed_optimizer=False))
+    assert raised.value.hint is not None
+    assert "keep `distributed_optimizer`" in raised.value.hint
+
+
+def test_a_state_that_does_not_say_how_it_is_laid_out_is_refused_by_name(tmp_path: Path) -> None:
+    play(tmp_path / "run", laid_out())
+    layout = RunLayout(tmp_path / "run")
+    manifest = manifests.read(layout.state("critic", 3))
+    assert manifest is not None
+    older = replace(manifest, extra={key: value for key, value in manifest.extra.items() if key != "layout"})
+    (layout.state("critic", 3) / "manifest.json").write_text(older.to_json())
+    with pytest.raises(StorageError, match="critic's state of step 3 says nothing of its layout"):
+        require_fitting_states(layout, laid_out())

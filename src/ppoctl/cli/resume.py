@@ -20,6 +20,10 @@ def resume(
         bool,
         typer.Option("--allow-missing", help="Set aside what depends on missing or corrupt items; make it again."),
     ] = False,
+    save_only: Annotated[
+        bool,
+        typer.Option("--save-only", help="Save the newest states again, for any layout, and stop; train nothing."),
+    ] = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -39,7 +43,8 @@ def resume(
         return
     from ppoctl.wire import commands
 
-    ending.tell(commands.resume(run, sets or (), allow_missing=allow_missing, verbose=verbose), as_json=json)
+    ended = commands.resume(run, sets or (), allow_missing=allow_missing, save_only=save_only, verbose=verbose)
+    ending.tell(ended, as_json=json)
 
 
 def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ppoctl.batch.records import Carry, Evaluation, Prompts, State
-from ppoctl.errors import HealthStopError
+from ppoctl.errors import HealthStopError, InterruptedByUserError, PreemptedError
 from ppoctl.loop.expectations import history
 from ppoctl.loop.step import Stages, StepResult, critic_only_step, ppo_step
 from ppoctl.ports import SampleParts
@@ -81,7 +81,18 @@ class Job:
 
 def run(job: Job) -> None:
     """Do what is left of the run. Raises HealthStopError when a rule with `action = "stop"` is broken, and whatever
-    error stopped a stage; everything committed stays."""
+    error stopped a stage; everything committed stays. States in flight are committed when the run ends or is asked to
+    stop; another error leaves them to the redo log."""
+    try:
+        _do_steps(job)
+    except (PreemptedError, InterruptedByUserError):
+        job.states.saves.finish()
+        raise
+    job.states.saves.finish()
+    _retain(job)
+
+
+def _do_steps(job: Job) -> None:
     step, actor, critic, carry = start_point(job)
     if step == 0:
         _evaluate(job, 0, actor)
@@ -128,14 +139,21 @@ def _judge_and_save(job: Job, step: int, result: StepResult) -> None:
     stops = [verdict.text for verdict in verdicts if verdict.action == "stop"]
     _save_best(job, result.actor, figures)
     if job.cadence.saves(step) or stops:
+        job.states.saves.finish()  # of the pair before; what it makes superfluous goes before the new one is written
+        _retain(job)
         for state in (result.critic, result.actor):
             job.states.save(state, result.carry, figures, healthy=not stops)
     if stops:
+        job.states.saves.finish()
         raise HealthStopError(
             "; ".join(stops),
             hint="everything up to this step is committed; continue with a changed recipe: "
             f"ppoctl resume {job.layout.root} --set ...",
         )
+    _retain(job)
+
+
+def _retain(job: Job) -> None:
     retain(
         job.layout,
         keep_last=job.cadence.keep_last,

@@ -5,7 +5,7 @@ from typing import Any
 
 from ppoctl.recipe.assets import model_config
 from ppoctl.recipe.conflict import Conflict, Rule
-from ppoctl.recipe.parallel import ParallelTable
+from ppoctl.recipe.parallel import ParallelTable, layouts
 from ppoctl.recipe.schema import Recipe
 
 
@@ -76,6 +76,16 @@ def sequence_parallelism_needs_tensor_ranks(recipe: Recipe) -> Iterator[Conflict
             )
 
 
+def states_that_fit_fewer_layouts_have_a_distributed_optimizer(recipe: Recipe) -> Iterator[Conflict]:
+    roles = layouts(recipe)
+    if recipe.checkpoint.reshardable == "dp" and not any(table.distributed_optimizer for table in roles.values()):
+        yield Conflict(
+            "neither role has a distributed optimizer, and any other is saved for every layout as it is",
+            (("checkpoint", "reshardable"),),
+            "--set checkpoint.reshardable=full",
+        )
+
+
 LAYOUT_RULES: tuple[Rule, ...] = (
     tensor_ranks_divide_the_heads,
     every_pipeline_rank_has_layers,
@@ -83,6 +93,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     several_stages_per_rank_need_a_pipeline,
     stages_of_a_rank_have_the_same_number_of_layers,
     sequence_parallelism_needs_tensor_ranks,
+    states_that_fit_fewer_layouts_have_a_distributed_optimizer,
 )
 
 

@@ -176,6 +176,13 @@ class CheckpointTable(Table):
 
     every_steps: Annotated[int, SPEED, AtLeastOne] = 1
     """Between saves the artifacts are a redo log: resume replays at most this many steps' updates."""
+    asynchronous: Annotated[bool, SPEED] = True
+    """States are copied, and written while the next step goes on: takes the host memory of one more copy of actor and
+    critic, weights and optimizer. False: training waits until they are on disk."""
+    reshardable: Annotated[Literal["full", "dp"], SPEED] = "full"
+    """Under which layouts the state of a distributed optimizer can be loaded. full: any; to save it, it is gathered
+    over the data ranks, on each of them. dp: any number of data ranks, the rest as it was; each rank writes what it
+    has. A role without a distributed optimizer has the first kind for nothing."""
     keep_last: Annotated[int, SPEED, Field(ge=2)] = 2
     """Healthy actor and critic pairs to keep; the last healthy one is never deleted."""
     best: Annotated[str | None, REPORTING] = None

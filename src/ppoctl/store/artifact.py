@@ -5,47 +5,111 @@ A reader sees either nothing or everything. What a killed writer leaves (`*.atte
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ppoctl.batch.digest import FileDigest, flushed_digest
 from ppoctl.errors import StorageError
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import MANIFEST, RunLayout
-from ppoctl.store.manifest import FileDigest, Manifest, file_digest
+from ppoctl.store.manifest import Manifest
 
 Moment = Callable[[str], None]
 """Told where a commit is: `writing`, `written`, `renamed`. Drills kill the process there."""
 
 
+@dataclass(frozen=True)
+class Draft:
+    """An artifact that is written aside, to be published or dropped."""
+
+    folder: Path
+    """What it is published as."""
+    attempt: Attempt
+    moment: Moment
+
+    @property
+    def aside(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.attempt-{self.attempt.number}")
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Around every part of the work: if it fails, nothing is published, and nothing published before is touched.
+
+        Raises SupersededError when a newer attempt runs, StorageError when the disk does not take it.
+        """
+        try:
+            yield
+        except (OSError, StorageError) as error:
+            self.drop()
+            self.attempt.require_newest()  # a newer attempt sweeps what this one was writing
+            if isinstance(error, OSError):
+                raise storage_error(self.folder, error) from error
+            raise
+
+    def open(self) -> None:
+        """Make the empty folder to write into."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.drop()
+        self.aside.mkdir()
+        self.moment("writing")
+
+    def publish(
+        self, manifest: Manifest, written: Mapping[str, FileDigest], *, in_place_of: bool = False
+    ) -> Manifest:
+        """Manifest, then the name. `written`: every file in the folder, flushed, as digested by who wrote it.
+        `in_place_of`: what is published under the name goes first; a kill between leaves neither.
+
+        Returns the manifest with the files. Raises StorageError when folder and digests do not tell the same.
+        """
+        require_covered(self.aside, written)
+        complete = replace(manifest, files=dict(written))
+        _write_flushed(self.aside / MANIFEST, complete.to_json().encode("ascii"))
+        flush_folder(self.aside)
+        self.moment("written")
+        self.attempt.require_newest()
+        if in_place_of:
+            remove(self.folder)
+            self.moment("removed")
+        self.aside.rename(self.folder)
+        flush_folder(self.folder.parent)
+        self.moment("renamed")
+        return complete
+
+    def drop(self) -> None:
+        shutil.rmtree(self.aside, ignore_errors=True)
+
+
 def commit(
     folder: Path, write: Callable[[Path], None], manifest: Manifest, attempt: Attempt, moment: Moment
 ) -> Manifest:
-    """Publish what `write` puts into an empty folder, as `folder`. Returns the manifest with the files' digests.
+    """Publish what `write` puts into an empty folder, as `folder`; flushed and digested here. See `Draft`."""
+    draft = Draft(folder, attempt, moment)
+    with draft.work():
+        draft.open()
+        write(draft.aside)
+        return draft.publish(manifest, _flush_and_digest(draft.aside))
 
-    Raises SupersededError when a newer attempt runs, StorageError when the disk does not take it; in both cases
-    nothing is published and nothing published before is touched.
-    """
-    aside = folder.with_name(f"{folder.name}.attempt-{attempt.number}")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        moment("writing")
-        write(aside)
-        complete = replace(manifest, files=_flush_and_digest(aside))
-        _write_flushed(aside / MANIFEST, complete.to_json().encode("ascii"))
-        flush_folder(aside)
-        moment("written")
-        attempt.require_newest()
-        aside.rename(folder)
-        flush_folder(folder.parent)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        attempt.require_newest()  # a newer attempt sweeps what this one was writing
-        raise storage_error(folder, error) from error
-    moment("renamed")
-    return complete
+
+def require_covered(folder: Path, written: Mapping[str, FileDigest]) -> None:
+    """Raise StorageError unless `written` has every file in the folder, none besides, each of its size on disk."""
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
+    hint = f"see whether something else writes into the run directory: ls -la {folder.parent}"
+    for name in sorted(sizes.keys() | written.keys()):
+        path = folder / name
+        if name not in written:
+            raise StorageError(f"`{path}` was digested by nobody who wrote it", hint=hint)
+        if name not in sizes:
+            raise StorageError(f"`{path}` was digested and is not there", hint=hint)
+        if sizes[name] != written[name].size:
+            raise StorageError(f"`{path}` has {sizes[name]} bytes, {written[name].size} were written", hint=hint)
+
+
+def remove(folder: Path) -> None:
+    """Manifest first: without it the folder is nothing, whatever a kill leaves of the rest."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
@@ -99,14 +163,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def _flush_and_digest(folder: Path) -> dict[str, FileDigest]:
-    digests: dict[str, FileDigest] = {}
-    for path in sorted(_files(folder)):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        digest = file_digest(path)
-        assert digest is not None
-        digests[path.relative_to(folder).as_posix()] = digest
-    return digests
+    return {path.relative_to(folder).as_posix(): flushed_digest(path) for path in sorted(_files(folder))}
 
 
 def _write_flushed(path: Path, data: bytes) -> None:

@@ -1,23 +1,13 @@
 """The manifest: the only definition of *complete*, read by one function, for data and states alike. Light."""
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ppoctl.batch.digest import FileDigest, file_digest
 from ppoctl.errors import CorruptArtifactError, StorageError
 from ppoctl.store.layout import MANIFEST
-
-_BLOCK = 1 << 20
-
-
-@dataclass(frozen=True)
-class FileDigest:
-    """One file of an artifact."""
-
-    sha256: str
-    size: int
 
 
 @dataclass(frozen=True)
@@ -41,7 +31,7 @@ class Manifest:
     figures: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
-    """States: `updates`, `carry`, `replay`, `healthy`."""
+    """States: `updates`, `carry`, `replay`, `healthy`, `layout`."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
@@ -88,19 +78,6 @@ def verify_bytes(path: Path, found: FileDigest | None, expected: FileDigest) -> 
         raise _corrupt(path, f"{found.size} bytes, its manifest says {expected.size}")
     if found.sha256 != expected.sha256:
         raise _corrupt(path, f"digest {found.sha256[:12]}, its manifest says {expected.sha256[:12]}")
-
-
-def file_digest(path: Path) -> FileDigest | None:
-    """SHA-256 and size of a file, read in blocks; None when it is not there."""
-    digest, size = hashlib.sha256(), 0
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-                size += len(block)
-    except FileNotFoundError:
-        return None
-    return FileDigest(digest.hexdigest(), size)
 
 
 def _corrupt(path: Path, what: str) -> CorruptArtifactError:

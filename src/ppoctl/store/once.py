@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ppoctl.batch import codec, records
+from ppoctl.batch.digest import FileDigest, file_digest
 from ppoctl.batch.records import Record
 from ppoctl.errors import StorageError
 from ppoctl.store import artifact
@@ -17,7 +18,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.journal import Journal, Line
 from ppoctl.store.layout import RECORD, RunLayout
-from ppoctl.store.manifest import FileDigest, Manifest
+from ppoctl.store.manifest import Manifest
 
 Result = TypeVar("Result", covariant=True)
 
@@ -163,7 +164,7 @@ def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) ->
     folder = layout.stage(step, stage)
     for name in manifest.files:
         if name != RECORD:
-            manifests.verify_bytes(folder / name, manifests.file_digest(folder / name), manifest.files[name])
+            manifests.verify_bytes(folder / name, file_digest(folder / name), manifest.files[name])
     path = folder / RECORD
     expected = manifest.files.get(RECORD, FileDigest("", 0))
     data = path.read_bytes() if path.is_file() else None

@@ -2,6 +2,7 @@
 
 import shutil
 
+from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.layout import READABLE_STAGES, ROLES, STAGES, RunLayout
 
@@ -26,7 +27,7 @@ def retain(layout: RunLayout, *, keep_last: int, keep_rollouts_every_steps: int)
     for role in ROLES:
         for step in layout.saved_steps(role):
             if step < oldest_kept:
-                _remove_state(layout, role, step)
+                artifact.remove(layout.state(role, step))
     gone: list[int] = []
     for step in layout.committed_steps():
         if 0 < step <= oldest_kept:
@@ -41,19 +42,10 @@ def _healthy(layout: RunLayout, step: int) -> bool:
     return all(item is not None and bool(item.extra.get("healthy", True)) for item in found)
 
 
-def _remove_state(layout: RunLayout, role: str, step: int) -> None:
-    """Manifest first: without it the folder is no state, whatever a kill leaves of the rest."""
-    folder = layout.state(role, step)
-    (folder / "manifest.json").unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def _remove_stages(layout: RunLayout, step: int, *, keep: tuple[str, ...]) -> None:
     for stage in STAGES:
         if stage not in keep:
-            folder = layout.stage(step, stage)
-            (folder / "manifest.json").unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            artifact.remove(layout.stage(step, stage))
     shutil.rmtree(layout.parts(step), ignore_errors=True)
     folder = layout.step(step)
     if not any(folder.iterdir()):

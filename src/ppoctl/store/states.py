@@ -13,17 +13,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 from ppoctl.batch.records import Carry, State, Update
 from ppoctl.errors import StorageError
 from ppoctl.ports import Actor, Critic, Trainer
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
+from ppoctl.store.artifact import Draft
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import ROLES, RunLayout
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.once import Observer, load_record
+from ppoctl.store.saves import Saves
 
 Replay = Callable[[int, str, State], Update]
 """(step, role, parent) -> the update as it came out this time; the engine is at `parent` before and at the next
@@ -53,6 +55,9 @@ class States:
     attempt: Attempt
     engines: Mapping[str, Trainer]
     initial: Mapping[str, State]
+    layouts: Mapping[str, Mapping[str, Any]]
+    """How the states of each role are laid out, and under which layouts they can be loaded; for the record."""
+    saves: Saves
     versions: dict[str, str]
     replay: Replay | None = None
     """Set by wire once the stages exist."""
@@ -87,7 +92,8 @@ class States:
         return self._resident[role].replay
 
     def save(self, state: State, carry: Carry, figures: dict[str, float], *, healthy: bool) -> None:
-        """Commit the state unless it is. `figures` are the step's, for the record."""
+        """Commit the state unless it is: at once, or in the background (see `Saves`; what is in flight of the role
+        must be finished). `figures` are the step's, for the record."""
         folder = self.layout.state(state.role, state.step)
         existing = manifests.read(folder)
         if existing is not None:
@@ -98,35 +104,55 @@ class States:
                 )
             return
         engine = self._bring(state)
-        started = time.monotonic()
-        manifest = Manifest(
-            stage=f"state/{state.role}",
-            step=state.step,
-            identity=state.lineage,
-            inputs=(),
-            fingerprint="",
-            files={},
-            seconds=0.0,
-            committed_at=time.time(),
-            attempt=self.attempt.number,
-            figures=figures,
-            versions=self.versions,
-            extra={
-                "updates": state.updates,
-                "carry": carry.as_dict(),
-                "replay": self.replays(state.role),
-                "healthy": healthy,
-            },
-        )
-        artifact.commit(folder, engine.save, manifest, self.attempt, self._moment(state))
-        self.say(f"saved {state.role} at step {state.step} in {time.monotonic() - started:.2f} s")
+        extra = {
+            "updates": state.updates,
+            "carry": carry.as_dict(),
+            "replay": self.replays(state.role),
+            "healthy": healthy,
+            "layout": dict(self.layouts[state.role]),
+        }
+        manifest = replace(self._manifest(f"state/{state.role}", state, extra), figures=figures)
+        self.saves.begin(Draft(folder, self.attempt, self._moment(state)), manifest, engine)
+
+    def widen(self, step: int) -> list[str]:
+        """Save the states of this step again, for any layout, where they are for some and the recipe asks for any.
+        A kill between the old and the new one costs a replay: the redo log leads there again. Returns the roles."""
+        widened: list[str] = []
+        for role in ROLES:
+            folder, layout = self.layout.state(role, step), dict(self.layouts[role])
+            manifest, saved = manifests.read(folder), saved_state(self.layout, role, step)
+            if manifest is None or saved is None:
+                continue
+            if (manifest.extra["layout"]["reshardable"], layout["reshardable"]) != ("dp", "full"):
+                continue
+            engine = self._bring(saved[0])
+            again = replace(manifest, attempt=self.attempt.number, extra={**manifest.extra, "layout": layout})
+            draft = Draft(folder, self.attempt, self._moment(saved[0]))
+            with draft.work():
+                draft.open()
+                draft.publish(again, engine.save(draft.aside, in_background=False).finish(), in_place_of=True)
+            self.say(f"saved {role} at step {step} again, to be loaded under any layout")
+            widened.append(role)
+        return widened
 
     def save_best(self, state: State, metric: str, value: float) -> None:
         """Keep the actor's weights, replacing the previous best."""
         engine = self.actor_at(state)
-        extra = {"updates": state.updates, "metric": metric, "value": value}
-        manifest = Manifest(
-            stage="best",
+        manifest = self._manifest("best", state, {"updates": state.updates, "metric": metric, "value": value})
+        folder = self.layout.best / f"{state.step:06d}"
+        existing = manifests.read(folder)
+        if existing is not None and existing.identity != state.lineage:
+            shutil.rmtree(folder)  # of a step that was dropped and drawn again
+            existing = None
+        if existing is None:
+            artifact.commit(folder, engine.save_weights, manifest, self.attempt, no_listener)
+        for other in self.layout.best.iterdir():
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def _manifest(self, stage: str, state: State, extra: dict[str, Any]) -> Manifest:
+        return Manifest(
+            stage=stage,
             step=state.step,
             identity=state.lineage,
             inputs=(),
@@ -138,16 +164,6 @@ class States:
             versions=self.versions,
             extra=extra,
         )
-        folder = self.layout.best / f"{state.step:06d}"
-        existing = manifests.read(folder)
-        if existing is not None and existing.identity != state.lineage:
-            shutil.rmtree(folder)  # of a step that was dropped and drawn again
-            existing = None
-        if existing is None:
-            artifact.commit(folder, engine.save_weights, manifest, self.attempt, no_listener)
-        for other in self.layout.best.iterdir():
-            if other != folder:
-                shutil.rmtree(other, ignore_errors=True)
 
     def _moment(self, state: State) -> artifact.Moment:
         def tell(moment: str) -> None:
@@ -162,9 +178,10 @@ class States:
         if resident.lineage == state.lineage:
             return engine
         start, updates = self._path_to(state)
-        resident.lineage = None
-        self._start_from(start, engine)
-        resident.lineage = start.lineage
+        if resident.lineage != start.lineage:
+            resident.lineage = None
+            self._start_from(start, engine)
+            resident.lineage = start.lineage
         for recorded in updates:
             self._replay_one(recorded)
         return engine
@@ -192,8 +209,6 @@ class States:
         return manifest is not None and manifest.identity == state.lineage
 
     def _start_from(self, state: State, engine: Trainer) -> None:
-        if self._resident[state.role].lineage == state.lineage:
-            return
         if state.lineage == self.initial[state.role].lineage:
             engine.start()
             self._resident[state.role].replay = 0

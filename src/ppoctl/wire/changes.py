@@ -5,13 +5,15 @@ changed key (so that the step that failed can be mended). Keys that decide promp
 steps after the last saved pair are only in the redo log: replaying those reads them.
 """
 
-from ppoctl.errors import RecipeError
+from ppoctl.errors import RecipeError, StorageError
+from ppoctl.recipe.explain import shown
 from ppoctl.recipe.fingerprint import result_differences
+from ppoctl.recipe.saved_layout import saved_layout, what_differs
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import STAGES, RunLayout
+from ppoctl.store.layout import ROLES, STAGES, RunLayout
 from ppoctl.store.retention import saved_pairs
 from ppoctl.wire.stages import READS, read_by
 
@@ -38,6 +40,41 @@ def adopt(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> None:
         )
     run_dir.change_recipe(layout, recipe.model_dump(mode="json", by_alias=True), from_step=step)
     artifact.write_atomically(layout.recipe_toml, recipe_as_toml(recipe).encode())
+
+
+def require_fitting_states(layout: RunLayout, recipe: Recipe) -> None:
+    """Raise StorageError, before anything is started, when the recipe lays a role out as a saved state cannot be."""
+    start = (saved_pairs(layout) or [0])[-1]
+    for role in ROLES:
+        for step in layout.saved_steps(role):
+            manifest = manifests.read(layout.state(role, step)) if step >= start else None
+            if manifest is None:
+                continue
+            if "layout" not in manifest.extra:
+                raise StorageError(
+                    f"the {role}'s state of step {step} says nothing of its layout: an earlier version saved it",
+                    hint="start a new run with another `name`",
+                )
+            saved, asked = manifest.extra["layout"], saved_layout(recipe, role)
+            keys = what_differs(saved, asked)
+            if not keys:
+                continue
+            then, now = (
+                ", ".join(f"{role}.parallel.{key} = {shown(of[key])}" for key in keys) for of in (saved, asked)
+            )
+            raise StorageError(
+                f"the {role}'s state of step {step} was saved under `{then}` and cannot be loaded under `{now}`",
+                hint=_how_to_load(layout, keys),
+            )
+
+
+def _how_to_load(layout: RunLayout, keys: list[str]) -> str:
+    if "distributed_optimizer" in keys:
+        return "keep `distributed_optimizer` as it was; no state fits the other kind of optimizer"
+    return (
+        "first save it for any layout, under the one it has (nothing is trained): "
+        f"ppoctl resume {layout.root} --save-only --set checkpoint.reshardable=full"
+    )
 
 
 def _is_mendable(layout: RunLayout, step: int, recipe: Recipe) -> bool:

@@ -40,9 +40,9 @@ def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ende
     return session.attempt_run(Opened(layout, {1: loaded.recipe}, sockets, threads, verbose=verbose))
 
 
-def resume(root: Path, sets: Sequence[str], *, allow_missing: bool, verbose: bool) -> Ended:
-    """Continue a run. Raises StorageError naming what is missing or corrupt, unless `allow_missing` sets aside what
-    depends on it."""
+def resume(root: Path, sets: Sequence[str], *, allow_missing: bool, save_only: bool, verbose: bool) -> Ended:
+    """Continue a run, or only save its newest pair of states again. Raises StorageError naming what is missing or
+    corrupt, unless `allow_missing` sets aside what depends on it."""
     layout = RunLayout(root.resolve())
     run_dir.facts(layout)
     plan = plan_resume(layout)
@@ -50,7 +50,8 @@ def resume(root: Path, sets: Sequence[str], *, allow_missing: bool, verbose: boo
         set_aside_broken(layout, plan, attempt=(layout.attempts() or [0])[-1] + 1)
     else:
         plan.require_whole(layout)
-    return _continue(layout, load([layout.recipe_toml], sets, environ={}).recipe, verbose=verbose)
+    recipe = load([layout.recipe_toml], sets, environ={}).recipe
+    return _continue(layout, recipe, verbose=verbose, do=_save_for_any_layout if save_only else run)
 
 
 def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
@@ -75,12 +76,22 @@ def _draw_and_score(job: Job) -> None:
     once(stages.reward, rollouts)
 
 
+def _save_for_any_layout(job: Job) -> None:
+    step = start_point(job)[0]
+    if not job.states.widen(step):
+        raise RecipeError(
+            f"no state of step {step} is for some layouts only while the recipe asks for states for any",
+            hint=f"ppoctl resume {job.layout.root} --save-only --set checkpoint.reshardable=full",
+        )
+
+
 def _continue(layout: RunLayout, recipe: Recipe, *, verbose: bool, do: Callable[[Job], None] = run) -> Ended:
     session.require_same_model(layout, recipe)
     recorded = session.recorded_recipes(layout)
     sockets, digests, threads = session.prepare(recipe)
     try:
         session.require_same_sources(layout, digests)
+        changes.require_fitting_states(layout, recipe)
         changes.adopt(layout, recorded[max(recorded)], recipe)
     except BaseException:
         sockets.scorer.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ppoctl.batch.digest import file_digest
 from ppoctl.batch.records import TRUNCATED, Rollouts, State
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
@@ -16,7 +17,6 @@ from ppoctl.ports import Generator, Models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.probe import probe, require_gold_wins
 from ppoctl.rewards.processes import ProcessScorer
-from ppoctl.store.manifest import file_digest
 from ppoctl.wire.processes import Placed, Say, place
 from ppoctl.wire.sockets import Sockets
 

@@ -8,15 +8,17 @@ from ppoctl.batch.records import Carry, Evaluation, State, Update
 from ppoctl.loop.run import Cadence, Health, Job
 from ppoctl.loop.step import Stages
 from ppoctl.ports import Generator, Scorer
+from ppoctl.recipe.saved_layout import saved_layout
 from ppoctl.recipe.schema import Recipe
 from ppoctl.stages.rollout import Progress
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import ROLES, RunLayout
 from ppoctl.store.ledger import Ledger
 from ppoctl.store.once import Observer, Once, Stage, load_record
 from ppoctl.store.parts import RolloutParts
+from ppoctl.store.saves import Saves
 from ppoctl.store.states import States
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.stages import StageBuilder, evaluation_stage
@@ -58,15 +60,13 @@ def assemble(
     """A job on a run directory. `recipes` by the first step they hold for; older ones are read for result keys."""
     newest = recipes[max(recipes)]
     journal = Journal(layout, attempt)
-    states = States(
-        layout=layout,
-        attempt=attempt,
-        engines={"actor": sockets.actor, "critic": sockets.critic},
-        initial={role: initial_state(role, sockets.source_digest) for role in ("actor", "critic")},
-        versions=around.versions,
-        observers=around.observers,
-        say=around.say,
-    )
+    states = _states(attempt, newest, sockets, around)
+
+    def between_work() -> None:
+        """What is written by now is published; then the job stops if it was asked to."""
+        states.saves.settle()
+        around.check_stop()
+
     generator = sockets.generator(states, around.say)
     parts = RolloutParts(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
     builder = StageBuilder(
@@ -75,7 +75,7 @@ def assemble(
         scorer=sockets.scorer,
         questions=sockets.questions,
         parts=parts,
-        check_stop=around.check_stop,
+        check_stop=between_work,
         progress=_to_all(around.observers),
     )
     by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
@@ -92,7 +92,7 @@ def assemble(
     job = Job(
         layout=layout,
         cadence=cadence(newest),
-        once=Once(layout, attempt, journal, around.check_stop, around.observers, around.versions),
+        once=Once(layout, attempt, journal, between_work, around.observers, around.versions),
         journal=journal,
         ledger=Ledger(layout.ledger, attempt),
         parts=parts,
@@ -105,6 +105,20 @@ def assemble(
         say=around.say,
     )
     return Wiring(job, generator, sockets.scorer, sockets.close_trainers)
+
+
+def _states(attempt: Attempt, recipe: Recipe, sockets: Sockets, around: Surroundings) -> States:
+    return States(
+        layout=attempt.layout,
+        attempt=attempt,
+        engines={"actor": sockets.actor, "critic": sockets.critic},
+        initial={role: initial_state(role, sockets.source_digest) for role in ROLES},
+        layouts={role: saved_layout(recipe, role) for role in ROLES},
+        saves=Saves(around.say, recipe.checkpoint.asynchronous),
+        versions=around.versions,
+        observers=around.observers,
+        say=around.say,
+    )
 
 
 def _to_all(observers: tuple[Observer, ...]) -> Progress:

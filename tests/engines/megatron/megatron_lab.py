@@ -226,6 +226,11 @@ def critic(folder: Path, *, dtype: str = "float32", batching: Batching | None = 
     return made
 
 
+def save(trainer: MegatronTrainer, folder: Path, *, in_background: bool = False) -> None:
+    """From the first to the last byte."""
+    trainer.save(folder, in_background=in_background).finish()
+
+
 def rank_of(trainer: MegatronTrainer) -> MegatronRank:
     """The one process of a trainer that lives in this one."""
     assert isinstance(trainer.ranks, ThisProcess)

@@ -51,7 +51,7 @@ def test_no_use_of_a_trainer_leaves_anything_behind(model, tmp_path):
     generator = torch.random.get_rng_state()
     trainer = lab.actor(model("qwen2"), dtype="bfloat16")
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
-    trainer.save(tmp_path)
+    lab.save(trainer, tmp_path)
     trainer.load(tmp_path)
     assert torch.equal(torch.random.get_rng_state(), generator)
     assert (torch.cuda.current_device, torch.cuda.synchronize, torch.get_default_dtype()) == before

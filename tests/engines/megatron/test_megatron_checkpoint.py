@@ -1,11 +1,15 @@
 """A saved state continues exactly where it was; anything missing or foreign is a storage error, never a guess."""
 
 import shutil
+import threading
+import time
 
 import megatron_lab as lab
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+from ppoctl.batch.digest import file_digest
 from ppoctl.errors import StorageError
 from tolerance import EXACT
 
@@ -20,7 +24,7 @@ def test_a_resumed_actor_ends_as_one_that_never_stopped(model, tmp_path, dtype, 
     batches = [lab.minibatch(rollouts, rows) for rows in ([0, 1], [2, 3, 4])]
     straight = lab.actor(model(kind), dtype=dtype)
     straight.update(rollouts, batches, objective)
-    straight.save(tmp_path)
+    lab.save(straight, tmp_path)
     expected = straight.update(rollouts, batches, objective)
     resumed = lab.unstarted(straight)
     resumed.load(tmp_path)
@@ -36,7 +40,7 @@ def test_a_resumed_critic_ends_as_one_that_never_stopped(model, tmp_path):
     objective = lab.value_objective(rollouts)
     straight = lab.critic(model("qwen2-tied"), dtype="bfloat16")
     straight.update(rollouts, [lab.minibatch(rollouts)], objective)
-    straight.save(tmp_path)
+    lab.save(straight, tmp_path)
     straight.update(rollouts, [lab.minibatch(rollouts)] * 2, objective)
     # Loaded over a state that has moved on, as `states` does between roles.
     resumed = lab.critic(model("qwen2-tied"), dtype="bfloat16")
@@ -49,7 +53,7 @@ def test_a_resumed_critic_ends_as_one_that_never_stopped(model, tmp_path):
 def test_a_state_saved_before_the_first_step_can_be_loaded(model, tmp_path):
     rollouts = lab.make_rollouts()
     straight = lab.actor(model("llama"))
-    straight.save(tmp_path)
+    lab.save(straight, tmp_path)
     resumed = lab.unstarted(straight)
     resumed.load(tmp_path)
     for trainer in (straight, resumed):
@@ -70,7 +74,7 @@ def test_start_forgets_everything_a_state_had(model, tmp_path):
 def test_saving_starts_no_process_and_leaves_only_torch_dist_files(model, tmp_path, monkeypatch):
     monkeypatch.setattr("os.fork", lambda: pytest.fail("forked"))
     monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda _: pytest.fail("started a process"))
-    lab.actor(model("llama")).save(tmp_path)
+    lab.save(lab.actor(model("llama")), tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == FILES
 
 
@@ -81,7 +85,7 @@ def saved(tmp_path_factory, model):
     rollouts = lab.make_rollouts()
     trainer = lab.critic(model("qwen2"))
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.value_objective(rollouts))
-    trainer.save(folder)
+    lab.save(trainer, folder)
     return folder
 
 
@@ -115,14 +119,14 @@ def test_a_state_of_another_model_is_a_storage_error(model, saved, other, tmp_pa
 
 def test_a_state_with_a_tensor_too_many_is_a_storage_error(model, tmp_path):
     """An untied model's state has all that a tied one needs, and an output layer besides."""
-    lab.actor(model("qwen2")).save(tmp_path)
+    lab.save(lab.actor(model("qwen2")), tmp_path)
     with pytest.raises(StorageError, match="tied_embeddings"):
         lab.actor(model("qwen2-tied")).load(tmp_path)
 
 
 def test_a_full_or_missing_disk_is_a_storage_error(model, tmp_path):
     with pytest.raises(StorageError, match="cannot be written"):
-        lab.actor(model("llama")).save(tmp_path / "nowhere")
+        lab.save(lab.actor(model("llama")), tmp_path / "nowhere")
 
 
 def test_a_bfloat16_state_keeps_its_float32_main_weights(model, tmp_path):
@@ -132,10 +136,70 @@ def test_a_bfloat16_state_keeps_its_float32_main_weights(model, tmp_path):
     main = [p for group in lab.rank_of(trainer).optimizer.param_groups for p in group["params"]]
     assert {p.dtype for p in main} == {torch.float32}
     assert any(not torch.equal(p, p.bfloat16().float()) for p in main)
-    trainer.save(tmp_path)
+    lab.save(trainer, tmp_path)
     resumed = lab.unstarted(trainer)
     resumed.load(tmp_path)
     for found, expected in zip(
         (p for group in lab.rank_of(resumed).optimizer.param_groups for p in group["params"]), main, strict=True
     ):
         EXACT.check(found, expected)
+
+
+def digests_on_disk(folder):
+    return {path.name: file_digest(path) for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_save_tells_the_digest_of_every_file(model, tmp_path, in_background):
+    trainer = lab.actor(model("qwen2-tied"), dtype="bfloat16")
+    written = trainer.save(tmp_path, in_background=in_background).finish()
+    assert sorted(written) == FILES
+    assert written == digests_on_disk(tmp_path)
+
+
+def test_a_state_in_the_background_is_of_the_moment_it_was_asked_for(model, tmp_path, monkeypatch):
+    """Training goes on before a byte is written; the files are those of a save that it waited for."""
+    rollouts = lab.make_rollouts()
+    objective, batches = lab.policy_objective(rollouts), [lab.minibatch(rollouts)]
+    trainer = lab.actor(model("qwen2"), dtype="bfloat16")
+    trainer.update(rollouts, batches, objective)
+    folders = [tmp_path / "waited for", tmp_path / "behind"]
+    for folder in folders:
+        folder.mkdir()
+    lab.save(trainer, folders[0])
+    may_write = threading.Event()
+    write_data = FileSystemWriter.write_data
+    monkeypatch.setattr(FileSystemWriter, "write_data", lambda *a: may_write.wait() and write_data(*a))
+    monkeypatch.setattr("ppoctl.engines.megatron.trainer.LOOK_EVERY_S", 0.0)
+    saving = trainer.save(folders[1], in_background=True)
+    trainer.update(rollouts, batches, objective)
+    assert not saving.is_written()
+    may_write.set()
+    saving.finish()
+    # `.metadata` is torch's index; it has the folder's name in it.
+    first, second = ({**digests_on_disk(folder), ".metadata": None} for folder in folders)
+    assert first == second
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_full_disk_is_a_storage_error_that_says_so_and_the_engine_can_save_again(model, tmp_path, in_background):
+    (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
+    trainer = lab.actor(model("llama"))
+    saving = trainer.save(tmp_path, in_background=in_background)
+    with pytest.raises(StorageError, match=r"state cannot be written to .*No space left on device"):
+        saving.finish()
+    (tmp_path / "__0_0.distcp").unlink()
+    lab.save(trainer, tmp_path, in_background=in_background)
+    lab.unstarted(trainer).load(tmp_path)
+
+
+def test_a_save_that_failed_is_looked_at_no_longer(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("ppoctl.engines.megatron.trainer.LOOK_EVERY_S", 0.0)
+    (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
+    saving = lab.actor(model("llama")).save(tmp_path, in_background=True)
+    until = time.monotonic() + 30
+    while not saving.is_written():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    with pytest.raises(StorageError):
+        saving.finish()

@@ -10,6 +10,7 @@ import torch
 from rank_pool import RankPool
 from torch import Tensor
 
+from ppoctl.batch.digest import file_digest
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 from ppoctl.engines.megatron.weights import weight_names
@@ -170,7 +171,7 @@ def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under
     first = trainer(pool, settings(folder, "actor", layouts[saved_under], dtype))
     first.start()
     first.update(rollouts, minibatches, objective)
-    first.save(tmp_path)
+    lab.save(first, tmp_path)
     saved = {name: tensor.clone() for name, tensor in pool.weights()}
     [expected] = first.update(rollouts, minibatches, objective)
     after = dict(pool.weights())
@@ -190,9 +191,98 @@ def test_a_state_of_another_kind_of_optimizer_is_refused_by_name(pool, model, tm
     folder = model("qwen2-deep")
     saved = trainer(pool, settings(folder, "actor", LAYOUTS["DP2 distributed optimizer"]))
     saved.start()
-    saved.save(tmp_path)
+    lab.save(saved, tmp_path)
     with pytest.raises(StorageError, match=r"distributed_optimizer = true"):
         trainer(pool, settings(folder, "actor", LAYOUTS["DP2"])).load(tmp_path)
+
+
+NARROW = {
+    "alone": ParallelTable(distributed_optimizer=True),
+    "DP2": ParallelTable(data=2, distributed_optimizer=True),
+    "DP3": ParallelTable(data=3, distributed_optimizer=True),
+    "DP2 PP2": ParallelTable(data=2, pipeline=2, distributed_optimizer=True),
+    "PP2": ParallelTable(pipeline=2, distributed_optimizer=True),
+    "TP2": ParallelTable(tensor=2, distributed_optimizer=True),
+    "TP2 sequence": ParallelTable(tensor=2, sequence=True, distributed_optimizer=True),
+    "DP2 TP2": ParallelTable(data=2, tensor=2, distributed_optimizer=True),
+}
+
+
+def narrow(folder: Path, layout: str, dtype: torch.dtype = torch.float32) -> TrainerSettings:
+    return replace(settings(folder, "actor", NARROW[layout], dtype), reshardable="dp")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("saved_under", "loaded_under"),
+    [("DP2", "DP2"), ("DP2", "alone"), ("alone", "DP3"), ("DP2 PP2", "PP2"), ("TP2 sequence", "DP2 TP2")],
+)
+def test_a_state_for_any_number_of_data_ranks_goes_on(pool, model, tmp_path, saved_under, loaded_under, dtype):
+    """Saved after two updates, written in the background while a third one runs; the optimizer that loads it has
+    counted steps of its own."""
+    rollouts = lab.make_rollouts()
+    objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
+    folder = model("qwen2-deep")
+    first = trainer(pool, narrow(folder, saved_under, dtype))
+    first.start()
+    first.update(rollouts, minibatches * 2, objective)
+    saved = {name: tensor.clone() for name, tensor in pool.weights()}
+    saving = first.save(tmp_path, in_background=True)
+    [expected] = first.update(rollouts, minibatches, objective)
+    written = saving.finish()
+    after = dict(pool.weights())
+    assert written == {path.name: file_digest(path) for path in tmp_path.iterdir()}
+
+    second = trainer(pool, narrow(folder, loaded_under, dtype))
+    second.start()
+    second.update(rollouts, minibatches * 5, objective)
+    second.load(tmp_path)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in pool.weights())
+    [found] = second.update(rollouts, minibatches, objective)
+    assert abs(found.loss - expected.loss) <= (1e-5 if dtype is torch.float32 else 1e-3) * abs(expected.loss)
+    changes = [{name: (of[name] - saved[name]).float() for name in saved} for of in (dict(pool.weights()), after)]
+    assert gap(*changes) < (CHANGE_GAP if dtype is torch.float32 else 0.1)
+
+
+def test_a_state_for_any_number_of_data_ranks_is_the_same_files_each_time(pool, model, tmp_path):
+    """Megatron-Core leaves room between parameters, and saves it."""
+    first = trainer(pool, narrow(model("qwen2-deep"), "DP2"))
+    first.start()
+    digests = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        digests.append(first.save(tmp_path / name, in_background=False).finish())
+        digests[-1].pop(".metadata")
+    assert digests[0] == digests[1]
+    assert len(digests[0]) == 4
+
+
+def test_a_state_for_some_layouts_is_refused_under_others_and_can_be_saved_for_all(pool, model, tmp_path):
+    folder = model("qwen2-deep")
+    first = trainer(pool, narrow(folder, "DP2"))
+    first.start()
+    lab.save(first, tmp_path)
+    with pytest.raises(StorageError, match=r"saved under `tensor = 1`") as refused:
+        trainer(pool, narrow(folder, "TP2")).load(tmp_path)
+    assert refused.value.hint is not None
+    assert "checkpoint.reshardable = full" in refused.value.hint
+    wide = tmp_path / "wide"
+    wide.mkdir()
+    again = trainer(pool, settings(folder, "actor", NARROW["alone"]))
+    again.load(tmp_path)
+    expected = dict(pool.weights())
+    lab.save(again, wide)
+    trainer(pool, narrow(folder, "TP2")).load(wide)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in pool.weights())
+
+
+def test_a_rank_whose_disk_is_full_fails_the_save_of_all(pool, model, tmp_path):
+    (tmp_path / "__1_0.distcp").symlink_to("/dev/full")
+    first = trainer(pool, narrow(model("qwen2-deep"), "DP2"))
+    first.start()
+    for in_background in (False, True):
+        with pytest.raises(StorageError, match=r"cannot be written .*No space left"):
+            lab.save(first, tmp_path, in_background=in_background)
 
 
 def test_a_state_before_the_first_step_goes_on(pool, model, tmp_path):
@@ -202,7 +292,7 @@ def test_a_state_before_the_first_step_goes_on(pool, model, tmp_path):
     objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
     first = trainer(pool, made_from)
     first.start()
-    first.save(tmp_path)
+    lab.save(first, tmp_path)
     first.update(rollouts, minibatches, objective)
     expected = dict(pool.weights())
     second = trainer(pool, made_from)

@@ -92,7 +92,7 @@ def test_the_reference_stays_at_the_model_source_while_the_actor_trains(model, t
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
     EXACT.check(trainer.reference_logprobs(rollouts, temperature=0.9), before)
     assert not torch.equal(trainer.logprobs(rollouts, temperature=0.9)[0], before)
-    trainer.save(tmp_path)
+    lab.save(trainer, tmp_path)
     resumed = lab.actor(model("qwen2"))
     resumed.load(tmp_path)
     EXACT.check(resumed.reference_logprobs(rollouts, temperature=0.9), before)

@@ -1,15 +1,14 @@
 """Whole training states (weights, main weights, moments, step counts) through Megatron-Core's dist_checkpointing.
 
 The format is Megatron's torch_dist, so a state can be read under another parallel layout. What differs from its
-default: the files are written by this process (the default writer starts a helper process and forks, which neither a
-process with a vLLM engine nor an interactive one tolerates), everything is flushed before `save` returns, and `load`
-refuses a state with anything missing, left over or of another shape.
+default: the files are written by this process (see `state_writer`), everything is flushed before a save is finished,
+and `load` refuses a state with anything missing, left over or of another shape.
 """
 
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -19,102 +18,132 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.strategies.torch import (
-    MCoreSavePlanner,
-    TorchDistSaveShardedStrategy,
-    _replace_state_dict_keys_with_sharded_keys,
-    mcore_to_pyt_state_dict,
-)
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save as save_torch_checkpoint
 
-from ppoctl.engines.megatron.optimizer import own_step_counts
+from ppoctl.batch.digest import FileDigest
+from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts
+from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
 from ppoctl.errors import StorageError
+from ppoctl.recipe.parallel import ParallelTable
+from ppoctl.recipe.saved_layout import what_differs
 
-Stages = Sequence[DistributedDataParallel]
-
-_ALWAYS_THERE = ("metadata.json", "common.pt", ".metadata")
+_ALWAYS_THERE = (*COMMON_FILES, ".metadata")
 _UNREADABLE = (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError, UnpicklingError)
 
 
-def save_state(stages: Stages, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, folder: Path) -> None:
-    """Write the state into the existing empty `folder`; its files are flushed when this returns.
-    Raises StorageError."""
-    try:
-        with _without_torch_deprecations():
-            state = _sharded_state(stages, optimizer, groups, is_loading=False)
-            dist_checkpointing.save(state, str(folder), sharded_strategy=_WriteInThisProcess("torch_dist", 1))
-    except (OSError, CheckpointingException, CheckpointException) as error:
-        raise StorageError(f"state cannot be written to `{folder}`: {error}") from error
+@dataclass(frozen=True)
+class Trained:
+    """What a state is of."""
+
+    stages: Sequence[DistributedDataParallel]
+    optimizer: MegatronOptimizer
+    groups: ProcessGroupCollection
+    parallel: ParallelTable
 
 
-def load_state(stages: Stages, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, folder: Path) -> None:
-    """Make `model` and `optimizer` what they were when `folder` was saved, bit for bit.
+def begin_save(trained: Trained, folder: Path, *, reshardable: str, in_background: bool) -> RankSaving:
+    """Begin to write the state into the existing empty `folder`; `finish_save` ends it. In the background: returns
+    when the state is copied. Collective. Raises StorageError."""
+    writer = StateWriter(with_copies=in_background)
+    with _named_save_errors(folder), _without_torch_deprecations():
+        state = _sharded_state(trained, reshardable, is_loading=False)
+        request = dist_checkpointing.save(state, str(folder), sharded_strategy=writer, async_sharded_save=True)
+        return RankSaving(request, writer.files, in_background=in_background)
+
+
+def finish_save(saving: RankSaving, folder: Path) -> dict[str, FileDigest]:
+    """The files that this rank has written, once all ranks have. Collective. Raises StorageError."""
+    with _named_save_errors(folder):
+        return saving.finish(folder)
+
+
+def load_state(trained: Trained, folder: Path) -> None:
+    """Make model and optimizer what they were when `folder` was saved, bit for bit.
 
     Raises StorageError when a part is missing, does not fit, or cannot be read; the model is then undefined.
     """
     for name in _ALWAYS_THERE:
         if not (folder / name).is_file():
             raise StorageError(f"no whole saved state in `{folder}`: `{name}` is missing")
+    optimizer = trained.optimizer
     try:
         with _without_torch_deprecations():
-            template = _sharded_state(stages, optimizer, groups, is_loading=True)
-            _require_same(dist_checkpointing.load_common_state_dict(str(folder)).get("of"), template["of"], folder)
+            saved = dist_checkpointing.load_common_state_dict(str(folder))
+            _require_same(saved.get("of"), _model_of(trained), folder)
+            _require_layout(saved["layout"], trained, folder)
+            template = _sharded_state(trained, saved["layout"]["reshardable"], is_loading=True)
             loaded = dist_checkpointing.load(template, str(folder), strict=StrictHandling.RAISE_ALL)
         _restore_untouched_steps(loaded["optimizer"])
-        for key, stage in _by_key(stages):
+        for key, stage in _by_key(trained.stages):
             stage.module.load_state_dict(loaded[key])
         optimizer.load_state_dict(loaded["optimizer"])
         own_step_counts(optimizer)
     except CheckpointException as error:
-        causes = "; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
-        raise StorageError(f"saved state in `{folder}` cannot be read: {causes}") from error
+        raise StorageError(f"saved state in `{folder}` cannot be read: {_causes(error)}") from error
     except _UNREADABLE as error:
         raise StorageError(f"saved state in `{folder}` cannot be read: {error}") from error
 
 
-def _sharded_state(
-    stages: Stages, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, *, is_loading: bool
-) -> dict[str, Any]:
-    metadata = {"dp_cp_group": groups.dp_cp, "distrib_optim_sharding_type": "fully_reshardable"}
-    weights = {key: stage.module.sharded_state_dict(metadata=metadata) for key, stage in _by_key(stages)}
-    of_optimizer = weights["model"] if len(stages) == 1 else weights
-    model = {
-        **asdict(stages[0].module.settings.shape),
-        "distributed_optimizer": stages[0].ddp_config.use_distributed_optimizer,
-    }
-    state = {
-        **weights,
-        "of": model,
-        "optimizer": optimizer.sharded_state_dict(of_optimizer, is_loading, metadata=metadata),
-    }
+def _sharded_state(trained: Trained, reshardable: str, *, is_loading: bool) -> dict[str, Any]:
+    kind = {"full": "fully_reshardable", "dp": "dp_reshardable"}[reshardable]
+    metadata = {"dp_cp_group": trained.groups.dp_cp, "distrib_optim_sharding_type": kind}
+    weights = {key: stage.module.sharded_state_dict(metadata=metadata) for key, stage in _by_key(trained.stages)}
+    of_optimizer = weights["model"] if len(weights) == 1 else weights
+    moments = trained.optimizer.sharded_state_dict(of_optimizer, is_loading, metadata=metadata)
+    layout = {**trained.parallel.model_dump(), "reshardable": reshardable}
+    state = {**weights, "of": _model_of(trained), "layout": layout, "optimizer": moments}
     for value in nested_values(state):
         if isinstance(value, ShardedTensor):
             # Megatron tolerates another vocabulary padding; here a different shape is a different model.
             value.allow_shape_mismatch = False
+    if not is_loading:
+        blank_padding(moments)
     return state
 
 
+def _model_of(trained: Trained) -> dict[str, Any]:
+    """What tensors do not tell: two vocabularies may be padded to the same size."""
+    return asdict(trained.stages[0].module.settings.shape)
+
+
 def _require_same(saved: Any, wanted: dict[str, Any], folder: Path) -> None:
-    """Tensors do not tell all of it: two vocabularies may be padded to the same size."""
     differing = [name for name, value in wanted.items() if saved is None or saved.get(name) != value]
-    if not differing:
-        return
-    if differing == ["distributed_optimizer"]:
+    if differing:
         raise StorageError(
-            f"saved state in `{folder}` cannot be read: its optimizer is laid out for `distributed_optimizer = "
-            f"{str(saved['distributed_optimizer']).lower()}`",
-            hint="keep `distributed_optimizer` as it was; any other part of the layout may change",
+            f"saved state in `{folder}` cannot be read: of another model ({', '.join(differing)} differ)"
         )
-    raise StorageError(f"saved state in `{folder}` cannot be read: of another model ({', '.join(differing)} differ)")
 
 
-def _by_key(stages: Stages) -> list[tuple[str, DistributedDataParallel]]:
+def _require_layout(saved: dict[str, Any], trained: Trained, folder: Path) -> None:
+    keys = what_differs(saved, trained.parallel.model_dump())
+    if not keys:
+        return
+    under = ", ".join(f"`{key} = {str(saved[key]).lower()}`" for key in keys)
+    hint = "load it under that layout; with `checkpoint.reshardable = full` it is saved for any"
+    if "distributed_optimizer" in keys:
+        hint = "keep `distributed_optimizer` as it was; no state fits the other kind of optimizer"
+    raise StorageError(f"saved state in `{folder}` cannot be read: it was saved under {under}", hint=hint)
+
+
+@contextmanager
+def _named_save_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointException as error:
+        raise StorageError(f"state cannot be written to `{folder}`: {_causes(error)}") from error
+    except (OSError, CheckpointingException) as error:
+        raise StorageError(f"state cannot be written to `{folder}`: {error}") from error
+
+
+def _causes(error: CheckpointException) -> str:
+    return "; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
+
+
+def _by_key(stages: Sequence[DistributedDataParallel]) -> list[tuple[str, DistributedDataParallel]]:
     """Megatron-Core's names for one and for several pipeline stages."""
     return [("model" if len(stages) == 1 else f"model{number}", stage) for number, stage in enumerate(stages)]
 
@@ -133,15 +162,3 @@ def _restore_untouched_steps(saved: dict[str, Any]) -> None:
     inner = saved.get("optimizer", saved)  # nested beside the main weights in bfloat16
     if "state" in inner:  # a distributed optimizer keeps its count elsewhere
         inner["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))
-
-
-class _WriteInThisProcess(TorchDistSaveShardedStrategy):
-    """torch's own distributed-checkpoint writer instead of Megatron's background one; the same files."""
-
-    def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> None:
-        translated, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
-        save_torch_checkpoint(
-            mcore_to_pyt_state_dict(translated, is_loading=False),
-            storage_writer=FileSystemWriter(checkpoint_dir, sync_files=True),
-            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
-        )

@@ -6,6 +6,7 @@ from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
 from ppoctl.recipe.parallel import layouts
+from ppoctl.recipe.saved_layout import saved_layout
 from ppoctl.recipe.schema import BySequences, ByTokens, ModelTable, Recipe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -22,6 +23,7 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         batching=table.batching,
         recompute=table.recompute,
         parallel=layouts(recipe)[role],
+        reshardable=saved_layout(recipe, role)["reshardable"],
         temperature=recipe.rollout.temperature,
     )
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
@@ -47,13 +48,15 @@ def build_optimizer(
 
 def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
     """Megatron-Core 0.16 restores the moments of a split optimizer by going over all of torch's Adam state, step
-    count included, which it has set before and does not hand in: without this a saved state cannot be read."""
+    count included, which it has set before. One kind of state does not hand the count in, and could not be read
+    without this; the other hands in what the optimizer counted before it was loaded."""
     for split in getattr(optimizer, "chained_optimizers", [optimizer]):
         restore = split._set_main_param_and_optimizer_states
 
+        @torch.no_grad()  # in float32 the main weights are the model's own
         def complete(parameter: Tensor, saved: dict[str, Tensor], split: Any = split, restore: Any = restore) -> None:
             held = split._get_main_param_and_optimizer_states(parameter)
-            restore(parameter, {"step": held["step"], **saved})
+            restore(parameter, {**saved, "step": held["step"]})
 
         split._set_main_param_and_optimizer_states = complete
 
@@ -64,6 +67,19 @@ def own_step_counts(optimizer: MegatronOptimizer) -> None:
     for split in getattr(optimizer, "chained_optimizers", [optimizer]):
         for state in split.optimizer.state.values():
             state["step"] = state["step"].clone()
+
+
+def blank_padding(state: Any) -> None:
+    """Zeros between the parameters of a split optimizer's buffers, where Megatron-Core saves whatever memory held:
+    equal states are equal files."""
+    if not isinstance(state, dict | list):
+        return
+    inside = list(state.values() if isinstance(state, dict) else state)
+    is_padding = isinstance(state, dict) and "padding" in state and state["padding"].unwrap()
+    for value in inside:
+        if is_padding and isinstance(value, ShardedTensor):
+            value.data.zero_()
+        blank_padding(value)
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
+from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
@@ -37,6 +38,7 @@ from ppoctl.engines.megatron.schedule import (
     run_forward_backward,
     share_of,
 )
+from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.ports import Minibatch, Objective
@@ -56,6 +58,8 @@ class TrainerSettings:
     batching: BySequences | ByTokens
     parallel: ParallelTable = field(default_factory=ParallelTable)
     recompute: Recompute = "none"
+    reshardable: str = "full"
+    """Under which layouts a distributed optimizer's states can be loaded: full, dp."""
     temperature: float = 1.0
     """Divides the logits in updates, as it did when the rollouts were drawn; a critic does not read it."""
     device: str | None = None
@@ -88,6 +92,7 @@ class MegatronRank:
         self._optimizer: MegatronOptimizer | None = None
         self._reference: list[PackedModel] | None = None
         self._sending: Iterator[tuple[str, Tensor]] = iter(())
+        self._saving: tuple[Path, RankSaving]
 
     def start(self) -> None:
         """Weights from the model source, a fresh optimizer.
@@ -99,18 +104,31 @@ class MegatronRank:
             # After the weights: the optimizer takes its float32 main weights from them.
             self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype, self.groups)
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's part of weights and optimizer into an existing folder, flushed. Raises StorageError."""
+    def begin_save(self, folder: Path, in_background: bool) -> None:  # noqa: FBT001 - asked by name and position
+        """Write this rank's part of weights and optimizer into an existing folder, or a copy of it in the background.
+        Raises StorageError."""
         with megatron_device():
-            checkpoint.save_state(self.stages, self.optimizer, self.groups, folder)
+            how = self.settings.reshardable
+            saving = checkpoint.begin_save(self._trained(), folder, reshardable=how, in_background=in_background)
+        self._saving = folder, saving
+
+    def is_saved(self) -> bool:
+        """Whether this rank's part is written."""
+        return self._saving[1].is_written()
+
+    def finish_save(self) -> dict[str, FileDigest]:
+        """The files this rank has written, flushed, once all ranks have written theirs. Raises StorageError."""
+        folder, saving = self._saving
+        del self._saving
+        return checkpoint.finish_save(saving, folder)
 
     def load(self, folder: Path) -> None:
-        """Weights and optimizer bit for bit as `save` wrote them. Raises StorageError."""
+        """Weights and optimizer bit for bit as they were saved. Raises StorageError."""
         with megatron_device():
             self._build_once()
             if self._optimizer is None:
                 self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype, self.groups)
-            checkpoint.load_state(self.stages, self.optimizer, self.groups, folder)
+            checkpoint.load_state(self._trained(), folder)
 
     def update(self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective) -> list[StepShare]:
         """One optimizer step per minibatch, in order.
@@ -179,6 +197,9 @@ class MegatronRank:
     def optimizer(self) -> MegatronOptimizer:
         assert self._optimizer is not None, f"the {self.settings.role} is at no state: call `start` or `load` first"
         return self._optimizer
+
+    def _trained(self) -> checkpoint.Trained:
+        return checkpoint.Trained(self.stages, self.optimizer, self.groups, self.settings.parallel)
 
     def _build(self) -> list[PackedModel]:
         settings = self.settings

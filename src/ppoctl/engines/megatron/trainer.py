@@ -1,19 +1,42 @@
 """The ports of actor and critic: asks all ranks of the role, and puts together what they say."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
 
+from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts, State
-from ppoctl.engines.megatron.export import Exported, flush_folder, save_hugging_face
+from ppoctl.engines.megatron.export import Exported, save_hugging_face
 from ppoctl.engines.megatron.families import ModelShape, model_folder, read_shape
 from ppoctl.engines.megatron.microbatches import Share, merge
 from ppoctl.engines.megatron.rank import StepShare, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.engines.megatron.weights import weight_names
 from ppoctl.ports import Minibatch, MinibatchResult, NamedWeights, Objective
+
+LOOK_EVERY_S = 0.2
+"""Ranks in other processes are asked no more often whether they have written a state."""
+
+
+class MegatronSaving:
+    """A `ports.Saving`: all ranks write, each its part."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._looked = time.monotonic()
+
+    def is_written(self) -> bool:
+        if time.monotonic() - self._looked < LOOK_EVERY_S:
+            return False
+        self._looked = time.monotonic()
+        return all(self.ranks.call("is_saved"))
+
+    def finish(self) -> dict[str, FileDigest]:
+        """The files of all ranks. Raises StorageError."""
+        return {name: digest for files in self.ranks.call("finish_save") for name, digest in files.items()}
 
 
 class MegatronTrainer:
@@ -30,10 +53,11 @@ class MegatronTrainer:
         """
         self.ranks.call("start")
 
-    def save(self, folder: Path) -> None:
-        """Write weights and optimizer into an existing empty folder, flushed to disk. Raises StorageError."""
-        self.ranks.call("save", folder)
-        flush_folder(folder)
+    def save(self, folder: Path, *, in_background: bool) -> "MegatronSaving":
+        """Write weights and optimizer into an existing empty folder; in the background: copies of them. Raises
+        StorageError."""
+        self.ranks.call("begin_save", folder, in_background)
+        return MegatronSaving(self.ranks)
 
     def load(self, folder: Path) -> None:
         """Weights and optimizer bit for bit as `save` wrote them, whatever the layout. Raises StorageError."""

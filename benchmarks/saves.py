@@ -1,0 +1,144 @@
+"""How long training waits for a saved state: written while it waits, against written behind it.
+
+    PYTHONPATH=src python benchmarks/saves.py [--rounds 5] [--threads 1] [--target 2]
+
+One actor of 10M parameters, bfloat16 with float32 main weights and moments (140 MB on disk). Each round times an
+update alone, a save and an update, and a save in the background and an update, in this order. Printed are the fastest
+of all rounds (other users of the machine only add): how long each save holds training, and what each adds to an
+update in all, with the update's slower progress beside the writer and the wait for what is not written at its end.
+Exit 1 when a save that training waits for holds it less than `--target` times as long.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from ppoctl.batch.records import Rollouts
+from ppoctl.engines.megatron.factory import build_actor
+from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.ports import Minibatch, OptimizerStep
+from ppoctl.recipe.schema import ByTokens, ModelTable
+
+STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
+SEQUENCES, PROMPT, RESPONSE = 16, 32, 224
+
+
+@dataclass
+class Objective:
+    """A sum over all tokens: the cheapest loss there is."""
+
+    needs_entropy: bool = False
+
+    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, num_tokens_global: int) -> Tensor:
+        assert entropy is None
+        return (outputs * (rows[:, None] >= 0)).sum() / num_tokens_global
+
+
+def model_of_10m(folder: Path) -> Path:
+    config = Qwen2Config(
+        vocab_size=4096,
+        hidden_size=320,
+        intermediate_size=1024,
+        num_hidden_layers=7,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def rollouts() -> Rollouts:
+    tokens = torch.randint(1, 4096, (SEQUENCES, RESPONSE))
+    return Rollouts(
+        prompt_tokens=torch.randint(1, 4096, (SEQUENCES * PROMPT,)),
+        prompt_lengths=torch.full((SEQUENCES,), PROMPT),
+        tokens=tokens,
+        lengths=torch.full((SEQUENCES,), RESPONSE),
+        mask=torch.ones_like(tokens, dtype=torch.bool),
+        sampler_logprobs=torch.zeros(tokens.shape),
+        finish=torch.zeros(SEQUENCES, dtype=torch.int64),
+        seeds=torch.arange(SEQUENCES),
+        prompt_ids=[str(row) for row in range(SEQUENCES)],
+        sample_indices=[0] * SEQUENCES,
+        texts=[""] * SEQUENCES,
+        answers=[""] * SEQUENCES,
+        stamps=["actor@0:0"] * SEQUENCES,
+    )
+
+
+def timed(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def save_and_update(actor: MegatronActor, update: Callable[[], object], folder: Path, *, in_background: bool) -> None:
+    """Until the update is done and the state is on disk."""
+    folder.mkdir()
+    saving = actor.save(folder, in_background=in_background)
+    if not in_background:
+        saving.finish()
+    update()
+    if in_background:
+        saving.finish()
+
+
+def measure(folder: Path, rounds: int) -> tuple[float, float, float, float]:
+    """Least seconds of an update alone, of copying a state, and of what either save adds to an update."""
+    model = ModelTable(path=str(model_of_10m(folder / "model")), dtype="bfloat16")
+    actor = build_actor(model, ByTokens(max_tokens_per_microbatch=2048), temperature=1.0)
+    actor.start()
+    data, objective = rollouts(), Objective()
+    batch = Minibatch(torch.arange(SEQUENCES), SEQUENCES * RESPONSE, STEP)
+
+    def update() -> object:
+        return actor.update(data, [batch], objective)
+
+    def save(*, in_background: bool) -> None:
+        save_and_update(actor, update, folder / "state", in_background=in_background)
+        shutil.rmtree(folder / "state")
+
+    found: dict[str, list[float]] = {"alone": [], "copied": [], "waiting": [], "behind": []}
+    for _ in range(rounds):
+        found["alone"].append(timed(update))
+        found["waiting"].append(timed(lambda: save(in_background=False)))
+        found["behind"].append(timed(lambda: save(in_background=True)))
+        (folder / "state").mkdir()
+        started = time.perf_counter()
+        saving = actor.save(folder / "state", in_background=True)
+        found["copied"].append(time.perf_counter() - started)
+        saving.finish()
+        shutil.rmtree(folder / "state")
+    alone, copied, waiting, behind = (min(found[name]) for name in ("alone", "copied", "waiting", "behind"))
+    return alone, copied, waiting - alone, behind - alone
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--target", type=float, default=2.0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    with tempfile.TemporaryDirectory() as name:
+        alone, copied, waiting, behind = measure(Path(name), arguments.rounds)
+    print(f"update alone {alone:.2f} s")
+    print(f"a save that training waits for holds it {waiting:.2f} s")
+    print(f"a save behind training holds it {copied:.2f} s, {waiting / copied:.1f} times less")
+    print(f"and adds {behind:.2f} s in all")
+    return 0 if waiting / copied >= arguments.target else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""SHA-256 of files, taken when they are read or while they are written. Light: manifests are made of it."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """One file of an artifact."""
+
+    sha256: str
+    size: int
+
+
+def file_digest(path: Path) -> FileDigest | None:
+    """SHA-256 and size of a file, read in blocks; None when it is not there."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                size += len(block)
+    except FileNotFoundError:
+        return None
+    return FileDigest(digest.hexdigest(), size)
+
+
+def flushed_digest(path: Path) -> FileDigest:
+    """Of a file just written, which is on disk afterwards. Raises OSError."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    digest = file_digest(path)
+    assert digest is not None
+    return digest
+
+
+class DigestingFile:
+    """A new file that is written from front to back, and digested on the way. Closing it flushes it to disk.
+
+    Every method raises OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._digest = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> int:
+        self._digest.update(data)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._size = self._file.tell()
+        finally:
+            self._file.close()
+
+    @property
+    def digest(self) -> FileDigest:
+        """Of the closed file."""
+        return FileDigest(self._digest.hexdigest(), self._size)

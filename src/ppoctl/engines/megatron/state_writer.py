@@ -1,0 +1,148 @@
+"""How a rank writes its part of a state: torch's own distributed-checkpoint writer, in three parts.
+
+    plan     together (collectives)     who writes which tensors; in the background: copies of this rank's
+    write    alone, here or in a thread  this rank's file, digested on its way to disk
+    finish   together (collectives)     what was written where, into the files that describe the rest
+
+Megatron-Core's default writer starts a helper process and forks, which neither a process with a vLLM engine nor an
+interactive one tolerates. The files are the same.
+"""
+
+import io
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    TorchDistSaveShardedStrategy,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.utils import _DistWrapper
+
+from ppoctl.batch.digest import DigestingFile, FileDigest, flushed_digest
+
+COMMON_FILES = ("metadata.json", "common.pt")
+"""What Megatron-Core's first rank writes beside the tensor files and their `.metadata`."""
+
+
+class StateWriter(TorchDistSaveShardedStrategy):
+    """The writer of one state, to be handed to `dist_checkpointing.save`."""
+
+    def __init__(self, *, with_copies: bool) -> None:
+        super().__init__("torch_dist", 1)
+        self.with_copies = with_copies
+        self.files = _DigestedFiles()
+
+    def async_save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> AsyncRequest:
+        """Plan. Of the request, `async_fn` writes and may run in any thread; the last part finishes."""
+        translated, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        state = mcore_to_pyt_state_dict(translated, is_loading=False)
+        writer = FileSystemWriter(checkpoint_dir, sync_files=False)  # closing a `DigestingFile` does
+        writer.fs = self.files
+        ranks = _DistWrapper(None, use_dist=True, coordinator_rank=0)
+        planner: Any = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+        plan, metadata = _plan_together(state, planner, writer, ranks)
+        source: Any = _Copies(plan, planner) if self.with_copies else planner
+        written: Future[list[WriteResult]] = Future()
+
+        def write() -> None:
+            try:
+                written.set_result(writer.write_data(plan, source).value())
+            except BaseException as error:  # noqa: BLE001 - raised by `finish`, on all ranks
+                written.set_exception(error)
+
+        def finish() -> None:
+            ranks.all_reduce("write", written.result, lambda results: writer.finish(metadata[0], results))
+
+        return AsyncRequest(write, (), [finish])
+
+
+class RankSaving:
+    """One rank's part of a save, planned and under way."""
+
+    def __init__(self, request: AsyncRequest, files: "_DigestedFiles", *, in_background: bool) -> None:
+        self._request = request
+        self._files = files
+        # Without it the process can end: what has no manifest is worth nothing.
+        self._thread = threading.Thread(target=request.async_fn, name="save", daemon=True)
+        self._thread.start()
+        if not in_background:
+            self._thread.join()
+
+    def is_written(self) -> bool:
+        return not self._thread.is_alive()
+
+    def finish(self, folder: Path) -> dict[str, FileDigest]:
+        """Wait for all ranks; the files that this one has written into `folder`. Collective."""
+        self._thread.join()
+        for finish in self._request.finalize_fns:
+            finish()
+        if torch.distributed.get_rank() == 0:
+            for name in COMMON_FILES:  # small; Megatron-Core writes them its own way
+                self._files.digests[name] = flushed_digest(folder / name)
+        return self._files.digests
+
+
+def _plan_together(
+    state: dict[str, Any], planner: SavePlanner, writer: FileSystemWriter, ranks: _DistWrapper
+) -> tuple[SavePlan, list[Metadata]]:
+    """What this rank writes, and, on the first rank only, the metadata of all."""
+    metadata: list[Metadata] = []
+
+    def local_step() -> SavePlan:
+        planner.set_up_planner(state, writer.storage_meta(), ranks.is_coordinator)
+        writer.set_up_storage_writer(ranks.is_coordinator)
+        return writer.prepare_local_plan(planner.create_local_plan())
+
+    def global_step(plans: list[SavePlan]) -> list[SavePlan]:
+        plans, of_all = planner.create_global_plan(plans)
+        metadata.append(of_all)
+        return writer.prepare_global_plan(plans)
+
+    return planner.finish_plan(ranks.reduce_scatter("plan", local_step, global_step)), metadata
+
+
+class _Copies:
+    """This rank's part of a state, copied to the host. Each piece is given out once, and then gone."""
+
+    def __init__(self, plan: SavePlan, planner: SavePlanner) -> None:
+        self._pieces = {item.index: _copied(planner.resolve_data(item)) for item in plan.items}
+
+    def resolve_data(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
+        return self._pieces.pop(item.index)
+
+
+def _copied(data: torch.Tensor | io.BytesIO) -> torch.Tensor | io.BytesIO:
+    """An object has been pickled for this save and is nobody else's."""
+    return data.detach().to("cpu", copy=True) if isinstance(data, torch.Tensor) else data
+
+
+class _DigestedFiles(FileSystem):
+    """Files are digested while they are written, and flushed when they are closed."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, FileDigest] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        assert mode == "wb", "a writer reads nothing"
+        # torch says of a full disk that an archive is broken; closing says it again, by its name.
+        with closing(DigestingFile(Path(path))) as file:
+            yield file
+        self.digests[Path(path).name] = file.digest
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self.digests[Path(new_path).name] = self.digests.pop(Path(path).name)

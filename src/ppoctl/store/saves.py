@@ -1,0 +1,74 @@
+"""Saves in flight: states that are written while training goes on, and are believed when their manifest is there.
+
+begin --> files are written aside --> settle (between pieces of work) --> published
+                                      finish (before the next save, and when the run stops)
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ppoctl.ports import Saving, Trainer
+from ppoctl.store.artifact import Draft
+from ppoctl.store.manifest import Manifest
+
+
+@dataclass
+class InFlight:
+    """One state on its way to disk."""
+
+    draft: Draft
+    manifest: Manifest
+    """Without its files."""
+    saving: Saving
+    started: float
+    """Of `time.monotonic`."""
+    waited_s: float
+    """How long training has stood still for it."""
+
+
+@dataclass
+class Saves:
+    """At most one save of a role is in flight."""
+
+    say: Callable[[str], None]
+    in_background: bool
+    _in_flight: dict[str, InFlight] = field(default_factory=dict)
+
+    def begin(self, draft: Draft, manifest: Manifest, engine: Trainer) -> None:
+        """Save the engine's state as `draft`: all of it, or, in the background, until training may go on.
+
+        Raises StorageError, SupersededError.
+        """
+        name = manifest.stage
+        assert name not in self._in_flight, f"another save of {name} is in flight"
+        started = time.monotonic()
+        with draft.work():
+            draft.open()
+            saving = engine.save(draft.aside, in_background=self.in_background)
+        flight = InFlight(draft, manifest, saving, started, waited_s=time.monotonic() - started)
+        self._in_flight[name] = flight
+        if not self.in_background:
+            self._publish(flight)
+
+    def settle(self) -> None:
+        """Publish what is written by now. Raises StorageError where writing failed."""
+        for flight in list(self._in_flight.values()):
+            if flight.saving.is_written():
+                self._publish(flight)
+
+    def finish(self) -> None:
+        """Wait for all of them and publish them. Raises StorageError."""
+        for flight in list(self._in_flight.values()):
+            self._publish(flight)
+
+    def _publish(self, flight: InFlight) -> None:
+        manifest, began = flight.manifest, time.monotonic()
+        del self._in_flight[manifest.stage]
+        with flight.draft.work():
+            flight.draft.publish(manifest, flight.saving.finish())
+        now = time.monotonic()
+        role, waited_s = manifest.stage.removeprefix("state/"), flight.waited_s + now - began
+        self.say(
+            f"saved {role} at step {manifest.step} in {now - flight.started:.2f} s; training waited {waited_s:.2f} s"
+        )

@@ -1,0 +1,232 @@
+"""States that are written while training goes on: when they are believed, and what failures and stops do to them."""
+
+import errno
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from fakes.bigram import BigramSaving
+from fakes.job import Witness, open_run, play, result
+from fakes.sockets import fake_recipe
+from ppoctl.batch.digest import FileDigest
+from ppoctl.errors import HealthStopError, PreemptedError, StorageError
+from ppoctl.loop.run import run
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store import artifact
+from ppoctl.store import manifest as manifests
+from ppoctl.store.attempt import Attempt
+from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.retention import saved_pairs
+from store.conftest import a_manifest, stop_at
+
+STEPS = 5
+LOOKS = (1, 4, inf)
+SPLIT = {"optimizer": {"lr": 0.05}, "parallel": {"distributed_optimizer": True}}
+
+
+def digest_of(data: bytes) -> FileDigest:
+    return FileDigest("", len(data))
+
+
+def published(layout: RunLayout, written: Mapping[str, FileDigest]) -> Path:
+    """A state of two files, as whoever wrote them says they are."""
+    folder = layout.state("actor", 1)
+    draft = artifact.Draft(folder, Attempt(layout, 1), lambda moment: None)
+    with draft.work():
+        draft.open()
+        (draft.aside / "a").write_bytes(b"12")
+        (draft.aside / "b").write_bytes(b"345")
+        draft.publish(a_manifest(stage="state/actor"), written)
+    return folder
+
+
+def test_the_manifest_has_what_the_writers_say(layout: RunLayout) -> None:
+    written = {"a": digest_of(b"12"), "b": digest_of(b"345")}
+    found = manifests.read(published(layout, written))
+    assert found is not None
+    assert found.files == written
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ({"a": 2}, "b` was digested by nobody"),
+        ({"a": 2, "b": 3, "c": 1}, "c` was digested and is not there"),
+        ({"a": 2, "b": 4}, "b` has 3 bytes, 4 were written"),
+    ],
+)
+def test_what_is_on_the_disk_and_what_was_digested_must_be_the_same(
+    layout: RunLayout, written: dict[str, int], says: str
+) -> None:
+    with pytest.raises(StorageError, match=says):
+        published(layout, {name: FileDigest("", size) for name, size in written.items()})
+    assert list(layout.state("actor", 1).parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("looks", LOOKS)
+def test_a_state_counts_from_its_manifest_on_and_the_older_pairs_go_after_it(tmp_path: Path, looks: float) -> None:
+    layout = RunLayout(tmp_path / "run")
+    pairs: list[list[int]] = []
+    folders: list[int] = []
+
+    def look(number: int, name: str) -> None:
+        for role in ("actor", "critic"):
+            for step in layout.saved_steps(role):
+                assert (layout.state(role, step) / MANIFEST).is_file(), name
+        pairs.append(saved_pairs(layout))
+        folders.append(sum(1 for role in ("actor", "critic") for _ in layout.state(role, 1).parent.glob("*")))
+
+    play(layout.root, fake_recipe(steps=STEPS), Witness(act=look, looks=looks))
+    assert saved_pairs(layout) == [STEPS - 1, STEPS]
+    newest = [max(found, default=0) for found in pairs]
+    assert newest == sorted(newest)
+    since_two = pairs[next(i for i, found in enumerate(pairs) if len(found) == 2) :]
+    assert min(map(len, since_two)) == 2
+    # Two pairs that count and one that is being written.
+    assert max(folders) == 6
+
+
+def test_training_goes_on_while_a_state_is_written_and_the_next_save_waits(tmp_path: Path) -> None:
+    witness = Witness(looks=inf)
+    play(tmp_path / "run", fake_recipe(steps=2), witness)
+    found = witness.moments
+    assert found.index("1 state/critic writing") < found.index("2 rollout starts") < found.index("2 eval renamed")
+    assert found.index("2 eval renamed") < found.index("1 state/critic written")
+    assert found.index("1 state/actor renamed") < found.index("2 state/critic writing")
+
+
+def test_training_waits_where_the_recipe_says_so(tmp_path: Path) -> None:
+    witness = Witness(looks=inf)
+    play(tmp_path / "run", fake_recipe(steps=2, checkpoint={"asynchronous": False}), witness)
+    assert witness.moments.index("1 state/actor renamed") < witness.moments.index("2 rollout starts")
+
+
+@pytest.mark.parametrize(("looks", "raised_after"), [(1, "1 state/actor writing"), (inf, "2 eval renamed")])
+def test_a_disk_that_fills_up_behind_training_is_the_same_error_at_the_next_opportunity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: float, raised_after: str
+) -> None:
+    witness = Witness(looks=looks)
+    with monkeypatch.context() as full:
+        full.setattr(BigramSaving, "_write_half", no_space)
+        with pytest.raises(StorageError, match=r"cannot write .*states/critic/000001`: No space left") as raised:
+            play(tmp_path / "run", fake_recipe(steps=2), witness)
+    assert raised.value.hint is not None
+    assert "df -h" in raised.value.hint
+    assert witness.moments[-1] == raised_after
+    layout = RunLayout(tmp_path / "run")
+    assert saved_pairs(layout) == []
+    assert not layout.state("critic", 1).with_name("000001.attempt-1").exists()
+    play(tmp_path / "run", fake_recipe(steps=2))
+    play(tmp_path / "whole", fake_recipe(steps=2))
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
+
+
+def test_a_disk_that_fills_up_behind_the_last_step_is_told_before_the_run_says_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BigramSaving, "_write_half", no_space)
+    with pytest.raises(StorageError, match="No space left"):
+        play(tmp_path / "run", fake_recipe(steps=1), Witness(looks=inf))
+
+
+def no_space(saving: BigramSaving) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_run_that_is_asked_to_stop_finishes_what_is_in_flight(tmp_path: Path) -> None:
+    witness = Witness(looks=inf)
+
+    def stop() -> None:
+        if "2 values renamed" in witness.moments:
+            raise PreemptedError("stopped by SIGTERM")
+
+    with pytest.raises(PreemptedError):
+        run(open_run(tmp_path / "run", fake_recipe(), witness, check_stop=stop).job)
+    assert saved_pairs(RunLayout(tmp_path / "run")) == [1]
+    assert witness.moments[-1] == "1 state/actor renamed"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A broken rule."""
+
+    action: str = "stop"
+    text: str = "reward fell"
+
+
+class StopsAtOnce:
+    """Health that is broken after the first step."""
+
+    def judge(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
+        return [Stop()]
+
+
+def test_a_run_that_a_health_rule_stops_finishes_what_is_in_flight(tmp_path: Path) -> None:
+    wiring = open_run(tmp_path / "run", fake_recipe(), Witness(looks=inf), health=StopsAtOnce())
+    with pytest.raises(HealthStopError):
+        run(wiring.job)
+    assert saved_pairs(RunLayout(tmp_path / "run")) == [1]
+
+
+def test_a_save_that_another_error_leaves_behind_is_swept_and_made_up_for(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "2 values starts")
+    unfinished = layout.state("actor", 1).with_name("000001.attempt-1")
+    play(tmp_path / "whole")
+    assert (saved_pairs(layout), unfinished.exists()) == ([1], False)  # written by then
+    slow = Witness(looks=inf, act=stopping_at("2 values starts"))
+    with pytest.raises(ZeroDivisionError):
+        play(tmp_path / "slow", fake_recipe(), slow)
+    layout = RunLayout(tmp_path / "slow")
+    unfinished = layout.state("actor", 1).with_name("000001.attempt-1")
+    assert (saved_pairs(layout), unfinished.exists()) == ([], True)
+    play(layout.root)
+    assert not unfinished.exists()
+    assert result(layout.root) == result(tmp_path / "whole")
+
+
+def stopping_at(moment: str) -> Callable[[int, str], None]:
+    def act(number: int, name: str) -> None:
+        if name == moment:
+            raise ZeroDivisionError
+
+    return act
+
+
+def narrow_recipe(**checkpoint: object) -> Recipe:
+    """Both roles with a distributed optimizer."""
+    return fake_recipe(actor=SPLIT, critic={"optimizer": {"lr": 0.1}}, checkpoint=checkpoint)
+
+
+def reshardable(layout: RunLayout, step: int) -> list[str]:
+    found = [manifests.read(layout.state(role, step)) for role in ("actor", "critic")]
+    return [item.extra["layout"]["reshardable"] for item in found if item is not None]
+
+
+def test_a_pair_is_saved_again_for_any_layout_and_nothing_is_trained(tmp_path: Path) -> None:
+    play(tmp_path / "run", narrow_recipe(reshardable="dp"))
+    layout = RunLayout(tmp_path / "run")
+    before = result(layout.root)
+    assert reshardable(layout, 3) == ["dp", "dp"]
+    witness = Witness()
+    job = open_run(layout.root, narrow_recipe(), witness).job
+    assert job.states.widen(3) == ["actor", "critic"]
+    assert reshardable(layout, 3) == ["full", "full"]
+    assert result(layout.root) == before
+    assert not any(moment.startswith("inside critic_update") for moment in witness.moments)
+    assert job.states.widen(3) == []
+
+
+@pytest.mark.parametrize("moment", ["writing", "written", "removed", "renamed"])
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_a_kill_while_a_pair_is_saved_again_costs_a_replay_at_most(tmp_path: Path, role: str, moment: str) -> None:
+    play(tmp_path / "run", narrow_recipe(reshardable="dp"))
+    before = result(tmp_path / "run")
+    witness = Witness(act=stopping_at(f"3 state/{role} {moment}"))
+    job = open_run(tmp_path / "run", narrow_recipe(), witness).job
+    with pytest.raises(ZeroDivisionError):
+        job.states.widen(3)
+    play(tmp_path / "run", narrow_recipe())
+    assert result(tmp_path / "run") == before
