@@ -74,6 +74,7 @@ def rollouts() -> Rollouts:
         texts=[""] * SEQUENCES,
         answers=[""] * SEQUENCES,
         stamps=["actor@0:0"] * SEQUENCES,
+        sends=[1] * SEQUENCES,
     )
 
 

@@ -29,6 +29,7 @@ def rollouts(**changes: object) -> Rollouts:
         "texts": ["2 1", "3 4 1"],
         "answers": ["", ""],
         "stamps": ["", ""],
+        "sends": [1, 1],
     }
     return Rollouts(**{**fields, **changes})  # type: ignore[arg-type]
 

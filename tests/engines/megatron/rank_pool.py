@@ -5,6 +5,7 @@ than most of the tests. A `Ranks` like any other, over pipes.
 """
 
 import faulthandler
+import gc
 import multiprocessing
 import socket
 import traceback
@@ -39,6 +40,7 @@ class RankServer:
         if self.rank is not None:
             self.rank = None
             process_group.leave()
+            gc.collect()  # models hold on to their groups in cycles, and each group to dozens of gloo's threads
 
     def call(self, method: str, *arguments: Any) -> Any:
         assert self.rank is not None
