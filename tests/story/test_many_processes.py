@@ -1,8 +1,8 @@
-"""A run whose actor and critic are several processes each: killed, resumed, laid out anew."""
+"""A run whose roles are several processes each: any of them killed at any stage, resumed, laid out anew."""
 
+import json
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -12,23 +12,56 @@ from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import load_record
-from story.real_drill import outcome, real_recipe
-from story.typed import Forked
+from story.ray_drill import ENDS
+from story.real_drill import real_recipe
+from story.typed import TESTS, Forked
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 
-LAYOUT = {
-    "actor": {"optimizer": {"lr": 1e-3}, "parallel": {"tensor": 2, "sequence": True}},
-    "critic": {"optimizer": {"lr": 1e-3}, "parallel": {"data": 2, "distributed_optimizer": True}},
-}
+OPTIMIZER = {"lr": 1e-3}
+ACTOR = {"optimizer": OPTIMIZER, "parallel": {"tensor": 2, "sequence": True}}
+CRITIC = {"optimizer": OPTIMIZER, "parallel": {"data": 2, "distributed_optimizer": True}}
+LAYOUT = {"actor": ACTOR, "critic": CRITIC}
+
+SAMPLE = [
+    ["1 values engine", "1 critic_update critic"],
+    ["1 actor_update actor"],
+    ["2 logprobs raylet"],
+    ["3 reward driver"],
+]
+"""Each kind of process once, in different stages."""
+
+STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
 
 
-def write_recipe(folder: Path, name: str, **changes: object) -> str:
-    file = folder / f"{name}.toml"
-    checkpoint = {"every_steps": 1, "keep_rollouts_every_steps": 1}
-    recipe = real_recipe(every_steps=1, name=name, checkpoint=checkpoint, **changes)
-    file.write_text(recipe_as_toml(recipe), encoding="utf-8")
-    return str(file)
+def run_drill(forked: Forked, folder: Path, layout: dict[str, object], attempts: list[list[str]]) -> list[int]:
+    """How each attempt ended; fails when the killed run did not end as the other, or left something behind."""
+    words = ["story.ray_drill", str(folder), json.dumps(layout), json.dumps(attempts)]
+    with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
+        pid = forked.start(TESTS, words, out, log)
+    assert forked.wait(pid) == 0, (folder / "log").read_text()[-4000:]
+    ends: list[int] = json.loads((folder / "out").read_text().splitlines()[-1])
+    return ends
+
+
+def expected_ends(attempts: list[list[str]]) -> list[int]:
+    """An attempt ends as the last process that was killed in it lets it; the one after them ends well."""
+    return [*(ENDS[kills[-1].split(" ")[2]] for kills in attempts), 0]
+
+
+def test_any_process_may_be_killed_and_the_run_ends_as_if_it_had_not_been(tmp_path: Path, forked: Forked) -> None:
+    assert run_drill(forked, tmp_path, LAYOUT, SAMPLE) == expected_ends(SAMPLE)
+
+    # The tokens of the first step are those of one process, and the last state goes on in another layout.
+    recipe = real_recipe(every_steps=1, name="alone", checkpoint={"keep_rollouts_every_steps": 1})
+    (tmp_path / "alone.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
+    alone = forked(tmp_path, "rollout", "alone.toml")
+    assert alone.returncode == 0, alone.stderr
+    assert torch.equal(first_tokens(tmp_path / "runs/alone"), first_tokens(tmp_path / "whole"))
+    layout = ["--set", "actor.parallel={pipeline=2}", "--set", "critic.parallel={data=1,distributed_optimizer=true}"]
+    longer = forked(tmp_path, "resume", "killed", "--set", "steps=4", *layout)
+    assert longer.returncode == 0, longer.stderr
+    assert "restored actor at step 3" in longer.stderr
 
 
 def first_tokens(folder: Path) -> Tensor:
@@ -41,38 +74,48 @@ def first_tokens(folder: Path) -> Tensor:
     return rollouts.tokens
 
 
-def ranks_of(pid: int) -> list[psutil.Process]:
-    """The processes of actor and critic under a command."""
-    return [child for child in psutil.Process(pid).children(recursive=True) if "_Rank" in " ".join(child.cmdline())]
+@pytest.mark.story
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("who", ["actor", "critic", "raylet", "driver"])
+def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, forked: Forked, who: str) -> None:
+    # Every stage once, in an attempt of its own; three steps in turn, in the order in which they come.
+    moments = sorted((1 + number % 3, number, stage) for number, stage in enumerate(STAGES) if stage != "eval")
+    attempts = [[f"{step} {stage} {who}"] for step, _, stage in [*moments, (3, 9, "eval")]]
+    layout = {"actor": ACTOR, "critic": {"optimizer": OPTIMIZER, "parallel": {"data": 1}}}
+    assert run_drill(forked, tmp_path, layout, attempts) == expected_ends(attempts)
 
 
-def test_a_rank_is_killed_and_the_run_ends_as_if_it_had_not_been(tmp_path: Path, forked: Forked) -> None:
-    whole = forked(tmp_path, "train", write_recipe(tmp_path, "whole", **LAYOUT))
-    assert whole.returncode == 0, whole.stderr
+@pytest.mark.story
+def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(tmp_path: Path, forked: Forked) -> None:
+    # Two engines, roles apart: what one had is drawn by the other, or by itself again.
+    kills = [
+        f"{step} {stage} engine"
+        for step, stages in ((1, STAGES[:3]), (2, STAGES[3:6]), (3, STAGES[6:]))
+        for stage in stages
+    ]
+    layout = {
+        "actor": {"optimizer": OPTIMIZER},
+        "critic": {"optimizer": OPTIMIZER},
+        "generator": {"engines": 2},
+        "cluster": {"kind": "local", "threads": 1, "placement": "apart"},
+    }
+    assert run_drill(forked, tmp_path, layout, [kills]) == [0, 0]
 
-    with forked.running(tmp_path, "train", write_recipe(tmp_path, "killed", **LAYOUT)) as running:
-        for line in running.stderr:
-            if line.startswith("step 1/3"):
-                ranks = ranks_of(running.pid)
-                assert len(ranks) == 4  # two of the actor, two of the critic
-                ranks[0].kill()
-                break
-        said = running.stderr.read()
-    assert running.returncode == 3
-    assert "died during" in said
-    assert "ppoctl resume" in said
-    assert not any(psutil.pid_exists(rank.pid) for rank in ranks)
-    resumed = forked(tmp_path, "resume", "runs/killed")
-    assert resumed.returncode == 0, resumed.stderr
-    killed, expected = outcome(tmp_path / "runs/killed"), outcome(tmp_path / "runs/whole")
-    assert killed["ledger"] == expected["ledger"]
-    assert killed["figures"] == expected["figures"]
 
-    # The tokens of the first step are those of one process, and the last state goes on in another layout.
-    alone = forked(tmp_path, "rollout", write_recipe(tmp_path, "alone"))
-    assert alone.returncode == 0, alone.stderr
-    assert torch.equal(first_tokens(tmp_path / "runs/alone"), first_tokens(tmp_path / "runs/whole"))
-    layout = ["--set", "actor.parallel={pipeline=2}", "--set", "critic.parallel={data=1,distributed_optimizer=true}"]
-    longer = forked(tmp_path, "resume", "runs/killed", "--set", "steps=4", *layout)
-    assert longer.returncode == 0, longer.stderr
-    assert "restored actor at step 3" in longer.stderr
+@pytest.mark.story
+def test_actor_tp2_critic_dp2_and_two_engines_colocated_draw_the_same_as_one_process(
+    tmp_path: Path, forked: Forked
+) -> None:
+    for name, tables in (
+        ("alone", {}),
+        ("many", {**LAYOUT, "generator": {"engines": 2}}),
+        ("split", {"generator": {"tensor": 2}}),
+    ):
+        checkpoint = {"keep_rollouts_every_steps": 1}
+        recipe = real_recipe(every_steps=1, name=name, checkpoint=checkpoint, **tables)
+        (tmp_path / f"{name}.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
+        done = forked(tmp_path, "train", f"{name}.toml", "--set", "steps=1")
+        assert done.returncode == 0, done.stderr
+    expected = first_tokens(tmp_path / "runs/alone")
+    for name in ("many", "split"):
+        assert torch.equal(first_tokens(tmp_path / "runs" / name), expected)
