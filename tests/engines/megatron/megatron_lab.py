@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron.factory import build_actor, build_critic
@@ -40,10 +50,25 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+EXPERTS = {
+    "head_dim": 12,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 3,
+}
 MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
     "qwen2-deep": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 12}),
+    "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, EXPERTS),
+    "qwen3-moe-mixed": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {**EXPERTS, "norm_topk_prob": False, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
     "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 6}),
     "llama3-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
 }
@@ -244,7 +269,7 @@ def gradients_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
     """What the last update left in Megatron-Core's gradient buffers, under Hugging Face names."""
     model = rank_of(trainer).model
     gradients = {name: parameter.main_grad for name, parameter in model.named_parameters()}
-    return {part.name: part.read(model.pg_collection.tp).clone() for part in parts_in(gradients, model)}
+    return {part.name: part.read(model.pg_collection).clone() for part in parts_in(gradients, model)}
 
 
 def check_all(level: Level, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -55,7 +55,7 @@ class RankServer:
         assert self.rank is not None
         model = self.rank.model
         buffers = {name: parameter.main_grad for name, parameter in model.named_parameters()}
-        found = [(part.name, part.read(model.pg_collection.tp).clone()) for part in parts_in(buffers, model)]
+        found = [(part.name, part.read(model.pg_collection).clone()) for part in parts_in(buffers, model)]
         return found if self._is_first() else []
 
     def forget_gradient(self, rank: int) -> None:

@@ -148,7 +148,7 @@ def test_another_family_is_refused_with_those_that_work(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(RecipeError, match="model family `gpt2`") as caught:
         read_shape(tmp_path)
-    assert caught.value.hint == "choose a model of llama, qwen2"
+    assert caught.value.hint == "choose a model of llama, qwen2, qwen3, qwen3_moe"
 
 
 def test_a_missing_model_is_an_environment_problem(tmp_path):

@@ -30,24 +30,30 @@ def build_optimizer(
         use_distributed_optimizer=model.ddp_config.use_distributed_optimizer,
     )
     optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False, pg_collection=groups)
-    for group in optimizer.param_groups:
-        group["fused"] = True  # one pass over memory per parameter instead of about ten
-        for parameter in group["params"]:
-            # Moments exist from the start, so that a state saved before the first step looks like any other.
-            optimizer.optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+    for part in _parts(optimizer):
+        for group in part.param_groups:
+            group["fused"] = True  # one pass over memory per parameter instead of about ten
+            for parameter in group["params"]:
+                # Moments exist from the start, so that a state saved before the first step looks like any other.
+                part.optimizer.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
     if model.ddp_config.use_distributed_optimizer:
         _load_with_step_counts(optimizer)
     return optimizer
 
 
+def _parts(optimizer: MegatronOptimizer) -> list[Any]:
+    """Megatron-Core's optimizers of one model: experts have one of their own."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
 def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
     """Megatron-Core 0.16 restores the moments of a split optimizer by going over all of torch's Adam state, step
     count included, which it has set before and does not hand in: without this a saved state cannot be read."""
-    for split in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for split in _parts(optimizer):
         restore = split._set_main_param_and_optimizer_states
 
         def complete(parameter: Tensor, saved: dict[str, Tensor], split: Any = split, restore: Any = restore) -> None:
@@ -60,7 +66,7 @@ def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
 def own_step_counts(optimizer: MegatronOptimizer) -> None:
     """Give each parameter a step count of its own. Loading a split optimizer leaves one tensor in all of them, which
     each parameter's step would then raise."""
-    for split in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for split in _parts(optimizer):
         for state in split.optimizer.state.values():
             state["step"] = state["step"].clone()
 
