@@ -67,7 +67,13 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "qwen3-moe-mixed": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig,
-        {**EXPERTS, "norm_topk_prob": False, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+        {
+            **EXPERTS,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+        },
     ),
     "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 6}),
     "llama3-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),

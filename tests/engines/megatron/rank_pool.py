@@ -58,8 +58,9 @@ class RankServer:
         found = [(part.name, part.read(model.pg_collection).clone()) for part in parts_in(buffers, model)]
         return found if self._is_first() else []
 
-    def forget_gradient(self, rank: int) -> None:
-        """A planted defect: from now on this rank's gradients are dropped before they are reduced."""
+    def forget_gradient(self, rank: int, only: str) -> None:
+        """A planted defect: from now on this rank's gradients of parameters with `only` in their names are dropped
+        before they are reduced."""
         assert self.rank is not None
         if torch.distributed.get_rank() != rank:
             return
@@ -67,8 +68,9 @@ class RankServer:
         reduce = model.finish_grad_sync
 
         def dropping(*arguments: Any, **settings: Any) -> None:
-            for parameter in model.parameters():
-                parameter.main_grad.zero_()
+            for name, parameter in model.named_parameters():
+                if only in name:
+                    parameter.main_grad.zero_()
             reduce(*arguments, **settings)
 
         model.finish_grad_sync = dropping
@@ -113,8 +115,8 @@ class RankPool:
         found = [pair for stage in self._ask_all([("gradients",)] * self.used) for pair in stage]
         return dict(reversed(found))
 
-    def forget_gradient(self, rank: int) -> None:
-        self._ask_all([("forget_gradient", rank)] * self.used)
+    def forget_gradient(self, rank: int, only: str = "") -> None:
+        self._ask_all([("forget_gradient", rank, only)] * self.used)
 
     def close(self) -> None:
         for pipe in self.pipes:

@@ -120,7 +120,7 @@ def _without_torch_deprecations() -> Iterator[None]:
         yield
 
 
-def _restore_untouched_steps(saved: dict[str, Any]) -> None:
+def _restore_untouched_steps(saved: dict[Any, Any]) -> None:
     """A state saved before the first optimizer step has a step count of 0, which the format leaves out."""
     for part in saved.values() if 0 in saved else (saved,):  # experts have an optimizer of their own, the second
         inner = part.get("optimizer", part)  # nested beside the main weights in bfloat16

@@ -71,7 +71,5 @@ def read_experts(config: Mapping[str, Any]) -> ExpertShape:
         per_token=config["num_experts_per_tok"],
         ffn_hidden_size=config["moe_intermediate_size"],
         renormalise=config["norm_topk_prob"],
-        layers=tuple(
-            layer not in dense and (layer + 1) % step == 0 for layer in range(config["num_hidden_layers"])
-        ),
+        layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config["num_hidden_layers"])),
     )

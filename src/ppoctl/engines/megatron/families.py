@@ -32,7 +32,6 @@ class Family:
     ignored: frozenset[str] = frozenset()
     """Fields of this family without effect on the weights or on what is computed, given `required`."""
     qk_norm: bool = False
-    """Queries and keys are normalised, head by head."""
     has_experts: bool = False
 
 
@@ -113,9 +112,13 @@ class ModelShape:
     llama3_rope_factor: float | None
     """Scale of Llama 3's long-context RoPE; None: plain RoPE."""
     qkv_bias: bool
-    qk_norm: bool
     tied_embeddings: bool
     experts: ExpertShape | None
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normalised, head by head."""
+        return FAMILIES[self.family].qk_norm
 
     @property
     def padded_vocab_size(self) -> int:
@@ -139,7 +142,12 @@ class ModelShape:
         Weights are always loaded, so nothing is initialised. Fusions that need Apex or CUDA extensions are off; those
         of Transformer Engine come with its layer spec. Losses arrive already divided by the global token count,
         hence `calculate_per_token_loss`: neither the schedule nor the gradient buffers may average again.
+
+        Raises RecipeError when `parallel` shares experts that the model does not have.
         """
+        if self.experts is None and parallel.expert_ranks > 1:
+            written = f"`parallel.expert = {parallel.expert}`, `parallel.expert_tensor = {parallel.expert_tensor}`"
+            raise RecipeError(f"{written}: a `{self.family}` model has no experts to share", hint="set both to 1")
         return TransformerConfig(
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
@@ -236,7 +244,6 @@ def read_shape(folder: Path) -> ModelShape:
         rope_theta=theta,
         llama3_rope_factor=factor,
         qkv_bias=family.qkv_bias,
-        qk_norm=family.qk_norm,
         tied_embeddings=config["tie_word_embeddings"],
         experts=read_experts(config) if family.has_experts else None,
     )

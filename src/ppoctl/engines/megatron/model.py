@@ -3,6 +3,7 @@
 Letters: N packed tokens, n positions read. Only those n positions reach the output layer.
 """
 
+import warnings
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -156,7 +157,10 @@ class ValueModel(PackedModel):
 def build_stage(cls: type[PackedModel], settings: ModelSettings, groups: ProcessGroupCollection) -> PackedModel:
     """This rank's pipeline stage with uninitialised weights, all in the model's dtype: norms too, as in the Hugging
     Face models."""
-    stage = cls(settings, groups).to(device=settings.device, dtype=settings.dtype)
+    with warnings.catch_warnings():
+        # Of whole experts beside tensor ranks: their tokens are exchanged, not split over the sequence.
+        warnings.filterwarnings("ignore", message="`sequence_parallel` is set to `True`, but tensor model parallel")
+        stage = cls(settings, groups).to(device=settings.device, dtype=settings.dtype)
     _mark_parameters(stage)
     return stage
 

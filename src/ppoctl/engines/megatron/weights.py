@@ -39,7 +39,7 @@ class Part:
     split: int | None = None
     """The dimension that tensor ranks split evenly; along it the last ranks may hold padding. None: whole on each."""
     holder: int | None = None
-    """Of an expert's: the expert rank that has it, split over its expert tensor ranks; the view is empty elsewhere."""
+    """Of an expert's: the expert rank that has it, split over expert tensor ranks; elsewhere the view is empty."""
 
     def is_here(self, groups: ProcessGroupCollection) -> bool:
         """Whether this rank has (a slice of) it."""
@@ -62,10 +62,7 @@ class Part:
 
     def read(self, groups: ProcessGroupCollection) -> Tensor:
         """The whole tensor, from all ranks that share it; a view where its elements lie together in this one."""
-        if not self.is_here(groups):
-            whole = self.view.new_empty(self.shape)
-        else:
-            whole = self._whole(self._slices(groups))
+        whole = self._whole(groups) if self.is_here(groups) else self.view.new_empty(self.shape)
         if self.holder is not None and groups.ep.size() > 1:
             whole = whole.contiguous()
             torch.distributed.broadcast(whole, group=groups.ep, group_src=self.holder)
@@ -74,8 +71,8 @@ class Part:
     def _slices(self, groups: ProcessGroupCollection) -> torch.distributed.ProcessGroup:
         return groups.tp if self.holder is None else groups.expt_tp
 
-    def _whole(self, group: torch.distributed.ProcessGroup) -> Tensor:
-        mine = self.view.reshape(self._held())
+    def _whole(self, groups: ProcessGroupCollection) -> Tensor:
+        mine, group = self.view.reshape(self._held()), self._slices(groups)
         if self.split is None:
             return mine
         if group.size() > 1:
