@@ -209,6 +209,8 @@ def expected_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of `objective` by transformers and autograd, one sequence at a time, in float64."""
     model = copy.deepcopy(hugging_face_model(kind)).double()
+    if "moe" in kind:
+        model.set_experts_implementation("eager")  # the grouped product has no float64
     logprobs, entropy = (torch.zeros(rollouts.tokens.shape, dtype=torch.float64) for _ in range(2))
     for row, sequence in enumerate(rollouts.sequences()):
         prompt, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
@@ -218,7 +220,22 @@ def expected_gradients(
         entropy[row, :length] = -(log_p.exp() * log_p).sum(-1)
     loss = objective(torch.arange(rollouts.num_seqs), logprobs, entropy, int(rollouts.mask.sum()))
     loss.backward()
-    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+    return loss.detach(), on_disk({name: parameter.grad for name, parameter in model.named_parameters()})
+
+
+def on_disk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Under the names of files: transformers 5 fuses experts in memory."""
+    found = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            found[name] = tensor
+            continue
+        layer, kind = name.rsplit(".", 1)
+        for expert, weight in enumerate(tensor):
+            halves = {"gate_proj": weight[: len(weight) // 2], "up_proj": weight[len(weight) // 2 :]}
+            for part, half in halves.items() if kind == "gate_up_proj" else [("down_proj", weight)]:
+                found[f"{layer}.{expert}.{part}.weight"] = half
+    return found
 
 
 # Of one gradient tensor, whose numbers may all be small: the share is of its own largest.

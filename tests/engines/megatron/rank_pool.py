@@ -8,7 +8,7 @@ import faulthandler
 import multiprocessing
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -107,6 +107,10 @@ class RankPool:
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return self._ask_all([("call", method, *arguments)] * self.used)
 
+    def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
+        """As an `Executor`."""
+        return self._ask_all([("call", method, *arguments)] * len(ranks), [self.pipes[rank] for rank in ranks])
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return (pair for found in self._ask_all([("weights",)] * self.used) for pair in found)
 
@@ -125,8 +129,8 @@ class RankPool:
             process.join(10)
             process.kill()
 
-    def _ask_all(self, questions: list[tuple[Any, ...]]) -> list[Any]:
-        asked = list(zip(self.pipes, questions, strict=False))
+    def _ask_all(self, questions: list[tuple[Any, ...]], pipes: Sequence[Connection] = ()) -> list[Any]:
+        asked = list(zip(pipes or self.pipes, questions, strict=False))
         for pipe, question in asked:
             pipe.send(question)
         answers = [pipe.recv() for pipe, _ in asked]

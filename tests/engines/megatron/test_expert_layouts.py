@@ -13,7 +13,11 @@ import torch
 from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, gap, settings, three_steps, trainer
 from safetensors.torch import load_file
 
+from ppoctl.engines.megatron import ranks
+from ppoctl.engines.megatron.families import read_shape
+from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.engines.megatron.weights import weight_names
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
 LAYOUTS = {
@@ -153,6 +157,19 @@ def test_exported_weights_are_the_models(pool, model, tmp_path, layout):
     trained.save_weights(tmp_path)
     found, expected = (load_file(folder / "model.safetensors") for folder in (tmp_path, model("qwen3-moe")))
     assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("layout", ["EP2 DP2", "TP2, experts split", "TP2 DP2 EP2, experts split", "PP2 EP2"])
+def test_the_generator_gets_all_experts_bucket_by_bucket(pool, model, monkeypatch, layout):
+    """Asked are only the ranks that hold one copy of a stage's experts; a bucket has about two of them."""
+    monkeypatch.setattr(ranks, "WEIGHTS_BUCKET_BYTES", 40_000)
+    made_from = settings(model("qwen3-moe"), "actor", LAYOUTS[layout])
+    pool.open(made_from)
+    pool.call("start")
+    found = dict(ManyProcesses(pool, made_from.parallel).weights())
+    expected = load_file(model("qwen3-moe") / "model.safetensors")
+    assert list(found) == list(weight_names(read_shape(model("qwen3-moe"))))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
