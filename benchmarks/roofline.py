@@ -83,6 +83,7 @@ def made_up_rollouts(count: int, shortest: int, longest: int, vocabulary: int) -
         texts=[""] * count,
         answers=[""] * count,
         stamps=[""] * count,
+        sends=[1] * count,
     )
 
 

@@ -56,6 +56,8 @@ class Sample:
     """Decoded, special tokens skipped, stop string removed."""
     stamp: str
     """`State.stamp` of the actor whose weights drew it."""
+    sends: int = 1
+    """How often it was asked for: twice where an engine died over it."""
 
 
 @runtime_checkable

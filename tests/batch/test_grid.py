@@ -34,6 +34,7 @@ def rollouts(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]
         texts=[""] * rows,
         answers=[""] * rows,
         stamps=[""] * rows,
+        sends=[1] * rows,
     )
 
 

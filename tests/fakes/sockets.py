@@ -94,7 +94,7 @@ def fake_sockets(recipe: Recipe, *, on_minibatch: Callable[[str, int], None] = l
     return Sockets(
         actor=BigramTrainer("actor", on_minibatch=on_minibatch),
         critic=BigramTrainer("critic", on_minibatch=on_minibatch),
-        generator=BigramGenerator,
+        generator=lambda models, say: BigramGenerator(models),
         scorer=EvenScorer(),
         questions=CountingQuestions(recipe.rollout.prompts_per_step),
         source_digest="bigram",

@@ -40,6 +40,21 @@ CASES = [
         "one pipeline rank has all layers",
     ),
     (
+        "several_stages_per_rank_need_a_pipeline",
+        "actor.parallel={stages_per_rank=2}",
+        "one pipeline rank has nobody to interleave with",
+    ),
+    (
+        "stages_of_a_rank_have_the_same_number_of_layers",
+        "actor.parallel={pipeline=2, stages_per_rank=4}",
+        "2 layers of a pipeline rank do not divide into 4 stages",
+    ),
+    (
+        "stages_of_a_rank_have_the_same_number_of_layers",
+        "actor.parallel={pipeline=2, stages_per_rank=2, last_stage_layers=3}",
+        "3 layers of a pipeline rank do not divide into 2 stages",
+    ),
+    (
         "sequence_parallelism_needs_tensor_ranks",
         "critic.parallel={sequence=true}",
         "sequence parallelism splits over the tensor ranks, and there is one",
@@ -145,7 +160,15 @@ def test_expert_ranks_span_data_ranks_unless_they_are_within_the_tensor_ranks(
     assert table.experts_span_data == span
 
 
-@pytest.mark.parametrize("table", ["{tensor=2, sequence=true}", "{pipeline=2, first_stage_layers=1}", "{data=3}"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        "{tensor=2, sequence=true}",
+        "{pipeline=2, first_stage_layers=1}",
+        "{pipeline=2, stages_per_rank=2}",
+        "{data=3}",
+    ],
+)
 def test_a_layout_that_fits_is_taken(table: str) -> None:
     assert load([QUICKSTART], [f"actor.parallel={table}"]).recipe.actor.parallel is not None
 
@@ -158,3 +181,9 @@ def test_the_critic_follows_the_actor_unless_its_table_is_written() -> None:
     apart = layouts(load([QUICKSTART], ["actor.parallel={tensor=2}", "critic.parallel={data=2}"]).recipe)
     assert apart["critic"] == ParallelTable(data=2)
     assert (apart["actor"].world_size, apart["actor"].model_ranks, apart["critic"].model_ranks) == (2, 2, 1)
+
+
+def test_a_layout_in_words() -> None:
+    table = ParallelTable(tensor=4, pipeline=2, stages_per_rank=3, data=5, sequence=True, distributed_optimizer=True)
+    assert table.describe() == "tensor 4, pipeline 2, stages per rank 3, data 5, sequence, distributed optimizer"
+    assert ParallelTable().describe() == "one process"

@@ -105,6 +105,17 @@ def test_a_name_from_another_system_is_translated(write: Write) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["context", "context_parallel_size"])
+def test_context_parallelism_is_refused_with_what_to_write_instead(write: Write, name: str) -> None:
+    lines, hint = said(write(SMALLEST + f"[actor.parallel]\n{name} = 2\n"))
+    assert lines == [
+        f"r.toml:21: unknown key `actor.parallel.{name}`: splitting a sequence over ranks needs the attention of "
+        "Transformer Engine, which is not used here; `tensor` with `sequence = true`, and "
+        '`recompute = "full"`, make room for long sequences'
+    ]
+    assert hint == "ppoctl recipes keys actor"
+
+
 def test_a_missing_choice_lists_what_may_be_chosen(write: Write) -> None:
     lines, _ = said(
         write(SMALLEST.replace('[reward]\nkind = "gsm8k"\n', "[actor.batching]\nlogits_chunk_tokens = 8\n"))
@@ -114,6 +125,17 @@ def test_a_missing_choice_lists_what_may_be_chosen(write: Write) -> None:
         "r.toml:12: missing `actor.batching.microbatch_seqs` or `actor.batching.max_tokens_per_microbatch`; "
         "add one under [actor.batching]",
     ]
+
+
+def test_the_limit_of_forwards_goes_with_its_own_kind(write: Write) -> None:
+    lines, _ = said(write(SMALLEST + "[actor.batching]\nforward_max_tokens_per_microbatch = 64\n"))
+    missing = "r.toml:20: missing `actor.batching.max_tokens_per_microbatch`; add it under [actor.batching], "
+    missing += "e.g. `max_tokens_per_microbatch = 16384`"
+    assert lines == [missing]
+    both = "max_tokens_per_microbatch = 64\nforward_max_tokens_per_microbatch = 64\nforward_microbatch_seqs = 4\n"
+    lines, _ = said(write(SMALLEST + f"[actor.batching]\n{both}"))
+    rivals = "`max_tokens_per_microbatch`, `forward_max_tokens_per_microbatch`: keep one of them"
+    assert lines == [f"r.toml:23: `actor.batching.forward_microbatch_seqs` excludes {rivals}"]
 
 
 def test_a_table_where_a_value_belongs_and_the_reverse(write: Write) -> None:

@@ -36,6 +36,13 @@ CASES: list[tuple[str, list[str], str]] = [
         "`rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
+        "a_microbatch_holds_the_longest_sequence",
+        ["actor.batching={max_tokens_per_microbatch=32, forward_max_tokens_per_microbatch=31}"],
+        "--set: a microbatch of 31 tokens cannot hold a sequence of 32 (prompt + response - 1: the last token is "
+        "predicted and not read): `actor.batching.forward_max_tokens_per_microbatch` = `31` (--set), "
+        "`rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
+    ),
+    (
         "a_warm_up_ends_before_the_run_does",
         ["actor.optimizer.lr_warmup_updates=21"],
         "--set: a warm-up of 21 updates never ends: the run has 20 updates of the actor: "

@@ -88,7 +88,7 @@ class Rollouts(Record):
     """B = prompts x samples responses, prompt-major order (sample 0..n-1 of prompt 0, then prompt 1, ...)."""
 
     kind: ClassVar[str] = "rollouts"
-    measured: ClassVar[tuple[str, ...]] = ("sampler_logprobs",)
+    measured: ClassVar[tuple[str, ...]] = ("sampler_logprobs", "sends")
 
     prompt_tokens: Int[Tensor, " T"]
     """All prompts, concatenated; int64."""
@@ -112,6 +112,8 @@ class Rollouts(Record):
     """Ground truth of each row, copied from its prompt."""
     stamps: list[str]
     """The actor state each sample was made with, as `State.stamp`."""
+    sends: list[int]
+    """How often each sample was asked for: more than once where an engine died over it."""
 
     def __post_init__(self) -> None:
         rows, columns = self.tokens.shape
@@ -121,7 +123,7 @@ class Rollouts(Record):
         _require(bool((self.lengths >= 1).all()), "every response has a token")
         _require(not bool(self.sampler_logprobs[~self.mask].any()), "log-probs under the mask are 0")
         _require(not bool(self.tokens[~present].any()), "ids beyond the length are 0")
-        for name in ("prompt_ids", "sample_indices", "texts", "answers", "stamps"):
+        for name in ("prompt_ids", "sample_indices", "texts", "answers", "stamps", "sends"):
             _require(len(getattr(self, name)) == rows, f"{name} has one entry per sequence")
 
     @property
@@ -142,6 +144,7 @@ class Rollouts(Record):
             "rollout/response_tokens_mean": float(lengths.mean()),
             "rollout/response_tokens_max": float(lengths.max()),
             "rollout/truncated_frac": float((self.finish == TRUNCATED).float().mean()),
+            "rollout/resent_seqs": float(sum(sends > 1 for sends in self.sends)),
             "rollout/tokens": float(self.lengths.sum() + self.prompt_lengths.sum()),
         }
 

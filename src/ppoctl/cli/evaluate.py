@@ -28,7 +28,7 @@ def evaluate(
     from ppoctl.wire import commands
 
     checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())
-    evaluation = commands.evaluate(checkpoint)
+    evaluation = commands.evaluate(checkpoint, render.say)
     if out is not None:
         try:
             out.write_bytes(evaluation.readable_files()["samples.jsonl"])

@@ -146,11 +146,16 @@ class OptimizerTable(Table):
     """Minimum of linear and cosine, as a share of lr."""
 
 
+Recompute = Literal["none", "selective", "full"]
+
+
 class BySequences(Table):
     """A fixed number of sequences per microbatch."""
 
     microbatch_seqs: Annotated[int, SPEED, AtLeastOne]
     """Sequences in one forward and backward."""
+    forward_microbatch_seqs: Annotated[int | None, SPEED, AtLeastOne] = None
+    """Sequences in one forward of log-probs, reference or values, which keep no gradient; absent: the same."""
     logits_chunk_tokens: Annotated[int, SPEED, AtLeastOne] = 1024
     """Tokens whose logits exist at one time."""
 
@@ -160,13 +165,18 @@ class ByTokens(Table):
 
     max_tokens_per_microbatch: Annotated[int, SPEED, AtLeastOne]
     """Hard cap on packed tokens in one forward and backward; a longer sequence is an error at start."""
+    forward_max_tokens_per_microbatch: Annotated[int | None, SPEED, AtLeastOne] = None
+    """The cap in a forward of log-probs, reference or values, which keep no gradient; absent: the same."""
     logits_chunk_tokens: Annotated[int, SPEED, AtLeastOne] = 1024
     """Tokens whose logits exist at one time."""
 
 
 def _batching_kind(value: Any) -> str:
     keys = value if isinstance(value, dict) else type(value).model_fields
-    return "tokens" if "max_tokens_per_microbatch" in keys else "sequences"
+    return "sequences" if _TOKEN_KEYS.isdisjoint(keys) else "tokens"
+
+
+_TOKEN_KEYS = frozenset(ByTokens.model_fields) - frozenset(BySequences.model_fields)
 
 
 Batching = Annotated[
@@ -180,6 +190,9 @@ class TrainedTable(Table):
     optimizer: OptimizerTable
     """How it learns."""
     batching: Batching = ByTokens(max_tokens_per_microbatch=16384)
-    """How its minibatches are cut to fit memory; never changes a gradient."""
+    """How its rows are cut to fit memory; never changes a gradient."""
+    recompute: Annotated[Recompute, SPEED] = "none"
+    """Activations that an update computes again in its backward instead of keeping them: selective, those inside the
+    MLP; full, all but the input of each layer (a third more arithmetic)."""
     parallel: ParallelTable | None = None
     """How it is spread over processes; absent: one process for the actor, and as the actor for the critic."""

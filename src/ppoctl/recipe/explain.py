@@ -65,7 +65,19 @@ FOREIGN_NAMES = {
     "save_freq": "every_steps",
     "gpu_memory_utilization": "gpu_memory_frac",
     "total_training_steps": "steps",
+    "recompute_granularity": "recompute",
+    "gradient_checkpointing": "recompute",
+    "tensor_model_parallel_size": "tensor",
+    "pipeline_model_parallel_size": "pipeline",
+    "virtual_pipeline_model_parallel_size": "stages_per_rank",
 }
+
+# Keys that other systems have and this one does not: why, and what to write instead.
+_NO_CONTEXT = (
+    "splitting a sequence over ranks needs the attention of Transformer Engine, which is not used here; `tensor` "
+    'with `sequence = true`, and `recompute = "full"`, make room for long sequences'
+)
+ABSENT = {"context": _NO_CONTEXT, "context_parallel_size": _NO_CONTEXT}
 
 _TYPES = {
     "int_type": "must be a whole number",
@@ -199,6 +211,8 @@ def _unknown(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:  #
         return excluded
     ours = FOREIGN_NAMES.get(name, name)
     wrong = f"unknown key `{dotted(path)}`"
+    if name in ABSENT:
+        return f"{wrong}: {ABSENT[name]}"
     if ours in here:
         return f"{wrong}; did you mean `{ours}`?"
     elsewhere = [known[:-1] for known, _ in shape.walk(ROOT) if known[-1] == ours]
@@ -229,7 +243,8 @@ def _excluded_by(name: str, table: shape.Path, layers: Layers) -> str | None:
     if not owners:
         return None
     if choice.tag is None:
-        rivals = [key for key in _written(table, layers) if key != name and _is_own(key, choice)]
+        friends = {key for owner in owners for key in choice.tables[owner].keys}
+        rivals = [key for key in _written(table, layers) if key not in friends and _is_own(key, choice)]
         return f"`{dotted((*table, name))}` excludes `{'`, `'.join(rivals)}`: keep one of them"
     chosen = choice.chosen(_written(table, layers))
     needed = " or ".join(f'`{choice.tag} = "{owner}"`' for owner in owners)
@@ -258,9 +273,9 @@ def _missing(path: shape.Path, layers: Layers) -> Problem:
 
 def _to_add(table: shape.Path, name: str, layers: Layers) -> str:
     choice = shape.at(ROOT, table, layers.written)
-    if isinstance(choice, shape.Choice) and choice.tag is None:
-        own = [key for other in choice.tables.values() for key in other.keys if _is_own(key, choice)]
-        return " or ".join(f"`{dotted((*table, key))}`" for key in own) + f"; add one under {section(table)}"
+    if isinstance(choice, shape.Choice) and choice.chosen(_written(table, layers)) is None:
+        needed = [dotted((*table, *key)) for other in choice.tables.values() for key in _required(other)]
+        return " or ".join(f"`{key}`" for key in needed) + f"; add one under {section(table)}"
     known = shape.at(ROOT, (*table, name), layers.written)
     if isinstance(known, shape.Choice):
         first = next(iter(known.tables))

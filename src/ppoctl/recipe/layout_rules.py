@@ -43,6 +43,30 @@ def layers_of_an_end_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
                 )
 
 
+def several_stages_per_rank_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _written(recipe):
+        if table.stages_per_rank > 1 and table.pipeline == 1:
+            yield Conflict(
+                "one pipeline rank has nobody to interleave with",
+                ((role, "parallel", "stages_per_rank"), (role, "parallel", "pipeline")),
+                f"--set {role}.parallel.stages_per_rank=1",
+            )
+
+
+def stages_of_a_rank_have_the_same_number_of_layers(recipe: Recipe) -> Iterator[Conflict]:
+    layers = model_config(recipe).get("num_hidden_layers")
+    for role, table in _written(recipe):
+        if not isinstance(layers, int) or _pipeline_problem(table, layers) is not None:
+            continue
+        for count in _layers_of_ranks(table, layers):
+            if count % table.stages_per_rank:
+                yield Conflict(
+                    f"{count} layers of a pipeline rank do not divide into {table.stages_per_rank} stages",
+                    ((role, "parallel", "stages_per_rank"), (role, "parallel", "pipeline"), ("model", "path")),
+                )
+                break
+
+
 def sequence_parallelism_needs_tensor_ranks(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
         if table.sequence and table.tensor == 1:
@@ -113,6 +137,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     tensor_ranks_divide_the_heads,
     every_pipeline_rank_has_layers,
     layers_of_an_end_need_a_pipeline,
+    several_stages_per_rank_need_a_pipeline,
+    stages_of_a_rank_have_the_same_number_of_layers,
     sequence_parallelism_needs_tensor_ranks,
     only_experts_are_shared,
     expert_ranks_divide_the_experts,
@@ -135,12 +161,23 @@ def _experts(config: dict[str, Any]) -> int:
     return count if isinstance(count, int) else 0
 
 
+def _ends(table: ParallelTable) -> list[int]:
+    return [count for count in (table.first_stage_layers, table.last_stage_layers) if count is not None]
+
+
 def _pipeline_problem(table: ParallelTable, layers: Any) -> str | None:
     if not isinstance(layers, int) or table.pipeline == 1:
         return None
-    ends = [count for count in (table.first_stage_layers, table.last_stage_layers) if count is not None]
+    ends = _ends(table)
     rest, ranks = layers - sum(ends), table.pipeline - len(ends)
     if (ranks == 0 and rest == 0) or (ranks > 0 and rest > 0 and rest % ranks == 0):
         return None
     written = f" besides the {sum(ends)} of the written ends" if ends else ""
     return f"the model's {layers} layers{written} do not divide over {ranks} pipeline ranks"
+
+
+def _layers_of_ranks(table: ParallelTable, layers: int) -> list[int]:
+    """Of the written ends, and of a rank between them, where the layers divide over the ranks."""
+    ends = _ends(table)
+    between = table.pipeline - len(ends)
+    return [*ends, (layers - sum(ends)) // between] if between else ends

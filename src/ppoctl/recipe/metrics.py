@@ -27,6 +27,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/response_tokens_mean", "tokens", "mean length of the responses", "no collapse towards 0"),
     Metric("rollout/response_tokens_max", "tokens", "longest response", "below rollout.max_new_tokens"),
     Metric("rollout/truncated_frac", "share", "responses cut by max_new_tokens", "below 0.1, not rising"),
+    Metric("rollout/resent_seqs", "sequences", "responses asked for again because an engine died", "0"),
     Metric("rollout/tokens", "tokens", "response tokens of the step"),
     Metric("reward/score_mean", "score", "mean score as the scorer gave it", "rising"),
     Metric("reward/score_std", "score", "spread of the scores", "above 0: with none there is nothing to learn from"),

@@ -16,6 +16,9 @@ class ParallelTable(Table):
     """Ranks that split each layer; divides attention heads and key/value heads."""
     pipeline: Annotated[int, SPEED, AtLeastOne] = 1
     """Ranks that split the layers."""
+    stages_per_rank: Annotated[int, SPEED, AtLeastOne] = 1
+    """Runs of layers on each pipeline rank; more than one (the interleaved schedule) shortens the wait at the ends of
+    a minibatch, for more messages."""
     data: Annotated[int, SPEED, AtLeastOne] = 1
     """Copies of the model that share the rows of a minibatch."""
     sequence: Annotated[bool, SPEED] = False
@@ -45,6 +48,11 @@ class ParallelTable(Table):
         return self.tensor % self.expert_ranks != 0
 
     @property
+    def virtual_pipeline(self) -> int | None:
+        """Megatron-Core's name for more than one run of layers on a rank; None: one."""
+        return self.stages_per_rank if self.stages_per_rank > 1 else None
+
+    @property
     def model_ranks(self) -> int:
         """Processes that hold one copy of the model."""
         return self.tensor * self.pipeline
@@ -56,8 +64,8 @@ class ParallelTable(Table):
 
     def describe(self) -> str:
         """What is not 1 or off, in words."""
-        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
-        sizes |= {"expert": self.expert, "expert tensor": self.expert_tensor}
+        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "stages per rank": self.stages_per_rank}
+        sizes |= {"data": self.data, "expert": self.expert, "expert tensor": self.expert_tensor}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         words += ["sequence"] * self.sequence + ["distributed optimizer"] * self.distributed_optimizer
         return ", ".join(words) or "one process"
@@ -67,3 +75,14 @@ def layouts(recipe: "Recipe") -> dict[str, ParallelTable]:
     """Of each role. The critic follows the actor unless its table is written."""
     actor = recipe.actor.parallel or ParallelTable()
     return {"actor": actor, "critic": recipe.critic.parallel or actor}
+
+
+def processes(recipe: "Recipe") -> dict[str, int]:
+    """Of each role."""
+    sizes = {role: layout.world_size for role, layout in layouts(recipe).items()}
+    return {**sizes, "generator": recipe.generator.engines * recipe.generator.tensor}
+
+
+def is_one_process(recipe: "Recipe") -> bool:
+    """Whether all roles live in the process of the command, without Ray."""
+    return recipe.cluster.placement == "colocated" and set(processes(recipe).values()) == {1}

@@ -45,14 +45,18 @@ def a_microbatch_is_no_larger_than_its_minibatch(recipe: Recipe) -> Iterator[Con
 def a_microbatch_holds_the_longest_sequence(recipe: Recipe) -> Iterator[Conflict]:
     longest = longest_sequence(recipe)
     for role, table in _roles(recipe):
-        if isinstance(table.batching, ByTokens) and table.batching.max_tokens_per_microbatch < longest:
-            key = (role, "batching", "max_tokens_per_microbatch")
-            yield Conflict(
-                f"a microbatch of {table.batching.max_tokens_per_microbatch} tokens cannot hold a sequence of "
-                f"{longest} (prompt + response - 1: the last token is predicted and not read)",
-                (key, _PROMPT_TOKENS, _NEW_TOKENS),
-                f"--set {dotted(key)}={longest}",
-            )
+        if not isinstance(table.batching, ByTokens):
+            continue
+        for name in ("max_tokens_per_microbatch", "forward_max_tokens_per_microbatch"):
+            cap = getattr(table.batching, name)
+            if cap is not None and cap < longest:
+                key = (role, "batching", name)
+                yield Conflict(
+                    f"a microbatch of {cap} tokens cannot hold a sequence of "
+                    f"{longest} (prompt + response - 1: the last token is predicted and not read)",
+                    (key, _PROMPT_TOKENS, _NEW_TOKENS),
+                    f"--set {dotted(key)}={longest}",
+                )
 
 
 def a_warm_up_ends_before_the_run_does(recipe: Recipe) -> Iterator[Conflict]:

@@ -21,6 +21,7 @@ from ppoctl.recipe.algorithm import NoKl as NoKl
 from ppoctl.recipe.algorithm import OptimizerTable as OptimizerTable
 from ppoctl.recipe.algorithm import PolicyLossTable as PolicyLossTable
 from ppoctl.recipe.algorithm import PpoTable as PpoTable
+from ppoctl.recipe.algorithm import Recompute as Recompute
 from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
 from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable
@@ -151,8 +152,12 @@ Reward = Annotated[Gsm8kReward | ExactMatchReward, Field(discriminator="kind")]
 
 
 class GeneratorTable(Table):
-    """vLLM."""
+    """vLLM. Engines share one queue of prompts; a sample is the same whichever engine draws it."""
 
+    engines: Annotated[int, SPEED, AtLeastOne] = 1
+    """Copies of the model that draw side by side."""
+    tensor: Annotated[int, SPEED, AtLeastOne] = 1
+    """Ranks that split each engine's layers; divides attention heads and key/value heads."""
     gpu_memory_frac: Annotated[float, SPEED, Field(gt=0, lt=1)] = 0.6
     """Share of the GPU it may use for weights and KV cache; not read on CPU."""
     kv_cache_mib: Annotated[int, SPEED, AtLeastOne] = 256
@@ -248,10 +253,13 @@ Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
 
 
 class LocalCluster(Table):
-    """This machine. A role with a `parallel` table of more than one process runs in processes of Ray."""
+    """This machine, or a running Ray. Where every role is one process and they share a device, all of them live in
+    this process; otherwise each role runs in processes of Ray."""
 
     kind: Annotated[Literal["local"], SPEED]
     """This machine; the only kind."""
+    placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
+    """colocated: the roles share devices, one process of each on a device; apart: each process has its own."""
     threads: Annotated[int | None, SPEED, AtLeastOne] = None
     """CPU threads of trainer and generator; absent: all cores this process may use. A role's processes share them."""
     ray_address: Annotated[str | None, SPEED] = None

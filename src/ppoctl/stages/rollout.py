@@ -90,4 +90,5 @@ def assemble(
         texts=[sample.text for sample in drawn],
         answers=[owner.answer for owner in owners],
         stamps=[sample.stamp for sample in drawn],
+        sends=[sample.sends for sample in drawn],
     )

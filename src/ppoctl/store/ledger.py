@@ -1,8 +1,8 @@
 """The sample ledger: one line per sample and step, what it was drawn with and which updates used it.
 
 It holds no clock and no attempt number, so an interrupted and resumed run writes the same bytes as one that was never
-interrupted: the oracle of every drill. A step that was dropped and came out otherwise replaces its block and all
-after it.
+interrupted: the oracle of every drill. (Only `sends` tells that an engine died over a sample.) A step that was
+dropped and came out otherwise replaces its block and all after it.
 """
 
 import hashlib
@@ -77,6 +77,7 @@ def sample_lines(step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[
                 "sample": rollouts.sample_indices[row],
                 "seed": int(rollouts.seeds[row]),
                 "stamp": rollouts.stamps[row],
+                "sends": rollouts.sends[row],
                 "tokens": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:24],
                 "finish": FINISH_REASONS[int(rollouts.finish[row])],
                 "outcome": outcome,

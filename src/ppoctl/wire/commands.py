@@ -139,7 +139,7 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
     )
 
 
-def evaluate(checkpoint: Checkpoint) -> Evaluation:
+def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     """The evaluation that `train` does every N steps, of any checkpoint."""
     recipe = checkpoint.recipe
     engines.set_threads(recipe)
@@ -149,7 +149,7 @@ def evaluate(checkpoint: Checkpoint) -> Evaluation:
     scorer = engines.open_scorer(recipe, questions)
     try:
         sockets = engines.plug_in(recipe, questions, scorer, model_digest="")
-        generator = sockets.generator(OneActor(sockets.actor, checkpoint))
+        generator = sockets.generator(OneActor(sockets.actor, checkpoint), say)
         try:
             return evaluation_stage(recipe, generator, scorer, questions).run(checkpoint.state)
         finally:

@@ -3,9 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,11 +17,8 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.probe import probe, require_gold_wins
 from ppoctl.rewards.processes import ProcessScorer
 from ppoctl.store.manifest import file_digest
-from ppoctl.wire.sockets import Sockets, nothing_to_close
-
-if TYPE_CHECKING:
-    from ppoctl.engines.megatron.rank import TrainerSettings
-    from ppoctl.engines.megatron.ranks import Ranks
+from ppoctl.wire.processes import Placed, Say, place
+from ppoctl.wire.sockets import Sockets
 
 CONFIGS = ("config.json", "generation_config.json")
 """Besides the weights, what of a model folder decides results."""
@@ -73,56 +69,25 @@ def set_threads(recipe: Recipe) -> int:
 
 def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, model_digest: str) -> Sockets:
     """Real engines, none of them at a state yet. Nothing heavy is built before it is first asked."""
+    from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.families import model_folder
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
 
-    ranks, close = _ranks(recipe)
+    placed = place(recipe)
     folder = str(model_folder(recipe.model.path))
     return Sockets(
-        actor=MegatronActor(*ranks["actor"]),
-        critic=MegatronCritic(*ranks["critic"]),
-        generator=lambda models: _generator(recipe, folder, models),
+        actor=MegatronActor(trainer_settings(recipe, "actor"), placed.actor),
+        critic=MegatronCritic(trainer_settings(recipe, "critic"), placed.critic),
+        generator=lambda models, say: _generator(recipe, folder, placed, models, say),
         scorer=scorer,
         questions=questions,
         source_digest=f"{model_digest}:{recipe.model.dtype}",
-        close_trainers=close,
+        close_trainers=placed.close,
     )
 
 
-def _ranks(recipe: Recipe) -> tuple[dict[str, "tuple[TrainerSettings, Ranks]"], Callable[[], None]]:
-    """Settings and processes of each role: this process where one is enough, else a Ray's. And what ends them."""
-    from ppoctl.engines.megatron.factory import trainer_settings
-    from ppoctl.engines.megatron.rank import MegatronRank
-    from ppoctl.engines.megatron.ranks import ManyProcesses, OpenRank, ThisProcess
-
-    settings = {role: trainer_settings(recipe, role) for role in ("actor", "critic")}
-    many = {role: made for role, made in settings.items() if made.parallel.world_size > 1}
-    found: dict[str, tuple[TrainerSettings, Ranks]] = {
-        role: (made, ThisProcess(MegatronRank(made))) for role, made in settings.items() if role not in many
-    }
-    if not many:
-        return found, nothing_to_close
-    from ppoctl.engines.ray.cluster import RayCluster
-    from ppoctl.engines.ray.processes import Group, RayProcesses
-
-    table = recipe.cluster
-    cluster = RayCluster(sum(made.parallel.world_size for made in many.values()), table.ray_address)
-    for role, made in many.items():
-        size = made.parallel.world_size
-        group = Group(
-            name=role,
-            size=size,
-            make=OpenRank(made, table.start_deadline_s),
-            threads=max(1, torch.get_num_threads() // size),
-            start_deadline_s=table.start_deadline_s,
-            call_deadline_s=table.call_deadline_s,
-        )
-        found[role] = made, ManyProcesses(RayProcesses(group, cluster), made.parallel)
-    return found, cluster.close
-
-
-def _generator(recipe: Recipe, folder: str, models: Models) -> Generator:
-    from ppoctl.engines.vllm import VllmGenerator, VllmSettings
+def _generator(recipe: Recipe, folder: str, placed: Placed, models: Models, say: Say) -> Generator:
+    from ppoctl.engines.vllm import TrainerSide, VllmGenerator, VllmSettings
 
     new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
     settings = VllmSettings(
@@ -138,7 +103,12 @@ def _generator(recipe: Recipe, folder: str, models: Models) -> Generator:
         logprobs, _ = models.actor_at(state).logprobs(_as_rollout(tokens), temperature=1.0)
         return [float(value) for value in logprobs[0]]
 
-    return VllmGenerator(settings, weights=lambda state: models.actor_at(state).weights(state), score=score)
+    trainer = TrainerSide(
+        weights=lambda state: models.actor_at(state).weights(state),
+        score=score,
+        export=lambda state, folder: models.actor_at(state).save_weights(folder),
+    )
+    return VllmGenerator(settings, trainer, placed.generator(settings, say), say)
 
 
 def end_token_ids(folder: str) -> tuple[int, ...]:
@@ -171,4 +141,5 @@ def _as_rollout(tokens: tuple[int, ...]) -> Rollouts:
         texts=[""],
         answers=[""],
         stamps=[""],
+        sends=[1],
     )

@@ -67,7 +67,7 @@ def assemble(
         observers=around.observers,
         say=around.say,
     )
-    generator = sockets.generator(states)
+    generator = sockets.generator(states, around.say)
     parts = RolloutParts(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
     builder = StageBuilder(
         models=states,

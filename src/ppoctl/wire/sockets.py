@@ -27,8 +27,9 @@ class Sockets:
 
     actor: Actor
     critic: Critic
-    generator: Callable[[Models], Generator]
-    """The generator asks the models for weights when it has to be at another state."""
+    generator: Callable[[Models, Callable[[str], None]], Generator]
+    """The generator asks the models for weights when it has to be at another state; it says what went wrong and was
+    mended, and what is being waited for, to the second argument."""
     scorer: Scorer
     questions: Questions
     source_digest: str

@@ -33,14 +33,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     made = RankPool(4)
     yield made
     made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def alone(pool: RankPool, model: Callable[[str], Path]) -> Callable[[str, str], dict[str, dict[str, Tensor]]]:
     """What one process finds."""
     known: dict[tuple[str, str], dict[str, dict[str, Tensor]]] = {}

@@ -75,6 +75,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
             "mlp_only_layers": [3],
         },
     ),
+    "qwen2-six": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 6}),
     "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 6}),
     "llama3-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
 }
@@ -130,6 +131,7 @@ def make_rollouts(
         texts=[""] * num_rows,
         answers=[""] * num_rows,
         stamps=["actor@0:0"] * num_rows,
+        sends=[1] * num_rows,
     )
 
 
@@ -290,7 +292,7 @@ def weights_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
 
 def gradients_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
     """What the last update left in Megatron-Core's gradient buffers, under Hugging Face names."""
-    model = rank_of(trainer).model
+    [model] = rank_of(trainer).models
     gradients = {name: parameter.main_grad for name, parameter in model.named_parameters()}
     return {part.name: part.read(model.pg_collection).clone() for part in parts_in(gradients, model)}
 

@@ -53,9 +53,10 @@ class RankServer:
     def gradients(self) -> list[tuple[str, Tensor]]:
         """What the last update left in the gradient buffers, under Hugging Face names."""
         assert self.rank is not None
-        model = self.rank.model
-        buffers = {name: parameter.main_grad for name, parameter in model.named_parameters()}
-        found = [(part.name, part.read(model.pg_collection).clone()) for part in parts_in(buffers, model)]
+        found = []
+        for model in self.rank.models:
+            buffers = {name: parameter.main_grad for name, parameter in model.named_parameters()}
+            found += [(part.name, part.read(model.pg_collection).clone()) for part in parts_in(buffers, model)]
         return found if self._is_first() else []
 
     def forget_gradient(self, rank: int, only: str) -> None:
@@ -64,16 +65,16 @@ class RankServer:
         assert self.rank is not None
         if torch.distributed.get_rank() != rank:
             return
-        model = self.rank.wrapped
-        reduce = model.finish_grad_sync
+        for stage in self.rank.stages:
+            reduce = stage.finish_grad_sync
 
-        def dropping(*arguments: Any, **settings: Any) -> None:
-            for name, parameter in model.named_parameters():
-                if only in name:
-                    parameter.main_grad.zero_()
-            reduce(*arguments, **settings)
+            def dropping(*arguments: Any, _stage: Any = stage, _reduce: Any = reduce, **settings: Any) -> None:
+                for name, parameter in _stage.named_parameters():
+                    if only in name:
+                        parameter.main_grad.zero_()
+                _reduce(*arguments, **settings)
 
-        model.finish_grad_sync = dropping
+            stage.finish_grad_sync = dropping
 
     def _is_first(self) -> bool:
         assert self.rank is not None

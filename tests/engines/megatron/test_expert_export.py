@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.engines.vllm.tokens import Detokenizer
 from ppoctl.recipe.schema import GeneratorTable
 
 
@@ -42,7 +41,7 @@ def test_transformers_and_vllm_load_what_was_trained(tmp_path):
     torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
 
     settings = VllmSettings(str(target), "float32", 64, (0,), GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=2))
-    engine = Engine(settings, Detokenizer(str(target), (0,)))
+    engine = Engine(settings)
     try:
         for row, sequence in enumerate(rollouts.sequences()):
             start, length = int(rollouts.prompt_lengths[row]) - 1, int(rollouts.lengths[row])

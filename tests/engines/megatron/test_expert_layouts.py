@@ -49,14 +49,20 @@ def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, lay
     assert gap(found["change"], expected["change"]) < CHANGE_GAP
 
 
-def test_layers_with_and_without_experts_share_a_pipeline(pool, model, alone):
-    """Of four layers the second alone has experts: the last stage has none."""
-    found = three_steps(
-        pool, settings(model("qwen3-moe-mixed"), "actor", ParallelTable(pipeline=2, data=2, expert=2))
-    )
+@pytest.mark.parametrize("stages", [1, 2])
+def test_layers_with_and_without_experts_share_a_pipeline(pool, model, alone, stages):
+    """Of four layers the second alone has experts: the last rank has none, or each rank two stages of one layer."""
+    parallel = ParallelTable(pipeline=2, data=2, expert=2, stages_per_rank=stages)
+    found = three_steps(pool, settings(model("qwen3-moe-mixed"), "actor", parallel))
     expected = alone("qwen3-moe-mixed", "actor")
     assert gap(found["gradient"], expected["gradient"]) < GRADIENT_GAP
     assert gap(found["change"], expected["change"]) < CHANGE_GAP
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_tokens_are_exchanged_again_where_experts_are_recomputed(pool, model, alone, recompute):
+    made_from = replace(settings(model("qwen3-moe"), "actor", LAYOUTS["EP2"]), recompute=recompute)
+    assert gap(three_steps(pool, made_from)["gradient"], alone("qwen3-moe", "actor")["gradient"]) < GRADIENT_GAP
 
 
 def test_the_choice_of_experts_is_clear():

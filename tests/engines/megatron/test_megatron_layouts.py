@@ -8,6 +8,7 @@ import torch
 from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, gap, settings, three_steps, trainer
 
 from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.engines.megatron.weights import weight_names
 from ppoctl.errors import NonFiniteError, StorageError
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
@@ -19,6 +20,9 @@ LAYOUTS = {
     "PP2": ParallelTable(pipeline=2),
     "PP2 uneven": ParallelTable(pipeline=2, first_stage_layers=1),
     "TP2 PP2": ParallelTable(tensor=2, pipeline=2, sequence=True),
+    "PP2 interleaved": ParallelTable(pipeline=2, stages_per_rank=2),
+    "TP2 PP2 interleaved": ParallelTable(tensor=2, pipeline=2, stages_per_rank=2, sequence=True),
+    "DP2 PP2 interleaved": ParallelTable(data=2, pipeline=2, stages_per_rank=2, distributed_optimizer=True),
     "DP2 PP2": ParallelTable(data=2, pipeline=2, distributed_optimizer=True),
 }
 
@@ -32,6 +36,16 @@ def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, lay
     assert gap(found["reported"], expected["reported"]) < CHANGE_GAP
     if not LAYOUTS[layout].distributed_optimizer:  # else no rank has the whole of it
         assert gap(found["gradient"], expected["gradient"]) < GRADIENT_GAP
+    assert gap(found["change"], expected["change"]) < CHANGE_GAP
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("layout", ["TP2 sequence", "PP2"])
+def test_gradients_do_not_depend_on_what_is_recomputed(pool, model, alone, layout, recompute):
+    kind = "qwen2-deep"
+    made_from = replace(settings(model(kind), "actor", LAYOUTS[layout]), recompute=recompute)
+    found, expected = three_steps(pool, made_from), alone(kind, "actor")
+    assert gap(found["gradient"], expected["gradient"]) < GRADIENT_GAP
     assert gap(found["change"], expected["change"]) < CHANGE_GAP
 
 
@@ -58,6 +72,9 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
         ("DP2 distributed optimizer", "alone distributed optimizer"),
         ("DP2 PP2", "DP2 distributed optimizer"),
         ("alone", "TP2 PP2"),
+        ("PP2 interleaved", "TP2"),
+        ("PP2", "TP2 PP2 interleaved"),
+        ("DP2 PP2 interleaved", "DP2 distributed optimizer"),
     ],
 )
 def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):
@@ -118,17 +135,56 @@ def test_ranks_without_rows_keep_step(pool, model):
     folder, rollouts = model("qwen2-deep"), lab.make_rollouts()
     objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, (2,), step=STEP)]
     results = []
-    for parallel in (ParallelTable(), ParallelTable(data=2, pipeline=2)):
+    waiting = ParallelTable(data=2, pipeline=2), ParallelTable(data=2, pipeline=2, stages_per_rank=2)
+    for parallel in (ParallelTable(), *waiting):
         made_from = replace(
             settings(folder, "actor", parallel), batching=BySequences(microbatch_seqs=1, logits_chunk_tokens=5)
         )
         trained = trainer(pool, made_from)
         trained.start()
         results += trained.update(rollouts, minibatches, objective)
-    expected, found = results
-    assert abs(found.loss - expected.loss) <= 1e-6
-    assert abs(found.grad_norm - expected.grad_norm) <= 1e-5 * expected.grad_norm
-    torch.testing.assert_close(found.outputs, expected.outputs)
+    expected, *others = results
+    for found in others:
+        assert abs(found.loss - expected.loss) <= 1e-6
+        assert abs(found.grad_norm - expected.grad_norm) <= 1e-5 * expected.grad_norm
+        torch.testing.assert_close(found.outputs, expected.outputs)
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        ParallelTable(pipeline=2, stages_per_rank=3),
+        ParallelTable(pipeline=2, stages_per_rank=2, first_stage_layers=2),
+        ParallelTable(pipeline=3, stages_per_rank=2),
+    ],
+    ids=["three stages", "uneven", "three ranks"],
+)
+def test_interleaved_stages_keep_their_order_and_their_microbatches(pool, model, parallel):
+    """Six layers, more microbatches than are on their way at one time, and another number without gradient."""
+    folder = model("qwen2-six")
+    rollouts = lab.make_rollouts(prompts=range(1, 10), lengths=range(9, 0, -1))
+    objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
+    batching = BySequences(microbatch_seqs=1, forward_microbatch_seqs=2, logits_chunk_tokens=5)
+    found = []
+    for layout in (ParallelTable(), parallel):
+        trained = trainer(pool, replace(settings(folder, "actor", layout), batching=batching))
+        trained.start()
+        share = trained.forward("forward", rollouts, 0.8)
+        [result] = trained.update(rollouts, minibatches, objective)
+        found.append((pool.gradients(), share.outputs, result.outputs))
+    (expected, *outputs), (gradient, *others) = found
+    assert gap(gradient, expected) < GRADIENT_GAP
+    torch.testing.assert_close(others, outputs)
+
+
+def test_each_weight_leaves_interleaved_stages_once(pool, model):
+    made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["PP2 interleaved"])
+    actor = trainer(pool, made_from)
+    actor.start()
+    sent = [name for name, _ in pool.weights()]
+    assert sorted(sent) == sorted(weight_names(actor.source[1]))
+    layers = [int(name.split(".")[2]) for name in sent if name.endswith("input_layernorm.weight")]
+    assert layers == [0, 2, 1, 3]  # of the first rank, then of the second
 
 
 def test_exported_weights_are_the_models(pool, model, tmp_path):
@@ -141,7 +197,7 @@ def test_exported_weights_are_the_models(pool, model, tmp_path):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("layout", ["TP2", "TP2 PP2"])
+@pytest.mark.parametrize("layout", ["TP2", "TP2 PP2", "PP2 interleaved"])
 def test_logprobs_match_transformers(pool, model, layout):
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS[layout])
     actor = trainer(pool, made_from)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.megatron.value_head import ValueHead
 from ppoctl.recipe.schema import BySequences, ByTokens
 from tolerance import EXACT, FLOAT32
@@ -37,6 +38,37 @@ def test_packing_does_not_change_logprobs(model, kind, batching):
     packed = lab.actor(model(kind), batching=batching).logprobs(rollouts, temperature=1.0)
     for found, expected in zip(packed, one_by_one, strict=True):
         FLOAT32.check(found, expected)
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_the_limit_of_forwards_changes_how_many_there_are_and_nothing_else(model, role):
+    """Five rows: three microbatches of the training limit, two of the other. An update keeps to its own."""
+    rollouts = lab.make_rollouts()
+    objective = lab.policy_objective(rollouts) if role == "actor" else lab.value_objective(rollouts)
+    found, passes = [], []
+    for batching in (BySequences(microbatch_seqs=2), BySequences(microbatch_seqs=2, forward_microbatch_seqs=4)):
+        trainer = getattr(lab, role)(model("qwen2"), batching=batching)
+        trainer.update(rollouts, [lab.minibatch(rollouts)], objective)
+        seen: list[int] = []
+        lab.rank_of(trainer).models[0].register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        if isinstance(trainer, MegatronActor):
+            found.append(torch.stack([*trainer.logprobs(rollouts, temperature=0.9)]))
+        else:
+            found.append(trainer.values(rollouts))
+        forwards = len(seen)
+        trainer.update(rollouts, [lab.minibatch(rollouts)], objective)
+        passes.append((forwards, len(seen) - forwards))
+    FLOAT32.check(found[1], found[0])
+    assert found[0].abs().max() > 0.01
+    assert passes == [(3, 3), (2, 3)]
+
+
+def test_the_reference_runs_with_the_limit_of_forwards(model):
+    batching = ByTokens(max_tokens_per_microbatch=8, forward_max_tokens_per_microbatch=40)
+    trainer = lab.actor(model("qwen2"), batching=batching)  # a sequence of 11 tokens fits the second only
+    rollouts = lab.make_rollouts()
+    reference = trainer.reference_logprobs(rollouts, temperature=0.9)
+    FLOAT32.check(reference, trainer.logprobs(rollouts, temperature=0.9)[0])
 
 
 @pytest.mark.parametrize(("kind", "level"), [("qwen2", EXACT), ("qwen3-moe", FLOAT32)])

@@ -221,6 +221,9 @@ def test_a_sequence_beyond_the_token_cap_is_an_error_that_names_the_key(model):
     trainer = lab.actor(model("qwen2"), batching=ByTokens(max_tokens_per_microbatch=8))
     with pytest.raises(RecipeError, match="max_tokens_per_microbatch = 8`: a sequence of 11 tokens"):
         trainer.logprobs(rollouts, temperature=1.0)
+    batching = ByTokens(max_tokens_per_microbatch=40, forward_max_tokens_per_microbatch=8)
+    with pytest.raises(RecipeError, match="forward_max_tokens_per_microbatch = 8`: a sequence of 11"):
+        lab.actor(model("qwen2"), batching=batching).logprobs(rollouts, temperature=1.0)
 
 
 def test_running_out_of_device_memory_names_the_key_to_lower(model):
@@ -233,3 +236,14 @@ def test_running_out_of_device_memory_names_the_key_to_lower(model):
     rollouts = lab.make_rollouts()
     with pytest.raises(OutOfMemoryError, match=r"`actor.batching.microbatch_seqs = 2`"):
         lab.actor(model("qwen2")).update(rollouts, [lab.minibatch(rollouts)], Hungry())
+
+
+def test_running_out_of_device_memory_in_a_forward_names_its_own_key(model):
+    def out_of_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    batching = ByTokens(max_tokens_per_microbatch=20, forward_max_tokens_per_microbatch=40)
+    trainer = lab.actor(model("qwen2"), batching=batching)
+    lab.rank_of(trainer).models[0].register_forward_hook(out_of_memory)
+    with pytest.raises(OutOfMemoryError, match=r"`actor.batching.forward_max_tokens_per_microbatch = 40`"):
+        trainer.logprobs(lab.make_rollouts(), temperature=1.0)

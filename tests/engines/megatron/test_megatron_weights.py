@@ -39,7 +39,7 @@ def test_weights_survive_the_way_there_and_back(model, kind):
 
 def test_exported_tensors_are_views_except_interleaved_queries_keys_and_values(model):
     trainer = lab.actor(model("qwen2"))
-    addresses = [p.untyped_storage().data_ptr() for p in lab.rank_of(trainer).model.parameters()]
+    addresses = [p.untyped_storage().data_ptr() for p in lab.rank_of(trainer).models[0].parameters()]
     copied = {n for n, t in trainer.weights(STATE).tensors() if t.untyped_storage().data_ptr() not in addresses}
     assert all(name.split(".")[-2] in ("q_proj", "k_proj", "v_proj") for name in copied)
 

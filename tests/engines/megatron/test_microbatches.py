@@ -55,6 +55,22 @@ def test_where_ranks_meet_in_each_microbatch_all_have_the_same_number(ranks, mul
     assert idle == expected * ranks - 5
 
 
+@pytest.mark.parametrize(
+    ("batching", "with_gradient", "forward_only"),
+    [
+        (BySequences(microbatch_seqs=2), [2, 2, 1], [2, 2, 1]),
+        (BySequences(microbatch_seqs=2, forward_microbatch_seqs=4), [2, 2, 1], [4, 1]),
+        # 11 + 2 | 10 | 9 | 6 tokens, and 11 + 10 + 2 | 9 + 6.
+        (ByTokens(max_tokens_per_microbatch=13, forward_max_tokens_per_microbatch=24), [2, 1, 1, 1], [3, 2]),
+    ],
+)
+def test_a_forward_without_gradient_has_a_limit_of_its_own(batching, with_gradient, forward_only):
+    rollouts, reading = lab.make_rollouts(), Reading(torch.device("cpu"))
+    for kept, expected in ((True, with_gradient), (False, forward_only)):
+        microbatches = cut_rows(rollouts, ROWS, Cut(batching, reading, COST, with_gradient=kept))
+        assert [len(microbatch.rows) for microbatch in microbatches] == expected
+
+
 def test_sequence_parallelism_gets_a_multiple_of_its_ranks():
     reading = Reading(torch.device("cpu"), token_multiple=4)
     [microbatch] = cut_rows(lab.make_rollouts(), ROWS[:2], Cut(BySequences(microbatch_seqs=2), reading, COST))

@@ -8,13 +8,16 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
-from ppoctl.engines.ray.processes import Group, RayProcesses
+from ppoctl.engines.ray.processes import Group, RayProcesses, first_done, share
+from ppoctl.engines.ray.room import Room
 from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
 
 
-def worker() -> Callable[[int, int, str], Any]:
+def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small methods
     """Made here, so that Ray sends the class along instead of importing this file."""
 
     class Worker:
@@ -40,6 +43,13 @@ def worker() -> Callable[[int, int, str], Any]:
                 os.kill(os.getpid(), 9)
             time.sleep(60)
 
+        def sleep(self, seconds: float) -> int:
+            time.sleep(seconds)
+            return self.rank
+
+        def checksums(self, tensors: list[tuple[str, torch.Tensor]]) -> dict[str, tuple[str, list[int], float]]:
+            return {name: (str(t.dtype), list(t.shape), float(t.double().sum())) for name, t in tensors}
+
         def hang_at(self, rank: int) -> None:
             if self.rank == rank:
                 time.sleep(60)
@@ -49,14 +59,14 @@ def worker() -> Callable[[int, int, str], Any]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    made = RayCluster(2, None)
+    made = RayCluster(Room({"actor": 2, "critic": 2}, colocated=True), None, start_deadline_s=60.0)
     yield made
     made.close()
 
 
 @pytest.fixture
 def group() -> Group:
-    return Group("actor", 2, worker(), threads=1, start_deadline_s=60.0, call_deadline_s=60.0)
+    return Group("actor", "actor", 2, worker(), threads=1, start_deadline_s=60.0, call_deadline_s=60.0)
 
 
 @pytest.fixture
@@ -107,9 +117,46 @@ def test_a_running_ray_that_is_too_small_is_explained(cluster, processes):
 
     processes.call("pid")
     address = ray.get_runtime_context().gcs_address
-    greedy = RayCluster(5, address)
-    with pytest.raises(EnvironmentProblemError, match=r"needs 5 processes .* has 2 CPU slots on 1 nodes"):
-        greedy.require_room(address)
+    greedy = RayCluster(Room({"actor": 5}, colocated=False), address, start_deadline_s=60.0)
+    says = r"needs 5 processes \(actor 5, apart\), .* has 4 CPU slots on 1 nodes \(the largest has 4\)"
+    with pytest.raises(EnvironmentProblemError, match=says):
+        greedy.require_room()
+
+
+def test_whoever_is_ready_first_is_served_first(cluster, group):
+    slow, fast = (
+        RayProcesses(replace(group, name=name, role="critic", size=1, first=first), cluster)
+        for first, name in enumerate(("slow", "fast"))
+    )
+    slow.call("sleep", 0.0), fast.call("sleep", 0.0)  # they are up
+    late, soon = slow.begin("sleep", 3.0), fast.begin("sleep", 0.0)
+    assert first_done([late, soon]) == [soon]
+    assert soon.answers() == [0]
+    assert not late.is_done
+    assert first_done([late]) == [late]
+    slow.close(), fast.close()
+
+
+def test_shared_tensors_arrive_as_they_were(processes):
+    tensors = [
+        ("a", torch.arange(6, dtype=torch.float32).view(2, 3)),
+        ("b", torch.tensor([1.5], dtype=torch.bfloat16)),
+        ("c", torch.arange(12, dtype=torch.float32).view(3, 4).t()),  # not contiguous
+        ("empty", torch.empty(0, 4)),
+    ]
+    expected = {name: (str(t.dtype), list(t.shape), float(t.double().sum())) for name, t in tensors}
+    assert processes.call("checksums", share(tensors)) == [expected, expected]
+
+
+def test_a_long_wait_says_what_it_is_waiting_for(cluster, processes, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(processes_module, "SAY_EVERY_S", 1.0)
+    monkeypatch.setattr(cluster, "say", lines.append)
+    processes.call("sleep", 0.0)
+    assert lines == []
+    processes.call("sleep", 2.5)
+    assert len(lines) == 2
+    assert "waiting for 2 of 2 processes of the actor in `sleep`; rank 0: test_ray_processes.py" in lines[0]
 
 
 def assert_gone(pids: list[int]) -> None:

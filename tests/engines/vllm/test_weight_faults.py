@@ -5,18 +5,15 @@ see that.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
 from vllm_bench import WINDOW, Bench, prompts
 
 import ppoctl.engines.vllm.weights as weights_module
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm.canary import Tolerance, canary_tokens
-from ppoctl.engines.vllm.engine import Engine
-from ppoctl.engines.vllm.weights import Held, WeightReceiver
+from ppoctl.engines.vllm.transfer import Bucket, HostTransfer
 from ppoctl.errors import WeightSyncError
 from ppoctl.ports import NamedWeights, SamplingParams
 
@@ -24,7 +21,7 @@ pytestmark = pytest.mark.engines
 
 TINY = 1e-6
 DRAW = SamplingParams(temperature=1.0, max_new_tokens=8)
-LOAD = WeightReceiver.ppoctl_load
+RECEIVE = HostTransfer.receive_weights
 
 
 def draw(bench: Bench) -> None:
@@ -53,19 +50,16 @@ def test_a_replayed_update_is_loaded_anew(tied: Bench) -> None:
 def test_a_skipped_load_is_caught_where_the_canary_cannot_see_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def skip(self: WeightReceiver, tensors: Iterable[tuple[str, Tensor]]) -> list[Held]:
-        for _ in tensors:
-            pass
-        return self.ppoctl_held()
-
     draw(bench)
     bench.trainer.move(TINY)
-    engine = bench.generator._engine
+    engine = bench.engine
     assert engine is not None
-    tokens = canary_tokens(engine.vocab_size, WINDOW)
+    tokens = canary_tokens(engine.vocab_size(), WINDOW)
     canary = Tolerance.of("float32", None)
     assert canary.check(engine.score(tokens), bench.trainer.logprobs(tokens)) < canary.limit
-    monkeypatch.setattr(WeightReceiver, "ppoctl_load", skip)
+    for name in ("start_weight_update", "finish_weight_update"):
+        monkeypatch.setattr(HostTransfer, name, lambda self: None)
+    monkeypatch.setattr(HostTransfer, "receive_weights", lambda self, bucket: None)
     with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* and the engine holds float32"):
         draw(bench)
 
@@ -73,7 +67,9 @@ def test_a_skipped_load_is_caught_where_the_canary_cannot_see_it(
 def test_after_a_failed_load_the_same_state_is_loaded_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.trainer.move(0.05)
     with monkeypatch.context() as planted:
-        planted.setattr(WeightReceiver, "ppoctl_load", lambda self, tensors: LOAD(self, list(tensors)[:-3]))
+        planted.setattr(
+            HostTransfer, "receive_weights", lambda self, bucket: RECEIVE(self, Bucket(bucket.tensors[:-3]))
+        )
         with pytest.raises(WeightSyncError):
             draw(bench)
     assert bench.worst_gap(prompts(4), DRAW) < 1e-3
@@ -97,7 +93,7 @@ def test_a_tensor_that_never_left_is_caught_by_name(tied: Bench, monkeypatch: py
         return NamedWeights(state=state, names=weights.names, tensors=lambda: iter(kept))
 
     tied.trainer.move(TINY)
-    monkeypatch.setattr(tied.generator, "_weights", without)
+    monkeypatch.setattr(tied.trainer, "weights", without)
     with pytest.raises(WeightSyncError, match=f"`{name}` was announced and never left"):
         draw(tied)
 
@@ -110,7 +106,7 @@ def test_a_tensor_the_trainer_forgot_is_caught_by_name(untied: Bench, monkeypatc
         return NamedWeights(state=state, names=tuple(key for key, _ in kept), tensors=lambda: iter(kept))
 
     untied.trainer.move(TINY)
-    monkeypatch.setattr(untied.generator, "_weights", forgetful)
+    monkeypatch.setattr(untied.trainer, "weights", forgetful)
     with pytest.raises(WeightSyncError, match=r"`lm_head.weight` is held by the engine .* and was not sent"):
         draw(untied)
 
@@ -121,39 +117,36 @@ def test_a_tensor_the_trainer_forgot_is_caught_by_name(untied: Bench, monkeypatc
 def test_one_flipped_bit_on_the_way_is_caught_by_name(
     untied: Bench, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def corrupt(self: WeightReceiver, tensors: Iterable[tuple[str, Tensor]]) -> list[Held]:
-        def on_the_way() -> Iterator[tuple[str, Tensor]]:
-            for key, tensor in tensors:
-                arrived = tensor.clone()
-                if key == name:
-                    arrived.view(torch.int32).view(-1)[7] ^= 1
-                yield key, arrived
-
-        return LOAD(self, on_the_way())
+    def corrupt(self: HostTransfer, bucket: Bucket) -> None:
+        arrived = [(key, tensor.clone()) for key, tensor in bucket.tensors]
+        dict(arrived)[name].view(torch.int32).view(-1)[7] ^= 1
+        RECEIVE(self, Bucket(arrived))
 
     untied.trainer.move(TINY)
-    monkeypatch.setattr(WeightReceiver, "ppoctl_load", corrupt)
+    monkeypatch.setattr(HostTransfer, "receive_weights", corrupt)
     with pytest.raises(WeightSyncError, match=f"`{name}` was sent as"):
         draw(untied)
 
 
 def test_two_exchanged_tensors_are_caught(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exchange(self: WeightReceiver, tensors: Iterable[tuple[str, Tensor]]) -> list[Held]:
-        swap = {"model.layers.0.mlp.up_proj.weight": "gate", "model.layers.0.mlp.gate_proj.weight": "up"}
-        return LOAD(
-            self, [(f"model.layers.0.mlp.{swap[key]}_proj.weight" if key in swap else key, t) for key, t in tensors]
-        )
+    def exchange(self: HostTransfer, bucket: Bucket) -> None:
+        other = {"model.layers.0.mlp.up_proj.weight": "gate", "model.layers.0.mlp.gate_proj.weight": "up"}
+        named = [
+            (f"model.layers.0.mlp.{other[key]}_proj.weight" if key in other else key, tensor)
+            for key, tensor in bucket.tensors
+        ]
+        RECEIVE(self, Bucket(named))
 
     untied.trainer.move(TINY)
-    monkeypatch.setattr(WeightReceiver, "ppoctl_load", exchange)
+    monkeypatch.setattr(HostTransfer, "receive_weights", exchange)
     with pytest.raises(WeightSyncError, match=r"mlp\.(gate|up)_proj\.weight` was sent as"):
         draw(untied)
 
 
 def test_weights_of_another_state_are_refused(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tied.trainer.state
+    stale = tied.trainer.weights(tied.trainer.state)
     tied.trainer.move(TINY)
-    monkeypatch.setattr(tied.generator, "_weights", lambda state: tied.trainer.weights(old))
+    monkeypatch.setattr(tied.trainer, "weights", lambda state: stale)
     with pytest.raises(WeightSyncError, match="gave the weights of"):
         draw(tied)
 
@@ -173,7 +166,7 @@ def test_keys_and_values_of_old_weights_are_never_read_even_where_the_cache_is_n
 ) -> None:
     # Prompts longer than a cache block (128 tokens on a CPU).
     long = prompts(2, length=200)
-    llm = tied.generator._engine._llm
+    llm = tied.engine._llm
     monkeypatch.setattr(llm, "reset_prefix_cache", lambda: True)
     assert tied.worst_gap(long, DRAW) < 1e-3
     tied.trainer.move(0.1)
@@ -192,7 +185,7 @@ def test_keys_and_values_of_old_weights_are_never_read_even_where_the_cache_is_n
 def test_a_cache_that_refuses_to_be_reset_is_an_error(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     draw(tied)
     tied.trainer.move(TINY)
-    monkeypatch.setattr(tied.generator._engine._llm, "reset_prefix_cache", lambda: False)
+    monkeypatch.setattr(tied.engine._llm, "reset_prefix_cache", lambda: False)
     with pytest.raises(WeightSyncError, match="keys and values of the old weights"):
         draw(tied)
 
@@ -207,10 +200,10 @@ def test_negative_zeros_and_denormals_are_no_false_alarm(untied: Bench) -> None:
 
 
 def test_loading_under_running_requests_is_refused(tied: Bench) -> None:
-    stream = tied.generator.generate(prompts(12), DRAW, at=tied.trainer.state)
+    long = SamplingParams(temperature=1.0, max_new_tokens=64)
+    stream = tied.generator.generate(prompts(12), long, at=tied.trainer.state)
     next(stream)
-    engine = tied.generator._engine
-    assert isinstance(engine, Engine)
+    engine = tied.engine
     with pytest.raises(WeightSyncError, match="while it is drawing"):
-        engine.load(iter(()))
+        engine.begin_weights()
     stream.close()

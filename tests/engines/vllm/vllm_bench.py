@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.records import State
-from ppoctl.engines.vllm import VllmGenerator, VllmSettings
+from ppoctl.engines.vllm import Hosts, TrainerSide, VllmGenerator, VllmSettings, this_process
+from ppoctl.engines.vllm.engine import Engine
+from ppoctl.engines.vllm.hosts import ThisProcess
 from ppoctl.ports import NamedWeights, Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import GeneratorTable
 
@@ -104,8 +106,14 @@ class HfTrainer:
         with torch.no_grad():
             return int(self.model(torch.tensor([tokens])).logits[0, -1].argmax())
 
-    def score(self, state: State, tokens: tuple[int, ...]) -> list[float]:
-        return self.logprobs(tokens)
+    @property
+    def side(self) -> TrainerSide:
+        """What a generator asks. Looked up when asked, so that a test can plant something else."""
+        return TrainerSide(
+            weights=lambda state: self.weights(state),
+            score=lambda _, tokens: self.logprobs(tokens),
+            export=lambda _, folder: self.model.save_pretrained(folder),
+        )
 
 
 def settings_for(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", seats: int = 8) -> VllmSettings:
@@ -125,12 +133,22 @@ class Bench:
 
     trainer: HfTrainer
     generator: VllmGenerator
+    hosts: Hosts
 
     @staticmethod
     def start(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", seats: int = 8) -> "Bench":
         trainer = HfTrainer(folder, dtype)
         settings = settings_for(folder, dtype=dtype, seats=seats)
-        return Bench(trainer, VllmGenerator(settings, weights=trainer.weights, score=trainer.score))
+        hosts = this_process(settings)
+        return Bench(trainer, VllmGenerator(settings, trainer.side, hosts, print), hosts)
+
+    @property
+    def engine(self) -> Engine:
+        """The running engine."""
+        (host,) = self.hosts.engines
+        assert isinstance(host, ThisProcess)
+        assert host.engine is not None
+        return host.engine
 
     def draw(self, requests: list[SampleRequest], params: SamplingParams) -> dict[str, Sample]:
         return {sample.key: sample for sample in self.generator.generate(requests, params, at=self.trainer.state)}

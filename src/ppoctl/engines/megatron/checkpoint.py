@@ -7,7 +7,7 @@ refuses a state with anything missing, left over or of another shape.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -36,26 +36,24 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_torch_che
 from ppoctl.engines.megatron.optimizer import own_step_counts
 from ppoctl.errors import StorageError
 
+Stages = Sequence[DistributedDataParallel]
+
 _ALWAYS_THERE = ("metadata.json", "common.pt", ".metadata")
 _UNREADABLE = (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError, UnpicklingError)
 
 
-def save_state(
-    model: DistributedDataParallel, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, folder: Path
-) -> None:
+def save_state(stages: Stages, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, folder: Path) -> None:
     """Write the state into the existing empty `folder`; its files are flushed when this returns.
     Raises StorageError."""
     try:
         with _without_torch_deprecations():
-            state = _sharded_state(model, optimizer, groups, is_loading=False)
+            state = _sharded_state(stages, optimizer, groups, is_loading=False)
             dist_checkpointing.save(state, str(folder), sharded_strategy=_WriteInThisProcess("torch_dist", 1))
     except (OSError, CheckpointingException, CheckpointException) as error:
         raise StorageError(f"state cannot be written to `{folder}`: {error}") from error
 
 
-def load_state(
-    model: DistributedDataParallel, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, folder: Path
-) -> None:
+def load_state(stages: Stages, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, folder: Path) -> None:
     """Make `model` and `optimizer` what they were when `folder` was saved, bit for bit.
 
     Raises StorageError when a part is missing, does not fit, or cannot be read; the model is then undefined.
@@ -65,11 +63,12 @@ def load_state(
             raise StorageError(f"no whole saved state in `{folder}`: `{name}` is missing")
     try:
         with _without_torch_deprecations():
-            template = _sharded_state(model, optimizer, groups, is_loading=True)
+            template = _sharded_state(stages, optimizer, groups, is_loading=True)
             _require_same(dist_checkpointing.load_common_state_dict(str(folder)).get("of"), template["of"], folder)
             loaded = dist_checkpointing.load(template, str(folder), strict=StrictHandling.RAISE_ALL)
         _restore_untouched_steps(loaded["optimizer"])
-        model.module.load_state_dict(loaded["model"])
+        for key, stage in _by_key(stages):
+            stage.module.load_state_dict(loaded[key])
         optimizer.load_state_dict(loaded["optimizer"])
         own_step_counts(optimizer)
     except CheckpointException as error:
@@ -80,16 +79,20 @@ def load_state(
 
 
 def _sharded_state(
-    model: DistributedDataParallel, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, *, is_loading: bool
+    stages: Stages, optimizer: MegatronOptimizer, groups: ProcessGroupCollection, *, is_loading: bool
 ) -> dict[str, Any]:
     metadata = {"dp_cp_group": groups.dp_cp, "distrib_optim_sharding_type": "fully_reshardable"}
-    weights = model.module.sharded_state_dict(metadata=metadata)
-    of = {
-        **asdict(model.module.settings.shape),
-        "distributed_optimizer": model.ddp_config.use_distributed_optimizer,
+    weights = {key: stage.module.sharded_state_dict(metadata=metadata) for key, stage in _by_key(stages)}
+    of_optimizer = weights["model"] if len(stages) == 1 else weights
+    model = {
+        **asdict(stages[0].module.settings.shape),
+        "distributed_optimizer": stages[0].ddp_config.use_distributed_optimizer,
     }
-    moments = optimizer.sharded_state_dict(weights, is_loading, metadata=metadata)
-    state = {"model": weights, "of": of, "optimizer": moments}
+    state = {
+        **weights,
+        "of": model,
+        "optimizer": optimizer.sharded_state_dict(of_optimizer, is_loading, metadata=metadata),
+    }
     for value in nested_values(state):
         if isinstance(value, ShardedTensor):
             # Megatron tolerates another vocabulary padding; here a different shape is a different model.
@@ -109,6 +112,11 @@ def _require_same(saved: Any, wanted: dict[str, Any], folder: Path) -> None:
             hint="keep `distributed_optimizer` as it was; any other part of the layout may change",
         )
     raise StorageError(f"saved state in `{folder}` cannot be read: of another model ({', '.join(differing)} differ)")
+
+
+def _by_key(stages: Stages) -> list[tuple[str, DistributedDataParallel]]:
+    """Megatron-Core's names for one and for several pipeline stages."""
+    return [("model" if len(stages) == 1 else f"model{number}", stage) for number, stage in enumerate(stages)]
 
 
 @contextmanager

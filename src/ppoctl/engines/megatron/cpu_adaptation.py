@@ -71,6 +71,7 @@ def _uneven_all_gather(tensors: list[Tensor], mine: Tensor, group: Any = None, *
     return None
 
 
+_RANDOM = "megatron.core.tensor_parallel.random"
 _active = False
 
 
@@ -94,6 +95,9 @@ def megatron_device() -> Iterator[None]:
             patch.object(torch.cuda, "stream", lambda _: nullcontext()),
             patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", _token_counts),
             patch.object(torch.distributed, "all_gather", _uneven_all_gather),
+            # Recomputed activations: the state of a generator that nothing here draws from.
+            patch(f"{_RANDOM}._get_cuda_rng_state", lambda *_, **__: None),
+            patch(f"{_RANDOM}._set_cuda_rng_state", lambda *_, **__: None),
             _CpuInsteadOfCuda(),
         ):
             yield

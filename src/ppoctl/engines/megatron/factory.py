@@ -14,11 +14,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
     """What each process of the role is made from. The temperature is the rollouts': updates divide the logits by it,
     as the generator did."""
+    table = recipe.actor if role == "actor" else recipe.critic
     return TrainerSettings(
         role=role,
         model=recipe.model.path,
         dtype=DTYPES[recipe.model.dtype],
-        batching=recipe.actor.batching if role == "actor" else recipe.critic.batching,
+        batching=table.batching,
+        recompute=table.recompute,
         parallel=layouts(recipe)[role],
         temperature=recipe.rollout.temperature,
     )

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PretrainedConfig
 from ppoctl.batch.balance import TokenCost
 from ppoctl.engines.megatron.experts import EXPERT_FIELDS, ExpertShape, read_experts
 from ppoctl.errors import EnvironmentProblemError, RecipeError
-from ppoctl.recipe.schema import ParallelTable
+from ppoctl.recipe.schema import ParallelTable, Recompute
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,14 @@ _IGNORED = frozenset({"initializer_range", "use_cache", "pad_token_id", "bos_tok
     frozenset(PretrainedConfig().to_dict()) - _READ
 )
 
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    # Megatron-Core's default is the attention, for kernels that keep all scores; the ones here keep none, and the MLP
+    # has most of the rest. The norms, another choice, need Transformer Engine.
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
 # What Megatron-Core's RotaryEmbedding has built in; only `factor` can be chosen.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -136,7 +144,9 @@ class ModelShape:
         parameters = self.hidden_size * width
         return TokenCost.of_decoder(parameters, self.num_layers, self.num_heads, self.head_dim)
 
-    def transformer_config(self, dtype: torch.dtype, parallel: ParallelTable) -> TransformerConfig:
+    def transformer_config(
+        self, dtype: torch.dtype, parallel: ParallelTable, recompute: Recompute = "none"
+    ) -> TransformerConfig:
         """Megatron-Core's configuration; `dtype` is that of weights and activations.
 
         Weights are always loaded, so nothing is initialised. Fusions that need Apex or CUDA extensions are off; those
@@ -172,6 +182,11 @@ class ModelShape:
             perform_initialization=False,
             tensor_model_parallel_size=parallel.tensor,
             pipeline_model_parallel_size=parallel.pipeline,
+            virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
+            # Interleaved, both neighbours of a rank may be the same one: in a batch of messages it would take the one
+            # for the other. Without batches each call sends in one direction, and messages pair by their order.
+            overlap_p2p_comm=parallel.stages_per_rank > 1,
+            batch_p2p_comm=parallel.stages_per_rank == 1,
             num_layers_in_first_pipeline_stage=parallel.first_stage_layers,
             num_layers_in_last_pipeline_stage=parallel.last_stage_layers,
             sequence_parallel=parallel.sequence,
@@ -185,6 +200,7 @@ class ModelShape:
             persist_layer_norm=False,
             cuda_graph_scope=[],
             **({} if self.experts is None else self.experts.transformer_config(parallel)),
+            **_RECOMPUTE[recompute],
         )
 
 

@@ -59,6 +59,19 @@ class Cut:
     ranks: int = 1
     count_multiple: int = 0
     """All ranks get the same number of microbatches, a multiple of this one; 0: each as many as it needs."""
+    with_gradient: bool = True
+    """False: the larger microbatches that fit where none is kept."""
+
+
+def limit(batching: BySequences | ByTokens, *, with_gradient: bool) -> tuple[str, int]:
+    """The key that says how much a microbatch may hold, and how much."""
+    names = (
+        ("forward_microbatch_seqs", "microbatch_seqs")
+        if isinstance(batching, BySequences)
+        else ("forward_max_tokens_per_microbatch", "max_tokens_per_microbatch")
+    )
+    key = names[1] if with_gradient or getattr(batching, names[0]) is None else names[0]
+    return key, getattr(batching, key)
 
 
 def cut_rows(rollouts: Rollouts, rows: Int[Tensor, " M"], cut: Cut) -> list[Microbatch]:
@@ -74,14 +87,14 @@ def cut_rows(rollouts: Rollouts, rows: Int[Tensor, " M"], cut: Cut) -> list[Micr
 
 def _groups_of_rank(tokens: Int[Tensor, " M"], cut: Cut) -> list[Tensor]:
     places = _split(tokens, cut)[cut.rank]
-    return _groups(places, tokens, cut.batching, at_least=min(len(places), _common_count(tokens, cut)))
+    return _groups(places, tokens, cut, at_least=min(len(places), _common_count(tokens, cut)))
 
 
 def _common_count(tokens: Int[Tensor, " M"], cut: Cut) -> int:
     """Microbatches that every data rank must have; 0: each as many as it needs."""
     if not cut.count_multiple:
         return 0
-    most = max(len(_groups(places, tokens, cut.batching)) for places in _split(tokens, cut))
+    most = max(len(_groups(places, tokens, cut)) for places in _split(tokens, cut))
     return -(-most // cut.count_multiple) * cut.count_multiple
 
 
@@ -92,15 +105,15 @@ def _split(tokens: Int[Tensor, " M"], cut: Cut) -> list[Int[Tensor, " m"]]:
     return balance(sequence_costs(tokens, cut.cost), cut.ranks)
 
 
-def _groups(places: Tensor, tokens: Tensor, batching: BySequences | ByTokens, *, at_least: int = 0) -> list[Tensor]:
-    if isinstance(batching, BySequences):
-        return by_sequences(places, batching.microbatch_seqs, at_least=at_least)
-    cap = batching.max_tokens_per_microbatch
+def _groups(places: Tensor, tokens: Tensor, cut: Cut, *, at_least: int = 0) -> list[Tensor]:
+    key, most = limit(cut.batching, with_gradient=cut.with_gradient)
+    if isinstance(cut.batching, BySequences):
+        return by_sequences(places, most, at_least=at_least)
     try:
-        return by_tokens(places, tokens[places], cap, at_least=at_least)
+        return by_tokens(places, tokens[places], most, at_least=at_least)
     except ValueError as error:
-        hint = "raise `batching.max_tokens_per_microbatch` or lower `rollout.max_new_tokens`"
-        raise RecipeError(f"`batching.max_tokens_per_microbatch = {cap}`: {error}", hint=hint) from error
+        hint = f"raise `batching.{key}` or lower `rollout.max_new_tokens`"
+        raise RecipeError(f"`batching.{key} = {most}`: {error}", hint=hint) from error
 
 
 def _microbatch(rollouts: Rollouts, rows: Tensor, places: Tensor, cut: Cut) -> Microbatch:

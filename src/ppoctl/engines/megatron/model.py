@@ -26,7 +26,7 @@ from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logprobs import LogprobSettings, VocabularyShard, token_logprobs
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.value_head import ValueHead
-from ppoctl.recipe.schema import ParallelTable
+from ppoctl.recipe.schema import ParallelTable, Recompute
 
 
 class TokenOutputs(NamedTuple):
@@ -50,6 +50,7 @@ class ModelSettings(NamedTuple):
     device: torch.device
     logits_chunk_tokens: int
     parallel: ParallelTable
+    recompute: Recompute = "none"
 
 
 class PackedModel(GPTModel):
@@ -59,22 +60,23 @@ class PackedModel(GPTModel):
     tie_embeddings: ClassVar[bool]
     """Whether a tied output layer of the source is tied here."""
 
-    def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection) -> None:
+    def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         shape = settings.shape
-        config = shape.transformer_config(settings.dtype, settings.parallel)
+        config = shape.transformer_config(settings.dtype, settings.parallel, settings.recompute)
         pipeline_rank = groups.pp.rank()
-        first_layer: int = get_transformer_layer_offset(config, pp_rank=pipeline_rank)
-        layers = range(first_layer, first_layer + get_num_layers_to_build(config, pp_rank=pipeline_rank))
+        first_layer: int = get_transformer_layer_offset(config, virtual_stage, pipeline_rank)
+        layers = range(first_layer, first_layer + get_num_layers_to_build(config, virtual_stage, pipeline_rank))
         super().__init__(
             config=config,
             transformer_layer_spec=layer_spec(config, shape, layers),
             vocab_size=shape.padded_vocab_size,
             max_sequence_length=shape.max_positions,
-            pre_process=pipeline_rank == 0,
-            post_process=pipeline_rank == groups.pp.size() - 1,
+            pre_process=pipeline_rank == 0 and not virtual_stage,
+            post_process=_is_last(groups, settings.parallel, virtual_stage),
             share_embeddings_and_output_weights=shape.tied_embeddings and self.tie_embeddings,
             position_embedding_type="none",  # RoPE is applied in the attention module, from one table
             pg_collection=groups,
+            vp_stage=virtual_stage,
         )
         self.rope = RotaryEmbedding(
             kv_channels=shape.head_dim,
@@ -145,8 +147,8 @@ class ValueModel(PackedModel):
 
     tie_embeddings = False
 
-    def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection) -> None:
-        super().__init__(settings, groups)
+    def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
+        super().__init__(settings, groups, virtual_stage)
         if self.post_process:
             self.output_layer = ValueHead(self.config, settings.device)
 
@@ -154,15 +156,20 @@ class ValueModel(PackedModel):
         return TokenOutputs(self.output_layer(hidden), None)
 
 
-def build_stage(cls: type[PackedModel], settings: ModelSettings, groups: ProcessGroupCollection) -> PackedModel:
-    """This rank's pipeline stage with uninitialised weights, all in the model's dtype: norms too, as in the Hugging
-    Face models."""
+def build_stages(
+    cls: type[PackedModel], settings: ModelSettings, groups: ProcessGroupCollection
+) -> list[PackedModel]:
+    """This rank's pipeline stages (one, or several when they are interleaved) with uninitialised weights, all in the
+    model's dtype: norms too, as in the Hugging Face models."""
+    count = settings.parallel.stages_per_rank
     with warnings.catch_warnings():
         # Of whole experts beside tensor ranks: their tokens are exchanged, not split over the sequence.
         warnings.filterwarnings("ignore", message="`sequence_parallel` is set to `True`, but tensor model parallel")
-        stage = cls(settings, groups).to(device=settings.device, dtype=settings.dtype)
-    _mark_parameters(stage)
-    return stage
+        stages = [cls(settings, groups, stage if count > 1 else None) for stage in range(count)]
+    for stage in stages:
+        stage.to(device=settings.device, dtype=settings.dtype)
+        _mark_parameters(stage)
+    return stages
 
 
 def _mark_parameters(stage: PackedModel) -> None:
@@ -180,3 +187,8 @@ def _mark_parameters(stage: PackedModel) -> None:
             set_tensor_model_parallel_attributes(module.weight, is_parallel=True, dim=dimension, stride=1)
             if getattr(module, "is_expert", False):
                 module.weight.allreduce = False
+
+
+def _is_last(groups: ProcessGroupCollection, parallel: ParallelTable, virtual_stage: int | None) -> bool:
+    last_run = virtual_stage is None or virtual_stage == parallel.stages_per_rank - 1
+    return groups.pp.rank() == groups.pp.size() - 1 and last_run

@@ -1,6 +1,7 @@
 """AdamW through Megatron-Core's optimizer, taken apart: look at the gradients first, step afterwards."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,10 +15,10 @@ from ppoctl.ports import OptimizerStep
 
 
 def build_optimizer(
-    model: DistributedDataParallel, dtype: torch.dtype, groups: ProcessGroupCollection
+    stages: Sequence[DistributedDataParallel], dtype: torch.dtype, groups: ProcessGroupCollection
 ) -> MegatronOptimizer:
-    """AdamW over `model`, with float32 main weights where the model is bfloat16; moments are zero. Main
-    weights and moments are split over the data ranks where the model's gradient buffers are.
+    """AdamW over all of `stages`, with float32 main weights where the model is bfloat16; moments are zero. Main
+    weights and moments are split over the data ranks where the stages' gradient buffers are.
 
     Its numbers (learning rate and so on) come with each step. Megatron-Core's standard groups exempt biases and
     norms from weight decay.
@@ -27,9 +28,9 @@ def build_optimizer(
         lr=0.0,
         bf16=dtype == torch.bfloat16,
         params_dtype=dtype,
-        use_distributed_optimizer=model.ddp_config.use_distributed_optimizer,
+        use_distributed_optimizer=stages[0].ddp_config.use_distributed_optimizer,
     )
-    optimizer = get_megatron_optimizer(config, [model], use_gloo_process_groups=False, pg_collection=groups)
+    optimizer = get_megatron_optimizer(config, list(stages), use_gloo_process_groups=False, pg_collection=groups)
     for part in _parts(optimizer):
         for group in part.param_groups:
             group["fused"] = True  # one pass over memory per parameter instead of about ten
@@ -40,7 +41,7 @@ def build_optimizer(
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
-    if model.ddp_config.use_distributed_optimizer:
+    if stages[0].ddp_config.use_distributed_optimizer:
         _load_with_step_counts(optimizer)
     return optimizer
 

@@ -58,6 +58,7 @@ def ensure_process_group(parallel: ParallelTable) -> ProcessGroupCollection:
                 pipeline_model_parallel_size=parallel.pipeline,
                 expert_model_parallel_size=parallel.expert,
                 expert_tensor_parallel_size=parallel.expert_tensor,
+                virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
                 create_gloo_process_groups=False,
             )
             # The tracker that leaves generators alone: nothing in PPO draws random numbers inside the model.

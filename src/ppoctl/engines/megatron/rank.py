@@ -25,12 +25,13 @@ from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.families import ModelShape, model_folder, read_shape
-from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows
-from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stage
+from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows, limit
+from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
 from ppoctl.engines.megatron.packed_input import Reading
 from ppoctl.engines.megatron.process_group import ensure_process_group
 from ppoctl.engines.megatron.schedule import (
     OnGrid,
+    Stages,
     reduce_gradients,
     run_forward,
     run_forward_backward,
@@ -39,7 +40,7 @@ from ppoctl.engines.megatron.schedule import (
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.ports import Minibatch, Objective
-from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
+from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class TrainerSettings:
     """Of weights and activations; float32 or bfloat16."""
     batching: BySequences | ByTokens
     parallel: ParallelTable = field(default_factory=ParallelTable)
+    recompute: Recompute = "none"
     temperature: float = 1.0
     """Divides the logits in updates, as it did when the rollouts were drawn; a critic does not read it."""
     device: str | None = None
@@ -82,9 +84,9 @@ class MegatronRank:
         self.groups = ensure_process_group(settings.parallel)
         self.device = _device(settings.device)
         self._source: tuple[Path, ModelShape] | None = None
-        self._wrapped: DistributedDataParallel | None = None
+        self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
-        self._reference: PackedModel | None = None
+        self._reference: list[PackedModel] | None = None
         self._sending: Iterator[tuple[str, Tensor]] = iter(())
 
     def start(self) -> None:
@@ -95,20 +97,20 @@ class MegatronRank:
         with megatron_device():
             load_weights(self._build_once(), self.source[0])
             # After the weights: the optimizer takes its float32 main weights from them.
-            self._optimizer = optimizer.build_optimizer(self.wrapped, self.settings.dtype, self.groups)
+            self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype, self.groups)
 
     def save(self, folder: Path) -> None:
         """Write this rank's part of weights and optimizer into an existing folder, flushed. Raises StorageError."""
         with megatron_device():
-            checkpoint.save_state(self.wrapped, self.optimizer, self.groups, folder)
+            checkpoint.save_state(self.stages, self.optimizer, self.groups, folder)
 
     def load(self, folder: Path) -> None:
         """Weights and optimizer bit for bit as `save` wrote them. Raises StorageError."""
         with megatron_device():
             self._build_once()
             if self._optimizer is None:
-                self._optimizer = optimizer.build_optimizer(self.wrapped, self.settings.dtype, self.groups)
-            checkpoint.load_state(self.wrapped, self.optimizer, self.groups, folder)
+                self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype, self.groups)
+            checkpoint.load_state(self.stages, self.optimizer, self.groups, folder)
 
     def update(self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective) -> list[StepShare]:
         """One optimizer step per minibatch, in order.
@@ -123,20 +125,20 @@ class MegatronRank:
 
     def forward(self, rollouts: Rollouts, temperature: float) -> Share | None:
         """What the model says about every response token of this data rank's rows, without gradient."""
-        return self._forward(self.wrapped, rollouts, temperature)
+        return self._forward(self.stages, rollouts, temperature)
 
     def reference_forward(self, rollouts: Rollouts, temperature: float) -> Share | None:
         """The same under the frozen initial weights: a second model in the model's dtype, always read from the model
         source (never from a saved state, so a resumed run keeps its anchor), on first use."""
         if self._reference is None:
-            reference = self._build().requires_grad_(requires_grad=False)
+            reference = [stage.requires_grad_(requires_grad=False) for stage in self._build()]
             load_weights(reference, self.source[0])
             self._reference = reference
         return self._forward(self._reference, rollouts, temperature)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """This pipeline stage's weights under Hugging Face names, whole; all tensor and expert ranks take part."""
-        return gathered_weights(self.model)
+        """This pipeline rank's weights under Hugging Face names, whole; all tensor and expert ranks take part."""
+        return gathered_weights(self.models)
 
     def open_weights(self) -> None:
         """Begin to send them in buckets."""
@@ -163,44 +165,46 @@ class MegatronRank:
         return self._source
 
     @property
-    def wrapped(self) -> DistributedDataParallel:
-        """This rank's pipeline stage inside Megatron-Core's gradient buffers."""
-        assert self._wrapped is not None, f"the {self.settings.role} is at no state: call `start` or `load` first"
-        return self._wrapped
+    def stages(self) -> list[DistributedDataParallel]:
+        """This rank's pipeline stages inside Megatron-Core's gradient buffers."""
+        assert self._stages, f"the {self.settings.role} is at no state: call `start` or `load` first"
+        return self._stages
 
     @property
-    def model(self) -> PackedModel:
+    def models(self) -> list[PackedModel]:
         """The same without the buffers."""
-        module = self.wrapped.module
-        assert isinstance(module, PackedModel)
-        return module
+        return [stage.module for stage in self.stages]
 
     @property
     def optimizer(self) -> MegatronOptimizer:
         assert self._optimizer is not None, f"the {self.settings.role} is at no state: call `start` or `load` first"
         return self._optimizer
 
-    def _build(self) -> PackedModel:
+    def _build(self) -> list[PackedModel]:
         settings = self.settings
         chunk_tokens = settings.batching.logits_chunk_tokens
-        model = ModelSettings(self.source[1], settings.dtype, self.device, chunk_tokens, settings.parallel)
+        model = ModelSettings(
+            self.source[1], settings.dtype, self.device, chunk_tokens, settings.parallel, settings.recompute
+        )
         with megatron_device():
-            return build_stage(self.model_classes[settings.role], model, self.groups)
+            return build_stages(self.model_classes[settings.role], model, self.groups)
 
-    def _build_once(self) -> PackedModel:
-        if self._wrapped is None:
+    def _build_once(self) -> list[PackedModel]:
+        if not self._stages:
             buffers = DistributedDataParallelConfig(
                 grad_reduce_in_fp32=True,
                 overlap_grad_reduce=False,
                 use_distributed_optimizer=self.settings.parallel.distributed_optimizer,
             )
-            model = self._build()
-            self._wrapped = DistributedDataParallel(model.config, buffers, model, pg_collection=self.groups)
-            model.config.finalize_model_grads_func = reduce_gradients
-            model.config.no_sync_func = self._wrapped.no_sync
-        return self.model
+            for model in self._build():
+                wrapped = DistributedDataParallel(model.config, buffers, model, pg_collection=self.groups)
+                model.config.finalize_model_grads_func = reduce_gradients
+                self._stages.append(wrapped)
+            no_sync = [stage.no_sync for stage in self._stages]
+            self.models[0].config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+        return self.models
 
-    def _cut(self, *, temperature: float, with_entropy: bool) -> Cut:
+    def _cut(self, *, temperature: float, with_entropy: bool, with_gradient: bool) -> Cut:
         parallel, data = self.settings.parallel, self.groups.dp
         multiple = parallel.tensor if parallel.sequence else 1
         return Cut(
@@ -209,7 +213,8 @@ class MegatronRank:
             cost=self.source[1].token_cost,
             rank=data.rank(),
             ranks=data.size(),
-            count_multiple=int(parallel.experts_span_data),
+            count_multiple=parallel.pipeline if parallel.stages_per_rank > 1 else int(parallel.experts_span_data),
+            with_gradient=with_gradient,
         )
 
     def _sees_outputs(self) -> bool:
@@ -218,25 +223,27 @@ class MegatronRank:
     def _share(self, microbatches: Sequence[Microbatch], found: Sequence[OnGrid]) -> Share | None:
         return share_of(microbatches, found) if self._sees_outputs() else None
 
-    def _forward(self, model: torch.nn.Module, rollouts: Rollouts, temperature: float) -> Share | None:
-        cut = self._cut(temperature=temperature, with_entropy=True)
+    def _forward(self, stages: Stages, rollouts: Rollouts, temperature: float) -> Share | None:
+        cut = self._cut(temperature=temperature, with_entropy=True, with_gradient=False)
         microbatches = cut_rows(rollouts, torch.arange(rollouts.num_seqs), cut)
-        with megatron_device(), self._named_out_of_memory():
-            return self._share(microbatches, run_forward(model, microbatches))
+        with megatron_device(), self._named_out_of_memory(with_gradient=False):
+            return self._share(microbatches, run_forward(stages, microbatches))
 
     def _minibatch_step(
         self, rollouts: Rollouts, minibatch: Minibatch, objective: Objective, number: int
     ) -> StepShare:
-        cut = self._cut(temperature=self.settings.temperature, with_entropy=objective.needs_entropy)
+        temperature, with_entropy = self.settings.temperature, objective.needs_entropy
+        cut = self._cut(temperature=temperature, with_entropy=with_entropy, with_gradient=True)
         microbatches = cut_rows(rollouts, minibatch.rows, cut)
 
         def loss_of(microbatch: Microbatch, found: OnGrid) -> Float[Tensor, ""]:
             return objective(microbatch.rows, found.outputs, found.entropy, minibatch.num_tokens_global)
 
-        self.wrapped.zero_grad_buffer()
+        for stage in self.stages:
+            stage.zero_grad_buffer()
         self.optimizer.zero_grad()
-        with self._named_out_of_memory():
-            found = run_forward_backward(self.wrapped, microbatches, loss_of)
+        with self._named_out_of_memory(with_gradient=True):
+            found = run_forward_backward(self.stages, microbatches, loss_of)
         loss = self._whole(sum(one.loss for one in found))
         self._require_finite("loss", loss, number)
         grad_norm = optimizer.gradient_norm(self.optimizer)
@@ -262,14 +269,14 @@ class MegatronRank:
             )
 
     @contextmanager
-    def _named_out_of_memory(self) -> Iterator[None]:
+    def _named_out_of_memory(self, *, with_gradient: bool) -> Iterator[None]:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            role, batching = self.settings.role, self.settings.batching
-            key, *_ = type(batching).model_fields
+            role = self.settings.role
+            key, most = limit(self.settings.batching, with_gradient=with_gradient)
             raise OutOfMemoryError(
-                f"the {role} ran out of device memory with `{role}.batching.{key} = {getattr(batching, key)}`",
+                f"the {role} ran out of device memory with `{role}.batching.{key} = {most}`",
                 hint=f"lower it with `--set {role}.batching.{key}=...`; results do not change",
             ) from error
 

@@ -63,13 +63,13 @@ class ManyProcesses:
         return self.executor.call(method, *arguments)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Bucket by bucket, pipeline stage by pipeline stage; the first tensor rank of each sends."""
+        """Bucket by bucket, pipeline rank by pipeline rank; the first tensor rank of each sends."""
         layout = self.parallel
         # The first ranks of a stage that are whole groups of tensor ranks and whole groups of expert ranks.
         count = math.lcm(layout.tensor, layout.expert_ranks)
-        for stage in range(layout.pipeline):
+        for pipeline_rank in range(layout.pipeline):
             # Megatron-Core counts ranks over tensor, then data, then pipeline.
-            first = stage * layout.tensor * layout.data
+            first = pipeline_rank * layout.tensor * layout.data
             senders = range(first, first + count)
             self.executor.ask(senders, "open_weights")
             while bucket := self.executor.ask(senders, "next_weights", WEIGHTS_BUCKET_BYTES)[0]:
@@ -85,5 +85,6 @@ class OpenRank:
     """Also bounds each collective."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> MegatronRank:
-        join(Place(rank, world_size, address), self.start_deadline_s)
+        if world_size > 1:
+            join(Place(rank, world_size, address), self.start_deadline_s)
         return MegatronRank(self.settings)

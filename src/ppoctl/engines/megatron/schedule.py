@@ -19,6 +19,9 @@ from torch import Tensor
 from ppoctl.engines.megatron.microbatches import Microbatch, Share
 from ppoctl.engines.megatron.model import TokenOutputs
 
+Stages = Sequence[torch.nn.Module]
+"""This rank's pipeline stages."""
+
 LossOf = Callable[[Microbatch, "OnGrid"], Float[Tensor, ""]]
 """The loss of a microbatch from its outputs on the grid."""
 
@@ -32,17 +35,17 @@ class OnGrid:
     loss: float = 0.0
 
 
-def run_forward(model: torch.nn.Module, microbatches: Sequence[Microbatch]) -> list[OnGrid]:
+def run_forward(stages: Stages, microbatches: Sequence[Microbatch]) -> list[OnGrid]:
     """What the model says about each microbatch, on the last pipeline stage (elsewhere nothing); no gradient."""
 
     def collect(microbatch: Microbatch, outputs: TokenOutputs, **_: bool) -> OnGrid:
         return _on_grid(microbatch, outputs)
 
     with torch.no_grad():
-        return _run(model, microbatches, collect)
+        return _run(stages, microbatches, collect)
 
 
-def run_forward_backward(model: torch.nn.Module, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[OnGrid]:
+def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[OnGrid]:
     """The same, leaving the gradient of the summed losses in the model's gradient buffers, reduced over all ranks."""
 
     def loss_func(microbatch: Microbatch, outputs: TokenOutputs) -> tuple[Tensor, Tensor, OnGrid]:
@@ -56,7 +59,7 @@ def run_forward_backward(model: torch.nn.Module, microbatches: Sequence[Microbat
             OnGrid(found.outputs.detach(), entropy, float(loss.detach())),
         )
 
-    return _run(model, microbatches, loss_func, backward=True)
+    return _run(stages, microbatches, loss_func, backward=True)
 
 
 def share_of(microbatches: Sequence[Microbatch], found: Sequence[OnGrid]) -> Share:
@@ -75,11 +78,7 @@ def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings:
 
 
 def _run(
-    model: torch.nn.Module,
-    microbatches: Sequence[Microbatch],
-    loss_func: Callable[..., Any],
-    *,
-    backward: bool = False,
+    stages: Stages, microbatches: Sequence[Microbatch], loss_func: Callable[..., Any], *, backward: bool = False
 ) -> list[OnGrid]:
     def forward_step(data: Iterator[Microbatch], stage: torch.nn.Module) -> tuple[Any, Any]:
         microbatch = next(data)
@@ -87,8 +86,9 @@ def _run(
 
     collected: list[OnGrid] = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iter(microbatches),
-        model=model,
+        # Interleaved stages each go through all microbatches.
+        data_iterator=[iter(microbatches) for _ in stages] if len(stages) > 1 else iter(microbatches),
+        model=list(stages),
         num_microbatches=len(microbatches),
         seq_length=max(microbatch.input.tokens.numel() for microbatch in microbatches),
         micro_batch_size=1,

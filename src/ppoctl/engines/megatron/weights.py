@@ -179,7 +179,7 @@ def _whole(name: str, tensor: Tensor) -> Part:
 
 
 def weight_names(shape: ModelShape) -> Iterator[str]:
-    """Hugging Face names of an actor's weights, in the order in which ranks give them."""
+    """Hugging Face names of an actor's weights, in the order of the layers."""
     yield EMBEDDING
     kinds = ("weight", "bias") if shape.qkv_bias else ("weight",)
     for layer in range(shape.num_layers):
@@ -201,35 +201,37 @@ def _mlp_names(shape: ModelShape, layer: int) -> list[str]:
     return ["mlp.gate.weight", *(f"mlp.experts.{n}.{letter}_proj.weight" for n in experts for letter in letters)]
 
 
-def gathered_weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """The whole Hugging Face tensors of this pipeline stage, one at a time; all tensor and expert ranks take part. A
-    copy of a tied embedding is left out."""
-    for part in parts_of(model):
-        if part.name != EMBEDDING or model.pre_process:
-            yield part.name, part.read(model.pg_collection)
+def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tensor]]:
+    """The whole Hugging Face tensors of these pipeline stages, one at a time; all tensor and expert ranks take part.
+    A copy of a tied embedding is left out."""
+    for stage in stages:
+        for part in parts_of(stage):
+            if part.name != EMBEDDING or stage.pre_process:
+                yield part.name, part.read(stage.pg_collection)
 
 
 @torch.no_grad()
-def load_weights(model: PackedModel, folder: Path) -> None:
-    """Fill this pipeline stage from the safetensors files of `folder`, one tensor at a time.
+def load_weights(stages: Sequence[PackedModel], folder: Path) -> None:
+    """Fill this rank's pipeline stages from the safetensors files of `folder`, one tensor at a time.
 
     A value head that is not in the folder is set to zero; an `lm_head` that the model has no use for (a critic's, or
     a second copy of a tied embedding) is skipped. Raises EnvironmentProblemError naming the first tensor that is
     missing, not expected or of another shape.
     """
     wanted: dict[str, list[Part]] = {}
-    for part in parts_of(model):
-        if part.is_here(model.pg_collection):
-            wanted.setdefault(part.name, []).append(part)
+    for stage in stages:
+        for part in parts_of(stage):
+            if part.is_here(stage.pg_collection):
+                wanted.setdefault(part.name, []).append(part)
     for part in wanted.get(VALUE_HEAD, []):
         part.view.zero_()
     missing = set(wanted) - {VALUE_HEAD}
-    known = {*weight_names(model.settings.shape), LM_HEAD}
+    known, groups = {*weight_names(stages[0].settings.shape), LM_HEAD}, stages[0].pg_collection
     for file in _safetensors_files(folder):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 for part in wanted.get(name, []):
-                    _fill(part, tensors.get_tensor(name), model.pg_collection, file)
+                    _fill(part, tensors.get_tensor(name), groups, file)
                 missing.discard(name)
                 if name not in wanted and name not in known and not name.endswith(ROPE_CONSTANTS):
                     raise EnvironmentProblemError(f"tensor `{name}` in `{file}` is not part of the model")

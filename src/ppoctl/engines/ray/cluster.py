@@ -4,13 +4,20 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ppoctl.errors import EnvironmentProblemError
+from ppoctl.engines.ray.room import Room
+from ppoctl.errors import EnvironmentProblemError, ProcessLostError
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """Shared memory of a local Ray: rollouts and two buckets of weights pass through it; what is more goes to disk."""
@@ -22,11 +29,16 @@ PREFIX = "ppoctl-ray-"
 class RayCluster:
     """Started when the first process is asked for."""
 
-    def __init__(self, processes: int, address: str | None) -> None:
-        self.processes = processes
+    def __init__(self, room: Room, address: str | None, start_deadline_s: float) -> None:
+        self.room = room
         self.address = address
+        self.start_deadline_s = start_deadline_s
+        self.say: Callable[[str], None] = _say_nothing
+        """Told what is being waited for."""
         self._folder: Path | None = None
-        self._is_connected = False
+        self._group: PlacementGroup | None = None
+        self._order: list[int] = []
+        """Bundles node by node, so that neighbouring ranks are on one node where they can."""
 
     @property
     def host(self) -> str | None:
@@ -34,26 +46,72 @@ class RayCluster:
         return "127.0.0.1" if self.address is None else None
 
     def start(self) -> None:
-        """Connect. Raises EnvironmentProblemError when there is no such Ray, or it is too small."""
-        if self._is_connected:
+        """Connect and take the devices. Raises EnvironmentProblemError when there is no such Ray, or it is too
+        small."""
+        if self._group is not None:
             return
-        # Ray installs a SIGTERM handler of its own; ours finishes the stage.
-        handler = signal.getsignal(signal.SIGTERM)
-        try:
+        # Ray prints what happens to its processes into our output, in colour; it comes as our errors instead.
+        ray._private.worker.print_to_stdstream = _print_nothing
+        with _keeping_signal_handler():
             self._start_own() if self.address is None else self._join(self.address)
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-        self._is_connected = True
+        self.require_room()
+        bundles = self.room.bundles(has_gpus=_has_gpus())
+        group = placement_group(bundles, strategy="PACK")
+        try:
+            ray.get(group.ready(), timeout=self.start_deadline_s)
+        except GetTimeoutError as error:
+            raise EnvironmentProblemError(
+                f"{self.room.describe()} were not free within `cluster.start_deadline_s = {self.start_deadline_s:g}`",
+                hint="look at `ray status`: something else may be running there",
+            ) from error
+        nodes = placement_group_table(group)["bundles_to_node_id"]
+        self._order = sorted(range(len(bundles)), key=lambda bundle: (nodes[bundle], bundle))
+        self._group = group
+
+    def options(self, role: str, rank: int) -> dict[str, Any]:
+        """Where Ray starts this process of the role, and what it may use there."""
+        assert self._group is not None, "the cluster has been started"
+        bundle, share = self.room.place(role, rank)
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._order[bundle])
+        return {"num_cpus": 1, "num_gpus": share if _has_gpus() else 0, "scheduling_strategy": strategy}
+
+    def require_alive(self) -> None:
+        """Raise ProcessLostError when this node's part of Ray is gone. To be asked before each call: Ray ends the
+        whole process, without a word, when it finds its raylet gone while an argument is stored."""
+        node: Any = ray._private.worker.global_worker.node
+        with socket.socket(socket.AF_UNIX) as raylet:
+            if raylet.connect_ex(node.raylet_socket_name) != 0:
+                raise ProcessLostError(
+                    "Ray's raylet on this node died, and with it the processes of this run",
+                    hint="everything finished is committed: `ppoctl resume RUN`; look for the kernel's "
+                    "out-of-memory killer in `dmesg`",
+                )
 
     def close(self) -> None:
         """Leave; a Ray of our own ends with all its processes."""
-        if self._is_connected:
-            self._is_connected = False
+        if self._group is not None:
+            self._group = None
             with suppress(Exception):  # it may have died, which is why we leave
                 ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+    def require_room(self) -> None:
+        """Raise EnvironmentProblemError when the Ray we are connected to has too few devices for the processes."""
+        resource = "GPU" if _has_gpus() else "CPU"
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        found = [int(node.get(resource, 0)) for node in nodes]
+        needed = self.room.devices if resource == "GPU" else self.room.processes
+        if sum(found) < needed:
+            unit = "GPUs" if resource == "GPU" else "processes"
+            slots = "GPUs" if resource == "GPU" else "CPU slots"
+            where = "this machine" if self.address is None else f"the Ray at `{self.address}`"
+            raise EnvironmentProblemError(
+                f"the recipe needs {needed} {unit} ({self.room.describe()}), and {where} has {sum(found)} {slots} on "
+                f"{len(nodes)} nodes (the largest has {max(found, default=0)})",
+                hint="start more nodes, or lower `actor.parallel`, `critic.parallel` and `generator.engines`",
+            )
 
     def _start_own(self) -> None:
         # Who may connect is left to Ray, which asks for a token of its own in a cluster started here.
@@ -64,7 +122,7 @@ class RayCluster:
         try:
             ray.init(
                 address="local",
-                num_cpus=self.processes,  # what is counted is processes; threads are set in each
+                num_cpus=self.room.processes,  # what is counted is processes; threads are set in each
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -82,18 +140,28 @@ class RayCluster:
             raise EnvironmentProblemError(
                 f"no Ray answers at `cluster.ray_address = {address}`: {error}", hint="ray status"
             ) from error
-        self.require_room(address)
 
-    def require_room(self, address: str) -> None:
-        """Raise EnvironmentProblemError when the Ray we are connected to has too few slots for the processes."""
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        cores = [int(node.get("CPU", 0)) for node in nodes]
-        if sum(cores) < self.processes:
-            raise EnvironmentProblemError(
-                f"the recipe needs {self.processes} processes beside this one, and the Ray at `{address}` has "
-                f"{sum(cores)} CPU slots on {len(nodes)} nodes (the largest has {max(cores, default=0)})",
-                hint="start more nodes, or lower `actor.parallel` and `critic.parallel`",
-            )
+
+def _print_nothing(*_: Any, **__: Any) -> None:
+    """Instead of Ray's messages to the driver."""
+
+
+def _say_nothing(line: str) -> None:
+    """Until somebody listens."""
+
+
+def _has_gpus() -> bool:
+    return bool(ray.cluster_resources().get("GPU"))  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _keeping_signal_handler() -> Iterator[None]:
+    """Ray installs a SIGTERM handler of its own; ours finishes the stage."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _sweep() -> None:

@@ -3,85 +3,55 @@
     driver: call("update", ...) --> rank 0 .. rank N-1, each in an actor of Ray --> answers in the order of the ranks
 
 An answer that does not come by its deadline is a hang: the error says who is waiting where. A process that dies takes
-the others with it, since they would wait for it for ever.
+the others with it, since they would wait for it for ever. Several groups can be asked without waiting (`begin`), and
+whoever is ready first is served first (`first_done`).
 """
 
-import socket
-import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from torch import Tensor
 
 from ppoctl.engines.ray.cluster import RayCluster
+from ppoctl.engines.ray.member import Make, Member, Shared
+from ppoctl.engines.ray.tensors import flatten
 from ppoctl.errors import EnvironmentProblemError, HangError, ProcessLostError
 
-Make = Callable[[int, int, str], Any]
-"""(rank, number of ranks, `host:port` where rank 0 waits) -> what answers in that process; it returns when all ranks
-have come."""
-
 STACK_DEADLINE_S = 5.0
+SAY_EVERY_S = 30.0
+"""How often a wait says what it is waiting for."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """What the processes of one role are."""
+    """What the processes of one role, or of one of its engines, are."""
 
     name: str
+    """What errors call it."""
+    role: str
+    """Whose place on the devices it has."""
     size: int
     make: Make
     threads: int
     """Of each process."""
     start_deadline_s: float
     call_deadline_s: float
-
-
-class _Rank:
-    """Lives in a process of its own. What works and what watches have a thread each: Ray hands out from the main
-    thread: one that worked there would keep `stack` waiting."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._target: Any = None
-
-    def stack(self) -> str:
-        """Where this process is: the innermost frames of the thread that works."""
-        for frame in sys._current_frames().values():
-            stack = traceback.extract_stack(frame)
-            start = next((place for place, line in enumerate(stack) if line.name in ("call", "make")), None)
-            if start is not None:
-                inner = [f"{Path(line.filename).name}:{line.lineno} {line.name}" for line in stack[start + 1 :]]
-                return " < ".join(reversed(inner[-6:]))
-        return "not at work"
-
-    def free_address(self, host: str | None) -> str:
-        """`host:port` on this process's node; `host` where it is known."""
-        host = host or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        with socket.socket() as listener:
-            listener.bind((host, 0))
-            return f"{host}:{listener.getsockname()[1]}"
-
-    def make(self, make: Make, rank: int, size: int, address: str) -> None:
-        torch.set_num_threads(self._threads)
-        self._target = make(rank, size, address)
-
-    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._target, method)(*arguments)
+    first: int = 0
+    """Its first process among those of the role."""
 
 
 class RayProcesses:
-    """The group. Nothing is started before it is first asked."""
+    """The group. Nothing is started before it is first asked; after an error it is gone, and the next question
+    starts it anew."""
 
     def __init__(self, group: Group, cluster: RayCluster) -> None:
         self.group = group
         self.cluster = cluster
-        self._ranks: list[Any] = []
+        self.ranks: list[Any] = []
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """What all ranks answer."""
@@ -92,79 +62,168 @@ class RayProcesses:
 
         Raises the error of the first rank that has one, HangError, or ProcessLostError; the group is then gone.
         """
-        processes = self._started()
+        return self.begin(method, *arguments, ranks=ranks).answers()
+
+    def begin(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> "Pending":
+        """Ask these ranks (all of them), and go on. Raises only when the processes cannot be started."""
+        starting = self._begin_start()
+        self.cluster.require_alive()
         # Put once: every process of a node reads the same copy.
         given = ray.put(arguments)
-        waiting = {_working(processes[rank].call).remote(method, given): rank for rank in ranks}
-        return self._answers(waiting, method, self.group.call_deadline_s)
+        asked = range(self.group.size) if ranks is None else ranks
+        waiting = {_working(self.ranks[rank].call).remote(method, given): rank for rank in asked}
+        return Pending(self, method, starting, waiting)
 
     def close(self) -> None:
         """End the processes."""
-        ranks, self._ranks = self._ranks, []
+        ranks, self.ranks = self.ranks, []
         for rank in ranks:
             ray.kill(rank)
 
-    def _started(self) -> list[Any]:
-        if not self._ranks:
-            self.cluster.start()
-            group = self.group
-            remote: Any = ray.remote
-            actor = remote(num_cpus=1, max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(_Rank)
-            self._ranks = [actor.remote(group.threads) for _ in range(group.size)]
-            try:
-                address = ray.get(
-                    _watching(self._ranks[0].free_address).remote(self.cluster.host), timeout=group.start_deadline_s
-                )
-            except (GetTimeoutError, RayError) as error:
-                self.close()
-                raise EnvironmentProblemError(
-                    f"no process of the {group.name} came up within {group.start_deadline_s:g} s",
-                    hint="raise `cluster.start_deadline_s`, or look at `ray status`",
-                ) from error
-            waiting = {
-                _working(process.make).remote(group.make, rank, group.size, address): rank
-                for rank, process in enumerate(self._ranks)
-            }
-            self._answers(waiting, "start", group.start_deadline_s)
-        return self._ranks
+    def where(self, rank: int) -> str:
+        """The innermost frames of what this process is doing."""
+        try:
+            return str(ray.get(_watching(self.ranks[rank].stack).remote(), timeout=STACK_DEADLINE_S))
+        except RayError:
+            return "does not answer"
 
-    def _answers(self, waiting: dict[Any, int], method: str, deadline_s: float) -> list[Any]:
-        pending, answers, until = list(waiting), dict[int, Any](), time.monotonic() + deadline_s
-        while pending:
-            done, pending = ray.wait(pending, timeout=max(0.0, until - time.monotonic()))
-            if not done:
-                error = self._hang(method, deadline_s, [waiting[reference] for reference in pending])
-                self.close()
-                raise error
-            for reference in done:
-                try:
-                    answers[waiting[reference]] = ray.get(reference)
-                except RayTaskError as error:
-                    self.close()  # the others may wait for this one
-                    raise error.cause from error
-                except RayActorError as error:
-                    self.close()
-                    raise ProcessLostError(
-                        f"process {waiting[reference]} of the {self.group.name}'s {self.group.size} died during "
-                        f"`{method}`",
-                        hint="everything finished is committed: `ppoctl resume RUN`; look for the kernel's "
-                        "out-of-memory killer in `dmesg`",
-                    ) from error
-        return [answers[rank] for rank in waiting.values()]
+    def _begin_start(self) -> dict[Any, int]:
+        """Start the processes where they are not, without waiting until what answers is made in each."""
+        if self.ranks:
+            return {}
+        self.cluster.start()
+        group = self.group
+        remote: Any = ray.remote
+        # The class gives the process its name: `ray::actor` in a list of processes.
+        member = type(group.name.replace("'s ", "_").replace(" ", "_"), (Member,), {})
+        actor = remote(max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(member)
+        places = [self.cluster.options(group.role, group.first + rank) for rank in range(group.size)]
+        self.ranks = [actor.options(**place).remote(group.threads) for place in places]
+        address = self._meeting_place() if group.size > 1 else ""
+        return {
+            _working(process.make).remote(group.make, rank, group.size, address): rank
+            for rank, process in enumerate(self.ranks)
+        }
 
-    def _hang(self, method: str, deadline_s: float, late: list[int]) -> HangError:
-        where = []
-        for rank in late:
+    def _meeting_place(self) -> str:
+        group = self.group
+        try:
+            asked = _watching(self.ranks[0].free_address).remote(self.cluster.host)
+            return str(ray.get(asked, timeout=group.start_deadline_s))
+        except (GetTimeoutError, RayError) as error:
+            self.close()
+            raise EnvironmentProblemError(
+                f"no process of the {group.name} came up within {group.start_deadline_s:g} s",
+                hint="raise `cluster.start_deadline_s`, or look at `ray status`",
+            ) from error
+
+
+class Pending:
+    """A question that was asked, and the answers so far. The first thing that goes wrong decides."""
+
+    def __init__(
+        self, processes: RayProcesses, method: str, starting: dict[Any, int], waiting: dict[Any, int]
+    ) -> None:
+        group = processes.group
+        self.processes = processes
+        self.method = method
+        self.deadline_s = group.call_deadline_s + (group.start_deadline_s if starting else 0.0)
+        self.until = time.monotonic() + self.deadline_s
+        self._starting = starting
+        self._asked = waiting
+        self._answers: dict[int, Any] = {}
+        self._error: Exception | None = None
+        self.open = {**starting, **waiting}
+        """What has not been answered, by rank: the start first, where there is one."""
+
+    @property
+    def is_done(self) -> bool:
+        return self._error is not None or not self.open
+
+    def answers(self) -> list[Any]:
+        """Wait for them; in the order of the ranks that were asked. Raises what went wrong; the group is then
+        gone."""
+        first_done([self])
+        if self._error is not None:
+            self.processes.close()  # the others may wait for the one that failed
+            raise self._error
+        return [self._answers[rank] for rank in self._asked.values()]
+
+    def take(self, ready: Sequence[Any]) -> None:
+        """Note what has come."""
+        for reference in [reference for reference in self.open if reference in ready]:
+            rank = self.open.pop(reference)
             try:
-                stack = ray.get(_watching(self._ranks[rank].stack).remote(), timeout=STACK_DEADLINE_S)
-            except RayError:
-                stack = "does not answer"
-            where.append(f"  rank {rank}: {stack}")
-        return HangError(
-            f"the {self.group.name} has not finished `{method}` within `cluster.call_deadline_s = {deadline_s:g}`; "
-            f"waiting for {len(late)} of {self.group.size} processes:\n" + "\n".join(where),
-            hint="raise the deadline if they are at work; `ppoctl resume RUN` goes on from what is committed",
+                answer = ray.get(reference)
+            except RayTaskError as error:
+                self._error = self._error or _as_raised(error)
+            except RayActorError:
+                self._error = self._error or self._lost(rank, "start" if reference in self._starting else self.method)
+            else:
+                if reference in self._asked:
+                    self._answers[rank] = answer
+
+    def expire(self) -> None:
+        """Call it a hang if the deadline has passed."""
+        if not self.is_done and time.monotonic() >= self.until:
+            size, late = self.processes.group.size, sorted(set(self.open.values()))
+            where = "\n".join(f"  rank {rank}: {self.processes.where(rank)}" for rank in late)
+            self._error = HangError(
+                f"the {self.processes.group.name} has not finished `{self.method}` within "
+                f"{self.deadline_s:g} s (`cluster.call_deadline_s`); "
+                f"waiting for {len(late)} of {size} processes:\n{where}",
+                hint="raise the deadline if they are at work; `ppoctl resume RUN` goes on from what is committed",
+            )
+
+    def describe(self) -> str:
+        """What is being waited for, in a line."""
+        group, late = self.processes.group, sorted(set(self.open.values()))
+        rank = late[0]
+        return (
+            f"waiting for {len(late)} of {group.size} processes of the {group.name} in `{self.method}`; "
+            f"rank {rank}: {self.processes.where(rank)}"
         )
+
+    def _lost(self, rank: int, method: str) -> ProcessLostError:
+        group = self.processes.group
+        which = f"process {rank} of the {group.name}'s {group.size}" if group.size > 1 else f"the {group.name}"
+        return ProcessLostError(
+            f"{which} died during `{method}`",
+            hint="everything finished is committed: `ppoctl resume RUN`; look for the kernel's "
+            "out-of-memory killer in `dmesg`",
+        )
+
+
+def first_done(pendings: Sequence[Pending]) -> list[Pending]:
+    """Wait until at least one of them is done, well or not."""
+    say_at = time.monotonic() + SAY_EVERY_S
+    while True:
+        done = [pending for pending in pendings if pending.is_done]
+        if done:
+            return done
+        references = [reference for pending in pendings for reference in pending.open]
+        until = min(say_at, *(pending.until for pending in pendings))
+        ready, _ = ray.wait(references, timeout=max(0.0, until - time.monotonic()))
+        for pending in pendings:
+            pending.take(ready)
+            pending.expire()
+        if time.monotonic() >= say_at:
+            say_at += SAY_EVERY_S
+            for pending in pendings:
+                if not pending.is_done:
+                    pending.processes.cluster.say(pending.describe())
+
+
+def share(tensors: Sequence[tuple[str, Tensor]]) -> Shared:
+    """Put tensors where all processes read them; given as an argument, they arrive as tensors."""
+    return Shared(ray.put(flatten(tensors)))
+
+
+def _as_raised(error: RayTaskError) -> Exception:
+    """The error as the process raised it; the text of its stack is kept as the cause."""
+    raised: Exception = error.cause
+    raised.__cause__ = error
+    return raised
 
 
 def _working(method: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The generator: real vLLM, in this process.
+"""The generator: real vLLM, in this process or in others.
 
 Importing this package does not import vLLM; the first `generate` does. `prepare_environment` should run early in a
 process that will generate, before torch.compile or Hugging Face are first used.
@@ -6,6 +6,16 @@ process that will generate, before torch.compile or Hugging Face are first used.
 
 from ppoctl.engines.vllm.environment import prepare_environment
 from ppoctl.engines.vllm.generator import VllmGenerator
+from ppoctl.engines.vllm.hosts import Hosts, OpenEngine, this_process
 from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.sync import TrainerSide
 
-__all__ = ["VllmGenerator", "VllmSettings", "prepare_environment"]
+__all__ = [
+    "Hosts",
+    "OpenEngine",
+    "TrainerSide",
+    "VllmGenerator",
+    "VllmSettings",
+    "prepare_environment",
+    "this_process",
+]

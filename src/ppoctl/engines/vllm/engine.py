@@ -3,9 +3,9 @@
 import gc
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,11 +22,23 @@ from ppoctl.ports import SamplingParams
 _PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on a CPU."""
 _MIB = 1 << 20
+STEPS_PER_CALL = 16
+"""Engine steps of one `advance`: what an answer to the driver is spread over. A number of steps and not of seconds,
+so that the tensor ranks of an engine do the same."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One response to draw. The prompt's ids must be in the vocabulary: nobody checks them here."""
+
+    id: str
+    prompt: tuple[int, ...]
+    seed: int
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A request that ended."""
+    """A draw that ended."""
 
     id: str
     tokens: tuple[int, ...]
@@ -38,45 +50,65 @@ class Finished:
 
 
 class Engine:
-    """A running in-process engine. Every call leaves the process's random states and torch modes alone."""
+    """A running engine in this process, or one tensor rank of it. Every call leaves the process's random states and
+    torch modes alone; tensor ranks must be called alike."""
 
-    def __init__(self, settings: VllmSettings, detokenizer: Detokenizer) -> None:
+    def __init__(self, settings: VllmSettings) -> None:
         """Starts vLLM: about 2 s for a small model. Raises RecipeError, EnvironmentProblemError or
         OutOfMemoryError; nothing is left behind then."""
         self._settings = settings
-        self._detokenizer = detokenizer
+        self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
         self._syncs = 0
-        prepare_environment(settings)
-        TENANCY.enter()
-        try:
-            with undisturbed(), _third_party_quiet():
-                self._llm = _start(settings)
-        except BaseException:
-            with TENANCY.leaving():
-                pass
-            raise
-        # vLLM would otherwise shut down, process groups included, whenever this object happens to be collected.
-        self._llm.engine_core._finalizer.detach()
-        # It also freezes the heap, the trainer's objects included: cycles among them would never be freed.
-        gc.unfreeze()
+        self._open: set[str] = set()
+        self._llm = _started(settings)
 
-    @property
     def vocab_size(self) -> int:
         return int(self._llm.model_config.get_vocab_size())
 
-    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> list[Held]:
-        """New weights in place; what is held afterwards. Raises WeightSyncError while requests are running."""
+    def takes_weights(self) -> bool:
+        """Whether new weights can be loaded in place. On a CPU vLLM repacks experts when it starts; what is loaded
+        afterwards does not reach the copies it computes with, silently."""
+        return torch.cuda.is_available() or not self._llm.model_config.is_moe
+
+    def restart(self, folder: str) -> None:
+        """Begin anew with the weights of this Hugging Face folder."""
+        self.close()
+        self._llm = _started(replace(self._settings, model=folder))
+
+    def begin_weights(self) -> None:
+        """New weights will come, in place. Raises WeightSyncError while requests are running."""
         if self._llm.has_unfinished_requests():
             raise WeightSyncError("the generator was asked for new weights while it is drawing samples")
         with undisturbed():
-            (held,) = self._llm.collective_rpc("ppoctl_load", args=(tensors,))
+            self._llm.collective_rpc("start_weight_update")
+
+    def take_weights(self, tensors: list[tuple[str, Tensor]]) -> None:
+        """Some of them, under Hugging Face names; they may change again when this has returned."""
+        with undisturbed():
+            self._llm.collective_rpc("update_weights", args=({"tensors": tensors},))
+
+    def end_weights(self) -> list[Held]:
+        """All have come; what is held now. Keys and values of the old weights are forgotten."""
+        with undisturbed():
+            self._llm.collective_rpc("finish_weight_update")
+            (held,) = self._llm.collective_rpc("ppoctl_held")
             self._syncs += 1
             if not self._llm.reset_prefix_cache():
                 raise WeightSyncError("the generator kept keys and values of the old weights: its cache is in use")
         return list(held)
 
-    def add(self, id: str, prompt: Sequence[int], seed: int, params: SamplingParams) -> None:
-        """Queue one response to draw. The prompt's ids must be in the vocabulary: nobody checks them here."""
+    def advance(self, draws: Sequence[Draw], params: SamplingParams) -> list[Finished]:
+        """Queue these, go on with all that are queued for some steps, and say which ended."""
+        for draw in draws:
+            self._add(draw, params)
+        finished: list[Finished] = []
+        for _ in range(STEPS_PER_CALL):
+            if not self._llm.has_unfinished_requests():
+                break
+            finished += self.step()
+        return finished
+
+    def _add(self, draw: Draw, params: SamplingParams) -> None:
         from vllm import SamplingParams as VllmParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -88,7 +120,7 @@ class Engine:
             top_p=params.top_p,
             top_k=-1 if params.top_k is None else params.top_k,
             max_tokens=params.max_new_tokens,
-            seed=seed,
+            seed=draw.seed,
             stop=stops,
             stop_token_ids=list(self._settings.eos_token_ids),
             # Otherwise the ids in the model folder end a response too.
@@ -97,7 +129,7 @@ class Engine:
             detokenize=bool(stops),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._queue(id, prompt, drawn)
+        self._queue(draw.id, draw.prompt, drawn)
 
     def score(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """Log-probs (temperature 1) of tokens 1.. of a sequence; nothing else may be running."""
@@ -110,7 +142,7 @@ class Engine:
                 for finished in self.step():
                     return finished.prompt_logprobs
         finally:
-            self.abort(["score"])
+            self.abort()
 
     def _queue(self, id: str, prompt: Sequence[int], params: Any) -> None:
         # The salt keeps cached keys and values of one set of weights from ever matching a request of another, even
@@ -118,17 +150,21 @@ class Engine:
         request = {"prompt_token_ids": list(prompt), "cache_salt": f"sync-{self._syncs}"}
         with undisturbed():
             self._llm.add_request(id, request, params)
+        self._open.add(id)
 
-    def step(self) -> Iterator[Finished]:
+    def step(self) -> list[Finished]:
         """One forward pass over the running requests; those that ended with it."""
         with undisturbed():
             outputs = self._llm.step()
-        return iter([_finished(output) for output in outputs if output.finished])
+        finished = [_finished(output) for output in outputs if output.finished]
+        self._open.difference_update(one.id for one in finished)
+        return finished
 
-    def abort(self, ids: Iterable[str]) -> None:
-        """Forget requests, finished or not."""
+    def abort(self) -> None:
+        """Forget all requests, finished or not."""
         with undisturbed():
-            self._llm.abort_request(list(ids))
+            self._llm.abort_request(list(self._open))
+            self._open.clear()
             # One more pass lets the scheduler drop what it had in flight, so that the next load finds it idle.
             while self._llm.engine_core.engine_core.scheduler.has_requests():
                 self._llm.step()
@@ -141,11 +177,32 @@ class Engine:
         gc.collect()
 
 
+def _started(settings: VllmSettings) -> Any:
+    prepare_environment(settings)
+    TENANCY.enter()
+    try:
+        with undisturbed(), _third_party_quiet():
+            llm = _start(settings)
+    except BaseException:
+        with TENANCY.leaving():
+            pass
+        raise
+    # vLLM would otherwise shut down, process groups included, whenever this object happens to be collected.
+    llm.engine_core._finalizer.detach()
+    # It also freezes the heap, the trainer's objects included: cycles among them would never be freed.
+    gc.unfreeze()
+    return llm
+
+
 def _start(settings: VllmSettings) -> Any:
+    from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from ppoctl.engines.vllm import transfer
+
+    transfer.register()
     table = settings.table
     memory: dict[str, Any] = {"gpu_memory_utilization": table.gpu_memory_frac}
     if not torch.cuda.is_available():
@@ -170,6 +227,10 @@ def _start(settings: VllmSettings) -> Any:
         enable_prefix_caching=True,
         disable_log_stats=True,
         use_tqdm_on_load=False,
+        weight_transfer_config=WeightTransferConfig(backend=transfer.BACKEND),
+        tensor_parallel_size=table.tensor,
+        # Each tensor rank is a process of ours with an engine of its own; they all do the same.
+        distributed_executor_backend="external_launcher" if table.tensor > 1 else None,
         **memory,
     )
     try:

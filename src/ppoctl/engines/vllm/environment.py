@@ -29,6 +29,16 @@ def prepare_environment(settings: VllmSettings) -> None:
         _disable_torch_compile()
 
 
+def join_tensor_ranks(rank: int, world_size: int, address: str) -> None:
+    """Say, as torchrun would, which tensor rank of an engine this process is, and where (`host:port`) they meet."""
+    host, port = address.rsplit(":", 1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=host, MASTER_PORT=port)
+    # Each process sees its own device only, except on a CPU, which has one.
+    os.environ["LOCAL_RANK"] = str(rank) if not torch.cuda.is_available() else "0"
+    if host.startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
 def _disable_torch_compile() -> None:
     """On a CPU even an eager engine compiles small helpers with the C++ compiler: 5-15 s, and an error without one.
 

@@ -1,8 +1,8 @@
 """New weights into a running engine, and proof of what the engine then holds.
 
-Loading is vLLM's `reload_weights`, in place. The proof does not trust it. After every load the worker reads each
-weight *back from where the engine computes with it* and checksums that; the sending side checksums each tensor as it
-leaves the trainer; `compare` wants the two lists equal, name by name. What is read back, and so proven:
+Loading is vLLM's layerwise reload, in place (`transfer`). The proof does not trust it. After every load the worker
+reads each weight *back from where the engine computes with it* and checksums that; the sending side checksums each
+tensor as it leaves the trainer; `compare` wants the two lists equal, name by name. What is read back, and so proven:
 
 - Linear layers and the output head on a CPU: the engine computes with a packed copy in oneDNN's own layout and keeps
   no plain weight. The worker multiplies the identity matrix by the packed copy through the layer's own kernel. Each
@@ -18,7 +18,7 @@ sampling compute what the trainer's do (that is the canary's part, within its to
 of older weights are read (that cannot happen by construction: see `Engine._queue`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,24 +119,18 @@ class WeightReceiver:
 
     model_runner: Any
 
-    def ppoctl_load(self, tensors: Iterable[tuple[str, Tensor]]) -> list[Held]:
-        """Load Hugging Face tensors in place and report what is held afterwards. In-process engines only: tensors do
-        not survive vLLM's RPC into another process."""
-        with torch.no_grad():
-            self.model_runner.reload_weights(weights_iterator=iter(tensors))
-            repack_heads(self.model_runner.get_model())
-        return self.ppoctl_held()
-
     def ppoctl_held(self) -> list[Held]:
-        """What the engine holds now, read back from where it computes."""
+        """What the engine holds after new weights, read back from where it computes."""
+        model = self.model_runner.get_model()
         with torch.no_grad():
-            return list(_held(self.model_runner.get_model()))
+            repack_heads(model)
+            return list(_held(model))
 
 
 def repack_heads(model: torch.nn.Module) -> None:
     """Rebuild the packed copy of every layer that has one beside a resident weight.
 
-    `reload_weights` rebuilds those of layers that received weights. A head tied to the embedding receives none, so
+    Loading rebuilds those of layers that received weights. A head tied to the embedding receives none, so
     without this its logits come from the old embedding, silently (vLLM 0.32 and 0.33, CPU). No-op on a GPU.
     """
     for module in model.modules():
@@ -159,7 +153,7 @@ def _held(model: torch.nn.Module) -> Iterator[Held]:
             sizes = module.output_partition_sizes if parts else ()
             value = _in_use(module, kind, parameter, dtype)
             for name, part in _parts(f"{path}.{kind}", value, parts, sizes):
-                yield Held(name, fingerprint(part), owners.get(id(parameter)))
+                yield Held(name, fingerprint(_whole(module, kind, part)), owners.get(id(parameter)))
             owners.setdefault(id(parameter), f"{path}.{kind}")
 
 
@@ -174,15 +168,30 @@ def _parts(name: str, value: Tensor, parts: Sequence[str], sizes: Sequence[int])
 
 
 def _in_use(module: Any, kind: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers the engine computes with, padding removed."""
+    """The numbers this tensor rank computes with."""
     value = parameter.data
     if kind == "weight" and hasattr(module, "cpu_linear"):
         value = _unpacked(module, dtype)
     elif value.dtype != dtype and hasattr(module, "cpu_linear"):
         # Some CPU kernels keep the bias in float32: exact, and exact back.
         value = value.to(dtype)
+    return value
+
+
+def _whole(module: Any, kind: str, part: Tensor) -> Tensor:
+    """The tensor put together from all tensor ranks, padding removed."""
+    from vllm.distributed import get_tp_group
+    from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    ranks = get_tp_group()
+    if ranks.world_size > 1:
+        if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding):
+            part = ranks.all_gather(part.contiguous(), 0)
+        elif isinstance(module, RowParallelLinear) and kind == "weight":
+            part = ranks.all_gather(part.contiguous(), 1)
     # The vocabulary is padded to a multiple of 64; the padding is never sampled.
-    return value[: module.org_vocab_size] if hasattr(module, "org_vocab_size") else value
+    return part[: module.org_vocab_size] if hasattr(module, "org_vocab_size") else part
 
 
 def _unpacked(module: Any, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,160 @@
+"""Engines that share one queue: whoever has room takes the next draws, so that none waits for a slow one.
+
+queue --> engine 0: advance(draws) --> finished --> out, as they come
+      --> engine 1: advance(draws) --> ...
+      <-- draws of an engine that died; it is started again and brought to the state
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from ppoctl.batch.records import State
+from ppoctl.engines.vllm.engine import Draw, Finished
+from ppoctl.engines.vllm.hosts import Host, Hosts
+from ppoctl.engines.vllm.sync import EngineLostError, Sync, ask
+from ppoctl.errors import HangError, PpoctlError, ProcessLostError
+from ppoctl.ports import SamplingParams
+
+MOST_SENDS = 2
+"""A draw that has been with so many engines when they died is not sent to another: it may be what kills them."""
+AHEAD = 1.25
+"""Draws an engine is given, as a multiple of those it decodes together: the next are there when one ends."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A draw that ended."""
+
+    finished: Finished
+    sends: int
+    """How many engines it was sent to: more than one where an engine died."""
+
+
+@dataclass
+class _Seat:
+    """One engine and what it has been given."""
+
+    host: Host
+    at: str | None = None
+    """The state it holds; None: not known."""
+    given: dict[str, Draw] = field(default_factory=dict)
+    answer: Any = None
+    """A promise, while it advances."""
+
+
+class Fleet:
+    """Started by the first `be_at`."""
+
+    def __init__(self, hosts: Hosts, sync: Sync, seqs_together: int, say: Callable[[str], None]) -> None:
+        self._hosts = hosts
+        self._sync = sync
+        self._capacity = ceil(seqs_together * AHEAD)
+        self._say = say
+        self._seats = [_Seat(host) for host in hosts.engines]
+        self._sends: dict[str, int] = {}
+
+    def be_at(self, state: State) -> None:
+        """Have all engines hold the weights of `state`; costs nothing where they do. An engine that dies meanwhile is
+        started again, once. Raises WeightSyncError."""
+        # A repeated update is the same state by lineage, and on a GPU still not the same numbers.
+        wanted = f"{state.identity}+r{state.replay}"
+        behind = [seat for seat in self._seats if seat.at != wanted]
+        if not behind:
+            return
+        for seat in behind:
+            # Until the proof is done the engine is at no state.
+            seat.at = None
+        engines = [seat.host for seat in behind]
+        try:
+            self._sync.bring(engines, state)
+        except EngineLostError as error:
+            self._say(f"{error.message}; started again")
+            for engine in engines:  # the others have half of the weights
+                engine.close()
+            self._sync.bring(engines, state)
+        for seat in behind:
+            seat.at = wanted
+
+    def vocab_size(self) -> int:
+        return int(ask([self._seats[0].host], "vocab_size")[0])
+
+    def draw(self, draws: Sequence[Draw], params: SamplingParams, state: State) -> Iterator[Drawn]:
+        """Those that end, as they end; tokens do not depend on which engine drew them.
+
+        Draws of an engine that dies go back into the queue. Raises ProcessLostError when a draw was with two engines
+        that died, HangError naming what was being drawn.
+        """
+        queue = deque(draws)
+        self._sends = dict.fromkeys((draw.id for draw in draws), 0)
+        try:
+            while queue or any(seat.given for seat in self._seats):
+                self._hand_out(queue, params)
+                for seat in self._that_answered():
+                    for finished in self._finished(seat, queue, state):
+                        seat.given.pop(finished.id)
+                        yield Drawn(finished, self._sends[finished.id])
+        finally:
+            self._abort()
+
+    def close(self) -> None:
+        """End all engines. A later `be_at` starts them again."""
+        for seat in self._seats:
+            seat.at, seat.answer = None, None
+            seat.given.clear()
+            seat.host.close()
+
+    def _hand_out(self, queue: deque[Draw], params: SamplingParams) -> None:
+        """Each engine that waits gets its even part of what is open, up to what it has room for."""
+        even = ceil((len(queue) + sum(len(seat.given) for seat in self._seats)) / len(self._seats))
+        for seat in self._seats:
+            if seat.answer is not None:
+                continue
+            room = min(even, self._capacity) - len(seat.given)
+            draws = [queue.popleft() for _ in range(min(room, len(queue)))]
+            for draw in draws:
+                seat.given[draw.id] = draw
+                self._sends[draw.id] += 1
+            if seat.given:
+                seat.answer = seat.host.begin("advance", draws, params)
+
+    def _that_answered(self) -> list[_Seat]:
+        waiting = {id(seat.answer): seat for seat in self._seats if seat.answer is not None}
+        done = self._hosts.first_done([seat.answer for seat in waiting.values()])
+        return [waiting[id(promise)] for promise in done]
+
+    def _finished(self, seat: _Seat, queue: deque[Draw], state: State) -> list[Finished]:
+        """What this engine has finished; nothing where it died, and is started again."""
+        promise, seat.answer = seat.answer, None
+        try:
+            found: list[Finished] = promise.answers()[0]
+            return found
+        except Exception as error:
+            # Whatever it was, that engine is gone.
+            lost, seat.given, seat.at = list(seat.given.values()), {}, None
+            if isinstance(error, HangError):
+                samples = ", ".join(draw.id for draw in lost[:8])
+                raise HangError(f"{error.message}\n  {len(lost)} samples: {samples}", hint=error.hint) from error
+            if not isinstance(error, ProcessLostError) or self._sends_of(lost) >= MOST_SENDS:
+                raise
+            self._say(f"{error.message}; started again, and its {len(lost)} samples are drawn again")
+            queue.extendleft(reversed(lost))
+        self.be_at(state)
+        return []
+
+    def _sends_of(self, draws: Sequence[Draw]) -> int:
+        return max((self._sends[draw.id] for draw in draws), default=0)
+
+    def _abort(self) -> None:
+        """Leave no draw behind in any engine."""
+        busy = [seat for seat in self._seats if seat.given or seat.answer is not None]
+        for seat in busy:
+            seat.answer = None
+            seat.given.clear()
+        try:
+            ask([seat.host for seat in busy], "abort")
+        except PpoctlError:  # what stops the stream is on its way already
+            for seat in busy:
+                seat.at = None

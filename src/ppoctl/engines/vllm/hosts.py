@@ -1,0 +1,87 @@
+"""Where engines live: this process, or others that an executor runs. The fleet asks both the same way."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from ppoctl.engines.vllm.engine import Engine
+from ppoctl.engines.vllm.environment import join_tensor_ranks
+from ppoctl.engines.vllm.settings import VllmSettings
+
+
+@runtime_checkable
+class Promise(Protocol):
+    """An answer on its way."""
+
+    def answers(self) -> list[Any]:
+        """Of each process of the engine. Raises what went wrong; the engine is then gone."""
+        ...
+
+
+@runtime_checkable
+class Host(Protocol):
+    """The processes of one engine: one per tensor rank."""
+
+    def begin(self, method: str, *arguments: Any) -> Promise:
+        """Ask, without waiting for the answer. Starts the engine where it is not."""
+        ...
+
+    def close(self) -> None:
+        """End the engine."""
+        ...
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """All engines of the generator."""
+
+    engines: Sequence[Host]
+    first_done: Callable[[Sequence[Any]], Sequence[Promise]]
+    """Waits until at least one of these promises is kept or broken."""
+    share: Callable[[list[tuple[str, Tensor]]], Any]
+    """Puts tensors where all engines can read them: what `take_weights` is given."""
+
+
+class ThisProcess:
+    """An engine here: what is asked is done at once."""
+
+    def __init__(self, settings: VllmSettings) -> None:
+        self.settings = settings
+        self.engine: Engine | None = None
+
+    def begin(self, method: str, *arguments: Any) -> Promise:
+        if self.engine is None:
+            self.engine = Engine(self.settings)
+        return _Kept(getattr(self.engine, method)(*arguments))
+
+    def close(self) -> None:
+        if self.engine is not None:
+            engine, self.engine = self.engine, None
+            engine.close()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    answer: Any
+
+    def answers(self) -> list[Any]:
+        return [self.answer]
+
+
+def this_process(settings: VllmSettings) -> Hosts:
+    """One engine, in this process; tensors are handed over as they are."""
+    return Hosts([ThisProcess(settings)], first_done=list, share=list)
+
+
+@dataclass(frozen=True)
+class OpenEngine:
+    """Makes an engine, or one tensor rank of it, in the process it is called in."""
+
+    settings: VllmSettings
+
+    def __call__(self, rank: int, world_size: int, address: str) -> Engine:
+        if world_size > 1:
+            join_tensor_ranks(rank, world_size, address)
+        return Engine(self.settings)

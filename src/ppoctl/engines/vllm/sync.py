@@ -1,0 +1,110 @@
+"""Bringing engines to a state: its weights in buckets, then proof that each engine holds and computes the same."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import Tensor
+
+from ppoctl.batch.records import State
+from ppoctl.engines.vllm.canary import Tolerance, canary_tokens
+from ppoctl.engines.vllm.hosts import Host, Hosts
+from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.weights import Departure, compare
+from ppoctl.errors import ProcessLostError, WeightSyncError
+from ppoctl.ports import NamedWeights
+
+BUCKET_BYTES = 64 * 2**20
+"""Weights on their way at one time, twice over: one bucket is loaded while the next is filled."""
+
+
+@dataclass(frozen=True)
+class TrainerSide:
+    """What is asked of the trainer."""
+
+    weights: Callable[[State], NamedWeights]
+    score: Callable[[State, tuple[int, ...]], list[float]]
+    """Its log-probs (temperature 1, float32) of tokens 1.. of a sequence under that state."""
+    export: Callable[[State, Path], None]
+    """Writes the weights as a Hugging Face model into an existing empty folder."""
+
+
+class EngineLostError(ProcessLostError):
+    """It was an engine that died, and not a process of the trainer, which nothing here could bring back."""
+
+
+class Sync:
+    """Sends weights, and proves that they arrived."""
+
+    def __init__(self, settings: VllmSettings, trainer: TrainerSide, hosts: Hosts) -> None:
+        self.settings = settings
+        self.trainer = trainer
+        self.hosts = hosts
+
+    def bring(self, engines: Sequence[Host], state: State) -> None:
+        """Have these engines hold the weights of `state`. Raises WeightSyncError where they do not afterwards."""
+        if all(ask(engines, "takes_weights")):
+            self._send(engines, state)
+        else:
+            self._restart(engines, state)
+        self._ask_the_canary(engines, state)
+
+    def _restart(self, engines: Sequence[Host], state: State) -> None:
+        """Where weights cannot change in place. Which they then hold only the canary says."""
+        with TemporaryDirectory(prefix="ppoctl-export-") as folder:
+            self.trainer.export(state, Path(folder))
+            ask(engines, "restart", folder)
+
+    def _send(self, engines: Sequence[Host], state: State) -> None:
+        """In place, in buckets, and compared tensor by tensor."""
+        weights = self.trainer.weights(state)
+        if weights.state != state:
+            raise WeightSyncError(f"the trainer gave the weights of `{weights.state.stamp}`, not of `{state.stamp}`")
+        departure = Departure(weights)
+        ask(engines, "begin_weights")
+        on_the_way: list[Any] = []
+        for bucket in buckets(departure):
+            arriving = self.hosts.share(bucket)
+            wait(on_the_way)
+            on_the_way = [engine.begin("take_weights", arriving) for engine in engines]
+        wait(on_the_way)
+        for held in ask(engines, "end_weights"):
+            compare(weights.names, departure, held)
+
+    def _ask_the_canary(self, engines: Sequence[Host], state: State) -> None:
+        (vocab_size, *_) = ask(engines, "vocab_size")
+        tokens = canary_tokens(vocab_size, self.settings.max_model_len)
+        tolerance = Tolerance.of(self.settings.dtype, self.settings.table.canary_tolerance)
+        scores = [engine.begin("score", tokens) for engine in engines]
+        expected = self.trainer.score(state, tokens)
+        for found in wait(scores):
+            tolerance.check(found, expected)
+
+
+def ask(engines: Sequence[Host], method: str, *arguments: Any) -> list[Any]:
+    """What each engine answers; its tensor ranks say the same."""
+    return wait([engine.begin(method, *arguments) for engine in engines])
+
+
+def wait(promises: Sequence[Any]) -> list[Any]:
+    """What each engine answered. Raises EngineLostError when one has died."""
+    try:
+        return [promise.answers()[0] for promise in promises]
+    except ProcessLostError as error:
+        raise EngineLostError(error.message, hint=error.hint) from error
+
+
+def buckets(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    """As many tensors at a time as fit a bucket, or one that does not."""
+    bucket: list[tuple[str, Tensor]] = []
+    room = BUCKET_BYTES
+    for name, tensor in tensors:
+        if bucket and tensor.nbytes > room:
+            yield bucket
+            bucket, room = [], BUCKET_BYTES
+        bucket.append((name, tensor))
+        room -= tensor.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,99 @@
+"""Which process runs what: everything in this one, or each role in processes of Ray."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ppoctl.recipe.parallel import is_one_process, processes
+from ppoctl.recipe.schema import Recipe
+from ppoctl.wire.sockets import nothing_to_close
+
+if TYPE_CHECKING:
+    from ppoctl.engines.megatron.ranks import Ranks
+    from ppoctl.engines.ray.cluster import RayCluster
+    from ppoctl.engines.ray.processes import RayProcesses
+    from ppoctl.engines.vllm import Hosts, VllmSettings
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where each role runs. Nothing is started before it is first asked."""
+
+    actor: "Ranks"
+    critic: "Ranks"
+    generator: Callable[["VllmSettings", Say], "Hosts"]
+    """Lines about what is being waited for go to the second argument from then on."""
+    close: Callable[[], None] = nothing_to_close
+
+
+def place(recipe: Recipe) -> Placed:
+    """Where the roles of this recipe run."""
+    return _here(recipe) if is_one_process(recipe) else _in_ray(recipe)
+
+
+def _here(recipe: Recipe) -> Placed:
+    from ppoctl.engines.megatron.factory import trainer_settings
+    from ppoctl.engines.megatron.rank import MegatronRank
+    from ppoctl.engines.megatron.ranks import ThisProcess
+    from ppoctl.engines.vllm import this_process
+
+    actor, critic = (ThisProcess(MegatronRank(trainer_settings(recipe, role))) for role in ("actor", "critic"))
+    return Placed(actor, critic, lambda settings, _: this_process(settings))
+
+
+def _in_ray(recipe: Recipe) -> Placed:
+    from ppoctl.engines.megatron.factory import trainer_settings
+    from ppoctl.engines.megatron.ranks import ManyProcesses, OpenRank
+    from ppoctl.engines.ray.cluster import RayCluster
+    from ppoctl.engines.ray.processes import first_done, share
+    from ppoctl.engines.ray.room import Room
+    from ppoctl.engines.vllm import Hosts, OpenEngine
+
+    table, sizes = recipe.cluster, processes(recipe)
+    room = Room(sizes, colocated=table.placement == "colocated")
+    cluster = RayCluster(room, table.ray_address, table.start_deadline_s)
+
+    def ranks(role: str) -> "Ranks":
+        settings = trainer_settings(recipe, role)
+        made = _group(recipe, cluster, role, OpenRank(settings, table.start_deadline_s), size=sizes[role])
+        return ManyProcesses(made, settings.parallel)
+
+    def engines(settings: "VllmSettings", say: Say) -> "Hosts":
+        cluster.say = say
+        size = recipe.generator.tensor
+        made = [
+            _group(recipe, cluster, "generator", OpenEngine(settings), size=size, number=number)
+            for number in range(recipe.generator.engines)
+        ]
+        return Hosts(made, first_done, share)
+
+    return Placed(ranks("actor"), ranks("critic"), engines, cluster.close)
+
+
+def _group(
+    recipe: Recipe,
+    cluster: "RayCluster",
+    role: str,
+    make: Callable[[int, int, str], object],
+    *,
+    size: int,
+    number: int | None = None,
+) -> "RayProcesses":
+    from ppoctl.engines.ray.processes import Group, RayProcesses
+
+    group = Group(
+        name=role if number is None else f"{role}'s engine {number}",
+        role=role,
+        size=size,
+        make=make,
+        # Roles take turns: each has all threads to itself.
+        threads=max(1, torch.get_num_threads() // processes(recipe)[role]),
+        start_deadline_s=recipe.cluster.start_deadline_s,
+        call_deadline_s=recipe.cluster.call_deadline_s,
+        first=(number or 0) * size,
+    )
+    return RayProcesses(group, cluster)

@@ -1,0 +1,93 @@
+"""Recomputed activations: the same gradients, fewer bytes between forward and backward.
+
+Proved: gradients and outputs are equal bit for bit on a CPU; what is kept, counted. Not proved: the peak of a GPU.
+"""
+
+from dataclasses import replace
+
+import megatron_lab as lab
+import pytest
+import torch
+from torch import Tensor
+
+from fakes.sockets import fake_recipe
+from ppoctl.engines.megatron.cpu_adaptation import megatron_device
+from ppoctl.engines.megatron.factory import trainer_settings
+from ppoctl.engines.megatron.microbatches import Cut, cut_rows
+from ppoctl.engines.megatron.packed_input import Reading
+from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.trainer import MegatronTrainer
+from ppoctl.recipe.schema import BySequences, Recompute
+
+TOKENS = 38
+"""Of all rows of the rollouts: 6 + 11 + 2 + 10 + 9."""
+
+
+def recomputing(trainer: MegatronTrainer, recompute: Recompute) -> MegatronTrainer:
+    """Another trainer of the same settings but for this one, started."""
+    settings = replace(trainer.settings, recompute=recompute)
+    made = type(trainer)(settings, ThisProcess(MegatronRank(settings)))
+    made.start()
+    return made
+
+
+def kept_bytes(trainer: MegatronTrainer) -> int:
+    """What the graph of one forward over all rows holds, weights aside."""
+    model = lab.rank_of(trainer).models[0]
+    cut = Cut(BySequences(microbatch_seqs=5), Reading(torch.device("cpu")), model.settings.shape.token_cost)
+    [microbatch] = cut_rows(lab.make_rollouts(), torch.arange(5), cut)
+    assert microbatch.input.tokens.numel() == TOKENS
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with megatron_device(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(microbatch.input)
+    return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in weights)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("role", ["actor", "critic"])
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_gradients_are_the_same_bit_for_bit(model, role, recompute, dtype):
+    rollouts = lab.make_rollouts()
+    objective = lab.policy_objective(rollouts) if role == "actor" else lab.value_objective(rollouts)
+    keeping = getattr(lab, role)(model("qwen2"), dtype=dtype)
+    found, expected = recomputing(keeping, recompute), keeping
+    results = [one.update(rollouts, [lab.minibatch(rollouts)], objective) for one in (found, expected)]
+    assert torch.equal(results[0][0].outputs, results[1][0].outputs)
+    gradients, wanted = lab.gradients_of(found), lab.gradients_of(expected)
+    assert gradients.keys() == wanted.keys()
+    assert all(torch.equal(gradients[name], wanted[name]) for name in wanted)
+    assert sum(float(tensor.abs().sum()) for tensor in wanted.values()) > 0.1
+
+
+def test_a_layer_keeps_its_input_alone_when_all_of_it_is_recomputed(model):
+    """Two models that differ by two layers, so what is not in a layer cancels."""
+    deep, shallow = (kept_bytes(recomputing(lab.actor(model(kind)), "full")) for kind in ("qwen2-deep", "qwen2-tied"))
+    assert deep - shallow == 2 * TOKENS * lab.SIZES["hidden_size"] * 4
+
+
+def test_what_is_kept_shrinks_with_what_is_recomputed(model):
+    trainer = lab.actor(model("qwen2-deep"))
+    none, selective, full = (kept_bytes(recomputing(trainer, how)) for how in ("none", "selective", "full"))
+    # Of the MLP: gate and up together, silu of the gate, and the product that goes into the last projection.
+    inside_mlp = 4 * TOKENS * lab.SIZES["intermediate_size"] * 4
+    assert none - selective >= 4 * inside_mlp
+    assert none > 1.5 * selective > 6 * full
+
+
+def test_forwards_without_gradient_are_the_same(model):
+    rollouts = lab.make_rollouts()
+    keeping = lab.actor(model("qwen2"))
+    found = recomputing(keeping, "full").forward("forward", rollouts)
+    assert torch.equal(found.outputs, keeping.forward("forward", rollouts).outputs)
+
+
+def test_each_role_recomputes_what_its_table_says():
+    recipe = fake_recipe(critic={"optimizer": {"lr": 1.0}, "recompute": "full"})
+    assert [trainer_settings(recipe, role).recompute for role in ("actor", "critic")] == ["none", "full"]

@@ -1,0 +1,252 @@
+"""The queue that engines share, on engines that only count: who gets what, and what happens when one dies."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vllm_bench import settings_for
+
+from ppoctl.batch.records import State
+from ppoctl.engines.vllm.engine import Draw, Finished
+from ppoctl.engines.vllm.fleet import Fleet
+from ppoctl.engines.vllm.hosts import Hosts
+from ppoctl.engines.vllm.sync import Sync, TrainerSide, buckets
+from ppoctl.errors import HangError, PpoctlError, ProcessLostError, WeightSyncError
+from ppoctl.ports import NamedWeights, SamplingParams
+
+STATE = State("actor", 1, 1, "lineage")
+PARAMS = SamplingParams(temperature=1.0, max_new_tokens=8)
+
+
+@dataclass
+class Kept:
+    host: "CountingHost"
+    answer: Any
+
+    def answers(self) -> list[Any]:
+        if isinstance(self.answer, Exception):
+            self.host.close()
+            raise self.answer
+        return [self.answer]
+
+
+@dataclass
+class CountingHost:
+    """An engine that ends `speed` draws per call, in order."""
+
+    speed: int
+    dies_in: list[int] = field(default_factory=list)
+    """Calls of `advance`, over its whole life, in which it dies."""
+    dies_at: list[str] = field(default_factory=list)
+    """Other methods at which it dies, once each."""
+    error: PpoctlError | None = None
+    """Raised by `advance` instead."""
+    log: list[str] = field(default_factory=list)
+    in_place: bool = True
+    open: list[Draw] = field(default_factory=list)
+    drew: list[str] = field(default_factory=list)
+    calls: int = 0
+    most_open: int = 0
+
+    def begin(self, method: str, *arguments: Any) -> Kept:
+        self.log.append(method)
+        if method in self.dies_at:
+            self.dies_at.remove(method)
+            return Kept(self, ProcessLostError("an engine died"))
+        return Kept(self, getattr(self, f"_{method}")(*arguments))
+
+    def close(self) -> None:
+        self.log.append("close")
+        self.open = []
+
+    def _advance(self, draws: Sequence[Draw], params: SamplingParams) -> list[Finished] | Exception:
+        assert params == PARAMS
+        self.calls += 1
+        self.open += draws
+        self.most_open = max(self.most_open, len(self.open))
+        if self.error is not None:
+            return self.error
+        if self.calls in self.dies_in:
+            return ProcessLostError("an engine died")
+        ended, self.open = self.open[: self.speed], self.open[self.speed :]
+        self.drew += [draw.id for draw in ended]
+        return [Finished(draw.id, (draw.seed,), (-0.5,), "stop", ()) for draw in ended]
+
+    def _abort(self) -> None:
+        self.open = []
+
+    def _vocab_size(self) -> int:
+        return 100
+
+    def _score(self, tokens: tuple[int, ...]) -> list[float]:
+        return [0.0] * (len(tokens) - 1)
+
+    def _takes_weights(self) -> bool:
+        return self.in_place
+
+    def _restart(self, folder: str) -> None:
+        self.log.append(" ".join(path.name for path in Path(folder).iterdir()))
+
+    def _begin_weights(self) -> None:
+        pass
+
+    def _take_weights(self, tensors: list[tuple[str, Tensor]]) -> None:
+        pass
+
+    def _end_weights(self) -> list[Any]:
+        return []
+
+
+Made = Callable[..., tuple[Fleet, list[str]]]
+
+
+@pytest.fixture
+def fleet_of(tmp_path) -> Made:
+    def fleet_of(*engines: CountingHost, seqs_together: int = 8) -> tuple[Fleet, list[str]]:
+        said: list[str] = []
+        hosts = Hosts(engines, first_done=list, share=list)
+        trainer = TrainerSide(
+            weights=lambda state: NamedWeights(state=state, names=(), tensors=lambda: iter(())),
+            score=lambda state, tokens: [0.0] * (len(tokens) - 1),
+            export=lambda state, folder: (folder / state.stamp).touch(),
+        )
+        return Fleet(hosts, Sync(settings_for(tmp_path), trainer, hosts), seqs_together, said.append), said
+
+    return fleet_of
+
+
+def draws(count: int) -> list[Draw]:
+    return [Draw(f"d{number}", (1, 2), number) for number in range(count)]
+
+
+def run(fleet: Fleet, count: int) -> dict[str, int]:
+    """Sends by draw; every draw once, with its own answer."""
+    fleet.be_at(STATE)
+    drawn = list(fleet.draw(draws(count), PARAMS, STATE))
+    assert sorted(one.finished.tokens[0] for one in drawn) == list(range(count))
+    return {one.finished.id: one.sends for one in drawn}
+
+
+def test_draws_go_to_all_engines_alike(fleet_of: Made):
+    engines = [CountingHost(speed=1), CountingHost(speed=1), CountingHost(speed=1)]
+    fleet, _ = fleet_of(*engines)
+    assert set(run(fleet, 9).values()) == {1}
+    assert [len(engine.drew) for engine in engines] == [3, 3, 3]
+
+
+def test_a_slow_engine_draws_less_and_none_is_given_more_than_it_can_hold(fleet_of: Made):
+    slow, fast = CountingHost(speed=1), CountingHost(speed=4)
+    fleet, _ = fleet_of(slow, fast)
+    run(fleet, 200)
+    assert len(fast.drew) > 3 * len(slow.drew)
+    assert max(slow.most_open, fast.most_open) == 10  # a quarter more than the eight decoded together
+
+
+def test_draws_of_an_engine_that_dies_are_sent_again_once_and_it_is_brought_to_the_state(fleet_of: Made):
+    dying, other = CountingHost(speed=1, dies_in=[2]), CountingHost(speed=1)
+    fleet, said = fleet_of(dying, other)
+    sends = run(fleet, 8)
+    # 4 draws each; one had ended when it died over the other three.
+    assert sorted(sends.values()) == [1] * 5 + [2] * 3
+    assert len(said) == 1
+    assert "an engine died; started again, and its 3 samples are drawn again" in said[0]
+    closed = dying.log.index("close")
+    assert dying.log[closed + 1 :][:3] == ["takes_weights", "begin_weights", "end_weights"]
+    assert other.log.count("begin_weights") == 1
+
+
+def test_draws_that_two_engines_died_over_stop_the_run(fleet_of: Made):
+    fleet, _ = fleet_of(CountingHost(speed=1, dies_in=[1, 2]))
+    fleet.be_at(STATE)
+    with pytest.raises(ProcessLostError):
+        list(fleet.draw(draws(4), PARAMS, STATE))
+
+
+@pytest.mark.parametrize("method", ["begin_weights", "end_weights", "score"])
+def test_an_engine_that_dies_while_it_gets_weights_is_started_again_once(fleet_of: Made, method: str):
+    dying, other = CountingHost(speed=1, dies_at=[method]), CountingHost(speed=1)
+    fleet, said = fleet_of(dying, other)
+    assert len(run(fleet, 4)) == 4
+    assert said == ["an engine died; started again"]
+    twice = CountingHost(speed=1, dies_at=[method, method])
+    fleet, _ = fleet_of(twice)
+    with pytest.raises(ProcessLostError):
+        fleet.be_at(STATE)
+
+
+def test_a_trainer_that_dies_is_not_taken_for_an_engine(fleet_of: Made, monkeypatch: pytest.MonkeyPatch):
+    engine = CountingHost(speed=1)
+    fleet, said = fleet_of(engine)
+
+    def dead(state: State, tokens: tuple[int, ...]) -> list[float]:
+        raise ProcessLostError("process 1 of the actor's 2 died")
+
+    trainer = fleet._sync.trainer
+    monkeypatch.setattr(fleet._sync, "trainer", TrainerSide(trainer.weights, dead, trainer.export))
+    with pytest.raises(ProcessLostError, match="of the actor's 2 died"):
+        fleet.be_at(STATE)
+    assert said == []
+    assert "close" not in engine.log
+
+
+def test_equal_states_cost_nothing_and_a_replayed_one_is_another(fleet_of: Made):
+    engine = CountingHost(speed=1)
+    fleet, _ = fleet_of(engine)
+    for replay in (0, 0, 1, 1):
+        fleet.be_at(State("actor", 1, 1, "lineage", replay=replay))
+    assert engine.log.count("begin_weights") == 2
+
+
+def test_a_hang_names_the_samples(fleet_of: Made):
+    engine = CountingHost(speed=1, error=HangError("the engine has not finished", hint="look"))
+    fleet, _ = fleet_of(engine)
+    fleet.be_at(STATE)
+    with pytest.raises(HangError, match=r"not finished\n  2 samples: d0, d1") as caught:
+        list(fleet.draw(draws(2), PARAMS, STATE))
+    assert caught.value.hint == "look"
+    assert engine.log[-1] == "close"  # and it was not started again to be told to forget
+
+
+def test_a_stream_that_is_left_leaves_nothing_behind(fleet_of: Made):
+    engine = CountingHost(speed=1)
+    fleet, _ = fleet_of(engine)
+    fleet.be_at(STATE)
+    stream = fleet.draw(draws(6), PARAMS, STATE)
+    next(stream)
+    stream.close()
+    assert engine.log[-1] == "abort"
+    assert len(run(fleet, 6)) == 6
+
+
+def test_an_error_of_the_proof_leaves_the_engines_at_no_state(fleet_of: Made, monkeypatch: pytest.MonkeyPatch):
+    engine = CountingHost(speed=1)
+    fleet, _ = fleet_of(engine)
+    with monkeypatch.context() as planted:
+        planted.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+        with pytest.raises(WeightSyncError, match="canary"):
+            fleet.be_at(STATE)
+    fleet.be_at(STATE)
+    assert engine.log.count("begin_weights") == 2
+
+
+def test_an_engine_that_cannot_take_weights_is_restarted_on_an_export_and_asked(fleet_of: Made, monkeypatch):
+    engine = CountingHost(speed=1, in_place=False)
+    fleet, _ = fleet_of(engine)
+    fleet.be_at(STATE)
+    assert engine.log == ["takes_weights", "restart", STATE.stamp, "vocab_size", "score"]
+    monkeypatch.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+    with pytest.raises(WeightSyncError, match="canary"):
+        fleet.be_at(State("actor", 2, 2, "next"))
+
+
+def test_buckets_are_bounded_and_a_larger_tensor_goes_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ppoctl.engines.vllm.sync.BUCKET_BYTES", 100)
+    sizes = [40, 40, 40, 400, 100, 4]
+    tensors = [(f"t{n}", torch.zeros(size // 4)) for n, size in enumerate(sizes)]
+    found = [[name for name, _ in bucket] for bucket in buckets(tensors)]
+    assert found == [["t0", "t1"], ["t2"], ["t3"], ["t4"], ["t5"]]
+    assert list(buckets([])) == []
