@@ -1,5 +1,6 @@
 """Layouts are checked against the model's config.json, before anything is started."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,96 @@ def test_a_layout_that_does_not_fit_the_model_is_refused(rule: str, written: str
     with pytest.raises(RecipeError) as caught:
         load([QUICKSTART], [written])
     assert says in str(caught.value)
+
+
+@pytest.fixture
+def experts(tmp_path: Path) -> str:
+    """A model with 6 experts of 32 columns, as far as `load` looks."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_experts": 6, "moe_intermediate_size": 32, "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **sizes}))
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    return f"model.path={tmp_path}"
+
+
+EXPERT_CASES = [
+    (
+        "expert_ranks_divide_the_experts",
+        "actor.parallel={data=4, expert=4}",
+        "4 expert ranks do not divide the model's 6 experts of a layer",
+        "--set actor.parallel.expert=3",
+    ),
+    (
+        "expert_ranks_divide_the_experts",
+        "critic.parallel={data=3, expert_tensor=3}",
+        "3 expert tensor ranks do not divide the model's 32 columns of an expert",
+        "--set critic.parallel.expert_tensor=2",
+    ),
+    (
+        "expert_ranks_are_made_of_tensor_and_data_ranks",
+        "actor.parallel={data=2, tensor=2, sequence=true, expert=3, expert_tensor=2}",
+        "3 expert ranks of 2 each do not divide the 2 tensor x 2 data ranks they are made of",
+        "--set actor.parallel.data=6",
+    ),
+    (
+        "experts_beside_tensor_ranks_need_sequence_parallelism",
+        "actor.parallel={tensor=2, expert=2}",
+        "2 tensor ranks that do not split the tokens would all send them the same ones",
+        "--set actor.parallel.sequence=true",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "written", "says", "hint"), EXPERT_CASES)
+def test_a_layout_that_does_not_fit_the_experts_is_refused(
+    experts: str, rule: str, written: str, says: str, hint: str
+) -> None:
+    assert rule in {known.__name__ for known in LAYOUT_RULES}
+    with pytest.raises(RecipeError) as caught:
+        load([QUICKSTART], [experts, written])
+    assert says in str(caught.value)
+    assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("key", "size"), [("expert", 2), ("expert_tensor", 2)])
+def test_a_model_without_experts_has_none_to_share(key: str, size: int) -> None:
+    with pytest.raises(RecipeError, match=f"the model has no experts for {size} ranks to share") as caught:
+        load([QUICKSTART], [f"actor.parallel={{data=2, {key}={size}}}"])
+    assert f"--set actor.parallel.{key}=1" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "{data=2, expert=2}",
+        "{tensor=2, sequence=true, data=3, expert=3, expert_tensor=2}",
+        "{data=4, expert_tensor=4}",
+    ],
+)
+def test_a_layout_that_fits_the_experts_is_taken(experts: str, table: str) -> None:
+    taken = load([QUICKSTART], [experts, f"actor.parallel={table}"]).recipe.actor.parallel
+    assert taken is not None
+    assert "expert" in taken.describe()
+    # Expert ranks are made of the others: they are no processes of their own.
+    assert taken.world_size == taken.tensor * taken.data
+
+
+@pytest.mark.parametrize(
+    ("table", "span"),
+    [
+        (ParallelTable(data=2, expert=2), True),
+        (ParallelTable(data=2), False),
+        (ParallelTable(tensor=2, data=2, expert=2), False),
+        (ParallelTable(tensor=2, data=2, expert=2, expert_tensor=2), True),
+        (ParallelTable(tensor=3, data=2, expert=2), True),
+    ],
+)
+def test_expert_ranks_span_data_ranks_unless_they_are_within_the_tensor_ranks(
+    table: ParallelTable, *, span: bool
+) -> None:
+    """Ranks 0, 1, 2 are the first data rank's three: the second pair of expert ranks is 2 and 3."""
+    assert table.experts_span_data == span
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Layouts that the model cannot take: checked on config.json alone, before any process is started."""
 
 from collections.abc import Iterator
+from math import gcd
 from typing import Any
 
 from ppoctl.recipe.assets import model_config
@@ -86,6 +87,62 @@ def states_that_fit_fewer_layouts_have_a_distributed_optimizer(recipe: Recipe) -
         )
 
 
+def only_experts_are_shared(recipe: Recipe) -> Iterator[Conflict]:
+    config = model_config(recipe)
+    for role, table in _written(recipe):
+        key = "expert" if table.expert > 1 else "expert_tensor"
+        if config and not _experts(config) and table.expert_ranks > 1:
+            yield Conflict(
+                f"the model has no experts for {getattr(table, key)} ranks to share",
+                ((role, "parallel", key), ("model", "path")),
+                f"--set {role}.parallel.{key}=1",
+            )
+
+
+def expert_ranks_divide_the_experts(recipe: Recipe) -> Iterator[Conflict]:
+    config = model_config(recipe)
+    sizes = (
+        ("expert", "expert ranks", _experts(config), "experts of a layer"),
+        ("expert_tensor", "expert tensor ranks", config.get("moe_intermediate_size"), "columns of an expert"),
+    )
+    for role, table in _written(recipe):
+        for key, ranks, count, what in sizes:
+            size = getattr(table, key)
+            if isinstance(count, int) and count and count % size:
+                fits = max(fit for fit in range(1, size + 1) if count % fit == 0)
+                yield Conflict(
+                    f"{size} {ranks} do not divide the model's {count} {what}",
+                    ((role, "parallel", key), ("model", "path")),
+                    f"--set {role}.parallel.{key}={fits}",
+                )
+
+
+def expert_ranks_are_made_of_tensor_and_data_ranks(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _written(recipe):
+        if table.tensor * table.data % table.expert_ranks:
+            keys = ("expert", "expert_tensor", "tensor", "data")
+            missing = table.expert_ranks // gcd(table.expert_ranks, table.tensor * table.data)
+            yield Conflict(
+                f"{table.expert} expert ranks of {table.expert_tensor} each do not divide the {table.tensor} tensor "
+                f"x {table.data} data ranks they are made of",
+                tuple((role, "parallel", key) for key in keys),
+                f"--set {role}.parallel.data={table.data * missing}",
+            )
+
+
+def experts_beside_tensor_ranks_need_sequence_parallelism(recipe: Recipe) -> Iterator[Conflict]:
+    """Otherwise every tensor rank would send every token to the experts, and count its gradient again."""
+    experts = _experts(model_config(recipe))
+    for role, table in _written(recipe):
+        if experts and table.tensor > 1 and not table.sequence:
+            yield Conflict(
+                f"the model has experts, and {table.tensor} tensor ranks that do not split the tokens would all send "
+                "them the same ones",
+                ((role, "parallel", "sequence"), (role, "parallel", "tensor"), ("model", "path")),
+                f"--set {role}.parallel.sequence=true",
+            )
+
+
 LAYOUT_RULES: tuple[Rule, ...] = (
     tensor_ranks_divide_the_heads,
     every_pipeline_rank_has_layers,
@@ -94,6 +151,10 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     stages_of_a_rank_have_the_same_number_of_layers,
     sequence_parallelism_needs_tensor_ranks,
     states_that_fit_fewer_layouts_have_a_distributed_optimizer,
+    only_experts_are_shared,
+    expert_ranks_divide_the_experts,
+    expert_ranks_are_made_of_tensor_and_data_ranks,
+    experts_beside_tensor_ranks_need_sequence_parallelism,
 )
 
 
@@ -103,6 +164,12 @@ def _written(recipe: Recipe) -> Iterator[tuple[str, ParallelTable]]:
         table = getattr(getattr(recipe, role, None), "parallel", None)
         if table is not None:
             yield role, table
+
+
+def _experts(config: dict[str, Any]) -> int:
+    """Experts of a layer; 0 where config.json names none."""
+    count = config.get("num_experts") or config.get("num_local_experts")
+    return count if isinstance(count, int) else 0
 
 
 def _ends(table: ParallelTable) -> list[int]:

@@ -1,14 +1,19 @@
 """Model folders, written once per session; makes `megatron_lab` importable."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 import megatron_lab as lab
+from layout_lab import settings, three_steps
+from rank_pool import RankPool
+
+from ppoctl.recipe.schema import ParallelTable
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,3 +31,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return root / kind if (root / kind).exists() else lab.model_folder(kind, root / kind)
 
     return folder
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    made = RankPool(4)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def alone(pool: RankPool, model: Callable[[str], Path]) -> Callable[[str, str], dict[str, dict[str, Tensor]]]:
+    """What one process finds."""
+    known: dict[tuple[str, str], dict[str, dict[str, Tensor]]] = {}
+
+    def found(kind: str, role: str) -> dict[str, dict[str, Tensor]]:
+        if (kind, role) not in known:
+            known[kind, role] = three_steps(pool, settings(model(kind), role, ParallelTable()))
+        return known[kind, role]
+
+    return found

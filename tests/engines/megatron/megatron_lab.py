@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron.factory import build_actor, build_critic
@@ -40,10 +50,31 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+EXPERTS = {
+    "head_dim": 12,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 3,
+}
 MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
     "qwen2-deep": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 12}),
+    "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, EXPERTS),
+    "qwen3-moe-mixed": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {
+            **EXPERTS,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+        },
+    ),
     "qwen2-six": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 6}),
     "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 6}),
     "llama3-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
@@ -180,6 +211,8 @@ def expected_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of `objective` by transformers and autograd, one sequence at a time, in float64."""
     model = copy.deepcopy(hugging_face_model(kind)).double()
+    if "moe" in kind:
+        model.set_experts_implementation("eager")  # the grouped product has no float64
     logprobs, entropy = (torch.zeros(rollouts.tokens.shape, dtype=torch.float64) for _ in range(2))
     for row, sequence in enumerate(rollouts.sequences()):
         prompt, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
@@ -189,7 +222,22 @@ def expected_gradients(
         entropy[row, :length] = -(log_p.exp() * log_p).sum(-1)
     loss = objective(torch.arange(rollouts.num_seqs), logprobs, entropy, int(rollouts.mask.sum()))
     loss.backward()
-    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+    return loss.detach(), on_disk({name: parameter.grad for name, parameter in model.named_parameters()})
+
+
+def on_disk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Under the names of files: transformers 5 fuses experts in memory."""
+    found = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            found[name] = tensor
+            continue
+        layer, kind = name.rsplit(".", 1)
+        for expert, weight in enumerate(tensor):
+            halves = {"gate_proj": weight[: len(weight) // 2], "up_proj": weight[len(weight) // 2 :]}
+            for part, half in halves.items() if kind == "gate_up_proj" else [("down_proj", weight)]:
+                found[f"{layer}.{expert}.{part}.weight"] = half
+    return found
 
 
 # Of one gradient tensor, whose numbers may all be small: the share is of its own largest.
@@ -251,7 +299,7 @@ def gradients_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
     """What the last update left in Megatron-Core's gradient buffers, under Hugging Face names."""
     [model] = rank_of(trainer).models
     gradients = {name: parameter.main_grad for name, parameter in model.named_parameters()}
-    return {part.name: part.read(model.pg_collection.tp).clone() for part in parts_in(gradients, model)}
+    return {part.name: part.read(model.pg_collection).clone() for part in parts_in(gradients, model)}
 
 
 def check_all(level: Level, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -9,7 +9,7 @@ import gc
 import multiprocessing
 import socket
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -63,11 +63,12 @@ class RankServer:
         found = []
         for model in self.rank.models:
             buffers = {name: parameter.main_grad for name, parameter in model.named_parameters()}
-            found += [(part.name, part.read(model.pg_collection.tp).clone()) for part in parts_in(buffers, model)]
+            found += [(part.name, part.read(model.pg_collection).clone()) for part in parts_in(buffers, model)]
         return found if self._is_first() else []
 
-    def forget_gradient(self, rank: int) -> None:
-        """A planted defect: from now on this rank's gradients are dropped before they are reduced."""
+    def forget_gradient(self, rank: int, only: str) -> None:
+        """A planted defect: from now on this rank's gradients of parameters with `only` in their names are dropped
+        before they are reduced."""
         assert self.rank is not None
         if torch.distributed.get_rank() != rank:
             return
@@ -75,8 +76,9 @@ class RankServer:
             reduce = stage.finish_grad_sync
 
             def dropping(*arguments: Any, _stage: Any = stage, _reduce: Any = reduce, **settings: Any) -> None:
-                for parameter in _stage.parameters():
-                    parameter.main_grad.zero_()
+                for name, parameter in _stage.named_parameters():
+                    if only in name:
+                        parameter.main_grad.zero_()
                 _reduce(*arguments, **settings)
 
             stage.finish_grad_sync = dropping
@@ -117,6 +119,10 @@ class RankPool:
         """What a function finds in each process; it lies in a module that can be imported there."""
         return self._ask_all([("examine", look, *arguments)] * self.used)
 
+    def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
+        """As an `Executor`."""
+        return self._ask_all([("call", method, *arguments)] * len(ranks), [self.pipes[rank] for rank in ranks])
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return (pair for found in self._ask_all([("weights",)] * self.used) for pair in found)
 
@@ -125,8 +131,8 @@ class RankPool:
         found = [pair for stage in self._ask_all([("gradients",)] * self.used) for pair in stage]
         return dict(reversed(found))
 
-    def forget_gradient(self, rank: int) -> None:
-        self._ask_all([("forget_gradient", rank)] * self.used)
+    def forget_gradient(self, rank: int, only: str = "") -> None:
+        self._ask_all([("forget_gradient", rank, only)] * self.used)
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -135,8 +141,8 @@ class RankPool:
             process.join(10)
             process.kill()
 
-    def _ask_all(self, questions: list[tuple[Any, ...]]) -> list[Any]:
-        asked = list(zip(self.pipes, questions, strict=False))
+    def _ask_all(self, questions: list[tuple[Any, ...]], pipes: Sequence[Connection] = ()) -> list[Any]:
+        asked = list(zip(pipes or self.pipes, questions, strict=False))
         for pipe, question in asked:
             pipe.send(question)
         answers = [pipe.recv() for pipe, _ in asked]

@@ -21,19 +21,29 @@ def test_inside_cuda_means_the_cpu():
         assert torch.zeros(2, dtype=torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"
         assert torch.zeros(2, device=torch.cuda.current_device()).device.type == "cpu"
         torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            stream.record_event().synchronize()
+
+
+def standing() -> tuple[object, ...]:
+    cuda = torch.cuda
+    return cuda.current_device, cuda.synchronize, cuda.Stream, cuda.current_stream, torch.distributed.all_gather
 
 
 def test_outside_torch_is_untouched_even_after_a_failure():
-    before = torch.cuda.current_device, torch.cuda.synchronize
+    before = standing()
     for fails in (False, True):
         try:
             with megatron_device(), megatron_device():
                 assert torch.cuda.current_device is not before[0]
+                assert torch.distributed.all_gather is not before[-1]
                 if fails:
                     raise KeyError
         except KeyError:
             pass
-        assert (torch.cuda.current_device, torch.cuda.synchronize) == before
+        assert standing() == before
         assert torch.zeros(1).type() == "torch.FloatTensor"
         with pytest.raises((RuntimeError, AssertionError)):
             torch.zeros(1, device="cuda")

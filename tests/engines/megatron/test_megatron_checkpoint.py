@@ -17,7 +17,7 @@ FILES = [".metadata", "__0_0.distcp", "common.pt", "metadata.json"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen2-tied"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen2-tied", "qwen3-moe-mixed"])
 def test_a_resumed_actor_ends_as_one_that_never_stopped(model, tmp_path, dtype, kind):
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts, needs_entropy=True)
@@ -50,9 +50,11 @@ def test_a_resumed_critic_ends_as_one_that_never_stopped(model, tmp_path):
     lab.check_all(EXACT, lab.weights_of(resumed), lab.weights_of(straight))
 
 
-def test_a_state_saved_before_the_first_step_can_be_loaded(model, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3-moe"])
+def test_a_state_saved_before_the_first_step_can_be_loaded(model, tmp_path, kind, dtype):
     rollouts = lab.make_rollouts()
-    straight = lab.actor(model("llama"))
+    straight = lab.actor(model(kind), dtype=dtype)
     lab.save(straight, tmp_path)
     resumed = lab.unstarted(straight)
     resumed.load(tmp_path)

@@ -7,6 +7,7 @@ import megatron_lab as lab
 import pytest
 import torch
 
+from ppoctl.engines.megatron.experts import ExpertShape
 from ppoctl.engines.megatron.families import model_folder, read_shape
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.recipe.schema import ParallelTable
@@ -30,6 +31,46 @@ def test_a_llama3_configuration_is_read(model):
     shape = read_shape(model("llama3-rope"))
     assert (shape.family, shape.qkv_bias, shape.tied_embeddings) == ("llama", False, False)
     assert (shape.head_dim, shape.rope_theta, shape.llama3_rope_factor) == (16, 500000.0, 32.0)
+
+
+def test_a_qwen3_configuration_is_read(model):
+    shape = read_shape(model("qwen3"))
+    assert (shape.family, shape.qkv_bias, shape.qk_norm, shape.head_dim) == ("qwen3", False, True, 12)
+    assert shape.experts is None
+    assert not read_shape(model("qwen2")).qk_norm
+
+
+def test_a_qwen3_moe_configuration_is_read(model):
+    assert read_shape(model("qwen3-moe")).experts == ExpertShape(
+        count=4, per_token=2, ffn_hidden_size=32, renormalise=True, layers=(True, True, True)
+    )
+
+
+def test_layers_have_experts_by_step_and_list(model):
+    """Every second layer, counted from 1, but not the last: it is in `mlp_only_layers`."""
+    experts = read_shape(model("qwen3-moe-mixed")).experts
+    assert experts is not None
+    assert (experts.layers, experts.renormalise) == ((False, True, False, False), False)
+
+
+def test_a_token_costs_the_experts_it_is_routed_to(model):
+    """Per layer 48 x (6 + 6 + 2 + 2) x 12 for attention; three layers 48 x 3 x 80, one 48 x (4 + 2 x 3 x 32)."""
+    cost = read_shape(model("qwen3-moe-mixed")).token_cost
+    parameters = 4 * 48 * 192 + 3 * 48 * 240 + 48 * (4 + 192)
+    assert cost.flops_per_token == 2 * parameters
+
+
+def test_routing_depends_on_the_token_alone(model):
+    """No capacity that others could fill, no load-balancing loss that looks at them, no noise."""
+    config = read_shape(model("qwen3-moe")).transformer_config(torch.float32, ParallelTable())
+    assert config.moe_expert_capacity_factor is None
+    assert (config.moe_aux_loss_coeff, config.moe_z_loss_coeff, config.moe_input_jitter_eps) == (0.0, None, None)
+
+
+@pytest.mark.parametrize("table", [ParallelTable(data=2, expert=2), ParallelTable(data=2, expert_tensor=2)])
+def test_a_model_without_experts_has_none_to_share(model, table):
+    with pytest.raises(RecipeError, match="a `qwen2` model has no experts to share"):
+        read_shape(model("qwen2")).transformer_config(torch.float32, table)
 
 
 def test_older_files_with_rope_settings_of_their_own_are_read(model, tmp_path):
@@ -65,6 +106,42 @@ PUBLISHED = {
         "use_mrope": False,
         "use_sliding_window": False,
         "vocab_size": 152064,
+    },
+    "Qwen/Qwen3-30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "decoder_sparse_step": 1,
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "initializer_range": 0.02,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 48,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
     },
     "meta-llama/Llama-3.2-1B-Instruct": {
         "architectures": ["LlamaForCausalLM"],
@@ -108,6 +185,9 @@ def test_published_files_of_transformers_4_are_read(tmp_path, name):
     shape = read_shape(tmp_path)
     if "Llama" in name:
         assert (shape.head_dim, shape.rope_theta, shape.llama3_rope_factor) == (64, 500000.0, 32.0)
+    elif "Qwen3" in name:
+        assert (shape.head_dim, shape.rope_theta, shape.llama3_rope_factor) == (128, 1000000.0, None)
+        assert shape.experts == ExpertShape(128, 8, 768, renormalise=True, layers=(True,) * 48)
     else:
         assert (shape.head_dim, shape.rope_theta, shape.llama3_rope_factor) == (128, 10000.0, None)
 
@@ -124,6 +204,12 @@ def test_weights_and_activations_have_the_recipes_dtype_and_there_is_no_dropout(
         ("qwen2", "hidden_act", "gelu"),
         ("qwen2", "attention_dropout", 0.1),
         ("qwen2", "dual_chunk_attention_config", {"chunk_size": 8}),
+        ("qwen3", "attention_bias", True),
+        ("qwen3-moe", "attention_bias", True),
+        ("qwen3-moe", "hidden_act", "gelu"),
+        ("qwen3-moe", "shared_expert_intermediate_size", 32),
+        ("qwen3-moe", "router_jitter_noise", 0.1),
+        ("qwen2", "decoder_sparse_step", 1),
         ("llama", "attention_bias", True),
         ("llama", "mlp_bias", True),
         ("llama", "rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}),
@@ -148,7 +234,7 @@ def test_another_family_is_refused_with_those_that_work(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(RecipeError, match="model family `gpt2`") as caught:
         read_shape(tmp_path)
-    assert caught.value.hint == "choose a model of llama, qwen2"
+    assert caught.value.hint == "choose a model of llama, qwen2, qwen3, qwen3_moe"
 
 
 def test_a_missing_model_is_an_environment_problem(tmp_path):

@@ -1,21 +1,19 @@
 """The layout changes speed and memory, nothing else: real gloo processes against one, on the same rollouts."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import megatron_lab as lab
 import pytest
 import torch
-from rank_pool import RankPool
-from torch import Tensor
+from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, gap, settings, three_steps, trainer
 
 from ppoctl.batch.digest import file_digest
 from ppoctl.engines.megatron.rank import TrainerSettings
-from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
+from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.megatron.weights import weight_names
 from ppoctl.errors import NonFiniteError, StorageError
-from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
+from ppoctl.recipe.schema import BySequences, ParallelTable
 
 LAYOUTS = {
     "DP2": ParallelTable(data=2),
@@ -30,83 +28,6 @@ LAYOUTS = {
     "DP2 PP2 interleaved": ParallelTable(data=2, pipeline=2, stages_per_rank=2, distributed_optimizer=True),
     "DP2 PP2": ParallelTable(data=2, pipeline=2, distributed_optimizer=True),
 }
-GRADIENT_GAP = 1e-5
-"""Of the gradient's norm."""
-CHANGE_GAP = 1e-3
-"""Of the change of the weights over three steps."""
-STEP = replace(lab.STEP, lr=1e-2, grad_clip=0.5, weight_decay=0.1, eps=1e-6)
-"""Moves weights by far more than 1e-3, and makes clipping bite. The gradient of a key bias is 0 but for rounding:
-`eps` keeps Adam from blowing that up to a step."""
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    made = RankPool(4)
-    yield made
-    made.close()
-
-
-def settings(folder: Path, role: str, parallel: ParallelTable, dtype: torch.dtype = torch.float32) -> TrainerSettings:
-    return TrainerSettings(
-        role=role,
-        model=str(folder),
-        dtype=dtype,
-        batching=ByTokens(max_tokens_per_microbatch=20, logits_chunk_tokens=5),
-        parallel=parallel,
-        temperature=0.8,
-    )
-
-
-def trainer(pool: RankPool, made_from: TrainerSettings) -> MegatronTrainer:
-    pool.open(made_from)
-    return {"actor": MegatronActor, "critic": MegatronCritic}[made_from.role](made_from, pool)
-
-
-def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[str, Tensor]]:
-    """First gradient, change of the weights, and what was reported."""
-    trained = trainer(pool, made_from)
-    trained.start()
-    rollouts = lab.make_rollouts()
-    is_actor = made_from.role == "actor"
-    objective = lab.policy_objective(rollouts, needs_entropy=True) if is_actor else lab.value_objective(rollouts)
-    before = {name: tensor.clone() for name, tensor in pool.weights()}
-    minibatches = [lab.minibatch(rollouts, rows, step=STEP) for rows in ((0, 1, 2, 3, 4), (1, 4, 2), (3, 0, 2, 1))]
-    first = trained.update(rollouts, minibatches[:1], objective)
-    gradients = pool.gradients()
-    rest = trained.update(rollouts, minibatches[1:], objective)
-    after = dict(pool.weights())
-    reported = {
-        f"{number} {name}": torch.as_tensor(getattr(result, name))
-        for number, result in enumerate([*first, *rest])
-        for name in ("loss", "grad_norm", "outputs", "entropy")
-        if getattr(result, name) is not None
-    }
-    return {
-        "gradient": gradients,
-        "change": {name: after[name] - before[name] for name in before},
-        "reported": reported,
-    }
-
-
-def gap(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Norm of the difference over the norm of what is expected, all tensors together."""
-    assert found.keys() == expected.keys()
-    off = sum(float((found[name].double() - expected[name]).square().sum()) for name in expected)
-    whole = sum(float(expected[name].double().square().sum()) for name in expected)
-    return (off / whole) ** 0.5
-
-
-@pytest.fixture(scope="module")
-def alone(pool: RankPool, model: Callable[[str], Path]) -> Callable[[str, str], dict[str, dict[str, Tensor]]]:
-    """What one process finds."""
-    known: dict[tuple[str, str], dict[str, dict[str, Tensor]]] = {}
-
-    def found(kind: str, role: str) -> dict[str, dict[str, Tensor]]:
-        if (kind, role) not in known:
-            known[kind, role] = three_steps(pool, settings(model(kind), role, ParallelTable()))
-        return known[kind, role]
-
-    return found
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])

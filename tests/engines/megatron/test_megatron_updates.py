@@ -25,7 +25,7 @@ CUTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen2-tied", "llama"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen2-tied", "llama", "qwen3", "qwen3-moe", "qwen3-moe-mixed"])
 def test_gradients_are_those_of_transformers(model, kind):
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts, needs_entropy=True)
@@ -41,16 +41,17 @@ def test_gradients_are_those_of_transformers(model, kind):
     FLOAT32.check(result.grad_norm, norm)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
 @pytest.mark.parametrize("needs_entropy", [False, True])
-def test_the_cut_into_microbatches_changes_nothing(model, needs_entropy):
+def test_the_cut_into_microbatches_changes_nothing(model, kind, needs_entropy):
     rollouts = lab.make_rollouts()
     rows = [3, 0, 4, 1]
-    whole = lab.actor(model("qwen2"), batching=BySequences(microbatch_seqs=9))
+    whole = lab.actor(model(kind), batching=BySequences(microbatch_seqs=9))
     objective = lab.policy_objective(rollouts, needs_entropy=needs_entropy)
     [expected] = whole.update(rollouts, [lab.minibatch(rollouts, rows)], objective)
     assert (expected.entropy is not None) == needs_entropy
     for cut in CUTS:
-        trainer = lab.actor(model("qwen2"), batching=cut)
+        trainer = lab.actor(model(kind), batching=cut)
         before, entropy_before = trainer.logprobs(rollouts, temperature=1.0)
         [found] = trainer.update(rollouts, [lab.minibatch(rollouts, rows)], objective)
         for name, gradient in lab.gradients_of(trainer).items():
@@ -97,20 +98,22 @@ def test_garbage_where_nothing_counts_changes_nothing(model, garbage):
     lab.check_all(EXACT, lab.weights_of(trainers[1]), lab.weights_of(trainers[0]))
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_runs_are_equal_bit_for_bit(model, dtype):
+def test_two_runs_are_equal_bit_for_bit(model, kind, dtype):
     rollouts = lab.make_rollouts()
     runs = []
     for _ in range(2):
-        trainer = lab.actor(model("qwen2"), dtype=dtype)
+        trainer = lab.actor(model(kind), dtype=dtype)
         trainer.update(rollouts, [lab.minibatch(rollouts)] * 3, lab.policy_objective(rollouts, needs_entropy=True))
         runs.append(lab.weights_of(trainer))
     lab.check_all(EXACT, *runs)
 
 
-def test_every_weight_of_the_critic_changes_head_included(model):
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
+def test_every_weight_of_the_critic_changes_head_included(model, kind):
     rollouts = lab.make_rollouts()
-    trainer = lab.critic(model("qwen2"))
+    trainer = lab.critic(model(kind))
     before = lab.weights_of(trainer)
     # The gradient below the head is exactly 0 while the head is 0: the second step moves the rest.
     trainer.update(rollouts, [lab.minibatch(rollouts)] * 2, lab.value_objective(rollouts))
@@ -119,11 +122,12 @@ def test_every_weight_of_the_critic_changes_head_included(model):
     assert "score.weight" in after
 
 
-def test_the_first_step_is_adamw_with_the_numbers_handed_in(model):
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
+def test_the_first_step_is_adamw_with_the_numbers_handed_in(model, kind):
     """After one AdamW step from zero moments, m/(1-b1) = g and v/(1-b2) = g^2, so each weight moves by
     -lr g / (|g| + eps), after shrinking by lr x weight decay; biases and norms do not shrink."""
     rollouts = lab.make_rollouts()
-    trainer = lab.actor(model("qwen2"))
+    trainer = lab.actor(model(kind))
     before = lab.weights_of(trainer)
     step = OptimizerStep(lr=3e-3, weight_decay=0.5, grad_clip=0.0, beta1=0.7, beta2=0.9, eps=1e-3)
     trainer.update(rollouts, [lab.minibatch(rollouts, step=step)], lab.policy_objective(rollouts))
@@ -161,9 +165,10 @@ def test_nothing_of_a_minibatchs_gradient_is_left_in_the_next(model, dtype):
     lab.check_all(EXACT, lab.gradients_of(trainer), gradients)
 
 
-def test_clipping_scales_the_gradient_to_the_norm_and_reports_the_norm_before(model):
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
+def test_clipping_scales_the_gradient_to_the_norm_and_reports_the_norm_before(model, kind):
     rollouts = lab.make_rollouts()
-    free, clipped = lab.actor(model("qwen2")), lab.actor(model("qwen2"))
+    free, clipped = lab.actor(model(kind)), lab.actor(model(kind))
     objective = lab.policy_objective(rollouts)
     [loose] = free.update(rollouts, [lab.minibatch(rollouts)], objective)
     limit = loose.grad_norm / 4

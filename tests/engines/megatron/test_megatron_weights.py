@@ -66,6 +66,21 @@ def test_a_missing_tensor_is_named(model, tmp_path):
         lab.actor(copy_with(model("qwen2"), tmp_path, tensors))
 
 
+def test_a_missing_expert_is_named(model, tmp_path):
+    tensors = tensors_in(model("qwen3-moe"))
+    del tensors["model.layers.2.mlp.experts.3.up_proj.weight"]
+    with pytest.raises(
+        EnvironmentProblemError, match=r"`model\.layers\.2\.mlp\.experts\.3\.up_proj\.weight` missing"
+    ):
+        lab.actor(copy_with(model("qwen3-moe"), tmp_path, tensors))
+
+
+def test_an_expert_of_a_layer_without_experts_is_named(model, tmp_path):
+    extra = {"model.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(32, 48)}
+    with pytest.raises(EnvironmentProblemError, match=r"`model\.layers\.0\.mlp\.experts\.0.* is not part"):
+        lab.actor(copy_with(model("qwen3-moe-mixed"), tmp_path, tensors_in(model("qwen3-moe-mixed")) | extra))
+
+
 def test_a_tensor_that_is_not_part_of_the_model_is_named(model, tmp_path):
     tensors = tensors_in(model("llama")) | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(48)}
     with pytest.raises(
@@ -107,7 +122,9 @@ def test_what_checkpoints_carry_besides_is_skipped(model, tmp_path):
     EXACT.check(head, torch.zeros(1, 48))
 
 
-@pytest.mark.parametrize(("kind", "shard_bytes"), [("qwen2", 2**30), ("qwen2-tied", 2**14), ("llama3-rope", 2**30)])
+@pytest.mark.parametrize(
+    ("kind", "shard_bytes"), [("qwen2", 2**30), ("qwen2-tied", 2**14), ("llama3-rope", 2**30), ("qwen3-moe", 2**30)]
+)
 def test_transformers_loads_what_was_trained(model, tmp_path, monkeypatch, kind, shard_bytes):
     monkeypatch.setattr(export, "SHARD_BYTES", shard_bytes)
     rollouts = lab.make_rollouts()
@@ -117,7 +134,7 @@ def test_transformers_loads_what_was_trained(model, tmp_path, monkeypatch, kind,
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 2**14)
     exported, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
-    found = {name: tensor for name, tensor in exported.state_dict().items() if name in lab.weights_of(trainer)}
+    found = {n: t for n, t in lab.on_disk(exported.state_dict()).items() if n in lab.weights_of(trainer)}
     lab.check_all(EXACT, found, lab.weights_of(trainer))
     logprobs, _ = trainer.logprobs(rollouts, temperature=1.0)
     FLOAT32.check(logprobs, lab.expected_logprobs(exported.eval(), rollouts, 1.0)[0])
@@ -136,9 +153,10 @@ def test_companion_files_travel_along(model, tmp_path):
     assert copied == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json"}
 
 
-def test_a_critic_is_exported_as_a_classifier_and_can_be_started_from(model, tmp_path):
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3", "qwen3-moe"])
+def test_a_critic_is_exported_as_a_classifier_and_can_be_started_from(model, tmp_path, kind):
     rollouts = lab.make_rollouts()
-    trainer = lab.critic(model("qwen2"))
+    trainer = lab.critic(model(kind))
     trainer.update(rollouts, [lab.minibatch(rollouts)] * 2, lab.value_objective(rollouts))
     values = trainer.values(rollouts)
     trainer.save_weights(tmp_path)

@@ -157,8 +157,9 @@ def _without_torch_deprecations() -> Iterator[None]:
         yield
 
 
-def _restore_untouched_steps(saved: dict[str, Any]) -> None:
+def _restore_untouched_steps(saved: dict[Any, Any]) -> None:
     """A state saved before the first optimizer step has a step count of 0, which the format leaves out."""
-    inner = saved.get("optimizer", saved)  # nested beside the main weights in bfloat16
-    if "state" in inner:  # a distributed optimizer keeps its count elsewhere
-        inner["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))
+    for part in saved.values() if 0 in saved else (saved,):  # experts have an optimizer of their own, the second
+        inner = part.get("optimizer", part)  # nested beside the main weights in bfloat16
+        if "state" in inner:  # a distributed optimizer keeps its count elsewhere
+            inner["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))

@@ -1,18 +1,20 @@
 """Lets Megatron-Core run where there is no CUDA. The one module that knows how; inert where CUDA is available.
 
 Megatron-Core's mathematics is device-free, but its scaffolding names the device: `torch.cuda.current_device()` as
-`device=`, literal `device="cuda"`, and comparisons of `Tensor.type()` with `"torch.cuda.FloatTensor"`. Inside
-`megatron_device()` these answer for the CPU; outside, torch is untouched, so other users of torch in the process
-(vLLM, whichever is imported first) see nothing of it. It does not touch numerics.
+`device=`, literal `device="cuda"`, comparisons of `Tensor.type()` with `"torch.cuda.FloatTensor"`, and a stream on
+which the counts of tokens per expert are copied to the host. Inside `megatron_device()` these answer for the CPU, and
+gloo gathers tensors of different lengths, which it cannot by itself; outside, torch is untouched, so other users of
+torch in the process (vLLM, whichever is imported first) see nothing of it. It does not touch numerics.
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
@@ -36,6 +38,39 @@ class _CpuInsteadOfCuda(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class _NoStream:
+    """A CUDA stream, and an event on it, where everything is done when the call returns."""
+
+    def wait_stream(self, other: "_NoStream") -> None:
+        pass
+
+    def record_event(self) -> "_NoStream":
+        return self
+
+    def synchronize(self) -> None:
+        pass
+
+
+def _token_counts(tensor: Any, *, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: ARG001
+    """For Megatron-Core's `maybe_move_tensor_to_cpu`, which leaves alone what is on the CPU already: collectives do
+    not take tensors as sizes."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+_all_gather = torch.distributed.all_gather
+
+
+def _uneven_all_gather(tensors: list[Tensor], mine: Tensor, group: Any = None, **settings: Any) -> Any:
+    """torch's, for tensors that may differ in length."""
+    if len({len(tensor) for tensor in tensors}) == 1:
+        return _all_gather(tensors, mine, group=group, **settings)
+    for rank, tensor in enumerate(tensors):
+        if rank == torch.distributed.get_rank(group):
+            tensor.copy_(mine)
+        torch.distributed.broadcast(tensor, group=group, group_src=rank)
+    return None
+
+
 _RANDOM = "megatron.core.tensor_parallel.random"
 _active = False
 
@@ -47,12 +82,19 @@ def megatron_device() -> Iterator[None]:
     if _active or torch.cuda.is_available():
         yield
         return
+    from megatron.core.transformer.moe import token_dispatcher
+
     _active = True
     cpu = torch.device("cpu")
     try:
         with (
             patch.object(torch.cuda, "current_device", lambda: cpu),
             patch.object(torch.cuda, "synchronize", lambda *_: None),
+            patch.object(torch.cuda, "Stream", _NoStream),
+            patch.object(torch.cuda, "current_stream", lambda *_: _NoStream()),
+            patch.object(torch.cuda, "stream", lambda _: nullcontext()),
+            patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", _token_counts),
+            patch.object(torch.distributed, "all_gather", _uneven_all_gather),
             # Recomputed activations: the state of a generator that nothing here draws from.
             patch(f"{_RANDOM}._get_cuda_rng_state", lambda *_, **__: None),
             patch(f"{_RANDOM}._set_cuda_rng_state", lambda *_, **__: None),

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ppoctl.engines.megatron.families import FAMILIES
+
 SHARD_BYTES = 4 * 2**30
 """Most bytes of tensors in one file."""
 
@@ -101,7 +103,7 @@ def _config(model: Exported) -> dict[str, object]:
     config.pop("torch_dtype", None)
     config["dtype"] = str(model.dtype).removeprefix("torch.")
     if model.is_critic:
-        prefix = {"qwen2": "Qwen2", "llama": "Llama"}[str(config["model_type"])]
+        prefix = FAMILIES[str(config["model_type"])].classes
         config |= {"architectures": [f"{prefix}ForSequenceClassification"], "num_labels": 1}
         config |= {"id2label": {"0": "value"}, "label2id": {"value": 0}}
     return config

@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from transformers import AutoConfig, PretrainedConfig
 
 from ppoctl.batch.balance import TokenCost
+from ppoctl.engines.megatron.experts import EXPERT_FIELDS, ExpertShape, read_experts
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
@@ -23,11 +24,15 @@ from ppoctl.recipe.schema import ParallelTable, Recompute
 class Family:
     """How one `model_type` reads."""
 
+    classes: str
+    """What the names of its classes in transformers begin with."""
     qkv_bias: bool
     required: Mapping[str, tuple[Any, ...]]
     """Fields of this family that must have one of these values: what else they can say is not supported."""
     ignored: frozenset[str] = frozenset()
     """Fields of this family without effect on the weights or on what is computed, given `required`."""
+    qk_norm: bool = False
+    has_experts: bool = False
 
 
 VOCAB_MULTIPLE = 64
@@ -35,11 +40,29 @@ VOCAB_MULTIPLE = 64
 
 FAMILIES: dict[str, Family] = {
     "qwen2": Family(
+        classes="Qwen2",
         qkv_bias=True,
         required={"use_sliding_window": (False,), "sliding_window": (None,), "use_mrope": (False,)},
         ignored=frozenset({"max_window_layers"}),
     ),
+    "qwen3": Family(
+        classes="Qwen3",
+        qkv_bias=False,
+        qk_norm=True,
+        required={"attention_bias": (False,), "use_sliding_window": (False,), "sliding_window": (None,)},
+        ignored=frozenset({"max_window_layers"}),
+    ),
+    "qwen3_moe": Family(
+        classes="Qwen3Moe",
+        qkv_bias=False,
+        qk_norm=True,
+        has_experts=True,
+        required={"attention_bias": (False,), "use_sliding_window": (False,), "sliding_window": (None,)},
+        # The last two are about a load-balancing loss that PPO does not have: see `experts`.
+        ignored=frozenset({"max_window_layers", "router_aux_loss_coef", "output_router_logits"}),
+    ),
     "llama": Family(
+        classes="Llama",
         qkv_bias=False,
         required={"attention_bias": (False,), "mlp_bias": (False,)},
         ignored=frozenset({"pretraining_tp"}),
@@ -70,8 +93,8 @@ _IGNORED = frozenset({"initializer_range", "use_cache", "pad_token_id", "bos_tok
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     # Megatron-Core's default is the attention, for kernels that keep all scores; the ones here keep none, and the MLP
-    # has most of the rest. Its other choice without experts, the norms, needs Transformer Engine.
-    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+    # has most of the rest. The norms, another choice, need Transformer Engine.
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
 
@@ -98,6 +121,12 @@ class ModelShape:
     """Scale of Llama 3's long-context RoPE; None: plain RoPE."""
     qkv_bias: bool
     tied_embeddings: bool
+    experts: ExpertShape | None
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normalised, head by head."""
+        return FAMILIES[self.family].qk_norm
 
     @property
     def padded_vocab_size(self) -> int:
@@ -106,9 +135,13 @@ class ModelShape:
 
     @property
     def token_cost(self) -> TokenCost:
-        """What a token costs in the layers."""
+        """What a token costs in the layers: of experts those it is routed to, and the choice among all of them."""
         heads = (self.num_heads * 2 + self.num_kv_heads * 2) * self.head_dim
-        parameters = self.num_layers * self.hidden_size * (heads + 3 * self.ffn_hidden_size)
+        width = self.num_layers * (heads + 3 * self.ffn_hidden_size)
+        if self.experts is not None:
+            mixed = self.experts.count + 3 * (self.experts.active_width - self.ffn_hidden_size)
+            width += sum(self.experts.layers) * mixed
+        parameters = self.hidden_size * width
         return TokenCost.of_decoder(parameters, self.num_layers, self.num_heads, self.head_dim)
 
     def transformer_config(
@@ -119,7 +152,12 @@ class ModelShape:
         Weights are always loaded, so nothing is initialised. Fusions that need Apex or CUDA extensions are off; those
         of Transformer Engine come with its layer spec. Losses arrive already divided by the global token count,
         hence `calculate_per_token_loss`: neither the schedule nor the gradient buffers may average again.
+
+        Raises RecipeError when `parallel` shares experts that the model does not have.
         """
+        if self.experts is None and parallel.expert_ranks > 1:
+            written = f"`parallel.expert = {parallel.expert}`, `parallel.expert_tensor = {parallel.expert_tensor}`"
+            raise RecipeError(f"{written}: a `{self.family}` model has no experts to share", hint="set both to 1")
         return TransformerConfig(
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
@@ -133,6 +171,7 @@ class ModelShape:
             activation_func=F.silu,
             add_bias_linear=False,
             add_qkv_bias=self.qkv_bias,
+            qk_layernorm=self.qk_norm,
             attention_dropout=0.0,
             hidden_dropout=0.0,
             params_dtype=dtype,
@@ -160,6 +199,7 @@ class ModelShape:
             apply_rope_fusion=False,
             persist_layer_norm=False,
             cuda_graph_scope=[],
+            **({} if self.experts is None else self.experts.transformer_config(parallel)),
             **_RECOMPUTE[recompute],
         )
 
@@ -221,6 +261,7 @@ def read_shape(folder: Path) -> ModelShape:
         llama3_rope_factor=factor,
         qkv_bias=family.qkv_bias,
         tied_embeddings=config["tie_word_embeddings"],
+        experts=read_experts(config) if family.has_experts else None,
     )
 
 
@@ -232,7 +273,8 @@ def _refuse_unsupported(config: Mapping[str, Any], family: Family, folder: Path)
         elif field == "layer_types":
             supported = value is None or set(value) <= {"full_attention"}
         else:
-            supported = field in _READ or field in _IGNORED or field in family.ignored
+            read = _READ | EXPERT_FIELDS if family.has_experts else _READ
+            supported = field in read or field in _IGNORED or field in family.ignored
         if not supported:
             raise RecipeError(
                 f"`{field} = {value}` is not supported for `{config['model_type']}` (config.json of `{folder}`)",

@@ -1,5 +1,6 @@
 """Which modules a transformer layer is made of. The one place to add another backend (Transformer Engine)."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -15,11 +18,25 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor
 
 from ppoctl.engines.megatron.attention import PackedCausalAttention
+from ppoctl.engines.megatron.experts import ExpertShape
+from ppoctl.engines.megatron.families import ModelShape
+from ppoctl.engines.megatron.router import SoftmaxRouter
 
 
-def layer_spec(config: TransformerConfig, num_layers: int) -> TransformerBlockSubmodules:
-    """`num_layers` layers on plain torch, for CPU and GPU alike, with attention over packed sequences."""
-    layer = ModuleSpec(
+def layer_spec(config: TransformerConfig, shape: ModelShape, layers: range) -> TransformerBlockSubmodules:
+    """The model's layers of these numbers on plain torch, for CPU and GPU alike, with attention over packed
+    sequences."""
+    plain = _layer(shape, _mlp(config))
+    if shape.experts is None:
+        return TransformerBlockSubmodules(layer_specs=[plain] * len(layers), layer_norm=RmsNorm)
+    mixed = _layer(shape, _experts(shape.experts))
+    specs = [mixed if shape.experts.layers[number] else plain for number in layers]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RmsNorm)
+
+
+def _layer(shape: ModelShape, mlp: ModuleSpec) -> ModuleSpec:
+    head_norm = RmsNorm if shape.qk_norm else None
+    return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RmsNorm,
@@ -30,19 +47,35 @@ def layer_spec(config: TransformerConfig, num_layers: int) -> TransformerBlockSu
                     linear_qkv=ColumnParallelLinear,
                     core_attention=PackedCausalAttention,
                     linear_proj=RowLinear,
+                    q_layernorm=head_norm,
+                    k_layernorm=head_norm,
                 ),
             ),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RmsNorm,
-            mlp=ModuleSpec(
-                module=MLP,
-                params={"ffn_hidden_size": config.ffn_hidden_size},
-                submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowLinear),
-            ),
+            mlp=mlp,
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=RmsNorm)
+
+
+def _mlp(config: TransformerConfig) -> ModuleSpec:
+    return ModuleSpec(module=MLP, params={"ffn_hidden_size": config.ffn_hidden_size}, submodules=_gated_mlp())
+
+
+def _experts(experts: ExpertShape) -> ModuleSpec:
+    """One expert after the other: grouped products need CUDA extensions."""
+    return ModuleSpec(
+        module=MoELayer,
+        submodules=MoESubmodules(
+            router=partial(SoftmaxRouter, renormalise=experts.renormalise),
+            experts=ModuleSpec(module=SequentialMLP, submodules=_gated_mlp()),
+        ),
+    )
+
+
+def _gated_mlp() -> MLPSubmodules:
+    return MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowLinear)
 
 
 class RmsNorm(torch.nn.RMSNorm):

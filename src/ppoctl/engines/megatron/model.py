@@ -3,6 +3,7 @@
 Letters: N packed tokens, n positions read. Only those n positions reach the output layer.
 """
 
+import warnings
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -35,6 +36,11 @@ class TokenOutputs(NamedTuple):
     """Log-probs of the targets, or values."""
     entropy: Float[Tensor, " n"] | None
 
+    @property
+    def device(self) -> torch.device:
+        """Megatron-Core's schedule asks what a model with experts returns where it is."""
+        return self.outputs.device
+
 
 class ModelSettings(NamedTuple):
     """How a model is built."""
@@ -58,9 +64,11 @@ class PackedModel(GPTModel):
         shape = settings.shape
         config = shape.transformer_config(settings.dtype, settings.parallel, settings.recompute)
         pipeline_rank = groups.pp.rank()
+        first_layer: int = get_transformer_layer_offset(config, virtual_stage, pipeline_rank)
+        layers = range(first_layer, first_layer + get_num_layers_to_build(config, virtual_stage, pipeline_rank))
         super().__init__(
             config=config,
-            transformer_layer_spec=layer_spec(config, get_num_layers_to_build(config, virtual_stage, pipeline_rank)),
+            transformer_layer_spec=layer_spec(config, shape, layers),
             vocab_size=shape.padded_vocab_size,
             max_sequence_length=shape.max_positions,
             pre_process=pipeline_rank == 0 and not virtual_stage,
@@ -80,7 +88,7 @@ class PackedModel(GPTModel):
             cp_group=groups.cp,
         )
         self.settings = settings
-        self.first_layer: int = get_transformer_layer_offset(config, virtual_stage, pipeline_rank)
+        self.first_layer = first_layer
 
     def forward(self, packed: PackedInput) -> TokenOutputs | Tensor:
         """Outputs of the positions read; before the last pipeline stage, the hidden states to send on."""
@@ -154,21 +162,31 @@ def build_stages(
     """This rank's pipeline stages (one, or several when they are interleaved) with uninitialised weights, all in the
     model's dtype: norms too, as in the Hugging Face models."""
     count = settings.parallel.stages_per_rank
-    stages = [cls(settings, groups, stage if count > 1 else None) for stage in range(count)]
+    with warnings.catch_warnings():
+        # Of whole experts beside tensor ranks: their tokens are exchanged, not split over the sequence.
+        warnings.filterwarnings("ignore", message="`sequence_parallel` is set to `True`, but tensor model parallel")
+        stages = [cls(settings, groups, stage if count > 1 else None) for stage in range(count)]
     for stage in stages:
         stage.to(device=settings.device, dtype=settings.dtype)
-        _mark_split_parameters(stage)
+        _mark_parameters(stage)
     return stages
 
 
-def _mark_split_parameters(stage: PackedModel) -> None:
-    """Say which weights are slices. Megatron-Core does so where it initialises them, which is not done here; without
-    the mark the gradient norm counts the first tensor rank's slices only."""
+def _mark_parameters(stage: PackedModel) -> None:
+    """Say which weights are slices, and which are experts'.
+
+    Megatron-Core marks slices where it initialises them, which is not done here; without the mark the gradient norm
+    counts the first tensor rank's slices only. Experts' weights it marks only where expert ranks share them, and
+    otherwise adds up their gradients over the data ranks alone, although tensor ranks with whole experts have seen
+    other tokens too.
+    """
     dimensions = {ColumnParallelLinear: 0, RowParallelLinear: 1, VocabParallelEmbedding: 0}
     for module in stage.modules():
         dimension = next((dim for cls, dim in dimensions.items() if isinstance(module, cls)), None)
         if dimension is not None and module.weight is not None:
             set_tensor_model_parallel_attributes(module.weight, is_parallel=True, dim=dimension, stride=1)
+            if getattr(module, "is_expert", False):
+                module.weight.allreduce = False
 
 
 def _is_last(groups: ProcessGroupCollection, parallel: ParallelTable, virtual_stage: int | None) -> bool:

@@ -32,25 +32,31 @@ def build_optimizer(
         use_distributed_optimizer=stages[0].ddp_config.use_distributed_optimizer,
     )
     optimizer = get_megatron_optimizer(config, list(stages), use_gloo_process_groups=False, pg_collection=groups)
-    for group in optimizer.param_groups:
-        group["fused"] = True  # one pass over memory per parameter instead of about ten
-        for parameter in group["params"]:
-            # Moments exist from the start, so that a state saved before the first step looks like any other.
-            optimizer.optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+    for part in _parts(optimizer):
+        for group in part.param_groups:
+            group["fused"] = True  # one pass over memory per parameter instead of about ten
+            for parameter in group["params"]:
+                # Moments exist from the start, so that a state saved before the first step looks like any other.
+                part.optimizer.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
     if stages[0].ddp_config.use_distributed_optimizer:
         _load_with_step_counts(optimizer)
     return optimizer
+
+
+def _parts(optimizer: MegatronOptimizer) -> list[Any]:
+    """Megatron-Core's optimizers of one model: experts have one of their own."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
     """Megatron-Core 0.16 restores the moments of a split optimizer by going over all of torch's Adam state, step
     count included, which it has set before. One kind of state does not hand the count in, and could not be read
     without this; the other hands in what the optimizer counted before it was loaded."""
-    for split in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for split in _parts(optimizer):
         restore = split._set_main_param_and_optimizer_states
 
         @torch.no_grad()  # in float32 the main weights are the model's own
@@ -64,7 +70,7 @@ def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
 def own_step_counts(optimizer: MegatronOptimizer) -> None:
     """Give each parameter a step count of its own. Loading a split optimizer leaves one tensor in all of them, which
     each parameter's step would then raise."""
-    for split in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for split in _parts(optimizer):
         for state in split.optimizer.state.values():
             state["step"] = state["step"].clone()
 

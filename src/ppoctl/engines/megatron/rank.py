@@ -155,7 +155,7 @@ class MegatronRank:
         return self._forward(self._reference, rollouts, temperature)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """This pipeline rank's weights under Hugging Face names, whole; all tensor ranks take part."""
+        """This pipeline rank's weights under Hugging Face names, whole; all tensor and expert ranks take part."""
         return gathered_weights(self.models)
 
     def open_weights(self) -> None:
@@ -164,12 +164,12 @@ class MegatronRank:
 
     def next_weights(self, max_bytes: int) -> list[tuple[str, Tensor]]:
         """Copies of the next ones, of so many bytes together or one that has more; empty: there are no more. The
-        first tensor rank has them; the others only take part."""
+        first tensor rank of the first data rank has them; the others only take part."""
         bucket: list[tuple[str, Tensor]] = []
-        size = 0
+        size, is_sender = 0, self.groups.tp.rank() == self.groups.dp.rank() == 0
         for name, tensor in self._sending:
             size += tensor.nbytes
-            bucket.append((name, tensor.cpu().clone() if self.groups.tp.rank() == 0 else tensor[:0]))
+            bucket.append((name, tensor.cpu().clone() if is_sender else tensor[:0]))
             if size >= max_bytes:
                 break
         return bucket
@@ -234,7 +234,7 @@ class MegatronRank:
             cost=self.source[1].token_cost,
             rank=data.rank(),
             ranks=data.size(),
-            count_multiple=parallel.pipeline if parallel.stages_per_rank > 1 else 0,
+            count_multiple=parallel.pipeline if parallel.stages_per_rank > 1 else int(parallel.experts_span_data),
             with_gradient=with_gradient,
         )
 

@@ -1,6 +1,7 @@
 """How a trainer reaches the processes of its role: directly where there is one, through an executor where there are
 more. Every rank is asked the same at the same time, because their answers meet in collectives."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -64,10 +65,12 @@ class ManyProcesses:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Bucket by bucket, pipeline rank by pipeline rank; the first tensor rank of each sends."""
         layout = self.parallel
+        # The first ranks of a stage that are whole groups of tensor ranks and whole groups of expert ranks.
+        count = math.lcm(layout.tensor, layout.expert_ranks)
         for pipeline_rank in range(layout.pipeline):
             # Megatron-Core counts ranks over tensor, then data, then pipeline.
             first = pipeline_rank * layout.tensor * layout.data
-            senders = range(first, first + layout.tensor)
+            senders = range(first, first + count)
             self.executor.ask(senders, "open_weights")
             while bucket := self.executor.ask(senders, "next_weights", WEIGHTS_BUCKET_BYTES)[0]:
                 yield from bucket

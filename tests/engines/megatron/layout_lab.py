@@ -1,0 +1,71 @@
+"""Three steps under a layout, and how far they are from those of another."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import megatron_lab as lab
+import torch
+from rank_pool import RankPool
+from torch import Tensor
+
+from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
+from ppoctl.recipe.schema import ByTokens, ParallelTable
+
+GRADIENT_GAP = 1e-5
+"""Of the gradient's norm."""
+CHANGE_GAP = 1e-3
+"""Of the change of the weights over three steps."""
+STEP = replace(lab.STEP, lr=1e-2, grad_clip=0.5, weight_decay=0.1, eps=1e-6)
+"""Moves weights by far more than 1e-3, and makes clipping bite. The gradient of a key bias is 0 but for rounding:
+`eps` keeps Adam from blowing that up to a step."""
+
+
+def settings(folder: Path, role: str, parallel: ParallelTable, dtype: torch.dtype = torch.float32) -> TrainerSettings:
+    return TrainerSettings(
+        role=role,
+        model=str(folder),
+        dtype=dtype,
+        batching=ByTokens(max_tokens_per_microbatch=20, logits_chunk_tokens=5),
+        parallel=parallel,
+        temperature=0.8,
+    )
+
+
+def trainer(pool: RankPool, made_from: TrainerSettings) -> MegatronTrainer:
+    pool.open(made_from)
+    return {"actor": MegatronActor, "critic": MegatronCritic}[made_from.role](made_from, pool)
+
+
+def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[str, Tensor]]:
+    """First gradient, change of the weights, and what was reported."""
+    trained = trainer(pool, made_from)
+    trained.start()
+    rollouts = lab.make_rollouts()
+    is_actor = made_from.role == "actor"
+    objective = lab.policy_objective(rollouts, needs_entropy=True) if is_actor else lab.value_objective(rollouts)
+    before = {name: tensor.clone() for name, tensor in pool.weights()}
+    minibatches = [lab.minibatch(rollouts, rows, step=STEP) for rows in ((0, 1, 2, 3, 4), (1, 4, 2), (3, 0, 2, 1))]
+    first = trained.update(rollouts, minibatches[:1], objective)
+    gradients = pool.gradients()
+    rest = trained.update(rollouts, minibatches[1:], objective)
+    after = dict(pool.weights())
+    reported = {
+        f"{number} {name}": torch.as_tensor(getattr(result, name))
+        for number, result in enumerate([*first, *rest])
+        for name in ("loss", "grad_norm", "outputs", "entropy")
+        if getattr(result, name) is not None
+    }
+    return {
+        "gradient": gradients,
+        "change": {name: after[name] - before[name] for name in before},
+        "reported": reported,
+    }
+
+
+def gap(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Norm of the difference over the norm of what is expected, all tensors together."""
+    assert found.keys() == expected.keys()
+    off = sum(float((found[name].double() - expected[name]).square().sum()) for name in expected)
+    whole = sum(float(expected[name].double().square().sum()) for name in expected)
+    return (off / whole) ** 0.5

@@ -1,0 +1,193 @@
+"""A mixture of experts under every layout, against one process.
+
+Which experts a token goes to is a choice: where the last one taken and the first one left nearly tie, rounding
+decides, and no layout is comparable with another. `test_the_choice_of_experts_is_clear` shows that these weights and
+tokens stay away from that.
+"""
+
+from dataclasses import replace
+
+import megatron_lab as lab
+import pytest
+import torch
+from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, gap, settings, three_steps, trainer
+from safetensors.torch import load_file
+
+from ppoctl.engines.megatron import ranks
+from ppoctl.engines.megatron.families import read_shape
+from ppoctl.engines.megatron.ranks import ManyProcesses
+from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.engines.megatron.weights import weight_names
+from ppoctl.recipe.schema import BySequences, ParallelTable
+
+LAYOUTS = {
+    "EP2": ParallelTable(data=2, expert=2),
+    "EP2 distributed optimizer": ParallelTable(data=2, expert=2, distributed_optimizer=True),
+    "EP4": ParallelTable(data=4, expert=4),
+    "EP2 DP2": ParallelTable(data=4, expert=2),
+    "EP2 DP2 distributed optimizer": ParallelTable(data=4, expert=2, distributed_optimizer=True),
+    "DP2": ParallelTable(data=2),
+    "TP2, experts whole": ParallelTable(tensor=2, sequence=True),
+    "TP2, experts split": ParallelTable(tensor=2, sequence=True, expert_tensor=2),
+    "TP2 EP2": ParallelTable(tensor=2, sequence=True, expert=2),
+    "TP2 DP2 EP2": ParallelTable(tensor=2, data=2, sequence=True, expert=2),
+    "TP2 DP2 EP2, experts split": ParallelTable(tensor=2, data=2, sequence=True, expert=2, expert_tensor=2),
+    "PP2": ParallelTable(pipeline=2, first_stage_layers=1),
+    "PP2 EP2": ParallelTable(pipeline=2, data=2, expert=2, first_stage_layers=1, distributed_optimizer=True),
+}
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout, role):
+    kind = "qwen3-moe"
+    found, expected = three_steps(pool, settings(model(kind), role, LAYOUTS[layout])), alone(kind, role)
+    assert max(float(tensor.abs().max()) for tensor in expected["change"].values()) > 1e-3
+    assert gap(found["reported"], expected["reported"]) < CHANGE_GAP
+    if not LAYOUTS[layout].distributed_optimizer:  # else no rank has the whole of it
+        assert gap(found["gradient"], expected["gradient"]) < GRADIENT_GAP
+    assert gap(found["change"], expected["change"]) < CHANGE_GAP
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_layers_with_and_without_experts_share_a_pipeline(pool, model, alone, stages):
+    """Of four layers the second alone has experts: the last rank has none, or each rank two stages of one layer."""
+    parallel = ParallelTable(pipeline=2, data=2, expert=2, stages_per_rank=stages)
+    found = three_steps(pool, settings(model("qwen3-moe-mixed"), "actor", parallel))
+    expected = alone("qwen3-moe-mixed", "actor")
+    assert gap(found["gradient"], expected["gradient"]) < GRADIENT_GAP
+    assert gap(found["change"], expected["change"]) < CHANGE_GAP
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_tokens_are_exchanged_again_where_experts_are_recomputed(pool, model, alone, recompute):
+    made_from = replace(settings(model("qwen3-moe"), "actor", LAYOUTS["EP2"]), recompute=recompute)
+    assert gap(three_steps(pool, made_from)["gradient"], alone("qwen3-moe", "actor")["gradient"]) < GRADIENT_GAP
+
+
+def test_the_choice_of_experts_is_clear():
+    """Between the last expert taken and the first one left lie more than 1e-4 in probability, for every token of the
+    rollouts and every layer: a hundred times what rounding moves."""
+    hugging_face, rollouts = lab.hugging_face_model("qwen3-moe"), lab.make_rollouts()
+    margins = []
+    for sequence in rollouts.sequences():
+        with torch.no_grad():
+            layers = hugging_face(input_ids=sequence[None], output_router_logits=True).router_logits
+        for logits in layers:
+            likely = logits.softmax(-1).sort(dim=-1, descending=True).values
+            margins.append((likely[:, 1] - likely[:, 2]).min())
+    assert torch.stack(margins).min() > 1e-4
+
+
+def test_a_dropped_gradient_does_not_pass(pool, model, alone):
+    """The comparison above can fail: the gradients of one expert rank are lost before they are reduced."""
+    trained = trainer(pool, settings(model("qwen3-moe"), "actor", LAYOUTS["EP2"]))
+    trained.start()
+    pool.forget_gradient(1, only="local_experts")
+    rollouts = lab.make_rollouts()
+    objective = lab.policy_objective(rollouts, needs_entropy=True)
+    [result] = trained.update(rollouts, [lab.minibatch(rollouts, step=STEP)], objective)
+    expected = alone("qwen3-moe", "actor")
+    assert gap(pool.gradients(), expected["gradient"]) > 0.1
+    assert abs(result.grad_norm / float(expected["reported"]["0 grad_norm"]) - 1) > 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("saved_under", "loaded_under"),
+    [
+        ("EP2", "alone"),
+        ("EP2", "TP2, experts whole"),
+        ("EP2", "PP2"),
+        ("alone", "TP2 DP2 EP2, experts split"),
+        ("EP2 distributed optimizer", "alone distributed optimizer"),
+        ("EP2 DP2 distributed optimizer", "PP2 EP2"),
+    ],
+)
+def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):
+    layouts = {
+        "alone": ParallelTable(),
+        "alone distributed optimizer": ParallelTable(distributed_optimizer=True),
+        **LAYOUTS,
+    }
+    rollouts = lab.make_rollouts()
+    objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
+    folder = model("qwen3-moe")
+    first = trainer(pool, settings(folder, "actor", layouts[saved_under], dtype))
+    first.start()
+    first.update(rollouts, minibatches, objective)
+    lab.save(first, tmp_path)
+    saved = {name: tensor.clone() for name, tensor in pool.weights()}
+    [expected] = first.update(rollouts, minibatches, objective)
+    after = dict(pool.weights())
+
+    second = trainer(pool, settings(folder, "actor", layouts[loaded_under], dtype))
+    second.load(tmp_path)
+    loaded = dict(pool.weights())
+    assert loaded.keys() == saved.keys()
+    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+    [found] = second.update(rollouts, minibatches, objective)
+    changes = [{name: (of[name] - saved[name]).float() for name in saved} for of in (dict(pool.weights()), after)]
+    assert abs(found.loss - expected.loss) <= (1e-5 if dtype is torch.float32 else 1e-3) * abs(expected.loss)
+    # In bfloat16 another layout may round a close choice of experts the other way.
+    assert gap(*changes) < (CHANGE_GAP if dtype is torch.float32 else 0.2)
+
+
+def test_ranks_without_rows_take_part_in_the_exchange_of_tokens(pool, model):
+    """One row for two data ranks, and more microbatches on one than on the other: each waits for the tokens of the
+    other, whether it has any of its own or not."""
+    folder, rollouts = model("qwen3-moe"), lab.make_rollouts()
+    objective = lab.policy_objective(rollouts)
+    minibatches = [lab.minibatch(rollouts, rows, step=STEP) for rows in ((2,), (0, 1, 4))]
+    results = []
+    for parallel in (ParallelTable(), LAYOUTS["EP2"], LAYOUTS["PP2 EP2"]):
+        one_by_one = BySequences(microbatch_seqs=1, logits_chunk_tokens=5)
+        made_from = replace(settings(folder, "actor", parallel), batching=one_by_one)
+        trained = trainer(pool, made_from)
+        trained.start()
+        results.append(trained.update(rollouts, minibatches, objective))
+        assert isinstance(trained, MegatronActor)
+        logprobs, _ = trained.logprobs(lab.make_rollouts(prompts=(3,), lengths=(4,)), temperature=1.0)
+        assert logprobs.shape == (1, 4)
+    for found in results[1:]:
+        for one, expected in zip(found, results[0], strict=True):
+            assert abs(one.loss - expected.loss) <= 1e-5
+            assert abs(one.grad_norm - expected.grad_norm) <= 1e-4 * expected.grad_norm
+            torch.testing.assert_close(one.outputs, expected.outputs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["EP2", "TP2 EP2", "TP2 DP2 EP2, experts split", "PP2 EP2"])
+def test_exported_weights_are_the_models(pool, model, tmp_path, layout):
+    trained = trainer(pool, settings(model("qwen3-moe"), "actor", LAYOUTS[layout]))
+    trained.start()
+    trained.save_weights(tmp_path)
+    found, expected = (load_file(folder / "model.safetensors") for folder in (tmp_path, model("qwen3-moe")))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("layout", ["EP2 DP2", "TP2, experts split", "TP2 DP2 EP2, experts split", "PP2 EP2"])
+def test_the_generator_gets_all_experts_bucket_by_bucket(pool, model, monkeypatch, layout):
+    """Asked are only the ranks that hold one copy of a stage's experts; a bucket has about two of them."""
+    monkeypatch.setattr(ranks, "WEIGHTS_BUCKET_BYTES", 40_000)
+    made_from = settings(model("qwen3-moe"), "actor", LAYOUTS[layout])
+    pool.open(made_from)
+    pool.call("start")
+    found = dict(ManyProcesses(pool, made_from.parallel).weights())
+    expected = load_file(model("qwen3-moe") / "model.safetensors")
+    assert list(found) == list(weight_names(read_shape(model("qwen3-moe"))))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("layout", ["EP2", "TP2 DP2 EP2, experts split"])
+def test_logprobs_match_transformers(pool, model, layout):
+    actor = trainer(pool, settings(model("qwen3-moe"), "actor", LAYOUTS[layout]))
+    assert isinstance(actor, MegatronActor)
+    actor.start()
+    rollouts = lab.make_rollouts()
+    expected, entropy = lab.expected_logprobs(lab.hugging_face_model("qwen3-moe"), rollouts, 0.8)
+    found = actor.logprobs(rollouts, temperature=0.8)
+    torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found[1], entropy, atol=1e-4, rtol=0)
+    reference = actor.reference_logprobs(rollouts, temperature=0.8)
+    torch.testing.assert_close(reference, expected, atol=1e-4, rtol=0)
