@@ -1,0 +1,213 @@
+"""What a step costs besides the engines' own work, and what new weights cost the generator.
+
+    PYTHONPATH=src python benchmarks/machinery.py [--steps 3] [--threads 2]
+
+The quickstart's recipe with a model of 10M parameters in its place. Three ratios of one run, each the least over the
+steps (other users of the machine only add):
+
+- machinery: the part of a step that is in no engine (actor, critic, generator, scorer), target 5 %;
+- commits: the part of a step in which stages are written and published, target 2 %;
+- sync: seconds in which weights leave the trainer and are loaded, over those of a plain copy of the same tensors,
+  target 3; beside it the proof (checksums on both sides, packed weights read back, canary).
+
+Exit 1 when a target is missed.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppoctl.engines.vllm import engine as engine_module
+from ppoctl.engines.vllm import sync as sync_module
+from ppoctl.engines.vllm.weights import Departure
+from ppoctl.recipe.load import load
+from ppoctl.store import artifact
+from ppoctl.store.layout import RunLayout
+from ppoctl.wire import session
+
+RECIPE = Path(__file__).parents[1] / "recipes/quickstart.toml"
+SHAPE = {"hidden_size": 320, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 5}
+
+
+@dataclass
+class Clock:
+    """Seconds by name; what is inside something that is counted already is not counted again."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    inside: bool = False
+
+    @contextmanager
+    def of(self, name: str, *, nested: bool = False) -> Iterator[None]:
+        if self.inside and not nested:
+            yield
+            return
+        before, self.inside = self.inside, True
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.inside = before
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def wrap(self, owner: Any, attribute: str, name: str, *, nested: bool = False) -> None:
+        inner = getattr(owner, attribute)
+
+        def timed(*arguments: Any, **settings: Any) -> Any:
+            with self.of(name, nested=nested):
+                return inner(*arguments, **settings)
+
+        setattr(owner, attribute, timed)
+
+
+class TimedGenerator:
+    """Counts the time in which samples are drawn, not that in which they are handled."""
+
+    def __init__(self, inner: Any, clock: Clock) -> None:
+        self.inner = inner
+        self.clock = clock
+
+    def generate(self, *arguments: Any, **settings: Any) -> Iterator[Any]:
+        samples = self.inner.generate(*arguments, **settings)
+        end = object()
+        while True:
+            with self.clock.of("engines"):
+                sample = next(samples, end)
+            if sample is end:
+                return
+            yield sample
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
+class Steps:
+    """An observer: what each step took, and the clock's share of it."""
+
+    clock: Clock
+    started: float = 0.0
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    def on_stage(self, step: int, stage: str) -> None:  # noqa: ARG002 - an observer's signature
+        if stage == "rollout":
+            self.started = time.perf_counter()
+            self.clock.seconds.clear()
+
+    def on_moment(self, step: int, stage: str, moment: str) -> None:
+        pass
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        pass
+
+    def on_committed(self, line: Any) -> None:
+        if line["stage"] == "actor_update":
+            self.rows.append({**self.clock.seconds, "step": time.perf_counter() - self.started})
+
+
+def write_model(folder: Path) -> int:
+    """The quickstart's model made larger, random; returns its parameters."""
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    source = RECIPE.parent / "quickstart/model"
+    config = Qwen2Config.from_pretrained(source, **SHAPE, num_key_value_heads=1, vocab_size=4096, layer_types=None)
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def plain_copy(weights: Callable[[], Any]) -> float:
+    """Least seconds of cloning what is sent."""
+    tensors = [tensor for _, tensor in weights()]
+    best = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        copies = [tensor.clone() for tensor in tensors]
+        best = min(best, time.perf_counter() - started)
+        del copies
+    return best
+
+
+def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]], float]:
+    recipe = load(
+        [RECIPE],
+        [
+            f"model.path={folder / 'model'}",
+            f"steps={steps}",
+            "data.eval={}",
+            "expect={}",
+            "name=machinery",
+            "tracking={kind='none'}",
+            f"cluster.threads={threads}",
+            "eval.at_start=false",
+        ],
+    ).recipe
+    recipe = recipe.model_copy(update={"expect": {}, "data": recipe.data.model_copy(update={"eval": {}})})
+    clock = Clock()
+    steps_seen = Steps(clock)
+    sockets, digests, used = session.prepare(recipe)
+    for trainer in (sockets.actor, sockets.critic):
+        for method in ("start", "update", "logprobs", "reference_logprobs", "values"):
+            if hasattr(trainer, method):
+                clock.wrap(trainer, method, "engines")
+    clock.wrap(sockets.scorer, "score", "engines")
+    clock.wrap(artifact, "commit", "commits", nested=True)
+    for method in ("begin_weights", "take_weights"):
+        clock.wrap(engine_module.Engine, method, "sync", nested=True)
+    clock.wrap(engine_module.Engine, "end_weights", "read back", nested=True)
+    clock.wrap(sync_module, "compare", "proof", nested=True)
+    clock.wrap(sync_module.Sync, "_ask_the_canary", "proof", nested=True)
+    make = sockets.generator
+    timed = replace(sockets, generator=lambda models, say: TimedGenerator(make(models, say), clock))
+    layout = RunLayout(folder / "run")
+    session.create(layout, recipe, digests, command="train")
+    copies: list[float] = []
+    clock_departure(copies)
+    session.attempt_run(session.Opened(layout, {1: recipe}, timed, used, observers=(steps_seen,)))
+    return steps_seen.rows, min(copies)
+
+
+def clock_departure(copies: list[float]) -> None:
+    """Time a plain copy of what each transfer sends, right before it."""
+    inner = Departure.__init__
+
+    def timed(self: Departure, weights: Any) -> None:
+        copies.append(plain_copy(weights.tensors))
+        inner(self, weights)
+
+    Departure.__init__ = timed  # type: ignore[method-assign]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        parameters = write_model(folder / "model")
+        rows, copy = run(folder, options.steps, options.threads)
+    print(f"{parameters / 1e6:.1f}M parameters, {options.threads} threads, copy of all weights {copy * 1e3:.1f} ms")
+    for row in rows:
+        print({name: round(seconds, 4) for name, seconds in row.items()})
+    later = rows[1:]  # the first step starts the engines
+    machinery = min((row["step"] - row["engines"]) / row["step"] for row in later)
+    commits = min(row["commits"] / row["step"] for row in later)
+    sync = min(row["sync"] for row in later) / copy
+    proof = min(row["proof"] + row["read back"] for row in later) / copy
+    print(f"machinery {machinery:.1%} of a step (target 5 %), commits {commits:.1%} (target 2 %)")
+    print(f"weights into the engine {sync:.1f} times a plain copy (target 3); the proof {proof:.1f} times")
+    return 0 if machinery <= 0.05 and commits <= 0.02 and sync <= 3 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
