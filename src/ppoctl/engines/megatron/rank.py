@@ -26,7 +26,7 @@ from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.families import ModelShape, model_folder, read_shape
-from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows, limit
+from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows
 from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
 from ppoctl.engines.megatron.packed_input import Reading
 from ppoctl.engines.megatron.process_group import ensure_process_group
@@ -42,6 +42,7 @@ from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.ports import Minibatch, Objective
+from ppoctl.recipe.batching import limit
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 
 
@@ -166,10 +167,11 @@ class MegatronRank:
         """Copies of the next ones, of so many bytes together or one that has more; empty: there are no more. The
         first tensor rank has them; the others only take part."""
         bucket: list[tuple[str, Tensor]] = []
-        size = 0
+        sends, size = self.groups.tp.rank() == 0, 0
         for name, tensor in self._sending:
             size += tensor.nbytes
-            bucket.append((name, tensor.cpu().clone() if self.groups.tp.rank() == 0 else tensor[:0]))
+            # Not an empty view, with which all of the tensor would be pickled.
+            bucket.append((name, tensor.cpu().clone() if sends else tensor.new_empty(0)))
             if size >= max_bytes:
                 break
         return bucket
