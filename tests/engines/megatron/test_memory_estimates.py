@@ -12,15 +12,16 @@ from rank_pool import RankPool
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ppoctl.batch.records import Rollouts
-from ppoctl.engines.megatron import logprobs, ranks
+from ppoctl.engines.megatron import logprobs, microbatches, ranks
 from ppoctl.engines.megatron.families import VOCAB_MULTIPLE, read_shape
 from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.recipe import batching
 from ppoctl.recipe.assets import read_config
 from ppoctl.recipe.memory import activations, decoder, generator
 from ppoctl.recipe.memory.activations import Microbatch, Precision
 from ppoctl.recipe.memory.decoder import Decoder, decoder_of
 from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
-from ppoctl.recipe.schema import ByTokens, ParallelTable, Recompute
+from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 
 WITHIN = 0.1
 QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart" / "model"
@@ -88,8 +89,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def opened(pool: RankPool, folders: dict[str, Path]) -> Callable[..., Case]:
     def open_(kind: str, role: str, layout: str, dtype: torch.dtype, recompute: Recompute = "none") -> Case:
         parallel = LAYOUTS[layout]
-        batching = ByTokens(max_tokens_per_microbatch=5000, logits_chunk_tokens=512)
-        pool.open(TrainerSettings(role, str(folders[kind]), dtype, batching, parallel, recompute=recompute))
+        held = ByTokens(max_tokens_per_microbatch=5000, logits_chunk_tokens=512)
+        pool.open(TrainerSettings(role, str(folders[kind]), dtype, held, parallel, recompute=recompute))
         pool.call("start")
         microbatch = full_microbatch(ROWS // parallel.data)
         weight = 4 if dtype is torch.float32 else 2
@@ -212,6 +213,12 @@ def test_numbers_that_are_written_in_both_places_are_the_same() -> None:
         "cpu": activations.BLOCK_LOGITS["cpu"],
         "cuda": activations.BLOCK_LOGITS["gpu"],
     } == logprobs._BLOCK_ELEMENTS
+    tables = [ByTokens(max_tokens_per_microbatch=5), BySequences(microbatch_seqs=5, forward_microbatch_seqs=7)]
+    tables += [ByTokens(max_tokens_per_microbatch=5, forward_max_tokens_per_microbatch=7)]
+    for table in tables:
+        for with_gradient in (True, False):
+            found = batching.limit(table, with_gradient=with_gradient)
+            assert found == microbatches.limit(table, with_gradient=with_gradient)
 
 
 @pytest.mark.parametrize("kind", ["quickstart", "larger"])
