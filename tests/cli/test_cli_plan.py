@@ -55,17 +55,17 @@ memory (estimates, CPU)
   driver     880 KiB for samples of a step, then 0.992 MiB of records
 
 stages, on this machine with all processes, 8 GiB
-  rollout        879 MiB   fits
-  reward         840 MiB   fits
-  values         879 MiB   fits
-  logprobs       879 MiB   fits
-  advantages     840 MiB   fits
-  critic_update  1.04 GiB  fits
-  actor_update   1.04 GiB  fits
-  eval           879 MiB   fits
+  rollout        898 MiB   fits
+  reward         860 MiB   fits
+  values         898 MiB   fits
+  logprobs       898 MiB   fits
+  advantages     860 MiB   fits
+  critic_update  1.06 GiB  fits
+  actor_update   1.06 GiB  fits
+  eval           898 MiB   fits
   in all of them: actor weights, actor gradients, actor optimizer, reference, critic weights, critic
-  gradients, critic optimizer, generator weights, KV cache, samples and records, libraries; nothing
-  is moved out
+  gradients, critic optimizer, generator weights, KV cache, samples and records, states being
+  written, libraries; nothing is moved out
 """
     )
 
@@ -79,6 +79,7 @@ memory (estimates, GPU)
   of the largest rank           actor          critic
   parameters                    1,903,953,408  1,903,953,408
   pipeline stage                0              0
+  microbatches under way        2              2
   weights                       3.55 GiB       3.55 GiB
   gradients                     7.09 GiB       7.09 GiB
   main weights                  3.55 GiB       3.55 GiB
@@ -94,25 +95,79 @@ memory (estimates, GPU)
   generator     14.2 GiB weights
   KV cache      37.8 GiB: 708,066 tokens, 69 sequences of full length
   driver        1.48 GiB for samples of a step, then 1.5 GiB of records
-  weights sent  86 buckets through the driver, the largest 1.02 GiB
+  weights sent  86 buckets to the driver, the largest 1.02 GiB; 115 packs, read by all
 
-stages, on a GPU with a rank of each role and the generator, 80 GiB
-  rollout        99.1 GiB  19.1 GiB too much
-  reward         98.1 GiB  18.1 GiB too much
-  values         99.1 GiB  19.1 GiB too much
-  logprobs       99.1 GiB  19.1 GiB too much
-  advantages     98.1 GiB  18.1 GiB too much
-  critic_update  131 GiB   51 GiB too much
-  actor_update   131 GiB   51 GiB too much
-  eval           99.1 GiB  19.1 GiB too much
-  in all of them: actor weights, actor gradients, actor optimizer, reference, critic weights, critic
-  gradients, critic optimizer, generator weights, KV cache; nothing is moved out
+stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
+  rollout        99.3 GiB  19.3 GiB too much
+  reward         98.2 GiB  18.2 GiB too much
+  values         99.3 GiB  19.3 GiB too much
+  logprobs       99.3 GiB  19.3 GiB too much
+  advantages     98.2 GiB  18.2 GiB too much
+  critic_update  131 GiB   51.1 GiB too much
+  actor_update   131 GiB   51.1 GiB too much
+  eval           99.3 GiB  19.3 GiB too much
+  in all of them: actor weights, actor gradients, actor optimizer, reference, actor gather buffer,
+  critic weights, critic gradients, critic optimizer, critic gather buffer, generator weights, KV
+  cache; nothing is moved out
 
 what is largest in critic_update, and what to do
   KV cache           37.8 GiB  lower `generator.gpu_memory_frac`
-  critic at work     32.9 GiB  lower `critic.batching.max_tokens_per_microbatch`
-  generator weights  14.2 GiB  choose a smaller model
+  critic at work     32.9 GiB  lower `critic.batching.max_tokens_per_microbatch`, or set `critic.recompute`
+  generator weights  14.2 GiB  raise `generator.tensor`
   actor optimizer    10.6 GiB  raise `actor.parallel.data` with `distributed_optimizer = true`
+"""
+    )
+
+
+def test_each_process_on_a_gpu_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    sets = [
+        "generator.engines=4",
+        "generator.tensor=2",
+        'actor.recompute="full"',
+        "actor.parallel={tensor=4, data=2}",
+    ]
+    sets += ['cluster={kind="local", placement="apart"}', "actor.batching.forward_max_tokens_per_microbatch=40000"]
+    out = said(capsys, *LARGE, *(word for key in sets for word in ("--set", key)), "--gpu-gib", "80")
+    assert (
+        out[out.index("processes") : out.index("data\n")] + out[out.index("  generator     ") :]
+        == """\
+processes
+  actor      8: tensor 4, data 2
+  critic     8: tensor 4, data 2
+  generator  8: 4 engines share one queue, each split over 2 processes
+  devices    24: each process has one of its own
+
+updates
+                                 actor                 critic
+  epochs                         1                     1
+  optimizer steps per PPO step   8                     8
+  optimizer steps in all         320                   320
+  warm-up                        80 updates, 10 steps  80 updates, 10 steps
+  learning rate, first           1.25e-08              2.5e-07
+  learning rate, peak            1e-06                 2e-05
+  learning rate, last            1e-06                 2e-05
+  microbatches per minibatch     1 to 128              1 to 128
+  forward microbatch, at most    40,000 tokens         10,240 tokens
+  activations computed again     full                  none
+  replayed by a resume, at most  80 updates            80 updates
+
+  generator     7.09 GiB weights in each process
+  KV cache      44.9 GiB in each process: 1,681,736 tokens, 164 sequences of full length in each engine
+  driver        1.48 GiB for samples of a step, then 1.5 GiB of records
+  weights sent  86 buckets to the driver, the largest 1.02 GiB; 115 packs, read by all
+
+stages, each process on a GPU of its own, 80 GiB
+                 the actor's GPU        the critic's GPU        the generator's GPU
+  rollout        38.3 GiB         fits  29.6 GiB          fits  52 GiB               fits
+  reward         35.5 GiB         fits  29.6 GiB          fits  52 GiB               fits
+  values         35.5 GiB         fits  30.4 GiB          fits  52 GiB               fits
+  logprobs       38.3 GiB         fits  29.6 GiB          fits  52 GiB               fits
+  advantages     35.5 GiB         fits  29.6 GiB          fits  52 GiB               fits
+  critic_update  35.5 GiB         fits  51.9 GiB          fits  52 GiB               fits
+  actor_update   38.4 GiB         fits  29.6 GiB          fits  52 GiB               fits
+  eval           38.3 GiB         fits  29.6 GiB          fits  52 GiB               fits
+  in all of them: actor weights, actor gradients, actor optimizer, reference, critic weights, critic
+  gradients, critic optimizer, generator weights, KV cache; nothing is moved out
 """
     )
 
@@ -124,10 +179,10 @@ def test_on_a_machine_that_is_too_small(capsys: pytest.CaptureFixture[str]) -> N
         says
         == """\
 what is largest in actor_update, and what to do
-  actor optimizer   85.1 GiB  take more nodes (`cluster.ray_address`) or a smaller model
-  actor at work     81.5 GiB  lower `actor.batching.max_tokens_per_microbatch`
-  critic optimizer  79 GiB    take more nodes (`cluster.ray_address`) or a smaller model
-  actor gradients   28.4 GiB  take more nodes (`cluster.ray_address`) or a smaller model
+  states being written  191 GiB   set `checkpoint.asynchronous = false`
+  actor optimizer       85.1 GiB  take more nodes (`cluster.ray_address`) or a smaller model
+  actor at work         81.5 GiB  lower `actor.batching.max_tokens_per_microbatch`, or set `actor.recompute`
+  critic optimizer      79 GiB    take more nodes (`cluster.ray_address`) or a smaller model
 """
     )
 
@@ -139,8 +194,9 @@ def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     rank = actor["ranks"][1]
     assert rank["peak"] == rank["resident"] + max(rank["update"], rank["forward"])
     assert rank["kept"]["total"] == sum(size for name, size in rank["kept"].items() if name != "total")
-    assert memory["place"]["bytes"] == 80 * 2**30
-    assert {stage["stage"]: stage["fits"] for stage in memory["stages"]}["actor_update"] is False
+    [found] = memory["places"]
+    assert found["place"]["bytes"] == 80 * 2**30
+    assert {stage["stage"]: stage["fits"] for stage in found["stages"]}["actor_update"] is False
     assert memory["pair"] == actor["state"] + memory["roles"]["critic"]["state"]
     found = json.loads(said(capsys, *LARGE, "--simulate", "--json"))
     assert [step["gpus"] for step in found["same_step"]] == [8, 64, 256, 1024]

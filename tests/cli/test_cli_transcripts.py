@@ -121,19 +121,22 @@ one step
   generated    at most 52 tokens
   trained on   at most 132 tokens, prompts included
 
+processes
+  all roles  in the process of the command
+
 updates
-                                 actor        critic
-  processes                      1            1
-  layout                         one process  one process
-  epochs                         1            1
-  optimizer steps per PPO step   2            2
-  optimizer steps in all         20           20
-  warm-up                        none         none
-  learning rate, first           1e-06        1e-05
-  learning rate, peak            1e-06        1e-05
-  learning rate, last            1e-06        1e-05
-  microbatches per minibatch     1            1
-  replayed by a resume, at most  2 updates    2 updates
+                                 actor          critic
+  epochs                         1              1
+  optimizer steps per PPO step   2              2
+  optimizer steps in all         20             20
+  warm-up                        none           none
+  learning rate, first           1e-06          1e-05
+  learning rate, peak            1e-06          1e-05
+  learning rate, last            1e-06          1e-05
+  microbatches per minibatch     1              1
+  forward microbatch, at most    16,384 tokens  16,384 tokens
+  activations computed again     none           none
+  replayed by a resume, at most  2 updates      2 updates
 
 data
   train        3 rows; 40 prompts drawn, 13.3 epochs

@@ -8,7 +8,7 @@ import pytest
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.load import load
-from ppoctl.recipe.parallel import ParallelTable, layouts
+from ppoctl.recipe.parallel import ParallelTable, layouts, processes
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 
@@ -23,6 +23,16 @@ CASES = [
         "tensor_ranks_divide_the_heads",
         "critic.parallel={tensor=3}",
         "3 tensor ranks do not divide the model's 4 attention heads",
+    ),
+    (
+        "tensor_ranks_divide_the_heads",
+        "generator.tensor=3",
+        "3 tensor ranks do not divide the model's 4 attention heads",
+    ),
+    (
+        "tensor_ranks_divide_the_heads",
+        "generator.tensor=4",
+        "4 tensor ranks do not divide the model's 2 key/value heads",
     ),
     (
         "every_pipeline_rank_has_layers",
@@ -176,6 +186,12 @@ def test_expert_ranks_span_data_ranks_unless_they_are_within_the_tensor_ranks(
 )
 def test_a_layout_that_fits_is_taken(table: str) -> None:
     assert load([QUICKSTART], [f"actor.parallel={table}"]).recipe.actor.parallel is not None
+
+
+@pytest.mark.parametrize("placement", ["colocated", "apart"])
+def test_engines_are_free(placement: str) -> None:
+    written = ["generator.engines=3", "generator.tensor=2", f"cluster={{kind='local', placement='{placement}'}}"]
+    assert processes(load([QUICKSTART], written).recipe)["generator"] == 6
 
 
 def test_the_critic_follows_the_actor_unless_its_table_is_written() -> None:

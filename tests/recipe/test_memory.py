@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.engines.ray.room import Room
 from ppoctl.recipe.load import load
 from ppoctl.recipe.memory import generator, residency
 from ppoctl.recipe.memory.activations import Microbatch, Part, Precision, backward_bytes, forward_bytes, kept
 from ppoctl.recipe.memory.decoder import Decoder, Experts, count_parameters, decoder_of, rank_parameters, stages_of
 from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
-from ppoctl.recipe.memory.estimate import Memory, estimate
-from ppoctl.recipe.memory.trainer import Training, ranks_of, state_bytes
-from ppoctl.recipe.parallel import ParallelTable
+from ppoctl.recipe.memory.estimate import Memory, estimate, training_of
+from ppoctl.recipe.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
+from ppoctl.recipe.parallel import ParallelTable, devices, is_one_process, processes
+from ppoctl.recipe.schema import GeneratorTable, Recompute
 
 QWEN_0_5B = {
     "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
@@ -118,8 +120,9 @@ def test_layers_over_pipeline_ranks(layout: ParallelTable, layers: Sequence[int]
     assert [stage.layers for stage in stages_of(replace(SMALL, layers=8), layout)] == layers
 
 
-def _part(weight: int, device: str, layout: ParallelTable = ALONE, role: str = "actor") -> Part:
-    return Part(SMALL, role, layout, stages_of(SMALL, layout)[-1], Precision(weight, device))
+def _part(weight: int, device: str, layout: ParallelTable = ALONE, role: str = "actor", layers: int = 3) -> Part:
+    stage = replace(stages_of(SMALL, layout)[-1], layers=layers)
+    return Part(SMALL, role, layout, stage, Precision(weight, device))
 
 
 def test_what_a_forward_pass_keeps() -> None:
@@ -167,7 +170,7 @@ def test_work_beyond_what_is_kept() -> None:
 def test_states_of_ranks() -> None:
     layout = ParallelTable(data=2, distributed_optimizer=True)
     batch = Microbatch(10, 6, 4)
-    training = Training("actor", SMALL, layout, Precision(2, "cpu"), batch, microbatches=3, has_reference=True)
+    training = Training("actor", SMALL, layout, Precision(2, "cpu"), batch, batch, microbatches=3, has_reference=True)
     [rank] = ranks_of(training)
     parameters = 3 * (ATTENTION + MLP + NORMS) + 8 + 2 * TABLE
     assert (rank.weights, rank.gradients, rank.reference) == (2 * parameters, 4 * parameters, 2 * parameters)
@@ -181,29 +184,79 @@ def test_states_of_ranks() -> None:
 
 
 def test_microbatches_under_way_in_a_pipeline() -> None:
+    batch = Microbatch(10, 6, 4)
     training = Training(
-        "actor", replace(SMALL, layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), Microbatch(10, 6, 4), 3
+        "actor", replace(SMALL, layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
     )
     assert [rank.microbatches_under_way for rank in ranks_of(training)] == [3, 3, 2, 1]  # 4, were there so many
+
+
+def test_runs_under_way_of_interleaved_stages() -> None:
+    """Four ranks of two runs: 6 ahead of the others, 4 in the first run, this one."""
+    layout = ParallelTable(pipeline=4, stages_per_rank=2)
+    assert runs_under_way(layout, 0, 8) == [0] * 4 + [1] * 4 + [0] * 3
+    assert runs_under_way(layout, 3, 8) == [0] * 4 + [1]
+    assert runs_under_way(layout, 0, 4) == [0] * 4 + [1] * 4
+    batch, model = Microbatch(10, 6, 4), replace(SMALL, layers=8)
+    training = Training("actor", model, layout, Precision(4, "cpu"), batch, batch, 8)
+    first, last = ranks_of(training)[0], ranks_of(training)[-1]
+    assert (first.microbatches_under_way, last.microbatches_under_way) == (5.5, 2.5)
+    a_layer = 10 * (2 * (2 * 4 * 8 + 4) + 2 * 4 * 8 + 4 * (16 + 8 + 32 + 16 + 16 + 4) + 5 * 4 * 20)
+    tables, ids = 10 * 4 * 4, 10 * 8
+    assert first.kept_under_way == 11 * (a_layer + tables) + 7 * ids
+    assert last.kept_under_way == 4 * (a_layer + tables) + kept(_part(4, "cpu", layout, layers=1), batch).total
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_what_is_made_again_is_not_kept(recompute: Recompute) -> None:
+    """10 tokens of 8 numbers into each of 3 layers; a layer's MLP has 5 x 20 numbers per token."""
+    batch = Microbatch(tokens=10, read=6, logits_chunk=4)
+    none, again = (replace(_part(4, "cpu"), recompute=how) for how in ("none", recompute))
+    before, after = kept(none, batch), kept(again, batch)
+    assert (after.ends, after.logits) == (before.ends, before.logits)
+    made = 10 * 4 * 5 * 20
+    if recompute == "selective":
+        assert after == replace(before, mlp=0)
+    else:
+        assert (after.total - after.ends - after.logits, after.inputs) == (10 * 3 * 4 * 8, 10 * 3 * 4 * 8)
+        made = (before.total - before.ends - before.logits) // 3
+    middle = Part(
+        SMALL, "actor", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[1], Precision(4, "cpu")
+    )
+    assert backward_bytes(replace(middle, recompute=recompute), batch) == backward_bytes(middle, batch) + made
+
+
+def _table(**keys: int) -> GeneratorTable:
+    return GeneratorTable.model_validate({"gpu_memory_frac": 0.5, **keys})
 
 
 def test_the_generator() -> None:
     """Keys and values of a token: 2 x 3 layers x 8 channels x 2 bytes."""
     parameters = 3 * (ATTENTION + MLP + NORMS) + 8 + 2 * TABLE
-    engine = generator.on_gpu(SMALL, 2, 2 * parameters + 96 * 1000 + 95, window=300)
+    engine = generator.on_gpu(SMALL, 2, _table(), 2.0 * (2 * parameters + 96 * 1000 + 95), window=300)
     assert (engine.weights, engine.kv_tokens, engine.full_sequences) == (2 * parameters, 1000, 3)
-    assert generator.on_gpu(SMALL, 2, 10, window=300).full_sequences == 0
-    tied = generator.on_cpu(replace(SMALL, tied=True), 2, 96 * 1000, window=300)
+    assert generator.on_gpu(SMALL, 2, _table(), 10.0, window=300).full_sequences == 0
+    tied = generator.on_cpu(replace(SMALL, tied=True), 2, _table(kv_cache_mib=3), window=300)
     assert tied.weights == engine.weights  # a packed copy of the table beside it
+    assert tied.kv_tokens == 3 * 2**20 // 96
+    split = generator.on_cpu(SMALL, 2, _table(kv_cache_mib=3, engines=5, tensor=2), window=300)
+    assert split.weights == 2 * (3 * ((ATTENTION + MLP) // 2 + NORMS) + 8 + TABLE)
+    assert (split.kv_tokens, split.processes) == (3 * 2**20 // 48, 10)  # half of the heads in each process
 
 
 def test_weights_go_in_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a stage with one layer: table 800; 8, 128, 64, 64, 16, 8, 8, 128, 8; 160, 160, 160; at the end 8 and 800."""
     monkeypatch.setattr(generator, "BUCKET_BYTES", 4 * 300)
-    model = replace(SMALL, layers=1)
-    assert generator.buckets(model, ALONE, 4) == []
-    sizes = generator.buckets(model, ParallelTable(tensor=2), 4)
-    assert sizes == [4 * 800, 4 * (8 + 128 + 64 + 64 + 16 + 8 + 8 + 128), 4 * (8 + 160 + 160), 4 * (160 + 8 + 800)]
+    sent = generator.sending(replace(SMALL, layers=1), ParallelTable(tensor=2), 4)
+    assert sent.buckets == (
+        4 * 800,
+        4 * (8 + 128 + 64 + 64 + 16 + 8 + 8 + 128),
+        4 * (8 + 160 + 160),
+        4 * (160 + 8 + 800),
+    )
+    packs = (800, 8 + 128 + 64 + 64 + 16 + 8 + 8, 128 + 8 + 160, 160, 160 + 8, 800)
+    assert sent.packs == tuple(4 * numbers for numbers in packs)
+    assert sent.in_driver == 4 * (2 * 968 + 800)
 
 
 def test_the_driver() -> None:
@@ -218,7 +271,7 @@ def test_the_driver() -> None:
     without = replace(batch, has_reference=False, reference_in_loss=False)
     assert records_of(without).logprobs == 800
     assert update_input_bytes(without, "actor") == records.rollout + 100 * 9
-    driver = driver_bytes(batch, largest_bucket=3)
+    driver = driver_bytes(batch, weights_on_their_way=6)
     assert driver.samples == 100 * (72 + 4) + records.rollout
     assert driver.records == 2 * records.total
     assert driver.peak == max(driver.samples, driver.records) + 6
@@ -247,30 +300,95 @@ def _estimate(smallest: Path, *sets: str, gpu_gib: float | None = None) -> Memor
     return estimate(recipe, decoder, gpu_gib)
 
 
+def _items(memory: Memory) -> dict[str, int]:
+    """Of the only place."""
+    [found] = memory.places
+    return {item.name: item.bytes for item in found.items}
+
+
 def test_a_gpu_holds_one_rank_of_each_role_and_a_machine_holds_all(smallest: Path) -> None:
     """Nothing is moved out: what is resident is so in every stage."""
     layout = "actor.parallel={tensor=2, data=2}"
-    on_gpu = {item.name: item for item in _estimate(smallest, layout, gpu_gib=80.0).items}
-    here = {item.name: item for item in _estimate(smallest, layout).items}
+    on_gpu, here = _items(_estimate(smallest, layout, gpu_gib=80.0)), _items(_estimate(smallest, layout))
     for name in ("actor weights", "critic gradients", "actor optimizer"):
-        assert here[name].bytes == 4 * on_gpu[name].bytes
-        assert on_gpu[name].stages == residency.STAGES
-    assert {"libraries", "object store", "samples and records"} <= set(here) - set(on_gpu)
-    assert on_gpu["generator weights"].bytes + on_gpu["KV cache"].bytes == int(0.6 * 80 * 2**30)
+        assert here[name] == 4 * on_gpu[name]
+    assert {"libraries", "object store", "samples and records", "states being written"} <= set(here) - set(on_gpu)
+    assert on_gpu["generator weights"] + on_gpu["KV cache"] == int(0.6 * 80 * 2**30)
     assert "reference" not in on_gpu
-    assert "reference" in {item.name for item in _estimate(smallest, "ppo.kl={place='reward', coef=0.1}").items}
+    assert "reference" in _items(_estimate(smallest, "ppo.kl={place='reward', coef=0.1}"))
+    assert "states being written" not in _items(_estimate(smallest, "checkpoint.asynchronous=false"))
+
+
+def test_engines_on_a_machine_and_on_its_gpus(smallest: Path) -> None:
+    """Four processes: the fullest GPU has one of them beside actor and critic."""
+    sets = ["generator.engines=2", "generator.tensor=2"]
+    one, here = _items(_estimate(smallest)), _items(_estimate(smallest, *sets))
+    assert here["KV cache"] == 4 * one["KV cache"]
+    assert (
+        2 * one["generator weights"] < here["generator weights"] < 2.01 * one["generator weights"]
+    )  # norms are whole
+    assert here["libraries"] == 2**20 * (3 * 400 + 4 * 550)
+    assert one["libraries"] == 2**20 * 550
+    assert "object store" not in one
+    [shared] = _estimate(smallest, *sets, gpu_gib=80.0).places
+    assert shared.place.name == "the fullest of 4 GPUs (actor, critic, generator)"
+    [alone] = _estimate(smallest, gpu_gib=80.0).places
+    assert alone.place.name == "the GPU (actor, critic, generator)"
+
+
+def test_apart_every_process_has_a_gpu(smallest: Path) -> None:
+    apart = "cluster={kind='local', placement='apart'}"
+    memory = _estimate(smallest, apart, "actor.parallel={pipeline=2}", gpu_gib=80.0)
+    assert [found.place.name for found in memory.places] == [
+        "the actor's GPU",
+        "the critic's GPU",
+        "the generator's GPU",
+    ]
+    actor, _, engine = memory.places
+    assert actor.fullest.bytes == memory.roles["actor"].largest.peak
+    assert {item.name for item in engine.items} == {"generator weights", "KV cache"}
+
+
+def test_the_fullest_of_unlike_gpus(smallest: Path) -> None:
+    """Pipeline ranks differ, and the critic is on some of the GPUs only."""
+    sets = ["actor.parallel={pipeline=2}", "critic.parallel={tensor=1}"]
+    memory = _estimate(smallest, *sets, gpu_gib=80.0)
+    [found] = memory.places
+    first, _ = memory.roles["actor"].ranks
+    critic = memory.roles["critic"].largest
+    resident = first.resident + critic.resident + memory.generator.total
+    assert found.fullest.bytes == resident + max(first.update, critic.update)
+
+
+def test_forwards_have_microbatches_of_their_own(smallest: Path) -> None:
+    """10 prompts of 20 + 13 tokens, of which a pass reads 32."""
+    sets = ["rollout.prompts_per_step=10", "ppo.minibatch_seqs=5", "critic.batching={microbatch_seqs=2}"]
+    sets += ["actor.batching={max_tokens_per_microbatch=100, forward_max_tokens_per_microbatch=1000}"]
+    recipe = load([smallest], [*sets, "actor.recompute='full'"], {}).recipe
+    actor, critic = (training_of(recipe, role, SMALL, Precision(4, "cpu")) for role in ("actor", "critic"))
+    assert (actor.microbatch.tokens, actor.forward.tokens, actor.microbatches) == (100, 320, 2)
+    assert (critic.microbatch.tokens, critic.forward.tokens, critic.microbatches) == (64, 64, 3)
+    assert (actor.recompute, critic.recompute) == ("full", "none")
 
 
 def test_stages_of_a_role_that_is_too_large_name_the_key(smallest: Path) -> None:
-    memory = _estimate(smallest, gpu_gib=80.0)
-    assert not any(stage.fits for stage in memory.stages)
-    largest = memory.stages[0].largest[0]
+    [found] = _estimate(smallest, gpu_gib=80.0).places
+    assert not any(stage.fits for stage in found.stages)
+    largest = found.stages[0].largest[0]
     assert largest.name == "actor optimizer"
     assert largest.lower == "raise `actor.parallel.data` with `distributed_optimizer = true`"
     # More ranks on the same machine make nothing smaller; fewer copies do.
-    here = [_estimate(smallest, f"actor.parallel={{data={copies}}}").stages[0].largest[0] for copies in (1, 2)]
-    assert here[0].lower == "take more nodes (`cluster.ray_address`) or a smaller model"
-    assert here[1].lower == "lower `actor.parallel.data`"
-    of_nodes = _estimate(smallest, "cluster={kind='local', ray_address='a:1'}")
+    places = [_estimate(smallest, f"actor.parallel={{data={copies}}}").places[0] for copies in (1, 2)]
+    lower = [{item.name: item.lower for item in place.items}["actor optimizer"] for place in places]
+    assert lower == ["take more nodes (`cluster.ray_address`) or a smaller model", "lower `actor.parallel.data`"]
+    [of_nodes] = _estimate(smallest, "cluster={kind='local', ray_address='a:1'}").places
     assert of_nodes.place.bytes is None
     assert of_nodes.stages[0].fits is None
+
+
+@pytest.mark.parametrize("placement", ["colocated", "apart"])
+def test_devices_are_those_that_ray_is_asked_for(smallest: Path, placement: str) -> None:
+    sets = [f"cluster={{kind='local', placement='{placement}'}}", "generator.engines=3", "critic.parallel={data=2}"]
+    recipe = load([smallest], sets, {}).recipe
+    assert devices(recipe) == Room(processes(recipe), colocated=placement == "colocated").devices
+    assert not is_one_process(recipe)

@@ -42,6 +42,29 @@ def test_batches_and_updates(smallest: Path) -> None:
     assert planned.storage.parameters is None
 
 
+def test_interleaved_stages_have_microbatches_for_all_ranks(smallest: Path) -> None:
+    """8 sequences in 3 microbatches; two ranks of two stages want 4."""
+    sets = ["rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "actor.batching.microbatch_seqs=3"]
+    sets += ["actor.batching.forward_microbatch_seqs=7", "actor.recompute='selective'"]
+    found = []
+    for stages in (1, 2):
+        layout = f"actor.parallel={{pipeline=2, stages_per_rank={stages}}}"
+        actor = plan(load([smallest], [*sets, layout], {}).recipe).actor
+        found.append((actor.microbatches_per_minibatch_min, actor.microbatches_per_minibatch_max))
+    assert found == [(3, 3), (4, 4)]
+    assert (actor.forward_microbatch, actor.recompute) == ("7 sequences", "selective")
+
+
+def test_processes_and_devices(smallest: Path) -> None:
+    alone = plan(load([smallest], [], {}).recipe).processes
+    assert (alone.is_one_process, alone.devices) == (True, 1)
+    sets = ["generator.engines=2", "generator.tensor=3", "actor.parallel={data=4}", "critic.parallel={data=5}"]
+    shared = plan(load([smallest], sets, {}).recipe).processes
+    assert (shared.engines, shared.generator, shared.is_one_process, shared.devices) == (2, 6, False, 6)
+    apart = plan(load([smallest], [*sets, "cluster={kind='local', placement='apart'}"], {}).recipe).processes
+    assert (apart.placement, apart.devices) == ("apart", 15)
+
+
 def test_datasets_are_counted_and_evaluations_listed(write: Write, smallest: Path) -> None:
     write('{"question": 1}\n\n{"question": 2}\n{"question": 3}', "train.jsonl")
     write("{}\n" * 9, "e.jsonl")

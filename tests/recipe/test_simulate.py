@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from ppoctl.recipe.load import load
-from ppoctl.recipe.memory.decoder import Decoder
+from ppoctl.recipe.memory.decoder import Decoder, rank_parameters, stages_of
 from ppoctl.recipe.memory.driver import records_of
 from ppoctl.recipe.memory.estimate import batch_of
-from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.simulate import SimulatedStep, Units, calls, forward_flops, rollout_seconds, simulate
+from ppoctl.recipe.memory.trainer import state_bytes
+from ppoctl.recipe.schema import ParallelTable, Recipe
+from ppoctl.recipe.simulate import SimulatedStep, Units, World, calls, forward_flops, rollout_seconds, simulate
 
 MODEL = Decoder(
     layers=3, hidden=8, inner=20, heads=4, kv_heads=2, head_dim=4, vocab=128, tied=False, qkv_bias=False,
@@ -72,18 +73,77 @@ def test_scoring(recipe: Recipe) -> None:
     assert by_world(recipe)[8].forward_s == pytest.approx(16 * row / 2 + 8 * row)
 
 
-def test_one_engine_decodes_in_waves(recipe: Recipe) -> None:
+def world(recipe: Recipe, engines: int) -> World:
+    alone = ParallelTable()
+    return World(16, alone, alone, engines, batch_of(recipe), recipe.ppo.minibatch_seqs)
+
+
+def with_generator(recipe: Recipe, **keys: int) -> Recipe:
+    return recipe.model_copy(update={"generator": recipe.generator.model_copy(update=keys)})
+
+
+def test_engines_decode_in_waves(recipe: Recipe) -> None:
     """Keys and values of a token: 96 bytes; half a response is there on average."""
     weights = 2 * MODEL.parameters
     gpu_gib = (weights + 96 * 33 * 10) / 0.6 / 2**30 + 1e-9  # room for 10 sequences
-    batch = batch_of(recipe)
     token = (weights + 10 * 26.5 * 96) / 5e5
-    assert rollout_seconds(recipe, MODEL, batch, 1, gpu_gib, UNITS) == pytest.approx(7 * 13 * token)
+    assert rollout_seconds(recipe, MODEL, world(recipe, 1), gpu_gib, UNITS)[0] == pytest.approx(7 * 13 * token)
     token = (weights + 4 * 26.5 * 96) / 5e5
-    assert rollout_seconds(recipe, MODEL, batch, 16, gpu_gib, UNITS) == pytest.approx(13 * token)
-    few = recipe.model_copy(update={"generator": recipe.generator.model_copy(update={"max_concurrent_seqs": 2})})
+    assert rollout_seconds(recipe, MODEL, world(recipe, 16), gpu_gib, UNITS)[0] == pytest.approx(13 * token)
+    few = with_generator(recipe, max_concurrent_seqs=2)
     token = (weights + 2 * 26.5 * 96) / 5e5
-    assert rollout_seconds(few, MODEL, batch, 1, gpu_gib, UNITS) == pytest.approx(32 * 13 * token)
+    assert rollout_seconds(few, MODEL, world(recipe, 1), gpu_gib, UNITS)[0] == pytest.approx(32 * 13 * token)
+    halves = rank_parameters(MODEL, "actor", stages_of(MODEL, ParallelTable())[0], 2)
+    token = (2 * halves + 2 * 26.5 * 48) / 5e5  # each of two tensor ranks reads its half
+    split = with_generator(few, tensor=2)
+    assert rollout_seconds(split, MODEL, world(recipe, 1), gpu_gib, UNITS)[0] == pytest.approx(32 * 13 * token)
+
+
+def test_the_driver_asks_every_process_of_an_engine_every_16_tokens(recipe: Recipe) -> None:
+    """64 sequences of 13 tokens: 16 on each of four engines, in 8 waves of 2: 104 tokens, so 7 questions."""
+    recipe, units = with_generator(recipe, max_concurrent_seqs=2, tensor=2), replace(UNITS, call_s=3.0)
+    assert rollout_seconds(recipe, MODEL, world(recipe, 4), 1.0, units)[1] == 7 * 4 * 2 * 3.0
+    assert (
+        rollout_seconds(recipe, MODEL, world(recipe, 100), 1.0, units)[1] == 1 * 64 * 2 * 3.0
+    )  # the others have none
+
+
+def test_engines_fill_the_gpus_or_their_part_of_them(recipe: Recipe) -> None:
+    assert {gpus: step.engines for gpus, step in by_world(recipe).items()} == {8: 8, 64: 64, 256: 256, 1024: 1024}
+    assert by_world(with_generator(recipe, tensor=2))[64].engines == 32
+    cluster = recipe.cluster.model_copy(update={"placement": "apart"})
+    apart = with_generator(recipe, engines=16, tensor=2).model_copy(update={"cluster": cluster})
+    found = by_world(apart)  # 16 GPUs for the actor, 16 for the critic, 32 for the generator
+    assert (found[64].engines, found[64].data_ranks) == (16, 8)
+    assert (found[8].engines, found[8].data_ranks) == (2, 1)
+    # Three roles as large as one another leave some of 8 GPUs over.
+    assert list(by_world(with_generator(apart, engines=8))) == []
+
+
+def test_weights_are_made_once_and_read_by_every_node(recipe: Recipe) -> None:
+    found, size = by_world(recipe), 2 * MODEL.parameters
+    made = 4 / 1e5 + 1 / 1e4 + 1 / (UNITS.checksum_bytes_s * 16)
+    assert found[8].weights_s == pytest.approx(size * made)
+    assert found[64].weights_s == pytest.approx(size * (7 / 1e4 + 1 / UNITS.gpu_host_bytes_s))
+    assert (found[8].sent_weights_bytes, found[64].sent_weights_bytes) == (0, 7 * size)
+
+
+def test_saving_waits_for_copies_and_for_what_the_last_save_has_left(recipe: Recipe) -> None:
+    """The actor's state in two parts, the critic's in one; five steps between saves."""
+    actor, critic = (state_bytes(MODEL, role, ParallelTable(), 2) for role in ("actor", "critic"))
+    copied = (actor / 2 + critic) / UNITS.gpu_host_bytes_s
+    assert by_world(recipe)[64].save_s == pytest.approx(copied / 5)
+    waits = recipe.model_copy(update={"checkpoint": recipe.checkpoint.model_copy(update={"asynchronous": False})})
+    written = (actor / 2 + critic) / UNITS.digest_bytes_s + (actor + critic) / (8 * UNITS.disk_bytes_s)
+    assert by_world(waits)[64].save_s == pytest.approx((copied + written) / 5)
+    often = recipe.model_copy(update={"checkpoint": recipe.checkpoint.model_copy(update={"every_steps": 1})})
+    slow = simulate(often, MODEL, units=replace(UNITS, disk_bytes_s=10.0))[0]
+    left = critic / UNITS.digest_bytes_s + (actor + critic) / 10 - (slow.step_s - slow.save_s)
+    assert left > 0
+    assert slow.save_s == pytest.approx(copied + left)
+    split = recipe.model_copy(update={"critic": recipe.critic.model_copy(update={"parallel": _distributed(recipe)})})
+    gathered = critic / UNITS.gpu_nic_bytes_s
+    assert by_world(split)[64].save_s == pytest.approx((copied + gathered) / 5)
 
 
 def test_every_node_pulls_every_rollout_out_of_one(recipe: Recipe) -> None:
@@ -102,7 +162,6 @@ def test_every_node_pulls_every_rollout_out_of_one(recipe: Recipe) -> None:
 def test_a_step_is_the_sum_of_its_costs(recipe: Recipe) -> None:
     for step in by_world(recipe).values():
         assert step.step_s == pytest.approx(sum(step.costs.values()))
-        assert step.everywhere_s == pytest.approx(step.step_s - step.rollout_s + step.rollout_everywhere_s)
 
 
 def test_a_growing_step_has_as_much_per_gpu_as_the_recipes_layout(recipe: Recipe) -> None:
@@ -121,8 +180,11 @@ def test_a_world_that_holds_no_copy_is_left_out(recipe: Recipe) -> None:
 
 def test_every_cost_slows_the_step_it_is_a_part_of(recipe: Recipe) -> None:
     """A unit that nothing reads would be a number without meaning."""
-    rows = recipe.model_copy(update={"checkpoint": recipe.checkpoint.model_copy(update={"every_steps": 1})})
-    before = simulate(rows, MODEL)[1].step_s
-    for name, value, means in Units().described():
+    every = recipe.checkpoint.model_copy(update={"every_steps": 1, "asynchronous": False})
+    rows = recipe.model_copy(update={"checkpoint": every})
+    units = Units(call_s=1e-9)  # so that the engines are what a rollout waits for
+    before = sum(step.step_s for step in simulate(rows, MODEL, units=units))
+    for name, value, means in units.described():
         dearer = value * 2 if name.endswith("_s") and "bytes/s" not in means else value / 2
-        assert simulate(rows, MODEL, units=replace(Units(), **{name: dearer}))[1].step_s > before, name
+        found = simulate(rows, MODEL, units=replace(units, **{name: dearer}))
+        assert sum(step.step_s for step in found) > before, name

@@ -54,6 +54,9 @@ def _print(planned: "Plan") -> None:
     ]
     render.table(_indented(rows))
     render.line()
+    render.heading("processes")
+    render.table(_indented(_process_rows(planned)))
+    render.line()
     render.heading("updates")
     render.table([("", *row) for row in _role_rows(planned)], ("", "", "actor", "critic"))
     render.line()
@@ -70,13 +73,27 @@ def _indented(rows: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
     return [("", *row) for row in rows]
 
 
+def _process_rows(planned: "Plan") -> list[tuple[str, str]]:
+    found = planned.processes
+    if found.is_one_process:
+        return [("all roles", "in the process of the command")]
+    each = found.generator // found.engines
+    split = f", each split over {each} processes" if each > 1 else ""
+    engines = f"{found.engines} engines share one queue{split}" if found.engines > 1 else f"one engine{split}"
+    shares = {"colocated": "a process of each role shares one", "apart": "each process has one of its own"}
+    return [
+        ("actor", f"{planned.actor.processes}: {planned.actor.layout}"),
+        ("critic", f"{planned.critic.processes}: {planned.critic.layout}"),
+        ("generator", f"{found.generator}: {engines}"),
+        ("devices", f"{found.devices}: {shares[found.placement]}"),
+    ]
+
+
 def _role_rows(planned: "Plan") -> list[tuple[str, str, str]]:
     def both(name: str, show: "str" = "{}") -> tuple[str, str]:
         return show.format(getattr(planned.actor, name)), show.format(getattr(planned.critic, name))
 
     return [
-        ("processes", *both("processes")),
-        ("layout", *both("layout")),
         ("epochs", *both("epochs")),
         ("optimizer steps per PPO step", *both("updates_per_step")),
         ("optimizer steps in all", *both("updates_total")),
@@ -85,6 +102,8 @@ def _role_rows(planned: "Plan") -> list[tuple[str, str, str]]:
         ("learning rate, peak", *both("lr_peak", "{:.4g}")),
         ("learning rate, last", *both("lr_last", "{:.4g}")),
         ("microbatches per minibatch", _bounds(planned.actor), _bounds(planned.critic)),
+        ("forward microbatch, at most", *both("forward_microbatch")),
+        ("activations computed again", *both("recompute")),
         ("replayed by a resume, at most", *both("replayed_updates_max", "{} updates")),
     ]
 

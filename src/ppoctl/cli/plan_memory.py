@@ -1,13 +1,14 @@
 """The part of `ppoctl plan` about memory."""
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ppoctl.cli import render
 
 if TYPE_CHECKING:
     from ppoctl.recipe.memory.estimate import Memory
-    from ppoctl.recipe.memory.residency import StageBytes
+    from ppoctl.recipe.memory.residency import Residency, StageBytes
     from ppoctl.recipe.memory.trainer import RankBytes
 
 
@@ -34,16 +35,27 @@ def print_memory(memory: "Memory") -> None:
     render.line()
     render.table([("", *row) for row in _other_rows(memory)])
     render.line()
-    room = "" if memory.place.bytes is None else f", {render.size(memory.place.bytes)}"
-    render.heading(f"stages, on {memory.place.name}{room}")
-    render.table([("", *_stage_row(memory, stage)) for stage in memory.stages])
-    words = f"in all of them: {', '.join(_always(memory))}; nothing is moved out"
-    render.line(textwrap.fill(words, 100, initial_indent="  ", subsequent_indent="  "))
-    fullest = max(memory.stages, key=lambda stage: stage.bytes)
-    if fullest.fits is False:
+    _print_stages(memory.places)
+    render.line(textwrap.fill(_always(memory.places), 100, initial_indent="  ", subsequent_indent="  "))
+    fullest = max(memory.places, key=lambda found: found.fullest.bytes)
+    stage = fullest.fullest
+    if stage.fits is False:
         render.line()
-        render.heading(f"what is largest in {fullest.stage}, and what to do")
-        render.table([("", item.name, render.size(item.bytes), item.lower) for item in fullest.largest])
+        where = f" on {fullest.place.name}" if len(memory.places) > 1 else ""
+        render.heading(f"what is largest in {stage.stage}{where}, and what to do")
+        render.table([("", item.name, render.size(item.bytes), item.lower) for item in stage.largest])
+
+
+def _print_stages(places: "Sequence[Residency]") -> None:
+    room = "" if places[0].place.bytes is None else f", {render.size(places[0].place.bytes)}"
+    several = len(places) > 1
+    where = "each process on a GPU of its own" if several else f"on {places[0].place.name}"
+    render.heading(f"stages, {where}{room}")
+    headers = ["", "", *(name for found in places for name in (found.place.name, ""))] if several else []
+    stages = zip(*(found.stages for found in places), strict=True)
+    render.table(
+        [("", row[0].stage, *(cell for stage in row for cell in _cells(places[0], stage))) for row in stages], headers
+    )
 
 
 def _rank_rows(memory: "Memory", actor: "RankBytes", critic: "RankBytes") -> list[tuple[str, ...]]:
@@ -54,6 +66,9 @@ def _rank_rows(memory: "Memory", actor: "RankBytes", critic: "RankBytes") -> lis
     rows: list[tuple[str, ...]] = [("parameters", f"{actor.parameters:,}", f"{critic.parameters:,}")]
     if max(len(role.ranks) for role in memory.roles.values()) > 1:
         rows.append(("pipeline stage", str(actor.stage), str(critic.stage)))
+        rows.append(
+            ("microbatches under way", f"{actor.microbatches_under_way:g}", f"{critic.microbatches_under_way:g}")
+        )
     rows += [both(name, key) for name, key in _COMPONENTS if getattr(actor, key) or getattr(critic, key)]
     resident = [render.size(memory.roles[role].resident) for role in ("actor", "critic")]
     return [*rows, ("all processes, between calls", *resident)]
@@ -62,26 +77,38 @@ def _rank_rows(memory: "Memory", actor: "RankBytes", critic: "RankBytes") -> lis
 def _other_rows(memory: "Memory") -> list[tuple[str, str]]:
     generator, driver = memory.generator, memory.driver
     room = f"{generator.kv_tokens:,} tokens, {generator.full_sequences} sequences of full length"
+    each = " in each process" if generator.processes > 1 else ""
+    room += " in each engine" if generator.engines > 1 else ""
     rows = [
-        ("generator", f"{render.size(generator.weights)} weights"),
-        ("KV cache", f"{render.size(generator.kv_cache)}: {room}"),
+        ("generator", f"{render.size(generator.weights)} weights{each}"),
+        ("KV cache", f"{render.size(generator.kv_cache)}{each}: {room}"),
         (
             "driver",
             f"{render.size(driver.samples)} for samples of a step, then {render.size(driver.records)} of records",
         ),
     ]
-    if memory.buckets:
-        largest = render.size(memory.largest_bucket)
-        rows.append(("weights sent", f"{memory.buckets} buckets through the driver, the largest {largest}"))
+    sending = memory.sending
+    if sending.buckets:
+        largest = render.size(sending.largest)
+        number, packs = len(sending.buckets), len(sending.packs)
+        rows.append(
+            ("weights sent", f"{number} buckets to the driver, the largest {largest}; {packs} packs, read by all")
+        )
     return rows
 
 
-def _stage_row(memory: "Memory", stage: "StageBytes") -> tuple[str, str, str]:
-    words = ""
-    if memory.place.bytes is not None:
-        words = "fits" if stage.fits else f"{render.size(stage.bytes - memory.place.bytes)} too much"
-    return stage.stage, render.size(stage.bytes), words
+def _cells(found: "Residency", stage: "StageBytes") -> tuple[str, str]:
+    room = found.place.bytes
+    words = "" if room is None else "fits" if stage.fits else f"{render.size(stage.bytes - room)} too much"
+    return render.size(stage.bytes), words
 
 
-def _always(memory: "Memory") -> list[str]:
-    return [name for name in memory.stages[0].resident if all(name in stage.resident for stage in memory.stages)]
+def _always(places: "Sequence[Residency]") -> str:
+    """What is there in all stages."""
+    names = [
+        item.name
+        for found in places
+        for item in found.items
+        if all(item.name in stage.resident for stage in found.stages)
+    ]
+    return f"in all of them: {', '.join(dict.fromkeys(names))}; nothing is moved out"

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 H200_GIB = 141.0
 
 _SECONDS = [
-    ("weights to the engine", "weights_s"),
-    ("rollout, one engine", "rollout_s"),
+    ("weights to the engines", "weights_s"),
+    ("rollout, engines", "rollout_s"),
+    ("engines, waiting for the driver", "asking_s"),
     ("samples, driver's Python", "samples_s"),
     ("reward", "reward_s"),
     ("values and log-probs", "forward_s"),
@@ -22,8 +23,6 @@ _SECONDS = [
     ("records committed", "commit_s"),
     ("states saved, per step", "save_s"),
     ("step", "step_s"),
-    ("rollout, an engine per GPU", "rollout_everywhere_s"),
-    ("step with those", "everywhere_s"),
     ("of it, work of all GPUs", "scaling_s"),
 ]
 
@@ -69,16 +68,18 @@ def _headers(steps: "list[SimulatedStep]") -> list[str]:
 def _rows(steps: "list[SimulatedStep]") -> list[list[str]]:
     rows = [["sequences", *(f"{step.sequences:,}" for step in steps)]]
     rows.append(["data ranks of the actor", *(f"{step.data_ranks:,}" for step in steps)])
+    rows.append(["engines", *(f"{step.engines:,}" for step in steps)])
     for name, key in (("driver", "driver_bytes"), ("put into its object store", "object_bytes")):
         rows.append([name, *(render.size(getattr(step, key)) for step in steps)])
-    rows.append(["sent to other nodes", *(render.size(step.sent_bytes) for step in steps)])
+    for name, key in (("sent to other nodes", "sent_bytes"), ("weights sent to other nodes", "sent_weights_bytes")):
+        rows.append([name, *(render.size(getattr(step, key)) for step in steps)])
     rows += [[name, *(_seconds(getattr(step, key)) for step in steps)] for name, key in _SECONDS]
     rows.append(["largest of the rest", *(_largest(step) for step in steps)])
     return [["", *row] for row in rows]
 
 
 def _seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s"
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s" if value else "-"
 
 
 def _largest(step: "SimulatedStep") -> str:

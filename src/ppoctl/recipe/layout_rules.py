@@ -8,20 +8,22 @@ from ppoctl.recipe.assets import model_config
 from ppoctl.recipe.conflict import Conflict, Rule
 from ppoctl.recipe.parallel import ParallelTable, layouts
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.shape import Path
 
 
 def tensor_ranks_divide_the_heads(recipe: Recipe) -> Iterator[Conflict]:
     config = model_config(recipe)
     heads = config.get("num_attention_heads")
     kv_heads = config.get("num_key_value_heads") or heads
-    for role, table in _written(recipe):
+    asked: list[tuple[Path, int]] = [((role, "parallel", "tensor"), table.tensor) for role, table in _written(recipe)]
+    for key, tensor in [*asked, (("generator", "tensor"), recipe.generator.tensor)]:
         for count, name in ((heads, "attention heads"), (kv_heads, "key/value heads")):
-            if isinstance(count, int) and count % table.tensor:
-                fits = max(size for size in range(1, table.tensor + 1) if count % size == 0)
+            if isinstance(count, int) and count % tensor:
+                fits = max(size for size in range(1, tensor + 1) if count % size == 0)
                 yield Conflict(
-                    f"{table.tensor} tensor ranks do not divide the model's {count} {name}",
-                    ((role, "parallel", "tensor"), ("model", "path")),
-                    f"--set {role}.parallel.tensor={fits}",
+                    f"{tensor} tensor ranks do not divide the model's {count} {name}",
+                    (key, ("model", "path")),
+                    f"--set {'.'.join(key)}={fits}",
                 )
                 break
 

@@ -83,6 +83,12 @@ def processes(recipe: "Recipe") -> dict[str, int]:
     return {**sizes, "generator": recipe.generator.engines * recipe.generator.tensor}
 
 
+def devices(recipe: "Recipe") -> int:
+    """GPUs, or places on CPUs, that the processes take (`engines.ray.room`)."""
+    sizes = processes(recipe).values()
+    return max(sizes) if recipe.cluster.placement == "colocated" else sum(sizes)
+
+
 def is_one_process(recipe: "Recipe") -> bool:
     """Whether all roles live in the process of the command, without Ray."""
     return recipe.cluster.placement == "colocated" and set(processes(recipe).values()) == {1}

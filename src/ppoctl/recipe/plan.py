@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.recipe.assets import model_config
+from ppoctl.recipe.batching import limit, microbatches
 from ppoctl.recipe.memory.decoder import Decoder, decoder_of
 from ppoctl.recipe.memory.driver import records_of
 from ppoctl.recipe.memory.estimate import Memory, batch_of, estimate, with_totals
-from ppoctl.recipe.parallel import layouts
+from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
 from ppoctl.recipe.rules import evaluates, longest_sequence
 from ppoctl.recipe.schedule import learning_rate, planned_updates, updates_per_step
-from ppoctl.recipe.schema import ByTokens, Recipe, Rows, TrainedTable
+from ppoctl.recipe.schema import Recipe, Rows, TrainedTable
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,26 @@ class RolePlan:
     microbatches_per_minibatch_min: int
     microbatches_per_minibatch_max: int
     """Of each data rank, when all sequences are of full length."""
+    recompute: str
+    forward_microbatch: str
+    """What one of log-probs, reference or values holds, at most."""
     replayed_updates_max: int
     """What a resume repeats at worst: the updates since the last saved state."""
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """Which processes there are."""
+
+    engines: int
+    """Of the generator; they share one queue."""
+    generator: int
+    """Processes of all engines."""
+    is_one_process: bool
+    """All roles live in the process of the command; otherwise in processes of Ray."""
+    placement: str
+    devices: int
+    """GPUs, or places on CPUs."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,7 @@ class Plan:
     batch: BatchPlan
     actor: RolePlan
     critic: RolePlan
+    processes: ProcessPlan
     train: DataPlan
     eval_sets: dict[str, DataPlan]
     evaluation: EvalPlan
@@ -128,6 +148,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
         batch=_batch(recipe),
         actor=_role(recipe, "actor", recipe.actor),
         critic=_role(recipe, "critic", recipe.critic),
+        processes=_processes(recipe),
         train=DataPlan(train.path, train.rows, drawn, passes),
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
@@ -172,7 +193,8 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     epochs = recipe.ppo.epochs if role == "actor" else recipe.ppo.critic_epochs or recipe.ppo.epochs
     optimizer = table.optimizer
     layout = layouts(recipe)[role]
-    fewest, most = _microbatches(recipe, table, layout.data)
+    fewest, most = microbatches(recipe, role, longest_sequence(recipe))
+    key, held = limit(table.batching, with_gradient=False)
     return RolePlan(
         processes=layout.world_size,
         layout=layout.describe(),
@@ -186,18 +208,20 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         lr_last=learning_rate(total - 1, optimizer, planned=total),
         microbatches_per_minibatch_min=fewest,
         microbatches_per_minibatch_max=most,
+        recompute=table.recompute,
+        forward_microbatch=f"{held:,} {'tokens' if 'tokens' in key else 'sequences'}",
         replayed_updates_max=per_step * min(recipe.checkpoint.every_steps, recipe.steps),
     )
 
 
-def _microbatches(recipe: Recipe, table: TrainedTable, data_ranks: int) -> tuple[int, int]:
-    """Of a data rank: fewest (responses of one token, prompts of one) and most (all of full length)."""
-    minibatch = ceil(recipe.ppo.minibatch_seqs / data_ranks)
-    if not isinstance(table.batching, ByTokens):
-        number = ceil(minibatch / table.batching.microbatch_seqs)
-        return number, number
-    cap = table.batching.max_tokens_per_microbatch
-    return ceil(minibatch / cap), ceil(minibatch / (cap // longest_sequence(recipe)))
+def _processes(recipe: Recipe) -> ProcessPlan:
+    return ProcessPlan(
+        engines=recipe.generator.engines,
+        generator=processes(recipe)["generator"],
+        is_one_process=is_one_process(recipe),
+        placement=recipe.cluster.placement,
+        devices=devices(recipe),
+    )
 
 
 def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:

@@ -266,7 +266,8 @@ class LocalCluster(Table):
     kind: Annotated[Literal["local"], SPEED]
     """This machine; the only kind."""
     placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
-    """Colocated roles share devices, one process of each on a device; apart, each process has its own."""
+    """Whether roles share devices. colocated: one process of each role on a device; apart: each process has its
+    own."""
     threads: Annotated[int | None, SPEED, AtLeastOne] = None
     """CPU threads of trainer and generator; absent: all cores this process may use. A role's processes share them."""
     ray_address: Annotated[str | None, SPEED] = None

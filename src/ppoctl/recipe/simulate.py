@@ -1,27 +1,32 @@
 """A PPO step on 8 to 1,024 GPUs, in bytes and seconds, from the recipe and from stated costs per unit.
 
-It models what the code does, not what it might: one vLLM engine in the driver; the driver holds every rollout, puts
-it into Ray's object store for each call, and a node pulls one copy of it; answers come back whole; weights go through
-the driver in buckets; records are written, and states are digested, by the driver. All responses are of full length:
-an upper bound. Stages follow each other, as they do.
+It models what the code does, not what it might: engines of the generator on all GPUs (colocated), or on their part
+of them (apart), asked by the driver every few tokens; the driver holds every rollout, puts it into Ray's object store
+for each call, and a node pulls one copy of it; answers come back whole; weights go through the driver in buckets, and
+a node pulls one copy of each; records are written by the driver, states by the ranks. All that a node pulls is taken
+to come out of the driver's node (Ray may take it from a node that has it already), and all responses are of full
+length: upper bounds. Stages follow each other, as they do; only states are written behind training, and a bucket of
+weights is read while the next is made.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from typing import Any
 
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
 from ppoctl.recipe.memory.estimate import GIB, batch_of
-from ppoctl.recipe.memory.generator import buckets, on_gpu
+from ppoctl.recipe.memory.generator import on_gpu, sending
 from ppoctl.recipe.memory.trainer import state_bytes
-from ppoctl.recipe.parallel import ParallelTable, layouts
+from ppoctl.recipe.parallel import ParallelTable, devices, layouts
 from ppoctl.recipe.schedule import updates_per_step
 from ppoctl.recipe.schema import Recipe
 
 WORLDS = (8, 64, 256, 1024)
 GPUS_PER_NODE = 8
+STEPS_PER_CALL = 16
+"""Tokens of each sequence between two questions to an engine (`engines.vllm.engine`)."""
 
 
 def _unit(value: float, means: str) -> Any:
@@ -38,6 +43,7 @@ class Units:
     gpu_memory_bytes_s: float = _unit(4.8e12, "bytes/s of an H200's memory (data sheet)")
     decode_utilisation: float = _unit(0.5, "share of it that decoding reaches (assumed)")
     gpu_nic_bytes_s: float = _unit(50e9, "bytes/s from a GPU to other nodes, 400 Gbit/s (assumed)")
+    gpu_host_bytes_s: float = _unit(25e9, "bytes/s between a GPU and its host's memory (assumed)")
     store_bytes_s: float = _unit(3e9, "bytes/s out of or into one node's object store, TCP (assumed)")
     copy_bytes_s: float = _unit(5e9, "bytes/s that one thread copies in host memory (assumed)")
     encode_bytes_s: float = _unit(0.8e9, "bytes/s of a record into safetensors (benchmarks/driver_costs.py)")
@@ -62,6 +68,7 @@ class World:
     gpus: int
     actor: ParallelTable
     critic: ParallelTable
+    engines: int
     batch: Batch
     minibatch: int
 
@@ -77,16 +84,21 @@ class SimulatedStep:
     gpus: int
     sequences: int
     data_ranks: int
+    engines: int
     driver_bytes: int
     """Host memory of the driver at its fullest."""
     object_bytes: int
     """Put into the object store of the driver's node."""
     sent_bytes: int
     """Out of that node, to all others."""
+    sent_weights_bytes: int
+    """The same of weights."""
     weights_s: float
-    """The actor's weights, through the driver into the engine."""
+    """The actor's weights, through the driver into all engines."""
     rollout_s: float
-    """One engine decodes."""
+    """Engines decode."""
+    asking_s: float
+    """What engines wait for the driver, which asks one after the other."""
     samples_s: float
     """Drawn tokens, in the driver's Python: made samples, kept over a crash, made a record."""
     reward_s: float
@@ -99,9 +111,7 @@ class SimulatedStep:
     commit_s: float
     """Records: encoded, digested, written."""
     save_s: float
-    """States of both roles, over the steps between saves."""
-    rollout_everywhere_s: float
-    """Instead of `rollout_s`, were there an engine on every GPU."""
+    """What training waits for states of both roles to be saved, over the steps between saves."""
 
     @property
     def step_s(self) -> float:
@@ -112,17 +122,12 @@ class SimulatedStep:
     def costs(self) -> dict[str, float]:
         """What a step is made of."""
         names = [one.name for one in fields(self) if one.name.endswith("_s")]
-        return {name: getattr(self, name) for name in names if name != "rollout_everywhere_s"}
-
-    @property
-    def everywhere_s(self) -> float:
-        """The step with an engine on every GPU, all else as it is."""
-        return self.step_s - self.rollout_s + self.rollout_everywhere_s
+        return {name: getattr(self, name) for name in names}
 
     @property
     def scaling_s(self) -> float:
         """Of that, what more GPUs share."""
-        return self.rollout_everywhere_s + self.forward_s + self.critic_update_s + self.actor_update_s
+        return self.rollout_s + self.forward_s + self.critic_update_s + self.actor_update_s
 
 
 def simulate(
@@ -135,18 +140,24 @@ def simulate(
 
 
 def _world(recipe: Recipe, gpus: int, *, growing: bool) -> World | None:
-    written = layouts(recipe)
-    if any(gpus % table.model_ranks for table in written.values()):
+    """Colocated: each role on all GPUs. Apart: each on as large a part of them as in the recipe."""
+    written, table = layouts(recipe), recipe.generator
+    colocated = recipe.cluster.placement == "colocated"
+
+    def copies(number: int, ranks: int) -> int:
+        """Of so many ranks each, where the recipe has that number of them; 0: they do not fit."""
+        of_all, rest = (gpus, 0) if colocated else divmod(number * ranks * gpus, devices(recipe))
+        return 0 if rest or of_all % ranks else of_all // ranks
+
+    data = {role: copies(layout.data, layout.model_ranks) for role, layout in written.items()}
+    engines = copies(table.engines, table.tensor)
+    if not all([*data.values(), engines]):
         return None
-    actor, critic = (
-        table.model_copy(update={"data": gpus // table.model_ranks})
-        for table in (written["actor"], written["critic"])
-    )
-    own = max(GPUS_PER_NODE, written["actor"].world_size)
-    factor = gpus / own if growing else 1.0
-    minibatch = max(1, round(recipe.ppo.minibatch_seqs * factor))
+    actor, critic = (written[role].model_copy(update={"data": data[role]}) for role in ("actor", "critic"))
+    own = max(GPUS_PER_NODE, written["actor"].world_size) if colocated else devices(recipe)
+    minibatch = max(1, round(recipe.ppo.minibatch_seqs * (gpus / own if growing else 1.0)))
     minibatches = batch_of(recipe).sequences // recipe.ppo.minibatch_seqs
-    return World(gpus, actor, critic, batch_of(recipe, sequences=minibatch * minibatches), minibatch)
+    return World(gpus, actor, critic, engines, batch_of(recipe, sequences=minibatch * minibatches), minibatch)
 
 
 def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units: Units) -> SimulatedStep:
@@ -154,21 +165,22 @@ def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units:
     weight = 4 if recipe.model.dtype == "float32" else 2
     asked = calls(recipe, batch)
     put = sum(call.bytes for call in asked)
-    sizes = buckets(decoder, world.actor, weight)
-    saved = state_bytes(decoder, "actor", world.actor, weight) + state_bytes(decoder, "critic", world.critic, weight)
-    written = 1 / (units.disk_bytes_s * world.nodes) + 1 / units.digest_bytes_s
+    sent = sending(decoder, world.actor, weight)
     # Encoded for its identity and for its file; digested for its identity and as the file is read back.
     committed = 2 / units.encode_bytes_s + 2 / units.digest_bytes_s + 1 / units.disk_bytes_s
-    checked = 1 / (units.checksum_bytes_s * units.driver_threads)
-    return SimulatedStep(
+    decoding, asking = rollout_seconds(recipe, decoder, world, gpu_gib, units)
+    step = SimulatedStep(
         gpus=world.gpus,
         sequences=batch.sequences,
         data_ranks=world.actor.data,
-        driver_bytes=driver_bytes(batch, max(sizes, default=0)).peak,
+        engines=world.engines,
+        driver_bytes=driver_bytes(batch, sent.in_driver).peak,
         object_bytes=put,
         sent_bytes=put * (world.nodes - 1),
-        weights_s=sum(sizes) * (3 / units.copy_bytes_s + 1 / units.store_bytes_s + checked),
-        rollout_s=rollout_seconds(recipe, decoder, batch, 1, gpu_gib, units),
+        sent_weights_bytes=sum(sent.packs) * (world.nodes - 1),
+        weights_s=_weights_seconds(sum(sent.buckets), recipe.generator.tensor, world, units),
+        rollout_s=decoding,
+        asking_s=max(0.0, asking - decoding),
         samples_s=batch.cells * units.token_s,
         reward_s=ceil(batch.sequences / recipe.reward.workers) * units.score_s,
         forward_s=_forward_seconds(decoder, world, units),
@@ -176,25 +188,59 @@ def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units:
         actor_update_s=_update_seconds(recipe, decoder, world, "actor", units),
         data_s=_data_seconds(asked, world, units),
         commit_s=records_of(batch).total * committed,
-        save_s=saved * written / recipe.checkpoint.every_steps,
-        rollout_everywhere_s=rollout_seconds(recipe, decoder, batch, world.gpus, gpu_gib, units),
+        save_s=0.0,
     )
+    return replace(step, save_s=_save_seconds(recipe, decoder, world, step.step_s, units))
 
 
 def rollout_seconds(
-    recipe: Recipe, decoder: Decoder, batch: Batch, engines: int, gpu_gib: float, units: Units
-) -> float:
-    """Waves of sequences decoded together; a token of all of them reads the weights, and each one's cache, once."""
-    weight = 4 if recipe.model.dtype == "float32" else 2
+    recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units: Units
+) -> tuple[float, float]:
+    """Of the engines, and of the driver that asks them meanwhile. Waves of sequences are decoded together; a token of
+    all of them reads the weights, and each one's cache, once."""
+    weight, batch = 4 if recipe.model.dtype == "float32" else 2, world.batch
     window = batch.prompt_tokens + batch.response_tokens
-    engine = on_gpu(decoder, weight, int(recipe.generator.gpu_memory_frac * gpu_gib * GIB), window)
-    sequences = ceil(batch.sequences / engines)
+    engine = on_gpu(decoder, weight, recipe.generator, gpu_gib * GIB, window)
+    sequences = ceil(batch.sequences / world.engines)
     together = max(1, min(sequences, recipe.generator.max_concurrent_seqs, engine.full_sequences))
-    waves = ceil(sequences / together)
+    tokens = ceil(sequences / together) * batch.response_tokens
     per_token = engine.kv_cache // max(1, engine.kv_tokens)
     mean_cache = together * (batch.prompt_tokens + batch.response_tokens / 2) * per_token
     each_s = (engine.weights + mean_cache) / (units.gpu_memory_bytes_s * units.decode_utilisation)
-    return waves * batch.response_tokens * each_s
+    busy = min(world.engines, batch.sequences) * engine.tensor
+    return tokens * each_s, ceil(tokens / STEPS_PER_CALL) * busy * units.call_s
+
+
+def _weights_seconds(size: int, tensor: int, world: World, units: Units) -> float:
+    """The driver makes buckets: a rank copies them into the store, the driver out of it, together, and in again, and
+    checksums them. Meanwhile nodes pull the one before, and engines copy their slice of it."""
+    checked = 1 / (units.checksum_bytes_s * units.driver_threads)
+    made = 4 / units.copy_bytes_s + 1 / units.store_bytes_s + checked
+    read = (world.nodes - 1) / units.store_bytes_s + 1 / (tensor * units.gpu_host_bytes_s)
+    return size * max(made, read)
+
+
+def _save_seconds(recipe: Recipe, decoder: Decoder, world: World, step_s: float, units: Units) -> float:
+    """Per step. Ranks that write copy their part first; a state of a distributed optimizer is gathered before that,
+    unless it is for any number of data ranks only. What is still being written when the next save comes is waited
+    for; without `asynchronous` all of it."""
+    table, weight = recipe.checkpoint, 4 if recipe.model.dtype == "float32" else 2
+    copied, disk_s, digests = 0.0, 0.0, []
+    for role in ("actor", "critic"):
+        layout: ParallelTable = getattr(world, role)
+        size = state_bytes(decoder, role, layout, weight)
+        narrow = layout.distributed_optimizer and table.reshardable == "dp"
+        each = size / (layout.world_size if narrow else layout.model_ranks)
+        copied += each / units.gpu_host_bytes_s
+        if layout.distributed_optimizer and not narrow:
+            copied += each / units.gpu_nic_bytes_s
+        digests.append(each / units.digest_bytes_s)
+        disk_s += size / (units.disk_bytes_s * world.nodes)
+    # Behind training both roles write at the same time.
+    waited = (
+        max(0.0, max(digests) + disk_s - table.every_steps * step_s) if table.asynchronous else sum(digests) + disk_s
+    )
+    return (copied + waited) / table.every_steps
 
 
 def forward_flops(decoder: Decoder, tokens: int) -> float:

@@ -1,8 +1,10 @@
 """Bytes of the tensors that a rank really has: what it holds, what a forward pass keeps, and the peak of a call."""
 
+import pickle
 import traceback
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppoctl.batch.records import Rollouts
+from ppoctl.engines.megatron.model import PackedModel
+from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.rank import MegatronRank
 
 
@@ -23,8 +27,8 @@ def storages(tensors: Sequence[Tensor]) -> dict[int, int]:
 
 def held(rank: MegatronRank) -> dict[str, int]:
     """What lies in memory between calls, by component."""
-    weights = storages(list(rank.model.parameters()))
-    buffers = storages([buffer.grad_data for buffer in rank.wrapped.buffers])
+    weights = storages([weight for model in rank.models for weight in model.parameters()])
+    buffers = storages([buffer.grad_data for stage in rank.stages for buffer in stage.buffers])
     groups = rank.optimizer.param_groups
     main = storages([parameter for group in groups for parameter in group["params"]])
     chained = getattr(rank.optimizer, "chained_optimizers", [rank.optimizer])
@@ -40,28 +44,49 @@ def held(rank: MegatronRank) -> dict[str, int]:
 
 def kept(rank: MegatronRank, rollouts: Rollouts) -> dict[str, int]:
     """What one microbatch of all rows keeps for its backward pass, by component."""
-    known = storages([*rank.model.parameters(), *(buffer.grad_data for buffer in rank.wrapped.buffers)])
+    known = storages([weight for model in rank.models for weight in model.parameters()])
+    known |= storages([buffer.grad_data for stage in rank.stages for buffer in stage.buffers])
     alive: list[Tensor] = []  # so that no address is used twice
     found: dict[str, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         for place, size in storages([tensor]).items():
             if place not in known:
-                known[place] = size
                 component = _component(traceback.extract_stack())
+                if component is None:
+                    continue
+                known[place] = size
                 found[component] = found.get(component, 0) + size
                 alive.append(tensor)
         return tensor
 
+    def make_tables(model: PackedModel, packed: PackedInput) -> RopeTables:
+        tables = PackedModel._rope_tables(model, packed)
+        for place, size in storages([tables.cos, tables.sin]).items():  # they stay, saved or not
+            known[place] = size
+            found["ends"] = found.get("ends", 0) + size
+        alive.extend([tables.cos, tables.sin])
+        return tables
+
+    for model in rank.models:
+        model._rope_tables = partial(make_tables, model)
     objective = _objective(rank, rollouts)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         rank.update(rollouts, [lab.minibatch(rollouts)], objective)
+    for model in rank.models:
+        del model._rope_tables
     return {**found, "logits": objective.logits}
 
 
 def gather_buffer(rank: MegatronRank) -> int:
     """What sequence parallelism has gathered into."""
     return sum(storages(list(get_global_memory_buffer().buffer.values())).values())
+
+
+def pickled_bucket(rank: MegatronRank) -> int:
+    """Bytes of the answer about the first bucket of weights."""
+    rank.open_weights()
+    return len(pickle.dumps(rank.next_weights(2**20)))
 
 
 def peak(rank: MegatronRank, rollouts: Rollouts, call: str) -> int:
@@ -103,9 +128,14 @@ class _Watched:
         return self.inner(rows, outputs, *rest)
 
 
-def _component(stack: traceback.StackSummary) -> str:
+def _component(stack: traceback.StackSummary) -> str | None:
+    """None: it is computed again, in the backward pass."""
     frames = [(Path(frame.filename), frame.name) for frame in stack]
     names = {(path.name, name) for path, name in frames}
+    if ("random.py", "backward") in names:
+        return None
+    if ("random.py", "checkpoint") in names:  # what is computed again starts from it
+        return "projections" if ("transformer_layer.py", "forward") in names else "inputs"
     if ("attention.py", "apply_rope") in names:
         return "ends"  # the tables
     if ("attention.py", "_per_sequence") in names:

@@ -22,7 +22,7 @@ from ppoctl.engines.megatron.process_group import Place
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 120.0
 
 
 class RankServer:

@@ -12,15 +12,16 @@ from rank_pool import RankPool
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ppoctl.batch.records import Rollouts
-from ppoctl.engines.megatron import logprobs, ranks
+from ppoctl.engines.megatron import logprobs, microbatches, ranks
 from ppoctl.engines.megatron.families import VOCAB_MULTIPLE, read_shape
 from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.recipe import batching
 from ppoctl.recipe.assets import read_config
 from ppoctl.recipe.memory import activations, decoder, generator
 from ppoctl.recipe.memory.activations import Microbatch, Precision
 from ppoctl.recipe.memory.decoder import Decoder, decoder_of
 from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
-from ppoctl.recipe.schema import ByTokens, ParallelTable
+from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 
 WITHIN = 0.1
 QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart" / "model"
@@ -43,6 +44,12 @@ CASES = [
     ("larger", "critic", "TP2", torch.float32),
     ("larger", "actor", "PP2 uneven", torch.bfloat16),
     ("larger", "actor", "DP2 distributed optimizer", torch.float32),
+    ("larger", "actor", "alone", torch.float32, "selective"),
+    ("larger", "actor", "TP2 sequence", torch.bfloat16, "selective"),
+    ("quickstart", "critic", "alone", torch.float32, "selective"),
+    ("larger", "actor", "alone", torch.bfloat16, "full"),
+    ("larger", "critic", "TP2", torch.float32, "full"),
+    ("larger", "actor", "PP2 uneven", torch.float32, "full"),
 ]
 ROWS, PROMPT, RESPONSE = 44, 64, 32
 """A full microbatch of the quickstart: 44 sequences of 64 + 32 - 1 tokens are just above its cap of 4,096."""
@@ -80,20 +87,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def opened(pool: RankPool, folders: dict[str, Path]) -> Callable[..., Case]:
-    def open_(kind: str, role: str, layout: str, dtype: torch.dtype) -> Case:
+    def open_(kind: str, role: str, layout: str, dtype: torch.dtype, recompute: Recompute = "none") -> Case:
         parallel = LAYOUTS[layout]
-        batching = ByTokens(max_tokens_per_microbatch=5000, logits_chunk_tokens=512)
-        pool.open(TrainerSettings(role, str(folders[kind]), dtype, batching, parallel))
+        held = ByTokens(max_tokens_per_microbatch=5000, logits_chunk_tokens=512)
+        pool.open(TrainerSettings(role, str(folders[kind]), dtype, held, parallel, recompute=recompute))
         pool.call("start")
-        rows = ROWS // parallel.data
+        microbatch = full_microbatch(ROWS // parallel.data)
         weight = 4 if dtype is torch.float32 else 2
         training = Training(
             role=role,
             decoder=_decoder(folders[kind]),
             layout=parallel,
             precision=Precision(weight, "cpu"),
-            microbatch=Microbatch(rows * (PROMPT + RESPONSE - 1), rows * RESPONSE, 512),
+            microbatch=microbatch,
+            forward=microbatch,
             microbatches=1,
+            recompute=recompute,
         )
         per_stage = parallel.tensor * parallel.data
         expected = [rank for rank in ranks_of(training) for _ in range(per_stage)]
@@ -101,6 +110,10 @@ def opened(pool: RankPool, folders: dict[str, Path]) -> Callable[..., Case]:
         return Case(pool, folders[kind], role, parallel, weight, rollouts, expected)
 
     return open_
+
+
+def full_microbatch(rows: int) -> Microbatch:
+    return Microbatch(rows * (PROMPT + RESPONSE - 1), rows * RESPONSE, 512)
 
 
 def _decoder(folder: Path) -> Decoder:
@@ -125,14 +138,15 @@ def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp
         for component, size in held.items():
             compare(component, getattr(rank, component), size)
     for rank, kept in zip(expected, pool.examine(memory_lab.kept, rollouts), strict=True):
-        for component in ("norms", "projections", "attention", "mlp", "ends", "logits"):
+        for component in ("norms", "projections", "attention", "mlp", "inputs", "ends", "logits"):
             compare(component, getattr(rank.kept, component), kept.get(component, 0))
     for call in ("update", "forward"):
         for rank, peak in zip(expected, pool.examine(memory_lab.peak, rollouts, call), strict=True):
             compare(call, getattr(rank, call), peak)
     for rank, buffer in zip(expected, pool.examine(memory_lab.gather_buffer), strict=True):
         compare("gather_buffer", rank.gather_buffer, buffer)
-    pool.call("save", tmp_path)
+    pool.call("begin_save", tmp_path, False)
+    pool.call("finish_save")
     files = sum(file.stat().st_size for file in tmp_path.glob("*.distcp"))
     compare("state", state_bytes(_decoder(folder), role, layout, weight), files)
     for component, pairs in found.items():
@@ -140,20 +154,55 @@ def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp
     assert {name: pairs for name, pairs in found.items() if not all(close(*pair) for pair in pairs)} == {}
 
 
-def test_the_first_stage_of_a_pipeline_keeps_two_microbatches(pool: RankPool) -> None:
-    """Four microbatches of eleven rows: one forward, one backward, when the pipeline is full."""
-    parallel, rows = LAYOUTS["PP2"], ROWS // 4
-    batching = ByTokens(max_tokens_per_microbatch=rows * (PROMPT + RESPONSE - 1), logits_chunk_tokens=512)
+@pytest.mark.parametrize(
+    ("parallel", "microbatches", "under_way"),
+    [
+        (ParallelTable(pipeline=2), 4, [2, 1]),
+        (ParallelTable(pipeline=2, stages_per_rank=2), 2, [2, 1.5]),
+        (ParallelTable(pipeline=2, stages_per_rank=2), 4, [2.5, 1.5]),
+    ],
+)
+def test_a_pipeline_keeps_several_microbatches(
+    pool: RankPool, parallel: ParallelTable, microbatches: int, under_way: list[float]
+) -> None:
+    rows = ROWS // microbatches
+    microbatch = full_microbatch(rows)
+    batching = ByTokens(max_tokens_per_microbatch=microbatch.tokens, logits_chunk_tokens=512)
     pool.open(TrainerSettings("actor", str(QUICKSTART), torch.float32, batching, parallel))
     pool.call("start")
-    microbatch = Microbatch(rows * (PROMPT + RESPONSE - 1), rows * RESPONSE, 512)
-    training = Training("actor", _decoder(QUICKSTART), parallel, Precision(4, "cpu"), microbatch, microbatches=4)
+    expected = ranks_of(_training(parallel, microbatch, microbatch, microbatches))
+    assert [rank.microbatches_under_way for rank in expected] == under_way
     rollouts = lab.make_rollouts(prompts=[PROMPT] * ROWS, lengths=[RESPONSE] * ROWS)
-    expected = ranks_of(training)
-    assert [rank.microbatches_under_way for rank in expected] == [2, 1]
     peaks = pool.examine(memory_lab.peak, rollouts, "update")
     print(" ".join(f"{rank.update / peak:.4f}" for rank, peak in zip(expected, peaks, strict=True)))
     assert all(close(rank.update, peak) for rank, peak in zip(expected, peaks, strict=True))
+
+
+def test_forwards_without_gradient_have_microbatches_of_their_own(pool: RankPool) -> None:
+    update, forward = full_microbatch(ROWS // 4), full_microbatch(ROWS)
+    limits = {"max_tokens_per_microbatch": update.tokens, "forward_max_tokens_per_microbatch": forward.tokens}
+    batching = ByTokens(**limits, logits_chunk_tokens=512)
+    pool.open(TrainerSettings("actor", str(QUICKSTART), torch.float32, batching, ParallelTable()))
+    pool.call("start")
+    [expected] = ranks_of(_training(ParallelTable(), update, forward, 4))
+    rollouts = lab.make_rollouts(prompts=[PROMPT] * ROWS, lengths=[RESPONSE] * ROWS)
+    for call in ("update", "forward"):
+        [peak] = pool.examine(memory_lab.peak, rollouts, call)
+        print(f"{getattr(expected, call) / peak:.4f}")
+        assert close(getattr(expected, call), peak)
+
+
+def _training(parallel: ParallelTable, update: Microbatch, forward: Microbatch, microbatches: int) -> Training:
+    return Training("actor", _decoder(QUICKSTART), parallel, Precision(4, "cpu"), update, forward, microbatches)
+
+
+def test_ranks_that_only_take_part_in_sending_answer_next_to_nothing(pool: RankPool) -> None:
+    batching = ByTokens(max_tokens_per_microbatch=64)
+    pool.open(TrainerSettings("actor", str(QUICKSTART), torch.float32, batching, LAYOUTS["TP2"]))
+    pool.call("start")
+    sending, taking_part = pool.examine(memory_lab.pickled_bucket)
+    assert sending > 2**20
+    assert taking_part < 2**13  # a name and an empty tensor for each
 
 
 def test_numbers_that_are_written_in_both_places_are_the_same() -> None:
@@ -164,6 +213,12 @@ def test_numbers_that_are_written_in_both_places_are_the_same() -> None:
         "cpu": activations.BLOCK_LOGITS["cpu"],
         "cuda": activations.BLOCK_LOGITS["gpu"],
     } == logprobs._BLOCK_ELEMENTS
+    tables = [ByTokens(max_tokens_per_microbatch=5), BySequences(microbatch_seqs=5, forward_microbatch_seqs=7)]
+    tables += [ByTokens(max_tokens_per_microbatch=5, forward_max_tokens_per_microbatch=7)]
+    for table in tables:
+        for with_gradient in (True, False):
+            found = batching.limit(table, with_gradient=with_gradient)
+            assert found == microbatches.limit(table, with_gradient=with_gradient)
 
 
 @pytest.mark.parametrize("kind", ["quickstart", "larger"])

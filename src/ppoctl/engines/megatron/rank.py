@@ -169,7 +169,8 @@ class MegatronRank:
         size, is_sender = 0, self.groups.tp.rank() == self.groups.dp.rank() == 0
         for name, tensor in self._sending:
             size += tensor.nbytes
-            bucket.append((name, tensor.cpu().clone() if is_sender else tensor[:0]))
+            # Not an empty view, with which all of the tensor would be pickled.
+            bucket.append((name, tensor.cpu().clone() if is_sender else tensor.new_empty(0)))
             if size >= max_bytes:
                 break
         return bucket

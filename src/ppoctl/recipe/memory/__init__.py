@@ -3,9 +3,10 @@
     decoder      config.json -> the numbers of a model, and its parameters, whole or of one rank
     activations  what a forward pass keeps for its backward pass, and what it needs while it runs
     trainer      one rank of actor or critic: weights, gradients, optimizer, activations
-    generator    vLLM: weights, KV cache, weights on their way
+    generator    vLLM: engines, weights, KV cache, weights on their way
     driver       the process that holds the rollouts: records, object store, disk
-    residency    which of it is in memory in each stage, and whether it fits
+    items        which of it lies on a GPU, or on the machine
+    residency    what is in memory in each stage, and whether it fits
 
 Estimates of trainers are held against tensors of real engines by tests/engines/megatron/test_memory_estimates.py.
 """

@@ -19,12 +19,15 @@ residuals too: then S = T, else S = 1), b bytes of a number of the model.
   attention keeps one number per token and head instead of the scores; a float32 model on a GPU has none, and what its
   kernels keep is not known here: taken as for bfloat16 with b = 4.
 - The MLP keeps gate and up (2F), silu of the gate, up (a copy: Megatron-Core adds an offset of 0 to it), the product.
+- Recomputed (`recompute`): selective drops the MLP's line; full drops all of them and keeps b h / S, a layer's input.
+  The backward pass makes what was dropped once more, layer by layer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppoctl.recipe.memory.decoder import Decoder, Stage
 from ppoctl.recipe.parallel import ParallelTable
+from ppoctl.recipe.schema import Recompute
 
 BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
 """Logits taken to float32 at a time (`engines.megatron.logprobs`), in so many copies:"""
@@ -50,7 +53,9 @@ class Part:
     """actor or critic."""
     layout: ParallelTable
     stage: Stage
+    """The layers it has: all of the rank's, or one run of them where stages are interleaved."""
     precision: Precision
+    recompute: Recompute = "none"
 
     @property
     def shares(self) -> int:
@@ -87,29 +92,38 @@ class Kept:
     """Token ids, rotary tables, final norm, positions read."""
     logits: int
     """One chunk of them."""
+    inputs: int = 0
+    """Of layers that are computed again from them."""
 
     @property
     def total(self) -> int:
-        return self.norms + self.projections + self.attention + self.mlp + self.ends + self.logits
+        in_layers = self.norms + self.projections + self.attention + self.mlp + self.inputs
+        return in_layers + self.ends + self.logits
 
 
 def kept(part: Part, batch: Microbatch) -> Kept:
-    """Of one microbatch in one pipeline stage."""
+    """Of one microbatch in these layers."""
     decoder, weight = part.decoder, part.precision.weight
     layers = part.stage.layers * batch.tokens
+    inputs = weight * decoder.hidden // part.shares
     ends = batch.tokens * weight * decoder.head_dim  # cosine and sine
     if part.stage.is_first:
         ends += 8 * batch.tokens
     if part.stage.is_last:
         ends += batch.tokens * _norm(part) // part.shares + batch.read * _read(part)
-    return Kept(
+    found = Kept(
         norms=2 * layers * _norm(part) // part.shares,
-        projections=2 * layers * weight * decoder.hidden // part.shares,
+        projections=2 * layers * inputs,
         attention=layers * _attention(part) // part.layout.tensor,
         mlp=layers * _mlp(part) // part.layout.tensor,
         ends=ends,
         logits=_chunk(part, batch) * weight,
     )
+    if part.recompute == "selective":
+        return replace(found, mlp=0)
+    if part.recompute == "full":
+        return replace(found, norms=0, projections=0, attention=0, mlp=0, inputs=layers * inputs)
+    return found
 
 
 def backward_bytes(part: Part, batch: Microbatch) -> int:
@@ -117,13 +131,22 @@ def backward_bytes(part: Part, batch: Microbatch) -> int:
     numbers beside a gradient), or of the last MLP (gradients of gate and up; those of the end are gone by then)."""
     decoder, weight = part.decoder, part.precision.weight
     hidden = weight * decoder.hidden // part.shares
-    mlp = batch.tokens * (hidden + 2 * weight * _mlp_width(decoder) // part.layout.tensor)
+    mlp = batch.tokens * (hidden + 2 * weight * _mlp_width(decoder) // part.layout.tensor) + _made_again(part, batch)
     if not part.stage.is_last:
         return mlp + batch.tokens * hidden  # what was sent on is still there too
     copies = 3 * 4 if part.precision.device == "cpu" else weight
     norm = batch.tokens * (weight + copies) * decoder.hidden // part.shares
     gone = batch.tokens * _norm(part) // part.shares + batch.read * _read(part) + _chunk(part, batch) * weight
     return max(mlp - gone, norm, _head_at_work(part, batch))
+
+
+def _made_again(part: Part, batch: Microbatch) -> int:
+    """What the backward pass of a layer computes once more, all of it before it goes back through it."""
+    layer = replace(part.stage, layers=1, is_first=False, is_last=False)
+    whole = kept(replace(part, stage=layer, recompute="none"), batch)
+    if part.recompute == "selective":
+        return whole.mlp
+    return whole.total - whole.ends if part.recompute == "full" else 0
 
 
 def gather_bytes(part: Part, batch: Microbatch) -> int:

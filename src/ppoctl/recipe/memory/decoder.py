@@ -163,6 +163,15 @@ def stages_of(decoder: Decoder, layout: ParallelTable) -> list[Stage]:
     ]
 
 
+def runs_of(stage: Stage, layout: ParallelTable) -> list[Stage]:
+    """The runs of layers of a pipeline rank: one, or several where stages are interleaved."""
+    count = layout.stages_per_rank
+    return [
+        Stage(stage.number, stage.layers // count, stage.is_first and run == 0, stage.is_last and run == count - 1)
+        for run in range(count)
+    ]
+
+
 def rank_parameters(decoder: Decoder, role: str, stage: Stage, tensor: int) -> int:
     """Parameters of one tensor rank in a pipeline stage: its slice of every matrix, the whole of every norm.
 

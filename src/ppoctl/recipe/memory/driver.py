@@ -55,12 +55,12 @@ class DriverBytes:
     """Python objects of the samples of a step, until they are a record."""
     records: int
     """Of a step, each twice: tensors, and the bytes that were committed, which a record keeps."""
-    buckets: int
-    """Two buckets of weights."""
+    weights: int
+    """On their way to the generator."""
 
     @property
     def peak(self) -> int:
-        return max(self.samples, self.records) + self.buckets
+        return max(self.samples, self.records) + self.weights
 
 
 def records_of(batch: Batch) -> Records:
@@ -77,12 +77,12 @@ def records_of(batch: Batch) -> Records:
     )
 
 
-def driver_bytes(batch: Batch, largest_bucket: int) -> DriverBytes:
+def driver_bytes(batch: Batch, weights_on_their_way: int) -> DriverBytes:
     """Of one step."""
     records = records_of(batch)
     samples = batch.cells * SAMPLE_TOKEN_BYTES + batch.cells * TEXT_BYTES_PER_TOKEN
     # The record is made while the samples are still there.
-    return DriverBytes(samples + records.rollout, 2 * records.total, 2 * largest_bucket)
+    return DriverBytes(samples + records.rollout, 2 * records.total, weights_on_their_way)
 
 
 def update_input_bytes(batch: Batch, role: str) -> int:

@@ -1,75 +1,125 @@
-"""Bytes of vLLM, and of weights on their way to it."""
+"""Bytes of vLLM, and of weights on their way to it.
 
-from collections.abc import Iterator
+trainer rank -> object store -> driver: checksums, packs -> object store -> every engine reads the same copy
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ppoctl.recipe.memory.decoder import Decoder, Stage, stages_of
+from ppoctl.recipe.memory.decoder import Decoder, Stage, rank_parameters, stages_of
 from ppoctl.recipe.parallel import ParallelTable
+from ppoctl.recipe.schema import GeneratorTable
 
 BUCKET_BYTES = 64 * 2**20
-"""Weights on their way at one time, or one tensor that has more (`engines.megatron.ranks`); two such buckets exist,
-one in use while the next is filled."""
+"""Weights that leave a rank together, and that the driver packs for the engines (`engines.megatron.ranks`,
+`engines.vllm.sync`)."""
 
 
 @dataclass(frozen=True)
 class GeneratorBytes:
-    """One engine. Its work on a batch of tokens is not counted on a CPU, and is within its share of a GPU."""
+    """A process of an engine: its tensor ranks have the same each. The work on a batch of tokens is not counted on a
+    CPU, and is within the engine's share of a GPU."""
 
+    engines: int
+    tensor: int
+    """Processes of an engine."""
     weights: int
     kv_cache: int
     kv_tokens: int
-    """Tokens whose keys and values fit."""
+    """Tokens whose keys and values fit an engine."""
     full_sequences: int
-    """Sequences of full length that fit."""
+    """Sequences of full length that fit an engine."""
+
+    @property
+    def processes(self) -> int:
+        return self.engines * self.tensor
 
     @property
     def total(self) -> int:
         return self.weights + self.kv_cache
 
 
-def on_cpu(decoder: Decoder, weight: int, kv_cache: int, window: int) -> GeneratorBytes:
-    """An engine with a cache of so many bytes. A tied output layer has a packed copy of its own."""
-    copy = decoder.padded_vocab * decoder.hidden if decoder.tied else 0
-    return _engine((_parameters(decoder) + copy) * weight, kv_cache, _kv_bytes(decoder, weight), window)
+@dataclass(frozen=True)
+class Sending:
+    """The actor's weights on their way to engines that are other processes."""
+
+    buckets: tuple[int, ...] = ()
+    """As ranks send them: tensors until there are so many bytes."""
+    packs: tuple[int, ...] = ()
+    """As the driver puts them where engines read them: tensors as long as they fit, or one that does not."""
+
+    @property
+    def largest(self) -> int:
+        return max(self.buckets, default=0)
+
+    @property
+    def in_driver(self) -> int:
+        """Most at one time: a bucket while the next one arrives, and a pack that is being made."""
+        return 2 * self.largest + max(self.packs, default=0)
 
 
-def on_gpu(decoder: Decoder, weight: int, share: int, window: int) -> GeneratorBytes:
-    """An engine with so many bytes of a GPU for all it does: what weights leave is taken for the cache, though the
-    work on a batch comes off it first."""
-    weights = _parameters(decoder) * weight
-    return _engine(weights, max(0, share - weights), _kv_bytes(decoder, weight), window)
+def on_cpu(decoder: Decoder, weight: int, table: GeneratorTable, window: int) -> GeneratorBytes:
+    """Engines with the cache that the recipe gives each process. A tied output layer has a packed copy of its own."""
+    copy = decoder.padded_vocab * decoder.hidden // table.tensor if decoder.tied else 0
+    weights = (_parameters(decoder, table.tensor) + copy) * weight
+    return _engines(table, weights, table.kv_cache_mib * 2**20, _kv_bytes(decoder, weight, table.tensor), window)
 
 
-def buckets(decoder: Decoder, layout: ParallelTable, weight: int) -> list[int]:
-    """Bytes of each bucket in which trainer processes send the actor's weights; none within one process."""
-    if layout.world_size == 1:
-        return []
-    found: list[int] = []
+def on_gpu(decoder: Decoder, weight: int, table: GeneratorTable, gpu_bytes: float, window: int) -> GeneratorBytes:
+    """Engines with a share of each of their GPUs for all they do: what weights leave is taken for the cache, though
+    the work on a batch comes off it first."""
+    weights = _parameters(decoder, table.tensor) * weight
+    cache = max(0, int(table.gpu_memory_frac * gpu_bytes) - weights)
+    return _engines(table, weights, cache, _kv_bytes(decoder, weight, table.tensor), window)
+
+
+def sending(decoder: Decoder, layout: ParallelTable, weight: int) -> Sending:
+    """From trainer processes of this layout: pipeline rank by pipeline rank."""
+    buckets: list[int] = []
+    tensors: list[int] = []
     for stage in stages_of(decoder, layout):
-        size = 0
-        for numbers in _tensors(decoder, stage):
-            size += numbers * weight
-            if size >= BUCKET_BYTES:
-                found.append(size)
-                size = 0
-        found += [size] if size else []
-    return found
+        sizes = [numbers * weight for numbers in _tensors(decoder, stage)]
+        buckets += _until_full(sizes)
+        tensors += sizes
+    return Sending(tuple(buckets), tuple(_as_they_fit(tensors)))
 
 
-def _engine(weights: int, kv_cache: int, per_token: int, window: int) -> GeneratorBytes:
+def _until_full(sizes: Iterable[int]) -> Iterator[int]:
+    total = 0
+    for size in sizes:
+        total += size
+        if total >= BUCKET_BYTES:
+            yield total
+            total = 0
+    if total:
+        yield total
+
+
+def _as_they_fit(sizes: Iterable[int]) -> Iterator[int]:
+    total = 0
+    for size in sizes:
+        if total and total + size > BUCKET_BYTES:
+            yield total
+            total = 0
+        total += size
+    if total:
+        yield total
+
+
+def _engines(table: GeneratorTable, weights: int, kv_cache: int, per_token: int, window: int) -> GeneratorBytes:
     tokens = kv_cache // per_token
-    return GeneratorBytes(weights, kv_cache, tokens, tokens // window)
+    return GeneratorBytes(table.engines, table.tensor, weights, kv_cache, tokens, tokens // window)
 
 
-def _kv_bytes(decoder: Decoder, weight: int) -> int:
-    """Of one token."""
-    return 2 * decoder.layers * decoder.keys * weight
+def _kv_bytes(decoder: Decoder, weight: int, tensor: int) -> int:
+    """Of one token, in one process."""
+    return 2 * decoder.layers * decoder.keys // tensor * weight
 
 
-def _parameters(decoder: Decoder) -> int:
-    """vLLM, too, pads the vocabulary to a multiple of 64."""
-    tables = 1 if decoder.tied else 2
-    return decoder.parameters + tables * (decoder.padded_vocab - decoder.vocab) * decoder.hidden
+def _parameters(decoder: Decoder, tensor: int) -> int:
+    """Of one process. vLLM, too, splits matrices and pads the vocabulary to a multiple of 64."""
+    [whole] = stages_of(decoder, ParallelTable())
+    return rank_parameters(decoder, "actor", whole, tensor)
 
 
 def _tensors(decoder: Decoder, stage: Stage) -> Iterator[int]:

@@ -1,7 +1,7 @@
 """What lies where in each stage of a step, and whether it fits.
 
-A place is what memory belongs to: a GPU with one rank of each role and the generator, or a machine without GPUs with
-all processes of a run. Nothing is moved out of the way between stages: whatever is resident is so in all of them.
+A place is what memory belongs to: a GPU with the processes that share it, or a machine without GPUs with all
+processes of a run. Nothing is moved out of the way between stages: whatever is resident is so in all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,6 +45,24 @@ class StageBytes:
     fits: bool | None
     largest: tuple[Item, ...]
     """What takes most, and what makes that smaller."""
+
+
+@dataclass(frozen=True)
+class Residency:
+    """A place and what takes memory there."""
+
+    place: Place
+    items: tuple[Item, ...]
+    stages: tuple[StageBytes, ...]
+
+    @property
+    def fullest(self) -> StageBytes:
+        return max(self.stages, key=lambda stage: stage.bytes)
+
+
+def residency(place: Place, items: Sequence[Item]) -> Residency:
+    """Every stage of a step in one place."""
+    return Residency(place, tuple(items), tuple(stages_in(place, items)))
 
 
 def stages_in(place: Place, items: Sequence[Item]) -> list[StageBytes]:

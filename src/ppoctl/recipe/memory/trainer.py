@@ -9,7 +9,8 @@ reference      an actor's frozen copy of the weights, read where a KL penalty is
 activations    what microbatches keep, as many as are under way in this stage of the pipeline, and the work on one
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 from ppoctl.recipe.memory.activations import (
     Kept,
@@ -21,8 +22,9 @@ from ppoctl.recipe.memory.activations import (
     gather_bytes,
     kept,
 )
-from ppoctl.recipe.memory.decoder import Decoder, rank_parameters, stages_of
+from ppoctl.recipe.memory.decoder import Decoder, rank_parameters, runs_of, stages_of
 from ppoctl.recipe.parallel import ParallelTable
+from ppoctl.recipe.schema import Recompute
 
 FLOAT32 = 4
 
@@ -36,8 +38,12 @@ class Training:
     layout: ParallelTable
     precision: Precision
     microbatch: Microbatch
+    """Of an update."""
+    forward: Microbatch
+    """Of log-probs, reference and values."""
     microbatches: int
     """Of a data rank in a minibatch, at most."""
+    recompute: Recompute = "none"
     has_reference: bool = False
 
 
@@ -54,8 +60,11 @@ class RankBytes:
     reference: int
     gather_buffer: int
     kept: Kept
-    """Of one microbatch."""
-    microbatches_under_way: int
+    """Of one microbatch, in all layers of the rank."""
+    microbatches_under_way: float
+    """Forward and not yet back, at most; a part of one is in some of the rank's runs of layers."""
+    kept_under_way: int
+    """Of all of those."""
     backward: int
     """While gradients go back, beyond what is kept."""
     forward: int
@@ -70,7 +79,7 @@ class RankBytes:
     @property
     def update(self) -> int:
         """While it trains, beyond what is resident."""
-        return self.microbatches_under_way * self.kept.total + self.backward
+        return self.kept_under_way + self.backward
 
     @property
     def peak(self) -> int:
@@ -92,10 +101,30 @@ def state_bytes(decoder: Decoder, role: str, layout: ParallelTable, weight: int)
     return rank_parameters(decoder, role, whole, 1) * (weight + (FLOAT32 if has_main else 0) + 2 * FLOAT32)
 
 
+def runs_under_way(layout: ParallelTable, number: int, microbatches: int) -> list[int]:
+    """Numbers of a rank's runs of layers that have gone forward and not yet back, when there are most of them: all up
+    to the first backward pass, after which each forward pass is followed by one.
+
+    As Megatron-Core has it: a rank goes ahead of the ones behind it, by one each; or, of several runs, by two each,
+    once as many microbatches as there are ranks have been through all but its last run. They go through a run
+    together.
+    """
+    ranks, runs = layout.pipeline, layout.stages_per_rank
+    ahead = ranks - number - 1
+    if runs > 1:
+        ahead = 2 * ahead + (runs - 1) * ranks
+    return [step // ranks % runs for step in range(min(ahead + 1, microbatches * runs))]
+
+
 def _rank(training: Training, number: int) -> RankBytes:
     layout, weight = training.layout, training.precision.weight
     stage = stages_of(training.decoder, layout)[number]
-    part = Part(training.decoder, training.role, layout, stage, training.precision)
+    whole, *runs = (
+        Part(training.decoder, training.role, layout, each, training.precision, training.recompute)
+        for each in (stage, *runs_of(stage, layout))
+    )
+    keeps = [kept(run, training.microbatch) for run in runs]
+    under_way = runs_under_way(layout, number, training.microbatches)
     parameters = rank_parameters(training.decoder, training.role, stage, layout.tensor)
     split = -(-parameters // (layout.data if layout.distributed_optimizer else 1))
     return RankBytes(
@@ -106,10 +135,14 @@ def _rank(training: Training, number: int) -> RankBytes:
         main_weights=split * FLOAT32 if weight < FLOAT32 else 0,
         moments=split * 2 * FLOAT32,
         reference=parameters * weight if training.has_reference else 0,
-        gather_buffer=gather_bytes(part, training.microbatch),
-        kept=kept(part, training.microbatch),
-        # One forward, one backward: a stage starts as many as there are stages from it to the end.
-        microbatches_under_way=min(layout.pipeline - number, training.microbatches),
-        backward=backward_bytes(part, training.microbatch),
-        forward=forward_bytes(part, training.microbatch),
+        gather_buffer=max(gather_bytes(whole, batch) for batch in (training.microbatch, training.forward)),
+        kept=_together(keeps),
+        microbatches_under_way=len(under_way) / len(runs),
+        kept_under_way=sum(keeps[run].total for run in under_way),
+        backward=max(backward_bytes(run, training.microbatch) for run in runs),
+        forward=forward_bytes(whole, training.forward),
     )
+
+
+def _together(keeps: Sequence[Kept]) -> Kept:
+    return Kept(**{field.name: sum(getattr(one, field.name) for one in keeps) for field in fields(Kept)})
