@@ -117,7 +117,8 @@ def write_model(folder: Path) -> int:
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     source = RECIPE.parent / "quickstart/model"
-    config = Qwen2Config.from_pretrained(source, **SHAPE, num_key_value_heads=1, vocab_size=4096, layer_types=None)
+    config = Qwen2Config.from_pretrained(source, **SHAPE, num_key_value_heads=1, vocab_size=4096)
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
@@ -138,20 +139,8 @@ def plain_copy(weights: Callable[[], Any]) -> float:
 
 
 def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]], float]:
-    recipe = load(
-        [RECIPE],
-        [
-            f"model.path={folder / 'model'}",
-            f"steps={steps}",
-            "data.eval={}",
-            "expect={}",
-            "name=machinery",
-            "tracking={kind='none'}",
-            f"cluster.threads={threads}",
-            "eval.at_start=false",
-        ],
-    ).recipe
-    recipe = recipe.model_copy(update={"expect": {}, "data": recipe.data.model_copy(update={"eval": {}})})
+    changes = [f"model.path={folder / 'model'}", f"steps={steps}", "name=machinery", "tracking={kind='none'}"]
+    recipe = load([RECIPE], [*changes, f"cluster={{kind='local',threads={threads}}}"]).recipe
     clock = Clock()
     steps_seen = Steps(clock)
     sockets, digests, used = session.prepare(recipe)
