@@ -5,6 +5,7 @@ see that.
 """
 
 import dataclasses
+from itertools import chain
 
 import pytest
 import torch
@@ -96,6 +97,21 @@ def test_a_tensor_that_never_left_is_caught_by_name(tied: Bench, monkeypatch: py
     monkeypatch.setattr(tied.trainer, "weights", without)
     with pytest.raises(WeightSyncError, match=f"`{name}` was announced and never left"):
         draw(tied)
+
+
+def test_a_tensor_that_left_twice_is_caught_by_name(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tied.trainer.weights
+
+    def twice(state: State) -> NamedWeights:
+        weights = whole(state)
+        return dataclasses.replace(weights, tensors=lambda: chain(weights.tensors(), weights.tensors()))
+
+    tied.trainer.move(TINY)
+    with monkeypatch.context() as planted:
+        planted.setattr(tied.trainer, "weights", twice)
+        with pytest.raises(WeightSyncError, match=r"`model.embed_tokens.weight` left the trainer twice"):
+            draw(tied)
+    assert tied.worst_gap(prompts(4), DRAW) < 1e-3
 
 
 def test_a_tensor_the_trainer_forgot_is_caught_by_name(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,12 +69,11 @@ class Departure:
     def __init__(self, weights: NamedWeights) -> None:
         self._weights = weights
         self.sent: dict[str, Print] = {}
-        self.repeated: list[str] = []
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._weights.tensors():
             if name in self.sent:
-                self.repeated.append(name)
+                raise _gap(name, "left the trainer twice")
             self.sent[name] = fingerprint(tensor)
             yield name, tensor
 
@@ -83,8 +82,6 @@ def compare(names: Sequence[str], departure: Departure, held: Sequence[Held]) ->
     """Raise WeightSyncError, naming the tensor, unless the engine holds exactly what the trainer announced."""
     sent, announced = departure.sent, set(names)
     places = {place.name for place in held}
-    for name in departure.repeated:
-        raise _gap(name, "left the trainer twice")
     for name in names:
         if name not in sent:
             raise _gap(name, f"was announced and never left the trainer ({len(sent)} of {len(names)} did)")

@@ -1,0 +1,74 @@
+"""A mixture of experts trains from the command line: its engine cannot take weights, and is restarted for a state."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.store.journal import read_lines
+from ppoctl.store.layout import RunLayout
+from story.real_drill import ROOT, real_recipe
+from story.typed import Forked
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def experts(tmp_path: Path) -> Path:
+    """Four experts, two for each token, with the quickstart's tokenizer."""
+    folder = tmp_path / "model"
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes/quickstart/model")
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def figures(forked: Forked, folder: Path, model: Path, name: str, *sets: str) -> dict[str, float]:
+    """Of the second step of two."""
+    optimizer = {"optimizer": {"lr": 1e-3}}
+    tables = {"model": {"path": str(model), "dtype": "float32"}, "actor": optimizer, "critic": optimizer}
+    # No answer of a random model is right: what differs from token to token is the discounted distance to the end.
+    reward = {"kind": "gsm8k", "scale": {"from": [0, 1], "to": [-1, 1]}}
+    ppo = {"minibatch_seqs": 4, "advantages": {"kind": "gae", "gamma": 0.9, "gae_lambda": 0.9}}
+    recipe = real_recipe(every_steps=2, name=name, reward=reward, ppo=ppo, **tables)
+    (folder / f"{name}.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
+    done = forked(folder, "train", f"{name}.toml", "--set", "steps=2", *sets)
+    assert done.returncode == 0, done.stderr
+    stages = [line for line in read_lines(RunLayout(folder / "runs" / name).journal) if "stage" in line]
+    found = [{k: v for line in stages if line["step"] == step for k, v in line["figures"].items()} for step in (1, 2)]
+    assert found[0]["policy/approx_kl"] > 1e-4  # the second step draws from other weights
+    return found[1]
+
+
+def test_it_trains_in_one_process(tmp_path: Path, forked: Forked, experts: Path) -> None:
+    found = figures(forked, tmp_path, experts, "alone")
+    # The engine that drew step 2 held what step 1 trained.
+    assert found["mismatch/gap_max_abs"] < 1e-3
+
+
+@pytest.mark.story
+def test_it_trains_with_experts_on_two_ranks(tmp_path: Path, forked: Forked, experts: Path) -> None:
+    alone = figures(forked, tmp_path, experts, "alone")
+    layout = ["--set", "actor.parallel={data=2,expert=2}", "--set", "critic.parallel={data=1}"]
+    shared = figures(forked, tmp_path, experts, "shared", *layout)
+    assert shared["rollout/response_tokens_mean"] == alone["rollout/response_tokens_mean"]
+    assert shared["policy/entropy_mean"] == pytest.approx(alone["policy/entropy_mean"], rel=1e-3)
