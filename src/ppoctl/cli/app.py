@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ppoctl.cli import evaluate, plan, recipes, render, resume, show, status, track, train, validate
+from ppoctl.cli import compare, evaluate, plan, recipes, render, resume, show, status, track, train, validate
 from ppoctl.errors import ExitCode, PpoctlError
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ app.command()(validate.validate)
 app.command()(plan.plan)
 app.command()(status.status)
 app.command()(show.show)
+app.command()(compare.compare)
 app.command()(track.track)
 app.add_typer(recipes.app, name="recipes")
 

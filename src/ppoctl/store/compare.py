@@ -1,0 +1,66 @@
+"""Two runs side by side, sample by sample, as their ledgers tell it. Light: reads JSON lines only."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COMPARED = ("seed", "tokens", "finish", "outcome", "score")
+"""Of a sample. Not where its weights came from (`stamp`, `used_by`), nor how often it was sent for."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first sample that is not the same in both runs."""
+
+    step: int
+    prompt: str
+    sample: int
+    what: dict[str, tuple[Any, Any]]
+    """Fields with both values; `missing` where one run has no such sample."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far two runs went together."""
+
+    equal_samples: int
+    """Before the first difference."""
+    last_equal_step: int
+    """All samples of all steps up to it are equal; 0: none."""
+    samples: tuple[int, int]
+    """Of each run."""
+    first: Difference | None
+
+
+def compare(left: Path, right: Path) -> Comparison:
+    """Compare two ledgers in their order. A run that goes on longer differs where the other one ends."""
+    lines = [_read(left), _read(right)]
+    equal, last_equal_step = 0, 0
+    for mine, other in zip(*lines, strict=False):
+        difference = _difference(mine, other)
+        if difference is not None:
+            return Comparison(equal, last_equal_step, (len(lines[0]), len(lines[1])), difference)
+        equal += 1
+        if mine.get("end_of_step"):
+            last_equal_step = int(mine["step"])
+    longer = max(lines, key=len)
+    first = _missing(longer[equal], in_left=longer is lines[1]) if len(longer) > equal else None
+    return Comparison(equal, last_equal_step, (len(lines[0]), len(lines[1])), first)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Whole lines; one that a kill left unfinished is not told."""
+    text = path.read_text(encoding="ascii") if path.is_file() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _difference(mine: dict[str, Any], other: dict[str, Any]) -> Difference | None:
+    keys = ("step", "prompt", "sample", *COMPARED)
+    what = {key: (mine[key], other[key]) for key in keys if mine[key] != other[key]}
+    return Difference(int(mine["step"]), mine["prompt"], int(mine["sample"]), what) if what else None
+
+
+def _missing(line: dict[str, Any], *, in_left: bool) -> Difference:
+    here, there = ("missing", "there") if in_left else ("there", "missing")
+    return Difference(int(line["step"]), line["prompt"], int(line["sample"]), {"sample": (here, there)})
