@@ -97,8 +97,8 @@ def test_a_run_killed_again_and_again_still_ends_the_same(folder: Path) -> None:
     play(folder / "whole", recipe)
     root = folder / "often"
     deaths = 0
-    # Later than the moments of replaying two steps of two roles and of saving the third: a run that dies earlier every
-    # time never moves.
+    # Later than the moments of replaying two steps of two roles and of saving the third: a run that dies earlier
+    # every time never moves.
     while in_a_process(lambda: play(root, recipe, Witness(act=killer(16)))) == signal.SIGKILL:
         deaths += 1
         assert deaths < 50
