@@ -122,6 +122,8 @@ class RayCluster:
         _sweep()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # Ray's workers are nice (15) to everything else: ours are the work.
+        os.environ["RAY_worker_niceness"] = "0"
         try:
             ray.init(
                 address="local",
