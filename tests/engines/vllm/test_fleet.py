@@ -172,6 +172,9 @@ def test_an_engine_that_dies_while_it_gets_weights_is_started_again_once(fleet_o
     fleet, said = fleet_of(dying, other)
     assert len(run(fleet, 4)) == 4
     assert said == ["an engine died; started again"]
+    one, two = CountingHost(speed=1, dies_at=[method]), CountingHost(speed=1, dies_at=[method])
+    fleet, said = fleet_of(one, two)
+    assert len(run(fleet, 4)) == 4  # each of them may die
     twice = CountingHost(speed=1, dies_at=[method, method])
     fleet, _ = fleet_of(twice)
     with pytest.raises(ProcessLostError):

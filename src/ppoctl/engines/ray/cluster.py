@@ -123,7 +123,7 @@ class RayCluster:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         # Ray's workers are nice (15) to everything else: ours are the work.
-        os.environ["RAY_worker_niceness"] = "0"
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - in the spelling Ray reads
         try:
             ray.init(
                 address="local",

@@ -57,8 +57,7 @@ class Fleet:
         self._sends: dict[str, int] = {}
 
     def be_at(self, state: State) -> None:
-        """Have all engines hold the weights of `state`; costs nothing where they do. An engine that dies meanwhile is
-        started again, once. Raises WeightSyncError."""
+        """Have all engines hold the weights of `state`; costs nothing where they do. Raises WeightSyncError."""
         # A repeated update is the same state by lineage, and on a GPU still not the same numbers.
         wanted = f"{state.identity}+r{state.replay}"
         behind = [seat for seat in self._seats if seat.at != wanted]
@@ -67,16 +66,22 @@ class Fleet:
         for seat in behind:
             # Until the proof is done the engine is at no state.
             seat.at = None
-        engines = [seat.host for seat in behind]
-        try:
-            self._sync.bring(engines, state)
-        except EngineLostError as error:
-            self._say(f"{error.message}; started again")
-            for engine in engines:  # the others have half of the weights
-                engine.close()
-            self._sync.bring(engines, state)
+        self._bring([seat.host for seat in behind], state)
         for seat in behind:
             seat.at = wanted
+
+    def _bring(self, engines: Sequence[Host], state: State) -> None:
+        """Try again when an engine dies meanwhile, as often as there are engines."""
+        for tries_left in reversed(range(len(engines) + 1)):
+            try:
+                return self._sync.bring(engines, state)
+            except EngineLostError as error:
+                if tries_left == 0:
+                    raise
+                self._say(f"{error.message}; started again")
+                for engine in engines:  # the others have half of the weights
+                    engine.close()
+        return None
 
     def vocab_size(self) -> int:
         return int(ask([self._seats[0].host], "vocab_size")[0])
