@@ -111,8 +111,8 @@ def test_actor_tp2_critic_dp2_and_two_engines_colocated_draw_the_same_as_one_pro
         ("many", {**LAYOUT, "generator": {"engines": 2}}),
         ("split", {"generator": {"tensor": 2}}),
     ):
-        checkpoint = {"keep_rollouts_every_steps": 1}
-        recipe = real_recipe(every_steps=1, name=name, checkpoint=checkpoint, **tables)
+        kept = {"checkpoint": {"keep_rollouts_every_steps": 1}}
+        recipe = real_recipe(every_steps=1, **{"name": name, **kept, **tables})
         (tmp_path / f"{name}.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
         done = forked(tmp_path, "train", f"{name}.toml", "--set", "steps=1")
         assert done.returncode == 0, done.stderr
