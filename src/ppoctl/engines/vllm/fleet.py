@@ -74,14 +74,14 @@ class Fleet:
         """Try again when an engine dies meanwhile, as often as there are engines."""
         for tries_left in reversed(range(len(engines) + 1)):
             try:
-                return self._sync.bring(engines, state)
+                self._sync.bring(engines, state)
+                return
             except EngineLostError as error:
                 if tries_left == 0:
                     raise
                 self._say(f"{error.message}; started again")
-                for engine in engines:  # the others have half of the weights
+                for engine in engines:
                     engine.close()
-        return None
 
     def vocab_size(self) -> int:
         return int(ask([self._seats[0].host], "vocab_size")[0])

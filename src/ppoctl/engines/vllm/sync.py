@@ -63,6 +63,18 @@ class Sync:
         if weights.state != state:
             raise WeightSyncError(f"the trainer gave the weights of `{weights.state.stamp}`, not of `{state.stamp}`")
         departure = Departure(weights)
+        try:
+            self._hand_over(engines, departure)
+            arrived = ask(engines, "end_weights")
+        except BaseException:
+            # They have half of the weights and wait for the rest: whoever asks next gets a fresh one.
+            for engine in engines:
+                engine.close()
+            raise
+        for held in arrived:
+            compare(weights.names, departure, held)
+
+    def _hand_over(self, engines: Sequence[Host], departure: Departure) -> None:
         ask(engines, "begin_weights")
         on_the_way: list[Any] = []
         for bucket in buckets(departure):
@@ -70,8 +82,6 @@ class Sync:
             wait(on_the_way)
             on_the_way = [engine.begin("take_weights", arriving) for engine in engines]
         wait(on_the_way)
-        for held in ask(engines, "end_weights"):
-            compare(weights.names, departure, held)
 
     def _ask_the_canary(self, engines: Sequence[Host], state: State) -> None:
         (vocab_size, *_) = ask(engines, "vocab_size")
