@@ -92,6 +92,15 @@ def _sleep(detail: str) -> Verdict:
     return Verdict(1.0)
 
 
+def _meet(detail: str) -> Verdict:
+    """Wait until as many processes as `COUNT FOLDER` says are in this function."""
+    count, folder = detail.split(" ", 1)
+    (Path(folder) / str(os.getpid())).touch()
+    while len(list(Path(folder).iterdir())) < int(count):
+        time.sleep(0.01)
+    return Verdict(1.0)
+
+
 MISDEEDS = {
     "hang-in-python": _hang_in_python,
     "hang-in-c": _hang_in_c,
@@ -107,4 +116,5 @@ MISDEEDS = {
     "fork": _fork,
     "start-and-hang": _start_a_process_and_hang,
     "sleep": _sleep,
+    "meet": _meet,
 }

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def limit(batching: BySequences | ByTokens, *, with_gradient: bool) -> tuple[str, int]:
-    """The key that says how much a microbatch may hold, and how much (as `engines.megatron.microbatches`)."""
+    """The key that says how much a microbatch may hold, and how much."""
     names = (
         ("forward_microbatch_seqs", "microbatch_seqs")
         if isinstance(batching, BySequences)

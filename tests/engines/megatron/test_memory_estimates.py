@@ -12,16 +12,15 @@ from rank_pool import RankPool
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ppoctl.batch.records import Rollouts
-from ppoctl.engines.megatron import logprobs, microbatches, ranks
+from ppoctl.engines.megatron import logprobs, ranks
 from ppoctl.engines.megatron.families import VOCAB_MULTIPLE, read_shape
 from ppoctl.engines.megatron.rank import TrainerSettings
-from ppoctl.recipe import batching
 from ppoctl.recipe.assets import read_config
 from ppoctl.recipe.memory import activations, decoder, generator
 from ppoctl.recipe.memory.activations import Microbatch, Precision
 from ppoctl.recipe.memory.decoder import Decoder, decoder_of
 from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
-from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
+from ppoctl.recipe.schema import ByTokens, ParallelTable, Recompute
 
 WITHIN = 0.1
 QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart" / "model"
@@ -213,12 +212,6 @@ def test_numbers_that_are_written_in_both_places_are_the_same() -> None:
         "cpu": activations.BLOCK_LOGITS["cpu"],
         "cuda": activations.BLOCK_LOGITS["gpu"],
     } == logprobs._BLOCK_ELEMENTS
-    tables = [ByTokens(max_tokens_per_microbatch=5), BySequences(microbatch_seqs=5, forward_microbatch_seqs=7)]
-    tables += [ByTokens(max_tokens_per_microbatch=5, forward_max_tokens_per_microbatch=7)]
-    for table in tables:
-        for with_gradient in (True, False):
-            found = batching.limit(table, with_gradient=with_gradient)
-            assert found == microbatches.limit(table, with_gradient=with_gradient)
 
 
 @pytest.mark.parametrize("kind", ["quickstart", "larger"])

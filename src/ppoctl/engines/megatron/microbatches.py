@@ -16,6 +16,7 @@ from ppoctl.batch.packing import by_sequences, by_tokens
 from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron.packed_input import PackedInput, Reading, packed_input
 from ppoctl.errors import RecipeError
+from ppoctl.recipe.batching import limit
 from ppoctl.recipe.schema import BySequences, ByTokens
 
 
@@ -61,17 +62,6 @@ class Cut:
     """All ranks get the same number of microbatches, a multiple of this one; 0: each as many as it needs."""
     with_gradient: bool = True
     """False: the larger microbatches that fit where none is kept."""
-
-
-def limit(batching: BySequences | ByTokens, *, with_gradient: bool) -> tuple[str, int]:
-    """The key that says how much a microbatch may hold, and how much."""
-    names = (
-        ("forward_microbatch_seqs", "microbatch_seqs")
-        if isinstance(batching, BySequences)
-        else ("forward_max_tokens_per_microbatch", "max_tokens_per_microbatch")
-    )
-    key = names[1] if with_gradient or getattr(batching, names[0]) is None else names[0]
-    return key, getattr(batching, key)
 
 
 def cut_rows(rollouts: Rollouts, rows: Int[Tensor, " M"], cut: Cut) -> list[Microbatch]:

@@ -26,7 +26,7 @@ from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.families import ModelShape, model_folder, read_shape
-from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows, limit
+from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows
 from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
 from ppoctl.engines.megatron.packed_input import Reading
 from ppoctl.engines.megatron.process_group import ensure_process_group
@@ -42,6 +42,7 @@ from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.ports import Minibatch, Objective
+from ppoctl.recipe.batching import limit
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 
 

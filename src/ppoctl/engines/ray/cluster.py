@@ -38,6 +38,7 @@ class RayCluster:
         """Told what is being waited for."""
         self.folder: Path | None = None
         """Of a Ray of our own."""
+        self._connected = False
         self._group: PlacementGroup | None = None
         self._order: list[int] = []
         """Bundles node by node, so that neighbouring ranks are on one node where they can."""
@@ -52,10 +53,12 @@ class RayCluster:
         small."""
         if self._group is not None:
             return
+        self.close()  # of a start that went half way
         # Ray prints what happens to its processes into our output, in colour; it comes as our errors instead.
         ray._private.worker.print_to_stdstream = _print_nothing
         with _keeping_signal_handler():
             self._start_own() if self.address is None else self._join(self.address)
+        self._connected = True
         self.require_room()
         bundles = self.room.bundles(has_gpus=_has_gpus())
         group = placement_group(bundles, strategy="PACK")
@@ -91,8 +94,9 @@ class RayCluster:
 
     def close(self) -> None:
         """Leave; a Ray of our own ends with all its processes."""
-        if self._group is not None:
-            self._group = None
+        self._group = None
+        if self._connected:
+            self._connected = False
             with suppress(Exception):  # it may have died, which is why we leave
                 ray.shutdown()
         if self.folder is not None:

@@ -1,0 +1,41 @@
+"""What killable child processes cost a quick reward.
+
+    PYTHONPATH=src python benchmarks/scorer.py
+
+256 answers to GSM8K are scored in this process and by a pool of one child, the least of 20 rounds each.
+"""
+
+import time
+from collections.abc import Callable
+
+from ppoctl.rewards import gsm8k
+from ppoctl.rewards.pool import ScorerPool
+from ppoctl.rewards.worker import Question, ScorerSpec
+
+SAMPLES, ROUNDS = 256, 20
+RESPONSE, TRUTH = "so it is\n#### 42", "#### 42"
+
+
+def least_seconds(work: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def main() -> None:
+    here = least_seconds(lambda: [gsm8k.score(RESPONSE, TRUTH, strict=True) for _ in range(SAMPLES)])
+    with ScorerPool(ScorerSpec("ppoctl.rewards.gsm8k:score", {"strict": True})) as pool:
+        questions = [Question(RESPONSE, TRUTH)] * SAMPLES
+        pool.score(questions)
+        pooled = least_seconds(lambda: pool.score(questions))
+    each = (pooled - here) / SAMPLES * 1e6
+    print(
+        f"{SAMPLES} scores: {here * 1e3:.1f} ms here, {pooled * 1e3:.1f} ms in a child: {each:.0f} us more per sample"
+    )
+
+
+if __name__ == "__main__":
+    main()
