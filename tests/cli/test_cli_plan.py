@@ -115,6 +115,7 @@ what is largest in critic_update, and what to do
   critic at work     32.9 GiB  lower `critic.batching.max_tokens_per_microbatch`, or set `critic.recompute`
   generator weights  14.2 GiB  raise `generator.tensor`
   actor optimizer    10.6 GiB  raise `actor.parallel.data` with `distributed_optimizer = true`
+  with `cluster.offload = true` no stage needs more than 56.7 GiB (rollout)
 """
     )
 
@@ -168,6 +169,26 @@ stages, each process on a GPU of its own, 80 GiB
   eval           38.3 GiB         fits  29.6 GiB          fits  52 GiB               fits
   in all of them: actor weights, actor gradients, actor optimizer, reference, critic weights, critic
   gradients, critic optimizer, generator weights, KV cache; nothing is moved out
+"""
+    )
+
+
+def test_roles_that_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", "--set", "cluster.offload=true")
+    assert (
+        out[out.index("stages, ") :]
+        == """\
+stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
+  rollout        56.7 GiB  fits
+  reward         52.1 GiB  fits
+  values         4.73 GiB  fits
+  logprobs       8.27 GiB  fits
+  advantages     7.23 GiB  fits
+  critic_update  54.3 GiB  fits
+  actor_update   54.3 GiB  fits
+  eval           56.7 GiB  fits
+  in all of them: actor gather buffer, critic gather buffer; whoever is not at work is on the host,
+  46.1 GiB for each GPU at most
 """
     )
 

@@ -70,6 +70,11 @@ CASES = [
         "sequence parallelism splits over the tensor ranks, and there is one",
     ),
     (
+        "taking_turns_needs_a_shared_device",
+        "cluster={kind='local', placement='apart', offload=true}",
+        "each process has a device of its own: nobody would take the place of what is moved out",
+    ),
+    (
         "states_that_fit_fewer_layouts_have_a_distributed_optimizer",
         "checkpoint.reshardable=dp",
         "neither role has a distributed optimizer",

@@ -21,7 +21,12 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 OPTIMIZER = {"lr": 1e-3}
 ACTOR = {"optimizer": OPTIMIZER, "parallel": {"tensor": 2, "sequence": True}}
 CRITIC = {"optimizer": OPTIMIZER, "parallel": {"data": 2, "distributed_optimizer": True}}
-LAYOUT = {"actor": ACTOR, "critic": CRITIC, "checkpoint": {"every_steps": 1, "keep_rollouts_every_steps": 1}}
+LAYOUT = {
+    "actor": ACTOR,
+    "critic": CRITIC,
+    "checkpoint": {"every_steps": 1, "keep_rollouts_every_steps": 1},
+    "cluster": {"kind": "local", "threads": 1, "offload": True},
+}
 
 SAMPLE = [
     ["1 values engine", "1 critic_update critic"],

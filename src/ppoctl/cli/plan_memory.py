@@ -36,7 +36,7 @@ def print_memory(memory: "Memory") -> None:
     render.table([("", *row) for row in _other_rows(memory)])
     render.line()
     _print_stages(memory.places)
-    render.line(textwrap.fill(_always(memory.places), 100, initial_indent="  ", subsequent_indent="  "))
+    render.line(textwrap.fill(_always(memory), 100, initial_indent="  ", subsequent_indent="  "))
     fullest = max(memory.places, key=lambda found: found.fullest.bytes)
     stage = fullest.fullest
     if stage.fits is False:
@@ -44,6 +44,11 @@ def print_memory(memory: "Memory") -> None:
         where = f" on {fullest.place.name}" if len(memory.places) > 1 else ""
         render.heading(f"what is largest in {stage.stage}{where}, and what to do")
         render.table([("", item.name, render.size(item.bytes), item.lower) for item in stage.largest])
+        if memory.taking_turns is not None:
+            least = memory.taking_turns
+            most = f"{render.size(least.bytes)} ({least.stage})"
+            enough = "" if least.fits else ", still too much"
+            render.line(f"  with `cluster.offload = true` no stage needs more than {most}{enough}")
 
 
 def _print_stages(places: "Sequence[Residency]") -> None:
@@ -103,12 +108,17 @@ def _cells(found: "Residency", stage: "StageBytes") -> tuple[str, str]:
     return render.size(stage.bytes), words
 
 
-def _always(places: "Sequence[Residency]") -> str:
-    """What is there in all stages."""
+def _always(memory: "Memory") -> str:
+    """What is there in all stages, and what the others do meanwhile."""
     names = [
         item.name
-        for found in places
+        for found in memory.places
         for item in found.items
         if all(item.name in stage.resident for stage in found.stages)
     ]
-    return f"in all of them: {', '.join(dict.fromkeys(names))}; nothing is moved out"
+    always = f"in all of them: {', '.join(dict.fromkeys(names))}; " if names else ""
+    if not memory.moved_out:
+        return f"{always}nothing is moved out"
+    if memory.device == "cpu":
+        return f"{always}what `cluster.offload` moves out of a CPU's memory is still in it"
+    return f"{always}whoever is not at work is on the host, {render.size(memory.moved_out)} for each GPU at most"

@@ -36,6 +36,15 @@ def every_pipeline_rank_has_layers(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(says, ((role, "parallel", "pipeline"), ("model", "path")))
 
 
+def taking_turns_needs_a_shared_device(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.cluster.offload and recipe.cluster.placement == "apart":
+        yield Conflict(
+            "each process has a device of its own: nobody would take the place of what is moved out",
+            (("cluster", "offload"), ("cluster", "placement")),
+            "--set cluster.offload=false",
+        )
+
+
 def layers_of_an_end_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
         for key in ("first_stage_layers", "last_stage_layers"):
@@ -148,6 +157,7 @@ def experts_beside_tensor_ranks_need_sequence_parallelism(recipe: Recipe) -> Ite
 LAYOUT_RULES: tuple[Rule, ...] = (
     tensor_ranks_divide_the_heads,
     every_pipeline_rank_has_layers,
+    taking_turns_needs_a_shared_device,
     layers_of_an_end_need_a_pipeline,
     several_stages_per_rank_need_a_pipeline,
     stages_of_a_rank_have_the_same_number_of_layers,

@@ -263,11 +263,14 @@ class LocalCluster(Table):
     """This machine, or a running Ray. Where every role is one process and they share a device, all of them live in
     this process; otherwise each role runs in processes of Ray."""
 
-    kind: Annotated[Literal["local"], SPEED]
+    kind: Annotated[Literal["local"], SPEED] = "local"
     """This machine; the only kind."""
     placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
     """Whether roles share devices. colocated: one process of each role on a device; apart: each process has its
     own."""
+    offload: Annotated[bool, SPEED] = False
+    """Whether roles that share devices take turns in their memory: whoever is not at work is on the host, and vLLM
+    sleeps. `plan` says what each stage needs with and without."""
     threads: Annotated[int | None, SPEED, AtLeastOne] = None
     """CPU threads of trainer and generator; absent: all cores this process may use. A role's processes share them."""
     ray_address: Annotated[str | None, SPEED] = None

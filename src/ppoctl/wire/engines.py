@@ -96,6 +96,7 @@ def _generator(recipe: Recipe, folder: str, placed: Placed, models: Models, say:
         max_model_len=recipe.rollout.max_prompt_tokens + new_tokens,
         eos_token_ids=end_token_ids(folder),
         table=recipe.generator,
+        sleeps=recipe.cluster.offload,
         seed=0,
     )
 

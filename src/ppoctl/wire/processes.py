@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.recipe.parallel import is_one_process, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.sockets import nothing_to_close
@@ -38,16 +39,24 @@ def place(recipe: Recipe) -> Placed:
 def _here(recipe: Recipe) -> Placed:
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.rank import MegatronRank
-    from ppoctl.engines.megatron.ranks import ThisProcess
+    from ppoctl.engines.megatron.ranks import TakingTurns, ThisProcess
     from ppoctl.engines.vllm import this_process
 
-    actor, critic = (ThisProcess(MegatronRank(trainer_settings(recipe, role))) for role in ("actor", "critic"))
-    return Placed(actor, critic, lambda settings, _: this_process(settings))
+    turns = _turns(recipe)
+
+    def ranks(role: str) -> "Ranks":
+        return TakingTurns(ThisProcess(MegatronRank(trainer_settings(recipe, role))), role, turns)
+
+    return Placed(ranks("actor"), ranks("critic"), lambda settings, _: this_process(settings, turns))
+
+
+def _turns(recipe: Recipe) -> Turns:
+    return Turns() if recipe.cluster.offload else NoTurns()
 
 
 def _in_ray(recipe: Recipe) -> Placed:
     from ppoctl.engines.megatron.factory import trainer_settings
-    from ppoctl.engines.megatron.ranks import ManyProcesses, OpenRank
+    from ppoctl.engines.megatron.ranks import ManyProcesses, OpenRank, TakingTurns
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import first_done, share
     from ppoctl.engines.ray.room import Room
@@ -56,11 +65,12 @@ def _in_ray(recipe: Recipe) -> Placed:
     table, sizes = recipe.cluster, processes(recipe)
     room = Room(sizes, colocated=table.placement == "colocated")
     cluster = RayCluster(room, table.ray_address, table.start_deadline_s)
+    turns = _turns(recipe)
 
     def ranks(role: str) -> "Ranks":
         settings = trainer_settings(recipe, role)
         made = _group(recipe, cluster, role, OpenRank(settings, table.start_deadline_s), size=sizes[role])
-        return ManyProcesses(made, settings.parallel)
+        return TakingTurns(ManyProcesses(made, settings.parallel), role, turns)
 
     def engines(settings: "VllmSettings", say: Say) -> "Hosts":
         cluster.say = say
@@ -69,7 +79,7 @@ def _in_ray(recipe: Recipe) -> Placed:
             _group(recipe, cluster, "generator", OpenEngine(settings), size=size, number=number)
             for number in range(recipe.generator.engines)
         ]
-        return Hosts(made, first_done, share)
+        return Hosts(made, first_done, share, turns)
 
     return Placed(ranks("actor"), ranks("critic"), engines, cluster.close)
 

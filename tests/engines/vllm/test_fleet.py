@@ -11,6 +11,7 @@ from torch import Tensor
 from vllm_bench import settings_for
 
 from ppoctl.batch.records import State
+from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.engines.vllm.engine import Draw, Finished
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.vllm.hosts import Hosts
@@ -88,6 +89,9 @@ class CountingHost:
     def _takes_weights(self) -> bool:
         return self.in_place
 
+    def _sleep(self) -> None:
+        pass
+
     def _restart(self, folder: str) -> None:
         self.log.append(" ".join(path.name for path in Path(folder).iterdir()))
 
@@ -106,12 +110,20 @@ Made = Callable[..., tuple[Fleet, list[str]]]
 
 @pytest.fixture
 def fleet_of(tmp_path) -> Made:
-    def fleet_of(*engines: CountingHost, seqs_together: int = 8) -> tuple[Fleet, list[str]]:
+    def fleet_of(
+        *engines: CountingHost, seqs_together: int = 8, turns: Turns | None = None, actor: list[str] | None = None
+    ) -> tuple[Fleet, list[str]]:
         said: list[str] = []
-        hosts = Hosts(engines, first_done=list, share=list)
+        turns = turns or NoTurns()
+        hosts = Hosts(engines, first_done=list, share=list, turns=turns)
+
+        def score(state: State, tokens: tuple[int, ...]) -> list[float]:
+            turns.take("actor", lambda: (actor or []).append("leave"))
+            return [0.0] * (len(tokens) - 1)
+
         trainer = TrainerSide(
             weights=lambda state: NamedWeights(state=state, names=(), tensors=lambda: iter(())),
-            score=lambda state, tokens: [0.0] * (len(tokens) - 1),
+            score=score,
             export=lambda state, folder: (folder / state.stamp).touch(),
         )
         return Fleet(hosts, Sync(settings_for(tmp_path), trainer, hosts), seqs_together, said.append), said
@@ -194,6 +206,35 @@ def test_a_trainer_that_dies_is_not_taken_for_an_engine(fleet_of: Made, monkeypa
         fleet.be_at(STATE)
     assert said == []
     assert "close" not in engine.log
+
+
+def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_weights(fleet_of: Made):
+    turns, actor, critic = Turns(), ["born"], ["born"]
+    engines = [CountingHost(speed=1), CountingHost(speed=1)]
+    fleet, _ = fleet_of(*engines, turns=turns, actor=actor)
+    turns.take("critic", lambda: critic.append("leave"))
+    run(fleet, 4)
+    assert critic == ["born", "leave"]  # before the engines start, which ask how much memory is free
+    assert actor == ["born", "leave"]  # once it has sent its weights and answered the canary
+    assert "sleep" not in engines[0].log
+    turns.take("critic", lambda: critic.append("leave"))
+    assert [engine.log[-1] for engine in engines] == ["sleep", "sleep"]
+    log = list(engines[0].log)
+    run(fleet, 4)  # at the same state: they wake, and get no weights
+    assert critic == ["born", "leave", "leave"]
+    assert set(engines[0].log[len(log) :]) == {"advance"}
+
+
+def test_an_engine_that_dies_when_it_is_to_sleep_is_started_again_when_it_is_needed(fleet_of: Made):
+    turns = Turns()
+    dying, other = CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1)
+    fleet, said = fleet_of(dying, other, turns=turns)
+    run(fleet, 4)
+    turns.take("critic", lambda: None)
+    assert said == ["an engine died"]
+    run(fleet, 4)
+    assert dying.log.count("begin_weights") == 2
+    assert other.log.count("begin_weights") == 1
 
 
 def test_equal_states_cost_nothing_and_a_replayed_one_is_another(fleet_of: Made):

@@ -1,7 +1,7 @@
 """AdamW through Megatron-Core's optimizer, taken apart: look at the gradients first, step afterwards."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +65,22 @@ def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
             restore(parameter, {**saved, "step": held["step"]})
 
         split._set_main_param_and_optimizer_states = complete
+
+
+def gradient_buffers(stages: Sequence[DistributedDataParallel]) -> Iterator[Tensor]:
+    """Where the gradients of these stages add up."""
+    for stage in stages:
+        for buffer in (*stage.buffers, *stage.expert_parallel_buffers):
+            yield buffer.grad_data
+
+
+def held_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
+    """Main weights and moments."""
+    for part in _parts(optimizer):
+        for group in part.param_groups:
+            yield from group["params"]
+        for state in part.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def own_step_counts(optimizer: MegatronOptimizer) -> None:

@@ -26,6 +26,7 @@ from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.families import ModelShape, model_folder, read_shape
+from ppoctl.engines.megatron.host_memory import HostMemory
 from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows
 from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
 from ppoctl.engines.megatron.packed_input import Reading
@@ -94,6 +95,7 @@ class MegatronRank:
         self._reference: list[PackedModel] | None = None
         self._sending: Iterator[tuple[str, Tensor]] = iter(())
         self._saving: tuple[Path, RankSaving]
+        self._host = HostMemory()
 
     def start(self) -> None:
         """Weights from the model source, a fresh optimizer.
@@ -108,6 +110,7 @@ class MegatronRank:
     def begin_save(self, folder: Path, in_background: bool) -> None:  # noqa: FBT001 - asked by name and position
         """Write this rank's part of weights and optimizer into an existing folder, or a copy of it in the background.
         Raises StorageError."""
+        self._have("weights", "training")
         with megatron_device():
             how = self.settings.reshardable
             saving = checkpoint.begin_save(self._trained(), folder, reshardable=how, in_background=in_background)
@@ -125,6 +128,7 @@ class MegatronRank:
 
     def load(self, folder: Path) -> None:
         """Weights and optimizer bit for bit as they were saved. Raises StorageError."""
+        self._have("weights", "training")
         with megatron_device():
             self._build_once()
             if self._optimizer is None:
@@ -136,6 +140,7 @@ class MegatronRank:
 
         Raises NonFiniteError before the step when a minibatch's loss or gradient is not finite.
         """
+        self._have("weights", "training")
         with megatron_device():
             return [
                 self._minibatch_step(rollouts, minibatch, objective, number)
@@ -144,6 +149,7 @@ class MegatronRank:
 
     def forward(self, rollouts: Rollouts, temperature: float) -> Share | None:
         """What the model says about every response token of this data rank's rows, without gradient."""
+        self._have("weights")
         return self._forward(self.stages, rollouts, temperature)
 
     def reference_forward(self, rollouts: Rollouts, temperature: float) -> Share | None:
@@ -153,10 +159,12 @@ class MegatronRank:
             reference = [stage.requires_grad_(requires_grad=False) for stage in self._build()]
             load_weights(reference, self.source[0])
             self._reference = reference
+        self._have("reference")
         return self._forward(self._reference, rollouts, temperature)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """This pipeline rank's weights under Hugging Face names, whole; all tensor and expert ranks take part."""
+        self._have("weights")
         return gathered_weights(self.models)
 
     def open_weights(self) -> None:
@@ -175,6 +183,24 @@ class MegatronRank:
             if size >= max_bytes:
                 break
         return bucket
+
+    def leave(self) -> None:
+        """Move everything to the host, for others to use this device's memory; what is needed comes back when it is
+        used. Gradients, which every minibatch begins with zeros, are dropped."""
+        if self._optimizer is not None:
+            self._host.take("weights", (weight for model in self.models for weight in model.parameters()))
+            self._optimizer.zero_grad()
+            self._host.take("training", optimizer.gradient_buffers(self.stages), keep=False)
+            self._host.take("training", optimizer.held_tensors(self._optimizer))
+        if self._reference is not None:
+            self._host.take("reference", (weight for model in self._reference for weight in model.parameters()))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # other processes want it, not only others of this one
+
+    def _have(self, *parts: str) -> None:
+        """Have these on the device: weights, training (gradients and optimizer), reference."""
+        for part in parts:
+            self._host.bring_back(part)
 
     @property
     def source(self) -> tuple[Path, ModelShape]:

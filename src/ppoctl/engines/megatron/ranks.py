@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ppoctl.engines.megatron.process_group import Place, join
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.turns import Turns
 from ppoctl.recipe.schema import ParallelTable
 
 WEIGHTS_BUCKET_BYTES = 64 * 2**20
@@ -74,6 +75,34 @@ class ManyProcesses:
             self.executor.ask(senders, "open_weights")
             while bucket := self.executor.ask(senders, "next_weights", WEIGHTS_BUCKET_BYTES)[0]:
                 yield from bucket
+
+
+class TakingTurns:
+    """Ranks of a role that shares its devices: it has the others leave before it works."""
+
+    def __init__(self, ranks: Ranks, role: str, turns: Turns) -> None:
+        self.ranks = ranks
+        self.role = role
+        self.turns = turns
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        if method not in _WITHOUT_THE_DEVICE:
+            self._take()
+        return self.ranks.call(method, *arguments)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        self._take()
+        return self.ranks.weights()
+
+    def _take(self) -> None:
+        self.turns.take(self.role, self._leave)
+
+    def _leave(self) -> None:
+        self.ranks.call("leave")
+
+
+_WITHOUT_THE_DEVICE = frozenset({"is_saved", "finish_save"})
+"""Calls that may come while another role has its turn."""
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Engine:
         self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
         self._syncs = 0
         self._open: set[str] = set()
+        self._is_asleep = False
         self._llm = _started(settings)
 
     def vocab_size(self) -> int:
@@ -73,10 +74,26 @@ class Engine:
     def restart(self, folder: str) -> None:
         """Begin anew with the weights of this Hugging Face folder."""
         self.close()
+        self._is_asleep = False
         self._llm = _started(replace(self._settings, model=folder))
+
+    def sleep(self) -> None:
+        """Free the device: weights go to the host, keys and values are forgotten. It wakes when it is used. On a CPU
+        vLLM stops scheduling, and moves nothing."""
+        if not self._is_asleep:
+            with undisturbed():
+                self._llm.sleep(level=1)
+            self._is_asleep = True
+
+    def _wake(self) -> None:
+        if self._is_asleep:
+            with undisturbed():
+                self._llm.wake_up()
+            self._is_asleep = False
 
     def begin_weights(self) -> None:
         """New weights will come, in place. Raises WeightSyncError while requests are running."""
+        self._wake()
         if self._llm.has_unfinished_requests():
             raise WeightSyncError("the generator was asked for new weights while it is drawing samples")
         with undisturbed():
@@ -99,6 +116,7 @@ class Engine:
 
     def advance(self, draws: Sequence[Draw], params: SamplingParams) -> list[Finished]:
         """Queue these, go on with all that are queued for some steps, and say which ended."""
+        self._wake()
         for draw in draws:
             self._add(draw, params)
         finished: list[Finished] = []
@@ -133,6 +151,7 @@ class Engine:
 
     def score(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """Log-probs (temperature 1) of tokens 1.. of a sequence; nothing else may be running."""
+        self._wake()
         from vllm import SamplingParams as VllmParams
 
         scored = VllmParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, logprobs=0, detokenize=False)
@@ -228,6 +247,7 @@ def _start(settings: VllmSettings) -> Any:
         disable_log_stats=True,
         use_tqdm_on_load=False,
         weight_transfer_config=WeightTransferConfig(backend=transfer.BACKEND),
+        enable_sleep_mode=settings.sleeps and torch.cuda.is_available(),
         tensor_parallel_size=table.tensor,
         # Each tensor rank is a process of ours with an engine of its own; they all do the same.
         distributed_executor_backend="external_launcher" if table.tensor > 1 else None,

@@ -20,6 +20,7 @@ from ppoctl.ports import SamplingParams
 
 MOST_SENDS = 2
 """A draw that has been with so many engines when they died is not sent to another: it may be what kills them."""
+ROLE = "generator"
 AHEAD = 1.25
 """Draws an engine is given, as a multiple of those it decodes together: the next are there when one ends."""
 
@@ -58,6 +59,7 @@ class Fleet:
 
     def be_at(self, state: State) -> None:
         """Have all engines hold the weights of `state`; costs nothing where they do. Raises WeightSyncError."""
+        self._hosts.turns.take(ROLE, self._leave)
         # A repeated update is the same state by lineage, and on a GPU still not the same numbers.
         wanted = f"{state.identity}+r{state.replay}"
         behind = [seat for seat in self._seats if seat.at != wanted]
@@ -66,9 +68,11 @@ class Fleet:
         for seat in behind:
             # Until the proof is done the engine is at no state.
             seat.at = None
-        self._bring([seat.host for seat in behind], state)
+        with self._hosts.turns.shared():
+            self._bring([seat.host for seat in behind], state)
         for seat in behind:
             seat.at = wanted
+        self._hosts.turns.take(ROLE, self._leave)  # the trainer, which sent them, leaves
 
     def _bring(self, engines: Sequence[Host], state: State) -> None:
         """Try again when an engine dies meanwhile, as often as there are engines."""
@@ -82,6 +86,16 @@ class Fleet:
                 self._say(f"{error.message}; started again")
                 for engine in engines:
                     engine.close()
+
+    def _leave(self) -> None:
+        """For the roles that share the engines' devices."""
+        for seat, asleep in [(seat, seat.host.begin("sleep")) for seat in self._seats if seat.at is not None]:
+            try:
+                asleep.answers()
+            except ProcessLostError as error:  # whose draws are done: the next ones start it again
+                self._say(error.message)
+                seat.at = None
+                seat.host.close()
 
     def vocab_size(self) -> int:
         return int(ask([self._seats[0].host], "vocab_size")[0])

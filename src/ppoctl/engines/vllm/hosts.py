@@ -1,11 +1,12 @@
 """Where engines live: this process, or others that an executor runs. The fleet asks both the same way."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import join_tensor_ranks
 from ppoctl.engines.vllm.settings import VllmSettings
@@ -42,6 +43,8 @@ class Hosts:
     """Waits until at least one of these promises is kept or broken."""
     share: Callable[[list[tuple[str, Tensor]]], Any]
     """Puts tensors where all engines can read them: what `take_weights` is given."""
+    turns: Turns = field(default_factory=NoTurns)
+    """Taken with the roles whose devices these engines share."""
 
 
 class ThisProcess:
@@ -70,9 +73,9 @@ class _Kept:
         return [self.answer]
 
 
-def this_process(settings: VllmSettings) -> Hosts:
+def this_process(settings: VllmSettings, turns: Turns | None = None) -> Hosts:
     """One engine, in this process; tensors are handed over as they are."""
-    return Hosts([ThisProcess(settings)], first_done=list, share=list)
+    return Hosts([ThisProcess(settings)], first_done=list, share=list, turns=turns or NoTurns())
 
 
 @dataclass(frozen=True)

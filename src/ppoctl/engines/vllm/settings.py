@@ -18,5 +18,7 @@ class VllmSettings:
     eos_token_ids: tuple[int, ...]
     """A response ends with any of them, and with no other id, whatever the model folder says."""
     table: GeneratorTable
+    sleeps: bool = False
+    """Whether it leaves its device to other roles between rollouts."""
     seed: int = 0
     """Of the engine; no sample depends on it, every request brings its own."""

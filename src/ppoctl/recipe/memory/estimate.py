@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -11,8 +11,8 @@ from ppoctl.recipe.memory.activations import Microbatch, Precision
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import Batch, DriverBytes, Records, driver_bytes, records_of
 from ppoctl.recipe.memory.generator import GeneratorBytes, Sending, on_cpu, on_gpu, sending
-from ppoctl.recipe.memory.items import Known, on_gpus, on_machines
-from ppoctl.recipe.memory.residency import Residency
+from ppoctl.recipe.memory.items import Known, moved_out, on_gpus, on_machines
+from ppoctl.recipe.memory.residency import Residency, StageBytes
 from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.recipe.parallel import is_one_process, layouts
 from ppoctl.recipe.rules import longest_sequence
@@ -57,6 +57,10 @@ class Memory:
     sending: Sending
     places: tuple[Residency, ...]
     """What takes memory where."""
+    moved_out: int
+    """Host memory for each GPU, at most; 0: nothing is moved out."""
+    taking_turns: StageBytes | None
+    """The fullest stage, if roles on shared GPUs took turns; None: they do already, or share none."""
 
     @property
     def pair(self) -> int:
@@ -94,7 +98,27 @@ def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> 
         states=sum(found.state for found in roles.values()),
     )
     places = on_machines(known, machine_bytes()) if gpu_gib is None else on_gpus(known, int(gpu_gib * GIB))
-    return Memory(at.device, roles, generator, known.driver, records_of(batch), sent, tuple(places))
+    turns = None if gpu_gib is None else _taking_turns(known, int(gpu_gib * GIB))
+    return Memory(
+        device=at.device,
+        roles=roles,
+        generator=generator,
+        driver=known.driver,
+        records=records_of(batch),
+        sending=sent,
+        places=tuple(places),
+        moved_out=moved_out(known),
+        taking_turns=turns,
+    )
+
+
+def _taking_turns(known: Known, gpu_bytes: int) -> StageBytes | None:
+    cluster = known.recipe.cluster
+    if cluster.offload or cluster.placement == "apart":
+        return None
+    recipe = known.recipe.model_copy(update={"cluster": cluster.model_copy(update={"offload": True})})
+    (found,) = on_gpus(replace(known, recipe=recipe), gpu_bytes)
+    return found.fullest
 
 
 def training_of(recipe: Recipe, role: str, decoder: Decoder, at: Precision) -> Training:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ppoctl.recipe.batching import limit
 from ppoctl.recipe.memory.driver import DriverBytes
 from ppoctl.recipe.memory.generator import GeneratorBytes, Sending
-from ppoctl.recipe.memory.residency import STAGES, Item, Place, Residency, at_work, residency
+from ppoctl.recipe.memory.residency import STAGES, TURNS, Item, Place, Residency, at_work, residency
 from ppoctl.recipe.memory.trainer import RankBytes, Training
 from ppoctl.recipe.parallel import devices, is_one_process, processes
 from ppoctl.recipe.schema import Recipe
@@ -83,13 +83,33 @@ def _residency(known: Known, name: str, gpu_bytes: int, tenants: Mapping[str, in
     items: list[Item] = []
     for role, rank in tenants.items():
         if role == "generator":
-            items.append(Item("generator weights", known.generator.weights, "raise `generator.tensor`"))
-            items.append(Item("KV cache", known.generator.kv_cache, "lower `generator.gpu_memory_frac`"))
+            turn = _turn(known, role)
+            items.append(Item("generator weights", known.generator.weights, "raise `generator.tensor`", turn))
+            items.append(Item("KV cache", known.generator.kv_cache, "lower `generator.gpu_memory_frac`", turn))
             continue
         split = f"raise `{role}.parallel.tensor` or `.pipeline`"
         shared = f"raise `{role}.parallel.data` with `distributed_optimizer = true`"
-        items += _trainer_items(known, role, [known.ranks[role][_stage(known, role, rank)]], _Advice(split, shared))
+        turns = {part: _turn(known, f"{role} {part}") for part in ("weights", "training")}
+        turns["reference"] = _turn(known, "reference")
+        ranks = [known.ranks[role][_stage(known, role, rank)]]
+        items += _trainer_items(known, role, ranks, _Advice(split, shared), turns)
     return residency(Place(name, gpu_bytes), items)
+
+
+def _turn(known: Known, part: str) -> tuple[str, ...]:
+    """The stages in which it is on the device."""
+    return TURNS[part] if known.recipe.cluster.offload else STAGES
+
+
+def moved_out(known: Known) -> int:
+    """Host memory that the roles of one GPU take when they are not at work, at most."""
+    if not known.recipe.cluster.offload:
+        return 0
+    trainers = 0
+    for role in known.ranks:
+        rank = known.ranks[role][_stage(known, role, _fullest(known, role))]
+        trainers += rank.weights + rank.main_weights + rank.moments + rank.reference
+    return trainers + known.generator.weights
 
 
 def _stage(known: Known, role: str, rank: int) -> int:
@@ -106,16 +126,23 @@ def _fullest(known: Known, role: str) -> int:
     return max(ranks, key=lambda rank: rank.peak).stage * layout.tensor * layout.data
 
 
-def _trainer_items(known: Known, role: str, ranks: Sequence[RankBytes], advice: _Advice) -> Iterator[Item]:
+def _trainer_items(
+    known: Known,
+    role: str,
+    ranks: Sequence[RankBytes],
+    advice: _Advice,
+    turns: Mapping[str, tuple[str, ...]] = dict.fromkeys(("weights", "training", "reference"), STAGES),
+) -> Iterator[Item]:
     def total(name: str) -> int:
         return sum(int(getattr(rank, name)) for rank in ranks)
 
     training = known.trainings[role]
-    yield Item(f"{role} weights", total("weights"), advice.model)
-    yield Item(f"{role} gradients", total("gradients"), advice.model)
-    yield Item(f"{role} optimizer", total("main_weights") + total("moments"), advice.optimizer)
+    yield Item(f"{role} weights", total("weights"), advice.model, turns["weights"])
+    yield Item(f"{role} gradients", total("gradients"), advice.model, turns["training"])
+    kept = total("main_weights") + total("moments")
+    yield Item(f"{role} optimizer", kept, advice.optimizer, turns["training"])
     if training.has_reference:
-        yield Item("reference", total("reference"), advice.model)
+        yield Item("reference", total("reference"), advice.model, turns["reference"])
     if total("gather_buffer"):
         yield Item(f"{role} gather buffer", total("gather_buffer"), _lower(known, role, with_gradient=False))
     reads = _lower(known, role, with_gradient=False)

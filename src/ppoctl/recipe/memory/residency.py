@@ -1,13 +1,26 @@
 """What lies where in each stage of a step, and whether it fits.
 
 A place is what memory belongs to: a GPU with the processes that share it, or a machine without GPUs with all
-processes of a run. Nothing is moved out of the way between stages: whatever is resident is so in all of them.
+processes of a run. Whatever is resident is so in all stages, unless roles take turns (`cluster.offload`): then each
+part is there for the stages of `TURNS`, and on the host in the others.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
+
+TURNS: Mapping[str, tuple[str, ...]] = {
+    # The canary asks the actor for log-probs while the generator has its cache. Who has had a turn stays until the
+    # next one: reward and advantages need no device.
+    "generator": ("rollout", "reward", "eval"),
+    "actor weights": ("rollout", "logprobs", "advantages", "actor_update", "eval"),
+    "actor training": ("actor_update",),
+    "reference": ("logprobs", "advantages"),
+    "critic weights": ("values", "critic_update"),
+    "critic training": ("critic_update",),
+}
+"""Who is on the device in which stage, where roles take turns."""
 
 SHOWN = 4
 """Of the largest items of a stage."""

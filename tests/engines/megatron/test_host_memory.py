@@ -1,0 +1,129 @@
+"""A role that leaves the device's memory between its calls does what it would have done, and leaves nothing there."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import megatron_lab as lab
+import pytest
+import torch
+from layout_lab import settings, trainer
+from rank_pool import RankPool
+from torch import Tensor
+
+from ppoctl.engines.megatron import optimizer
+from ppoctl.engines.megatron.host_memory import HostMemory
+from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
+from ppoctl.recipe.schema import ParallelTable
+from tolerance import EXACT
+
+LAYOUTS = {
+    "alone": ParallelTable(),
+    "DP2 distributed optimizer": ParallelTable(data=2, distributed_optimizer=True),
+    "TP2 PP2 interleaved": ParallelTable(tensor=2, pipeline=2, stages_per_rank=2, sequence=True),
+}
+
+
+def test_views_find_their_numbers_again():
+    memory, buffer = HostMemory(), torch.arange(6.0)
+    view, whole = buffer[2:4], torch.nn.Parameter(torch.ones(3))
+    memory.take("weights", [view, buffer, whole])
+    assert [t.untyped_storage().nbytes() for t in (buffer, view, whole)] == [0, 0, 0]
+    memory.bring_back("training")  # nothing went there
+    memory.bring_back("weights")
+    memory.bring_back("weights")  # it is here
+    assert buffer.tolist() == [0, 1, 2, 3, 4, 5]
+    assert view.tolist() == [2, 3]
+    assert view.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+    assert whole.tolist() == [1, 1, 1]
+
+
+def test_what_shares_storage_comes_back_with_the_part_that_took_it():
+    memory, weight = HostMemory(), torch.ones(3)
+    memory.take("weights", [weight])
+    memory.take("training", [weight.view(3)])
+    memory.bring_back("training")
+    assert weight.untyped_storage().nbytes() == 0
+    memory.bring_back("weights")
+    assert weight.tolist() == [1, 1, 1]
+
+
+def test_what_is_not_kept_comes_back_as_zeros():
+    memory, gradients = HostMemory(), torch.ones(3)
+    memory.take("training", [gradients], keep=False)
+    memory.bring_back("training")
+    assert gradients.tolist() == [0, 0, 0]
+
+
+def bytes_here(rank: MegatronRank) -> int:
+    """Of weights, gradients, optimizer and reference on the device."""
+    models = [*rank.models, *(rank._reference or [])]
+    tensors = [weight for model in models for weight in model.parameters()]
+    tensors += [*optimizer.gradient_buffers(rank.stages), *optimizer.held_tensors(rank.optimizer)]
+    storages = {id(storage): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(storages.values())
+
+
+def lived(pool: RankPool, actor: MegatronTrainer, folder: Path, rest: Callable[[], None]) -> dict[str, Tensor]:
+    """Everything an actor does, with a rest after each call."""
+    assert isinstance(actor, MegatronActor)
+    rollouts = lab.make_rollouts()
+    objective = lab.policy_objective(rollouts, needs_entropy=True)
+    found: dict[str, Tensor] = {}
+    actor.start()
+    for number in range(2):
+        rest()
+        found[f"{number} old"], found[f"{number} entropy"] = actor.logprobs(rollouts, temperature=0.8)
+        rest()
+        found[f"{number} reference"] = actor.reference_logprobs(rollouts, temperature=0.8)
+        rest()
+        (result,) = actor.update(rollouts, [lab.minibatch(rollouts)], objective)
+        found[f"{number} norm"] = torch.tensor(result.grad_norm)
+        rest()
+    (folder / "state").mkdir(parents=True)
+    saving = actor.save(folder / "state", in_background=True)
+    rest()  # while it is being written
+    saving.finish()
+    actor.load(folder / "state")
+    rest()
+    return found | {f"weight {name}": tensor.clone() for name, tensor in pool.weights()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_leaving_after_each_call_changes_nothing(pool, model, tmp_path, layout, dtype):
+    made_from = settings(model("qwen2-deep"), "actor", LAYOUTS[layout], dtype)
+    expected = lived(pool, trainer(pool, made_from), tmp_path / "stays", lambda: None)
+    assert min(pool.examine(bytes_here)) > 100_000
+    left = []
+
+    def leave() -> None:
+        pool.call("leave")
+        left.append(max(pool.examine(bytes_here)))
+
+    found = lived(pool, trainer(pool, made_from), tmp_path / "leaves", leave)
+    assert set(left) == {0}
+    lab.check_all(EXACT, found, expected)
+
+
+def test_only_what_is_needed_comes_back(model):
+    actor = lab.actor(model("qwen2"))
+    rank, rollouts = lab.rank_of(actor), lab.make_rollouts()
+    everything = bytes_here(rank)
+    weights = sum(weight.nbytes for weight in rank.models[0].parameters())
+    # Float32: gradients, two moments, and a step count per parameter beside the weights.
+    assert everything == 4 * weights + 4 * len(list(rank.models[0].parameters()))
+    rank.leave()
+    actor.logprobs(rollouts, temperature=1.0)
+    assert bytes_here(rank) == weights
+    actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
+    assert bytes_here(rank) == everything
+    rank.leave()
+    actor.reference_logprobs(rollouts, temperature=1.0)
+    assert bytes_here(rank) == weights  # the reference's
+    rank.leave()
+    assert bytes_here(rank) == 0
+
+
+def test_a_role_that_was_never_at_a_state_has_nothing_to_leave(model):
+    lab.rank_of(lab.unstarted(lab.actor(model("qwen2")))).leave()

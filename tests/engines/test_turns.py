@@ -1,0 +1,68 @@
+"""Who is in the memory of devices that roles share."""
+
+from collections.abc import Callable
+
+import pytest
+
+from ppoctl.engines.turns import NoTurns, Turns
+
+
+@pytest.fixture
+def left() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def leaves(left: list[str]) -> Callable[[str], Callable[[], None]]:
+    return lambda role: lambda: left.append(role)
+
+
+def test_the_others_leave_once_before_a_role_works(left, leaves):
+    turns = Turns()
+    for role in ("actor", "actor", "critic", "critic", "actor"):
+        turns.take(role, leaves(role))
+    assert left == ["actor", "critic"]
+
+
+def test_nobody_leaves_while_two_work_together_and_both_do_afterwards(left, leaves):
+    turns = Turns()
+    turns.take("generator", leaves("generator"))
+    with turns.shared():
+        turns.take("actor", leaves("actor"))
+        turns.take("generator", leaves("generator"))
+    assert left == []
+    turns.take("critic", leaves("critic"))
+    assert sorted(left) == ["actor", "generator"]
+
+
+def test_an_error_while_two_work_together_ends_that(left, leaves):
+    turns = Turns()
+
+    def fails_together() -> None:
+        with turns.shared():
+            turns.take("actor", leaves("actor"))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails_together()
+    turns.take("critic", leaves("critic"))
+    assert left == ["actor"]
+
+
+def test_whoever_fails_to_leave_is_not_asked_again(left, leaves):
+    def fails() -> None:
+        raise OSError
+
+    turns = Turns()
+    turns.take("actor", fails)
+    with pytest.raises(OSError):
+        turns.take("critic", leaves("critic"))
+    turns.take("critic", leaves("critic"))
+    assert left == []
+
+
+def test_without_turns_everyone_stays(left, leaves):
+    turns = NoTurns()
+    for role in ("actor", "critic", "generator"):
+        turns.take(role, leaves(role))
+    assert left == []
