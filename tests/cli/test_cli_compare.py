@@ -55,6 +55,22 @@ def test_the_screen_names_the_first_difference(tmp_path: Path, monkeypatch, caps
     ]
 
 
+def test_a_step_is_equal_when_all_of_it_is(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "a")
+    write(tmp_path, "b", {(2, 1): {"tokens": "cc"}})
+    assert said(capsys, "a", "b").splitlines()[:2] == ["equal samples: 3 of 4 and 4", "equal steps: 1"]
+
+
+def test_a_line_that_a_kill_left_unfinished_is_not_told(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        write(tmp_path, name)
+    with (tmp_path / "b" / "ledger.jsonl").open("a") as ledger:
+        ledger.write('{"step": 3, "prompt": "p3"}')
+    assert said(capsys, "a", "b").splitlines() == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
+
+
 def test_where_weights_came_from_and_sends_are_no_difference(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")

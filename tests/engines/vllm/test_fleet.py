@@ -225,6 +225,15 @@ def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_wei
     assert set(engines[0].log[len(log) :]) == {"advance"}
 
 
+def test_engines_at_work_do_not_sleep_while_another_is_brought_to_the_state(fleet_of: Made):
+    turns = Turns()
+    dying, other = CountingHost(speed=1, dies_in=[2]), CountingHost(speed=1)
+    fleet, _ = fleet_of(dying, other, turns=turns)
+    run(fleet, 8)
+    assert dying.log.count("begin_weights") == 2
+    assert "sleep" not in other.log
+
+
 def test_an_engine_that_dies_when_it_is_to_sleep_is_started_again_when_it_is_needed(fleet_of: Made):
     turns = Turns()
     dying, other = CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1)
@@ -293,4 +302,7 @@ def test_buckets_are_bounded_and_a_larger_tensor_goes_alone(monkeypatch: pytest.
     tensors = [(f"t{n}", torch.zeros(size // 4)) for n, size in enumerate(sizes)]
     found = [[name for name, _ in bucket] for bucket in buckets(tensors)]
     assert found == [["t0", "t1"], ["t2"], ["t3"], ["t4"], ["t5"]]
+    small = [(f"t{n}", torch.zeros(10)) for n in range(6)]
+    assert [len(bucket) for bucket in buckets(small)] == [2, 2, 2]
+    assert [len(bucket) for bucket in buckets(tensors[3:5])] == [1, 1]
     assert list(buckets([])) == []

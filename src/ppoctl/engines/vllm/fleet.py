@@ -84,8 +84,6 @@ class Fleet:
                 if tries_left == 0:
                     raise
                 self._say(f"{error.message}; started again")
-                for engine in engines:
-                    engine.close()
 
     def _leave(self) -> None:
         """For the roles that share the engines' devices."""
