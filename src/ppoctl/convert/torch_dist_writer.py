@@ -55,7 +55,7 @@ class TorchDistWriter:
             self._tensors[key] = stored
         assert stored.properties.dtype == tensor.dtype, f"slices of `{key}` have several dtypes"
         if self._file.tell() and self._file.tell() + tensor.nbytes > self._file_bytes:
-            self._file.close()
+            self.close()
             self._number += 1
             self._file = self._name(self._number).open("wb")
         begin = self._file.tell()
@@ -66,9 +66,12 @@ class TorchDistWriter:
         self._places[MetadataIndex(key, offsets, len(stored.chunks))] = place
         stored.chunks.append(ChunkStorageMetadata(offsets, sizes))
 
+    def close(self) -> None:
+        self._file.close()
+
     def finish(self, common: dict[str, Any]) -> None:
         """Close the files, and write what describes them; `common` goes beside the tensors."""
-        self._file.close()
+        self.close()
         metadata = Metadata(dict(self._tensors), storage_data=self._places, version=CURRENT_DCP_VERSION)
         torch.save(common, self._folder / COMMON)
         (self._folder / BACKEND).write_text(json.dumps(_BACKEND), "utf-8")
