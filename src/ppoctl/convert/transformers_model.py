@@ -33,6 +33,7 @@ class TransformersModel:
             self._model, info = kind.from_pretrained(
                 folder,
                 dtype=torch.float32,
+                attn_implementation="eager",  # the other ones leave out what they cannot do, such as caps of scores
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
