@@ -23,10 +23,10 @@ ARROWS: dict[str, set[str]] = {
     "data": {"ports", "batch", "recipe", "errors"},
     "rewards": {"ports", "batch", "recipe", "errors"},
     "tracking": {"ports", "batch", "recipe", "errors"},
-    "engines.megatron": {"ports", "batch", "recipe", "errors"},
+    "engines.megatron": {"convert", "ports", "batch", "recipe", "errors"},
     "engines.vllm": {"ports", "batch", "recipe", "errors"},
     "engines.ray": {"ports", "batch", "recipe", "errors"},
-    "convert": {"engines.megatron", "store", "ports", "batch", "recipe", "errors"},
+    "convert": {"store", "batch", "recipe", "errors"},
     "wire": {
         "convert", "data", "engines.megatron", "engines.ray", "engines.vllm", "launch", "loop", "rewards", "stages",
         "store", "tracking", "ports", "batch", "ppo", "recipe", "errors",
@@ -53,7 +53,7 @@ FOREIGN: dict[str, set[str]] = {
 
 # Foreign packages that live in one place only.
 HOMES = {
-    "megatron": {"engines.megatron", "convert"},
+    "megatron": {"engines.megatron"},
     "vllm": {"engines.vllm"},
     "ray": {"engines.ray"},
     "mlflow": {"tracking"},

@@ -13,11 +13,11 @@ import torch
 from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, gap, settings, three_steps, trainer
 from safetensors.torch import load_file
 
+from ppoctl.convert.source import read_shape
+from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron import ranks
-from ppoctl.engines.megatron.families import read_shape
 from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.engines.megatron.weights import weight_names
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
 LAYOUTS = {

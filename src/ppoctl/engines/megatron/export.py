@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ppoctl.engines.megatron.families import FAMILIES
+from ppoctl.convert.families import FAMILIES
 
 SHARD_BYTES = 4 * 2**30
 """Most bytes of tensors in one file."""

@@ -17,9 +17,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
 
+from ppoctl.convert.shape import ExpertShape, ModelShape
 from ppoctl.engines.megatron.attention import PackedCausalAttention
-from ppoctl.engines.megatron.experts import ExpertShape
-from ppoctl.engines.megatron.families import ModelShape
 from ppoctl.engines.megatron.router import SoftmaxRouter
 
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
@@ -21,7 +20,8 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from ppoctl.engines.megatron.families import ModelShape
+from ppoctl.convert.shape import ModelShape
+from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logprobs import LogprobSettings, VocabularyShard, token_logprobs
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
@@ -62,7 +62,7 @@ class PackedModel(GPTModel):
 
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         shape = settings.shape
-        config = shape.transformer_config(settings.dtype, settings.parallel, settings.recompute)
+        config = transformer_config(shape, settings.dtype, settings.parallel, settings.recompute)
         pipeline_rank = groups.pp.rank()
         first_layer: int = get_transformer_layer_offset(config, virtual_stage, pipeline_rank)
         layers = range(first_layer, first_layer + get_num_layers_to_build(config, virtual_stage, pipeline_rank))
@@ -78,15 +78,7 @@ class PackedModel(GPTModel):
             pg_collection=groups,
             vp_stage=virtual_stage,
         )
-        self.rope = RotaryEmbedding(
-            kv_channels=shape.head_dim,
-            rotary_percent=1.0,
-            rotary_base=shape.rope_theta,
-            rope_scaling=shape.llama3_rope_factor is not None,
-            rope_scaling_factor=shape.llama3_rope_factor or 1.0,
-            use_cpu_initialization=config.use_cpu_initialization,
-            cp_group=groups.cp,
-        )
+        self.turns_per_token = shape.rope.frequencies(shape.head_dim).to(settings.device)
         self.settings = settings
         self.first_layer = first_layer
 
@@ -116,8 +108,8 @@ class PackedModel(GPTModel):
         raise NotImplementedError
 
     def _rope_tables(self, packed: PackedInput) -> RopeTables:
-        half = self.settings.shape.head_dim // 2
-        angles = self.rope.get_emb(packed.max_seqlen_q)[:, 0, :, :half]
+        places = torch.arange(packed.max_seqlen_q, device=packed.positions.device, dtype=torch.float32)
+        angles = torch.outer(places, self.turns_per_token)[:, None]
         cos, sin = (table.to(self.settings.dtype)[packed.positions] for table in (angles.cos(), angles.sin()))
         return RopeTables(cos, sin)
 

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts
+from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.source import model_folder, read_shape
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
-from ppoctl.engines.megatron.families import ModelShape, model_folder, read_shape
 from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows, limit
 from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
 from ppoctl.engines.megatron.packed_input import Reading

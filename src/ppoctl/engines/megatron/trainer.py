@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts, State
+from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.source import model_folder, read_shape
+from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron.export import Exported, save_hugging_face
-from ppoctl.engines.megatron.families import ModelShape, model_folder, read_shape
 from ppoctl.engines.megatron.microbatches import Share, merge
 from ppoctl.engines.megatron.rank import StepShare, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
-from ppoctl.engines.megatron.weights import weight_names
 from ppoctl.ports import Minibatch, MinibatchResult, NamedWeights, Objective
 
 LOOK_EVERY_S = 0.2

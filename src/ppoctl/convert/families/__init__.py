@@ -1,0 +1,14 @@
+"""One small table per model family: `model_type` of config.json -> `Family`."""
+
+from ppoctl.convert.families.family import Family
+from ppoctl.convert.families.llama import LLAMA
+from ppoctl.convert.families.qwen2 import QWEN2
+from ppoctl.convert.families.qwen3 import QWEN3
+from ppoctl.convert.families.qwen3_moe import QWEN3_MOE
+
+FAMILIES: dict[str, Family] = {
+    "llama": LLAMA,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
+}
