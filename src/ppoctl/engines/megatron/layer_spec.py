@@ -11,15 +11,17 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
 
-from ppoctl.convert.shape import ExpertShape, ModelShape
+from ppoctl.convert.shape import ExpertShape, LatentShape, ModelShape
 from ppoctl.engines.megatron.attention import PackedCausalAttention
-from ppoctl.engines.megatron.router import SoftmaxRouter
+from ppoctl.engines.megatron.latent_attention import LatentAttention, LatentAttentionSubmodules
+from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
 
 
 def layer_spec(config: TransformerConfig, shape: ModelShape, layers: range) -> TransformerBlockSubmodules:
@@ -34,26 +36,43 @@ def layer_spec(config: TransformerConfig, shape: ModelShape, layers: range) -> T
 
 
 def _layer(shape: ModelShape, mlp: ModuleSpec) -> ModuleSpec:
-    head_norm = RmsNorm if shape.qk_norm else None
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RmsNorm,
-            self_attention=ModuleSpec(
-                module=SelfAttention,
-                params={"attn_mask_type": AttnMaskType.causal},
-                submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
-                    core_attention=PackedCausalAttention,
-                    linear_proj=RowLinear,
-                    q_layernorm=head_norm,
-                    k_layernorm=head_norm,
-                ),
-            ),
+            self_attention=_attention(shape) if shape.latent is None else _latent_attention(shape.latent),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RmsNorm,
             mlp=mlp,
             mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+def _attention(shape: ModelShape) -> ModuleSpec:
+    head_norm = RmsNorm if shape.qk_norm else None
+    return ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear,
+            core_attention=PackedCausalAttention,
+            linear_proj=RowLinear,
+            q_layernorm=head_norm,
+            k_layernorm=head_norm,
+        ),
+    )
+
+
+def _latent_attention(latent: LatentShape) -> ModuleSpec:
+    return ModuleSpec(
+        module=LatentAttention,
+        params={"latent": latent},
+        submodules=LatentAttentionSubmodules(
+            linear_to_heads=ColumnParallelLinear,
+            core_attention=PackedCausalAttention,
+            linear_proj=RowLinear,
+            norm=RmsNorm,
         ),
     )
 
@@ -67,10 +86,17 @@ def _experts(experts: ExpertShape) -> ModuleSpec:
     return ModuleSpec(
         module=MoELayer,
         submodules=MoESubmodules(
-            router=partial(SoftmaxRouter, renormalise=experts.renormalise),
+            router=_router(experts),
             experts=ModuleSpec(module=SequentialMLP, submodules=_gated_mlp()),
+            shared_experts=ModuleSpec(module=SharedExpertMLP, submodules=_gated_mlp()),
         ),
     )
+
+
+def _router(experts: ExpertShape) -> Any:
+    if experts.sigmoid is None:
+        return partial(SoftmaxRouter, renormalise=experts.renormalise)
+    return partial(SigmoidRouter, renormalise=experts.renormalise, how=experts.sigmoid)
 
 
 def _gated_mlp() -> MLPSubmodules:
