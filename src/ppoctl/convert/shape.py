@@ -14,7 +14,7 @@ Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 @dataclass(frozen=True)
 class SigmoidRouting:
-    """Experts are chosen by a sigmoid each and a bias that is not trained, some groups of them first (DeepSeek-V3)."""
+    """Experts are chosen by a sigmoid each and a bias that is not trained, groups of them first (DeepSeek-V3)."""
 
     groups: int
     """Experts of a layer are in so many groups, in their order."""

@@ -12,11 +12,15 @@ from torch import Tensor
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -94,6 +98,22 @@ YARN = {
     "mscale": 0.7,
     "mscale_all_dim": 1.0,
 }
+SHARED_EXPERT = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 56,
+    "num_hidden_layers": 3,
+}
+# Windows that are shorter than sequences, and caps that scores and logits come near.
+GEMMA = {
+    "head_dim": 12,
+    "query_pre_attn_scalar": 7,
+    "sliding_window": 4,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "attn_implementation": "eager",
+}
 MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
@@ -116,6 +136,19 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
         DeepseekV3ForCausalLM,
         DeepseekV3Config,
         {**DEEPSEEK, "q_lora_rank": 20, "norm_topk_prob": False, "rope_parameters": YARN},
+    ),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, GEMMA),
+    "gemma2-deep": (Gemma2ForCausalLM, Gemma2Config, {**GEMMA, "num_hidden_layers": 4}),
+    "gemma2-uncapped": (
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False},
+    ),
+    "qwen2-moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, SHARED_EXPERT),
+    "qwen2-moe-mixed": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        {**SHARED_EXPERT, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
     ),
     "qwen2-six": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 6}),
     "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 6}),

@@ -18,7 +18,7 @@ from ppoctl.convert.families.decoder import (
     gated_mlp,
 )
 from ppoctl.convert.families.family import Family
-from ppoctl.convert.fields import From, Only, Record, UnsupportedValueError
+from ppoctl.convert.fields import From, Only, Record, UnsupportedValueError, off, on
 from ppoctl.convert.rope import YarnScaling, read_rope
 from ppoctl.convert.rows import Row
 from ppoctl.convert.shape import ExpertShape, LatentShape, ModelShape, SigmoidRouting
@@ -130,19 +130,19 @@ DEEPSEEK_V3 = _DeepseekV3(
     },
     requires={
         **REQUIRES,
-        "attention_bias": Only(False),
-        "rope_interleave": Only(True),  # vLLM reads it nowhere, and pairs neighbouring channels
+        "attention_bias": off,
+        "rope_interleave": on,  # vLLM reads it nowhere, and pairs neighbouring channels
         # Fields of the published code, which transformers' own does not read: it computes these.
         "moe_layer_freq": Only(1),
         "scoring_func": Only("sigmoid"),
         "topk_method": Only("noaux_tc"),
     },
-    # The second line is transformers' own repetition of other fields; the last is about a load-balancing loss that PPO
-    # does not have.
+    # What transformers repeats of other fields; layers that are no part of the model here; where remote code is; a
+    # load-balancing loss that PPO does not have; how others split the model.
     ignores=IGNORES
-    | {"head_dim", "qk_head_dim", "pretraining_tp", "num_nextn_predict_layers", "auto_map", "ep_size"}
-    | {"aux_loss_alpha", "seq_aux", "output_router_logits"},
-    attention=(*_KEYS_AND_VALUES, _PROJECTION, INPUT_NORM, MLP_NORM),
+    | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "auto_map"}
+    | {"aux_loss_alpha", "seq_aux", "output_router_logits", "ep_size", "pretraining_tp"},
+    attention=(INPUT_NORM, *_KEYS_AND_VALUES, _PROJECTION, MLP_NORM),
     mlp=MLP,
     experts=(ROUTER, _CORRECTION_BIAS, *EXPERTS, *_SHARED_EXPERT),
 )

@@ -55,9 +55,9 @@ class PackedCausalAttention(MegatronModule):
         value: Float[Tensor, "N G D"],
         packed: PackedInput,
     ) -> Float[Tensor, "N H D"]:
-        """The same without RoPE."""
-        attend = _varlen if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _per_sequence
-        return attend(query, key, value, packed, self.softmax_scale)
+        """Of turned queries and keys."""
+        kernel = _varlen if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _per_sequence
+        return kernel(query, key, value, packed, self.softmax_scale)
 
 
 def _per_sequence(

@@ -158,8 +158,8 @@ def _without_torch_deprecations() -> Iterator[None]:
 
 
 def _restore_what_is_empty(saved: dict[Any, Any]) -> None:
-    """The format leaves out the step count of 0 of a state saved before the first optimizer step, and the main weights
-    of a pipeline rank without experts in an optimizer of experts."""
+    """The format leaves out the step count of 0 of a state saved before the first optimizer step, and what the
+    experts' optimizer has of main weights on a pipeline rank without experts: none."""
     for part in saved.values() if 0 in saved else (saved,):  # experts have an optimizer of their own, the second
         inner = part.get("optimizer", part)  # nested beside the main weights in bfloat16
         if inner is not part:

@@ -48,7 +48,7 @@ class LatentAttentionSubmodules:
 class LatentAttention(MegatronModule):
     """In place of `SelfAttention` in a layer."""
 
-    def __init__(  # noqa: PLR0913 - Megatron-Core's signature
+    def __init__(
         self,
         config: TransformerConfig,
         submodules: LatentAttentionSubmodules,

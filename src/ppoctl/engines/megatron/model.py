@@ -68,7 +68,7 @@ class PackedModel(GPTModel):
         layers = range(first_layer, first_layer + get_num_layers_to_build(config, virtual_stage, pipeline_rank))
         super().__init__(
             config=config,
-            transformer_layer_spec=layer_spec(config, shape, layers),
+            transformer_layer_spec=layer_spec(shape, layers),
             vocab_size=shape.padded_vocab_size,
             max_sequence_length=shape.max_positions,
             pre_process=pipeline_rank == 0 and not virtual_stage,
@@ -85,12 +85,12 @@ class PackedModel(GPTModel):
     def forward(self, packed: PackedInput) -> TokenOutputs | Tensor:
         """Outputs of the positions read; before the last pipeline stage, the hidden states to send on."""
         packed.rope = self._rope_tables(packed)
-        return super().forward(
-            input_ids=packed.tokens[None],
-            position_ids=packed.positions[None],
-            attention_mask=None,
-            packed_seq_params=packed,
-        )
+        ids = {"input_ids": packed.tokens[None], "position_ids": packed.positions[None]}
+        scale, embedded = self.settings.shape.embedding_scale, None
+        if scale is not None and self.pre_process:
+            embedded = self.embedding(**ids)
+            embedded = embedded * torch.tensor(scale, dtype=embedded.dtype)
+        return super().forward(**ids, decoder_input=embedded, attention_mask=None, packed_seq_params=packed)
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, packed_seq_params: PackedInput, **__: Any) -> Any:
         """Called by GPTModel in place of its own projection to logits."""
@@ -129,8 +129,12 @@ class LogprobModel(PackedModel):
         )
         # Each tensor rank's logits give a part of the gradient: they are added up on the way back.
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
-        chunk_tokens = self.settings.logits_chunk_tokens
-        settings = LogprobSettings(packed.temperature, chunk_tokens, packed.with_entropy)
+        settings = LogprobSettings(
+            packed.temperature,
+            self.settings.logits_chunk_tokens,
+            packed.with_entropy,
+            softcap=self.settings.shape.logit_softcap,
+        )
         logprobs, entropy = token_logprobs(hidden, weight, packed.targets, settings, vocabulary)
         return TokenOutputs(logprobs, entropy if packed.with_entropy else None)
 
@@ -158,7 +162,7 @@ def build_stages(
     with warnings.catch_warnings():
         # Of whole experts beside tensor ranks: their tokens are exchanged, not split over the sequence.
         warnings.filterwarnings("ignore", message="`sequence_parallel` is set to `True`, but tensor model parallel")
-        # Of shared experts: Megatron-Core's own module hands the width on in its configuration.
+        # Of Megatron-Core's own shared expert, which says its width another way.
         warnings.filterwarnings("ignore", message="MLP requires ffn_hidden_size", category=DeprecationWarning)
         stages = [cls(settings, groups, stage if count > 1 else None) for stage in range(count)]
     for stage in stages:

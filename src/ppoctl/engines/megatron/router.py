@@ -45,7 +45,8 @@ class SigmoidRouter(TopKRouter):
     """DeepSeek-V3's (arXiv:2412.19437, section 2.1.2), in float32 as transformers computes it: sigmoid scores, to
     which a bias is added for the choice alone, first of groups of experts, then of experts in them.
 
-    The bias balanced loads in pre-training. PPO does not train it: it is a buffer, float32 whatever the model's dtype.
+    The bias balanced loads in pre-training. PPO does not train it: it is a buffer, in float32 whatever the model's
+    dtype.
     """
 
     def __init__(self, *, renormalise: bool, how: SigmoidRouting, **settings: Any) -> None:

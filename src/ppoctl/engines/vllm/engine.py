@@ -236,8 +236,8 @@ def _of_a_gpu(settings: VllmSettings) -> dict[str, Any]:
 
 
 def _of_a_cpu(settings: VllmSettings) -> dict[str, Any]:
-    """vLLM's default on a CPU is 92 % of all memory. A prompt that is prefilled in chunks draws a number it then takes
-    back, which CPU generators cannot: whole prompts only."""
+    """vLLM's default on a CPU is 92 % of all memory. A prompt that is prefilled in chunks draws a number it then
+    takes back, which CPU generators cannot: whole prompts only."""
     found: dict[str, Any] = {
         "kv_cache_memory_bytes": settings.table.kv_cache_mib * _MIB,
         "enable_chunked_prefill": False,
