@@ -35,7 +35,7 @@ _KEYS_AND_VALUES = (
     Row("self_attn.kv_b_proj.weight", "self_attention.linear_kv_up_proj.weight", "keys+values* kv_rank"),
 )
 _PROJECTION = Row("self_attn.o_proj.weight", "self_attention.linear_proj.weight", "hidden values*")
-_CORRECTION_BIAS = Row("mlp.gate.e_score_correction_bias", "mlp.router.correction_bias", "experts")
+_CORRECTION_BIAS = Row("mlp.gate.e_score_correction_bias", "mlp.router.expert_bias", "experts")
 _SHARED_EXPERT = gated_mlp("mlp.shared_experts", "mlp.shared_experts", "shared_ffn")
 
 

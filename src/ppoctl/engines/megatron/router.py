@@ -53,7 +53,8 @@ class SigmoidRouter(TopKRouter):
         super().__init__(**settings)
         self.renormalise = renormalise
         self.how = how
-        self.register_buffer("correction_bias", torch.zeros(self.num_experts, dtype=torch.float32))
+        del self.expert_bias  # None, where Megatron-Core is not asked to train it
+        self.register_buffer("expert_bias", torch.zeros(self.num_experts, dtype=torch.float32))
 
     def gating(self, input: Float[Tensor, "N 1 hidden"]) -> Float[Tensor, "N 1 experts"]:
         """Logits, float32."""
@@ -65,7 +66,7 @@ class SigmoidRouter(TopKRouter):
         """Weight of each expert for each token, float32, 0 where not chosen; and which are chosen."""
         assert padding_mask is None, "packed sequences have no padding"
         scores = logits.view(-1, self.num_experts).sigmoid()
-        chosen = choose_in_groups(scores + self.correction_bias, self.how, self.topk)
+        chosen = choose_in_groups(scores + self.expert_bias, self.how, self.topk)
         weights = scores.gather(1, chosen)
         if self.renormalise:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)

@@ -143,7 +143,9 @@ def _name_in(parameters: Mapping[str, Tensor], placement: Placement, model: Pack
     name = placement.numbered(placement.layer - model.first_layer, slot)
     if name in parameters:
         return name
-    return transformer_engine_name(name, has_experts=model.settings.shape.has_experts(placement.layer))
+    shape = model.settings.shape
+    has_experts, is_latent = shape.has_experts(placement.layer), shape.latent is not None
+    return transformer_engine_name(name, has_experts=has_experts, is_latent=is_latent)
 
 
 def _part(placement: Placement, parameter: Tensor, model: PackedModel) -> Part:
