@@ -105,6 +105,8 @@ SHARED_EXPERT = {
     "shared_expert_intermediate_size": 56,
     "num_hidden_layers": 3,
 }
+EAGER = {"attn_implementation": "eager"}
+"""transformers' other attentions leave out Gemma 2's cap of scores."""
 # Windows that are shorter than sequences, and caps that scores and logits come near.
 GEMMA = {
     "head_dim": 12,
@@ -112,7 +114,8 @@ GEMMA = {
     "sliding_window": 4,
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 3.0,
-    "attn_implementation": "eager",
+    "num_hidden_layers": 4,
+    **EAGER,
 }
 MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
@@ -138,7 +141,6 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
         {**DEEPSEEK, "q_lora_rank": 20, "norm_topk_prob": False, "rope_parameters": YARN},
     ),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, GEMMA),
-    "gemma2-deep": (Gemma2ForCausalLM, Gemma2Config, {**GEMMA, "num_hidden_layers": 4}),
     "gemma2-uncapped": (
         Gemma2ForCausalLM,
         Gemma2Config,

@@ -65,10 +65,11 @@ def test_tokens_are_exchanged_again_where_experts_are_recomputed(pool, model, al
     assert gap(three_steps(pool, made_from)["gradient"], alone("qwen3-moe", "actor")["gradient"]) < GRADIENT_GAP
 
 
-def test_the_choice_of_experts_is_clear():
+@pytest.mark.parametrize("kind", ["qwen3-moe", "qwen2-moe"])
+def test_the_choice_of_experts_is_clear(kind):
     """Between the last expert taken and the first one left lie more than 1e-4 in probability, for every token of the
     rollouts and every layer: a hundred times what rounding moves."""
-    hugging_face, rollouts = lab.hugging_face_model("qwen3-moe"), lab.make_rollouts()
+    hugging_face, rollouts = lab.hugging_face_model(kind), lab.make_rollouts()
     margins = []
     for sequence in rollouts.sequences():
         with torch.no_grad():

@@ -123,7 +123,15 @@ def test_what_checkpoints_carry_besides_is_skipped(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "shard_bytes"), [("qwen2", 2**30), ("qwen2-tied", 2**14), ("llama3-rope", 2**30), ("qwen3-moe", 2**30)]
+    ("kind", "shard_bytes"),
+    [
+        ("qwen2", 2**30),
+        ("qwen2-tied", 2**14),
+        ("llama3-rope", 2**30),
+        ("gemma2", 2**30),
+        ("qwen2-moe", 2**30),
+        ("qwen3-moe", 2**30),
+    ],
 )
 def test_transformers_loads_what_was_trained(model, tmp_path, monkeypatch, kind, shard_bytes):
     monkeypatch.setattr(export, "SHARD_BYTES", shard_bytes)
@@ -132,7 +140,7 @@ def test_transformers_loads_what_was_trained(model, tmp_path, monkeypatch, kind,
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
     trainer.save_weights(tmp_path)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 2**14)
-    exported, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    exported, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True, **lab.EAGER)
     assert not any(info.values())
     found = {n: t for n, t in lab.on_disk(exported.state_dict()).items() if n in lab.weights_of(trainer)}
     lab.check_all(EXACT, found, lab.weights_of(trainer))
@@ -153,14 +161,14 @@ def test_companion_files_travel_along(model, tmp_path):
     assert copied == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json"}
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma2", "qwen3", "qwen2-moe", "qwen3-moe"])
 def test_a_critic_is_exported_as_a_classifier_and_can_be_started_from(model, tmp_path, kind):
     rollouts = lab.make_rollouts()
     trainer = lab.critic(model(kind))
     trainer.update(rollouts, [lab.minibatch(rollouts)] * 2, lab.value_objective(rollouts))
     values = trainer.values(rollouts)
     trainer.save_weights(tmp_path)
-    exported: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    exported: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(tmp_path, **lab.EAGER).eval()
     with torch.no_grad():
         for row, sequence in enumerate(rollouts.sequences()):
             hidden = exported.model(sequence[None]).last_hidden_state[0]
