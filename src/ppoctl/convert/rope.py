@@ -113,15 +113,11 @@ def read_rope(parameters: Mapping[str, Any]) -> Rope:
         return Rope(float(theta))
     # Of YaRN's two factors of growth one alone means one thing to transformers and another to vLLM.
     is_whole = ("mscale" in rest) == ("mscale_all_dim" in rest)
-    if (
-        kind in _KINDS
-        and is_whole
-        and _required(_KINDS[kind]) <= set(rest) <= {of.name for of in fields(_KINDS[kind])}
-    ):
-        return Rope(float(theta), _KINDS[kind](**rest))
-    known = "; ".join(f"{kind} with {', '.join(of.name for of in fields(made))}" for kind, made in _KINDS.items())
-    raise UnsupportedValueError(f"supported are plain RoPE; {known}")
-
-
-def _required(kind: type[Scaling]) -> set[str]:
-    return {of.name for of in fields(kind) if of.default is MISSING}
+    if kind in _KINDS and is_whole:
+        known = {of.name: of for of in fields(_KINDS[kind])}
+        if {name for name, of in known.items() if of.default is MISSING} <= set(rest) <= set(known):
+            # Files write whole numbers without a point.
+            numbers = {name: int(value) if known[name].type is int else float(value) for name, value in rest.items()}
+            return Rope(float(theta), _KINDS[kind](**numbers))
+    supported = "; ".join(f"{kind} with {', '.join(of.name for of in fields(made))}" for kind, made in _KINDS.items())
+    raise UnsupportedValueError(f"supported are plain RoPE; {supported}")
