@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from ppoctl.batch.records import State
+from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.engines.megatron import export
+from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.errors import EnvironmentProblemError
 from tolerance import EXACT, FLOAT32
 
@@ -35,6 +37,21 @@ def test_weights_survive_the_way_there_and_back(model, kind):
     lab.check_all(EXACT, found, tensors_in(model(kind)))
     # A fresh iterator each time.
     assert len(list(weights.tensors())) == len(found)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "qwen2-moe-mixed"])
+def test_parameters_of_the_other_layer_spec_are_found_too(model, kind):
+    [stage] = lab.rank_of(lab.actor(model(kind))).models
+    parameters = {name: weight.detach() for name, weight in stage.named_parameters()}
+    renamed = {}
+    for name, weight in parameters.items():
+        layer = int(name.split(".")[2]) if ".layers." in name else None
+        has_experts = layer is not None and stage.settings.shape.has_experts(layer)
+        renamed[transformer_engine_name(name, has_experts=has_experts)] = weight
+    assert len(renamed.keys() - parameters.keys()) > 4
+    for found, expected in zip(parts_in(renamed, stage), parts_in(parameters, stage), strict=True):
+        assert found.name == expected.name
+        assert torch.equal(found.read(stage.pg_collection), expected.read(stage.pg_collection))
 
 
 def test_exported_tensors_are_views_except_interleaved_queries_keys_and_values(model):
