@@ -51,6 +51,11 @@ def off(value: Any) -> bool:
     return not value
 
 
+def on(value: Any) -> bool:
+    """What the field can turn off is on."""
+    return bool(value)
+
+
 def only_full_attention(layer_types: list[str] | None) -> bool:
     """No layer has a sliding window."""
     return set(layer_types or ()) <= {"full_attention"}

@@ -13,6 +13,18 @@ Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 
 @dataclass(frozen=True)
+class SigmoidRouting:
+    """Experts are chosen by a sigmoid each and a bias that is not trained, groups of them first (DeepSeek-V3)."""
+
+    groups: int
+    """Experts of a layer are in so many groups, in their order."""
+    groups_per_token: int
+    """A token is routed to experts of so many groups."""
+    scale: float
+    """Of the weights of the chosen experts."""
+
+
+@dataclass(frozen=True)
 class ExpertShape:
     """The mixture of experts of one model."""
 
@@ -30,11 +42,36 @@ class ExpertShape:
     """Of an MLP beside the experts that every token meets; None: there is none."""
     shared_gate: bool = False
     """Scale its output, token by token, by the sigmoid of one number."""
+    sigmoid: SigmoidRouting | None = None
+    """None: a softmax over all experts of a layer."""
 
     @property
     def active_width(self) -> int:
         """What a token meets of a layer's experts, as the width of one MLP."""
         return self.per_token * self.ffn_hidden_size + (self.shared_ffn_hidden_size or 0)
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """Multi-head latent attention: keys and values of all heads come from a few channels (DeepSeek-V2)."""
+
+    query_rank: int | None
+    """Channels that the queries of all heads come from; None: from the hidden state."""
+    kv_rank: int
+    """Channels that keys without position, and values, come from."""
+    nope_dim: int
+    """Channels of a head's queries and keys without position."""
+    rope_dim: int
+    """Those with position, behind the others; the key's are one for all heads."""
+    value_dim: int
+    """Channels of a head's values."""
+    norm_eps: float
+    """Of the norms of latents; others have the model's."""
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head's queries and keys."""
+        return self.nope_dim + self.rope_dim
 
 
 @dataclass(frozen=True)
@@ -72,6 +109,8 @@ class ModelShape:
     windows: tuple[int | None, ...] = ()
     """Layer by layer, how many tokens a token sees, itself included; None: all before it. Empty: all layers so."""
     experts: ExpertShape | None = None
+    latent: LatentShape | None = None
+    """None: plain attention, every head with queries of its own, groups of them with keys and values."""
 
     @property
     def padded_vocab_size(self) -> int:
@@ -81,13 +120,29 @@ class ModelShape:
     @property
     def token_cost(self) -> TokenCost:
         """What a token costs in the layers: of experts those it is routed to, and the choice among all of them."""
-        heads = (self.num_heads * 2 + self.num_kv_heads * 2) * self.head_dim
-        width = self.num_layers * (heads + 3 * self.ffn_hidden_size)
+        width = self.num_layers * 3 * self.ffn_hidden_size
         if self.experts is not None:
             mixed = self.experts.count + 3 * (self.experts.active_width - self.ffn_hidden_size)
             width += sum(self.experts.layers) * mixed
-        parameters = self.hidden_size * width
+        parameters = self.num_layers * self._attention_parameters + self.hidden_size * width
         return TokenCost.of_decoder(parameters, self.num_layers, self.num_heads, self.head_dim)
+
+    @property
+    def rope_dim(self) -> int:
+        """Channels of a head that are turned."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def _attention_parameters(self) -> int:
+        """Of the products in a layer."""
+        latent, hidden, heads = self.latent, self.hidden_size, self.num_heads
+        if latent is None:
+            return hidden * (heads + self.num_kv_heads) * 2 * self.head_dim
+        queries, values = heads * latent.head_dim, heads * latent.value_dim
+        rank = latent.query_rank
+        to_queries = hidden * queries if rank is None else (hidden + queries) * rank
+        to_latent = hidden * (latent.kv_rank + latent.rope_dim)
+        return to_queries + to_latent + latent.kv_rank * (heads * latent.nope_dim + values) + hidden * values
 
     def has_experts(self, layer: int) -> bool:
         """Whether this layer of the model has experts."""

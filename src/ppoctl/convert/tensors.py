@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ppoctl.convert.families import FAMILIES
 from ppoctl.convert.rows import Place, Row
-from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.shape import LatentShape, ModelShape
 
 Role = Literal["actor", "critic"]
 
@@ -91,7 +91,17 @@ def sizes(shape: ModelShape) -> dict[str, int]:
     if shape.experts is not None:
         found |= {"experts": shape.experts.count, "expert_ffn": shape.experts.ffn_hidden_size}
         found |= {"shared_ffn": shape.experts.shared_ffn_hidden_size or 0}
-    return found
+    return found if shape.latent is None else found | _latent_sizes(shape.latent, shape.num_heads)
+
+
+def _latent_sizes(latent: LatentShape, heads: int) -> dict[str, int]:
+    return {
+        "query_rank": latent.query_rank or 0,
+        "kv_rank": latent.kv_rank,
+        "kv_rank+rope": latent.kv_rank + latent.rope_dim,
+        "values": heads * latent.value_dim,
+        "keys+values": heads * (latent.nope_dim + latent.value_dim),
+    }
 
 
 def part_of(parameter: Tensor, place: Place, shape: ModelShape) -> Tensor:

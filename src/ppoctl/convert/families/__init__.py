@@ -1,5 +1,6 @@
 """One small table per model family: `model_type` of config.json -> `Family`."""
 
+from ppoctl.convert.families.deepseek_v3 import DEEPSEEK_V3
 from ppoctl.convert.families.family import Family
 from ppoctl.convert.families.gemma2 import GEMMA2
 from ppoctl.convert.families.llama import LLAMA
@@ -9,6 +10,7 @@ from ppoctl.convert.families.qwen3 import QWEN3
 from ppoctl.convert.families.qwen3_moe import QWEN3_MOE
 
 FAMILIES: dict[str, Family] = {
+    "deepseek_v3": DEEPSEEK_V3,
     "gemma2": GEMMA2,
     "llama": LLAMA,
     "qwen2": QWEN2,

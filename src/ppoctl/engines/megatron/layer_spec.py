@@ -1,5 +1,6 @@
 """Which modules a transformer layer is made of. The one place to add another backend (Transformer Engine)."""
 
+from collections.abc import Callable
 from functools import partial
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -9,16 +10,18 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.shape import ExpertShape, LatentShape, ModelShape
 from ppoctl.engines.megatron.attention import PackedCausalAttention
 from ppoctl.engines.megatron.capped_attention import CappedAttention
+from ppoctl.engines.megatron.latent_attention import LatentAttention, LatentAttentionSubmodules
 from ppoctl.engines.megatron.norms import OffsetRmsNorm, RmsNorm
-from ppoctl.engines.megatron.router import SoftmaxRouter
+from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
 from ppoctl.engines.megatron.row_linear import NormedRowLinear, RowLinear
 
 
@@ -35,7 +38,7 @@ def _layer(shape: ModelShape, number: int) -> ModuleSpec:
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
-            self_attention=_attention(shape, number),
+            self_attention=_attention(shape, number) if shape.latent is None else _latent_attention(shape.latent),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=norm,
             mlp=_experts(shape) if shape.has_experts(number) else _mlp(shape),
@@ -63,6 +66,19 @@ def _attention(shape: ModelShape, number: int) -> ModuleSpec:
     )
 
 
+def _latent_attention(latent: LatentShape) -> ModuleSpec:
+    return ModuleSpec(
+        module=LatentAttention,
+        params={"latent": latent},
+        submodules=LatentAttentionSubmodules(
+            linear_to_heads=ColumnParallelLinear,
+            core_attention=PackedCausalAttention,
+            linear_proj=RowLinear,
+            norm=RmsNorm,
+        ),
+    )
+
+
 def _mlp(shape: ModelShape) -> ModuleSpec:
     return ModuleSpec(
         module=MLP, params={"ffn_hidden_size": shape.ffn_hidden_size}, submodules=_gated_mlp(_last(shape))
@@ -75,11 +91,17 @@ def _experts(shape: ModelShape) -> ModuleSpec:
     return ModuleSpec(
         module=MoELayer,
         submodules=MoESubmodules(
-            router=partial(SoftmaxRouter, renormalise=shape.experts.renormalise),
+            router=_router(shape.experts),
             experts=ModuleSpec(module=SequentialMLP, submodules=_gated_mlp(RowLinear)),
             shared_experts=ModuleSpec(module=SharedExpertMLP, submodules=_gated_mlp(RowLinear)),
         ),
     )
+
+
+def _router(experts: ExpertShape) -> Callable[..., TopKRouter]:
+    if experts.sigmoid is None:
+        return partial(SoftmaxRouter, renormalise=experts.renormalise)
+    return partial(SigmoidRouter, renormalise=experts.renormalise, how=experts.sigmoid)
 
 
 def _gated_mlp(last: type[RowLinear]) -> MLPSubmodules:

@@ -78,7 +78,7 @@ class PackedModel(GPTModel):
             pg_collection=groups,
             vp_stage=virtual_stage,
         )
-        self.turns_per_token = shape.rope.frequencies(shape.head_dim).to(settings.device)
+        self.turns_per_token = shape.rope.frequencies(shape.rope_dim).to(settings.device)
         self.settings = settings
         self.first_layer = first_layer
 
@@ -110,8 +110,9 @@ class PackedModel(GPTModel):
     def _rope_tables(self, packed: PackedInput) -> RopeTables:
         places = torch.arange(packed.max_seqlen_q, device=packed.positions.device, dtype=torch.float32)
         angles = torch.outer(places, self.turns_per_token)[:, None]
-        cos, sin = (table.to(self.settings.dtype)[packed.positions] for table in (angles.cos(), angles.sin()))
-        return RopeTables(cos, sin)
+        factor = self.settings.shape.rope.attention_factor
+        tables = (angles.cos() * factor, angles.sin() * factor)
+        return RopeTables(*(table.to(self.settings.dtype)[packed.positions] for table in tables))
 
 
 class LogprobModel(PackedModel):
@@ -156,7 +157,7 @@ def build_stages(
     cls: type[PackedModel], settings: ModelSettings, groups: ProcessGroupCollection
 ) -> list[PackedModel]:
     """This rank's pipeline stages (one, or several when they are interleaved) with uninitialised weights, all in the
-    model's dtype: norms too, as in the Hugging Face models."""
+    model's dtype: norms too, as in the Hugging Face models. What is not trained (a router's bias) has its own."""
     count = settings.parallel.stages_per_rank
     with warnings.catch_warnings():
         # Of whole experts beside tensor ranks: their tokens are exchanged, not split over the sequence.
@@ -165,7 +166,9 @@ def build_stages(
         warnings.filterwarnings("ignore", message="MLP requires ffn_hidden_size", category=DeprecationWarning)
         stages = [cls(settings, groups, stage if count > 1 else None) for stage in range(count)]
     for stage in stages:
-        stage.to(device=settings.device, dtype=settings.dtype)
+        stage.to(device=settings.device)
+        for parameter in stage.parameters():
+            parameter.data = parameter.data.to(settings.dtype)
         _mark_parameters(stage)
     return stages
 

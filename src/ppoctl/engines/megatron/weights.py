@@ -98,15 +98,20 @@ class Part:
 
 
 def parts_of(model: PackedModel) -> list[Part]:
-    """All parameters of a pipeline stage as Hugging Face tensors, in the order of the layers."""
-    return parts_in({name: weight.detach() for name, weight in model.named_parameters()}, model)
+    """All parameters of a pipeline stage, and the buffers beside them, as Hugging Face tensors, in the order of the
+    layers."""
+    held = {name: weight.detach() for name, weight in model.named_parameters()}
+    return parts_in(held | dict(model.named_buffers()), model)
 
 
 def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[Part]:
-    """The same for any tensors under Megatron's parameter names: weights, gradients."""
+    """The same for any tensors under Megatron's parameter names: weights, gradients. A buffer has no gradient."""
     parts, found = [], set()
+    buffers = {name for name, _ in model.named_buffers()}
     for placement in _placements_of(model):
         name = _name_in(parameters, placement, model)
+        if name in buffers and name not in parameters:
+            continue
         found.add(name)
         parts.append(_part(placement, parameters[name], model))
     left = sorted(set(parameters) - found)
@@ -138,7 +143,9 @@ def _name_in(parameters: Mapping[str, Tensor], placement: Placement, model: Pack
     name = placement.numbered(placement.layer - model.first_layer, slot)
     if name in parameters:
         return name
-    return transformer_engine_name(name, has_experts=model.settings.shape.has_experts(placement.layer))
+    shape = model.settings.shape
+    has_experts, is_latent = shape.has_experts(placement.layer), shape.latent is not None
+    return transformer_engine_name(name, has_experts=has_experts, is_latent=is_latent)
 
 
 def _part(placement: Placement, parameter: Tensor, model: PackedModel) -> Part:
