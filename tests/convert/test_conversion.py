@@ -41,7 +41,21 @@ def copy(source: Path, target: Path, changes: Callable[[dict[str, torch.Tensor]]
     return target
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen2-tied", "llama3-rope", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "gemma2", "qwen2-moe"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen2",
+        "qwen2-tied",
+        "llama3-rope",
+        "qwen3",
+        "qwen3-moe",
+        "qwen3-moe-mixed",
+        "gemma2",
+        "qwen2-moe",
+        "deepseek-v3",
+        "deepseek-v3-low-rank",
+    ],
+)
 def test_there_and_back_without_a_bit_changed(model: Model, tmp_path: Path, kind: str) -> None:
     there = run(model(kind), "megatron", tmp_path / "megatron")
     back = run(tmp_path / "megatron", "hf", tmp_path / "back", shard_gib=60 / 2**20)

@@ -14,6 +14,8 @@ from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, ROPE_CONSTANTS, VALUE_HEAD, Role, placements
 from ppoctl.errors import EnvironmentProblemError
 
+ROUTER_BIAS = "e_score_correction_bias"
+"""End of the name of what chooses between experts and is no weight: float32 in a model of any dtype."""
 VALUE_BIAS = "score.bias"
 """Of a ...ForTokenClassification; the critic's head has none."""
 
@@ -46,7 +48,8 @@ class Accounted:
                 missing.append(placement.name)
                 continue
             self._require_fitting(placement.name, spec, placement.shape)
-            self.specs[placement.name] = Spec(spec.shape, self.dtype or spec.dtype)
+            kept = self.dtype is None or placement.name.endswith(ROUTER_BIAS)
+            self.specs[placement.name] = spec if kept or self.dtype is None else Spec(spec.shape, self.dtype)
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             hint = "fetch the model again" if missing != [LM_HEAD] else "a critic has none: add --role critic"

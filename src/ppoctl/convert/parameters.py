@@ -61,7 +61,8 @@ class Parameter:
         if layer is None:
             return Key(name)
         if transformer_engine and expert is None:
-            name = transformer_engine_name(name, has_experts=shape.has_experts(layer))
+            is_latent = shape.latent is not None
+            name = transformer_engine_name(name, has_experts=shape.has_experts(layer), is_latent=is_latent)
         if layers_alike:
             name = name.replace(f"layers.{layer}.", "layers.", 1)
             leading.append((layer, shape.num_layers))

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ppoctl.convert.hugging_face import DTYPES, SAFETENSORS, Spec
 
+SHARD_BYTES = 4 * 2**30
+"""Most bytes of tensors in one file."""
 _SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 
 

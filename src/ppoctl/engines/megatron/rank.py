@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts
+from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.source import model_folder, read_shape
 from ppoctl.convert.torch_dist import is_torch_dist
@@ -42,7 +43,7 @@ from ppoctl.engines.megatron.schedule import (
 )
 from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.engines.megatron.state_writer import RankSaving
-from ppoctl.engines.megatron.weights import gathered_weights, load_weights
+from ppoctl.engines.megatron.weights import gathered_weights, load_weights, parts_of
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.ports import Minibatch, Objective
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
@@ -162,6 +163,10 @@ class MegatronRank:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """This pipeline rank's weights under Hugging Face names, whole; all tensor and expert ranks take part."""
         return gathered_weights(self.models)
+
+    def weight_specs(self) -> dict[str, Spec]:
+        """What `weights` gives, before it does."""
+        return {part.name: Spec(part.shape, part.view.dtype) for model in self.models for part in parts_of(model)}
 
     def open_weights(self) -> None:
         """Begin to send them in buckets."""
