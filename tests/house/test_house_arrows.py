@@ -24,10 +24,10 @@ ARROWS: dict[str, set[str]] = {
     "rewards": {"ports", "batch", "recipe", "errors"},
     "tracking": {"ports", "batch", "recipe", "errors"},
     "engines.turns": set(),
-    "engines.megatron": {"engines.turns", "ports", "batch", "recipe", "errors"},
+    "engines.megatron": {"convert", "engines.turns", "ports", "batch", "recipe", "errors"},
     "engines.vllm": {"engines.turns", "ports", "batch", "recipe", "errors"},
     "engines.ray": {"ports", "batch", "recipe", "errors"},
-    "convert": {"engines.megatron", "store", "ports", "batch", "recipe", "errors"},
+    "convert": {"store", "batch", "recipe", "errors"},
     "wire": {
         "convert", "data", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch", "loop",
         "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "errors",
@@ -54,7 +54,7 @@ FOREIGN: dict[str, set[str]] = {
 
 # Foreign packages that live in one place only.
 HOMES = {
-    "megatron": {"engines.megatron", "convert"},
+    "megatron": {"engines.megatron"},
     "vllm": {"engines.vllm"},
     "ray": {"engines.ray"},
     "mlflow": {"tracking"},

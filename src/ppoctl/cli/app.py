@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ppoctl.cli import compare, evaluate, plan, recipes, render, resume, show, status, track, train, validate
+from ppoctl.cli import compare, convert, evaluate, plan, recipes, render, resume, show, status, track, train, validate
 from ppoctl.errors import ExitCode, PpoctlError
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ app.command()(plan.plan)
 app.command()(status.status)
 app.command()(show.show)
 app.command()(compare.compare)
+app.command("convert-ckpt", epilog=convert.EXAMPLES)(convert.convert_ckpt)
 app.command()(track.track)
 app.add_typer(recipes.app, name="recipes")
 

@@ -46,7 +46,7 @@ def open_scorer(recipe: Recipe, questions: PromptSource) -> ProcessScorer:
 
 def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
     """What the run is made from: digests of the model's files, the tokenizer with its template, and the data."""
-    from ppoctl.engines.megatron.families import model_folder
+    from ppoctl.convert.source import model_folder
 
     folder = model_folder(recipe.model.path)
     files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors" or path.name in CONFIGS)
@@ -69,8 +69,8 @@ def set_threads(recipe: Recipe) -> int:
 
 def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, model_digest: str) -> Sockets:
     """Real engines, none of them at a state yet. Nothing heavy is built before it is first asked."""
+    from ppoctl.convert.source import model_folder
     from ppoctl.engines.megatron.factory import trainer_settings
-    from ppoctl.engines.megatron.families import model_folder
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
 
     placed = place(recipe)

@@ -10,11 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -58,6 +64,59 @@ EXPERTS = {
     "norm_topk_prob": True,
     "num_hidden_layers": 3,
 }
+DEEPSEEK = {
+    "num_key_value_heads": 6,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": None,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 2.446,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-5,
+    "num_nextn_predict_layers": 0,
+    # What published files say beside transformers' fields, and vLLM reads.
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
+"""Like Moonlight, but with groups of experts."""
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 4.0,
+    "beta_slow": 0.05,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
+SHARED_EXPERT = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 56,
+    "num_hidden_layers": 3,
+}
+EAGER = {"attn_implementation": "eager"}
+"""transformers' other attentions leave out Gemma 2's cap of scores."""
+# Windows that are shorter than sequences, and caps that scores and logits come near.
+GEMMA = {
+    "head_dim": 12,
+    "query_pre_attn_scalar": 7,
+    "sliding_window": 4,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "num_hidden_layers": 4,
+    **EAGER,
+}
 MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
@@ -75,8 +134,31 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
             "mlp_only_layers": [3],
         },
     ),
+    "deepseek-v3": (DeepseekV3ForCausalLM, DeepseekV3Config, DEEPSEEK),
+    "deepseek-v3-low-rank": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config,
+        {**DEEPSEEK, "q_lora_rank": 20, "norm_topk_prob": False, "rope_parameters": YARN},
+    ),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, GEMMA),
+    "gemma2-uncapped": (
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False},
+    ),
+    "qwen2-moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, SHARED_EXPERT),
+    "qwen2-moe-mixed": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        {**SHARED_EXPERT, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
     "qwen2-six": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 6}),
     "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 6}),
+    "llama-linear-rope": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    ),
     "llama3-rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
 }
 
@@ -92,6 +174,9 @@ def hugging_face_model(kind: str) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             spread = 0.1 if name.endswith("bias") or "norm" in name else 0.15
             parameter.add_(torch.randn_like(parameter) * spread)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     torch.random.set_rng_state(state)
     return model
 
@@ -211,7 +296,7 @@ def expected_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of `objective` by transformers and autograd, one sequence at a time, in float64."""
     model = copy.deepcopy(hugging_face_model(kind)).double()
-    if "moe" in kind:
+    if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # the grouped product has no float64
     logprobs, entropy = (torch.zeros(rollouts.tokens.shape, dtype=torch.float64) for _ in range(2))
     for row, sequence in enumerate(rollouts.sequences()):

@@ -13,11 +13,11 @@ import torch
 from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, gap, settings, three_steps, trainer
 from safetensors.torch import load_file
 
+from ppoctl.convert.source import read_shape
+from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron import ranks
-from ppoctl.engines.megatron.families import read_shape
 from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.engines.megatron.weights import weight_names
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
 LAYOUTS = {
@@ -65,10 +65,11 @@ def test_tokens_are_exchanged_again_where_experts_are_recomputed(pool, model, al
     assert gap(three_steps(pool, made_from)["gradient"], alone("qwen3-moe", "actor")["gradient"]) < GRADIENT_GAP
 
 
-def test_the_choice_of_experts_is_clear():
+@pytest.mark.parametrize("kind", ["qwen3-moe", "qwen2-moe"])
+def test_the_choice_of_experts_is_clear(kind):
     """Between the last expert taken and the first one left lie more than 1e-4 in probability, for every token of the
     rollouts and every layer: a hundred times what rounding moves."""
-    hugging_face, rollouts = lab.hugging_face_model("qwen3-moe"), lab.make_rollouts()
+    hugging_face, rollouts = lab.hugging_face_model(kind), lab.make_rollouts()
     margins = []
     for sequence in rollouts.sequences():
         with torch.no_grad():

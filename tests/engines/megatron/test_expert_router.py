@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ppoctl.engines.megatron.router import SoftmaxRouter
+from ppoctl.convert.shape import SigmoidRouting
+from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
 from tolerance import EXACT, FLOAT32
 
 
@@ -38,3 +39,41 @@ def test_a_token_is_routed_the_same_in_any_company():
         alone = route(tokens[row : row + 1], topk=3, renormalise=True)
         EXACT.check(alone[0][0], probs[row])
         EXACT.check(alone[1][0], chosen[row])
+
+
+def route_by_sigmoid(scores, bias, *, groups=1, groups_per_token=1, topk=2, renormalise=True, scale=1.0):
+    """Of one token with these scores, each the sigmoid of a logit."""
+    how = SigmoidRouting(groups, groups_per_token, scale)
+    router = SimpleNamespace(num_experts=len(scores), topk=topk, renormalise=renormalise, how=how)
+    router.expert_bias = torch.tensor(bias)
+    probs, chosen = SigmoidRouter.routing(router, torch.tensor([[scores]]).logit())
+    return probs[0], chosen[0].tolist()
+
+
+def test_the_bias_chooses_and_the_plain_score_weighs():
+    probs, chosen = route_by_sigmoid([0.1, 0.2, 0.4, 0.3], [0.9, 0.0, 0.0, 0.0])
+    assert chosen == [True, False, True, False]
+    FLOAT32.check(probs, torch.tensor([0.2, 0.0, 0.8, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("renormalise", "weights"), [(False, [0.0, 0.5, 1.0, 0.0]), (True, [0.0, 2.5 / 3, 5 / 3, 0.0])]
+)
+def test_weights_are_scaled(renormalise, weights):
+    probs, _ = route_by_sigmoid([0.1, 0.2, 0.4, 0.05], [0.0] * 4, renormalise=renormalise, scale=2.5)
+    FLOAT32.check(probs, torch.tensor(weights))
+
+
+def test_a_group_is_as_good_as_its_two_best_experts():
+    """0.5 + 0.5 beat the single best, 0.9 + 0.05 + 0.04; then only experts of that group are taken."""
+    scores = [0.9, 0.05, 0.04, 0.5, 0.5, 0.01]
+    _, chosen = route_by_sigmoid(scores, [0.0] * 6, groups=2, topk=2)
+    assert chosen == [False, False, False, True, True, False]
+    _, chosen = route_by_sigmoid(scores, [0.06, 0.0, 0.0, 0.0, 0.0, 0.0], groups=2, topk=3)
+    assert chosen == [True, True, True, False, False, False]
+
+
+def test_experts_of_other_groups_are_left_even_where_all_scores_are_below_zero():
+    """A bias may push every score of the best group below 0, which is what a mask of zeros would win against."""
+    _, chosen = route_by_sigmoid([0.3, 0.3, 0.1, 0.1], [-1.0] * 4, groups=2, topk=2)
+    assert chosen == [True, True, False, False]

@@ -125,5 +125,16 @@ def test_only_what_is_needed_comes_back(model):
     assert bytes_here(rank) == 0
 
 
+def test_a_role_may_start_anew_while_it_is_away(model):
+    actor = lab.actor(model("qwen2"))
+    rank, rollouts, expected = lab.rank_of(actor), lab.make_rollouts(), lab.weights_of(actor)
+    actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
+    everything = bytes_here(rank)
+    rank.leave()
+    actor.start()
+    lab.check_all(EXACT, lab.weights_of(actor), expected)
+    assert bytes_here(rank) == everything
+
+
 def test_a_role_that_was_never_at_a_state_has_nothing_to_leave(model):
     lab.rank_of(lab.unstarted(lab.actor(model("qwen2")))).leave()

@@ -7,10 +7,14 @@ import megatron_lab as lab
 import pytest
 import torch
 
-from ppoctl.engines.megatron.experts import ExpertShape
-from ppoctl.engines.megatron.families import model_folder, read_shape
+from ppoctl.convert.rope import Llama3Scaling, Rope
+from ppoctl.convert.shape import ExpertShape
+from ppoctl.convert.source import model_folder, read_shape
+from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.recipe.schema import ParallelTable
+
+LLAMA3 = Rope(500000.0, Llama3Scaling(32.0, 1.0, 4.0, 8192))
 
 
 def edited(folder: Path, target: Path, **changes: object) -> Path:
@@ -24,13 +28,13 @@ def test_a_qwen2_configuration_is_read(model):
     assert (shape.family, shape.qkv_bias, shape.tied_embeddings) == ("qwen2", True, True)
     assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (6, 2, 8)
     assert (shape.vocab_size, shape.hidden_size, shape.ffn_hidden_size) == (101, 48, 80)
-    assert (shape.norm_eps, shape.rope_theta, shape.llama3_rope_factor) == (1e-5, 10000.0, None)
+    assert (shape.norm_eps, shape.rope) == (1e-5, Rope(10000.0))
 
 
 def test_a_llama3_configuration_is_read(model):
     shape = read_shape(model("llama3-rope"))
     assert (shape.family, shape.qkv_bias, shape.tied_embeddings) == ("llama", False, False)
-    assert (shape.head_dim, shape.rope_theta, shape.llama3_rope_factor) == (16, 500000.0, 32.0)
+    assert (shape.head_dim, shape.rope) == (16, LLAMA3)
 
 
 def test_a_qwen3_configuration_is_read(model):
@@ -62,7 +66,7 @@ def test_a_token_costs_the_experts_it_is_routed_to(model):
 
 def test_routing_depends_on_the_token_alone(model):
     """No capacity that others could fill, no load-balancing loss that looks at them, no noise."""
-    config = read_shape(model("qwen3-moe")).transformer_config(torch.float32, ParallelTable())
+    config = transformer_config(read_shape(model("qwen3-moe")), torch.float32, ParallelTable())
     assert config.moe_expert_capacity_factor is None
     assert (config.moe_aux_loss_coeff, config.moe_z_loss_coeff, config.moe_input_jitter_eps) == (0.0, None, None)
 
@@ -70,14 +74,14 @@ def test_routing_depends_on_the_token_alone(model):
 @pytest.mark.parametrize("table", [ParallelTable(data=2, expert=2), ParallelTable(data=2, expert_tensor=2)])
 def test_a_model_without_experts_has_none_to_share(model, table):
     with pytest.raises(RecipeError, match="a `qwen2` model has no experts to share"):
-        read_shape(model("qwen2")).transformer_config(torch.float32, table)
+        transformer_config(read_shape(model("qwen2")), torch.float32, table)
 
 
 def test_older_files_with_rope_settings_of_their_own_are_read(model, tmp_path):
     config = json.loads((model("qwen2") / "config.json").read_text())
     del config["rope_parameters"]
     (tmp_path / "config.json").write_text(json.dumps({**config, "rope_theta": 1e6, "torch_dtype": "bfloat16"}))
-    assert read_shape(tmp_path).rope_theta == 1e6
+    assert read_shape(tmp_path).rope == Rope(1e6)
 
 
 PUBLISHED = {
@@ -184,16 +188,16 @@ def test_published_files_of_transformers_4_are_read(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
     shape = read_shape(tmp_path)
     if "Llama" in name:
-        assert (shape.head_dim, shape.rope_theta, shape.llama3_rope_factor) == (64, 500000.0, 32.0)
+        assert (shape.head_dim, shape.rope) == (64, LLAMA3)
     elif "Qwen3" in name:
-        assert (shape.head_dim, shape.rope_theta, shape.llama3_rope_factor) == (128, 1000000.0, None)
+        assert (shape.head_dim, shape.rope) == (128, Rope(1000000.0))
         assert shape.experts == ExpertShape(128, 8, 768, renormalise=True, layers=(True,) * 48)
     else:
-        assert (shape.head_dim, shape.rope_theta, shape.llama3_rope_factor) == (128, 10000.0, None)
+        assert (shape.head_dim, shape.rope) == (128, Rope(10000.0))
 
 
 def test_weights_and_activations_have_the_recipes_dtype_and_there_is_no_dropout(model):
-    config = read_shape(model("qwen2")).transformer_config(torch.bfloat16, ParallelTable())
+    config = transformer_config(read_shape(model("qwen2")), torch.bfloat16, ParallelTable())
     assert (config.params_dtype, config.bf16) == (torch.bfloat16, True)
     assert (config.attention_dropout, config.hidden_dropout) == (0.0, 0.0)
 
@@ -212,8 +216,8 @@ def test_weights_and_activations_have_the_recipes_dtype_and_there_is_no_dropout(
         ("qwen2", "decoder_sparse_step", 1),
         ("llama", "attention_bias", True),
         ("llama", "mlp_bias", True),
-        ("llama", "rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}),
-        ("llama", "rope_parameters", {**lab.LLAMA3_ROPE, "low_freq_factor": 2.0}),
+        ("llama", "rope_parameters", {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        ("llama", "rope_parameters", {**lab.LLAMA3_ROPE, "partial_rotary_factor": 0.5}),
         ("llama", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
     ],
 )

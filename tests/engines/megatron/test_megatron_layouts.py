@@ -9,9 +9,9 @@ import torch
 from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, gap, settings, three_steps, trainer
 
 from ppoctl.batch.digest import file_digest
+from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.engines.megatron.weights import weight_names
 from ppoctl.errors import NonFiniteError, StorageError
 from ppoctl.recipe.schema import BySequences, ParallelTable
 

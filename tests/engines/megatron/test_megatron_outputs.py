@@ -5,6 +5,7 @@ query biases, normalised queries and experts; independence of packed sequences f
 about GPU kernels.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import megatron_lab as lab
 import pytest
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
+from safetensors.torch import load_file, save_file
 
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.megatron.value_head import ValueHead
@@ -30,7 +32,36 @@ def test_logprobs_and_entropies_are_those_of_transformers_on_a_padded_batch(mode
     assert logprobs.dtype == entropy.dtype == torch.float32
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
+DEFECTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], None]]] = {
+    "q and k swapped": ("llama", lambda t: swap(t, "layers.1.self_attn.q_proj", "layers.1.self_attn.k_proj")),
+    "gate and up swapped": ("gemma2", lambda t: swap(t, "layers.0.mlp.gate_proj", "layers.0.mlp.up_proj")),
+    "an expert permuted": ("qwen2-moe", lambda t: swap(t, "layers.2.mlp.experts.0.", "layers.2.mlp.experts.3.")),
+    "a norm offset once more": ("gemma2", lambda t: t["model.layers.0.input_layernorm.weight"].add_(1.0)),
+    "a window's layer moved": ("gemma2", lambda t: swap(t, "layers.0.", "layers.1.")),
+}
+
+
+def swap(tensors: dict[str, torch.Tensor], one: str, other: str) -> None:
+    for name in [name for name in tensors if one in name]:
+        there = name.replace(one, other)
+        tensors[name], tensors[there] = tensors[there], tensors[name]
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_planted_defect_is_far_outside_the_level(model, tmp_path, defect):
+    """What the comparison with transformers would say if the tables were wrong so."""
+    kind, plant = DEFECTS[defect]
+    tensors = {name: tensor.clone() for name, tensor in load_file(model(kind) / "model.safetensors").items()}
+    plant(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((model(kind) / "config.json").read_text())
+    rollouts = lab.make_rollouts()
+    found, _ = lab.actor(tmp_path).logprobs(rollouts, temperature=1.0)
+    expected, _ = lab.expected_logprobs(lab.hugging_face_model(kind), rollouts, 1.0)
+    assert (found - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma2", "qwen2-moe", "qwen3-moe"])
 @pytest.mark.parametrize("batching", [BySequences(microbatch_seqs=5), ByTokens(max_tokens_per_microbatch=16)])
 def test_packing_does_not_change_logprobs(model, kind, batching):
     rollouts = lab.make_rollouts()
@@ -71,7 +102,9 @@ def test_the_reference_runs_with_the_limit_of_forwards(model):
     FLOAT32.check(reference, trainer.logprobs(rollouts, temperature=0.9)[0])
 
 
-@pytest.mark.parametrize(("kind", "level"), [("qwen2", EXACT), ("qwen3-moe", FLOAT32)])
+@pytest.mark.parametrize(
+    ("kind", "level"), [("qwen2", EXACT), ("gemma2", EXACT), ("qwen2-moe", FLOAT32), ("qwen3-moe", FLOAT32)]
+)
 def test_other_sequences_of_a_pack_never_change_a_sequence(model, kind, level):
     """But for rounding where a token shares its expert's matrix product with tokens of others."""
     trainer = lab.actor(model(kind), batching=BySequences(microbatch_seqs=8))

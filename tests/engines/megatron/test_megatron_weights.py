@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from ppoctl.batch.records import State
-from ppoctl.engines.megatron import export
+from ppoctl.convert.transformer_engine import transformer_engine_name
+from ppoctl.engines.megatron import trainer as port
+from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.errors import EnvironmentProblemError
 from tolerance import EXACT, FLOAT32
 
@@ -35,6 +37,21 @@ def test_weights_survive_the_way_there_and_back(model, kind):
     lab.check_all(EXACT, found, tensors_in(model(kind)))
     # A fresh iterator each time.
     assert len(list(weights.tensors())) == len(found)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "qwen2-moe-mixed"])
+def test_parameters_of_the_other_layer_spec_are_found_too(model, kind):
+    [stage] = lab.rank_of(lab.actor(model(kind))).models
+    parameters = {name: weight.detach() for name, weight in stage.named_parameters()}
+    renamed = {}
+    for name, weight in parameters.items():
+        layer = int(name.split(".")[2]) if ".layers." in name else None
+        has_experts = layer is not None and stage.settings.shape.has_experts(layer)
+        renamed[transformer_engine_name(name, has_experts=has_experts)] = weight
+    assert len(renamed.keys() - parameters.keys()) > 4
+    for found, expected in zip(parts_in(renamed, stage), parts_in(parameters, stage), strict=True):
+        assert found.name == expected.name
+        assert torch.equal(found.read(stage.pg_collection), expected.read(stage.pg_collection))
 
 
 def test_exported_tensors_are_views_except_interleaved_queries_keys_and_values(model):
@@ -123,16 +140,24 @@ def test_what_checkpoints_carry_besides_is_skipped(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "shard_bytes"), [("qwen2", 2**30), ("qwen2-tied", 2**14), ("llama3-rope", 2**30), ("qwen3-moe", 2**30)]
+    ("kind", "shard_bytes"),
+    [
+        ("qwen2", 2**30),
+        ("qwen2-tied", 2**14),
+        ("llama3-rope", 2**30),
+        ("gemma2", 2**30),
+        ("qwen2-moe", 2**30),
+        ("qwen3-moe", 2**30),
+    ],
 )
 def test_transformers_loads_what_was_trained(model, tmp_path, monkeypatch, kind, shard_bytes):
-    monkeypatch.setattr(export, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(port, "SHARD_BYTES", shard_bytes)
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model(kind))
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
     trainer.save_weights(tmp_path)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 2**14)
-    exported, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    exported, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True, **lab.EAGER)
     assert not any(info.values())
     found = {n: t for n, t in lab.on_disk(exported.state_dict()).items() if n in lab.weights_of(trainer)}
     lab.check_all(EXACT, found, lab.weights_of(trainer))
@@ -153,14 +178,14 @@ def test_companion_files_travel_along(model, tmp_path):
     assert copied == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json"}
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma2", "qwen3", "qwen2-moe", "qwen3-moe"])
 def test_a_critic_is_exported_as_a_classifier_and_can_be_started_from(model, tmp_path, kind):
     rollouts = lab.make_rollouts()
     trainer = lab.critic(model(kind))
     trainer.update(rollouts, [lab.minibatch(rollouts)] * 2, lab.value_objective(rollouts))
     values = trainer.values(rollouts)
     trainer.save_weights(tmp_path)
-    exported: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    exported: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(tmp_path, **lab.EAGER).eval()
     with torch.no_grad():
         for row, sequence in enumerate(rollouts.sequences()):
             hidden = exported.model(sequence[None]).last_hidden_state[0]

@@ -12,8 +12,9 @@ from rank_pool import RankPool
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ppoctl.batch.records import Rollouts
+from ppoctl.convert.shape import VOCAB_MULTIPLE
+from ppoctl.convert.source import read_shape
 from ppoctl.engines.megatron import logprobs, ranks
-from ppoctl.engines.megatron.families import VOCAB_MULTIPLE, read_shape
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.recipe.assets import read_config
 from ppoctl.recipe.memory import activations, decoder, generator

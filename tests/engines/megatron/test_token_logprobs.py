@@ -34,17 +34,20 @@ def test_two_ids_by_hand():
 @pytest.mark.parametrize("block_elements", [1, 3 * VOCABULARY, 2**20])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("softcap", [None, 1.5])
 def test_values_and_gradients_are_those_of_the_plain_formula(
-    monkeypatch, chunk_tokens, block_elements, temperature, with_entropy
+    monkeypatch, chunk_tokens, block_elements, temperature, with_entropy, softcap
 ):
     monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", block_elements)
     hidden, weight, targets = inputs()
     along, along_entropy = torch.randn(2, NUM, generator=torch.Generator().manual_seed(1))
-    log_p = (hidden @ weight.T / temperature).log_softmax(-1)
+    logits = hidden @ weight.T
+    capped = logits if softcap is None else softcap * (logits / softcap).tanh()
+    log_p = (capped / temperature).log_softmax(-1)
     picked = log_p.gather(1, targets[:, None])[:, 0]
     entropy = -(log_p.exp() * log_p).sum(-1) * with_entropy
     expected = torch.autograd.grad(along @ picked + along_entropy @ entropy, (hidden, weight))
-    settings = LogprobSettings(temperature, chunk_tokens, with_entropy)
+    settings = LogprobSettings(temperature, chunk_tokens, with_entropy, softcap)
     found, found_entropy = token_logprobs(hidden, weight, targets, settings)
     FLOAT32.check(found, picked)
     FLOAT32.check(found_entropy, entropy)

@@ -46,8 +46,18 @@ class PackedCausalAttention(MegatronModule):
         assert attn_mask_type is AttnMaskType.causal, "the models trained here are causal"
         assert packed_seq_params.rope is not None, "the model fills in the RoPE tables"
         query, key = (apply_rope(x, packed_seq_params.rope) for x in (query, key))
-        attend = _varlen if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _per_sequence
-        return attend(query, key, value, packed_seq_params, self.softmax_scale).flatten(1)
+        return self.attend(query, key, value, packed_seq_params).flatten(1)
+
+    def attend(
+        self,
+        query: Float[Tensor, "N H D"],
+        key: Float[Tensor, "N G D"],
+        value: Float[Tensor, "N G D"],
+        packed: PackedInput,
+    ) -> Float[Tensor, "N H D"]:
+        """Of turned queries and keys."""
+        kernel = _varlen if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _per_sequence
+        return kernel(query, key, value, packed, self.softmax_scale)
 
 
 def _per_sequence(

@@ -77,7 +77,7 @@ def load_state(trained: Trained, folder: Path) -> None:
             _require_layout(saved["layout"], trained, folder)
             template = _sharded_state(trained, saved["layout"]["reshardable"], is_loading=True)
             loaded = dist_checkpointing.load(template, str(folder), strict=StrictHandling.RAISE_ALL)
-        _restore_untouched_steps(loaded["optimizer"])
+        _restore_what_is_empty(loaded["optimizer"])
         for key, stage in _by_key(trained.stages):
             stage.module.load_state_dict(loaded[key])
         optimizer.load_state_dict(loaded["optimizer"])
@@ -157,9 +157,12 @@ def _without_torch_deprecations() -> Iterator[None]:
         yield
 
 
-def _restore_untouched_steps(saved: dict[Any, Any]) -> None:
-    """A state saved before the first optimizer step has a step count of 0, which the format leaves out."""
+def _restore_what_is_empty(saved: dict[Any, Any]) -> None:
+    """The format leaves out the step count of 0 of a state saved before the first optimizer step, and what the
+    experts' optimizer has of main weights on a pipeline rank without experts: none."""
     for part in saved.values() if 0 in saved else (saved,):  # experts have an optimizer of their own, the second
         inner = part.get("optimizer", part)  # nested beside the main weights in bfloat16
+        if inner is not part:
+            part.setdefault("fp32_from_fp16_params", [])
         if "state" in inner:  # a distributed optimizer keeps its count elsewhere
             inner["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))

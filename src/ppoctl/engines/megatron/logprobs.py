@@ -28,6 +28,8 @@ class LogprobSettings(NamedTuple):
     """Positions whose logits exist at one time."""
     with_entropy: bool
     """Without it the entropy returned is 0 and has no gradient."""
+    softcap: float | None = None
+    """c of c tanh(logit / c), before the temperature (Gemma 2); None: logits as they are."""
 
 
 class VocabularyShard(NamedTuple):
@@ -58,9 +60,9 @@ def token_logprobs(
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """log p(target) of each position, and the entropy of its distribution (nats); float32, both differentiable.
 
-    p = softmax(hidden @ weight^T / temperature). Where `weight` has a `main_grad` (Megatron-Core's float32 gradient
-    buffer) its gradient is added there chunk by chunk, in float32, and not returned to autograd; a gradient that
-    other uses of a tied weight return is added by Megatron-Core's hook as usual.
+    p = softmax(cap(hidden @ weight^T) / temperature). Where `weight` has a `main_grad` (Megatron-Core's float32
+    gradient buffer) its gradient is added there chunk by chunk, in float32, and not returned to autograd; a gradient
+    that other uses of a tied weight return is added by Megatron-Core's hook as usual.
 
     With a split vocabulary `weight` holds this rank's rows; every rank gets the whole result, and its own part of the
     gradient of `hidden`, which the caller adds up. Logits are never gathered: three numbers per position are reduced
@@ -110,7 +112,7 @@ class _TokenLogprobs(torch.autograd.Function):
             for rows, block in _blocks(logits, chunk):
                 d_entropy = grad_entropy[rows] if ctx.settings.with_entropy else None
                 position = _Position(places[rows], log_z[rows], entropy[rows], grad_logprobs[rows], d_entropy)
-                block.copy_(_grad_of_logits(block, position, ctx.settings.temperature))
+                block.copy_(_grad_of_logits(block, position, ctx.settings))
             torch.mm(grad_logits, weight, out=grad_hidden[chunk])
             if needed:
                 _accumulate(grad_weight[: ctx.rows], grad_logits, hidden[chunk])
@@ -157,7 +159,7 @@ def _statistics(logits: Tensor, places: Tensor, settings: LogprobSettings) -> _S
     if logits.shape[1] == 0:  # a rank that has nothing but padding
         zero = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
         return _Statistics(zero + torch.finfo(torch.float32).min, zero, zero, zero - torch.inf)
-    x = _scaled(logits, settings.temperature)
+    x = _scaled(logits, settings)
     peak = x.amax(-1, keepdim=True)
     x.sub_(peak)
     picked = x.gather(1, places.clamp(0, x.shape[1] - 1)[:, None])[:, 0]
@@ -193,9 +195,10 @@ def _distribution(found: _Statistics, *, with_entropy: bool) -> tuple[Tensor, Te
     return found.picked - log_z, entropy, log_z + found.peak
 
 
-def _grad_of_logits(logits: Tensor, at: _Position, temperature: float) -> Tensor:
-    """With p the probabilities: d log p(t) / dx_v = [v = t] - p_v, and dH / dx_v = -p_v (log p_v + H)."""
-    log_p = _scaled(logits, temperature).sub_(at.log_z[:, None])
+def _grad_of_logits(logits: Tensor, at: _Position, settings: LogprobSettings) -> Tensor:
+    """With x the capped and divided logits and p their probabilities: d log p(t) / dx_v = [v = t] - p_v, and
+    dH / dx_v = -p_v (log p_v + H). The cap's own slope is 1 - tanh^2."""
+    log_p = _scaled(logits, settings).sub_(at.log_z[:, None])
     if at.grad_entropy is None:
         grad = log_p.exp_().mul_(-at.grad_logprob[:, None])
     else:
@@ -205,13 +208,17 @@ def _grad_of_logits(logits: Tensor, at: _Position, temperature: float) -> Tensor
     if grad.shape[1]:
         owned = at.grad_logprob.where(_owned(at.places, grad), 0.0)
         grad.scatter_add_(1, at.places.clamp(0, grad.shape[1] - 1)[:, None], owned[:, None])
-    return grad if temperature == 1.0 else grad.div_(temperature)
+    if settings.softcap is not None:
+        grad.mul_(1 - (logits.float() / settings.softcap).tanh_().square_())
+    return grad if settings.temperature == 1.0 else grad.div_(settings.temperature)
 
 
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    """A float32 copy, divided by the temperature."""
+def _scaled(logits: Tensor, settings: LogprobSettings) -> Tensor:
+    """A float32 copy, capped and divided by the temperature."""
     x = logits.to(torch.float32, copy=True)
-    return x if temperature == 1.0 else x.div_(temperature)
+    if settings.softcap is not None:
+        x.div_(settings.softcap).tanh_().mul_(settings.softcap)
+    return x if settings.temperature == 1.0 else x.div_(settings.temperature)
 
 
 def _accumulate(grad_weight: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:

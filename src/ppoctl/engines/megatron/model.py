@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
@@ -21,7 +20,8 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from ppoctl.engines.megatron.families import ModelShape
+from ppoctl.convert.shape import ModelShape
+from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logprobs import LogprobSettings, VocabularyShard, token_logprobs
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
@@ -62,13 +62,13 @@ class PackedModel(GPTModel):
 
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         shape = settings.shape
-        config = shape.transformer_config(settings.dtype, settings.parallel, settings.recompute)
+        config = transformer_config(shape, settings.dtype, settings.parallel, settings.recompute)
         pipeline_rank = groups.pp.rank()
         first_layer: int = get_transformer_layer_offset(config, virtual_stage, pipeline_rank)
         layers = range(first_layer, first_layer + get_num_layers_to_build(config, virtual_stage, pipeline_rank))
         super().__init__(
             config=config,
-            transformer_layer_spec=layer_spec(config, shape, layers),
+            transformer_layer_spec=layer_spec(shape, layers),
             vocab_size=shape.padded_vocab_size,
             max_sequence_length=shape.max_positions,
             pre_process=pipeline_rank == 0 and not virtual_stage,
@@ -78,27 +78,19 @@ class PackedModel(GPTModel):
             pg_collection=groups,
             vp_stage=virtual_stage,
         )
-        self.rope = RotaryEmbedding(
-            kv_channels=shape.head_dim,
-            rotary_percent=1.0,
-            rotary_base=shape.rope_theta,
-            rope_scaling=shape.llama3_rope_factor is not None,
-            rope_scaling_factor=shape.llama3_rope_factor or 1.0,
-            use_cpu_initialization=config.use_cpu_initialization,
-            cp_group=groups.cp,
-        )
+        self.turns_per_token = shape.rope.frequencies(shape.rope_dim).to(settings.device)
         self.settings = settings
         self.first_layer = first_layer
 
     def forward(self, packed: PackedInput) -> TokenOutputs | Tensor:
         """Outputs of the positions read; before the last pipeline stage, the hidden states to send on."""
         packed.rope = self._rope_tables(packed)
-        return super().forward(
-            input_ids=packed.tokens[None],
-            position_ids=packed.positions[None],
-            attention_mask=None,
-            packed_seq_params=packed,
-        )
+        ids = {"input_ids": packed.tokens[None], "position_ids": packed.positions[None]}
+        scale, embedded = self.settings.shape.embedding_scale, None
+        if scale is not None and self.pre_process:
+            embedded = self.embedding(**ids)
+            embedded = embedded * torch.tensor(scale, dtype=embedded.dtype)
+        return super().forward(**ids, decoder_input=embedded, attention_mask=None, packed_seq_params=packed)
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, packed_seq_params: PackedInput, **__: Any) -> Any:
         """Called by GPTModel in place of its own projection to logits."""
@@ -116,10 +108,11 @@ class PackedModel(GPTModel):
         raise NotImplementedError
 
     def _rope_tables(self, packed: PackedInput) -> RopeTables:
-        half = self.settings.shape.head_dim // 2
-        angles = self.rope.get_emb(packed.max_seqlen_q)[:, 0, :, :half]
-        cos, sin = (table.to(self.settings.dtype)[packed.positions] for table in (angles.cos(), angles.sin()))
-        return RopeTables(cos, sin)
+        places = torch.arange(packed.max_seqlen_q, device=packed.positions.device, dtype=torch.float32)
+        angles = torch.outer(places, self.turns_per_token)[:, None]
+        factor = self.settings.shape.rope.attention_factor
+        tables = (angles.cos() * factor, angles.sin() * factor)
+        return RopeTables(*(table.to(self.settings.dtype)[packed.positions] for table in tables))
 
 
 class LogprobModel(PackedModel):
@@ -136,8 +129,12 @@ class LogprobModel(PackedModel):
         )
         # Each tensor rank's logits give a part of the gradient: they are added up on the way back.
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
-        chunk_tokens = self.settings.logits_chunk_tokens
-        settings = LogprobSettings(packed.temperature, chunk_tokens, packed.with_entropy)
+        settings = LogprobSettings(
+            packed.temperature,
+            self.settings.logits_chunk_tokens,
+            packed.with_entropy,
+            softcap=self.settings.shape.logit_softcap,
+        )
         logprobs, entropy = token_logprobs(hidden, weight, packed.targets, settings, vocabulary)
         return TokenOutputs(logprobs, entropy if packed.with_entropy else None)
 
@@ -160,14 +157,18 @@ def build_stages(
     cls: type[PackedModel], settings: ModelSettings, groups: ProcessGroupCollection
 ) -> list[PackedModel]:
     """This rank's pipeline stages (one, or several when they are interleaved) with uninitialised weights, all in the
-    model's dtype: norms too, as in the Hugging Face models."""
+    model's dtype: norms too, as in the Hugging Face models. What is not trained (a router's bias) has its own."""
     count = settings.parallel.stages_per_rank
     with warnings.catch_warnings():
         # Of whole experts beside tensor ranks: their tokens are exchanged, not split over the sequence.
         warnings.filterwarnings("ignore", message="`sequence_parallel` is set to `True`, but tensor model parallel")
+        # Of Megatron-Core's own shared expert, which says its width another way.
+        warnings.filterwarnings("ignore", message="MLP requires ffn_hidden_size", category=DeprecationWarning)
         stages = [cls(settings, groups, stage if count > 1 else None) for stage in range(count)]
     for stage in stages:
-        stage.to(device=settings.device, dtype=settings.dtype)
+        stage.to(device=settings.device)
+        for parameter in stage.parameters():
+            parameter.data = parameter.data.to(settings.dtype)
         _mark_parameters(stage)
     return stages
 

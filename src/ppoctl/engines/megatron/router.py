@@ -4,9 +4,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
+
+from ppoctl.convert.shape import SigmoidRouting
 
 
 class SoftmaxRouter(TopKRouter):
@@ -37,3 +39,44 @@ class SoftmaxRouter(TopKRouter):
         probs = torch.zeros_like(logits).scatter(1, chosen, weights.to(logits.dtype))
         routing_map = torch.zeros_like(logits, dtype=torch.bool).scatter(1, chosen, value=True)
         return probs, routing_map
+
+
+class SigmoidRouter(TopKRouter):
+    """DeepSeek-V3's (arXiv:2412.19437, section 2.1.2), in float32 as transformers computes it: sigmoid scores, to
+    which a bias is added for the choice alone, first of groups of experts, then of experts in them.
+
+    The bias balanced loads in pre-training. PPO does not train it: it is a buffer, in float32 whatever the model's
+    dtype.
+    """
+
+    def __init__(self, *, renormalise: bool, how: SigmoidRouting, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.renormalise = renormalise
+        self.how = how
+        del self.expert_bias  # None, where Megatron-Core is not asked to train it
+        self.register_buffer("expert_bias", torch.zeros(self.num_experts, dtype=torch.float32))
+
+    def gating(self, input: Float[Tensor, "N 1 hidden"]) -> Float[Tensor, "N 1 experts"]:
+        """Logits, float32."""
+        return F.linear(input.float(), self.weight.float())
+
+    def routing(
+        self, logits: Float[Tensor, "N 1 experts"], padding_mask: None = None
+    ) -> tuple[Float[Tensor, "N experts"], Bool[Tensor, "N experts"]]:
+        """Weight of each expert for each token, float32, 0 where not chosen; and which are chosen."""
+        assert padding_mask is None, "packed sequences have no padding"
+        scores = logits.view(-1, self.num_experts).sigmoid()
+        chosen = choose_in_groups(scores + self.expert_bias, self.how, self.topk)
+        weights = scores.gather(1, chosen)
+        if self.renormalise:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        probs = torch.zeros_like(scores).scatter(1, chosen, weights * self.how.scale)
+        return probs, torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, value=True)
+
+
+def choose_in_groups(scores: Float[Tensor, "N experts"], how: SigmoidRouting, count: int) -> Int[Tensor, "N count"]:
+    """The best experts of the best groups; a group is as good as its two best experts together."""
+    groups = scores.view(len(scores), how.groups, -1)
+    best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(how.groups_per_token, dim=-1).indices
+    is_open = torch.zeros(groups.shape[:2], dtype=torch.bool, device=scores.device).scatter(1, best, value=True)
+    return groups.masked_fill(~is_open[..., None], -torch.inf).flatten(1).topk(count, dim=-1).indices

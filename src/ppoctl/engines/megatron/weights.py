@@ -1,15 +1,14 @@
 """Hugging Face tensors <-> Megatron-Core parameters, tensor by tensor. Every tensor is accounted for, both ways.
 
 A `Part` is one Hugging Face tensor, or this tensor rank's slice of it, seen as a view of the Megatron parameter that
-holds it: loading is a copy into the view, exporting is reading it. Megatron fuses query, key and value into one,
-grouped by key/value head (for each group its query heads, then key, then value), and the gated MLP's gate and up.
-Experts go by their names on disk, one tensor each, although transformers 5 fuses them in memory.
+holds it: loading is a copy into the view, exporting is reading it. The tables in `convert` say which part of which
+parameter it is. Experts go by their names on disk, one tensor each, although transformers 5 fuses them in memory.
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,13 +16,21 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from safetensors import safe_open
 from torch import Tensor
 
-from ppoctl.engines.megatron.families import ModelShape
+from ppoctl.convert.tensors import (
+    EMBEDDING,
+    LM_HEAD,
+    ROPE_CONSTANTS,
+    VALUE_HEAD,
+    Placement,
+    Role,
+    part_of,
+    placements,
+    tied_copy,
+    weight_names,
+)
+from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.engines.megatron.model import PackedModel, ValueModel
 from ppoctl.errors import EnvironmentProblemError
-
-EMBEDDING, LM_HEAD, VALUE_HEAD = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
-ROPE_CONSTANTS = "rotary_emb.inv_freq"
-"""End of the names of what some checkpoints carry besides the model."""
 
 
 @dataclass(frozen=True)
@@ -91,114 +98,71 @@ class Part:
 
 
 def parts_of(model: PackedModel) -> list[Part]:
-    """All parameters of a pipeline stage as Hugging Face tensors, in the order of the layers."""
-    return parts_in({name: weight.detach() for name, weight in model.named_parameters()}, model)
+    """All parameters of a pipeline stage, and the buffers beside them, as Hugging Face tensors, in the order of the
+    layers."""
+    held = {name: weight.detach() for name, weight in model.named_parameters()}
+    return parts_in(held | dict(model.named_buffers()), model)
 
 
 def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[Part]:
-    """The same for any tensors under Megatron's parameter names: weights, gradients."""
-    parameters, shape = dict(parameters), model.settings.shape
-    table = (shape.vocab_size, shape.hidden_size)
-    parts = []
-    if model.pre_process:
-        parts.append(Part(EMBEDDING, parameters.pop("embedding.word_embeddings.weight"), table, 0))
-    for layer in range(len(model.decoder.layers)):
-        parts += _layer_parts(parameters, model, layer)
-    if model.post_process:
-        parts.append(_whole("model.norm.weight", parameters.pop("decoder.final_layernorm.weight")))
-        head = parameters.pop("output_layer.weight", None)
-        if head is not None and isinstance(model, ValueModel):
-            # A critic is written as transformers' ...ForSequenceClassification with one label.
-            parts.append(_whole(VALUE_HEAD, head))
-        elif head is not None:
-            # A tied head lives beside its embedding, or as a copy of it on the last pipeline rank.
-            name = EMBEDDING if model.share_embeddings_and_output_weights else LM_HEAD
-            parts.append(Part(name, head, table, 0))
-    assert not parameters, f"parameters without a Hugging Face name: {sorted(parameters)}"
+    """The same for any tensors under Megatron's parameter names: weights, gradients. A buffer has no gradient."""
+    parts, found = [], set()
+    buffers = {name for name, _ in model.named_buffers()}
+    for placement in _placements_of(model):
+        name = _name_in(parameters, placement, model)
+        if name in buffers and name not in parameters:
+            continue
+        found.add(name)
+        parts.append(_part(placement, parameters[name], model))
+    left = sorted(set(parameters) - found)
+    assert not left, f"parameters without a Hugging Face name: {left}"
     return parts
 
 
-def _layer_parts(parameters: dict[str, Tensor], model: PackedModel, layer: int) -> Iterator[Part]:
-    """Of the stage's layer `layer`."""
-    shape, number = model.settings.shape, model.first_layer + layer
-    ours, theirs = f"decoder.layers.{layer}.", f"model.layers.{number}."
-    hidden, heads = shape.hidden_size, shape.num_heads * shape.head_dim
-    yield _whole(f"{theirs}input_layernorm.weight", parameters.pop(f"{ours}input_layernorm.weight"))
-    for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
-        fused = parameters.pop(f"{ours}self_attention.linear_qkv.{kind}")
-        yield from _qkv_parts(fused, shape, f"{theirs}self_attn.{{}}_proj.{kind}")
-    for letter in "qk" if shape.qk_norm else "":
-        norm = parameters.pop(f"{ours}self_attention.{letter}_layernorm.weight")
-        yield _whole(f"{theirs}self_attn.{letter}_norm.weight", norm)
-    projection = parameters.pop(f"{ours}self_attention.linear_proj.weight")
-    yield Part(f"{theirs}self_attn.o_proj.weight", projection, (hidden, heads), 1)
-    yield _whole(f"{theirs}post_attention_layernorm.weight", parameters.pop(f"{ours}pre_mlp_layernorm.weight"))
-    if shape.experts is not None and shape.experts.layers[number]:
-        yield _whole(f"{theirs}mlp.gate.weight", parameters.pop(f"{ours}mlp.router.weight"))
-        yield from _expert_parts(parameters, model, f"{ours}mlp.experts.local_experts.", f"{theirs}mlp.experts.")
-        return
-    fused, down = (parameters.pop(f"{ours}mlp.linear_{kind}.weight") for kind in ("fc1", "fc2"))
-    yield from _mlp_parts(f"{theirs}mlp.", fused, down, (shape.ffn_hidden_size, hidden))
+def _placements_of(model: PackedModel) -> Iterator[Placement]:
+    """Those of a pipeline stage."""
+    shape = model.settings.shape
+    role: Role = "critic" if isinstance(model, ValueModel) else "actor"
+    layers = range(model.first_layer, model.first_layer + len(model.decoder.layers))
+    for placement in placements(shape, role):
+        is_here = model.pre_process if placement.name == EMBEDDING else model.post_process
+        if is_here if placement.layer is None else placement.layer in layers:
+            yield placement
+    if model.post_process and not model.pre_process and model.share_embeddings_and_output_weights:
+        yield tied_copy(shape)
 
 
-def _expert_parts(parameters: dict[str, Tensor], model: PackedModel, ours: str, theirs: str) -> Iterator[Part]:
-    """Of all experts of a layer, in their order, so that all expert ranks go over the same parts."""
-    experts, ranks = model.settings.shape.experts, model.pg_collection.ep
+def _name_in(parameters: Mapping[str, Tensor], placement: Placement, model: PackedModel) -> str:
+    """What the stage calls the parameter. Of an expert on another rank: that of the first one here."""
+    if placement.layer is None:
+        return placement.parameter
+    slot = None
+    if placement.expert is not None:
+        holder, slot = _held_at(placement.expert, model)
+        slot = slot if holder == model.pg_collection.ep.rank() else 0
+    name = placement.numbered(placement.layer - model.first_layer, slot)
+    if name in parameters:
+        return name
+    shape = model.settings.shape
+    has_experts, is_latent = shape.has_experts(placement.layer), shape.latent is not None
+    return transformer_engine_name(name, has_experts=has_experts, is_latent=is_latent)
+
+
+def _part(placement: Placement, parameter: Tensor, model: PackedModel) -> Part:
+    view = part_of(parameter, placement.place, model.settings.shape)
+    if placement.expert is None:
+        return Part(placement.name, view, placement.shape, placement.split)
+    holder, _ = _held_at(placement.expert, model)
+    if holder != model.pg_collection.ep.rank():
+        view = parameter.new_empty(0)
+    return Part(placement.name, view, placement.shape, placement.split, holder)
+
+
+def _held_at(expert: int, model: PackedModel) -> tuple[int, int]:
+    """The expert rank that has it, and its number there."""
+    experts = model.settings.shape.experts
     assert experts is not None
-    here = experts.count // ranks.size()
-    weights = [
-        [parameters.pop(f"{ours}{slot}.linear_{kind}.weight") for kind in ("fc1", "fc2")] for slot in range(here)
-    ]
-    for expert in range(experts.count):
-        holder, slot = divmod(expert, here)
-        fused, down = weights[slot] if holder == ranks.rank() else (weight.new_empty(0) for weight in weights[0])
-        width = (experts.ffn_hidden_size, model.settings.shape.hidden_size)
-        for part in _mlp_parts(f"{theirs}{expert}.", fused, down, width):
-            yield replace(part, holder=holder)
-
-
-def _mlp_parts(name: str, fused: Tensor, down: Tensor, shape: tuple[int, int]) -> Iterator[Part]:
-    """Of one gated MLP; `shape` is its width and the hidden size."""
-    half = len(fused) // 2
-    yield Part(f"{name}gate_proj.weight", fused[:half], shape, 0)
-    yield Part(f"{name}up_proj.weight", fused[half:], shape, 0)
-    yield Part(f"{name}down_proj.weight", down, shape[::-1], 1)
-
-
-def _qkv_parts(fused: Tensor, shape: ModelShape, name: str) -> Iterator[Part]:
-    queries = shape.num_heads // shape.num_kv_heads
-    rest = tuple(fused.shape[1:])
-    grouped = fused.view(-1, queries + 2, shape.head_dim, *rest)  # a tensor rank has some of the groups
-    for letter, start, heads in (("q", 0, queries), ("k", queries, 1), ("v", queries + 1, 1)):
-        rows = shape.num_kv_heads * heads * shape.head_dim
-        yield Part(name.format(letter), grouped[:, start : start + heads], (rows, *rest), 0)
-
-
-def _whole(name: str, tensor: Tensor) -> Part:
-    return Part(name, tensor, tuple(tensor.shape))
-
-
-def weight_names(shape: ModelShape) -> Iterator[str]:
-    """Hugging Face names of an actor's weights, in the order of the layers."""
-    yield EMBEDDING
-    kinds = ("weight", "bias") if shape.qkv_bias else ("weight",)
-    for layer in range(shape.num_layers):
-        names = ["input_layernorm.weight"]
-        names += [f"self_attn.{letter}_proj.{kind}" for kind in kinds for letter in "qkv"]
-        names += [f"self_attn.{letter}_norm.weight" for letter in "qk" if shape.qk_norm]
-        names += ["self_attn.o_proj.weight", "post_attention_layernorm.weight", *_mlp_names(shape, layer)]
-        yield from (f"model.layers.{layer}.{name}" for name in names)
-    yield "model.norm.weight"
-    if not shape.tied_embeddings:
-        yield LM_HEAD
-
-
-def _mlp_names(shape: ModelShape, layer: int) -> list[str]:
-    letters = ("gate", "up", "down")
-    if shape.experts is None or not shape.experts.layers[layer]:
-        return [f"mlp.{letter}_proj.weight" for letter in letters]
-    experts = range(shape.experts.count)
-    return ["mlp.gate.weight", *(f"mlp.experts.{n}.{letter}_proj.weight" for n in experts for letter in letters)]
+    return divmod(expert, experts.count // model.pg_collection.ep.size())
 
 
 def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tensor]]:

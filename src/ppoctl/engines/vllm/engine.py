@@ -223,15 +223,7 @@ def _start(settings: VllmSettings) -> Any:
 
     transfer.register()
     table = settings.table
-    memory: dict[str, Any] = {"gpu_memory_utilization": table.gpu_memory_frac}
-    if not torch.cuda.is_available():
-        # vLLM's default on a CPU is 92 % of all memory. A prompt that is prefilled in chunks draws a number it then
-        # takes back, which CPU generators cannot: whole prompts only.
-        memory = {
-            "kv_cache_memory_bytes": table.kv_cache_mib * _MIB,
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(_PREFILL_TOKENS, settings.max_model_len),
-        }
+    of_device = _of_a_cpu(settings) if not torch.cuda.is_available() else _of_a_gpu(settings)
     args = EngineArgs(
         model=settings.model,
         dtype=settings.dtype,
@@ -251,12 +243,38 @@ def _start(settings: VllmSettings) -> Any:
         tensor_parallel_size=table.tensor,
         # Each tensor rank is a process of ours with an engine of its own; they all do the same.
         distributed_executor_backend="external_launcher" if table.tensor > 1 else None,
-        **memory,
+        **of_device,
     )
     try:
         return LLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
     except Exception as error:
         raise _start_error(settings, error) from error
+
+
+def _of_a_gpu(settings: VllmSettings) -> dict[str, Any]:
+    return {"gpu_memory_utilization": settings.table.gpu_memory_frac}
+
+
+def _of_a_cpu(settings: VllmSettings) -> dict[str, Any]:
+    """vLLM's default on a CPU is 92 % of all memory. A prompt that is prefilled in chunks draws a number it then
+    takes back, which CPU generators cannot: whole prompts only."""
+    found: dict[str, Any] = {
+        "kv_cache_memory_bytes": settings.table.kv_cache_mib * _MIB,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(_PREFILL_TOKENS, settings.max_model_len),
+    }
+    if not settings.table.compile and _has_latent_attention(settings.model):
+        # The CPU kernel turns neighbouring channels of the wrong heads, silently; vLLM's torch code does it right.
+        # Compiled, it takes that anyway.
+        found["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
+    return found
+
+
+def _has_latent_attention(model: str) -> bool:
+    """Whether it is of DeepSeek's architecture since V2."""
+    from vllm.transformers_utils.config import get_config
+
+    return hasattr(get_config(model, trust_remote_code=False), "kv_lora_rank")
 
 
 def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:

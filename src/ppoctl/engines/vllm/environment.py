@@ -23,6 +23,9 @@ def prepare_environment(settings: VllmSettings) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # vLLM's default binds threads to cores and keeps one core back, which the trainer in this process needs.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    if not torch.cuda.is_available():
+        # Its latent attention on a CPU has one size of head, DeepSeek-V3's; as plain attention it has all.
+        os.environ.setdefault("VLLM_MLA_DISABLE", "1")
     if Path(settings.model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if not settings.table.compile and not torch.cuda.is_available():

@@ -10,7 +10,7 @@ from typing import Any
 from ppoctl.recipe.parallel import ParallelTable
 
 VOCAB_MULTIPLE = 64
-"""The embedding's rows are padded to a multiple of it under every layout (`engines.megatron.families`)."""
+"""The embedding's rows are padded to a multiple of it under every layout (`convert.shape`)."""
 
 _FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 

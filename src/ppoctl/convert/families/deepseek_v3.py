@@ -1,0 +1,148 @@
+"""DeepSeek-V3, and what was published under its name: Moonlight. Latent attention; many small experts beside a shared
+one, chosen by sigmoids and a bias; the first layers have one MLP. The layers that predict further tokens are no part
+of the model here: a checkpoint that has them is refused by the first of their tensors."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ppoctl.convert.families.decoder import (
+    EXPERTS,
+    IGNORES,
+    INPUT_NORM,
+    MLP,
+    MLP_NORM,
+    READS,
+    REQUIRES,
+    ROUTER,
+    gated_mlp,
+)
+from ppoctl.convert.families.family import Family
+from ppoctl.convert.fields import From, Only, Record, UnsupportedValueError, off, on
+from ppoctl.convert.rope import YarnScaling, read_rope
+from ppoctl.convert.rows import Row
+from ppoctl.convert.shape import ExpertShape, LatentShape, ModelShape, SigmoidRouting
+
+_WHOLE_QUERIES = (Row("self_attn.q_proj.weight", "self_attention.linear_q_proj.weight", "queries* hidden"),)
+_LATENT_QUERIES = (
+    Row("self_attn.q_a_proj.weight", "self_attention.linear_q_down_proj.weight", "query_rank hidden"),
+    Row("self_attn.q_a_layernorm.weight", "self_attention.q_layernorm.weight", "query_rank"),
+    Row("self_attn.q_b_proj.weight", "self_attention.linear_q_up_proj.weight", "queries* query_rank"),
+)
+_KEYS_AND_VALUES = (
+    Row("self_attn.kv_a_proj_with_mqa.weight", "self_attention.linear_kv_down_proj.weight", "kv_rank+rope hidden"),
+    Row("self_attn.kv_a_layernorm.weight", "self_attention.kv_layernorm.weight", "kv_rank"),
+    Row("self_attn.kv_b_proj.weight", "self_attention.linear_kv_up_proj.weight", "keys+values* kv_rank"),
+)
+_PROJECTION = Row("self_attn.o_proj.weight", "self_attention.linear_proj.weight", "hidden values*")
+_CORRECTION_BIAS = Row("mlp.gate.e_score_correction_bias", "mlp.router.expert_bias", "experts")
+_SHARED_EXPERT = gated_mlp("mlp.shared_experts", "mlp.shared_experts", "shared_ffn")
+
+
+class _DeepseekV3(Family):
+    def rows(self, shape: ModelShape, layer: int) -> tuple[Row, ...]:
+        """Queries come from a latent in the large models."""
+        assert shape.latent is not None
+        return (_WHOLE_QUERIES if shape.latent.query_rank is None else _LATENT_QUERIES) + super().rows(shape, layer)
+
+
+def _values_fit(value: int, nope: int, rope: int) -> int:
+    if value > nope + rope:
+        raise UnsupportedValueError("supported are values no wider than keys")
+    return value
+
+
+def _shared(count: int | None, width: int) -> int:
+    if not count:
+        raise UnsupportedValueError("supported are models with shared experts")
+    return count * width
+
+
+def _groups(groups: int, experts: int) -> int:
+    if experts % groups or experts // groups < 2:
+        raise UnsupportedValueError("supported are groups of equally many experts, at least two")
+    return groups
+
+
+def _attention_scale(parameters: Mapping[str, Any], nope: int, rope: int) -> float | None:
+    """YaRN's growth belongs to all channels here, not only to those that are turned."""
+    scaling = read_rope(parameters).scaling
+    if not isinstance(scaling, YarnScaling):
+        return None
+    return scaling.growth(scaling.mscale_all_dim) ** 2 / math.sqrt(nope + rope)
+
+
+def _plain_or_yarn(parameters: Mapping[str, Any]) -> Any:
+    rope = read_rope(parameters)
+    if rope.scaling is not None and not isinstance(rope.scaling, YarnScaling):
+        raise UnsupportedValueError("supported are plain RoPE and YaRN")
+    return rope
+
+
+def _equal_heads(groups: int | None, heads: int) -> int:
+    if groups not in (None, heads):
+        raise UnsupportedValueError("supported are as many key/value heads as query heads")
+    return heads
+
+
+def _layers(first_dense: int, layers: int) -> tuple[bool, ...]:
+    return tuple(layer >= first_dense for layer in range(layers))
+
+
+DEEPSEEK_V3 = _DeepseekV3(
+    classes="DeepseekV3",
+    reads={
+        **READS,
+        "num_kv_heads": From("num_key_value_heads num_attention_heads", _equal_heads),
+        "head_dim": From("qk_nope_head_dim qk_rope_head_dim", lambda nope, rope: nope + rope),
+        "rope": From("rope_parameters", _plain_or_yarn),
+        "attention_scale": From("rope_parameters qk_nope_head_dim qk_rope_head_dim", _attention_scale),
+        "latent": Record(
+            LatentShape,
+            {
+                "query_rank": From("q_lora_rank"),
+                "kv_rank": From("kv_lora_rank"),
+                "nope_dim": From("qk_nope_head_dim"),
+                "rope_dim": From("qk_rope_head_dim"),
+                "value_dim": From("v_head_dim qk_nope_head_dim qk_rope_head_dim", _values_fit),
+                "norm_eps": From("", lambda: 1e-6),  # in transformers' code, whatever `rms_norm_eps` says
+            },
+        ),
+        "experts": Record(
+            ExpertShape,
+            {
+                "count": From("n_routed_experts"),
+                "per_token": From("num_experts_per_tok"),
+                "ffn_hidden_size": From("moe_intermediate_size"),
+                "renormalise": From("norm_topk_prob"),
+                "layers": From("first_k_dense_replace num_hidden_layers", _layers),
+                "shared_ffn_hidden_size": From("n_shared_experts moe_intermediate_size", _shared),
+                "sigmoid": Record(
+                    SigmoidRouting,
+                    {
+                        "groups": From("n_group n_routed_experts", _groups),
+                        "groups_per_token": From("topk_group"),
+                        "scale": From("routed_scaling_factor"),
+                    },
+                ),
+            },
+        ),
+    },
+    requires={
+        **REQUIRES,
+        "attention_bias": off,
+        "rope_interleave": on,  # vLLM reads it nowhere, and pairs neighbouring channels
+        # Fields of the published code, which transformers' own does not read: it computes these.
+        "moe_layer_freq": Only(1),
+        "scoring_func": Only("sigmoid"),
+        "topk_method": Only("noaux_tc"),
+    },
+    # What transformers repeats of other fields; layers that are no part of the model here; where remote code is; a
+    # load-balancing loss that PPO does not have; how others split the model.
+    ignores=IGNORES
+    | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "auto_map"}
+    | {"aux_loss_alpha", "seq_aux", "output_router_logits", "ep_size", "pretraining_tp"},
+    attention=(INPUT_NORM, *_KEYS_AND_VALUES, _PROJECTION, MLP_NORM),
+    mlp=MLP,
+    experts=(ROUTER, _CORRECTION_BIAS, *EXPERTS, *_SHARED_EXPERT),
+)

@@ -1,0 +1,44 @@
+"""Gemma 2: four norms in a layer, capped scores and logits, a sliding window in every other layer, and embeddings
+that are scaled on their way in and tied to the output layer."""
+
+from ppoctl.convert.families.decoder import IGNORES, INPUT_NORM, MLP, PROJECTION, QKV, READS
+from ppoctl.convert.families.family import Family
+from ppoctl.convert.fields import From, Only, off
+from ppoctl.convert.rows import Row
+
+
+def read_windows(layer_types: list[str], window: int | None) -> tuple[int | None, ...]:
+    """How many tokens a token of each layer sees."""
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+GEMMA2 = Family(
+    classes="Gemma2",
+    reads={
+        **READS,
+        "activation": From("hidden_activation"),
+        "embedding_scale": From("hidden_size", lambda hidden: hidden**0.5),
+        "attention_scale": From("query_pre_attn_scalar", lambda scalar: scalar**-0.5),
+        "attention_softcap": From("attn_logit_softcapping"),
+        "logit_softcap": From("final_logit_softcapping"),
+        "windows": From("layer_types sliding_window", read_windows),
+    },
+    requires={
+        "hidden_activation": Only("gelu_pytorch_tanh"),
+        "attention_bias": off,
+        "attention_dropout": off,
+        "use_bidirectional_attention": off,
+        "layer_types": lambda kinds: set(kinds) <= {"sliding_attention", "full_attention"},
+    },
+    # `hidden_act` is an older spelling that transformers no longer reads; the cache is a generator's.
+    ignores=IGNORES | {"hidden_act", "cache_implementation"},
+    constants={"norm_offset": True, "post_norms": True},
+    attention=(
+        INPUT_NORM,
+        *QKV,
+        PROJECTION,
+        Row("post_attention_layernorm.weight", "self_attention.linear_proj.post_layernorm.weight", "hidden"),
+        Row("pre_feedforward_layernorm.weight", "pre_mlp_layernorm.weight", "hidden"),
+    ),
+    mlp=(*MLP, Row("post_feedforward_layernorm.weight", "mlp.linear_fc2.post_layernorm.weight", "hidden")),
+)

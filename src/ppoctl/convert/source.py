@@ -1,0 +1,79 @@
+"""Where a model comes from: its folder, and what the configuration in it says."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+
+from ppoctl.convert.families import FAMILIES
+from ppoctl.convert.families.family import Family
+from ppoctl.convert.fields import UnsupportedValueError
+from ppoctl.convert.shape import ModelShape
+from ppoctl.errors import EnvironmentProblemError, RecipeError
+
+_OF_EVERY_MODEL = frozenset(PretrainedConfig().to_dict()) | {"model_type"}
+"""What transformers writes into any configuration: names, tokens, how text is generated."""
+
+
+def model_folder(path: str) -> Path:
+    """The folder with the model's files: `path` itself, or the local snapshot of a hub id (fetched when online).
+
+    Raises EnvironmentProblemError when there is neither.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise EnvironmentProblemError(f"model folder `{path}` does not exist", hint="check `model.path`")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
+        return Path(snapshot_download(path, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise EnvironmentProblemError(
+            f"model `{path}` is neither a folder nor available from the hub: {error}", hint=f"hf download {path}"
+        ) from error
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """The model that `config.json` in `folder` describes.
+
+    Raises EnvironmentProblemError when there is no such file or it cannot be read, RecipeError naming the field when
+    it asks for something this trainer does not compute.
+    """
+    if not (folder / "config.json").is_file():
+        raise EnvironmentProblemError(f"no `config.json` in model folder `{folder}`", hint="check `model.path`")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).to_dict()
+    except (OSError, ValueError, KeyError) as error:
+        raise EnvironmentProblemError(f"`{folder / 'config.json'}` cannot be read: {error}") from error
+    family = FAMILIES.get(config["model_type"])
+    if family is None:
+        raise RecipeError(
+            f"model family `{config['model_type']}` is not supported (config.json of `{folder}`)",
+            hint=f"choose a model of {', '.join(sorted(FAMILIES))}",
+        )
+    _refuse_unsupported(config, family, folder)
+    found = {}
+    for name, source in family.reads.items():
+        try:
+            found[name] = source(config)
+        except UnsupportedValueError as supported:
+            said = ", ".join(f"`{field} = {config.get(field)}`" for field in source.fields)
+            raise _refusal(said, config, folder, str(supported)) from supported
+    return ModelShape(family=config["model_type"], **found, **family.constants)
+
+
+def _refuse_unsupported(config: Mapping[str, Any], family: Family, folder: Path) -> None:
+    known = family.fields_read | family.ignores | _OF_EVERY_MODEL
+    for field, value in config.items():
+        supported = family.requires[field](value) if field in family.requires else field in known
+        if not supported:
+            hint = "choose another model; a copy with this field edited would be another model"
+            raise _refusal(f"`{field} = {value}`", config, folder, hint)
+
+
+def _refusal(said: str, config: Mapping[str, Any], folder: Path, hint: str) -> RecipeError:
+    return RecipeError(f"{said} is not supported for `{config['model_type']}` (config.json of `{folder}`)", hint=hint)

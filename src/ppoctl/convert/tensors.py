@@ -1,0 +1,138 @@
+"""The tables, row by row, for one model: every Hugging Face tensor, and which part of which Megatron parameter it is.
+
+Everything that moves weights goes over this list: loading, exports, weights for the generator, conversion.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from torch import Tensor
+
+from ppoctl.convert.families import FAMILIES
+from ppoctl.convert.rows import Place, Row
+from ppoctl.convert.shape import LatentShape, ModelShape
+
+Role = Literal["actor", "critic"]
+
+EMBEDDING, LM_HEAD, VALUE_HEAD = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
+FINAL_NORM = "model.norm.weight"
+OUTPUT_LAYER = "output_layer.weight"
+"""Megatron's parameter: logits of an actor, values of a critic. On the last pipeline rank of a tied actor a copy of
+the embedding."""
+ROPE_CONSTANTS = "rotary_emb.inv_freq"
+"""End of the names of what some checkpoints carry besides the model."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One Hugging Face tensor, and where it is in Megatron."""
+
+    name: str
+    """Hugging Face name."""
+    parameter: str
+    """Megatron's, layers and experts numbered as in the whole model."""
+    shape: tuple[int, ...]
+    """Of the whole tensor, as Hugging Face has it."""
+    split: int | None
+    """The dimension that tensor ranks split evenly; None: whole on each."""
+    place: Place
+    layer: int | None = None
+    """None: before the first layer, or after the last."""
+    expert: int | None = None
+    """Whose it is; None: not an expert's."""
+
+    def numbered(self, layer: int, expert: int | None) -> str:
+        """The parameter's name where layers and experts have these numbers: those of a pipeline stage, those of an
+        expert rank."""
+        name = self.parameter.replace(f"layers.{self.layer}.", f"layers.{layer}.", 1)
+        return name.replace(f"experts.{self.expert}.", f"experts.{expert}.", 1)
+
+
+def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
+    """All tensors of the model, in the order of the layers."""
+    yield _placement(Row(EMBEDDING, "embedding.word_embeddings.weight", "vocab* hidden"), shape)
+    for layer in range(shape.num_layers):
+        for row, expert in _expanded(FAMILIES[shape.family].rows(shape, layer), shape):
+            row = row._replace(
+                name=f"model.layers.{layer}.{row.name}", parameter=f"decoder.layers.{layer}.{row.parameter}"
+            )
+            yield _placement(row, shape, layer, expert)
+    yield _placement(Row(FINAL_NORM, "decoder.final_layernorm.weight", "hidden"), shape)
+    if role == "critic":
+        # A critic is transformers' ...ForSequenceClassification with one label.
+        yield _placement(Row(VALUE_HEAD, OUTPUT_LAYER, "one hidden"), shape)
+    elif not shape.tied_embeddings:
+        yield _placement(Row(LM_HEAD, OUTPUT_LAYER, "vocab* hidden"), shape)
+
+
+def tied_copy(shape: ModelShape) -> Placement:
+    """Of a tied actor's embedding, on the last pipeline rank where that is not the first."""
+    return _placement(Row(EMBEDDING, OUTPUT_LAYER, "vocab* hidden"), shape)
+
+
+def weight_names(shape: ModelShape) -> Iterator[str]:
+    """Hugging Face names of an actor's weights, in the order of the layers."""
+    return (placement.name for placement in placements(shape, "actor"))
+
+
+def sizes(shape: ModelShape) -> dict[str, int]:
+    """What the names of dimensions stand for."""
+    found = {
+        "one": 1,
+        "vocab": shape.vocab_size,
+        "hidden": shape.hidden_size,
+        "ffn": shape.ffn_hidden_size,
+        "head": shape.head_dim,
+        "queries": shape.num_heads * shape.head_dim,
+        "keys": shape.num_kv_heads * shape.head_dim,
+    }
+    if shape.experts is not None:
+        found |= {"experts": shape.experts.count, "expert_ffn": shape.experts.ffn_hidden_size}
+        found |= {"shared_ffn": shape.experts.shared_ffn_hidden_size or 0}
+    return found if shape.latent is None else found | _latent_sizes(shape.latent, shape.num_heads)
+
+
+def _latent_sizes(latent: LatentShape, heads: int) -> dict[str, int]:
+    return {
+        "query_rank": latent.query_rank or 0,
+        "kv_rank": latent.kv_rank,
+        "kv_rank+rope": latent.kv_rank + latent.rope_dim,
+        "values": heads * latent.value_dim,
+        "keys+values": heads * (latent.nope_dim + latent.value_dim),
+    }
+
+
+def part_of(parameter: Tensor, place: Place, shape: ModelShape) -> Tensor:
+    """A view of a part of a parameter, or of a tensor rank's slice of it; where it has two dimensions too many, its
+    leading ones are groups and heads of the same rows."""
+    if place is Place.WHOLE:
+        return parameter
+    if place in (Place.GATE, Place.UP):
+        half = len(parameter) // 2
+        return parameter[:half] if place is Place.GATE else parameter[half:]
+    queries = shape.num_heads // shape.num_kv_heads
+    groups = parameter.view(-1, queries + 2, shape.head_dim, *parameter.shape[1:])
+    start, heads = {Place.QUERY: (0, queries), Place.KEY: (queries, 1), Place.VALUE: (queries + 1, 1)}[place]
+    return groups[:, start : start + heads]
+
+
+def _expanded(rows: Iterable[Row], shape: ModelShape) -> Iterator[tuple[Row, int | None]]:
+    """Rows of experts for each expert, all of one before those of the next."""
+    for of_experts, group in groupby(rows, key=lambda row: "{expert}" in row.name):
+        if not of_experts:
+            yield from ((row, None) for row in group)
+            continue
+        assert shape.experts is not None
+        each = list(group)
+        for expert in range(shape.experts.count):
+            names = [(row.name.format(expert=expert), row.parameter.format(expert=expert)) for row in each]
+            yield from ((Row(*pair, row.dims, row.place), expert) for row, pair in zip(each, names, strict=True))
+
+
+def _placement(row: Row, shape: ModelShape, layer: int | None = None, expert: int | None = None) -> Placement:
+    known, dims = sizes(shape), row.dims.split()
+    whole = tuple(known[dim.rstrip("*")] for dim in dims)
+    split = next((number for number, dim in enumerate(dims) if dim.endswith("*")), None)
+    return Placement(row.name, row.parameter, whole, split, row.place, layer, expert)

@@ -1,0 +1,107 @@
+"""`ModelShape` -> Megatron-Core's configuration.
+
+No auxiliary load-balancing loss: PPO's objective is the whole loss, and its updates are replayed from recorded
+figures. A term that depends on which tokens share a microbatch would make memory settings change the gradient. No
+capacity either: every token reaches all experts it chose, so nothing depends on the company it is packed with.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from ppoctl.convert.shape import ExpertShape, ModelShape
+from ppoctl.errors import RecipeError
+from ppoctl.recipe.schema import ParallelTable, Recompute
+
+_ACTIVATIONS = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
+
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    # Megatron-Core's default is the attention, for kernels that keep all scores; the ones here keep none, and the MLP
+    # has most of the rest. The norms, another choice, need Transformer Engine.
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+def transformer_config(
+    shape: ModelShape, dtype: torch.dtype, parallel: ParallelTable, recompute: Recompute = "none"
+) -> TransformerConfig:
+    """Megatron-Core's configuration; `dtype` is that of weights and activations.
+
+    Weights are always loaded, so nothing is initialised. Fusions that need Apex or CUDA extensions are off; those of
+    Transformer Engine come with its layer spec. Losses arrive already divided by the global token count, hence
+    `calculate_per_token_loss`: neither the schedule nor the gradient buffers may average again.
+
+    Raises RecipeError when `parallel` shares experts that the model does not have.
+    """
+    if shape.experts is None and parallel.expert_ranks > 1:
+        written = f"`parallel.expert = {parallel.expert}`, `parallel.expert_tensor = {parallel.expert_tensor}`"
+        raise RecipeError(f"{written}: a `{shape.family}` model has no experts to share", hint="set both to 1")
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        num_attention_heads=shape.num_heads,
+        num_query_groups=shape.num_kv_heads,
+        kv_channels=shape.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.norm_eps,
+        softmax_scale=shape.attention_scale,
+        gated_linear_unit=True,
+        activation_func=_ACTIVATIONS[shape.activation],
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        calculate_per_token_loss=True,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        perform_initialization=False,
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
+        # Interleaved, both neighbours of a rank may be the same one: in a batch of messages it would take the one
+        # for the other. Without batches each call sends in one direction, and messages pair by their order.
+        overlap_p2p_comm=parallel.stages_per_rank > 1,
+        batch_p2p_comm=parallel.stages_per_rank == 1,
+        num_layers_in_first_pipeline_stage=parallel.first_stage_layers,
+        num_layers_in_last_pipeline_stage=parallel.last_stage_layers,
+        sequence_parallel=parallel.sequence,
+        variable_seq_lengths=parallel.pipeline > 1,  # packed microbatches differ in length
+        moe_token_dispatcher_type="alltoall",  # the default forbids the line above, even without experts
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        cuda_graph_scope=[],
+        **({} if shape.experts is None else _experts(shape.experts, parallel)),
+        **_RECOMPUTE[recompute],
+    )
+
+
+def _experts(experts: ExpertShape, parallel: ParallelTable) -> dict[str, Any]:
+    """What it says about a mixture of experts."""
+    return {
+        "num_moe_experts": experts.count,
+        "moe_layer_freq": [int(has_experts) for has_experts in experts.layers],
+        "moe_ffn_hidden_size": experts.ffn_hidden_size,
+        "moe_router_topk": experts.per_token,
+        "moe_router_pre_softmax": True,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_expert_capacity_factor": None,
+        "moe_permute_fusion": False,  # needs Transformer Engine
+        "moe_shared_expert_intermediate_size": experts.shared_ffn_hidden_size,
+        "moe_shared_expert_gate": experts.shared_gate,
+        "expert_model_parallel_size": parallel.expert,
+        "expert_tensor_parallel_size": parallel.expert_tensor,
+    }

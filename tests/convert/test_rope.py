@@ -1,0 +1,61 @@
+"""Rotary frequencies are transformers' to the bit."""
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ppoctl.convert.fields import UnsupportedValueError
+from ppoctl.convert.rope import read_rope
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize("head_dim", [32, 128])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+        LLAMA3,
+        {**LLAMA3, "factor": 32.0, "low_freq_factor": 2.0, "original_max_position_embeddings": 512},
+    ],
+)
+def test_scaled_frequencies(parameters, head_dim):
+    config = LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=2**17,
+        rope_parameters=parameters,
+    )
+    expected, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
+    assert scale == 1.0
+    found = read_rope(parameters).frequencies(head_dim)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, read_rope({"rope_theta": parameters["rope_theta"]}).frequencies(head_dim))
+
+
+def test_plain_frequencies_by_hand():
+    """Four channels at base 100: pairs turn 1 and 1/10 radians per token."""
+    torch.testing.assert_close(read_rope({"rope_theta": 100}).frequencies(4), torch.tensor([1.0, 0.1]))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+        {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [1.0], "short_factor": [1.0]},
+        {"rope_type": "linear", "rope_theta": 1e4},
+        {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    ],
+)
+def test_other_kinds_are_refused_with_those_that_are_computed(parameters):
+    with pytest.raises(UnsupportedValueError, match="linear with factor; llama3 with factor, low_freq_factor"):
+        read_rope(parameters)

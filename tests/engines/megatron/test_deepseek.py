@@ -1,0 +1,247 @@
+"""deepseek_v3: what its configuration says is computed or refused, its bias is kept and not trained, and the
+comparison with transformers notices what a conversion could get wrong."""
+
+import json
+import math
+from pathlib import Path
+
+import megatron_lab as lab
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ppoctl.convert.rope import Rope, YarnScaling
+from ppoctl.convert.shape import ExpertShape, LatentShape, SigmoidRouting
+from ppoctl.convert.source import read_shape
+from ppoctl.convert.transformer_engine import transformer_engine_name
+from ppoctl.errors import EnvironmentProblemError, RecipeError
+from ppoctl.ports import OptimizerStep
+from ppoctl.recipe.schema import BySequences, ByTokens
+from tolerance import EXACT, FLOAT32
+
+BIAS = "e_score_correction_bias"
+MOONLIGHT = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+    "aux_loss_alpha": 0.001,
+    "bos_token_id": 163584,
+    "eos_token_id": 163585,
+    "ep_size": 1,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 11264,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 8192,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "num_nextn_predict_layers": 0,
+    "pretraining_tp": 1,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 50000.0,
+    "routed_scaling_factor": 2.446,
+    "scoring_func": "sigmoid",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.48.3",
+    "use_cache": True,
+    "v_head_dim": 128,
+    "vocab_size": 163840,
+}
+
+
+def write(config: dict[str, object], folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_moonlights_published_configuration_is_read(tmp_path):
+    shape = read_shape(write(MOONLIGHT, tmp_path))
+    assert (shape.num_layers, shape.num_heads, shape.head_dim, shape.rope_dim) == (27, 16, 192, 64)
+    assert (shape.norm_eps, shape.rope, shape.attention_scale) == (1e-5, Rope(50000.0), None)
+    assert shape.latent == LatentShape(
+        query_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, norm_eps=1e-6
+    )
+    assert shape.experts == ExpertShape(
+        count=64,
+        per_token=6,
+        ffn_hidden_size=1408,
+        renormalise=True,
+        layers=(False, *(True,) * 26),
+        shared_ffn_hidden_size=2816,
+        sigmoid=SigmoidRouting(groups=1, groups_per_token=1, scale=2.446),
+    )
+
+
+def test_yarn_reads_as_deepseek_writes_it(tmp_path):
+    """The scale of scores by hand: (0.1 log 40 + 1) squared over the root of 192."""
+    kind = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+    written = {**MOONLIGHT, "rope_scaling": {**kind, "mscale": 1.0, "mscale_all_dim": 1.0}}
+    shape = read_shape(write(written, tmp_path))
+    assert shape.rope.scaling == YarnScaling(40, 4096, 32, 1, 1.0, 1.0)
+    assert shape.rope.attention_factor == 1.0
+    assert shape.attention_scale == pytest.approx((0.1 * math.log(40) + 1) ** 2 / math.sqrt(192))
+
+
+def test_a_token_costs_the_products_of_latent_attention_and_its_experts(model):
+    """Three layers of 48 x 20 to latent queries, 20 x 6 x 20 on, 48 x (24 + 8), 24 x 6 x (12 + 16), 6 x 16 x 48; one
+    MLP of 80; two of eight experts to choose from, three of width 32 and the shared 64."""
+    cost = read_shape(model("deepseek-v3-low-rank")).token_cost
+    attention = 48 * 20 + 20 * 120 + 48 * 32 + 24 * 168 + 96 * 48
+    assert cost.flops_per_token == 2 * (3 * attention + 48 * 3 * 80 + 2 * 48 * (8 + 3 * (3 * 32 + 64)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("attention_bias", True),
+        ("rope_interleave", False),
+        ("scoring_func", "softmax"),
+        ("topk_method", "greedy"),
+        ("moe_layer_freq", 2),
+        ("num_key_value_heads", 8),
+        ("v_head_dim", 200),
+        ("n_shared_experts", 0),
+        ("n_group", 3),
+        ("n_group", 64),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("rope_scaling", {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8, "mscale": 1.0}),
+        ("index_topk", 2048),
+        ("quantization_config", {"quant_method": "fp8"}),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(tmp_path, field, value):
+    name = field.replace("rope_scaling", "rope_parameters")
+    with pytest.raises(RecipeError, match=f"`{name} = .*not supported"):
+        read_shape(write({**MOONLIGHT, field: value}, tmp_path))
+
+
+def test_layers_that_predict_further_tokens_are_refused_by_their_tensors(model, tmp_path):
+    source = model("deepseek-v3")
+    write(json.loads((source / "config.json").read_text()) | {"num_nextn_predict_layers": 1}, tmp_path)
+    tensors = load_file(source / "model.safetensors") | {"model.layers.3.enorm.weight": torch.ones(48)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(
+        EnvironmentProblemError, match=r"`model\.layers\.3\.enorm\.weight` in .* not part of the model"
+    ):
+        lab.actor(tmp_path)
+
+
+def test_a_missing_bias_is_named(model, tmp_path):
+    write(json.loads((model("deepseek-v3") / "config.json").read_text()), tmp_path)
+    tensors = load_file(model("deepseek-v3") / "model.safetensors")
+    del tensors[f"model.layers.2.mlp.gate.{BIAS}"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(EnvironmentProblemError, match=rf"`model\.layers\.2\.mlp\.gate\.{BIAS}` missing"):
+        lab.actor(tmp_path)
+
+
+@pytest.mark.parametrize("batching", [BySequences(microbatch_seqs=5), ByTokens(max_tokens_per_microbatch=16)])
+def test_packing_does_not_change_logprobs(model, batching):
+    rollouts, folder = lab.make_rollouts(), model("deepseek-v3")
+    one_by_one = lab.actor(folder, batching=BySequences(microbatch_seqs=1)).logprobs(rollouts, temperature=1.0)
+    packed = lab.actor(folder, batching=batching).logprobs(rollouts, temperature=1.0)
+    for found, expected in zip(packed, one_by_one, strict=True):
+        FLOAT32.check(found, expected)
+
+
+def test_the_bias_is_float32_in_any_model_and_no_step_moves_it(model):
+    """Not even the weight decay of a step on everything else."""
+    trainer, rollouts = lab.actor(model("deepseek-v3"), dtype="bfloat16"), lab.make_rollouts()
+    source = load_file(model("deepseek-v3") / "model.safetensors")
+    step = OptimizerStep(lr=1e-2, weight_decay=0.5, grad_clip=0.0, beta1=0.9, beta2=0.95, eps=1e-8)
+    trainer.update(rollouts, [lab.minibatch(rollouts, step=step)] * 2, lab.policy_objective(rollouts))
+    for name, tensor in lab.weights_of(trainer).items():
+        if name.endswith(BIAS):
+            EXACT.check(tensor, source[name])
+            assert not torch.equal(tensor, tensor.bfloat16().float())  # there was something to round
+        else:
+            assert tensor.dtype == torch.bfloat16
+            assert not torch.equal(tensor, source[name].bfloat16()), name
+
+
+def swap(tensors: dict[str, torch.Tensor], one: str, other: str) -> None:
+    for name in [name for name in tensors if one in name]:
+        twin = name.replace(one, other)
+        tensors[name], tensors[twin] = tensors[twin], tensors[name]
+
+
+def drop_the_bias(tensors: dict[str, torch.Tensor]) -> None:
+    for name in [name for name in tensors if name.endswith(BIAS)]:
+        tensors[name] = torch.zeros_like(tensors[name])
+
+
+def rope_as_halves(tensors: dict[str, torch.Tensor]) -> None:
+    """The rows of turned channels (2i, 2i + 1) at (i, i + 4), as other families have them."""
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+    for name in [name for name in tensors if name.endswith("q_proj.weight")]:
+        heads = tensors[name].view(6, 20, 48)
+        tensors[name] = torch.cat([heads[:, :12], heads[:, 12:][:, order]], dim=1).flatten(0, 1).contiguous()
+    for name in [name for name in tensors if "kv_a_proj" in name]:
+        tensors[name] = torch.cat([tensors[name][:24], tensors[name][24:][order]])
+
+
+def halves_of_rope_swapped(tensors: dict[str, torch.Tensor]) -> None:
+    """Of the key alone."""
+    for name in [name for name in tensors if "kv_a_proj" in name]:
+        latent, first, second = tensors[name].split([24, 4, 4])
+        tensors[name] = torch.cat([latent, second, first])
+
+
+DEFECTS = {
+    "an expert permuted": lambda tensors: swap(tensors, "layers.1.mlp.experts.2.", "layers.1.mlp.experts.3."),
+    "a shared expert's gate and up swapped": lambda tensors: swap(
+        tensors, "shared_experts.gate_proj", "shared_experts.up_proj"
+    ),
+    "the bias dropped": drop_the_bias,
+    "rope by halves": rope_as_halves,
+    "halves of the shared key swapped": halves_of_rope_swapped,
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_log_probs_tell_a_defect_of_the_weights(model, tmp_path, defect):
+    """By a hundred times the tolerance of the comparison with transformers."""
+    write(json.loads((model("deepseek-v3") / "config.json").read_text()), tmp_path)
+    tensors = load_file(model("deepseek-v3") / "model.safetensors")
+    DEFECTS[defect](tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    rollouts = lab.make_rollouts()
+    expected, _ = lab.expected_logprobs(lab.hugging_face_model("deepseek-v3"), rollouts, 1.0)
+    found, _ = lab.actor(tmp_path).logprobs(rollouts, temperature=1.0)
+    assert (found - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("parameter", "theirs"),
+    [
+        ("self_attention.kv_layernorm.weight", "self_attention.linear_kv_up_proj.layer_norm_weight"),
+        ("self_attention.q_layernorm.weight", "self_attention.linear_q_up_proj.layer_norm_weight"),
+        ("input_layernorm.weight", "input_layernorm.weight"),
+        ("pre_mlp_layernorm.weight", "pre_mlp_layernorm.weight"),
+        ("mlp.router.expert_bias", "mlp.router.expert_bias"),
+        ("mlp.shared_experts.linear_fc1.weight", "mlp.shared_experts.linear_fc1.weight"),
+    ],
+)
+def test_transformer_engine_fuses_the_norms_of_latents(parameter, theirs):
+    name = transformer_engine_name(f"decoder.layers.1.{parameter}", has_experts=True, is_latent=True)
+    assert name == f"decoder.layers.1.{theirs}"

@@ -1,0 +1,100 @@
+"""A trained deepseek_v3 model, written as a Hugging Face folder, is the same model to transformers and to vLLM.
+
+vLLM on a CPU computes latent attention as plain attention (see `engines.vllm.environment`) and takes new expert
+weights in place silently wrong, so that a folder is how a generator gets them.
+"""
+
+from pathlib import Path
+
+import megatron_lab as lab
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
+
+from ppoctl.engines.vllm.engine import Draw, Engine
+from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.ports import SamplingParams
+from ppoctl.recipe.schema import GeneratorTable
+
+KINDS = {
+    # The channels of DeepSeek-V3 and Moonlight themselves.
+    "latents of 512 + 64": {
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "latent queries, YaRN, groups": {
+        "q_lora_rank": 24,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 24,
+        "rope_parameters": lab.YARN,
+        "norm_topk_prob": False,
+    },
+}
+
+
+def peaked_model(folder: Path, kind: str) -> Path:
+    """`rms_norm_eps` is that of latents too: vLLM has one for all, transformers 1e-6 for latents."""
+    torch.manual_seed(0)
+    sizes = {**lab.SIZES, **lab.DEEPSEEK, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 64}
+    sizes |= {"moe_intermediate_size": 64, "rms_norm_eps": 1e-6, "initializer_range": 0.2, **KINDS[kind]}
+    model = DeepseekV3ForCausalLM(DeepseekV3Config(**sizes))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.add_(torch.randn_like(buffer) * 0.2)
+    folder.mkdir()
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_and_vllm_load_what_was_trained(tmp_path, kind):
+    source, target = peaked_model(tmp_path / "source", kind), tmp_path / "target"
+    target.mkdir()
+    rollouts = lab.make_rollouts()
+    trainer = lab.actor(source)
+    before, _ = trainer.logprobs(rollouts, temperature=1.0)
+    trainer.update(rollouts, [lab.minibatch(rollouts)] * 3, lab.policy_objective(rollouts))
+    trainer.save_weights(target)
+    logprobs, _ = trainer.logprobs(rollouts, temperature=1.0)
+    present = torch.arange(logprobs.shape[1])[None] < rollouts.lengths[:, None]
+    assert (logprobs - before)[present].abs().max() > 0.1  # far more than the tolerance below
+
+    exported = AutoModelForCausalLM.from_pretrained(target).eval()
+    expected, _ = lab.expected_logprobs(exported, rollouts, 1.0)
+    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
+
+    settings = VllmSettings(str(target), "float32", 64, (0,), GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=2))
+    engine = Engine(settings)
+    try:
+        for row, sequence in enumerate(rollouts.sequences()):
+            start, length = int(rollouts.prompt_lengths[row]) - 1, int(rollouts.lengths[row])
+            scored = torch.tensor(engine.score(sequence.tolist()))[start : start + length]
+            torch.testing.assert_close(scored, logprobs[row, :length], atol=1e-3, rtol=0)
+        check_drawn_tokens(engine, exported)
+    finally:
+        engine.close()
+    biases = [load_file(folder / "model.safetensors") for folder in (source, target)]
+    for name in (name for name in biases[0] if name.endswith("e_score_correction_bias")):
+        assert torch.equal(biases[0][name], biases[1][name])
+
+
+def check_drawn_tokens(engine: Engine, model: torch.nn.Module) -> None:
+    """Token by token, over the cache of keys and values: another way through the engine than a prompt's."""
+    draws = [Draw(str(n), tuple(range(3 + n, 9 + 3 * n)), seed=n) for n in range(3)]
+    finished = engine.advance(draws, SamplingParams(temperature=1.0, max_new_tokens=20))
+    while len(finished) < len(draws):
+        finished += engine.advance([], SamplingParams(temperature=1.0, max_new_tokens=20))
+    for draw in finished:
+        prompt = draws[int(draw.id)].prompt
+        ids = torch.tensor([(*prompt, *draw.tokens)])
+        with torch.no_grad():
+            all_logprobs = model(ids).logits[0, :-1].log_softmax(-1)
+        expected = all_logprobs.gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
+        torch.testing.assert_close(torch.tensor(draw.logprobs), expected, atol=1e-3, rtol=0)
