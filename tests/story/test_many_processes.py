@@ -1,6 +1,7 @@
 """A run whose roles are several processes each: any of them killed at any stage, resumed, laid out anew."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ SAMPLE = [
 """Each kind of process once, in different stages."""
 
 STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Forked]:
+    """A drill is one command of many attempts: as patient as the tests themselves."""
+    forked = Forked(timeout_s=3500)
+    yield forked
+    forked.close()
 
 
 def run_drill(forked: Forked, folder: Path, layout: dict[str, object], attempts: list[list[str]]) -> list[int]:

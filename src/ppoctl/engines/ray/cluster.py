@@ -143,12 +143,25 @@ class RayCluster:
             raise EnvironmentProblemError(f"Ray could not be started on this machine: {error}") from error
 
     def _join(self, address: str) -> None:
+        _show_token()
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
             raise EnvironmentProblemError(
-                f"no Ray answers at `cluster.ray_address = {address}`: {error}", hint="ray status"
+                f"no Ray answers at `cluster.ray_address = {address}`: {error}",
+                hint=f"see `ray status --address {address}`; a Ray that asks for a token lets in who has the same "
+                "`RAY_AUTH_TOKEN` or ~/.ray/auth_token",
             ) from error
+
+
+def _show_token() -> None:
+    """Have Ray use the token of this machine. `ray start` makes a cluster ask for it wherever there is one, and a
+    driver does not show it unless told; a cluster that asks for none takes it too."""
+    from ray._private.authentication.authentication_token_setup import _enable_token_auth
+    from ray._raylet import AuthenticationTokenLoader
+
+    if "RAY_AUTH_MODE" not in os.environ and AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+        _enable_token_auth()
 
 
 def _print_nothing(*_: Any, **__: Any) -> None:
