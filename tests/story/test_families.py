@@ -86,7 +86,9 @@ def figures(forked: Forked, folder: Path, model: Path, name: str, *sets: str) ->
     return found[1]
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", "gemma2", "qwen3_moe", pytest.param("qwen2_moe", marks=pytest.mark.story)])
+@pytest.mark.parametrize(
+    "kind", ["deepseek_v3", "gemma2", "qwen3_moe", pytest.param("qwen2_moe", marks=pytest.mark.story)]
+)
 def test_it_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str) -> None:
     found = figures(forked, tmp_path, tiny_model(kind, tmp_path / "model"), "alone")
     # The engine that drew step 2 held what step 1 trained.
