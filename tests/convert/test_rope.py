@@ -17,6 +17,17 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 40.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
+
 
 @pytest.mark.parametrize("head_dim", [32, 128])
 @pytest.mark.parametrize(
@@ -25,6 +36,11 @@ LLAMA3 = {
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
         LLAMA3,
         {**LLAMA3, "factor": 32.0, "low_freq_factor": 2.0, "original_max_position_embeddings": 512},
+        YARN,
+        {**YARN, "mscale": 1.0, "beta_fast": 7, "beta_slow": 0.1, "original_max_position_embeddings": 64},
+        {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4, "original_max_position_embeddings": 32768},
+        # Both ends are the first pair: the ramp is a step.
+        {**YARN, "beta_fast": 700, "beta_slow": 690},
     ],
 )
 def test_scaled_frequencies(parameters, head_dim):
@@ -36,7 +52,7 @@ def test_scaled_frequencies(parameters, head_dim):
         rope_parameters=parameters,
     )
     expected, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
-    assert scale == 1.0
+    assert read_rope(parameters).attention_factor == pytest.approx(scale, rel=1e-12)
     found = read_rope(parameters).frequencies(head_dim)
     assert torch.equal(found, expected)
     assert not torch.equal(found, read_rope({"rope_theta": parameters["rope_theta"]}).frequencies(head_dim))
@@ -53,6 +69,9 @@ def test_plain_frequencies_by_hand():
         {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
         {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [1.0], "short_factor": [1.0]},
         {"rope_type": "linear", "rope_theta": 1e4},
+        {**YARN, "attention_factor": 1.0},
+        {**YARN, "truncate": False},
+        {key: value for key, value in YARN.items() if key != "mscale"},
         {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     ],
 )

@@ -23,7 +23,24 @@ SIZES = {
     "head_dim": 12,
 }
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [1]}
-OVERRIDES = {"qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 24}, "qwen3_moe": EXPERTS}
+DEEPSEEK = {
+    "num_key_value_heads": 6,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+}
+OVERRIDES = {
+    "deepseek_v3": DEEPSEEK,
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 24},
+    "qwen3_moe": EXPERTS,
+}
 
 
 @pytest.fixture(params=sorted(FAMILIES))
@@ -129,6 +146,19 @@ TRANSFORMER_ENGINE = {
         "mlp.router.weight",
         *(f"mlp.experts.linear_fc{number}.weight{expert}" for number in (1, 2) for expert in range(3)),
     },
+    "deepseek_v3": {
+        "input_layernorm.weight",
+        "self_attention.linear_q_down_proj.weight",
+        "self_attention.linear_q_up_proj.layer_norm_weight",
+        "self_attention.linear_q_up_proj.weight",
+        "self_attention.linear_kv_down_proj.weight",
+        "self_attention.linear_kv_up_proj.layer_norm_weight",
+        "self_attention.linear_kv_up_proj.weight",
+        "self_attention.linear_proj.weight",
+        "mlp.linear_fc1.layer_norm_weight",
+        "mlp.linear_fc1.weight",
+        "mlp.linear_fc2.weight",
+    },
     "qwen2_moe": {
         "self_attention.linear_qkv.layer_norm_weight",
         "self_attention.linear_qkv.weight",
@@ -152,7 +182,9 @@ def test_the_other_layer_spec_names_the_same_parameters(tmp_path: Path, family: 
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, **overrides}))
     shape = read_shape(tmp_path)
     found = {
-        transformer_engine_name(placement.parameter, has_experts=shape.has_experts(0))
+        transformer_engine_name(
+            placement.parameter, has_experts=shape.has_experts(0), is_latent=shape.latent is not None
+        )
         for placement in placements(shape, "actor")
         if placement.layer == 0
     }

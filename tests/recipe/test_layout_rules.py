@@ -85,11 +85,11 @@ def test_a_layout_that_does_not_fit_the_model_is_refused(rule: str, written: str
     assert says in str(caught.value)
 
 
-@pytest.fixture
-def experts(tmp_path: Path) -> str:
-    """A model with 6 experts of 32 columns, as far as `load` looks."""
+@pytest.fixture(params=["num_experts", "num_local_experts", "n_routed_experts"])
+def experts(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A model with 6 experts of 32 columns, as far as `load` looks; families spell their number in their own ways."""
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {"num_experts": 6, "moe_intermediate_size": 32, "max_position_embeddings": 4096}
+    sizes |= {request.param: 6, "moe_intermediate_size": 32, "max_position_embeddings": 4096}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **sizes}))
     for name in ("model.safetensors", "tokenizer.json"):
         (tmp_path / name).touch()

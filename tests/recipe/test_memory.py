@@ -36,6 +36,12 @@ QWEN3_30B_A3B = {
     "tie_word_embeddings": False, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
     "mlp_only_layers": [], "decoder_sparse_step": 1,
 }  # fmt: skip
+QWEN_MOE_A2_7B = {
+    "model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 151936, "tie_word_embeddings": False,
+    "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 5632,
+}  # fmt: skip
 DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
 
 SMALL = Decoder(
@@ -55,6 +61,7 @@ ALONE = ParallelTable()
         (LLAMA_8B, 8_030_261_248),
         (QWEN3_0_6B, 596_049_920),
         (QWEN3_30B_A3B, 30_532_122_624),
+        (QWEN_MOE_A2_7B, 14_315_784_192),
         (json.loads((DEEPSEEK_7B / "config.json").read_text("utf-8")), 7_615_616_512),
     ],
 )
@@ -105,6 +112,10 @@ def test_experts_norms_of_heads_and_the_router() -> None:
     [alone] = stages_of(model, ALONE)
     split, whole = ATTENTION - 32 + 6 * 3 * 8 * 5, NORMS + 2 * 4 + 6 * 8
     assert rank_parameters(model, "actor", alone, 2) == 3 * (split // 2 + whole) + 8 + TABLE
+    shared = replace(model, experts=Experts(number=6, per_token=2, inner=5, shared=7))
+    more = 3 * 8 * 7 // 2 + 8  # three matrices, and the gate
+    assert rank_parameters(shared, "actor", alone, 2) == rank_parameters(model, "actor", alone, 2) + 3 * more
+    assert shared.multiplied_parameters == model.multiplied_parameters + 3 * 3 * 8 * 7
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ class YarnScaling:
         low, high = max(math.floor(first), 0), min(math.ceil(last), 2 * half - 1)
         ramp = (torch.arange(half, dtype=torch.float32) - low) / (high - low or 0.001)
         stays = 1 - ramp.clamp(0, 1)
-        return frequencies / self.factor * (1 - stays) + frequencies * stays
+        periods = theta ** (torch.arange(0, 2 * half, 2, dtype=torch.float32) / (2 * half))
+        return 1.0 / (self.factor * periods) * (1 - stays) + frequencies * stays
 
     def _pair(self, turns: float, half: int, theta: float) -> float:
         """The number of the pair that turns so often over the original context."""

@@ -170,7 +170,7 @@ def _written(recipe: Recipe) -> Iterator[tuple[str, ParallelTable]]:
 
 def _experts(config: dict[str, Any]) -> int:
     """Experts of a layer; 0 where config.json names none."""
-    count = config.get("num_experts") or config.get("num_local_experts")
+    count = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts")
     return count if isinstance(count, int) else 0
 
 

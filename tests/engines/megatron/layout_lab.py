@@ -16,6 +16,8 @@ GRADIENT_GAP = 1e-5
 """Of the gradient's norm."""
 CHANGE_GAP = 1e-3
 """Of the change of the weights over three steps."""
+LOSS_GAP = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
+"""Of the loss."""
 STEP = replace(lab.STEP, lr=1e-2, grad_clip=0.5, weight_decay=0.1, eps=1e-6)
 """Moves weights by far more than 1e-3, and makes clipping bite. The gradient of a key bias is 0 but for rounding:
 `eps` keeps Adam from blowing that up to a step."""
@@ -61,6 +63,30 @@ def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[st
         "change": {name: after[name] - before[name] for name in before},
         "reported": reported,
     }
+
+
+def goes_on(pool: RankPool, saved_under: TrainerSettings, loaded_under: TrainerSettings, states: Path) -> float:
+    """Saved after one step under a layout and loaded under another, weights are equal to the bit, and the next step
+    has the same loss. How far its change of the weights is from that of the run that was never interrupted."""
+    rollouts = lab.make_rollouts()
+    objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
+    first = trainer(pool, saved_under)
+    first.start()
+    first.update(rollouts, minibatches, objective)
+    lab.save(first, states)
+    saved = {name: tensor.clone() for name, tensor in pool.weights()}
+    [expected] = first.update(rollouts, minibatches, objective)
+    after = dict(pool.weights())
+
+    second = trainer(pool, loaded_under)
+    second.load(states)
+    loaded = dict(pool.weights())
+    assert loaded.keys() == saved.keys()
+    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+    [found] = second.update(rollouts, minibatches, objective)
+    assert abs(found.loss - expected.loss) <= LOSS_GAP[saved_under.dtype] * abs(expected.loss)
+    changes = [{name: (of[name] - saved[name]).float() for name in saved} for of in (dict(pool.weights()), after)]
+    return gap(*changes)
 
 
 def gap(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

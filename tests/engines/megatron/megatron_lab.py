@@ -81,7 +81,7 @@ DEEPSEEK = {
     "moe_intermediate_size": 32,
     "routed_scaling_factor": 2.446,
     "norm_topk_prob": True,
-    "rms_norm_eps": 1e-5,
+    "rms_norm_eps": 1e-2,  # not that of latents
     "num_nextn_predict_layers": 0,
     # What published files say beside transformers' fields, and vLLM reads.
     "scoring_func": "sigmoid",

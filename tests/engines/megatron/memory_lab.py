@@ -140,7 +140,7 @@ def _component(stack: traceback.StackSummary) -> str | None:
         return "ends"  # the tables
     if ("attention.py", "_per_sequence") in names:
         return "attention"
-    if ("layer_spec.py", "_forward_impl") in names:  # RowLinear
+    if ("row_linear.py", "_forward_impl") in names:
         return "mlp" if ("mlp.py", "forward") in names else "attention"
     if ("mlp.py", "glu") in names:
         return "mlp"

@@ -7,6 +7,7 @@ import megatron_lab as lab
 import pytest
 import torch
 
+from ppoctl.convert.families import FAMILIES
 from ppoctl.convert.rope import Llama3Scaling, Rope
 from ppoctl.convert.shape import ExpertShape
 from ppoctl.convert.source import model_folder, read_shape
@@ -147,6 +148,114 @@ PUBLISHED = {
         "use_sliding_window": False,
         "vocab_size": 151936,
     },
+    "google/gemma-2-2b": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_logit_softcapping": 50.0,
+        "bos_token_id": 2,
+        "cache_implementation": "hybrid",
+        "eos_token_id": 1,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304,
+        "initializer_range": 0.02,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 8192,
+        "model_type": "gemma2",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 4,
+        "pad_token_id": 0,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "torch_dtype": "float32",
+        "transformers_version": "4.42.4",
+        "use_cache": True,
+        "vocab_size": 256000,
+    },
+    "Qwen/Qwen1.5-MoE-A2.7B": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "decoder_sparse_step": 1,
+        "eos_token_id": 151643,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "initializer_range": 0.02,
+        "intermediate_size": 5632,
+        "max_position_embeddings": 8192,
+        "max_window_layers": 21,
+        "model_type": "qwen2_moe",
+        "moe_intermediate_size": 1408,
+        "norm_topk_prob": False,
+        "num_attention_heads": 16,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 16,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 5632,
+        "sliding_window": 32768,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.39.0.dev0",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "deepseek-ai/deepseek-llm-7b-chat": {
+        "architectures": ["LlamaForCausalLM"],
+        "bos_token_id": 100000,
+        "eos_token_id": 100001,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 32,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.33.1",
+        "use_cache": True,
+        "vocab_size": 102400,
+    },
+    "meta-llama/Llama-2-7b-hf": {
+        "architectures": ["LlamaForCausalLM"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "transformers_version": "4.31.0.dev0",
+        "use_cache": True,
+        "vocab_size": 32000,
+    },
     "meta-llama/Llama-3.2-1B-Instruct": {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
@@ -183,17 +292,40 @@ PUBLISHED = {
 }
 
 
+READ = {
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": (128, Rope(10000.0)),
+    "google/gemma-2-2b": (256, Rope(10000.0)),
+    "Qwen/Qwen1.5-MoE-A2.7B": (128, Rope(1000000.0)),
+    "deepseek-ai/deepseek-llm-7b-chat": (128, Rope(10000.0)),
+    "Qwen/Qwen3-30B-A3B": (128, Rope(1000000.0)),
+    "meta-llama/Llama-2-7b-hf": (128, Rope(10000.0)),
+    "meta-llama/Llama-3.2-1B-Instruct": (64, LLAMA3),
+}
+"""Channels of a head, and how they turn."""
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_files_of_transformers_4_are_read(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
     shape = read_shape(tmp_path)
-    if "Llama" in name:
-        assert (shape.head_dim, shape.rope) == (64, LLAMA3)
-    elif "Qwen3" in name:
-        assert (shape.head_dim, shape.rope) == (128, Rope(1000000.0))
-        assert shape.experts == ExpertShape(128, 8, 768, renormalise=True, layers=(True,) * 48)
-    else:
-        assert (shape.head_dim, shape.rope) == (128, Rope(10000.0))
+    assert (shape.head_dim, shape.rope) == READ[name]
+    experts = {
+        "Qwen/Qwen1.5-MoE-A2.7B": ExpertShape(
+            60, 4, 1408, renormalise=False, layers=(True,) * 24, shared_ffn_hidden_size=5632, shared_gate=True
+        ),
+        "Qwen/Qwen3-30B-A3B": ExpertShape(128, 8, 768, renormalise=True, layers=(True,) * 48),
+    }
+    assert shape.experts == experts.get(name)
+
+
+def test_a_gemma2_configuration_is_read(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["google/gemma-2-2b"]))
+    shape = read_shape(tmp_path)
+    assert (shape.embedding_scale, shape.attention_scale) == (48.0, 0.0625)
+    assert (shape.attention_softcap, shape.logit_softcap) == (50.0, 30.0)
+    assert shape.windows == (4096, None) * 13
+    assert (shape.activation, shape.tied_embeddings) == ("gelu_pytorch_tanh", True)
+    assert (shape.norm_offset, shape.post_norms, shape.qkv_bias, shape.qk_norm) == (True, True, False, False)
 
 
 def test_weights_and_activations_have_the_recipes_dtype_and_there_is_no_dropout(model):
@@ -213,6 +345,13 @@ def test_weights_and_activations_have_the_recipes_dtype_and_there_is_no_dropout(
         ("qwen3-moe", "hidden_act", "gelu"),
         ("qwen3-moe", "shared_expert_intermediate_size", 32),
         ("qwen3-moe", "router_jitter_noise", 0.1),
+        ("qwen2-moe", "qkv_bias", False),
+        ("qwen2-moe", "n_shared_experts", 2),
+        ("qwen2-moe", "use_sliding_window", True),
+        ("gemma2", "attention_bias", True),
+        ("gemma2", "hidden_activation", "gelu"),
+        ("gemma2", "use_bidirectional_attention", True),
+        ("gemma2", "rope_local_base_freq", 1e4),
         ("qwen2", "decoder_sparse_step", 1),
         ("llama", "attention_bias", True),
         ("llama", "mlp_bias", True),
@@ -238,7 +377,7 @@ def test_another_family_is_refused_with_those_that_work(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(RecipeError, match="model family `gpt2`") as caught:
         read_shape(tmp_path)
-    assert caught.value.hint == "choose a model of llama, qwen2, qwen3, qwen3_moe"
+    assert caught.value.hint == f"choose a model of {', '.join(sorted(FAMILIES))}"
 
 
 def test_a_missing_model_is_an_environment_problem(tmp_path):

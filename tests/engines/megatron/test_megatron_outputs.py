@@ -5,6 +5,7 @@ query biases, normalised queries and experts; independence of packed sequences f
 about GPU kernels.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,18 @@ def test_packing_does_not_change_logprobs(model, kind, batching):
     packed = lab.actor(model(kind), batching=batching).logprobs(rollouts, temperature=1.0)
     for found, expected in zip(packed, one_by_one, strict=True):
         FLOAT32.check(found, expected)
+
+
+def test_embeddings_are_scaled_by_a_number_rounded_as_in_transformers(model):
+    """In bfloat16 the root of 48, 6.9282, is 6.9375."""
+    rollouts, seen = lab.make_rollouts(prompts=(3,), lengths=(4,)), []
+    trainer = lab.actor(model("gemma2"), dtype="bfloat16")
+    decoder = lab.rank_of(trainer).models[0].decoder
+    decoder.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["hidden_states"]), with_kwargs=True)
+    trainer.logprobs(rollouts, temperature=1.0)
+    embedding = copy.deepcopy(lab.hugging_face_model("gemma2").model.embed_tokens).bfloat16()
+    [tokens] = rollouts.sequences()
+    EXACT.check(seen[0][:, 0], embedding(tokens[: len(seen[0])]))
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])

@@ -50,13 +50,19 @@ def kept_bytes(trainer: MegatronTrainer) -> int:
     return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in weights)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("role", ["actor", "critic"])
+@pytest.mark.parametrize(
+    ("kind", "role", "dtype"),
+    [
+        *(("qwen2", role, dtype) for role in ("actor", "critic") for dtype in ("float32", "bfloat16")),
+        ("gemma2", "actor", "bfloat16"),
+        ("qwen2-moe", "actor", "float32"),
+    ],
+)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_gradients_are_the_same_bit_for_bit(model, role, recompute, dtype):
+def test_gradients_are_the_same_bit_for_bit(model, kind, role, dtype, recompute):
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts) if role == "actor" else lab.value_objective(rollouts)
-    keeping = getattr(lab, role)(model("qwen2"), dtype=dtype)
+    keeping = getattr(lab, role)(model(kind), dtype=dtype)
     found, expected = recomputing(keeping, recompute), keeping
     results = [one.update(rollouts, [lab.minibatch(rollouts)], objective) for one in (found, expected)]
     assert torch.equal(results[0][0].outputs, results[1][0].outputs)

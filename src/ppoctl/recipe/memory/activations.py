@@ -207,7 +207,7 @@ def _mlp(part: Part) -> int:
 
 def _mlp_width(decoder: Decoder) -> int:
     """Numbers per token between the two matrices of the MLP, over all tensor ranks."""
-    return decoder.experts.per_token * decoder.experts.inner if decoder.experts else decoder.inner
+    return decoder.experts.active if decoder.experts else decoder.inner
 
 
 def _read(part: Part) -> int:

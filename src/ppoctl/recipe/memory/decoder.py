@@ -1,6 +1,6 @@
 """The numbers of a model that decide bytes, from its config.json, and how many parameters which rank has.
 
-Families: Llama, Qwen2, Qwen3, and Qwen3's mixture of experts. Letters: T tensor ranks.
+Families: Llama, Qwen2, Qwen3, and Qwen's mixtures of experts. Letters: T tensor ranks.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ppoctl.recipe.parallel import ParallelTable
 VOCAB_MULTIPLE = 64
 """The embedding's rows are padded to a multiple of it under every layout (`convert.shape`)."""
 
-_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+_FAMILIES = ("llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,13 @@ class Experts:
     """Experts that a token is routed to."""
     inner: int
     """Width of one."""
+    shared: int = 0
+    """Width of the MLP beside them that every token meets; it has a gate of one number per token."""
+
+    @property
+    def active(self) -> int:
+        """What a token meets, as the width of one MLP."""
+        return self.per_token * self.inner + self.shared
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,12 @@ class Decoder:
         """Split over tensor ranks: the MLP of one layer, or its experts."""
         if self.experts is None:
             return 3 * self.hidden * self.inner
-        return self.experts.number * 3 * self.hidden * self.experts.inner
+        return 3 * self.hidden * (self.experts.number * self.experts.inner + self.experts.shared)
 
     @property
     def whole_parameters(self) -> int:
-        """Of a layer, on every tensor rank: two norms, norms of heads, the router to the experts."""
-        router = 0 if self.experts is None else self.experts.number * self.hidden
+        """Of a layer, on every tensor rank: two norms, norms of heads, router and gate of the experts."""
+        router = 0 if self.experts is None else (self.experts.number + bool(self.experts.shared)) * self.hidden
         return 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0) + router
 
     @property
@@ -90,10 +97,8 @@ class Decoder:
     @property
     def multiplied_parameters(self) -> int:
         """Those that a token meets in a matrix product: without the embedding, of experts those it is routed to."""
-        mlp = self.mlp_parameters
-        if self.experts is not None:
-            mlp = mlp * self.experts.per_token // self.experts.number
-        return self.layers * (self.attention_parameters + mlp) + self.vocab * self.hidden
+        width = self.inner if self.experts is None else self.experts.active
+        return self.layers * (self.attention_parameters + 3 * self.hidden * width) + self.vocab * self.hidden
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ def decoder_of(config: Mapping[str, Any]) -> Decoder | None:
         head_dim=config.get("head_dim") or hidden // heads,
         vocab=vocab,
         tied=bool(config.get("tie_word_embeddings")),
-        qkv_bias=config["model_type"] == "qwen2" or bool(config.get("attention_bias")),
+        qkv_bias=config["model_type"] in ("qwen2", "qwen2_moe") or bool(config.get("attention_bias")),
         head_norms=config["model_type"].startswith("qwen3"),
         experts=experts,
     )
@@ -135,11 +140,12 @@ def decoder_of(config: Mapping[str, Any]) -> Decoder | None:
 
 def _experts(config: Mapping[str, Any]) -> Experts | None:
     """Raises KeyError where layers differ: a mixture with some dense layers is not counted."""
-    if config["model_type"] != "qwen3_moe":
+    if config["model_type"] not in ("qwen2_moe", "qwen3_moe"):
         return None
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise KeyError("mlp_only_layers")
-    return Experts(config["num_experts"], config["num_experts_per_tok"], config["moe_intermediate_size"])
+    shared = config["shared_expert_intermediate_size"] if config["model_type"] == "qwen2_moe" else 0
+    return Experts(config["num_experts"], config["num_experts_per_tok"], config["moe_intermediate_size"], shared)
 
 
 def count_parameters(config: Mapping[str, Any]) -> int | None:

@@ -141,6 +141,8 @@ def _tensors(decoder: Decoder, stage: Stage) -> Iterator[int]:
         else:
             yield experts.number * hidden
             yield from [hidden * experts.inner] * 3 * experts.number
+            if experts.shared:
+                yield from (*[hidden * experts.shared] * 3, hidden)
     if stage.is_last:
         yield hidden
         if not decoder.tied:
