@@ -124,7 +124,7 @@ def _foreign(error: Exception) -> _Failure:
 
 def _usage(error: Any) -> _Failure:
     """What typer says of a command line, in our form."""
-    text = re.sub(r"'([^']*)'", r"`\1`", error.format_message().strip())
+    text = re.sub(r"'([^']*)'", r"`\1`", error.format_message().strip()).replace("Value error, ", "")
     text = re.sub(r" \(Possible options: (\S+?)(,.*)?\)$", r"; did you mean `\1`?", text)
     text = re.sub(r"\. Did you mean ", "; did you mean ", text)
     text = re.sub(r"(No such option:?) (-\S+?)(?=$|;)", r"\1 `\2`", text).replace("option: `", "option `")

@@ -85,7 +85,7 @@ def _tell(report: dict[str, Any]) -> None:
     for check in report["checks"]:
         says = check["says"]
         if check["largest_gap"] is not None:
-            says = f"largest gap {check['largest_gap']:.2g}, allowed {check['allowed']:.2g}; {says}"
+            says = f"largest gap {check['largest_gap']:.2g}, allowed {check['allowed']:.2g}"
         rows.append((check["name"], check["count"], says))
     if rows:
         render.line()

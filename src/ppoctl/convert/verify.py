@@ -95,6 +95,8 @@ def check_padding(weights: MegatronWeights, *, is_written: bool) -> Check:
             used += int(weights.parameter(parameter)[parameter.rows :].any(dim=1).sum())
             if used and is_written:
                 raise failed(f"padding rows of Megatron's `{parameter.name}` are not zero")
+    if not rows:
+        return Check("padding rows", 0, "there are none")
     if is_written:
         return Check("padding rows", rows, "zero")
     return Check("padding rows", rows, f"left out; {used} were not zero" if used else "left out; all zero")

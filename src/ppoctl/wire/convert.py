@@ -23,6 +23,7 @@ from ppoctl.convert.verify import Check
 from ppoctl.convert.written import write_hugging_face, write_megatron
 from ppoctl.errors import RecipeError, StorageError
 from ppoctl.wire.convert_source import Source, find_source
+from ppoctl.wire.versions import versions
 
 REPORT = "ppoctl-conversion.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -141,8 +142,6 @@ def _open(asked: Asked, source: Source) -> Conversion:
 
 
 def _report(conversion: Conversion, checks: list[Check], digests: dict[str, Any]) -> dict[str, Any]:
-    from ppoctl.wire.session import versions
-
     asked, source = conversion.asked, conversion.source
     return {
         "source": {"kind": source.kind, "path": str(source.folder), "config": str(source.like), "says": source.says},
