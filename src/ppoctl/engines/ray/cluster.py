@@ -158,9 +158,10 @@ def _show_token() -> None:
     """Have Ray use the token of this machine. `ray start` makes a cluster ask for it wherever there is one, and a
     driver does not show it unless told; a cluster that asks for none takes it too."""
     from ray._private.authentication.authentication_token_setup import _enable_token_auth
-    from ray._raylet import AuthenticationTokenLoader
 
-    if "RAY_AUTH_MODE" not in os.environ and AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+    raylet: Any = ray._raylet
+    tokens = raylet.AuthenticationTokenLoader.instance()
+    if "RAY_AUTH_MODE" not in os.environ and tokens.has_token(ignore_auth_mode=True):
         _enable_token_auth()
 
 
