@@ -214,45 +214,48 @@ def _started(settings: VllmSettings) -> Any:
 
 
 def _start(settings: VllmSettings) -> Any:
-    from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from ppoctl.engines.vllm import transfer
-
-    transfer.register()
-    table = settings.table
-    of_device = _of_a_cpu(settings) if not torch.cuda.is_available() else _of_a_gpu(settings)
-    args = EngineArgs(
-        model=settings.model,
-        dtype=settings.dtype,
-        max_model_len=settings.max_model_len,
-        max_num_seqs=table.max_concurrent_seqs,
-        enforce_eager=not table.compile,
-        seed=settings.seed,
-        skip_tokenizer_init=True,
-        generation_config="vllm",
-        logprobs_mode="processed_logprobs",
-        worker_extension_cls=f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}",
-        enable_prefix_caching=True,
-        disable_log_stats=True,
-        use_tqdm_on_load=False,
-        weight_transfer_config=WeightTransferConfig(backend=transfer.BACKEND),
-        enable_sleep_mode=settings.sleeps and torch.cuda.is_available(),
-        tensor_parallel_size=table.tensor,
-        # Each tensor rank is a process of ours with an engine of its own; they all do the same.
-        distributed_executor_backend="external_launcher" if table.tensor > 1 else None,
-        **of_device,
-    )
+    of_device = _of_a_gpu if torch.cuda.is_available() else _of_a_cpu
     try:
+        args = EngineArgs(**_of_any_device(settings), **of_device(settings))
         return LLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
     except Exception as error:
         raise _start_error(settings, error) from error
 
 
+def _of_any_device(settings: VllmSettings) -> dict[str, Any]:
+    from vllm.config import WeightTransferConfig
+
+    from ppoctl.engines.vllm import transfer
+
+    transfer.register()
+    table = settings.table
+    return {
+        "model": settings.model,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": table.max_concurrent_seqs,
+        "enforce_eager": not table.compile,
+        "seed": settings.seed,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}",
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "weight_transfer_config": WeightTransferConfig(backend=transfer.BACKEND),
+        "tensor_parallel_size": table.tensor,
+        # Each tensor rank is a process of ours with an engine of its own; they all do the same.
+        "distributed_executor_backend": "external_launcher" if table.tensor > 1 else None,
+    }
+
+
 def _of_a_gpu(settings: VllmSettings) -> dict[str, Any]:
-    return {"gpu_memory_utilization": settings.table.gpu_memory_frac}
+    return {"gpu_memory_utilization": settings.table.gpu_memory_frac, "enable_sleep_mode": settings.sleeps}
 
 
 def _of_a_cpu(settings: VllmSettings) -> dict[str, Any]:
