@@ -105,8 +105,8 @@ def _latent_sizes(latent: LatentShape, heads: int) -> dict[str, int]:
 
 
 def part_of(parameter: Tensor, place: Place, shape: ModelShape) -> Tensor:
-    """A view of a part of a parameter, or of a tensor rank's slice of it; where it has two dimensions too many, its
-    leading ones are groups and heads of the same rows."""
+    """A view of a part of a parameter, or of a tensor rank's slice of it: the tensor's numbers in their order. Of
+    queries, keys and values its rows are cut into three dimensions: groups, heads of a group, channels."""
     if place is Place.WHOLE:
         return parameter
     if place in (Place.GATE, Place.UP):

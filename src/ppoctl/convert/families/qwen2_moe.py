@@ -2,6 +2,7 @@
 that every token meets, scaled by the sigmoid of one number per token."""
 
 from dataclasses import replace
+from functools import partial
 
 from ppoctl.convert.families.decoder import EXPERT_IGNORES, EXPERTS, ROUTER, expert_reads, gated_mlp
 from ppoctl.convert.families.qwen2 import QWEN2
@@ -15,12 +16,8 @@ QWEN2_MOE = replace(
     reads={
         **QWEN2.reads,
         "experts": Record(
-            ExpertShape,
-            {
-                **expert_reads("num_experts"),
-                "shared_ffn_hidden_size": From("shared_expert_intermediate_size"),
-                "shared_gate": From("", lambda: True),
-            },
+            partial(ExpertShape, shared_gate=True),
+            {**expert_reads("num_experts"), "shared_ffn_hidden_size": From("shared_expert_intermediate_size")},
         ),
     },
     requires={**QWEN2.requires, "qkv_bias": Only(True)},  # noqa: FBT003 - a value
