@@ -120,6 +120,7 @@ GEMMA = {
 MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
+    "qwen2-yarn": (Qwen2ForCausalLM, Qwen2Config, {"rope_parameters": YARN}),
     "qwen2-deep": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 4, "tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 12}),
     "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, EXPERTS),

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
 from ppoctl.engines.megatron import process_group
@@ -38,6 +39,11 @@ class RankServer:
 
     def close(self) -> None:
         if self.rank is not None:
+            for module in (module for stage in self.rank._stages for module in stage.modules()):
+                if isinstance(module, MoELayer):
+                    # It keeps the last tokens with their graph, whose hooks hold the model: a cycle through torch's
+                    # own nodes, which is never collected.
+                    del module.token_dispatcher
             self.rank = None
             process_group.leave()
             gc.collect()  # models hold on to their groups in cycles, and each group to dozens of gloo's threads

@@ -4,6 +4,7 @@ vLLM on a CPU computes latent attention as plain attention (see `engines.vllm.en
 weights in place silently wrong, so that a folder is how a generator gets them.
 """
 
+import json
 from pathlib import Path
 
 import megatron_lab as lab
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCa
 
 from ppoctl.engines.vllm.engine import Draw, Engine
 from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.errors import RecipeError
 from ppoctl.ports import SamplingParams
 from ppoctl.recipe.schema import GeneratorTable
 
@@ -83,6 +85,17 @@ def test_transformers_and_vllm_load_what_was_trained(tmp_path, kind):
     biases = [load_file(folder / "model.safetensors") for folder in (source, target)]
     for name in (name for name in biases[0] if name.endswith("e_score_correction_bias")):
         assert torch.equal(biases[0][name], biases[1][name])
+
+
+def test_a_configuration_that_vllm_reads_otherwise_is_refused(tmp_path):
+    """transformers knows no `topk_method`; vLLM has the bias for one of them only."""
+    folder = peaked_model(tmp_path / "source", "latent queries, YaRN, groups")
+    config = json.loads((folder / "config.json").read_text())
+    del config["topk_method"]
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = VllmSettings(str(folder), "float32", 64, (0,), GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=2))
+    with pytest.raises(RecipeError, match=r"its config\.json does not say `topk_method`"):
+        Engine(settings)
 
 
 def check_drawn_tokens(engine: Engine, model: torch.nn.Module) -> None:

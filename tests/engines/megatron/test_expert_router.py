@@ -77,3 +77,10 @@ def test_experts_of_other_groups_are_left_even_where_all_scores_are_below_zero()
     """A bias may push every score of the best group below 0, which is what a mask of zeros would win against."""
     _, chosen = route_by_sigmoid([0.3, 0.3, 0.1, 0.1], [-1.0] * 4, groups=2, topk=2)
     assert chosen == [True, True, False, False]
+
+
+def test_sigmoids_are_of_logits_in_float32_whatever_the_models_dtype():
+    """1 + 2^-9 is 1 in bfloat16."""
+    router = SimpleNamespace(weight=torch.tensor([[1.0, 2.0**-9]], dtype=torch.bfloat16))
+    logits = SigmoidRouter.gating(router, torch.ones(1, 1, 2, dtype=torch.bfloat16))
+    EXACT.check(logits, torch.tensor([[[1 + 2.0**-9]]]))

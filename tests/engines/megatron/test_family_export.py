@@ -14,7 +14,7 @@ from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.recipe.schema import GeneratorTable
 
-FAMILIES = ["gemma2", "llama", "llama-linear-rope", "qwen2", "qwen2-moe", "qwen3", "qwen3-moe"]
+FAMILIES = ["gemma2", "llama", "llama-linear-rope", "qwen2", "qwen2-yarn", "qwen2-moe", "qwen3", "qwen3-moe"]
 
 
 def peaked_model(kind: str, folder: Path) -> Path:

@@ -295,6 +295,11 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
             "can attend to (max_position_embeddings in its config.json)",
             hint="lower `rollout.max_prompt_tokens` or `rollout.max_new_tokens`",
         )
+    if "e_score_correction_bias" in text:
+        return RecipeError(
+            f"vLLM does not take the experts' bias of `{settings.model}`: its config.json does not say `topk_method`",
+            hint='add `"topk_method": "noaux_tc", "scoring_func": "sigmoid"` to it; transformers writes neither',
+        )
     return EnvironmentProblemError(
         f"vLLM could not start on `{settings.model}`: {type(error).__name__}: {text}", hint="ppoctl doctor"
     )
