@@ -58,9 +58,10 @@ def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | N
     wanted = steps[-1] if step is None else step
     if wanted not in steps:
         there = ", ".join(map(str, steps))
+        of_critic = " --role critic" if role == "critic" else ""
         raise RecipeError(
             f"run `{layout.root}` has no saved state of the {role} at step {wanted}; there are those of {there}",
-            hint=f"ppoctl convert-ckpt {layout.root} OUT --to hf --step {steps[-1]}",
+            hint=f"ppoctl convert-ckpt {layout.root} OUT --to hf{of_critic} --step {steps[-1]}",
         )
     return _saved_state(layout, layout.state(role, wanted), like, role)
 
