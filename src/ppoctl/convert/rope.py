@@ -118,7 +118,9 @@ def read_rope(parameters: Mapping[str, Any]) -> Rope:
         known = {of.name: of for of in fields(_KINDS[kind])}
         if {name for name, of in known.items() if of.default is MISSING} <= set(rest) <= set(known):
             # Files write whole numbers without a point.
-            numbers = {name: int(value) if known[name].type is int else float(value) for name, value in rest.items()}
+            numbers: dict[str, Any] = {
+                name: int(value) if known[name].type is int else float(value) for name, value in rest.items()
+            }
             return Rope(float(theta), _KINDS[kind](**numbers))
     supported = "; ".join(f"{kind} with {', '.join(of.name for of in fields(made))}" for kind, made in _KINDS.items())
     raise UnsupportedValueError(f"supported are plain RoPE; {supported}")
