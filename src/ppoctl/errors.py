@@ -93,6 +93,11 @@ class WeightSyncError(HealthStopError):
     log-probs differ. Raised before any sample is drawn from the wrong weights."""
 
 
+class ConversionError(HealthStopError):
+    """A converted checkpoint is not what it was made from: a tensor, its shape or dtype, the configuration, or what
+    the model says of fixed prompts differs. Nothing is left at the destination."""
+
+
 class HangError(PpoctlError):
     """A stage missed its deadline."""
 

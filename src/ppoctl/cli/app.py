@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ppoctl.cli import compare, evaluate, plan, recipes, render, resume, show, status, track, train, validate
+from ppoctl.cli import compare, convert, evaluate, plan, recipes, render, resume, show, status, track, train, validate
 from ppoctl.errors import ExitCode, PpoctlError
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ app.command()(plan.plan)
 app.command()(status.status)
 app.command()(show.show)
 app.command()(compare.compare)
+app.command("convert-ckpt", epilog=convert.EXAMPLES)(convert.convert_ckpt)
 app.command()(track.track)
 app.add_typer(recipes.app, name="recipes")
 
@@ -123,7 +124,7 @@ def _foreign(error: Exception) -> _Failure:
 
 def _usage(error: Any) -> _Failure:
     """What typer says of a command line, in our form."""
-    text = re.sub(r"'([^']*)'", r"`\1`", error.format_message().strip())
+    text = re.sub(r"'([^']*)'", r"`\1`", error.format_message().strip()).replace("Value error, ", "")
     text = re.sub(r" \(Possible options: (\S+?)(,.*)?\)$", r"; did you mean `\1`?", text)
     text = re.sub(r"\. Did you mean ", "; did you mean ", text)
     text = re.sub(r"(No such option:?) (-\S+?)(?=$|;)", r"\1 `\2`", text).replace("option: `", "option `")

@@ -76,6 +76,16 @@ def size(num_bytes: int) -> str:
     return f"{number:,.3g} TiB"
 
 
+def number(count: int) -> str:
+    """A count in thousands, millions or billions, three figures."""
+    value = float(count)
+    for unit in ("", "K", "M"):
+        if value < 999.5:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:,.3g}B"
+
+
 def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
     """Text whose pieces are green where their weight is above 0 and red below, stronger with its size. Plain without
     colour."""

@@ -19,6 +19,8 @@ def missing_assets(recipe: Recipe, place: Callable[[Path], str]) -> list[Problem
     """What is not where the recipe says. A hub id is not looked up: that would need the network."""
     model = getattr(getattr(recipe, "model", None), "path", None)
     problems = [] if model is None else list(_model_problems(model, place(("model", "path"))))
+    critic = getattr(getattr(recipe, "model", None), "critic", None)
+    problems += [] if critic is None else list(_critic_problems(critic, place(("model", "critic"))))
     problems += _window_problems(recipe, place)
     for path, table in _datasets(recipe):
         name, layout = getattr(table, "path", None), getattr(table, "format", None)
@@ -56,6 +58,16 @@ def _model_problems(path: str, place: str) -> Iterator[Problem]:
         yield Problem(place, f"`model.path` is `{path}`: the folder has no *.safetensors", f"ls {folder}")
     elif not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         yield Problem(place, f"`model.path` is `{path}`: the folder has no tokenizer", f"ls {folder}")
+
+
+def _critic_problems(path: str, place: str) -> Iterator[Problem]:
+    folder = FilePath(path)
+    if path.startswith("$") or (not folder.is_absolute() and is_hub_id(path)):
+        return
+    if not (folder / "config.json").is_file():
+        yield Problem(place, f"`model.critic` is `{path}`: no folder with a config.json", f"ls {folder.parent}")
+    elif not (any(folder.glob("*.safetensors")) or (folder / ".metadata").is_file()):
+        yield Problem(place, f"`model.critic` is `{path}`: the folder has no weights", f"ls {folder}")
 
 
 def model_config(recipe: Recipe) -> dict[str, Any]:

@@ -34,7 +34,9 @@ from ppoctl.recipe.schema import Recipe
 
 ENV_PREFIX = "PPOCTL_"
 NESTED = "__"
-PATHS = (("model", "path"), ("data", "train", "path"), ("data", "eval", shape.ANY_NAME, "path"))
+MODELS = (("model", "path"), ("model", "critic"))
+"""Keys that name a folder or a hub id."""
+PATHS = (*MODELS, ("data", "train", "path"), ("data", "eval", shape.ANY_NAME, "path"))
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 VARIABLE = re.compile(r"\$(\w+)(?=/|$)|\$\{(\w+)\}(?=/|$)")
 
@@ -95,7 +97,7 @@ class Layer(PydanticBaseSettingsSource):
                 return
             text = layers.environ[name] + text[variable.end() :]
         folder = (self.base / FilePath(text).expanduser()).absolute()
-        if path == ("model", "path") and is_hub_id(text) and not (self.base / text.split("/")[0]).exists():
+        if path in MODELS and is_hub_id(text) and not (self.base / text.split("/")[0]).exists():
             table[path[-1]] = text
         else:
             # Without `..`, and without following links: a run keeps the name a person gave.

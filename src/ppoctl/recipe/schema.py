@@ -32,12 +32,16 @@ from ppoctl.recipe.table import Table as Table
 
 
 class ModelTable(Table):
-    """The base model: actor, critic and reference start from it."""
+    """The base model: actor, reference and critic start from it."""
 
     path: Annotated[str, RESULTS]
     """Hugging Face folder (relative paths start at the recipe file) or hub id."""
     dtype: Annotated[Literal["float32", "bfloat16"], RESULTS] = "bfloat16"
     """Of weights and activations; main weights and optimizer are float32 either way."""
+    critic: Annotated[str | None, RESULTS] = None
+    """Where the critic starts: a reward model made from the same base (a folder or hub id of a
+    ...ForSequenceClassification with one label, or a folder by `convert-ckpt --to megatron`); absent: `path`, with a
+    head of zero."""
 
 
 class Gsm8kRows(Table):

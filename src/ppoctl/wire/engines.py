@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ppoctl.batch.digest import file_digest
 from ppoctl.batch.records import TRUNCATED, Rollouts, State
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
-from ppoctl.errors import EnvironmentProblemError
+from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.ports import Generator, Models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.probe import probe, require_gold_wins
@@ -55,8 +56,34 @@ def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
             f"no `.safetensors` file in model folder `{folder}`", hint="name a folder that `save_pretrained` wrote"
         )
     found = [(path.name, file_digest(path)) for path in files]
+    if recipe.model.critic is not None:
+        found += [
+            (f"critic/{path.name}", file_digest(path)) for path in _critic_files(model_folder(recipe.model.critic))
+        ]
     listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found if digest is not None)
     return {"model": hashlib.sha256(listing.encode()).hexdigest(), **questions.digests}
+
+
+def _critic_files(folder: Path) -> list[Path]:
+    kinds = (".safetensors", ".distcp")
+    return sorted(path for path in folder.iterdir() if path.suffix in kinds or path.name in CONFIGS)
+
+
+def require_fitting_critic(recipe: Recipe) -> None:
+    """Raise RecipeError unless the critic's start is of the base's architecture: `plan` reckons with one, and layouts
+    are checked against it."""
+    from ppoctl.convert.source import model_folder, read_shape
+
+    if recipe.model.critic is None:
+        return
+    base, critic = (asdict(read_shape(model_folder(path))) for path in (recipe.model.path, recipe.model.critic))
+    for name, value in base.items():
+        if name != "tied_embeddings" and critic[name] != value:
+            raise RecipeError(
+                f"`model.critic` is `{recipe.model.critic}`, whose `{name}` is `{critic[name]}`; "
+                f"that of `model.path` is `{value}`",
+                hint="name a reward model that was made from the same base",
+            )
 
 
 def set_threads(recipe: Recipe) -> int:
@@ -73,6 +100,7 @@ def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, m
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
 
+    require_fitting_critic(recipe)
     placed = place(recipe)
     folder = str(model_folder(recipe.model.path))
     return Sockets(

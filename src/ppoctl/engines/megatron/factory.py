@@ -18,7 +18,7 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
     table = recipe.actor if role == "actor" else recipe.critic
     return TrainerSettings(
         role=role,
-        model=recipe.model.path,
+        model=recipe.model.critic or recipe.model.path if role == "critic" else recipe.model.path,
         dtype=DTYPES[recipe.model.dtype],
         batching=table.batching,
         recompute=table.recompute,

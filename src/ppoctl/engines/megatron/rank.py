@@ -23,8 +23,10 @@ from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts
+from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.source import model_folder, read_shape
+from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows, limit
@@ -39,8 +41,9 @@ from ppoctl.engines.megatron.schedule import (
     run_forward_backward,
     share_of,
 )
+from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.engines.megatron.state_writer import RankSaving
-from ppoctl.engines.megatron.weights import gathered_weights, load_weights
+from ppoctl.engines.megatron.weights import gathered_weights, load_weights, parts_of
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.ports import Minibatch, Objective
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
@@ -53,7 +56,8 @@ class TrainerSettings:
     role: str
     """actor or critic."""
     model: str
-    """Hugging Face folder or hub id: where actor, critic and reference start."""
+    """Hugging Face folder or hub id, or a Megatron folder with its config.json: where actor, critic and reference
+    start."""
     dtype: torch.dtype
     """Of weights and activations; float32 or bfloat16."""
     batching: BySequences | ByTokens
@@ -101,7 +105,7 @@ class MegatronRank:
         Raises EnvironmentProblemError or RecipeError when the source is missing, broken or not supported.
         """
         with megatron_device():
-            load_weights(self._build_once(), self.source[0])
+            self._read_source(self._build_once())
             # After the weights: the optimizer takes its float32 main weights from them.
             self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype, self.groups)
 
@@ -151,13 +155,18 @@ class MegatronRank:
         source (never from a saved state, so a resumed run keeps its anchor), on first use."""
         if self._reference is None:
             reference = [stage.requires_grad_(requires_grad=False) for stage in self._build()]
-            load_weights(reference, self.source[0])
+            with megatron_device():
+                self._read_source(reference)
             self._reference = reference
         return self._forward(self._reference, rollouts, temperature)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """This pipeline rank's weights under Hugging Face names, whole; all tensor and expert ranks take part."""
         return gathered_weights(self.models)
+
+    def weight_specs(self) -> dict[str, Spec]:
+        """What `weights` gives, before it does."""
+        return {part.name: Spec(part.shape, part.view.dtype) for model in self.models for part in parts_of(model)}
 
     def open_weights(self) -> None:
         """Begin to send them in buckets."""
@@ -199,6 +208,14 @@ class MegatronRank:
     def optimizer(self) -> MegatronOptimizer:
         assert self._optimizer is not None, f"the {self.settings.role} is at no state: call `start` or `load` first"
         return self._optimizer
+
+    def _read_source(self, stages: Sequence[PackedModel]) -> None:
+        """Weights of the model source: a Hugging Face folder, or one that `convert-ckpt --to megatron` made."""
+        folder = self.source[0]
+        if is_torch_dist(folder):
+            load_torch_dist(stages, folder)
+        else:
+            load_weights(stages, folder)
 
     def _trained(self) -> checkpoint.Trained:
         return checkpoint.Trained(self.stages, self.optimizer, self.groups, self.settings.parallel)

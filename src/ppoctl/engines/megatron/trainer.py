@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from jaxtyping import Float
@@ -9,10 +10,13 @@ from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts, State
+from ppoctl.convert.companions import Companions
+from ppoctl.convert.destination import flush
+from ppoctl.convert.hugging_face import Spec
+from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
 from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.source import model_folder, read_shape
-from ppoctl.convert.tensors import weight_names
-from ppoctl.engines.megatron.export import Exported, save_hugging_face
+from ppoctl.convert.tensors import Role, placements, weight_names
 from ppoctl.engines.megatron.microbatches import Share, merge
 from ppoctl.engines.megatron.rank import StepShare, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
@@ -66,9 +70,18 @@ class MegatronTrainer:
 
     def save_weights(self, folder: Path) -> None:
         """Write the weights alone into an existing empty folder, as a Hugging Face model."""
-        settings = self.settings
-        exported = Exported(self.ranks.weights(), self.source[0], settings.dtype, settings.role == "critic")
-        save_hugging_face(exported, folder)
+        source, shape = self.source
+        role: Role = "critic" if self.settings.role == "critic" else "actor"
+        held: dict[str, Spec] = {}
+        for of_rank in self.ranks.call("weight_specs"):
+            held |= of_rank
+        specs = {placement.name: held[placement.name] for placement in placements(shape, role)}
+        with closing(SafetensorsWriter(folder, specs, SHARD_BYTES)) as writer:
+            for name, tensor in self.ranks.weights():
+                writer.write(name, tensor)
+            writer.finish()
+        Companions(source, role, self.settings.dtype).write(folder)
+        flush(folder)
 
     def update(
         self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective

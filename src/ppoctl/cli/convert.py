@@ -1,0 +1,95 @@
+"""`ppoctl convert-ckpt`: Hugging Face <-> Megatron, verified."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ppoctl.cli import render
+from ppoctl.cli.options import Json
+from ppoctl.errors import RecipeError
+
+EXAMPLES = """\b
+Examples:
+  ppoctl convert-ckpt runs/quickstart trained --to hf                  the last saved actor, for transformers and vLLM
+  ppoctl convert-ckpt runs/quickstart critic --to hf --role critic     its critic, as ...ForSequenceClassification
+  ppoctl convert-ckpt Qwen/Qwen2.5-0.5B megatron --to megatron         for any tensor, pipeline and expert layout
+  ppoctl convert-ckpt iter_0000100 out --to hf --like Qwen/Qwen2.5-0.5B
+"""
+
+
+def convert_ckpt(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A run, a Megatron torch_dist folder, a Hugging Face folder or hub id."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make; must not exist.")],
+    to: Annotated[Literal["hf", "megatron"], typer.Option("--to", help="The format of OUT.")],
+    step: Annotated[int | None, typer.Option("--step", help="Of a run: default the last saved state.")] = None,
+    role: Annotated[
+        Literal["actor", "critic"] | None, typer.Option("--role", help="Default: what SOURCE is; of a run its actor.")
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option("--like", help="Config and tokenizer of a Megatron folder: a Hugging Face folder of the model."),
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option("--dtype", help="Cast the weights; default: as they are."),
+    ] = None,
+    shard_gib: Annotated[float, typer.Option("--shard-gib", help="Most GiB in one weight file.")] = 4.0,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Check nothing; the report says so.")] = False,
+    no_parity: Annotated[
+        bool,
+        typer.Option("--no-parity", help="Check files, but not what the model computes (that takes its memory)."),
+    ] = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Also read pytorch_model.bin, as weights only: no code in it runs.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Turn a checkpoint into the other format and prove it: what was written is read again and held against SOURCE,
+    tensor by tensor, and both must say the same of fixed prompts. Nothing is left at OUT if anything fails."""
+    if shard_gib <= 0:
+        raise RecipeError(f"`--shard-gib {shard_gib:g}` must be above 0", hint="--shard-gib 4")
+    from ppoctl.wire.convert import REPORT, Asked, convert
+
+    asked = Asked(
+        source=source,
+        to=to,
+        out=out,
+        role=role,
+        step=step,
+        like=like,
+        dtype=dtype,
+        shard_gib=shard_gib,
+        verify=not no_verify,
+        parity=not no_parity,
+        allow_pickle=allow_pickle,
+    )
+    report = convert(asked, render.say)
+    if json:
+        render.json({"out": str(out), **{name: value for name, value in report.items() if name != "tensors"}})
+        return
+    _tell(report)
+    render.line(f"{'verified' if report['verified'] else 'NOT VERIFIED'}: {out}")
+    render.say(f"report: {out / REPORT}")
+
+
+def _tell(report: dict[str, Any]) -> None:
+    size = f"{render.number(report['parameters'])} parameters, {report['dtype']}"
+    render.line(f"{report['source']['says']}: {report['family']} {report['role']}, {size}")
+    rows = []
+    for check in report["checks"]:
+        says = check["says"]
+        if check["largest_gap"] is not None:
+            says = f"largest gap {check['largest_gap']:.2g}, allowed {check['allowed']:.2g}"
+        rows.append((check["name"], check["count"], says))
+    if rows:
+        render.line()
+        render.table(rows, ("check", "compared", ""))
+        render.line()
+    for option in report["skipped"]:
+        render.line(f"left out: {option}")

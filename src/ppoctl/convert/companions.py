@@ -1,0 +1,53 @@
+"""What a model folder has besides weights: configuration, generation configuration, tokenizer, chat template."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ppoctl.convert.families import FAMILIES
+from ppoctl.convert.tensors import Role
+
+_COPIED = (
+    "generation_config.json",
+    "tokenizer*",
+    "vocab.*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+)
+
+
+@dataclass(frozen=True)
+class Companions:
+    """Of the model in `source`, for weights of this role and dtype."""
+
+    source: Path
+    role: Role
+    dtype: torch.dtype
+
+    def write(self, folder: Path) -> None:
+        """Put them beside the weights. Raises OSError."""
+        text = json.dumps(self.config(), indent=2, sort_keys=True) + "\n"
+        (folder / "config.json").write_text(text, "utf-8")
+        for pattern in _COPIED:
+            for path in self.source.glob(pattern):
+                if path.is_file():
+                    shutil.copyfile(path, folder / path.name)
+
+    def config(self) -> dict[str, Any]:
+        """config.json, naming the class that has these weights: a critic is the family's
+        ...ForSequenceClassification with one label."""
+        config: dict[str, Any] = json.loads((self.source / "config.json").read_text(encoding="utf-8"))
+        for stale in ("torch_dtype", "auto_map", "num_labels", "id2label", "label2id"):
+            config.pop(stale, None)
+        config["dtype"] = str(self.dtype).removeprefix("torch.")
+        prefix = FAMILIES[str(config["model_type"])].classes
+        if self.role == "actor":
+            return config | {"architectures": [f"{prefix}ForCausalLM"]}
+        config |= {"architectures": [f"{prefix}ForSequenceClassification"], "num_labels": 1}
+        return config | {"id2label": {"0": "value"}, "label2id": {"value": 0}}

@@ -1,0 +1,82 @@
+"""A folder that appears whole or not at all."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ppoctl.errors import StorageError
+
+
+@contextmanager
+def destination(folder: Path) -> Iterator[Path]:
+    """An empty folder beside `folder` to write into. It takes that name when the block ends well, flushed to disk;
+    otherwise nothing is left. What a killed process left there is swept by the next one.
+
+    Raises StorageError when `folder` exists, another process is writing it, or the disk does not take it.
+    """
+    if os.path.lexists(folder):
+        raise StorageError(f"`{folder}` exists", hint="name another folder, or remove this one")
+    aside = folder.with_name(f".{folder.name}.converting")
+    try:
+        aside.mkdir(exist_ok=True)
+        lock = os.open(aside, os.O_RDONLY)
+    except OSError as error:
+        raise _storage_error(folder, error) from error
+    try:
+        _take(lock, folder)  # held until this process ends, however it ends
+        try:
+            _empty(aside)
+            yield aside
+            flush(aside)
+            _require_absent(folder)
+            aside.rename(folder)
+            flush_name(folder.parent)
+        except OSError as error:
+            raise _storage_error(folder, error) from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def flush(folder: Path) -> None:
+    """Have the operating system write out every file under `folder`, and the names themselves."""
+    for path in (folder, *folder.rglob("*")):
+        flush_name(path)
+
+
+def flush_name(path: Path) -> None:
+    """One file, or the names in one folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _take(lock: int, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StorageError(
+            f"`{folder}` is being written by another process", hint="wait for it, or name another folder"
+        ) from error
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _require_absent(folder: Path) -> None:
+    """A rename would replace an empty folder."""
+    if os.path.lexists(folder):
+        raise StorageError(f"`{folder}` has appeared while it was being made", hint="name another folder")
+
+
+def _storage_error(folder: Path, error: OSError) -> StorageError:
+    where = f"`{error.filename}`" if error.filename else f"`{folder}`"
+    return StorageError(f"cannot write {where}: {error.strerror or error}", hint=f"df -h {folder.parent}")

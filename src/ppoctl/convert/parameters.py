@@ -1,0 +1,177 @@
+"""Megatron's parameters of a whole model, made from Hugging Face tensors and taken apart again, one at a time.
+
+    parameters(shape, role)                      every parameter, with the tensors that are in it
+    assembled(parameter, weights) -> Tensor      Hugging Face -> Megatron
+    MegatronWeights(torch_dist).tensor(name)     Megatron -> Hugging Face
+
+In torch_dist a parameter goes by a key. Where all layers are alike they are slices of one tensor, and so are experts:
+
+    decoder.layers.3.mlp.linear_fc2.weight                           decoder.layers.mlp.linear_fc2.weight [3]
+    decoder.layers.3.mlp.experts.local_experts.5.linear_fc2.weight   decoder.layers.3.mlp.experts.experts... [5]
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ppoctl.convert.hugging_face import Spec, Weights
+from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, Placement, Role, part_of, placements
+from ppoctl.convert.torch_dist import TorchDist
+from ppoctl.convert.transformer_engine import transformer_engine_name
+from ppoctl.errors import EnvironmentProblemError
+
+_EXPERT = re.compile(r"\.local_experts\.\d+\.")
+_NOT_WEIGHTS = ("optimizer.", "chained_")
+"""Beginnings of the keys of an optimizer's tensors."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """Where a parameter is in a torch_dist folder: a tensor, or a slice of one."""
+
+    name: str
+    leading: tuple[tuple[int, int], ...] = ()
+    """(index, size) of the dimensions before the parameter's own: layers, experts."""
+
+    @property
+    def index(self) -> tuple[int, ...]:
+        return tuple(index for index, _ in self.leading)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One Megatron parameter of the whole model, and the Hugging Face tensors that it is made of."""
+
+    name: str
+    """In the torch layer spec; layers and experts numbered as in the whole model."""
+    shape: tuple[int, ...]
+    """With the vocabulary's padding."""
+    rows: int
+    """Without it."""
+    parts: tuple[Placement, ...]
+
+    def key(self, shape: ModelShape, *, layers_alike: bool, transformer_engine: bool = False) -> Key:
+        """Its place in a torch_dist folder, under the names of either layer spec."""
+        layer, expert = self.parts[0].layer, self.parts[0].expert
+        name, leading = self.name, []
+        if layer is None:
+            return Key(name)
+        if transformer_engine and expert is None:
+            is_latent = shape.latent is not None
+            name = transformer_engine_name(name, has_experts=shape.has_experts(layer), is_latent=is_latent)
+        if layers_alike:
+            name = name.replace(f"layers.{layer}.", "layers.", 1)
+            leading.append((layer, shape.num_layers))
+        if expert is not None:
+            assert shape.experts is not None
+            name = _EXPERT.sub(".experts.", name, count=1)
+            leading.append((expert, shape.experts.count))
+        return Key(name, tuple(leading))
+
+
+def parameters(shape: ModelShape, role: Role) -> list[Parameter]:
+    """All of them, in the order of the layers."""
+    by_name: dict[str, list[Placement]] = {}
+    for placement in placements(shape, role):
+        by_name.setdefault(placement.parameter, []).append(placement)
+    return [_parameter(name, tuple(parts), shape) for name, parts in by_name.items()]
+
+
+def layers_alike(shape: ModelShape) -> bool:
+    """Whether Megatron-Core keeps the layers as slices of one tensor: not where some may have experts."""
+    return shape.experts is None
+
+
+def assembled(parameter: Parameter, weights: Weights, shape: ModelShape) -> Tensor:
+    """The parameter, made of its tensors; padding is zero."""
+    whole = torch.zeros(parameter.shape, dtype=weights.specs[parameter.parts[0].name].dtype)
+    for placement, view in _views(whole, parameter, shape):
+        view.copy_(weights.tensor(placement.name).view(view.shape))
+    return whole
+
+
+class MegatronWeights:
+    """The weights in a torch_dist folder, under Hugging Face names.
+
+    Raises EnvironmentProblemError naming the first tensor that is missing, not part of the model or of another shape.
+    """
+
+    def __init__(self, state: TorchDist, shape: ModelShape, role: Role) -> None:
+        self._state, self._shape = state, shape
+        self.parameters = parameters(shape, role)
+        first = next(iter(parameter for parameter in self.parameters if parameter.parts[0].layer is not None))
+        self.layers_alike = any(
+            first.key(shape, layers_alike=True, transformer_engine=fused).name in state.tensors
+            for fused in (False, True)
+        )
+        """Whether the layers are slices of one tensor."""
+        self.keys = {parameter.name: self._find(parameter) for parameter in self.parameters}
+        """Where each parameter is, by its name."""
+        self._by_tensor = {part.name: parameter for parameter in self.parameters for part in parameter.parts}
+        self._require_nothing_else()
+        self.specs = {
+            part.name: Spec(part.shape, state.tensors[self.keys[parameter.name].name].dtype)
+            for parameter in self.parameters
+            for part in parameter.parts
+        }
+        self._last: tuple[str, Tensor] | None = None
+
+    def parameter(self, parameter: Parameter) -> Tensor:
+        """As Megatron has it, padding included. The last one that several tensors are parts of is kept."""
+        if self._last is not None and self._last[0] == parameter.name:
+            return self._last[1]
+        self._last = None  # before the next one comes
+        key = self.keys[parameter.name]
+        found = self._state.read(key.name, key.index)
+        if len(parameter.parts) > 1:
+            self._last = parameter.name, found
+        return found
+
+    def tensor(self, name: str) -> Tensor:
+        parameter = self._by_tensor[name]
+        views = _views(self.parameter(parameter), parameter, self._shape)
+        [(placement, view)] = [found for found in views if found[0].name == name]
+        return view.reshape(placement.shape)
+
+    def _find(self, parameter: Parameter) -> Key:
+        candidates = [
+            parameter.key(self._shape, layers_alike=self.layers_alike, transformer_engine=fused)
+            for fused in (False, True)
+        ]
+        for key in candidates:
+            stored = self._state.tensors.get(key.name)
+            if stored is None:
+                continue
+            wanted = (*(size for _, size in key.leading), *parameter.shape)
+            if stored.shape != wanted:
+                says = f"has shape {list(stored.shape)}; config.json says {list(wanted)}"
+                raise EnvironmentProblemError(f"tensor `{key.name}` in `{self._state.folder}` {says}")
+            return key
+        raise EnvironmentProblemError(
+            f"tensor `{candidates[0].name}` missing from `{self._state.folder}`",
+            hint="does the configuration belong to this checkpoint? name another with --like",
+        )
+
+    def _require_nothing_else(self) -> None:
+        known = {key.name for key in self.keys.values()}
+        for name in sorted(self._state.tensors.keys() - known):
+            if not name.startswith(_NOT_WEIGHTS):
+                raise EnvironmentProblemError(
+                    f"tensor `{name}` in `{self._state.folder}` is not part of the model",
+                    hint="does the configuration belong to this checkpoint? name another with --like",
+                )
+
+
+def _parameter(name: str, parts: tuple[Placement, ...], shape: ModelShape) -> Parameter:
+    rows = sum(part.shape[0] for part in parts)
+    padded = shape.padded_vocab_size if parts[0].name in (EMBEDDING, LM_HEAD) else rows
+    return Parameter(name, (padded, *parts[0].shape[1:]), rows, parts)
+
+
+def _views(whole: Tensor, parameter: Parameter, shape: ModelShape) -> Iterator[tuple[Placement, Tensor]]:
+    for placement in parameter.parts:
+        yield placement, part_of(whole[: parameter.rows], placement.place, shape)

@@ -1,0 +1,192 @@
+"""Reading a folder in Megatron's torch_dist format, tensor by tensor, whoever wrote it.
+
+    .metadata          shape and dtype of every tensor; which file has which chunk of it
+    __R_N.distcp       the chunks, one after the other, each as `torch.save` writes it
+    metadata.json      says "torch_dist";  common.pt  what is no tensor (never read here)
+
+Tensors are whole: shapes do not depend on the layout they were saved under. `.metadata` is a pickle, and a pickle can
+run anything: only the names that describe tensors are let through, and chunks are loaded with `weights_only`.
+"""
+
+import io
+import json
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.utils import _create_file_view
+
+from ppoctl.errors import StorageError
+
+METADATA = ".metadata"
+BACKEND = "metadata.json"
+
+_ALLOWED = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata",
+        "MetadataIndex",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {
+        "Size",
+        "float32",
+        "float16",
+        "bfloat16",
+        "float64",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    },
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "Path", "PurePosixPath"},
+    "pathlib._local": {"PosixPath", "Path", "PurePosixPath"},
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of the folder."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    chunks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    """Where each begins, and its sizes."""
+
+
+class TorchDist:
+    """The tensors of a folder by their keys; nothing is read before it is asked for.
+
+    Raises StorageError when the folder is no torch_dist checkpoint, is incomplete or asks for code to be run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        metadata = _read_metadata(folder)
+        self._places: dict[MetadataIndex, Any] = metadata.storage_data or {}
+        self.tensors: dict[str, Stored] = {
+            key: Stored(
+                tuple(stored.size),
+                stored.properties.dtype,
+                tuple((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks),
+            )
+            for key, stored in metadata.state_dict_metadata.items()
+            if isinstance(stored, TensorStorageMetadata)
+        }
+
+    def read(self, key: str, leading: tuple[int, ...] = ()) -> Tensor:
+        """The tensor, or, with indices of its leading dimensions (layer, expert), this slice of it: a copy.
+
+        Chunks outside the slice are not read.
+        """
+        stored = self.tensors[key]
+        rest = stored.shape[len(leading) :]
+        whole = torch.empty(rest, dtype=stored.dtype)
+        covered = 0
+        for offsets, sizes in stored.chunks:
+            ahead = zip(leading, offsets, sizes, strict=False)
+            if not all(start <= index < start + size for index, start, size in ahead):
+                continue
+            chunk = self._chunk(key, offsets, sizes)
+            for index, start in zip(leading, offsets, strict=False):
+                chunk = chunk[index - start]
+            if chunk.shape == whole.shape:
+                return chunk.clone() if chunk.untyped_storage().nbytes() != chunk.nbytes else chunk
+            place = tuple(
+                slice(start, start + size)
+                for start, size in zip(offsets[len(leading) :], sizes[len(leading) :], strict=True)
+            )
+            whole[place] = chunk
+            covered += chunk.numel()
+        if covered != whole.numel():
+            raise StorageError(
+                f"`{key}` in `{self.folder}` is incomplete: {covered} of {whole.numel()} elements are there",
+                hint=f"copy the checkpoint again: ls -la {self.folder}",
+            )
+        return whole
+
+    def _chunk(self, key: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        place = self._places.get(MetadataIndex(key, offsets))
+        if place is None:
+            raise self._unreadable(key, "`.metadata` does not say where a chunk of it is")
+        path = self.folder / Path(place.relative_path).name
+        try:
+            with path.open("rb") as file:
+                file.seek(0, io.SEEK_END)
+                if file.tell() < place.offset + place.length:
+                    raise self._unreadable(key, f"`{path.name}` ends before it does: the file is truncated")
+                view: Any = _create_file_view(file, place.offset, place.length)
+                found = torch.load(view, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise self._unreadable(key, f"`{path.name}`: {first}") from error
+        if not isinstance(found, Tensor) or tuple(found.shape) != sizes or found.dtype != self.tensors[key].dtype:
+            raise self._unreadable(key, f"`{path.name}` holds something else in its place")
+        return found
+
+    def _unreadable(self, key: str, why: str) -> StorageError:
+        return StorageError(
+            f"tensor `{key}` in `{self.folder}` cannot be read: {why}",
+            hint=f"copy the checkpoint again: ls -la {self.folder}",
+        )
+
+
+def is_torch_dist(folder: Path) -> bool:
+    """Whether the folder looks like one."""
+    return (folder / METADATA).is_file() and (folder / BACKEND).is_file()
+
+
+def _read_metadata(folder: Path) -> Metadata:
+    try:
+        backend = json.loads((folder / BACKEND).read_text("utf-8"))["sharded_backend"]
+        with (folder / METADATA).open("rb") as file:
+            metadata = _TensorsOnly(file).load()
+    except (OSError, ValueError, KeyError, EOFError, AttributeError, TypeError, pickle.UnpicklingError) as error:
+        raise StorageError(
+            f"`{folder}` is no whole torch_dist checkpoint: {error}",
+            hint=f"see that `{BACKEND}` and `{METADATA}` are whole: ls -la {folder}",
+        ) from error
+    if backend != "torch_dist" or not isinstance(metadata, Metadata):
+        raise StorageError(
+            f"`{folder}` is in Megatron's `{backend}` format, not torch_dist",
+            hint="save it with --ckpt-format torch_dist",
+        )
+    return metadata
+
+
+class _Ignored:
+    """Stands for what Megatron-Core has added to `.metadata` in some versions, and nothing here needs."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+class _TensorsOnly(pickle.Unpickler):
+    """Builds descriptions of tensors and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _ALLOWED.get(module, ()):
+            return super().find_class(module, name)
+        if module.startswith("megatron.core."):
+            return _Ignored
+        raise pickle.UnpicklingError(f"`{METADATA}` asks for `{module}.{name}`, which no checkpoint needs")
+
+
+def total_bytes(tensors: Iterable[Stored]) -> int:
+    """Of all of them."""
+    return sum(torch.Size(stored.shape).numel() * stored.dtype.itemsize for stored in tensors)

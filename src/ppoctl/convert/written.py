@@ -1,0 +1,40 @@
+"""Writing the weights of a model in either format, one parameter at a time."""
+
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from ppoctl.convert.hugging_face import Weights
+from ppoctl.convert.parameters import assembled, layers_alike, parameters
+from ppoctl.convert.safetensors_writer import SafetensorsWriter
+from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.tensors import Role
+from ppoctl.convert.torch_dist_writer import TorchDistWriter
+from ppoctl.errors import EnvironmentProblemError
+
+
+def write_hugging_face(weights: Weights, folder: Path, shard_bytes: int) -> None:
+    """Sharded safetensors with an index. Raises OSError."""
+    with closing(SafetensorsWriter(folder, weights.specs, shard_bytes)) as writer:
+        for name in weights.specs:
+            writer.write(name, weights.tensor(name))
+        writer.finish()
+
+
+def write_megatron(weights: Weights, shape: ModelShape, role: Role, folder: Path, shard_bytes: int) -> None:
+    """A weights-only torch_dist checkpoint, for any layout. Raises OSError; EnvironmentProblemError where tensors
+    that Megatron keeps as one have several dtypes."""
+    alike, dtypes = layers_alike(shape), dict[str, torch.dtype]()
+    with closing(TorchDistWriter(folder, shard_bytes)) as writer:
+        for parameter in parameters(shape, role):
+            key = parameter.key(shape, layers_alike=alike)
+            for part in parameter.parts:
+                dtype = weights.specs[part.name].dtype
+                if dtypes.setdefault(key.name, dtype) != dtype:
+                    raise EnvironmentProblemError(
+                        f"tensor `{part.name}` is {dtype}, others of Megatron's `{key.name}` are {dtypes[key.name]}",
+                        hint="cast all of them: --dtype float32",
+                    )
+            writer.write(key.name, assembled(parameter, weights, shape), key.leading)
+        writer.finish({"role": role})

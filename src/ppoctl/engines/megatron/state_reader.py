@@ -1,0 +1,70 @@
+"""The weights of a torch_dist checkpoint, read into a model under any layout; optimizers and the like stay where they
+are.
+
+Megatron-Core's loader copies into the parameters themselves. Beside the tensors it would unpickle what is none
+(`common.pt`); here only `.metadata` is, and only after `TorchDist` has seen that it asks for nothing but tensors.
+"""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import apply_factories
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+from torch.distributed.checkpoint.api import CheckpointException
+
+from ppoctl.convert.parameters import MegatronWeights, layers_alike
+from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.torch_dist import TorchDist
+from ppoctl.engines.megatron.model import PackedModel, ValueModel
+from ppoctl.errors import StorageError
+
+
+@torch.no_grad()
+def load_torch_dist(stages: Sequence[PackedModel], folder: Path) -> None:
+    """Fill this rank's pipeline stages, cast to the model's dtype. All ranks of the layout take part.
+
+    Raises EnvironmentProblemError naming the first tensor that is missing, not the model's or of another shape,
+    StorageError when the folder cannot be read.
+    """
+    shape, is_critic = stages[0].settings.shape, isinstance(stages[0], ValueModel)
+    found = MegatronWeights(TorchDist(folder), shape, "critic" if is_critic else "actor")
+    if found.layers_alike != layers_alike(shape) and shape.experts is not None:
+        raise StorageError(
+            f"checkpoint in `{folder}` has layers with experts as slices of one tensor: no model reads that",
+            hint="convert it to Hugging Face first, with --no-parity",
+        )
+    tensors = _parameters(stages, found, shape)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", category=FutureWarning)
+            warnings.filterwarnings("ignore", message="Please use DTensor instead", category=FutureWarning)
+            TorchDistLoadShardedStrategy().load(tensors, str(folder))
+    except CheckpointException as error:
+        causes = "; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
+        raise StorageError(f"checkpoint in `{folder}` cannot be read: {causes}") from error
+    except (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError) as error:
+        raise StorageError(f"checkpoint in `{folder}` cannot be read: {error}") from error
+
+
+def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: ModelShape) -> dict[str, ShardedTensor]:
+    """This rank's slices of all parameters, under the keys of the checkpoint."""
+    renamed = {
+        parameter.key(shape, layers_alike=found.layers_alike).name: found.keys[parameter.name].name
+        for parameter in found.parameters
+    }
+    metadata = {"non_homogeneous_layers": not found.layers_alike}
+    tensors: dict[str, ShardedTensor] = {}
+    for stage in stages:
+        state = stage.sharded_state_dict(metadata={**metadata, "dp_cp_group": stage.pg_collection.dp_cp})
+        apply_factories(state)
+        for value in nested_values(state):
+            if isinstance(value, ShardedTensor):
+                assert value.data.is_contiguous(), f"`{value.key}` would be read into a copy"
+                value.key, value.allow_shape_mismatch = renamed[value.key], False
+                tensors[str(len(tensors))] = value
+    return tensors

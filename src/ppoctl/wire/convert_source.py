@@ -1,0 +1,118 @@
+"""What `convert-ckpt` is pointed at: a Hugging Face folder, a Megatron torch_dist folder, or a run's saved state."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppoctl.convert.source import model_folder
+from ppoctl.convert.tensors import Role
+from ppoctl.convert.torch_dist import BACKEND, TorchDist, is_torch_dist
+from ppoctl.errors import EnvironmentProblemError, RecipeError
+from ppoctl.recipe.load import load
+from ppoctl.store import manifest as manifests
+from ppoctl.store import run_dir
+from ppoctl.store.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that was found."""
+
+    kind: str
+    """hf or megatron: what it is converted from."""
+    folder: Path
+    """With the weights."""
+    like: Path
+    """With config.json and tokenizer."""
+    role: Role
+    says: str
+    """For people."""
+
+
+def find_source(path: str, *, like: str | None, role: Role | None, step: int | None) -> Source:
+    """Raises RecipeError where the words do not go together or name no saved state, EnvironmentProblemError where
+    there is no checkpoint, CorruptArtifactError where a run's state is not what was saved."""
+    folder = Path(path)
+    if (folder / "run.json").is_file():
+        return _state_of_run(RunLayout(folder), like, role or "actor", step)
+    if step is not None:
+        raise RecipeError(f"`--step {step}` is for a run, and `{path}` is none", hint="leave out --step")
+    if (manifest := manifests.read(folder)) is not None and manifest.stage.startswith("state/"):
+        return _saved_state(RunLayout(folder.parent.parent.parent), folder, like, role)
+    if is_torch_dist(folder):
+        return _torch_dist(folder, like, role)
+    _require_no_megatron(folder)
+    if like is not None:
+        raise RecipeError(f"`--like` is for a Megatron folder, and `{path}` is none", hint="leave out --like")
+    folder = model_folder(path)
+    return Source("hf", folder, folder, role or _role_of_config(folder), f"Hugging Face folder {folder}")
+
+
+def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | None) -> Source:
+    run_dir.facts(layout)
+    steps = layout.saved_steps(role)
+    if not steps:
+        raise RecipeError(
+            f"run `{layout.root}` has no saved state of the {role} yet", hint=f"ppoctl status {layout.root}"
+        )
+    wanted = steps[-1] if step is None else step
+    if wanted not in steps:
+        there = ", ".join(map(str, steps))
+        raise RecipeError(
+            f"run `{layout.root}` has no saved state of the {role} at step {wanted}; there are those of {there}",
+            hint=f"ppoctl convert-ckpt {layout.root} OUT --to hf --step {steps[-1]}",
+        )
+    return _saved_state(layout, layout.state(role, wanted), like, role)
+
+
+def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role | None) -> Source:
+    manifest = manifests.read(folder)
+    assert manifest is not None
+    kept: Role = "critic" if manifest.stage == "state/critic" else "actor"
+    _require_role(kept, role, folder)
+    manifests.verify(folder, manifest)
+    base = model_folder(like or load([layout.recipe_toml], environ={}).recipe.model.path)
+    return Source("megatron", folder, base, kept, f"{kept} of `{layout.root}` at step {manifest.step}")
+
+
+def _torch_dist(folder: Path, like: str | None, role: Role | None) -> Source:
+    if like is None and not (folder / "config.json").is_file():
+        raise RecipeError(
+            f"`{folder}` does not say what model it is: it has no config.json",
+            hint=f"name a folder of the same model: ppoctl convert-ckpt {folder} OUT --to hf --like FOLDER",
+        )
+    output = TorchDist(folder).tensors.get("output_layer.weight")
+    kept: Role = "critic" if output is not None and output.shape[0] == 1 else "actor"
+    _require_role(kept, role, folder)
+    base = folder if like is None else model_folder(like)
+    return Source("megatron", folder, base, kept, f"Megatron folder {folder}")
+
+
+def _require_role(kept: Role, asked: Role | None, folder: Path) -> None:
+    if asked not in (None, kept):
+        raise RecipeError(f"`{folder}` holds a model of the {kept}, not of the {asked}", hint="leave out --role")
+
+
+def _require_no_megatron(folder: Path) -> None:
+    """Errors for what looks like Megatron and is not what can be read."""
+    inside = list(_iterations(folder))
+    if inside:
+        raise RecipeError(
+            f"`{folder}` holds several checkpoints",
+            hint=f"name one of them: {', '.join(str(each) for each in inside[-3:])}",
+        )
+    if (folder / BACKEND).is_file():
+        raise EnvironmentProblemError(f"`{folder}` has `{BACKEND}` and no `.metadata`", hint=f"ls -la {folder}")
+
+
+def _iterations(folder: Path) -> Iterator[Path]:
+    """Megatron-LM's `iter_0000100` folders."""
+    return (path for path in sorted(folder.glob("iter_*")) if is_torch_dist(path))
+
+
+def _role_of_config(folder: Path) -> Role:
+    """A critic's configuration names a class with a head of one label."""
+    from ppoctl.recipe.assets import read_config
+
+    names = " ".join(read_config(folder).get("architectures") or ())
+    return "critic" if "ForSequenceClassification" in names or "ForTokenClassification" in names else "actor"

@@ -1,0 +1,69 @@
+"""A Hugging Face folder of any size with random weights, written one tensor at a time; and conversions of it in a
+process of its own, which says how much memory they took.
+
+    python tests/convert/big_model.py SOURCE OUT hf|megatron
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from ppoctl.convert.hugging_face import Spec
+from ppoctl.convert.safetensors_writer import SafetensorsWriter
+from ppoctl.convert.source import read_shape
+from ppoctl.convert.tensors import placements
+
+CONFIG = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+
+
+def write_model(folder: Path, dtype: torch.dtype, shard_bytes: int, **sizes: int) -> int:
+    """Of these sizes (hidden_size, num_hidden_layers, ...); returns the bytes of its weights."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **sizes}), "utf-8")
+    specs = {each.name: Spec(each.shape, dtype) for each in placements(read_shape(folder), "actor")}
+    writer = SafetensorsWriter(folder, specs, shard_bytes)
+    generator = torch.Generator().manual_seed(1)
+    for name, spec in specs.items():
+        writer.write(name, torch.empty(spec.shape, dtype=dtype).normal_(generator=generator))
+    writer.finish()
+    writer.close()
+    return sum(spec.nbytes for spec in specs.values())
+
+
+def memory(name: str) -> int:
+    """Bytes this process has (VmRSS) or has had at most since `forget_peak` (VmHWM)."""
+    [line] = [line for line in Path("/proc/self/status").read_text("ascii").splitlines() if line.startswith(name)]
+    return int(line.split()[1]) * 1024
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5", "ascii")
+
+
+def main() -> None:
+    from ppoctl.wire.convert import Asked, convert
+
+    source, out, to = sys.argv[1:]
+    read_shape(Path(source))  # what imports take is none of the model's business
+    before = memory("VmRSS")
+    forget_peak()
+    asked = Asked(source=source, to=to, out=Path(out), shard_gib=1.0, parity=False)  # type: ignore[arg-type]
+    report = convert(asked, lambda _: None)
+    counts = {check["name"]: check["count"] for check in report["checks"]}
+    print(json.dumps({"peak": memory("VmHWM") - before, "digests": counts["digests"]}))
+
+
+if __name__ == "__main__":
+    main()

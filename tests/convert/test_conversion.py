@@ -1,0 +1,397 @@
+"""The whole command on tiny models: there and back without a bit changed, and every planted defect caught by name."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from convert.conftest import edit_json
+from ppoctl.convert import parameters, tensors, written
+from ppoctl.convert.rope import Rope
+from ppoctl.convert.rows import Place
+from ppoctl.convert.shape import ModelShape
+from ppoctl.engines.megatron.scoring import Scorer
+from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError, StorageError
+from ppoctl.wire import convert_parity
+from ppoctl.wire.convert import REPORT, Asked, Conversion, convert
+
+Model = Callable[[str], Path]
+
+
+def run(source: Path, to: str, out: Path, **options: object) -> dict[str, object]:
+    return convert(Asked(source=str(source), to=to, out=out, **options), lambda _: None)  # type: ignore[arg-type]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def copy(source: Path, target: Path, changes: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    """A model folder whose tensors were changed."""
+    shutil.copytree(source, target)
+    changed = weights(target)
+    changes(changed)
+    save_file(changed, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen2",
+        "qwen2-tied",
+        "llama3-rope",
+        "qwen3",
+        "qwen3-moe",
+        "qwen3-moe-mixed",
+        "gemma2",
+        "qwen2-moe",
+        "deepseek-v3",
+        "deepseek-v3-low-rank",
+    ],
+)
+def test_there_and_back_without_a_bit_changed(model: Model, tmp_path: Path, kind: str) -> None:
+    there = run(model(kind), "megatron", tmp_path / "megatron")
+    back = run(tmp_path / "megatron", "hf", tmp_path / "back", shard_gib=60 / 2**20)
+    assert same(weights(tmp_path / "back"), weights(model(kind)))
+    assert len(list((tmp_path / "back").glob("*.safetensors"))) > 1
+    for report in (there, back):
+        checks = {check["name"]: check for check in report["checks"]}  # type: ignore[attr-defined]
+        assert checks["log-probs"]["largest_gap"] < 1e-5
+        assert checks["entropies"]["largest_gap"] < 1e-5
+        assert checks["digests"]["count"] == len(report["tensors"])  # type: ignore[arg-type]
+        assert report["verified"]
+    AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (model(kind) / name).read_bytes()
+    assert json.loads((tmp_path / "back" / REPORT).read_text("utf-8")) == back
+
+
+def test_a_reward_model_becomes_a_critic_and_comes_back(model: Model, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    reward = AutoModelForSequenceClassification.from_pretrained(model("qwen2-tied"), num_labels=1)
+    reward.save_pretrained(tmp_path / "reward")
+    there = run(tmp_path / "reward", "megatron", tmp_path / "megatron")
+    back = run(tmp_path / "megatron", "hf", tmp_path / "back")
+    assert there["role"] == back["role"] == "critic"
+    assert same(weights(tmp_path / "back"), weights(tmp_path / "reward"))
+    gaps = {check["name"]: check["largest_gap"] for check in back["checks"]}  # type: ignore[attr-defined]
+    assert gaps["values"] < 1e-5
+    assert gaps["values under a probe"] < 1e-5
+
+
+def test_a_base_model_becomes_a_critic_with_a_head_of_zero_and_says_so(model: Model, tmp_path: Path) -> None:
+    said: list[str] = []
+    convert(Asked(str(model("qwen2")), "megatron", tmp_path / "megatron", role="critic"), said.append)
+    assert said[0] == f"note: `score.weight` is not in `{model('qwen2')}`: the value head is zero"
+    assert said[1] == "note: `lm_head.weight` is left out: a critic has a value head instead"
+    run(tmp_path / "megatron", "hf", tmp_path / "back")
+    assert not weights(tmp_path / "back")["score.weight"].any()
+
+
+def test_weights_are_cast_when_asked(model: Model, tmp_path: Path) -> None:
+    run(model("qwen2"), "megatron", tmp_path / "megatron", dtype="bfloat16")
+    run(tmp_path / "megatron", "hf", tmp_path / "back")
+    wanted = {name: tensor.bfloat16() for name, tensor in weights(model("qwen2")).items()}
+    assert same(weights(tmp_path / "back"), wanted)
+    assert json.loads((tmp_path / "back" / "config.json").read_text("utf-8"))["dtype"] == "bfloat16"
+
+
+def test_without_verification_the_report_says_so(model: Model, tmp_path: Path) -> None:
+    report = run(model("qwen2"), "megatron", tmp_path / "out", verify=False)
+    assert (report["verified"], report["skipped"], report["checks"]) == (False, ["--no-verify"], [])
+    report = run(model("qwen2"), "megatron", tmp_path / "other", parity=False)
+    assert (report["verified"], report["skipped"]) == (False, ["--no-parity"])
+    assert report["checks"]
+
+
+# What is wrong with what was written, and the words that name it.
+
+
+def change_tensor(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        changed = weights(folder)
+        changed[name].view(torch.int16)[..., 0] ^= 1
+        save_file(changed, folder / "model.safetensors")
+
+    return damage
+
+
+def swap(one: str, other: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        changed = weights(folder)
+        changed[one], changed[other] = changed[other].clone(), changed[one].clone()
+        save_file(changed, folder / "model.safetensors")
+
+    return damage
+
+
+def untie(folder: Path) -> None:
+    changed = weights(folder)
+    changed["lm_head.weight"] = changed["model.embed_tokens.weight"] + 1
+    save_file(changed, folder / "model.safetensors")
+
+
+def drop_shard(folder: Path) -> None:
+    sorted(folder.glob("model-*.safetensors"))[1].unlink()
+
+
+def cut(pattern: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        file = sorted(folder.glob(pattern))[-1]
+        file.write_bytes(file.read_bytes()[:-100])
+
+    return damage
+
+
+def other_rope(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    edit_json(folder / "config.json", rope_parameters={**config["rope_parameters"], "rope_theta": 20000.0})
+
+
+LAYER = "model.layers.1."
+DEFECTS = {
+    "a shard dropped": ("qwen2", "hf", drop_shard, r"`model-00002-of-\d+\.safetensors` missing"),
+    "q and k swapped": (
+        "llama",
+        "hf",
+        swap(f"{LAYER}self_attn.q_proj.weight", f"{LAYER}self_attn.k_proj.weight"),
+        r"tensor `model\.layers\.1\.self_attn\.q_proj\.weight` is not what it was made from",
+    ),
+    "an expert permuted": (
+        "qwen3-moe",
+        "hf",
+        swap(f"{LAYER}mlp.experts.0.up_proj.weight", f"{LAYER}mlp.experts.3.up_proj.weight"),
+        r"tensor `model\.layers\.1\.mlp\.experts\.0\.up_proj\.weight` is not what it was made from",
+    ),
+    "one bit of a norm": ("qwen2", "hf", change_tensor("model.norm.weight"), r"tensor `model\.norm\.weight` is not"),
+    "an untied embedding": (
+        "qwen2-tied",
+        "hf",
+        untie,
+        r"tensor `lm_head\.weight` was written and is not the model's",
+    ),
+    "a truncated file": ("qwen2", "hf", cut("*.safetensors"), r"`.*safetensors` cannot be read"),
+    "a truncated Megatron file": ("qwen2", "megatron", cut("*.distcp"), r"`__0_0\.distcp` ends before it does"),
+    "a wrong rope base": ("qwen2", "hf", other_rope, r"`rope` of the written config\.json is"),
+    "a wrong rope base in Megatron's": ("qwen2", "megatron", other_rope, r"`rope` of the written config\.json is"),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_of_what_was_written_is_named_and_nothing_is_left(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
+) -> None:
+    kind, to, damage, words = DEFECTS[defect]
+    source = model(kind)
+    if to == "hf":
+        run(model(kind), "megatron", tmp_path / "megatron")
+        source = tmp_path / "megatron"
+    write = Conversion.write
+    monkeypatch.setattr(Conversion, "write", lambda self, folder: (write(self, folder), damage(folder)))
+    shard_gib = 60 / 2**20 if damage is drop_shard else 4.0
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConversionError, match=words):
+        run(source, to, tmp_path / "out", shard_gib=shard_gib)
+    assert sorted(tmp_path.iterdir()) == before
+    monkeypatch.undo()
+    run(source, to, tmp_path / "out", shard_gib=shard_gib)
+
+
+def test_a_table_that_is_wrong_both_ways_is_found_by_what_the_model_says(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys where values belong: they have the same shape, and come back bit for bit."""
+    part_of, other = tensors.part_of, {Place.KEY: Place.VALUE, Place.VALUE: Place.KEY}
+    monkeypatch.setattr(
+        parameters, "part_of", lambda whole, place, shape: part_of(whole, other.get(place, place), shape)
+    )
+    with pytest.raises(ConversionError, match=r"log-probs of fixed prompts differ by .* family `qwen2`"):
+        run(model("qwen2"), "megatron", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+COMPUTED_OTHERWISE = {
+    "a norm not offset": ("gemma2", {"norm_offset": False}),
+    "scores not capped": ("gemma2", {"attention_softcap": None}),
+    "another rope base": ("llama", {"rope": Rope(20000.0)}),
+    "experts not renormalised": ("qwen3-moe", {}),
+}
+
+
+@pytest.mark.parametrize("defect", COMPUTED_OTHERWISE)
+def test_a_model_that_computes_something_else_is_found_by_what_it_says(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
+) -> None:
+    kind, changes = COMPUTED_OTHERWISE[defect]
+
+    def scorer(folder: Path, shape: ModelShape, *rest: Any) -> Scorer:
+        if shape.experts is not None:
+            changes["experts"] = replace(shape.experts, renormalise=False)
+        return Scorer(folder, replace(shape, **changes), *rest)
+
+    monkeypatch.setattr(convert_parity, "Scorer", scorer)
+    with pytest.raises(ConversionError, match="log-probs of fixed prompts differ"):
+        run(model(kind), "megatron", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_padding_that_is_not_zero_is_found(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def padded_with_ones(parameter: parameters.Parameter, *rest: Any) -> torch.Tensor:
+        whole = parameters.assembled(parameter, *rest)
+        whole[parameter.rows :] = 1
+        return whole
+
+    monkeypatch.setattr(written, "assembled", padded_with_ones)
+    with pytest.raises(ConversionError, match=r"padding rows of Megatron's `embedding\.word_embeddings\.weight`"):
+        run(model("qwen2"), "megatron", tmp_path / "out")
+    run(model("qwen2"), "megatron", tmp_path / "trained", verify=False)
+    report = run(tmp_path / "trained", "hf", tmp_path / "back")
+    [said] = [check["says"] for check in report["checks"] if check["name"] == "padding rows"]  # type: ignore[attr-defined]
+    assert said == "left out; 54 were not zero"
+
+
+# What is wrong with a source, and the words that name it.
+
+
+def lacks(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(changed: dict[str, torch.Tensor]) -> None:
+        del changed[name]
+
+    return change
+
+
+def has(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda changed: changed.update({name: tensor})
+
+
+SOURCES = {
+    "lacks a tensor": ("qwen2", lacks("model.norm.weight"), {}, r"tensor `model\.norm\.weight` missing"),
+    "has one too many": ("qwen2", has("model.extra", torch.ones(2)), {}, r"`model\.extra` .* not part of the actor"),
+    "has another shape": (
+        "qwen2",
+        has("model.norm.weight", torch.ones(47)),
+        {},
+        r"has shape \[47\]; config.json .* \[48\]",
+    ),
+    "is quantised": ("qwen2", has("model.norm.weight", torch.ones(48, dtype=torch.int8)), {}, "quantised"),
+    "is not tied": ("qwen2-tied", has("lm_head.weight", torch.ones(101, 48)), {}, r"although config\.json ties them"),
+    "has several dtypes": (
+        "qwen2",
+        has("model.layers.1.input_layernorm.weight", torch.ones(48).bfloat16()),
+        {},
+        r"`model\.layers\.1\.input_layernorm\.weight` is torch\.bfloat16, others .* torch\.float32",
+    ),
+    "is a critic": (
+        "qwen2-tied",
+        has("score.weight", torch.ones(1, 48)),
+        {"role": "actor"},
+        r"`score\.weight` .* actor",
+    ),
+    "has a biased head": (
+        "qwen2",
+        lambda changed: changed.update({"score.weight": torch.ones(1, 48), "score.bias": torch.ones(1)}),
+        {"role": "critic"},
+        r"`score\.bias` .* not part of the critic",
+    ),
+    "has several labels": ("qwen2", has("score.weight", torch.ones(3, 48)), {"role": "critic"}, r"shape \[3, 48\]"),
+}
+
+
+@pytest.mark.parametrize("what", SOURCES)
+def test_a_source_that_does_not_fit_is_refused_by_name(model: Model, tmp_path: Path, what: str) -> None:
+    kind, changes, options, words = SOURCES[what]
+    source = copy(model(kind), tmp_path / "source", changes)
+    with pytest.raises(EnvironmentProblemError, match=words):
+        run(source, "megatron", tmp_path / "out", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_what_follows_from_the_configuration_is_left_out_and_said(model: Model, tmp_path: Path) -> None:
+    def add(changed: dict[str, torch.Tensor]) -> None:
+        changed["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+        changed["lm_head.weight"] = changed["model.embed_tokens.weight"].clone()
+
+    source = copy(model("qwen2-tied"), tmp_path / "source", add)
+    report = run(source, "megatron", tmp_path / "out")
+    assert [note.split("`")[1].split(".")[-2:] for note in report["notes"]] == [  # type: ignore[attr-defined]
+        ["lm_head", "weight"],
+        ["rotary_emb", "inv_freq"],
+    ]
+
+
+def test_a_megatron_folder_needs_a_configuration_and_the_right_one(model: Model, tmp_path: Path) -> None:
+    run(model("qwen2"), "megatron", tmp_path / "megatron")
+    (tmp_path / "megatron" / "config.json").unlink()
+    with pytest.raises(RecipeError, match=r"has no config\.json"):
+        run(tmp_path / "megatron", "hf", tmp_path / "out")
+    edited = shutil.copytree(model("qwen2"), tmp_path / "other")
+    edit_json(edited / "config.json", vocab_size=200)
+    with pytest.raises(EnvironmentProblemError, match=r"`embedding\.word_embeddings\.weight` .* has shape"):
+        run(tmp_path / "megatron", "hf", tmp_path / "out", like=str(edited))
+    run(tmp_path / "megatron", "hf", tmp_path / "out", like=str(model("qwen2")))
+    assert same(weights(tmp_path / "out"), weights(model("qwen2")))
+
+
+def test_an_existing_destination_is_refused(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(StorageError, match="exists"):
+        run(model("qwen2"), "megatron", tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_pickles_are_read_only_when_asked(model: Model, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(model("qwen2"), source)
+    torch.save(weights(source), source / "pytorch_model.bin")
+    (source / "model.safetensors").unlink()
+    with pytest.raises(EnvironmentProblemError, match="pickles"):
+        run(source, "megatron", tmp_path / "no")
+    run(source, "megatron", tmp_path / "out", allow_pickle=True)
+    run(tmp_path / "out", "hf", tmp_path / "back")
+    assert same(weights(tmp_path / "back"), weights(model("qwen2")))
+
+
+def test_a_pickle_that_runs_code_does_not(model: Model, tmp_path: Path) -> None:
+    source, witness = tmp_path / "source", tmp_path / "ran"
+    shutil.copytree(model("qwen2"), source)
+    (source / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Runs(witness)}, source / "pytorch_model.bin")
+    with pytest.raises(EnvironmentProblemError, match="cannot be read"):
+        run(source, "megatron", tmp_path / "out", allow_pickle=True)
+    assert not witness.exists()
+
+
+class Runs:
+    """Writes a file where it is unpickled."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.witness,)
+
+
+def test_nothing_is_converted_to_what_it_is(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="already"):
+        run(model("qwen2"), "hf", tmp_path / "out")
+
+
+def test_a_comparison_that_does_not_fit_is_refused_before_anything_is_written(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert_parity, "_HEADROOM", 1e9)
+    with pytest.raises(OutOfMemoryError, match="GiB are free"):
+        run(model("qwen2"), "megatron", tmp_path / "out")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,190 @@
+"""`ppoctl convert-ckpt` as a person meets it: exit code, stdout and stderr, word for word; also from a run."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import megatron_lab as lab
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from ppoctl.batch.digest import flushed_digest
+from ppoctl.cli.app import run
+from ppoctl.store import run_dir
+from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.manifest import Manifest
+from recipe.conftest import SMALLEST
+
+Model = Callable[[str], Path]
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Ask = Callable[..., Said]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Model) -> Ask:
+    """`ask("convert-ckpt", "base", "out", ...)` in a folder with a model `base`; measured numbers are blotted out."""
+    monkeypatch.chdir(tmp_path)
+    Path("base").symlink_to(model("qwen2"))
+
+    def asked(*words: str) -> Said:
+        capsys.readouterr()  # what making models says
+        code = run(list(words))
+        captured = capsys.readouterr()
+        out = re.sub(r"largest gap [\d.e-]+,", "largest gap X,", captured.out)
+        return Said(code, out, re.sub(r"in [\d.]+ s", "in X s", captured.err))
+
+    return asked
+
+
+@pytest.fixture
+def trained(ask: Ask, model: Model) -> RunLayout:
+    """A run that has saved both roles at step 2 and the actor at step 4."""
+    layout = RunLayout(Path("runs/small"))
+    recipe = SMALLEST.replace('"base"', f'"{model("qwen2").resolve()}"')
+    layout.root.parent.mkdir()
+    run_dir.create(layout, recipe_toml=recipe, resolved={}, facts={})
+    rollouts = lab.make_rollouts()
+    actor, critic = lab.actor(model("qwen2"), dtype="bfloat16"), lab.critic(model("qwen2"), dtype="bfloat16")
+    for step in (2, 4):
+        actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
+        save(layout, "actor", step, lambda folder: lab.save(actor, folder))
+    critic.update(rollouts, [lab.minibatch(rollouts)], lab.value_objective(rollouts))
+    save(layout, "critic", 2, lambda folder: lab.save(critic, folder))
+    return layout
+
+
+def save(layout: RunLayout, role: str, step: int, write: Callable[[Path], None]) -> None:
+    folder = layout.state(role, step)
+    folder.mkdir(parents=True)
+    write(folder)
+    files = {path.name: flushed_digest(path) for path in folder.iterdir()}
+    rest = {"inputs": (), "fingerprint": "", "seconds": 0.0, "committed_at": time.time(), "attempt": 1}
+    manifest = Manifest(stage=f"state/{role}", step=step, identity="0", files=files, **rest)  # type: ignore[arg-type]
+    (folder / MANIFEST).write_text(manifest.to_json(), "ascii")
+
+
+def test_there_and_back(ask: Ask) -> None:
+    assert ask("convert-ckpt", "base", "there", "--to", "megatron") == Said(
+        0,
+        """\
+Hugging Face folder base: qwen2 actor, 45.4K parameters, float32
+
+check                  compared
+names, shapes, dtypes        27
+digests                      27  bit for bit
+padding rows                 54  zero
+configuration                24
+log-probs                   112  largest gap X, allowed 0.00077
+entropies                   112  largest gap X, allowed 0.00043
+
+verified: there
+""",
+        "wrote 27 tensors, 0.2 MiB, in X s\nreport: there/ppoctl-conversion.json\n",
+    )
+    said = ask("convert-ckpt", "there", "back", "--to", "hf", "--json")
+    report = json.loads(said.out)
+    assert (said.code, report["verified"], report["out"], report["source"]["path"]) == (0, True, "back", "there")
+    assert json.loads(Path("back/ppoctl-conversion.json").read_text("utf-8"))["tensors"].keys() == (
+        load_file("back/model.safetensors").keys()
+    )
+
+
+def test_what_a_run_saved_last_is_what_transformers_loads(ask: Ask, trained: RunLayout) -> None:
+    said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")
+    assert said.code == 0
+    assert said.out.splitlines()[0] == ("actor of `runs/small` at step 4: qwen2 actor, 45.4K parameters, bfloat16")
+    assert AutoModelForCausalLM.from_pretrained("out").dtype is torch.bfloat16
+    assert ask("convert-ckpt", "runs/small", "earlier", "--to", "hf", "--step", "2").code == 0
+    assert not torch.equal(
+        *(load_file(f"{each}/model.safetensors")["model.norm.weight"] for each in ("out", "earlier"))
+    )
+    # A state's own folder is as good as the run.
+    assert ask("convert-ckpt", "runs/small/states/actor/000004", "again", "--to", "hf").code == 0
+    assert Path("again/model.safetensors").read_bytes() == Path("out/model.safetensors").read_bytes()
+
+
+def test_the_critic_of_a_run_is_a_classifier(ask: Ask, trained: RunLayout) -> None:
+    said = ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--role", "critic")
+    assert said.code == 0
+    assert said.out.splitlines()[0].startswith("critic of `runs/small` at step 2: qwen2 critic,")
+    assert "values under a probe" in said.out
+    loaded, info = AutoModelForSequenceClassification.from_pretrained("out", output_loading_info=True)
+    assert not any(info.values())
+    assert loaded.config.num_labels == 1
+
+
+def test_a_step_without_a_saved_state_is_an_error_that_lists_those_that_exist(ask: Ask, trained: RunLayout) -> None:
+    assert ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--step", "3") == Said(
+        2,
+        "",
+        """\
+error: run `runs/small` has no saved state of the actor at step 3; there are those of 2, 4
+
+hint: ppoctl convert-ckpt runs/small OUT --to hf --step 4
+""",
+    )
+
+
+def test_a_flipped_bit_in_a_state_is_found_before_anything_is_written(ask: Ask, trained: RunLayout) -> None:
+    file = trained.state("actor", 4) / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[5000] ^= 1
+    file.write_bytes(data)
+    said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")
+    assert (said.code, Path("out").exists()) == (8, False)
+    assert said.err.startswith("error: `runs/small/states/actor/000004/__0_0.distcp` is corrupt: digest")
+
+
+ERRORS = {
+    "no such source": (
+        ["./nowhere", "out", "--to", "hf"],
+        3,
+        "error: model folder `./nowhere` does not exist\n",
+    ),
+    "no format": (["base", "out"], 2, "error: missing option `--to`. Choose from:"),
+    "another format": (["base", "out", "--to", "gguf"], 2, "error: invalid value for `--to`: `gguf` is not one of"),
+    "the same format": (["base", "out", "--to", "hf"], 2, "error: `base` is in that format already (`--to hf`)\n"),
+    "an existing folder": (["base", "base", "--to", "megatron"], 8, "error: `base` exists\n"),
+    "no parent": (["base", "no/out", "--to", "megatron"], 8, "error: `no` is no folder\n\nhint: mkdir -p no\n"),
+    "a step of no run": (["base", "out", "--to", "megatron", "--step", "3"], 2, "error: `--step 3` is for a run"),
+    "files of no bytes": (
+        ["base", "out", "--to", "megatron", "--shard-gib", "0"],
+        2,
+        "error: `--shard-gib 0` must be",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ERRORS)
+def test_what_cannot_be_done_is_told(ask: Ask, what: str) -> None:
+    words, code, err = ERRORS[what]
+    said = ask("convert-ckpt", *words)
+    assert (said.code, said.out) == (code, "")
+    assert said.err.startswith(err)
+    assert "hint: " in said.err
+    assert sorted(path.name for path in Path().iterdir()) == ["base"]
+
+
+def test_what_was_not_verified_says_so(ask: Ask) -> None:
+    said = ask("convert-ckpt", "base", "out", "--to", "megatron", "--no-verify")
+    assert said.out.splitlines()[1:] == ["left out: --no-verify", "NOT VERIFIED: out"]
+    said = ask("convert-ckpt", "base", "other", "--to", "megatron", "--no-parity")
+    assert said.out.splitlines()[-2:] == ["left out: --no-parity", "NOT VERIFIED: other"]
+
+
+def test_help_has_examples(ask: Ask) -> None:
+    said = ask("convert-ckpt", "--help")
+    assert said.code == 0
+    assert "\n    ppoctl convert-ckpt runs/quickstart trained --to hf" in said.out

@@ -1,0 +1,55 @@
+"""A conversion takes the memory of a few tensors, whatever the model's size; and survives being killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from convert import big_model
+
+SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 22, "vocab_size": 4096}
+LAYER = 512 * (512 * 2 + 128 * 2 + 3 * 1536) * 4
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A model of 280 MB, in float32, and its bytes."""
+    folder = tmp_path_factory.mktemp("big") / "model"
+    return folder, big_model.write_model(folder, torch.float32, 64 * 2**20, **SIZES)
+
+
+def converting(source: Path, out: Path, to: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, big_model.__file__, source, out, to]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_memory_is_a_few_tensors_both_ways(big: tuple[Path, int], tmp_path: Path) -> None:
+    source, total = big
+    assert total > 250e6
+    for to, made_from, out in (("megatron", source, "there"), ("hf", tmp_path / "there", "back")):
+        with converting(made_from, tmp_path / out, to) as process:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.read())
+        assert told["peak"] < total / 4, f"{told['peak'] / 1e6:.0f} MB for layers of {LAYER / 1e6:.0f} MB"
+        assert told["digests"] == 22 * 12 + 3
+
+
+def test_a_killed_conversion_leaves_nothing_and_the_next_succeeds(big: tuple[Path, int], tmp_path: Path) -> None:
+    source, _ = big
+    out = tmp_path / "out"
+    with converting(source, out, "megatron") as process:
+        half = tmp_path / ".out.converting" / "__0_0.distcp"
+        while not (half.is_file() and half.stat().st_size > 20e6):
+            assert process.poll() is None, "it was too quick to be killed"
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+    assert not out.exists()
+    with converting(source, out, "megatron") as process:
+        assert process.wait() == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

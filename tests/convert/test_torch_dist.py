@@ -1,0 +1,127 @@
+"""Megatron's format: written one tensor at a time, read by whoever reads it, and no code in it ever runs."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from convert.test_conversion import Runs, run, same, weights
+from ppoctl.convert.torch_dist import METADATA, TorchDist
+from ppoctl.convert.torch_dist_writer import TorchDistWriter
+from ppoctl.convert.transformer_engine import transformer_engine_name
+from ppoctl.errors import EnvironmentProblemError, StorageError
+
+Model = Callable[[str], Path]
+
+
+def small(folder: Path, file_bytes: int = 2**30) -> Path:
+    """A whole tensor, and one in three slices."""
+    folder.mkdir()
+    writer = TorchDistWriter(folder, file_bytes)
+    writer.write("whole", torch.arange(12.0).view(3, 4))
+    for layer in range(3):
+        writer.write("layers", torch.full((2, 5), layer, dtype=torch.bfloat16), ((layer, 3),))
+    writer.finish({"role": "actor"})
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("file_bytes", [1, 2**30])
+def test_torch_reads_what_is_written(tmp_path: Path, file_bytes: int) -> None:
+    folder = small(tmp_path / "c", file_bytes)
+    assert len(list(folder.glob("*.distcp"))) == (4 if file_bytes == 1 else 1)
+    found = {"whole": torch.zeros(3, 4), "layers": torch.zeros(3, 2, 5, dtype=torch.bfloat16)}
+    dcp.load(found, storage_reader=FileSystemReader(folder), no_dist=True)
+    assert torch.equal(found["whole"], torch.arange(12.0).view(3, 4))
+    assert torch.equal(found["layers"][:, 0, 0], torch.tensor([0, 1, 2], dtype=torch.bfloat16))
+
+
+def test_a_slice_is_read_without_the_others(tmp_path: Path) -> None:
+    folder = small(tmp_path / "c", 1)
+    (folder / "__0_1.distcp").unlink()
+    assert torch.equal(TorchDist(folder).read("layers", (2,)), torch.full((2, 5), 2, dtype=torch.bfloat16))
+    with pytest.raises(StorageError, match="`layers`"):
+        TorchDist(folder).read("layers", (0,))
+
+
+def test_what_torch_writes_in_pieces_is_put_together(tmp_path: Path) -> None:
+    """As tensor ranks do: here two halves of the columns."""
+    folder = small(tmp_path / "c")
+    with (folder / METADATA).open("rb") as file:
+        metadata = pickle.load(file)
+    stored = metadata.state_dict_metadata["layers"]
+    stored.chunks.pop()
+    with (folder / METADATA).open("wb") as file:
+        pickle.dump(metadata, file)
+    whole = TorchDist(folder)
+    assert whole.read("layers", (1,)).shape == (2, 5)
+    with pytest.raises(StorageError, match=r"`layers` .* incomplete: 20 of 30"):
+        whole.read("layers")
+
+
+def test_metadata_that_asks_for_code_is_refused(tmp_path: Path) -> None:
+    folder = small(tmp_path / "c")
+    with (folder / METADATA).open("wb") as file:
+        pickle.dump(Runs(tmp_path / "ran"), file)
+    with pytest.raises(StorageError, match=r"asks for `pathlib\.?\w*\.Path\.touch`|asks for `builtins\.getattr`"):
+        TorchDist(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", METADATA, "metadata.json"])
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_damaged_checkpoint_is_a_storage_error(tmp_path: Path, name: str, damage: str) -> None:
+    file = small(tmp_path / "c") / name
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(StorageError):
+        TorchDist(tmp_path / "c").read("layers")
+
+
+def rewritten(folder: Path, target: Path, names: Callable[[str], str], *, layers_apart: bool = False) -> Path:
+    """The checkpoint under other keys, with its configuration; each layer a tensor of its own where asked."""
+    state = TorchDist(folder)
+    target.mkdir()
+    writer = TorchDistWriter(target, 2**30)
+    for key, stored in state.tensors.items():
+        if layers_apart and "layers." in key:
+            for layer in range(stored.shape[0]):
+                writer.write(names(key.replace("layers.", f"layers.{layer}.")), state.read(key, (layer,)))
+        else:
+            writer.write(names(key), state.read(key))
+    writer.finish({})
+    for file in folder.glob("*.json"):
+        if file.name != "metadata.json":
+            (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe-mixed"])
+@pytest.mark.parametrize("layers_apart", [False, True])
+def test_names_of_the_transformer_engine_spec_are_read(
+    model: Model, tmp_path: Path, kind: str, layers_apart: bool
+) -> None:
+    """As another Megatron-Core program writes them, whether it keeps layers together or apart; in the mixed model the
+    second and only the second layer has experts, whose norm is a module of its own in both specs."""
+    run(model(kind), "megatron", tmp_path / "ours")
+
+    def fused(key: str) -> str:
+        return transformer_engine_name(key, has_experts="layers.1." in key)
+
+    theirs = rewritten(tmp_path / "ours", tmp_path / "theirs", fused, layers_apart=layers_apart and kind == "qwen2")
+    assert any("layer_norm_weight" in key for key in TorchDist(theirs).tensors)
+    run(theirs, "hf", tmp_path / "out")
+    assert same(weights(tmp_path / "out"), weights(model(kind)))
+
+
+def test_a_parameter_that_is_not_the_models_is_named(model: Model, tmp_path: Path) -> None:
+    run(model("qwen2"), "megatron", tmp_path / "ours")
+    odd = rewritten(tmp_path / "ours", tmp_path / "odd", lambda key: key.replace("final_layernorm", "last_layernorm"))
+    with pytest.raises(EnvironmentProblemError, match=r"`decoder\.final_layernorm\.weight` missing"):
+        run(odd, "hf", tmp_path / "out")
