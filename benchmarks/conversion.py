@@ -6,6 +6,9 @@ Random weights in bfloat16, written one tensor at a time; each direction runs in
 of files (comparing what the models compute needs the whole model in memory and is left out). Printed are the bytes of
 the model, of one layer and of the largest tensor, and per direction the most memory over what the process had before,
 and seconds. Exit 1 when a direction takes more than one layer, the largest tensor and one output shard of 1 GiB.
+
+Seen on two busy cores: model 3.26 GB (24 layers of 84 MB, embedding and output layer 623 MB each); to Megatron
+1,334 MB and 25.9 s, to Hugging Face 1,332 MB and 34.2 s: twice the largest tensor and what imports take.
 """
 
 import argparse

@@ -3,7 +3,9 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from convert.conftest import edit_json
-from ppoctl.convert import parameters, tensors
+from ppoctl.convert import parameters, tensors, written
+from ppoctl.convert.rope import Rope
 from ppoctl.convert.rows import Place
-from ppoctl.errors import ConversionError, EnvironmentProblemError, RecipeError, StorageError
-from ppoctl.wire import convert as command
+from ppoctl.convert.shape import ModelShape
+from ppoctl.engines.megatron.scoring import Scorer
+from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError, StorageError
+from ppoctl.wire import convert_parity
 from ppoctl.wire.convert import REPORT, Asked, Conversion, convert
 
 Model = Callable[[str], Path]
@@ -217,6 +222,46 @@ def test_a_table_that_is_wrong_both_ways_is_found_by_what_the_model_says(
     assert not list(tmp_path.iterdir())
 
 
+COMPUTED_OTHERWISE = {
+    "a norm not offset": ("gemma2", {"norm_offset": False}),
+    "scores not capped": ("gemma2", {"attention_softcap": None}),
+    "another rope base": ("llama", {"rope": Rope(20000.0)}),
+    "experts not renormalised": ("qwen3-moe", {}),
+}
+
+
+@pytest.mark.parametrize("defect", COMPUTED_OTHERWISE)
+def test_a_model_that_computes_something_else_is_found_by_what_it_says(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
+) -> None:
+    kind, changes = COMPUTED_OTHERWISE[defect]
+
+    def scorer(folder: Path, shape: ModelShape, *rest: Any) -> Scorer:
+        if shape.experts is not None:
+            changes["experts"] = replace(shape.experts, renormalise=False)
+        return Scorer(folder, replace(shape, **changes), *rest)
+
+    monkeypatch.setattr(convert_parity, "Scorer", scorer)
+    with pytest.raises(ConversionError, match="log-probs of fixed prompts differ"):
+        run(model(kind), "megatron", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_padding_that_is_not_zero_is_found(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def padded_with_ones(parameter: parameters.Parameter, *rest: Any) -> torch.Tensor:
+        whole = parameters.assembled(parameter, *rest)
+        whole[parameter.rows :] = 1
+        return whole
+
+    monkeypatch.setattr(written, "assembled", padded_with_ones)
+    with pytest.raises(ConversionError, match=r"padding rows of Megatron's `embedding\.word_embeddings\.weight`"):
+        run(model("qwen2"), "megatron", tmp_path / "out")
+    run(model("qwen2"), "megatron", tmp_path / "trained", verify=False)
+    report = run(tmp_path / "trained", "hf", tmp_path / "back")
+    [said] = [check["says"] for check in report["checks"] if check["name"] == "padding rows"]  # type: ignore[attr-defined]
+    assert said == "left out; 54 were not zero"
+
+
 # What is wrong with a source, and the words that name it.
 
 
@@ -346,11 +391,7 @@ def test_nothing_is_converted_to_what_it_is(model: Model, tmp_path: Path) -> Non
 def test_a_comparison_that_does_not_fit_is_refused_before_anything_is_written(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ppoctl.errors import OutOfMemoryError
-    from ppoctl.wire import convert_parity
-
     monkeypatch.setattr(convert_parity, "_HEADROOM", 1e9)
     with pytest.raises(OutOfMemoryError, match="GiB are free"):
         run(model("qwen2"), "megatron", tmp_path / "out")
     assert not list(tmp_path.iterdir())
-    assert command.REPORT

@@ -121,12 +121,15 @@ class MegatronWeights:
         self._last: tuple[str, Tensor] | None = None
 
     def parameter(self, parameter: Parameter) -> Tensor:
-        """As Megatron has it, padding included. The last one read is kept: several tensors are parts of it."""
-        if self._last is None or self._last[0] != parameter.name:
-            self._last = None  # before the next one comes
-            key = self.keys[parameter.name]
-            self._last = parameter.name, self._state.read(key.name, key.index)
-        return self._last[1]
+        """As Megatron has it, padding included. The last one that several tensors are parts of is kept."""
+        if self._last is not None and self._last[0] == parameter.name:
+            return self._last[1]
+        self._last = None  # before the next one comes
+        key = self.keys[parameter.name]
+        found = self._state.read(key.name, key.index)
+        if len(parameter.parts) > 1:
+            self._last = parameter.name, found
+        return found
 
     def tensor(self, name: str) -> Tensor:
         parameter = self._by_tensor[name]

@@ -26,6 +26,9 @@ LAYOUTS = {**DENSE, **MIXED}
 CASES = [
     *(("qwen2-deep", layout, role) for layout in DENSE for role in ("actor", "critic")),
     *(("qwen3-moe-mixed", layout, "actor") for layout in MIXED),
+    ("gemma2", "TP2 PP2", "critic"),
+    ("qwen2-moe", "EP2 of TP2", "actor"),
+    ("deepseek-v3", "EP2 of TP2", "actor"),
 ]
 
 
