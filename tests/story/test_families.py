@@ -1,5 +1,5 @@
 """Families train from the command line. The engine of a mixture of experts cannot take weights on a CPU, and is
-restarted for a state; others take them in place."""
+restarted for a state; others take them in place. (The quickstart is a Qwen2.)"""
 
 from pathlib import Path
 
@@ -11,10 +11,14 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -36,7 +40,9 @@ EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok":
 MODELS: dict[str, tuple[type[PreTrainedModel], type[PretrainedConfig], dict[str, object]]] = {
     "deepseek_v3": (DeepseekV3ForCausalLM, DeepseekV3Config, {**LATENT, **GROUPS, **ROUTING}),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32}),
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
     "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, {**EXPERTS, "shared_expert_intermediate_size": 96}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
     "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
 }
 
@@ -86,9 +92,10 @@ def figures(forked: Forked, folder: Path, model: Path, name: str, *sets: str) ->
     return found[1]
 
 
-@pytest.mark.parametrize(
-    "kind", ["deepseek_v3", "gemma2", "qwen3_moe", pytest.param("qwen2_moe", marks=pytest.mark.story)]
-)
+IN_THE_STORY = [pytest.param(kind, marks=pytest.mark.story) for kind in ("llama", "qwen2_moe", "qwen3")]
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "gemma2", "qwen3_moe", *IN_THE_STORY])
 def test_it_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str) -> None:
     found = figures(forked, tmp_path, tiny_model(kind, tmp_path / "model"), "alone")
     # The engine that drew step 2 held what step 1 trained.
