@@ -151,7 +151,12 @@ ERRORS = {
     "no such source": (
         ["./nowhere", "out", "--to", "hf"],
         3,
-        "error: model folder `./nowhere` does not exist\n",
+        "error: `./nowhere` does not exist\n\nhint: ls .\n",
+    ),
+    "a folder of nothing": (
+        ["/", "out", "--to", "hf"],
+        3,
+        "error: `/` is no run, no Megatron folder and no Hugging Face folder\n\nhint: ls -a /\n",
     ),
     "no format": (["base", "out"], 2, "error: missing option `--to`. Choose from:"),
     "another format": (["base", "out", "--to", "gguf"], 2, "error: invalid value for `--to`: `gguf` is not one of"),

@@ -54,8 +54,14 @@ class Accounted:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             hint = "fetch the model again" if missing != [LM_HEAD] else "a critic has none: add --role critic"
             raise EnvironmentProblemError(f"tensor `{missing[0]}`{more} missing from `{self.folder}`", hint=hint)
-        for name in sorted(self.given.specs.keys() - self.specs.keys()):
-            self._require_known(name)
+        others = sorted(self.given.specs.keys() - self.specs.keys())
+        constants = [name for name in others if name.endswith(ROPE_CONSTANTS)]
+        if constants:
+            more = f" and {len(constants) - 1} more" if len(constants) > 1 else ""
+            self.notes.append(f"`{constants[0]}`{more} left out: config.json says what they are")
+        for name in others:
+            if name not in constants:
+                self._require_known(name)
 
     def tensor(self, name: str) -> Tensor:
         spec = self.specs[name]
@@ -73,9 +79,7 @@ class Accounted:
             )
 
     def _require_known(self, name: str) -> None:
-        if name.endswith(ROPE_CONSTANTS):
-            self.notes.append(f"`{name}` is left out: it follows from config.json")
-        elif name == LM_HEAD and self.role == "critic":
+        if name == LM_HEAD and self.role == "critic":
             self.notes.append(f"`{name}` is left out: a critic has a value head instead")
         elif name == LM_HEAD and self.shape.tied_embeddings:
             self._require_tied()

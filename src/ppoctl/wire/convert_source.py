@@ -8,6 +8,8 @@ from ppoctl.convert.source import model_folder
 from ppoctl.convert.tensors import Role
 from ppoctl.convert.torch_dist import BACKEND, TorchDist, is_torch_dist
 from ppoctl.errors import EnvironmentProblemError, RecipeError
+from ppoctl.recipe.assets import read_config
+from ppoctl.recipe.layers import is_hub_id
 from ppoctl.recipe.load import load
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -44,6 +46,7 @@ def find_source(path: str, *, like: str | None, role: Role | None, step: int | N
     _require_no_megatron(folder)
     if like is not None:
         raise RecipeError(f"`--like` is for a Megatron folder, and `{path}` is none", hint="leave out --like")
+    _require_model(folder, path)
     folder = model_folder(path)
     return Source("hf", folder, folder, role or _role_of_config(folder), f"Hugging Face folder {folder}")
 
@@ -106,6 +109,15 @@ def _require_no_megatron(folder: Path) -> None:
         raise EnvironmentProblemError(f"`{folder}` has `{BACKEND}` and no `.metadata`", hint=f"ls -la {folder}")
 
 
+def _require_model(folder: Path, path: str) -> None:
+    if not folder.is_dir() and not is_hub_id(path):
+        raise EnvironmentProblemError(f"`{path}` does not exist", hint=f"ls {folder.parent}")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise EnvironmentProblemError(
+            f"`{path}` is no run, no Megatron folder and no Hugging Face folder", hint=f"ls -a {folder}"
+        )
+
+
 def _iterations(folder: Path) -> Iterator[Path]:
     """Megatron-LM's `iter_0000100` folders."""
     return (path for path in sorted(folder.glob("iter_*")) if is_torch_dist(path))
@@ -113,7 +125,5 @@ def _iterations(folder: Path) -> Iterator[Path]:
 
 def _role_of_config(folder: Path) -> Role:
     """A critic's configuration names a class with a head of one label."""
-    from ppoctl.recipe.assets import read_config
-
     names = " ".join(read_config(folder).get("architectures") or ())
     return "critic" if "ForSequenceClassification" in names or "ForTokenClassification" in names else "actor"
