@@ -8,8 +8,8 @@ Letters: N packed tokens, H heads of this tensor rank. Products to latents are w
 latents to heads are split by heads.
 
 Not Megatron-Core's MLASelfAttention: without Transformer Engine it splits latents over tensor ranks, only to gather
-them again, drops the other ranks' part of the gradient of the shared key unless positions are split too, and asks the
-device for sequence lengths to turn channels.
+them again, drops the other ranks' part of the gradient of the shared key on the way back, and asks the device for
+sequence lengths to turn channels.
 """
 
 from dataclasses import dataclass
