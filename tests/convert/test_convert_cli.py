@@ -189,6 +189,11 @@ def test_what_was_not_verified_says_so(ask: Ask) -> None:
     assert said.out.splitlines()[-2:] == ["left out: --no-parity", "NOT VERIFIED: other"]
 
 
+def test_a_cast_is_told(ask: Ask) -> None:
+    said = ask("convert-ckpt", "base", "out", "--to", "megatron", "--dtype", "bfloat16", "--no-parity")
+    assert said.out.splitlines()[0] == ("Hugging Face folder base: qwen2 actor, 45.4K parameters, cast to bfloat16")
+
+
 def test_help_has_examples(ask: Ask) -> None:
     said = ask("convert-ckpt", "--help")
     assert said.code == 0

@@ -79,7 +79,8 @@ def convert_ckpt(
 
 
 def _tell(report: dict[str, Any]) -> None:
-    size = f"{render.number(report['parameters'])} parameters, {report['dtype']}"
+    dtype = f"cast to {report['dtype']}" if report["cast"] else report["dtype"]
+    size = f"{render.number(report['parameters'])} parameters, {dtype}"
     render.line(f"{report['source']['says']}: {report['family']} {report['role']}, {size}")
     rows = []
     for check in report["checks"]:
