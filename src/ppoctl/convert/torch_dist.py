@@ -11,7 +11,6 @@ run anything: only the names that describe tensors are let through, and chunks a
 import io
 import json
 import pickle
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,8 +184,3 @@ class _TensorsOnly(pickle.Unpickler):
         if module.startswith("megatron.core."):
             return _Ignored
         raise pickle.UnpicklingError(f"`{METADATA}` asks for `{module}.{name}`, which no checkpoint needs")
-
-
-def total_bytes(tensors: Iterable[Stored]) -> int:
-    """Of all of them."""
-    return sum(torch.Size(stored.shape).numel() * stored.dtype.itemsize for stored in tensors)
