@@ -38,6 +38,7 @@ def check_steps(pool, model, alone, layout, kind, role):
     assert not any(found["change"][name].any() for name in untrained)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout):
     """The model with latent queries: it has all that the other has, but for one product."""
@@ -73,6 +74,7 @@ def test_the_choice_of_experts_is_clear(kind):
     assert torch.cat(changed).float().mean() > 0.5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["TP2", "PP2", "TP2 PP2", "EP2", "TP2 EP2"])
 def test_logprobs_match_transformers_and_exports_are_the_models(pool, model, tmp_path, layout):
     actor = trainer(pool, settings(model("deepseek-v3-low-rank"), "actor", LAYOUTS[layout]))
@@ -103,6 +105,7 @@ def test_a_dropped_gradient_of_the_shared_key_does_not_pass(pool, model, alone):
     assert gap(pool.gradients(), expected) > 100 * GRADIENT_GAP
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("saved_under", "loaded_under"), [("EP2", "alone"), ("alone", "TP2 PP2")])
 def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):

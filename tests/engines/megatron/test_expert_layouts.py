@@ -37,6 +37,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout, role):
@@ -93,6 +94,7 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
     assert abs(result.grad_norm / float(expected["reported"]["0 grad_norm"]) - 1) > 1e-2
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("saved_under", "loaded_under"),

@@ -29,6 +29,7 @@ def peaked_model(kind: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_transformers_and_vllm_load_what_was_trained(tmp_path, kind):
     source, target = tmp_path / "source", tmp_path / "target"

@@ -38,6 +38,7 @@ CASES = [
 NAMES = {id(layout): name for layouts in (DENSE, INTERLEAVED, MIXTURE) for name, layout in layouts.items()}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("kind", "role", "layout"), CASES, ids=[f"{kind} {role} {NAMES[id(layout)]}" for kind, role, layout in CASES]
 )
@@ -61,6 +62,7 @@ EXPORTS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "layout"), EXPORTS, ids=[f"{kind} {NAMES[id(layout)]}" for kind, layout in EXPORTS])
 def test_logprobs_are_those_of_transformers_and_exported_weights_the_models(pool, model, tmp_path, kind, layout):
     actor = trainer(pool, settings(model(kind), "actor", layout))
@@ -77,6 +79,7 @@ def test_logprobs_are_those_of_transformers_and_exported_weights_the_models(pool
     assert all(torch.equal(written[name], source[name]) for name in source)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "saved_under", "loaded_under"),
     [

@@ -30,6 +30,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout, role):
@@ -64,6 +65,7 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
     assert gap(pool.gradients(), alone("qwen2-deep", "actor")["gradient"]) > 0.1
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("saved_under", "loaded_under"),
@@ -117,6 +119,7 @@ def narrow(folder: Path, layout: str, dtype: torch.dtype = torch.float32) -> Tra
     return replace(settings(folder, "actor", NARROW[layout], dtype), reshardable="dp")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("saved_under", "loaded_under"),

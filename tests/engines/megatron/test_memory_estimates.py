@@ -126,6 +126,7 @@ def close(expected: int, found: int) -> bool:
     return abs(expected - found) <= WITHIN * max(found, 1)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)).replace("torch.", ""))
 def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp_path: Path, case: Any) -> None:
     pool, folder, role, layout, weight, rollouts, expected = opened(*case)
