@@ -7,9 +7,11 @@ import pytest
 
 from fakes.job import play
 from fakes.sockets import fake_recipe
-from ppoctl.errors import ExpectationError
+from ppoctl.batch.records import Carry, State
+from ppoctl.errors import ExpectationError, FinishedShortError
+from ppoctl.loop import run as run_module
 from ppoctl.loop.expectations import judge, require_met
-from ppoctl.loop.run import Cadence
+from ppoctl.loop.run import Cadence, Job
 from ppoctl.recipe.schema import Expectation
 from ppoctl.store import manifest as manifests
 from ppoctl.store.layout import RunLayout
@@ -47,6 +49,20 @@ def test_the_ledger_says_which_updates_used_a_sample(tmp_path: Path) -> None:
         1: {"critic": lineages[1, "critic"]},
         2: {"critic": lineages[2, "critic"], "actor": lineages[2, "actor"]},
     }
+
+
+def test_a_run_that_did_too_little_does_not_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a resume that takes its run for one step further than it is."""
+    play(tmp_path / "run", fake_recipe(steps=2, checkpoint={"every_steps": 1}))
+    began = run_module.start_point
+
+    def further(job: Job) -> tuple[int, State, State, Carry]:
+        step, *rest = began(job)
+        return step + 1, *rest
+
+    monkeypatch.setattr(run_module, "start_point", further)
+    with pytest.raises(FinishedShortError, match="newest saved step 2 of the 3 that `steps` asks for"):
+        play(tmp_path / "run", fake_recipe(steps=3, checkpoint={"every_steps": 1}))
 
 
 def test_what_is_evaluated_is_the_actor_that_the_step_made(tmp_path: Path) -> None:

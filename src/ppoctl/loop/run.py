@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ppoctl.batch.records import Carry, Evaluation, Prompts, State
-from ppoctl.errors import HealthStopError, InterruptedByUserError, PreemptedError
+from ppoctl.errors import FinishedShortError, HealthStopError, InterruptedByUserError, PreemptedError
 from ppoctl.loop.expectations import history
 from ppoctl.loop.step import Stages, StepResult, critic_only_step, ppo_step
 from ppoctl.ports import SampleParts
@@ -80,9 +80,10 @@ class Job:
 
 
 def run(job: Job) -> None:
-    """Do what is left of the run. Raises HealthStopError when a rule with `action = "stop"` is broken, and whatever
-    error stopped a stage; everything committed stays. States in flight are committed when the run ends or is asked to
-    stop; another error leaves them to the redo log."""
+    """Do what is left of the run. Raises HealthStopError when a rule with `action = "stop"` is broken,
+    FinishedShortError when not all steps are on disk at the end, and whatever error stopped a stage; everything
+    committed stays. States in flight are committed when the run ends or is asked to stop; another error leaves them
+    to the redo log."""
     try:
         _do_steps(job)
     except (PreemptedError, InterruptedByUserError):
@@ -90,6 +91,18 @@ def run(job: Job) -> None:
         raise
     job.states.saves.finish()
     _retain(job)
+    _require_the_last_step(job)
+
+
+def _require_the_last_step(job: Job) -> None:
+    """The plan against what is on disk: a run that did too little must not look like one that did all."""
+    pairs, planned = saved_pairs(job.layout), job.cadence.steps
+    reached = pairs[-1] if pairs else 0
+    if reached < planned:
+        raise FinishedShortError(
+            f"the run ended at its newest saved step {reached} of the {planned} that `steps` asks for",
+            hint=f"ppoctl resume {job.layout.root}",
+        )
 
 
 def _do_steps(job: Job) -> None:
