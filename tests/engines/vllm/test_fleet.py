@@ -193,6 +193,14 @@ def test_an_engine_that_dies_while_it_gets_weights_is_started_again_once(fleet_o
         fleet.be_at(STATE)
 
 
+def test_engines_that_died_meanwhile_are_noticed_together(fleet_of: Made):
+    """One of them twice, the other once before: no more tries are needed than one engine's two deaths take."""
+    one, two = CountingHost(speed=1, dies_at=["takes_weights"] * 2), CountingHost(speed=1, dies_at=["takes_weights"])
+    fleet, said = fleet_of(one, two)
+    assert len(run(fleet, 4)) == 4
+    assert said == ["an engine died; an engine died; started again", "an engine died; started again"]
+
+
 def test_a_trainer_that_dies_is_not_taken_for_an_engine(fleet_of: Made, monkeypatch: pytest.MonkeyPatch):
     engine = CountingHost(speed=1)
     fleet, said = fleet_of(engine)

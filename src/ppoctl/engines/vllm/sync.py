@@ -99,11 +99,16 @@ def ask(engines: Sequence[Host], method: str, *arguments: Any) -> list[Any]:
 
 
 def wait(promises: Sequence[Any]) -> list[Any]:
-    """What each engine answered. Raises EngineLostError when one has died."""
-    try:
-        return [promise.answers()[0] for promise in promises]
-    except ProcessLostError as error:
-        raise EngineLostError(error.message, hint=error.hint) from error
+    """What each engine answered. Raises EngineLostError, once all have been heard, naming each that has died."""
+    answers, lost = [], []
+    for promise in promises:
+        try:
+            answers.append(promise.answers()[0])
+        except ProcessLostError as error:
+            lost.append(error)
+    if lost:
+        raise EngineLostError("; ".join(error.message for error in lost), hint=lost[0].hint) from lost[0]
+    return answers
 
 
 def buckets(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
