@@ -18,7 +18,7 @@ from ppoctl.convert.destination import destination
 with destination(Path(sys.argv[1])) as aside:
     (aside / "half").write_text("written")
     print("writing", flush=True)
-    time.sleep(60)
+    time.sleep(60)  # until it is killed
 """
 
 

@@ -41,7 +41,7 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
         def die_at(self, rank: int) -> None:
             if self.rank == rank:
                 os.kill(os.getpid(), 9)
-            time.sleep(60)
+            time.sleep(60)  # the others wait for the dead one, as above
 
         def sleep(self, seconds: float) -> int:
             time.sleep(seconds)
@@ -52,7 +52,7 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
 
         def hang_at(self, rank: int) -> None:
             if self.rank == rank:
-                time.sleep(60)
+                time.sleep(60)  # the hang itself; ended by the deadline of 4 s
 
     return Worker
 
