@@ -115,9 +115,9 @@ EXPERT_CASES = [
         "--set critic.parallel.expert_tensor=2",
     ),
     (
-        "expert_ranks_are_made_of_tensor_and_data_ranks",
+        "expert_ranks_are_made_of_the_other_ranks",
         "actor.parallel={data=2, tensor=2, sequence=true, expert=3, expert_tensor=2}",
-        "3 expert ranks of 2 each do not divide the 2 tensor x 2 data ranks they are made of",
+        "3 expert ranks of 2 each do not divide the 2 tensor x 1 context x 2 data ranks they are made of",
         "--set actor.parallel.data=6",
     ),
     (
@@ -153,6 +153,7 @@ def test_a_model_without_experts_has_none_to_share(key: str, size: int) -> None:
         "{data=2, expert=2}",
         "{tensor=2, sequence=true, data=3, expert=3, expert_tensor=2}",
         "{data=4, expert_tensor=4}",
+        "{context=2, data=2, expert=2, expert_tensor=2}",
     ],
 )
 def test_a_layout_that_fits_the_experts_is_taken(experts: str, table: str) -> None:
@@ -160,7 +161,7 @@ def test_a_layout_that_fits_the_experts_is_taken(experts: str, table: str) -> No
     assert taken is not None
     assert "expert" in taken.describe()
     # Expert ranks are made of the others: they are no processes of their own.
-    assert taken.world_size == taken.tensor * taken.data
+    assert taken.world_size == taken.tensor * taken.context * taken.data
 
 
 @pytest.mark.parametrize(
@@ -171,11 +172,11 @@ def test_a_layout_that_fits_the_experts_is_taken(experts: str, table: str) -> No
         (ParallelTable(tensor=2, data=2, expert=2), False),
         (ParallelTable(tensor=2, data=2, expert=2, expert_tensor=2), True),
         (ParallelTable(tensor=3, data=2, expert=2), True),
+        (ParallelTable(context=2, data=2, expert=2), False),
+        (ParallelTable(context=2, data=2, expert=4), True),
     ],
 )
-def test_expert_ranks_span_data_ranks_unless_they_are_within_the_tensor_ranks(
-    table: ParallelTable, *, span: bool
-) -> None:
+def test_expert_ranks_span_data_ranks_unless_they_are_within_one(table: ParallelTable, *, span: bool) -> None:
     """Ranks 0, 1, 2 are the first data rank's three: the second pair of expert ranks is 2 and 3."""
     assert table.experts_span_data == span
 
@@ -207,9 +208,12 @@ def test_the_critic_follows_the_actor_unless_its_table_is_written() -> None:
     apart = layouts(load([QUICKSTART], ["actor.parallel={tensor=2}", "critic.parallel={data=2}"]).recipe)
     assert apart["critic"] == ParallelTable(data=2)
     assert (apart["actor"].world_size, apart["actor"].model_ranks, apart["critic"].model_ranks) == (2, 2, 1)
+    long = ParallelTable(tensor=2, pipeline=3, context=5, data=7)
+    assert (long.model_ranks, long.stage_ranks, long.world_size) == (6, 70, 210)
 
 
 def test_a_layout_in_words() -> None:
-    table = ParallelTable(tensor=4, pipeline=2, stages_per_rank=3, data=5, sequence=True, distributed_optimizer=True)
-    assert table.describe() == "tensor 4, pipeline 2, stages per rank 3, data 5, sequence, distributed optimizer"
+    table = ParallelTable(tensor=4, pipeline=2, stages_per_rank=3, context=2, data=5, sequence=True)
+    assert table.describe() == "tensor 4, pipeline 2, stages per rank 3, context 2, data 5, sequence"
+    assert ParallelTable(data=2, distributed_optimizer=True).describe() == "data 2, distributed optimizer"
     assert ParallelTable().describe() == "one process"

@@ -105,17 +105,6 @@ def test_a_name_from_another_system_is_translated(write: Write) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["context", "context_parallel_size"])
-def test_context_parallelism_is_refused_with_what_to_write_instead(write: Write, name: str) -> None:
-    lines, hint = said(write(SMALLEST + f"[actor.parallel]\n{name} = 2\n"))
-    assert lines == [
-        f"r.toml:21: unknown key `actor.parallel.{name}`: splitting a sequence over ranks needs the attention of "
-        "Transformer Engine, which is not used here; `tensor` with `sequence = true`, and "
-        '`recompute = "full"`, make room for long sequences'
-    ]
-    assert hint == "ppoctl recipes keys actor"
-
-
 def test_a_missing_choice_lists_what_may_be_chosen(write: Write) -> None:
     lines, _ = said(
         write(SMALLEST.replace('[reward]\nkind = "gsm8k"\n', "[actor.batching]\nlogits_chunk_tokens = 8\n"))

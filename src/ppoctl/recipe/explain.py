@@ -70,15 +70,8 @@ FOREIGN_NAMES = {
     "tensor_model_parallel_size": "tensor",
     "pipeline_model_parallel_size": "pipeline",
     "virtual_pipeline_model_parallel_size": "stages_per_rank",
+    "context_parallel_size": "context",
 }
-
-# Keys that other systems have and this one does not: why, and what to write instead.
-_NO_CONTEXT = (
-    "splitting a sequence over ranks needs the attention of Transformer Engine, which is not used here; `tensor` "
-    'with `sequence = true`, and `recompute = "full"`, make room for long sequences'
-)
-ABSENT = {"context": _NO_CONTEXT, "context_parallel_size": _NO_CONTEXT}
-
 _TYPES = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -211,8 +204,6 @@ def _unknown(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:  #
         return excluded
     ours = FOREIGN_NAMES.get(name, name)
     wrong = f"unknown key `{dotted(path)}`"
-    if name in ABSENT:
-        return f"{wrong}: {ABSENT[name]}"
     if ours in here:
         return f"{wrong}; did you mean `{ours}`?"
     elsewhere = [known[:-1] for known, _ in shape.walk(ROOT) if known[-1] == ours]

@@ -128,14 +128,14 @@ def expert_ranks_divide_the_experts(recipe: Recipe) -> Iterator[Conflict]:
                 )
 
 
-def expert_ranks_are_made_of_tensor_and_data_ranks(recipe: Recipe) -> Iterator[Conflict]:
+def expert_ranks_are_made_of_the_other_ranks(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
-        if table.tensor * table.data % table.expert_ranks:
-            keys = ("expert", "expert_tensor", "tensor", "data")
-            missing = table.expert_ranks // gcd(table.expert_ranks, table.tensor * table.data)
+        if table.stage_ranks % table.expert_ranks:
+            keys = ("expert", "expert_tensor", "tensor", "context", "data")
+            missing = table.expert_ranks // gcd(table.expert_ranks, table.stage_ranks)
             yield Conflict(
                 f"{table.expert} expert ranks of {table.expert_tensor} each do not divide the {table.tensor} tensor "
-                f"x {table.data} data ranks they are made of",
+                f"x {table.context} context x {table.data} data ranks they are made of",
                 tuple((role, "parallel", key) for key in keys),
                 f"--set {role}.parallel.data={table.data * missing}",
             )
@@ -165,7 +165,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     states_that_fit_fewer_layouts_have_a_distributed_optimizer,
     only_experts_are_shared,
     expert_ranks_divide_the_experts,
-    expert_ranks_are_made_of_tensor_and_data_ranks,
+    expert_ranks_are_made_of_the_other_ranks,
     experts_beside_tensor_ranks_need_sequence_parallelism,
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.schema import Recipe
 
-_FREE = ("data", "sequence")
+_FREE = ("context", "data", "sequence")
 """Of a layout, what a state that can be loaded with any number of data ranks does not depend on."""
 
 

@@ -20,6 +20,7 @@ LAYOUTS = {
     "TP2, experts split": ParallelTable(tensor=2, sequence=True, expert_tensor=2),
     "PP2": ParallelTable(pipeline=2, first_stage_layers=1),
     "TP2 PP2": ParallelTable(tensor=2, pipeline=2, sequence=True, first_stage_layers=1),
+    "CP2 TP2": ParallelTable(context=2, tensor=2, sequence=True),
     "EP2": ParallelTable(data=2, expert=2),
     "EP2 distributed optimizer": ParallelTable(data=2, expert=2, distributed_optimizer=True),
     "TP2 EP2": ParallelTable(tensor=2, sequence=True, expert=2),

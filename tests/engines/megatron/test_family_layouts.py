@@ -18,6 +18,7 @@ DENSE = {
     "TP2 sequence": ParallelTable(tensor=2, sequence=True),
     "PP2": ParallelTable(pipeline=2),
     "TP2 PP2": ParallelTable(tensor=2, pipeline=2, sequence=True),
+    "CP2 TP2": ParallelTable(context=2, tensor=2, sequence=True),
 }
 INTERLEAVED = {"TP2 PP2 interleaved": ParallelTable(tensor=2, pipeline=2, stages_per_rank=2, sequence=True)}
 MIXTURE = {
@@ -26,6 +27,7 @@ MIXTURE = {
     "TP2, experts split": ParallelTable(tensor=2, sequence=True, expert_tensor=2),
     "TP2 EP2": ParallelTable(tensor=2, sequence=True, expert=2),
     "PP2 EP2": ParallelTable(pipeline=2, data=2, expert=2, first_stage_layers=1),
+    "CP2 EP2": ParallelTable(context=2, expert=2),
     "TP2 PP2": ParallelTable(tensor=2, pipeline=2, sequence=True, first_stage_layers=1),
 }
 CASES = [
@@ -38,7 +40,7 @@ CASES = [
 NAMES = {id(layout): name for layouts in (DENSE, INTERLEAVED, MIXTURE) for name, layout in layouts.items()}
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("kind", "role", "layout"), CASES, ids=[f"{kind} {role} {NAMES[id(layout)]}" for kind, role, layout in CASES]
 )

@@ -27,10 +27,16 @@ LAYOUTS = {
     "TP2 PP2 interleaved": ParallelTable(tensor=2, pipeline=2, stages_per_rank=2, sequence=True),
     "DP2 PP2 interleaved": ParallelTable(data=2, pipeline=2, stages_per_rank=2, distributed_optimizer=True),
     "DP2 PP2": ParallelTable(data=2, pipeline=2, distributed_optimizer=True),
+    "CP2": ParallelTable(context=2),
+    "CP3": ParallelTable(context=3),
+    "CP2 TP2 sequence": ParallelTable(context=2, tensor=2, sequence=True),
+    "CP2 PP2": ParallelTable(context=2, pipeline=2),
+    "CP2 PP2 interleaved": ParallelTable(context=2, pipeline=2, stages_per_rank=2),
+    "CP2 DP2": ParallelTable(context=2, data=2, distributed_optimizer=True),
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout, role):
@@ -43,8 +49,9 @@ def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, lay
     assert gap(found["change"], expected["change"]) < CHANGE_GAP
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-@pytest.mark.parametrize("layout", ["TP2 sequence", "PP2"])
+@pytest.mark.parametrize("layout", ["TP2 sequence", "PP2", "CP2"])
 def test_gradients_do_not_depend_on_what_is_recomputed(pool, model, alone, layout, recompute):
     kind = "qwen2-deep"
     made_from = replace(settings(model(kind), "actor", LAYOUTS[layout]), recompute=recompute)
@@ -80,6 +87,9 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
         ("PP2 interleaved", "TP2"),
         ("PP2", "TP2 PP2 interleaved"),
         ("DP2 PP2 interleaved", "DP2 distributed optimizer"),
+        ("CP2 TP2 sequence", "PP2"),
+        ("TP2", "CP2"),
+        ("CP2 DP2", "DP2 distributed optimizer"),
     ],
 )
 def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):
@@ -112,6 +122,7 @@ NARROW = {
     "TP2": ParallelTable(tensor=2, distributed_optimizer=True),
     "TP2 sequence": ParallelTable(tensor=2, sequence=True, distributed_optimizer=True),
     "DP2 TP2": ParallelTable(data=2, tensor=2, distributed_optimizer=True),
+    "CP2": ParallelTable(context=2, distributed_optimizer=True),
 }
 
 
@@ -119,11 +130,19 @@ def narrow(folder: Path, layout: str, dtype: torch.dtype = torch.float32) -> Tra
     return replace(settings(folder, "actor", NARROW[layout], dtype), reshardable="dp")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("saved_under", "loaded_under"),
-    [("DP2", "DP2"), ("DP2", "alone"), ("alone", "DP3"), ("DP2 PP2", "PP2"), ("TP2 sequence", "DP2 TP2")],
+    [
+        ("DP2", "DP2"),
+        ("DP2", "alone"),
+        ("alone", "DP3"),
+        ("DP2 PP2", "PP2"),
+        ("TP2 sequence", "DP2 TP2"),
+        ("CP2", "DP3"),
+        ("alone", "CP2"),
+    ],
 )
 def test_a_state_for_any_number_of_data_ranks_goes_on(pool, model, tmp_path, saved_under, loaded_under, dtype):
     """Saved after two updates, written in the background while a third one runs; the optimizer that loads it has

@@ -76,8 +76,8 @@ def test_sequence_parallelism_gets_a_multiple_of_its_ranks():
     [microbatch] = cut_rows(lab.make_rollouts(), ROWS[:2], Cut(BySequences(microbatch_seqs=2), reading, COST))
     given, packed = microbatch.input, microbatch.packed
     assert (len(packed.tokens), len(given.tokens)) == (15, 16)
-    assert given.seq_lengths == (*packed.seq_lengths, 1)
-    assert given.cu_seqlens_q.tolist() == [0, 9, 15, 16]
+    assert given.query_lengths == given.key_lengths == (*packed.seq_lengths, 1)
+    assert given.cu_seqlens_q.tolist() == given.cu_seqlens_kv.tolist() == [0, 9, 15, 16]
     assert torch.equal(given.tokens[:15], packed.tokens)
     assert int(given.read_at.max()) < 15
 

@@ -1,18 +1,20 @@
 """Causal self-attention over packed sequences, as a Megatron-Core core-attention module.
 
-Letters: N packed tokens, H query heads, G key/value heads, D channels of a head. No padding is computed and no
-attention mask exists: a sequence never sees another because it is a call of its own (CPU), or because the kernel
-is told the boundaries (varlen flash attention on GPU).
+Letters: N packed tokens of this rank, K tokens that they see, H query heads, G key/value heads, D channels of a head.
+No padding is computed: a sequence never sees another because it is a call of its own (CPU), or because the kernel is
+told the boundaries (varlen flash attention on GPU). Where context ranks split the tokens (`context`), a call is a
+piece of a sequence, and its keys are that sequence up to the piece's last token; else pieces are whole sequences.
 
 RoPE happens here too. Megatron-Core's own packed path asks the device for the sequence lengths and recomputes sine
 and cosine twice per layer; here the model makes them once per microbatch.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -55,20 +57,32 @@ class PackedCausalAttention(MegatronModule):
         value: Float[Tensor, "N G D"],
         packed: PackedInput,
     ) -> Float[Tensor, "N H D"]:
-        """Of turned queries and keys."""
-        kernel = _varlen if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _per_sequence
+        """Of turned queries and keys; every context rank takes part."""
+        if packed.context is not None:
+            key, value = packed.context.seen(key, value)
+        return self.attend_pieces(query, key, value, packed)
+
+    def attend_pieces(
+        self,
+        query: Float[Tensor, "N H D"],
+        key: Float[Tensor, "K G D"],
+        value: Float[Tensor, "K G D"],
+        packed: PackedInput,
+    ) -> Float[Tensor, "N H D"]:
+        """Of each piece to the keys it sees."""
+        kernel = _varlen if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _per_piece
         return kernel(query, key, value, packed, self.softmax_scale)
 
 
-def _per_sequence(
+def _per_piece(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None
 ) -> Float[Tensor, "N H D"]:
-    """torch's scaled-dot-product attention, one call per sequence, on views of the packed tensors.
+    """torch's scaled-dot-product attention, one call per piece, on views of the packed tensors.
 
     On a CPU in float32 whatever the model's dtype: torch's bfloat16 backward takes 1.5 to 4 times as long for
     sequences up to 500 tokens, and about 0.8 times as long at 1,000.
     """
-    dtype, lengths = query.dtype, list(packed.seq_lengths)
+    dtype = query.dtype
     if not query.is_cuda:
         query, key, value = query.float(), key.float(), value.float()
     outputs = [
@@ -76,13 +90,28 @@ def _per_sequence(
             q.transpose(0, 1)[None],
             k.transpose(0, 1)[None],
             v.transpose(0, 1)[None],
-            is_causal=True,
+            attn_mask=None if len(q) == len(k) else sees(len(q), len(k), q.device),
+            is_causal=len(q) == len(k),
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )[0].transpose(0, 1)
-        for q, k, v in zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
+        for q, k, v in pieces(query, key, value, packed)
     ]
     return torch.cat(outputs).to(dtype)
+
+
+def pieces(query: Tensor, key: Tensor, value: Tensor, packed: PackedInput) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Queries, keys and values of each piece."""
+    seen = list(packed.key_lengths)
+    return zip(query.split(list(packed.query_lengths)), key.split(seen), value.split(seen), strict=True)
+
+
+def sees(queries: int, keys: int, device: torch.device, window: int | None = None) -> Bool[Tensor, "queries keys"]:
+    """Which keys (columns) each query (row) sees: those up to its own, of them the last `window`. The last query and
+    the last key are the same token."""
+    own = keys - queries
+    causal = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(own)
+    return causal if window is None else causal.triu(own + 1 - window)
 
 
 def _varlen(
@@ -91,17 +120,16 @@ def _varlen(
     """torch's variable-length flash attention; needs CUDA and half precision."""
     from torch.nn.attention.varlen import varlen_attn
 
-    starts, longest = packed.cu_seqlens_q, packed.max_seqlen_q
     output = varlen_attn(
         query,
         key,
         value,
-        starts,
-        starts,
-        longest,
-        longest,
+        packed.cu_seqlens_q,
+        packed.cu_seqlens_kv,
+        packed.max_seqlen_q,
+        packed.max_seqlen_kv,
         scale=scale,
-        window_size=(-1, 0),  # all tokens before, none after: causal
+        window_size=(-1, 0),  # all tokens before, none after: causal, counted from the ends of queries and keys
         enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(output, Tensor)

@@ -7,11 +7,11 @@ sequence at a time, on CPU and GPU alike: memory grows with the square of a sequ
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from ppoctl.engines.megatron.attention import PackedCausalAttention
+from ppoctl.engines.megatron.attention import PackedCausalAttention, pieces, sees
 from ppoctl.engines.megatron.packed_input import PackedInput
 
 
@@ -26,25 +26,17 @@ class CappedAttention(PackedCausalAttention):
         self.softcap = softcap
         self.window = window
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, packed: PackedInput) -> Float[Tensor, "N H D"]:
-        lengths = list(packed.seq_lengths)
-        sequences = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
-        return torch.cat([self._one(*sequence) for sequence in sequences])
+    def attend_pieces(self, query: Tensor, key: Tensor, value: Tensor, packed: PackedInput) -> Float[Tensor, "N H D"]:
+        return torch.cat([self._one(*piece) for piece in pieces(query, key, value, packed)])
 
     def _one(
-        self, query: Float[Tensor, "S H D"], key: Float[Tensor, "S G D"], value: Float[Tensor, "S G D"]
+        self, query: Float[Tensor, "S H D"], key: Float[Tensor, "T G D"], value: Float[Tensor, "T G D"]
     ) -> Float[Tensor, "S H D"]:
-        """Of one sequence; scores in the model's dtype, their softmax in float32, as in transformers."""
+        """Of one piece; scores in the model's dtype, their softmax in float32, as in transformers."""
         grouped = query.unflatten(1, (key.shape[1], -1))  # S, groups, heads of a group, D
         scores = torch.einsum("sghd,tgd->ghst", grouped, key) * self.softmax_scale
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
-        scores = scores.masked_fill(~_sees(len(query), self.window, query.device), -torch.inf)
+        scores = scores.masked_fill(~sees(len(query), len(key), query.device, self.window), -torch.inf)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
         return torch.einsum("ghst,tgd->sghd", weights, value).flatten(1, 2)
-
-
-def _sees(length: int, window: int | None, device: torch.device) -> Bool[Tensor, "S S"]:
-    """Which tokens (columns) each token (row) sees."""
-    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    return causal if window is None else causal.triu(1 - window)

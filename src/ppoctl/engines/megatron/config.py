@@ -64,18 +64,7 @@ def transformer_config(
         calculate_per_token_loss=True,
         use_cpu_initialization=not torch.cuda.is_available(),
         perform_initialization=False,
-        tensor_model_parallel_size=parallel.tensor,
-        pipeline_model_parallel_size=parallel.pipeline,
-        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
-        # Interleaved, both neighbours of a rank may be the same one: in a batch of messages it would take the one
-        # for the other. Without batches each call sends in one direction, and messages pair by their order.
-        overlap_p2p_comm=parallel.stages_per_rank > 1,
-        batch_p2p_comm=parallel.stages_per_rank == 1,
-        num_layers_in_first_pipeline_stage=parallel.first_stage_layers,
-        num_layers_in_last_pipeline_stage=parallel.last_stage_layers,
-        sequence_parallel=parallel.sequence,
-        variable_seq_lengths=parallel.pipeline > 1,  # packed microbatches differ in length
-        moe_token_dispatcher_type="alltoall",  # the default forbids the line above, even without experts
+        moe_token_dispatcher_type="alltoall",  # the default forbids lengths that vary, even without experts
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
@@ -83,9 +72,29 @@ def transformer_config(
         apply_rope_fusion=False,
         persist_layer_norm=False,
         cuda_graph_scope=[],
+        **_layout(parallel),
         **({} if shape.experts is None else _experts(shape.experts, parallel)),
         **_RECOMPUTE[recompute],
     )
+
+
+def _layout(parallel: ParallelTable) -> dict[str, Any]:
+    """What it says about the ranks."""
+    return {
+        "tensor_model_parallel_size": parallel.tensor,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "virtual_pipeline_model_parallel_size": parallel.virtual_pipeline,
+        # Interleaved, both neighbours of a rank may be the same one: in a batch of messages it would take the one
+        # for the other. Without batches each call sends in one direction, and messages pair by their order.
+        "overlap_p2p_comm": parallel.stages_per_rank > 1,
+        "batch_p2p_comm": parallel.stages_per_rank == 1,
+        "num_layers_in_first_pipeline_stage": parallel.first_stage_layers,
+        "num_layers_in_last_pipeline_stage": parallel.last_stage_layers,
+        "sequence_parallel": parallel.sequence,
+        "context_parallel_size": parallel.context,
+        "cp_comm_type": None,  # how Transformer Engine's attention would exchange keys; ours gathers them
+        "variable_seq_lengths": parallel.pipeline > 1,  # packed microbatches differ in length
+    }
 
 
 def _experts(experts: ExpertShape, parallel: ParallelTable) -> dict[str, Any]:

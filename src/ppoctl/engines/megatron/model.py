@@ -101,14 +101,20 @@ class PackedModel(GPTModel):
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
             )
-        return self.read(hidden_states[:, 0].index_select(0, packed_seq_params.read_at), packed_seq_params)
+        found = self.read(hidden_states[:, 0].index_select(0, packed_seq_params.read_at), packed_seq_params)
+        context = packed_seq_params.context
+        if context is None:
+            return found
+        return TokenOutputs(
+            context.of_all(found.outputs), None if found.entropy is None else context.of_all(found.entropy)
+        )
 
     def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:
         """The output layer."""
         raise NotImplementedError
 
     def _rope_tables(self, packed: PackedInput) -> RopeTables:
-        places = torch.arange(packed.max_seqlen_q, device=packed.positions.device, dtype=torch.float32)
+        places = torch.arange(packed.max_seqlen_kv, device=packed.positions.device, dtype=torch.float32)
         angles = torch.outer(places, self.turns_per_token)[:, None]
         factor = self.settings.shape.rope.attention_factor
         tables = (angles.cos() * factor, angles.sin() * factor)

@@ -56,6 +56,7 @@ def ensure_process_group(parallel: ParallelTable) -> ProcessGroupCollection:
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=parallel.tensor,
                 pipeline_model_parallel_size=parallel.pipeline,
+                context_parallel_size=parallel.context,
                 expert_model_parallel_size=parallel.expert,
                 expert_tensor_parallel_size=parallel.expert_tensor,
                 virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,

@@ -4,8 +4,8 @@ A minibatch is one optimizer step: Megatron-Core's schedule runs forward and bac
 (`schedule`), gradients add up in Megatron-Core's float32 buffers, and only when loss and gradient norm have been
 found finite, on all ranks alike, does its optimizer step (`optimizer`).
 
-    role (actor, critic)  =  data ranks  x  pipeline ranks  x  tensor ranks
-                             rows            layers            heads, columns, vocabulary
+    role (actor, critic)  =  data ranks  x  context ranks  x  pipeline ranks  x  tensor ranks
+                             rows            tokens            layers            heads, columns, vocabulary
 """
 
 import math
@@ -28,6 +28,7 @@ from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.source import model_folder, read_shape
 from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.engines.megatron import checkpoint, optimizer
+from ppoctl.engines.megatron.context import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.host_memory import HostMemory
 from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows
@@ -82,7 +83,7 @@ class StepShare:
     grad_norm: float
     """Of the whole gradient, before clipping."""
     share: Share | None
-    """Of the ranks that see outputs: the first tensor rank of the last pipeline stage."""
+    """Of the ranks that see outputs: the first tensor and context rank of the last pipeline stage."""
 
 
 class MegatronRank:
@@ -186,7 +187,7 @@ class MegatronRank:
         """Copies of the next ones, of so many bytes together or one that has more; empty: there are no more. The
         first tensor rank of the first data rank has them; the others only take part."""
         bucket: list[tuple[str, Tensor]] = []
-        size, is_sender = 0, self.groups.tp.rank() == self.groups.dp.rank() == 0
+        size, is_sender = 0, self.groups.tp.rank() == self.groups.dp_cp.rank() == 0
         for name, tensor in self._sending:
             size += tensor.nbytes
             # Not an empty view, with which all of the tensor would be pickled.
@@ -274,10 +275,13 @@ class MegatronRank:
 
     def _cut(self, *, temperature: float, with_entropy: bool, with_gradient: bool) -> Cut:
         parallel, data = self.settings.parallel, self.groups.dp
-        multiple = parallel.tensor if parallel.sequence else 1
+        split = self.groups.cp if parallel.context > 1 else None
+        multiple = (parallel.tensor if parallel.sequence else 1) * (
+            CHUNKS_PER_RANK * parallel.context if split else 1
+        )
         return Cut(
             batching=self.settings.batching,
-            reading=Reading(self.device, temperature, with_entropy, token_multiple=multiple),
+            reading=Reading(self.device, temperature, with_entropy, token_multiple=multiple, context=split),
             cost=self.source[1].token_cost,
             rank=data.rank(),
             ranks=data.size(),
@@ -286,7 +290,8 @@ class MegatronRank:
         )
 
     def _sees_outputs(self) -> bool:
-        return self.groups.pp.rank() == self.groups.pp.size() - 1 and self.groups.tp.rank() == 0
+        groups = self.groups
+        return groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == groups.cp.rank() == 0
 
     def _share(self, microbatches: Sequence[Microbatch], found: Sequence[OnGrid]) -> Share | None:
         return share_of(microbatches, found) if self._sees_outputs() else None

@@ -69,8 +69,8 @@ class ManyProcesses:
         # The first ranks of a stage that are whole groups of tensor ranks and whole groups of expert ranks.
         count = math.lcm(layout.tensor, layout.expert_ranks)
         for pipeline_rank in range(layout.pipeline):
-            # Megatron-Core counts ranks over tensor, then data, then pipeline.
-            first = pipeline_rank * layout.tensor * layout.data
+            # Megatron-Core counts ranks over tensor, then context, then data, then pipeline.
+            first = pipeline_rank * layout.stage_ranks
             senders = range(first, first + count)
             self.executor.ask(senders, "open_weights")
             while bucket := self.executor.ask(senders, "next_weights", WEIGHTS_BUCKET_BYTES)[0]:

@@ -1,0 +1,96 @@
+"""Which tokens a context rank has and sees, by hand; that results do not depend on it is in the tests of layouts."""
+
+import megatron_lab as lab
+import pytest
+import torch
+from torch.distributed import ProcessGroup
+
+from ppoctl.batch.grid import pack
+from ppoctl.engines.megatron.attention import sees
+from ppoctl.engines.megatron.context import Piece, gathered_rows, pieces_of, places_of
+from ppoctl.engines.megatron.packed_input import PackedInput, Reading, packed_input
+
+
+def test_a_rank_has_an_early_and_a_late_chunk():
+    assert [places_of(rank, 2, 8) for rank in (0, 1)] == [[range(2), range(6, 8)], [range(2, 4), range(4, 6)]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_every_token_is_on_one_rank(ranks):
+    places = [place for rank in range(ranks) for chunk in places_of(rank, ranks, 30 * ranks) for place in chunk]
+    assert sorted(places) == list(range(30 * ranks))
+
+
+def test_gathered_tokens_come_back_in_order():
+    # Rank 0 sends tokens 0 1 6 7, rank 1 sends 2 3 4 5.
+    assert gathered_rows(2, 8).tolist() == [0, 1, 4, 5, 6, 7, 2, 3]
+
+
+def test_pieces_end_where_chunks_and_sequences_do():
+    # Sequences 0..4 and 5..7. Rank 0 of two has 0 1 and 6 7, rank 1 has 2 3 and 4 5.
+    assert list(pieces_of(places_of(0, 2, 8), (5, 3))) == [Piece(range(2), range(2)), Piece(range(6, 8), range(5, 8))]
+    assert list(pieces_of(places_of(1, 2, 8), (5, 3))) == [
+        Piece(range(2, 4), range(4)),
+        Piece(range(4, 5), range(5)),
+        Piece(range(5, 6), range(5, 6)),
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_have_about_the_same_scores_of_a_long_sequence(ranks):
+    scores = [
+        sum(sum(piece.keys.stop - token for token in range(len(piece.queries))) for piece in pieces)
+        for pieces in (list(pieces_of(places_of(rank, ranks, 1600), (1600,))) for rank in range(ranks))
+    ]
+    assert max(scores) == min(scores)
+    assert sum(scores) == 1600 * 1601 // 2
+
+
+def test_a_query_sees_what_is_before_it():
+    device = torch.device("cpu")
+    assert sees(2, 4, device).tolist() == [[True, True, True, False], [True, True, True, True]]
+    assert sees(2, 4, device, window=2).tolist() == [[False, True, True, False], [False, False, True, True]]
+    assert torch.equal(sees(3, 3, device), torch.ones(3, 3).tril().bool())
+
+
+def split() -> tuple[PackedInput, list[PackedInput]]:
+    """Rows of 6 and 2 input tokens: as a rank without others has them, and as each of two has them."""
+    packed = pack(lab.make_rollouts(), torch.tensor([0, 2]))
+
+    def of(group: ProcessGroup | None, multiple: int) -> PackedInput:
+        return packed_input(packed, Reading(torch.device("cpu"), token_multiple=multiple, context=group))
+
+    return of(None, 1), [of(ProcessGroup(rank, 2), 4) for rank in (0, 1)]
+
+
+def test_ranks_share_the_tokens_with_their_places_in_the_sequence():
+    whole, shares = split()
+    for quantity in ("tokens", "positions"):
+        expected = getattr(whole, quantity)
+        by_rank = [getattr(share, quantity) for share in shares]
+        assert torch.equal(by_rank[0], torch.cat([expected[:2], expected[6:]]))
+        assert torch.equal(by_rank[1], expected[2:6])
+
+
+def test_ranks_share_the_positions_read():
+    whole, shares = split()
+    targets = torch.full_like(whole.targets, -1)
+    for share in shares:
+        assert share.context is not None
+        assert share.context.num_read == len(whole.targets)
+        assert torch.equal(share.tokens[share.read_at], whole.tokens[whole.read_at][share.context.read])
+        targets[share.context.read] = share.targets
+    assert torch.equal(targets, whole.targets)
+
+
+def test_keys_are_those_of_the_sequence_so_far():
+    whole, shares = split()
+    gathered = torch.cat([share.tokens for share in shares])
+    seen = []
+    for share in shares:
+        assert share.context is not None
+        assert share.cu_seqlens_kv.tolist()[-1] == sum(share.key_lengths)
+        seen.append(list(gathered[share.context.keys_at].split(list(share.key_lengths))))
+    first, second = whole.tokens.split([6, 2])
+    assert [keys.tolist() for keys in seen[0]] == [first[:2].tolist(), second.tolist()]
+    assert [keys.tolist() for keys in seen[1]] == [first[:4].tolist(), first.tolist()]
