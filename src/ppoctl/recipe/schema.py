@@ -280,7 +280,7 @@ class LocalCluster(Table):
     ray_address: Annotated[str | None, SPEED] = None
     """A running Ray (`host:port`); absent: one of the run's own is started where it is needed."""
     start_deadline_s: Annotated[float, SPEED, Positive] = 300.0
-    """Processes of a role that have not met by then stop the run (exit 3); also bounds each of their collectives."""
+    """Processes of a role that have not met by then stop the run (exit 3)."""
     call_deadline_s: Annotated[float, SPEED, Positive] = 3600.0
     """A role that has not done its part of a stage by then hangs: the run stops (exit 6) and says who waits where."""
 

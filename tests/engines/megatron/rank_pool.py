@@ -19,7 +19,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
 from ppoctl.engines.megatron import process_group
-from ppoctl.engines.megatron.process_group import Place
+from ppoctl.engines.megatron.process_group import Patience, Place
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
 
@@ -34,7 +34,7 @@ class RankServer:
 
     def open(self, place: Place, settings: TrainerSettings) -> None:
         self.close()
-        process_group.join(place, TIMEOUT_S)
+        process_group.join(place, Patience(TIMEOUT_S, TIMEOUT_S))
         self.rank = MegatronRank(settings)
 
     def close(self) -> None:

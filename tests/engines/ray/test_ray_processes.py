@@ -1,6 +1,8 @@
 """Groups of processes in a real Ray: answers, errors, deaths and hangs."""
 
 import os
+import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.processes import Group, RayProcesses, first_done, share
@@ -38,6 +41,11 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
                 raise NonFiniteError("loss is `nan`", hint="look")
             time.sleep(60)  # as a rank that waits for the others in a collective
 
+        def fail_unexpectedly_at(self, rank: int) -> None:
+            if self.rank == rank:
+                raise ZeroDivisionError(f"of rank {rank}")
+            time.sleep(60)
+
         def die_at(self, rank: int) -> None:
             if self.rank == rank:
                 os.kill(os.getpid(), 9)
@@ -53,6 +61,19 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
         def hang_at(self, rank: int) -> None:
             if self.rank == rank:
                 time.sleep(60)  # the hang itself; ended by the deadline of 4 s
+
+        def meet(self) -> None:
+            patience = process_group.Patience(meet_s=60.0, collective_s=60.0)
+            process_group.join(process_group.Place(self.rank, self.size, self.address), patience)
+
+        def reduce_without(self, rank: int, fate: str) -> None:
+            """All ranks but one wait in a collective for the one, which hangs or dies there."""
+            if self.rank == rank:
+                time.sleep(1.0)
+                if fate == "dies":
+                    os.kill(os.getpid(), 9)
+                time.sleep(60)
+            torch.distributed.all_reduce(torch.zeros(1))
 
     return Worker
 
@@ -112,6 +133,44 @@ def test_a_hang_says_who_is_waiting_where(cluster, group):
     assert_gone(pids)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_death_is_the_reason_when_the_others_hear_of_it_first(processes, rank):
+    """Their collective breaks at once; Ray takes longer to notice."""
+    processes.call("meet")
+    pids = processes.call("pid")
+    with pytest.raises(ProcessLostError, match=f"process {rank} of the actor's 2 died during `reduce_without`"):
+        processes.call("reduce_without", rank, "dies")
+    assert_gone(pids)
+
+
+def test_a_hang_in_a_collective_shows_where_all_are(cluster, group):
+    processes = RayProcesses(replace(group, call_deadline_s=6.0), cluster)
+    processes.call("meet")
+    with pytest.raises(HangError) as caught:
+        processes.call("reduce_without", 1, "hangs")
+    says = caught.value.message
+    assert "waiting for 2 of 2 processes" in says
+    assert re.search("rank 0: .*all_reduce", says)
+    assert re.search("rank 1: .*reduce_without", says)
+
+
+def test_an_error_that_no_death_explains_is_raised_as_it_was(processes, monkeypatch):
+    monkeypatch.setattr(processes_module, "DEATH_NOTICE_S", 1.0)
+    with pytest.raises(ZeroDivisionError, match="of rank 1"):
+        processes.call("fail_unexpectedly_at", 1)
+
+
+def test_ranks_that_do_not_meet_say_so():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    patience = process_group.Patience(meet_s=1.0, collective_s=60.0)
+    with pytest.raises(
+        EnvironmentProblemError, match=rf"the 2 processes of a role have not met at {address} within 1 s"
+    ):
+        process_group.join(process_group.Place(0, 2, address), patience)
+
+
 def test_a_running_ray_that_is_too_small_is_explained(cluster, processes):
     import ray
 
@@ -150,12 +209,13 @@ def test_shared_tensors_arrive_as_they_were(processes):
 
 def test_a_long_wait_says_what_it_is_waiting_for(cluster, processes, monkeypatch):
     lines: list[str] = []
-    monkeypatch.setattr(processes_module, "SAY_EVERY_S", 1.0)
+    processes.call("sleep", 0.0)  # they are up
     monkeypatch.setattr(cluster, "say", lines.append)
-    processes.call("sleep", 0.0)
-    assert lines == []
     processes.call("sleep", 2.5)
-    assert len(lines) == 2
+    assert lines == []
+    monkeypatch.setattr(processes_module, "SAY_EVERY_S", 1.0)
+    processes.call("sleep", 2.5)
+    assert len(lines) >= 2
     assert "waiting for 2 of 2 processes of the actor in `sleep`; rank 0: test_ray_processes.py" in lines[0]
 
 

@@ -25,6 +25,8 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         parallel=layouts(recipe)[role],
         reshardable=saved_layout(recipe, role)["reshardable"],
         temperature=recipe.rollout.temperature,
+        # The driver's deadlines of one answer come first, and then a minute to say who is late.
+        collective_s=recipe.cluster.call_deadline_s + recipe.cluster.start_deadline_s + 60.0,
     )
 
 

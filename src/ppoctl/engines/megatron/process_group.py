@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from math import ceil
 
 import torch
 from megatron.core import parallel_state
@@ -13,7 +14,11 @@ from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
+from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.schema import ParallelTable
+
+COLLECTIVE_S = 600.0
+"""Seconds of a collective where nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -26,21 +31,39 @@ class Place:
     """`host:port` where rank 0 waits for the others."""
 
 
-def join(place: Place, timeout_s: float) -> None:
+@dataclass(frozen=True)
+class Patience:
+    """How long ranks wait for each other."""
+
+    meet_s: float
+    """All of them come up within so many seconds."""
+    collective_s: float
+    """Bounds each collective. Longer than whoever asks the ranks waits for their answer, who can say which of them is
+    late: a collective only says that it failed."""
+
+
+def join(place: Place, patience: Patience) -> None:
     """Make this process a rank of its role's process group. Returns when all ranks have come.
 
-    Raises torch.distributed.DistError when they do not within `timeout_s`, which also bounds each collective later.
+    Raises EnvironmentProblemError when they do not in time.
     """
     host, port = place.address.rsplit(":", 1)
-    deadline = timedelta(seconds=timeout_s)
-    with megatron_device(), _gloo_on_loopback() if _is_loopback(host) else nullcontext():
-        store = TCPStore(host, int(port), place.world_size, is_master=place.rank == 0, timeout=deadline)
-        torch.distributed.init_process_group(
-            _backend(), store=store, rank=place.rank, world_size=place.world_size, timeout=deadline
-        )
+    meet, collective = timedelta(seconds=patience.meet_s), timedelta(seconds=patience.collective_s)
+    try:
+        with megatron_device(), _gloo_on_loopback() if _is_loopback(host) else nullcontext():
+            store = TCPStore(host, int(port), place.world_size, is_master=place.rank == 0, timeout=meet)
+            torch.distributed.init_process_group(
+                _backend(), store=store, rank=place.rank, world_size=place.world_size, timeout=collective
+            )
+    except torch.distributed.DistError as error:
+        raise EnvironmentProblemError(
+            f"the {place.world_size} processes of a role have not met at {place.address} within "
+            f"{patience.meet_s:g} s (`cluster.start_deadline_s`): {error}",
+            hint="raise the deadline, or look at `ray status`: a node may be down, or its ports closed",
+        ) from error
 
 
-def ensure_process_group(parallel: ParallelTable) -> ProcessGroupCollection:
+def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTIVE_S) -> ProcessGroupCollection:
     """Megatron-Core's process groups for this layout; makes them on the first call.
 
     A process that already belongs to a group (see `join`) keeps it. A process alone becomes a world of one, with its
@@ -61,6 +84,7 @@ def ensure_process_group(parallel: ParallelTable) -> ProcessGroupCollection:
                 expert_tensor_parallel_size=parallel.expert_tensor,
                 virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
                 create_gloo_process_groups=False,
+                distributed_timeout_minutes=ceil(collective_s / 60),
             )
             # The tracker that leaves generators alone: nothing in PPO draws random numbers inside the model.
             initialize_rng_tracker(inference_rng_tracker=True)

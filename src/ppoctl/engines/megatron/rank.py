@@ -34,7 +34,7 @@ from ppoctl.engines.megatron.host_memory import HostMemory
 from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows
 from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
 from ppoctl.engines.megatron.packed_input import Reading
-from ppoctl.engines.megatron.process_group import ensure_process_group
+from ppoctl.engines.megatron.process_group import COLLECTIVE_S, ensure_process_group
 from ppoctl.engines.megatron.schedule import (
     OnGrid,
     Stages,
@@ -72,6 +72,8 @@ class TrainerSettings:
     """Divides the logits in updates, as it did when the rollouts were drawn; a critic does not read it."""
     device: str | None = None
     """Absent: this process's GPU, else the CPU."""
+    collective_s: float = COLLECTIVE_S
+    """How long ranks wait for each other in a collective (`process_group.Patience`)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class MegatronRank:
 
     def __init__(self, settings: TrainerSettings) -> None:
         self.settings = settings
-        self.groups = ensure_process_group(settings.parallel)
+        self.groups = ensure_process_group(settings.parallel, settings.collective_s)
         self.device = _device(settings.device)
         self._source: tuple[Path, ModelShape] | None = None
         self._stages: list[DistributedDataParallel] = []

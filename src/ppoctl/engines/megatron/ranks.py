@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from ppoctl.engines.megatron.process_group import Place, join
+from ppoctl.engines.megatron.process_group import Patience, Place, join
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.turns import Turns
 from ppoctl.recipe.schema import ParallelTable
@@ -111,9 +111,10 @@ class OpenRank:
 
     settings: TrainerSettings
     start_deadline_s: float
-    """Also bounds each collective."""
+    """By when all ranks must have come."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> MegatronRank:
         if world_size > 1:
-            join(Place(rank, world_size, address), self.start_deadline_s)
+            patience = Patience(self.start_deadline_s, self.settings.collective_s)
+            join(Place(rank, world_size, address), patience)
         return MegatronRank(self.settings)

@@ -3,8 +3,8 @@
     driver: call("update", ...) --> rank 0 .. rank N-1, each in an actor of Ray --> answers in the order of the ranks
 
 An answer that does not come by its deadline is a hang: the error says who is waiting where. A process that dies takes
-the others with it, since they would wait for it for ever. Several groups can be asked without waiting (`begin`), and
-whoever is ready first is served first (`first_done`).
+the others with it, since they would wait for it for ever, or hear from their collective that somebody is gone.
+Several groups can be asked without waiting (`begin`), and whoever is ready first is served first (`first_done`).
 """
 
 import time
@@ -25,6 +25,9 @@ from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, Proce
 
 STACK_DEADLINE_S = 5.0
 END_DEADLINE_S = 10.0
+DEATH_NOTICE_S = 5.0
+"""How long an error that is none of ours waits for the news of a death: a collective breaks in the ranks that live
+before Ray has noticed which one does not."""
 SAY_EVERY_S = 30.0
 """How often a wait says what it is waiting for."""
 
@@ -156,12 +159,18 @@ class Pending:
         self._asked = waiting
         self._answers: dict[int, Any] = {}
         self._error: Exception | None = None
+        self._heard_until = 0.0
         self.open = {**starting, **waiting}
         """What has not been answered, by rank: the start first, where there is one."""
 
     @property
     def is_done(self) -> bool:
-        return self._error is not None or not self.open
+        return not self.open or (self._error is not None and time.monotonic() >= self._heard_until)
+
+    @property
+    def look_again_at(self) -> float:
+        """When waiting for an answer ends."""
+        return self.until if self._error is None else min(self.until, self._heard_until)
 
     def answers(self) -> list[Any]:
         """Wait for them; in the order of the ranks that were asked. Raises what went wrong; the group is then
@@ -179,15 +188,26 @@ class Pending:
             try:
                 answer = ray.get(reference)
             except RayTaskError as error:
-                self._error = self._error or _as_raised(error)
+                self._hear(_as_raised(error))
             except RayActorError:
                 method = "start" if reference in self._starting else self.method
-                self._error = self._error or _lost(self.processes.group, rank, method)
+                self._hear(_lost(self.processes.group, rank, method))
             else:
                 if reference in self._asked:
                     self._answers[rank] = answer
                 else:
                     self.processes.made(answer)
+
+    def _hear(self, error: Exception) -> None:
+        """The first error of ours decides; another one only where none follows."""
+        if not isinstance(self._error, PpoctlError):
+            foreign = not isinstance(error, PpoctlError)
+            if self._error is None and foreign:
+                self._heard_until = time.monotonic() + DEATH_NOTICE_S
+            if self._error is None or not foreign:
+                self._error = error
+            if not foreign:
+                self._heard_until = 0.0
 
     def expire(self) -> None:
         """Call it a hang if the deadline has passed."""
@@ -228,7 +248,7 @@ def first_done(pendings: Sequence[Pending]) -> list[Pending]:
         if done:
             return done
         references = [reference for pending in pendings for reference in pending.open]
-        until = min(say_at, *(pending.until for pending in pendings))
+        until = min(say_at, *(pending.look_again_at for pending in pendings))
         ready, _ = ray.wait(references, timeout=max(0.0, until - time.monotonic()))
         for pending in pendings:
             pending.take(ready)
