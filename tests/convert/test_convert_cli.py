@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from ppoctl.batch.digest import flushed_digest
 from ppoctl.cli.app import run
+from ppoctl.convert.companions import companions_digest
 from ppoctl.store import run_dir
 from ppoctl.store.layout import MANIFEST, RunLayout
 from ppoctl.store.manifest import Manifest
+from ppoctl.wire.sources import COMPANIONS
 from recipe.conftest import SMALLEST
 
 Model = Callable[[str], Path]
@@ -52,9 +55,11 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def trained(ask: Ask, model: Model) -> RunLayout:
     """A run that has saved both roles at step 2 and the actor at step 4."""
     layout = RunLayout(Path("runs/small"))
-    recipe = SMALLEST.replace('"base"', f'"{model("qwen2").resolve()}"')
+    shutil.copytree(model("qwen2"), "source")
+    recipe = SMALLEST.replace('"base"', f'"{Path("source").resolve()}"')
     layout.root.parent.mkdir()
-    run_dir.create(layout, recipe_toml=recipe, resolved={}, facts={})
+    sources = {COMPANIONS: companions_digest(Path("source"))}
+    run_dir.create(layout, recipe_toml=recipe, resolved={}, facts={"sources": sources})
     rollouts = lab.make_rollouts()
     actor, critic = lab.actor(model("qwen2"), dtype="bfloat16"), lab.critic(model("qwen2"), dtype="bfloat16")
     for step in (2, 4):
@@ -123,6 +128,45 @@ def test_the_critic_of_a_run_is_a_classifier(ask: Ask, trained: RunLayout) -> No
     loaded, info = AutoModelForSequenceClassification.from_pretrained("out", output_loading_info=True)
     assert not any(info.values())
     assert loaded.config.num_labels == 1
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_state_is_not_read_under_another_configuration(ask: Ask, trained: RunLayout, name: str) -> None:
+    """Both sides of the comparison would read the same wrong one, and agree."""
+    changed = Path("source", name)
+    changed.write_text('{"rope_theta": 5.0}' if not changed.exists() else changed.read_text() + " ")
+    said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")
+    assert (said.code, said.out, Path("out").exists()) == (8, "", False)
+    assert said.err == (
+        f"error: config.json or the tokenizer in `{Path('source').resolve()}` is not what run `runs/small` was made "
+        "from\n\nhint: put it back, or name a folder that has it: --like FOLDER\n"
+    )
+    assert ask("eval", "--ckpt", "runs/small/states/actor/000004").code == 8
+    assert ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--like", "base").code == 0
+
+
+def test_a_state_is_found_from_within_its_run(ask: Ask, trained: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Path("out").resolve()
+    monkeypatch.chdir(trained.root / "states" / "actor")
+    assert ask("convert-ckpt", "000004", str(out), "--to", "hf").code == 0
+
+
+def test_a_state_on_its_own_needs_a_model_folder(ask: Ask, trained: RunLayout) -> None:
+    shutil.copytree(trained.state("actor", 4), "a/b/c/alone")
+    said = ask("convert-ckpt", "a/b/c/alone", "out", "--to", "hf")
+    assert said.code == 2
+    assert "the state is in no run directory" in said.err
+    assert "--like FOLDER" in said.err
+    assert ask("convert-ckpt", "a/b/c/alone", "out", "--to", "hf", "--like", "base").code == 0
+
+
+def test_a_state_that_a_health_rule_stopped_at_says_so(ask: Ask, trained: RunLayout) -> None:
+    path = trained.state("actor", 4) / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"extra": {"healthy": False}}))
+    said = ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--json")
+    note = "a health rule stopped the run at this state: its last step was not healthy"
+    assert json.loads(said.out)["notes"] == [note]
+    assert f"note: {note}\n" in said.err
 
 
 def test_a_step_without_a_saved_state_is_an_error_that_lists_those_that_exist(ask: Ask, trained: RunLayout) -> None:

@@ -13,6 +13,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire import session
+from ppoctl.wire.sources import require_same_sources
 
 DIGESTS = {"model": "a" * 64, "data": "b" * 64}
 
@@ -53,10 +54,10 @@ def attempt(layout: RunLayout, scorer: EvenScorer | None = None, recipe: Recipe 
 
 
 def test_sources_that_changed_are_named(made: RunLayout) -> None:
-    session.require_same_sources(made, DIGESTS)
+    require_same_sources(made, DIGESTS)
     for name in DIGESTS:
         with pytest.raises(StorageError, match=f"`{name}` is not what run"):
-            session.require_same_sources(made, {**DIGESTS, name: "c" * 64})
+            require_same_sources(made, {**DIGESTS, name: "c" * 64})
 
 
 def test_another_model_is_another_run(made: RunLayout) -> None:

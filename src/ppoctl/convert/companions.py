@@ -1,5 +1,6 @@
 """What a model folder has besides weights: configuration, generation configuration, tokenizer, chat template."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import dataclass
@@ -22,6 +23,13 @@ _COPIED = (
 )
 
 
+def companions_digest(folder: Path) -> str:
+    """Of names and contents of all that lies beside a model's weights."""
+    files = [folder / "config.json", *_copied(folder)]
+    listing = (f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
+    return hashlib.sha256("\n".join(listing).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class Companions:
     """Of the model in `source`, for weights of this role and dtype."""
@@ -34,10 +42,8 @@ class Companions:
         """Put them beside the weights. Raises OSError."""
         text = json.dumps(self.config(), indent=2, sort_keys=True) + "\n"
         (folder / "config.json").write_text(text, "utf-8")
-        for pattern in _COPIED:
-            for path in self.source.glob(pattern):
-                if path.is_file():
-                    shutil.copyfile(path, folder / path.name)
+        for path in _copied(self.source):
+            shutil.copyfile(path, folder / path.name)
 
     def config(self) -> dict[str, Any]:
         """config.json, naming the class that has these weights: a critic is the family's
@@ -51,3 +57,7 @@ class Companions:
             return config | {"architectures": [f"{prefix}ForCausalLM"]}
         config |= {"architectures": [f"{prefix}ForSequenceClassification"], "num_labels": 1}
         return config | {"id2label": {"0": "value"}, "label2id": {"value": 0}}
+
+
+def _copied(folder: Path) -> list[Path]:
+    return sorted({path for pattern in _COPIED for path in folder.glob(pattern) if path.is_file()})

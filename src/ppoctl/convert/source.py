@@ -16,8 +16,9 @@ _OF_EVERY_MODEL = frozenset(PretrainedConfig().to_dict()) | {"model_type"}
 """What transformers writes into any configuration: names, tokens, how text is generated."""
 
 
-def model_folder(path: str) -> Path:
-    """The folder with the model's files: `path` itself, or the local snapshot of a hub id (fetched when online).
+def model_folder(path: str, *, allow_pickle: bool = False) -> Path:
+    """The folder with the model's files: `path` itself, or the local snapshot of a hub id (fetched when online; with
+    `allow_pickle` its pytorch_model.bin too).
 
     Raises EnvironmentProblemError when there is neither.
     """
@@ -29,7 +30,7 @@ def model_folder(path: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        patterns = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
+        patterns = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model", *["*.bin"] * allow_pickle]
         return Path(snapshot_download(path, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise EnvironmentProblemError(

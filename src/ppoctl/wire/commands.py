@@ -19,6 +19,7 @@ from ppoctl.store.resume_plan import plan_resume, set_aside_broken
 from ppoctl.store.retention import saved_pairs
 from ppoctl.wire import changes, engines, session
 from ppoctl.wire.session import Ended, Opened
+from ppoctl.wire.sources import require_same_companions, require_same_sources
 from ppoctl.wire.stages import evaluation_stage
 
 ROLLOUT = "rollout"
@@ -90,7 +91,7 @@ def _continue(layout: RunLayout, recipe: Recipe, *, verbose: bool, do: Callable[
     recorded = session.recorded_recipes(layout)
     sockets, digests, threads = session.prepare(recipe)
     try:
-        session.require_same_sources(layout, digests)
+        require_same_sources(layout, digests)
         changes.require_fitting_states(layout, recipe)
         changes.adopt(layout, recorded[max(recorded)], recipe)
     except BaseException:
@@ -122,8 +123,10 @@ class Checkpoint:
 def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> Checkpoint:
     """A run directory (its newest state), a `states/actor/N` folder of one, or a Hugging Face folder with a recipe.
 
-    Raises RecipeError when it is none of them.
+    Raises RecipeError when it is none of them, StorageError where a run's model source is not what it was.
     """
+    from ppoctl.convert.source import model_folder
+
     if (path / "run.json").is_file():
         pairs = saved_pairs(RunLayout(path))
         if not pairs:
@@ -131,9 +134,11 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
         path = RunLayout(path).state("actor", pairs[-1])
     manifest = manifests.read(path)
     if manifest is not None and manifest.stage == "state/actor":
-        layout = RunLayout(path.parent.parent.parent)
+        layout = RunLayout(path.resolve().parents[2])
         recipe = load(files or [layout.recipe_toml], sets, environ={}).recipe
         manifests.verify(path, manifest)
+        if layout.run_json.is_file():
+            require_same_companions(layout, model_folder(recipe.model.path))
         state = State("actor", manifest.step, int(manifest.extra["updates"]), manifest.identity)
         return Checkpoint(recipe, state, path)
     if (path / "config.json").is_file():

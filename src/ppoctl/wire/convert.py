@@ -105,7 +105,9 @@ class Conversion:
 
 def convert(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
     """Do it; the report. Nothing is left at the destination unless everything went well."""
-    source = find_source(asked.source, like=asked.like, role=asked.role, step=asked.step)
+    source = find_source(
+        asked.source, like=asked.like, role=asked.role, step=asked.step, allow_pickle=asked.allow_pickle
+    )
     if source.kind == asked.to:
         other = "megatron" if asked.to == "hf" else "hf"
         raise RecipeError(f"`{asked.source}` is in that format already (`--to {asked.to}`)", hint=f"--to {other}")
@@ -138,7 +140,7 @@ def _open(asked: Asked, source: Source) -> Conversion:
     else:
         given = MegatronWeights(TorchDist(source.folder), shape, source.role)
     weights = Accounted(given, source.folder, shape, source.role, dtype)
-    return Conversion(asked, source, shape, weights, tuple(weights.notes))
+    return Conversion(asked, source, shape, weights, (*source.notes, *weights.notes))
 
 
 def _report(conversion: Conversion, checks: list[Check], digests: dict[str, Any]) -> dict[str, Any]:

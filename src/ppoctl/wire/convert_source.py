@@ -14,6 +14,7 @@ from ppoctl.recipe.load import load
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
+from ppoctl.wire.sources import require_same_companions
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,13 @@ class Source:
     role: Role
     says: str
     """For people."""
+    notes: tuple[str, ...] = ()
+    """What they should know besides."""
 
 
-def find_source(path: str, *, like: str | None, role: Role | None, step: int | None) -> Source:
+def find_source(
+    path: str, *, like: str | None, role: Role | None, step: int | None, allow_pickle: bool = False
+) -> Source:
     """Raises RecipeError where the words do not go together or name no saved state, EnvironmentProblemError where
     there is no checkpoint, CorruptArtifactError where a run's state is not what was saved."""
     folder = Path(path)
@@ -40,14 +45,14 @@ def find_source(path: str, *, like: str | None, role: Role | None, step: int | N
     if step is not None:
         raise RecipeError(f"`--step {step}` is for a run, and `{path}` is none", hint="leave out --step")
     if (manifest := manifests.read(folder)) is not None and manifest.stage.startswith("state/"):
-        return _saved_state(RunLayout(folder.parent.parent.parent), folder, like, role)
+        return _saved_state(_run_of(folder), folder, like, role)
     if is_torch_dist(folder):
         return _torch_dist(folder, like, role)
     _require_no_megatron(folder)
     if like is not None:
         raise RecipeError(f"`--like` is for a Megatron folder, and `{path}` is none", hint="leave out --like")
     _require_model(folder, path)
-    folder = model_folder(path)
+    folder = model_folder(path, allow_pickle=allow_pickle)
     return Source("hf", folder, folder, role or _role_of_config(folder), f"Hugging Face folder {folder}")
 
 
@@ -75,8 +80,26 @@ def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role |
     kept: Role = "critic" if manifest.stage == "state/critic" else "actor"
     _require_role(kept, role, folder)
     manifests.verify(folder, manifest)
-    base = model_folder(like or load([layout.recipe_toml], environ={}).recipe.model.path)
-    return Source("megatron", folder, base, kept, f"{kept} of `{layout.root}` at step {manifest.step}")
+    base = model_folder(like) if like is not None else _base(layout)
+    health = "a health rule stopped the run at this state: its last step was not healthy"
+    notes = () if manifest.extra.get("healthy", True) else (health,)
+    return Source("megatron", folder, base, kept, f"{kept} of `{layout.root}` at step {manifest.step}", notes)
+
+
+def _run_of(state: Path) -> RunLayout:
+    """The run whose `states/ROLE/STEP` this folder is, wherever the command stands."""
+    return RunLayout(state.resolve().parents[2])
+
+
+def _base(layout: RunLayout) -> Path:
+    if not layout.recipe_toml.is_file():
+        raise RecipeError(
+            f"the state is in no run directory: `{layout.recipe_toml}` does not exist",
+            hint="name a folder of the same model, for config and tokenizer: --like FOLDER",
+        )
+    folder = model_folder(load([layout.recipe_toml], environ={}).recipe.model.path)
+    require_same_companions(layout, folder, otherwise=", or name a folder that has it: --like FOLDER")
+    return folder
 
 
 def _torch_dist(folder: Path, like: str | None, role: Role | None) -> Source:

@@ -1,6 +1,5 @@
 """The real engines: Megatron-Core, vLLM and child processes, plugged into the sockets."""
 
-import hashlib
 import json
 import os
 from dataclasses import asdict
@@ -9,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ppoctl.batch.digest import file_digest
 from ppoctl.batch.records import TRUNCATED, Rollouts, State
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
@@ -20,9 +18,6 @@ from ppoctl.rewards.probe import probe, require_gold_wins
 from ppoctl.rewards.processes import ProcessScorer
 from ppoctl.wire.processes import Placed, Say, place
 from ppoctl.wire.sockets import Sockets
-
-CONFIGS = ("config.json", "generation_config.json")
-"""Besides the weights, what of a model folder decides results."""
 
 PROBED_ROWS = 4
 """Gold answers are tried on so many rows before the first step."""
@@ -43,30 +38,6 @@ def open_scorer(recipe: Recipe, questions: PromptSource) -> ProcessScorer:
         scorer.close()
         raise
     return scorer
-
-
-def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
-    """What the run is made from: digests of the model's files, the tokenizer with its template, and the data."""
-    from ppoctl.convert.source import model_folder
-
-    folder = model_folder(recipe.model.path)
-    files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors" or path.name in CONFIGS)
-    if not any(path.suffix == ".safetensors" for path in files):
-        raise EnvironmentProblemError(
-            f"no `.safetensors` file in model folder `{folder}`", hint="name a folder that `save_pretrained` wrote"
-        )
-    found = [(path.name, file_digest(path)) for path in files]
-    if recipe.model.critic is not None:
-        found += [
-            (f"critic/{path.name}", file_digest(path)) for path in _critic_files(model_folder(recipe.model.critic))
-        ]
-    listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found if digest is not None)
-    return {"model": hashlib.sha256(listing.encode()).hexdigest(), **questions.digests}
-
-
-def _critic_files(folder: Path) -> list[Path]:
-    kinds = (".safetensors", ".distcp")
-    return sorted(path for path in folder.iterdir() if path.suffix in kinds or path.name in CONFIGS)
 
 
 def require_fitting_critic(recipe: Recipe) -> None:

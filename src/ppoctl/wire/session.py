@@ -39,6 +39,7 @@ from ppoctl.tracking.mirror import MlflowMirror
 from ppoctl.wire import engines
 from ppoctl.wire.job import Surroundings, assemble
 from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sources import source_digests
 from ppoctl.wire.versions import versions
 
 MIRROR_DEADLINE_S = 20.0
@@ -104,7 +105,7 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str], int]:
     """
     threads = engines.set_threads(recipe)
     questions = engines.read_questions(recipe)
-    digests = engines.source_digests(recipe, questions)
+    digests = source_digests(recipe, questions)
     scorer = engines.open_scorer(recipe, questions)
     try:
         sockets = engines.plug_in(recipe, questions, scorer, model_digest=digests["model"])
@@ -127,17 +128,6 @@ def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, com
 def recorded_recipes(layout: RunLayout) -> dict[int, Recipe]:
     """The run's recipes by the first step they hold for."""
     return {start: from_resolved(resolved) for start, resolved in run_dir.recipes(layout).items()}
-
-
-def require_same_sources(layout: RunLayout, digests: Mapping[str, str]) -> None:
-    """Raise StorageError naming the source that is not what the run was made from."""
-    for name, recorded in run_dir.facts(layout).get("sources", {}).items():
-        if digests.get(name) != recorded:
-            raise StorageError(
-                f"`{name}` is not what run `{layout.root}` was made from "
-                f"(digest {digests.get(name, 'absent')[:12]}, recorded {recorded[:12]})",
-                hint=f"put it back, or start a new run; the recorded recipe: {layout.recipe_toml}",
-            )
 
 
 def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
