@@ -15,22 +15,22 @@ QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 # The quickstart's model has 4 layers, 4 attention heads and 2 key/value heads.
 CASES = [
     (
-        "tensor_ranks_divide_the_heads",
+        "tensor_ranks_divide_the_model",
         "actor.parallel={tensor=4}",
         "4 tensor ranks do not divide the model's 2 key/value heads",
     ),
     (
-        "tensor_ranks_divide_the_heads",
+        "tensor_ranks_divide_the_model",
         "critic.parallel={tensor=3}",
         "3 tensor ranks do not divide the model's 4 attention heads",
     ),
     (
-        "tensor_ranks_divide_the_heads",
+        "tensor_ranks_divide_the_model",
         "generator.tensor=3",
         "3 tensor ranks do not divide the model's 4 attention heads",
     ),
     (
-        "tensor_ranks_divide_the_heads",
+        "tensor_ranks_divide_the_model",
         "generator.tensor=4",
         "4 tensor ranks do not divide the model's 2 key/value heads",
     ),
@@ -87,6 +87,33 @@ def test_a_layout_that_does_not_fit_the_model_is_refused(rule: str, written: str
     assert rule in {known.__name__ for known in LAYOUT_RULES}
     with pytest.raises(RecipeError) as caught:
         load([QUICKSTART], [written])
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        # Llama 2 13B has 40 heads, and 13,824 columns.
+        (
+            {"intermediate_size": 13824, "vocab_size": 32000},
+            "the model's 13824 columns of an MLP",
+        ),
+        ({"intermediate_size": 13825, "vocab_size": 32000}, None),
+        ({"intermediate_size": 13825, "vocab_size": 32001}, "the model's 32064 rows of the embedding, padded"),
+        ({"intermediate_size": 13824, "vocab_size": 32000, "num_experts": 5}, None),
+    ],
+)
+def test_tensor_ranks_divide_all_that_they_split(tmp_path: Path, sizes: dict[str, int], says: str | None) -> None:
+    config = {"num_hidden_layers": 2, "num_attention_heads": 40, "max_position_embeddings": 4096, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    written = [f"model.path={tmp_path}", "actor.parallel={tensor=5, sequence=true}"]
+    if says is None:
+        load([QUICKSTART], written)
+        return
+    with pytest.raises(RecipeError) as caught:
+        load([QUICKSTART], written)
     assert says in str(caught.value)
 
 

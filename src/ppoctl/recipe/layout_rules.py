@@ -6,19 +6,18 @@ from typing import Any
 
 from ppoctl.recipe.assets import model_config
 from ppoctl.recipe.conflict import Conflict, Rule
+from ppoctl.recipe.memory.decoder import VOCAB_MULTIPLE
 from ppoctl.recipe.parallel import ParallelTable, layouts
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.shape import Path
 
 
-def tensor_ranks_divide_the_heads(recipe: Recipe) -> Iterator[Conflict]:
-    config = model_config(recipe)
-    heads = config.get("num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
+def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
+    parts = _what_tensor_ranks_split(model_config(recipe))
     asked: list[tuple[Path, int]] = [((role, "parallel", "tensor"), table.tensor) for role, table in _written(recipe)]
     for key, tensor in [*asked, (("generator", "tensor"), recipe.generator.tensor)]:
-        for count, name in ((heads, "attention heads"), (kv_heads, "key/value heads")):
-            if isinstance(count, int) and count % tensor:
+        for name, count in parts.items():
+            if count % tensor:
                 fits = max(size for size in range(1, tensor + 1) if count % size == 0)
                 yield Conflict(
                     f"{tensor} tensor ranks do not divide the model's {count} {name}",
@@ -155,7 +154,7 @@ def experts_beside_tensor_ranks_need_sequence_parallelism(recipe: Recipe) -> Ite
 
 
 LAYOUT_RULES: tuple[Rule, ...] = (
-    tensor_ranks_divide_the_heads,
+    tensor_ranks_divide_the_model,
     every_pipeline_rank_has_layers,
     taking_turns_needs_a_shared_device,
     layers_of_an_end_need_a_pipeline,
@@ -182,6 +181,20 @@ def _experts(config: dict[str, Any]) -> int:
     """Experts of a layer; 0 where config.json names none."""
     count = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts")
     return count if isinstance(count, int) else 0
+
+
+def _what_tensor_ranks_split(config: dict[str, Any]) -> dict[str, int]:
+    """How many there are of each, where config.json says so. Experts have ranks of their own."""
+    heads, vocabulary = config.get("num_attention_heads"), config.get("vocab_size")
+    parts = {
+        "attention heads": heads,
+        "key/value heads": config.get("num_key_value_heads") or heads,
+        "columns of an MLP": None if _experts(config) else config.get("intermediate_size"),
+        "rows of the embedding, padded": -(-vocabulary // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        if isinstance(vocabulary, int)
+        else None,
+    }
+    return {name: count for name, count in parts.items() if isinstance(count, int)}
 
 
 def _ends(table: ParallelTable) -> list[int]:

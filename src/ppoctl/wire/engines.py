@@ -13,6 +13,8 @@ from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.ports import Generator, Models
+from ppoctl.recipe.assets import local_model
+from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.probe import probe, require_gold_wins
 from ppoctl.rewards.processes import ProcessScorer
@@ -57,6 +59,19 @@ def require_fitting_critic(recipe: Recipe) -> None:
             )
 
 
+def require_fitting_layout(recipe: Recipe) -> None:
+    """Raise RecipeError where a layout does not fit the model: of a hub id nothing was known when the recipe was
+    read."""
+    from ppoctl.convert.source import model_folder
+
+    if local_model(recipe) is not None:
+        return
+    model = recipe.model.model_copy(update={"path": str(model_folder(recipe.model.path))})
+    for conflict in (found for rule in LAYOUT_RULES for found in rule(recipe.model_copy(update={"model": model}))):
+        keys = ", ".join(f"`{'.'.join(key)}`" for key in conflict.keys)
+        raise RecipeError(f"{conflict.says} ({keys})", hint=conflict.hint)
+
+
 def set_threads(recipe: Recipe) -> int:
     """CPU threads of this process, of trainer and generator alike."""
     threads = recipe.cluster.threads or len(os.sched_getaffinity(0))
@@ -71,6 +86,7 @@ def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, m
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
 
+    require_fitting_layout(recipe)
     require_fitting_critic(recipe)
     placed = place(recipe)
     folder = str(model_folder(recipe.model.path))

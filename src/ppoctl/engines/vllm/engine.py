@@ -301,7 +301,8 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
             hint='add `"topk_method": "noaux_tc", "scoring_func": "sigmoid"` to it; transformers writes neither',
         )
     return EnvironmentProblemError(
-        f"vLLM could not start on `{settings.model}`: {type(error).__name__}: {text}", hint="ppoctl doctor"
+        f"vLLM could not start on `{settings.model}`: {type(error).__name__}: {text}",
+        hint="look at its own lines above; a model it cannot take at all cannot be trained here",
     )
 
 
