@@ -37,6 +37,7 @@ LAYOUTS = {
     "TP2 DP2 EP2": ParallelTable(tensor=2, data=2, sequence=True, expert=2),
     "TP2 DP2 EP2, experts split": ParallelTable(tensor=2, data=2, sequence=True, expert=2, expert_tensor=2),
     "PP2": ParallelTable(pipeline=2, first_stage_layers=1),
+    "TP2 PP2": ParallelTable(tensor=2, pipeline=2, sequence=True, first_stage_layers=1),
     "PP2 EP2": ParallelTable(pipeline=2, data=2, expert=2, first_stage_layers=1, distributed_optimizer=True),
 }
 

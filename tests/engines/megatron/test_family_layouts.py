@@ -31,7 +31,8 @@ MIXTURE = {
     "TP2 PP2": ParallelTable(tensor=2, pipeline=2, sequence=True, first_stage_layers=1),
 }
 CASES = [
-    *((kind, "actor", layout) for kind in ("llama", "qwen3") for layout in (DENSE["TP2 PP2"],)),
+    *((kind, "actor", layout) for kind in ("llama", "qwen3") for layout in DENSE.values()),
+    *((kind, "critic", DENSE["TP2 PP2"]) for kind in ("llama", "qwen3")),
     *(("gemma2", "actor", layout) for layout in [*DENSE.values(), *INTERLEAVED.values()]),
     ("gemma2", "critic", DENSE["TP2 PP2"]),
     *(("qwen2-moe", "actor", layout) for layout in MIXTURE.values()),
@@ -40,7 +41,7 @@ CASES = [
 NAMES = {id(layout): name for layouts in (DENSE, INTERLEAVED, MIXTURE) for name, layout in layouts.items()}
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("kind", "role", "layout"), CASES, ids=[f"{kind} {role} {NAMES[id(layout)]}" for kind, role, layout in CASES]
 )
@@ -53,11 +54,11 @@ def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, kin
 
 
 EXPORTS = [
-    ("llama", DENSE["TP2 PP2"]),
-    ("qwen3", DENSE["TP2 PP2"]),
+    *((kind, DENSE[layout]) for kind in ("llama", "qwen3") for layout in ("TP2", "PP2", "TP2 PP2")),
     ("gemma2", DENSE["TP2"]),
     ("gemma2", DENSE["PP2"]),
     ("gemma2", DENSE["TP2 PP2"]),
+    *(("qwen3-moe", MIXTURE[layout]) for layout in ("EP2", "PP2 EP2", "TP2 PP2")),
     ("qwen2-moe", MIXTURE["EP2"]),
     ("qwen2-moe", MIXTURE["TP2 EP2"]),
     ("qwen2-moe", MIXTURE["TP2 PP2"]),
