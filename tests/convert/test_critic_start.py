@@ -79,3 +79,8 @@ def test_another_architecture_is_refused_by_name(model: Model, reward: Path, tmp
     edit_json(other / "config.json", num_key_value_heads=3)
     with pytest.raises(RecipeError, match=r"`model\.critic` is `.*`, whose `num_kv_heads` is `3`; .* is `2`"):
         require_fitting_critic(recipe(model("qwen2"), other, tmp_path))
+
+
+def test_a_model_without_a_value_head_is_no_start_of_a_critic(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"which has no value head \(`score\.weight`\)"):
+        require_fitting_critic(recipe(model("qwen2"), model("qwen2"), tmp_path))

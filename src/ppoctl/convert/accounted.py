@@ -13,6 +13,7 @@ from ppoctl.convert.hugging_face import Spec, Weights
 from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, ROPE_CONSTANTS, VALUE_HEAD, Role, placements
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.recipe.assets import read_config
 
 ROUTER_BIAS = "e_score_correction_bias"
 """End of the name of what chooses between experts and is no weight: float32 in a model of any dtype."""
@@ -41,7 +42,7 @@ class Accounted:
         missing = []
         for placement in placements(self.shape, self.role):
             spec = self.given.specs.get(placement.name)
-            if spec is None and placement.name == VALUE_HEAD:
+            if spec is None and placement.name == VALUE_HEAD and not self._should_have_a_head():
                 self.notes.append(f"`{VALUE_HEAD}` is not in `{self.folder}`: the value head is zero")
                 spec = Spec(placement.shape, self.given.specs[EMBEDDING].dtype)
             if spec is None:
@@ -68,6 +69,11 @@ class Accounted:
         if name not in self.given.specs:
             return torch.zeros(spec.shape, dtype=spec.dtype)
         return self.given.tensor(name).to(spec.dtype)
+
+    def _should_have_a_head(self) -> bool:
+        """Whether config.json names a class with a head: then one that is missing was lost, and is not to be zero."""
+        classes = read_config(self.folder).get("architectures") or ()
+        return any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in classes)
 
     def _require_fitting(self, name: str, spec: Spec, shape: tuple[int, ...]) -> None:
         if spec.shape != shape:

@@ -43,9 +43,12 @@ def open_scorer(recipe: Recipe, questions: PromptSource) -> ProcessScorer:
 
 
 def require_fitting_critic(recipe: Recipe) -> None:
-    """Raise RecipeError unless the critic's start is of the base's architecture: `plan` reckons with one, and layouts
-    are checked against it."""
+    """Raise RecipeError unless the critic's start has a value head and the base's architecture: `plan` reckons with
+    one, and layouts are checked against it."""
+    from ppoctl.convert.hugging_face import open_weights
     from ppoctl.convert.source import model_folder, read_shape
+    from ppoctl.convert.tensors import VALUE_HEAD
+    from ppoctl.convert.torch_dist import is_torch_dist
 
     if recipe.model.critic is None:
         return
@@ -57,6 +60,12 @@ def require_fitting_critic(recipe: Recipe) -> None:
                 f"that of `model.path` is `{value}`",
                 hint="name a reward model that was made from the same base",
             )
+    folder = model_folder(recipe.model.critic)
+    if not is_torch_dist(folder) and VALUE_HEAD not in open_weights(folder, allow_pickle=False).specs:
+        raise RecipeError(
+            f"`model.critic` is `{recipe.model.critic}`, which has no value head (`{VALUE_HEAD}`)",
+            hint="name a reward model or a saved critic; without it the critic starts at the base, its head at zero",
+        )
 
 
 def require_fitting_layout(recipe: Recipe) -> None:

@@ -122,6 +122,29 @@ def test_a_quantised_tensor_is_refused(model, tmp_path):
         lab.actor(copy_with(model("llama"), tmp_path, tensors))
 
 
+def test_an_output_layer_that_is_not_the_embedding_it_is_tied_to_is_refused(model, tmp_path):
+    tensors = tensors_in(model("qwen2-tied"))
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    with pytest.raises(EnvironmentProblemError, match=r"`lm_head\.weight` .* although config\.json ties them"):
+        lab.actor(copy_with(model("qwen2-tied"), tmp_path, tensors))
+
+
+def test_a_file_that_was_cut_short_is_named(model, tmp_path):
+    folder = copy_with(model("llama"), tmp_path, tensors_in(model("llama")))
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(EnvironmentProblemError, match=r"`.*model\.safetensors` cannot be read"):
+        lab.actor(folder)
+
+
+def test_the_lost_head_of_a_reward_model_is_not_zero(model, tmp_path):
+    folder = copy_with(model("llama"), tmp_path, tensors_in(model("llama")))
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["LlamaForSequenceClassification"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EnvironmentProblemError, match=r"`score\.weight` missing"):
+        lab.critic(folder)
+
+
 def test_what_checkpoints_carry_besides_is_skipped(model, tmp_path):
     """A second copy of a tied embedding, RoPE's constants; for a critic the language model's head."""
     tensors = tensors_in(model("qwen2-tied"))

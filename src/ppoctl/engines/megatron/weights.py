@@ -5,7 +5,6 @@ holds it: loading is a copy into the view, exporting is reading it. The tables i
 parameter it is. Experts go by their names on disk, one tensor each, although transformers 5 fuses them in memory.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,24 +12,20 @@ from pathlib import Path
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from safetensors import safe_open
 from torch import Tensor
 
+from ppoctl.convert.accounted import Accounted
+from ppoctl.convert.hugging_face import open_weights
 from ppoctl.convert.tensors import (
     EMBEDDING,
-    LM_HEAD,
-    ROPE_CONSTANTS,
-    VALUE_HEAD,
     Placement,
     Role,
     part_of,
     placements,
     tied_copy,
-    weight_names,
 )
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.engines.megatron.model import PackedModel, ValueModel
-from ppoctl.errors import EnvironmentProblemError
 
 
 @dataclass(frozen=True)
@@ -178,53 +173,13 @@ def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tenso
 def load_weights(stages: Sequence[PackedModel], folder: Path) -> None:
     """Fill this rank's pipeline stages from the safetensors files of `folder`, one tensor at a time.
 
-    A value head that is not in the folder is set to zero; an `lm_head` that the model has no use for (a critic's, or
-    a second copy of a tied embedding) is skipped. Raises EnvironmentProblemError naming the first tensor that is
-    missing, not expected or of another shape.
+    A value head that is not in the folder is zero. Raises EnvironmentProblemError where the folder does not hold
+    exactly the model (`convert.accounted`).
     """
-    wanted: dict[str, list[Part]] = {}
+    role: Role = "critic" if isinstance(stages[0], ValueModel) else "actor"
+    given = open_weights(folder, allow_pickle=False)
+    weights = Accounted(given, folder, stages[0].settings.shape, role)
     for stage in stages:
         for part in parts_of(stage):
             if part.is_here(stage.pg_collection):
-                wanted.setdefault(part.name, []).append(part)
-    for part in wanted.get(VALUE_HEAD, []):
-        part.view.zero_()
-    missing = set(wanted) - {VALUE_HEAD}
-    known, groups = {*weight_names(stages[0].settings.shape), LM_HEAD}, stages[0].pg_collection
-    for file in _safetensors_files(folder):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                for part in wanted.get(name, []):
-                    _fill(part, tensors.get_tensor(name), groups, file)
-                missing.discard(name)
-                if name not in wanted and name not in known and not name.endswith(ROPE_CONSTANTS):
-                    raise EnvironmentProblemError(f"tensor `{name}` in `{file}` is not part of the model")
-    if missing:
-        first, others = min(missing), len(missing) - 1
-        more = f" and {others} more" if others else ""
-        raise EnvironmentProblemError(f"tensor `{first}`{more} missing from `{folder}`", hint="fetch the model again")
-
-
-def _fill(part: Part, tensor: Tensor, groups: ProcessGroupCollection, file: Path) -> None:
-    if tuple(tensor.shape) != part.shape:
-        problem = f"has shape {list(tensor.shape)}; config.json says {list(part.shape)}"
-        raise EnvironmentProblemError(f"tensor `{part.name}` in `{file}` {problem}")
-    if not tensor.is_floating_point() or tensor.element_size() < 2:
-        problem = f"is {tensor.dtype}; quantised models cannot be trained"
-        raise EnvironmentProblemError(f"tensor `{part.name}` in `{file}` {problem}")
-    part.write(tensor, groups)
-
-
-def _safetensors_files(folder: Path) -> Sequence[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    files = [folder / name for name in names]
-    for file in files:
-        if not file.is_file():
-            raise EnvironmentProblemError(
-                f"`{file.name}` missing from model folder `{folder}`", hint="save the model in safetensors format"
-            )
-    return files
+                part.write(weights.tensor(part.name), stage.pg_collection)
