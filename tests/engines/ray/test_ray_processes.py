@@ -182,6 +182,21 @@ def test_a_running_ray_that_is_too_small_is_explained(cluster, processes):
         greedy.require_room()
 
 
+@pytest.mark.parametrize(
+    ("gpus", "cpus", "says"),
+    [
+        (2, 12, "needs 3 GPUs (actor 3, critic 3, colocated), and the Ray at `a:1` has 2 GPUs on 1 nodes"),
+        (3, 5, "needs 6 processes (actor 3, critic 3, colocated), and the Ray at `a:1` has 5 CPU slots on 1 nodes"),
+    ],
+)
+def test_gpus_and_cpu_slots_are_both_needed(monkeypatch, gpus, cpus, says):
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"GPU": gpus, "CPU": cpus}}])
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"GPU": gpus})
+    cluster = RayCluster(Room({"actor": 3, "critic": 3}, colocated=True), "a:1", start_deadline_s=1.0)
+    with pytest.raises(EnvironmentProblemError, match=re.escape(says)):
+        cluster.require_room()
+
+
 def test_whoever_is_ready_first_is_served_first(cluster, group):
     slow, fast = (
         RayProcesses(replace(group, name=name, role="critic", size=1, first=first), cluster)

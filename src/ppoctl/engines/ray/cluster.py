@@ -105,14 +105,16 @@ class RayCluster:
             self.folder = None
 
     def require_room(self) -> None:
-        """Raise EnvironmentProblemError when the Ray we are connected to has too few devices for the processes."""
-        resource = "GPU" if _has_gpus() else "CPU"
+        """Raise EnvironmentProblemError when the Ray we are connected to has too few devices for the processes, or
+        too few CPU slots, of which each process takes one."""
+        if _has_gpus():
+            self._require("GPU", self.room.devices, "GPUs", "GPUs")
+        self._require("CPU", self.room.processes, "processes", "CPU slots")
+
+    def _require(self, resource: str, needed: int, unit: str, slots: str) -> None:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         found = [int(node.get(resource, 0)) for node in nodes]
-        needed = self.room.devices if resource == "GPU" else self.room.processes
         if sum(found) < needed:
-            unit = "GPUs" if resource == "GPU" else "processes"
-            slots = "GPUs" if resource == "GPU" else "CPU slots"
             where = "this machine" if self.address is None else f"the Ray at `{self.address}`"
             raise EnvironmentProblemError(
                 f"the recipe needs {needed} {unit} ({self.room.describe()}), and {where} has {sum(found)} {slots} on "
