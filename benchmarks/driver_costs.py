@@ -15,7 +15,6 @@ import torch
 
 from ppoctl.batch import codec
 from ppoctl.batch.records import Prompt, Prompts
-from ppoctl.engines.vllm.weights import fingerprint
 from ppoctl.ports import Sample
 from ppoctl.stages.rollout import assemble, sample_requests
 
@@ -61,7 +60,6 @@ def main() -> int:
     rates = {
         "record encoded": (tensor.nbytes, lambda: codec.encode("record", {"grid": tensor}, {})),
         "digested (SHA-256)": (size, lambda: codec.digest(bytes(size))),
-        "weights checksummed, float32": (tensor.nbytes, lambda: fingerprint(tensor)),
         "copied": (tensor.nbytes, tensor.clone),
     }
     for name, (num_bytes, work) in rates.items():

@@ -17,7 +17,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
+from ppoctl.batch.bucket import Bucket, tensors_of
 from ppoctl.engines.vllm import engine as engine_module
 from ppoctl.engines.vllm import sync as sync_module
-from ppoctl.engines.vllm.weights import Departure
 from ppoctl.recipe.load import load
 from ppoctl.store import artifact
 from ppoctl.store.layout import RunLayout
@@ -126,9 +126,9 @@ def write_model(folder: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def plain_copy(weights: Callable[[], Any]) -> float:
+def plain_copy(buckets: Iterable[Bucket]) -> float:
     """Least seconds of cloning what is sent."""
-    tensors = [tensor for _, tensor in weights()]
+    tensors = [tensor for _, tensor in tensors_of(buckets)]
     best = float("inf")
     for _ in range(5):
         started = time.perf_counter()
@@ -160,20 +160,20 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     layout = RunLayout(folder / "run")
     session.create(layout, recipe, digests, command="train")
     copies: list[float] = []
-    clock_departure(copies)
+    clock_hand_over(copies)
     session.attempt_run(session.Opened(layout, {1: recipe}, timed, used, observers=(steps_seen,)))
     return steps_seen.rows, min(copies)
 
 
-def clock_departure(copies: list[float]) -> None:
+def clock_hand_over(copies: list[float]) -> None:
     """Time a plain copy of what each transfer sends, right before it."""
-    inner = Departure.__init__
+    inner = sync_module.hand_over
 
-    def timed(self: Departure, weights: Any) -> None:
-        copies.append(plain_copy(weights.tensors))
-        inner(self, weights)
+    def timed(engines: Any, weights: Any) -> Any:
+        copies.append(plain_copy(weights.buckets()))
+        return inner(engines, weights)
 
-    Departure.__init__ = timed  # type: ignore[method-assign]
+    sync_module.hand_over = timed
 
 
 def main() -> int:

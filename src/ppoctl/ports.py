@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ppoctl.batch.bucket import Bucket
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts, State
 
@@ -80,12 +81,12 @@ class Generator(Protocol):
 
 @dataclass(frozen=True)
 class NamedWeights:
-    """The weights of one actor state under Hugging Face names, streamed tensor by tensor."""
+    """The weights of one actor state under Hugging Face names, streamed some tensors at a time."""
 
     state: State
     names: tuple[str, ...]
-    tensors: Callable[[], Iterator[tuple[str, Tensor]]]
-    """A fresh iterator over (name, tensor in the model's dtype); tensors are views, valid until the next update."""
+    buckets: Callable[[], Iterator[Bucket]]
+    """A fresh iterator; tensors are in the model's dtype, and valid until the next update."""
 
 
 @dataclass(frozen=True)

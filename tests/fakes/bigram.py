@@ -1,12 +1,13 @@
 """A trainer whose model is one table: what follows token t (actor), or what t is worth (critic)."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ppoctl.batch.bucket import bucket_of
 from ppoctl.batch.codec import digest
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.grid import pack
@@ -138,10 +139,7 @@ class BigramTrainer:
             return self._outputs(rollouts, torch.arange(rollouts.num_seqs), self.table, 1.0)[0]
 
     def weights(self, state: State) -> NamedWeights:
-        def tensors() -> Iterator[tuple[str, Tensor]]:
-            yield "table", self.table
-
-        return NamedWeights(state=state, names=("table",), tensors=tensors)
+        return NamedWeights(state, ("table",), lambda: iter([bucket_of([("table", self.table)])]))
 
     def update(
         self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective

@@ -24,7 +24,8 @@ class BigramGenerator:
 
     def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
         if self.lineage != at.lineage:
-            ((_, table),) = self.models.actor_at(at).weights(at).tensors()
+            (bucket,) = self.models.actor_at(at).weights(at).buckets()
+            ((_, table),) = bucket.content.tensors()
             self.table = table.clone()
             self.lineage = at.lineage
             self.syncs += 1

@@ -259,15 +259,9 @@ def test_weights_go_in_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a stage with one layer: table 800; 8, 128, 64, 64, 16, 8, 8, 128, 8; 160, 160, 160; at the end 8 and 800."""
     monkeypatch.setattr(generator, "BUCKET_BYTES", 4 * 300)
     sent = generator.sending(replace(SMALL, layers=1), ParallelTable(tensor=2), 4)
-    assert sent.buckets == (
-        4 * 800,
-        4 * (8 + 128 + 64 + 64 + 16 + 8 + 8 + 128),
-        4 * (8 + 160 + 160),
-        4 * (160 + 8 + 800),
-    )
-    packs = (800, 8 + 128 + 64 + 64 + 16 + 8 + 8, 128 + 8 + 160, 160, 160 + 8, 800)
-    assert sent.packs == tuple(4 * numbers for numbers in packs)
-    assert sent.in_driver == 4 * (2 * 968 + 800)
+    numbers = (800, 8 + 128 + 64 + 64 + 16 + 8 + 8, 128 + 8 + 160, 160, 160 + 8, 800)
+    assert sent.buckets == tuple(4 * number for number in numbers)
+    assert sent.on_the_way == 4 * 4 * 800
 
 
 def test_the_driver() -> None:
@@ -282,10 +276,10 @@ def test_the_driver() -> None:
     without = replace(batch, has_reference=False, reference_in_loss=False)
     assert records_of(without).logprobs == 800
     assert update_input_bytes(without, "actor") == records.rollout + 100 * 9
-    driver = driver_bytes(batch, weights_on_their_way=6)
+    driver = driver_bytes(batch)
     assert driver.samples == 100 * (72 + 4) + records.rollout
     assert driver.records == 2 * records.total
-    assert driver.peak == max(driver.samples, driver.records) + 6
+    assert driver.peak == max(driver.samples, driver.records)
 
 
 def test_a_stage_fits_or_names_what_is_largest() -> None:

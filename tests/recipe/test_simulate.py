@@ -122,7 +122,7 @@ def test_engines_fill_the_gpus_or_their_part_of_them(recipe: Recipe) -> None:
 
 def test_weights_are_made_once_and_read_by_every_node(recipe: Recipe) -> None:
     found, size = by_world(recipe), 2 * MODEL.parameters
-    made = 4 / 1e5 + 1 / 1e4 + 1 / (UNITS.checksum_bytes_s * 16)
+    made = 1 / UNITS.checksum_bytes_s + 1 / UNITS.gpu_host_bytes_s + 1 / 1e5
     assert found[8].weights_s == pytest.approx(size * made)
     assert found[64].weights_s == pytest.approx(size * (7 / 1e4 + 1 / UNITS.gpu_host_bytes_s))
     assert (found[8].sent_weights_bytes, found[64].sent_weights_bytes) == (0, 7 * size)

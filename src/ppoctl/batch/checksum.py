@@ -1,7 +1,9 @@
-"""A cheap checksum of tensor bytes: the same number on any device, for whether two engines hold the same weights.
+"""A cheap checksum of a tensor: the same number on any device, for whether two engines hold the same weights.
 
 Not cryptographic: it finds lost updates, mixed-up tensors and flipped bits, not an adversary.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +14,27 @@ _WORDS_PER_ROUND = {"cpu": 2**15, "cuda": 2**24}
 # Odd constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xBF58476D1CE4E5B9 - 2**64
+
+
+@dataclass(frozen=True)
+class Print:
+    """What identifies a tensor's content: shape, dtype, checksum."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    checksum: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} checksum {self.checksum:#x}"
+
+
+def fingerprint(tensor: Tensor) -> Print:
+    """Content of a tensor, with -0.0 and denormals as 0: what `engines.vllm.weights` reads back cannot tell them
+    apart."""
+    tensor = tensor.detach()
+    tiny = torch.finfo(tensor.dtype).tiny
+    numbers = torch.where(tensor.abs() < tiny, torch.zeros_like(tensor), tensor).contiguous()
+    return Print(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor_checksum(numbers))
 
 
 def tensor_checksum(tensor: Tensor) -> int:

@@ -95,10 +95,7 @@ def _other_rows(memory: "Memory") -> list[tuple[str, str]]:
     sending = memory.sending
     if sending.buckets:
         largest = render.size(sending.largest)
-        number, packs = len(sending.buckets), len(sending.packs)
-        rows.append(
-            ("weights sent", f"{number} buckets to the driver, the largest {largest}; {packs} packs, read by all")
-        )
+        rows.append(("weights sent", f"{len(sending.buckets)} buckets, the largest {largest}, read by all engines"))
     return rows
 
 

@@ -2,11 +2,11 @@
 
 It models what the code does, not what it might: engines of the generator on all GPUs (colocated), or on their part
 of them (apart), asked by the driver every few tokens; the driver holds every rollout, puts it into Ray's object store
-for each call, and a node pulls one copy of it; answers come back whole; weights go through the driver in buckets, and
-a node pulls one copy of each; records are written by the driver, states by the ranks. All that a node pulls is taken
-to come out of the driver's node (Ray may take it from a node that has it already), and all responses are of full
-length: upper bounds. Stages follow each other, as they do; only states are written behind training, and a bucket of
-weights is read while the next is made.
+for each call, and a node pulls one copy of it; answers come back whole; a rank puts weights into the object store of
+its node in buckets, and a node pulls one copy of each; records are written by the driver, states by the ranks. All
+that a node pulls is taken to come out of the node that made it (Ray may take it from a node that has it already), and
+all responses are of full length: upper bounds. Stages follow each other, as they do; only states are written behind
+training, and a bucket of weights is read while the next is made.
 """
 
 from collections.abc import Sequence
@@ -48,8 +48,7 @@ class Units:
     copy_bytes_s: float = _unit(5e9, "bytes/s that one thread copies in host memory (assumed)")
     encode_bytes_s: float = _unit(0.8e9, "bytes/s of a record into safetensors (benchmarks/driver_costs.py)")
     digest_bytes_s: float = _unit(1.4e9, "bytes/s of SHA-256 in one thread (benchmarks/driver_costs.py)")
-    checksum_bytes_s: float = _unit(0.4e9, "bytes/s and thread of a weight's checksum (benchmarks/driver_costs.py)")
-    driver_threads: float = _unit(16.0, "threads of the driver in checksums (assumed)")
+    checksum_bytes_s: float = _unit(100e9, "bytes/s of a weight's checksum on a GPU (assumed)")
     disk_bytes_s: float = _unit(2e9, "bytes/s that one node writes to the shared file system (assumed)")
     call_s: float = _unit(1e-3, "seconds of the driver per call and rank (assumed for Ray)")
     token_s: float = _unit(2.2e-6, "seconds of the driver's Python per drawn token (benchmarks/driver_costs.py)")
@@ -92,9 +91,9 @@ class SimulatedStep:
     sent_bytes: int
     """Out of that node, to all others."""
     sent_weights_bytes: int
-    """The same of weights."""
+    """Out of the nodes of the ranks that send them, to all others."""
     weights_s: float
-    """The actor's weights, through the driver into all engines."""
+    """The actor's weights, from its ranks into all engines."""
     rollout_s: float
     """Engines decode."""
     asking_s: float
@@ -174,10 +173,10 @@ def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units:
         sequences=batch.sequences,
         data_ranks=world.actor.data,
         engines=world.engines,
-        driver_bytes=driver_bytes(batch, sent.in_driver).peak,
+        driver_bytes=driver_bytes(batch).peak,
         object_bytes=put,
         sent_bytes=put * (world.nodes - 1),
-        sent_weights_bytes=sum(sent.packs) * (world.nodes - 1),
+        sent_weights_bytes=sum(sent.buckets) * (world.nodes - 1),
         weights_s=_weights_seconds(sum(sent.buckets), recipe.generator.tensor, world, units),
         rollout_s=decoding,
         asking_s=max(0.0, asking - decoding),
@@ -212,10 +211,9 @@ def rollout_seconds(
 
 
 def _weights_seconds(size: int, tensor: int, world: World, units: Units) -> float:
-    """The driver makes buckets: a rank copies them into the store, the driver out of it, together, and in again, and
-    checksums them. Meanwhile nodes pull the one before, and engines copy their slice of it."""
-    checked = 1 / (units.checksum_bytes_s * units.driver_threads)
-    made = 4 / units.copy_bytes_s + 1 / units.store_bytes_s + checked
+    """A rank makes buckets: checksums on its GPU, a copy to the host, and one into the store. Meanwhile nodes pull
+    the one before, and engines copy their slice of it."""
+    made = 1 / units.checksum_bytes_s + 1 / units.gpu_host_bytes_s + 1 / units.copy_bytes_s
     read = (world.nodes - 1) / units.store_bytes_s + 1 / (tensor * units.gpu_host_bytes_s)
     return size * max(made, read)
 

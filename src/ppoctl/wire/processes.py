@@ -58,7 +58,7 @@ def _in_ray(recipe: Recipe) -> Placed:
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.ranks import ManyProcesses, OpenRank, TakingTurns
     from ppoctl.engines.ray.cluster import RayCluster
-    from ppoctl.engines.ray.processes import first_done, share
+    from ppoctl.engines.ray.processes import first_done
     from ppoctl.engines.ray.room import Room
     from ppoctl.engines.vllm import Hosts, OpenEngine
 
@@ -79,7 +79,7 @@ def _in_ray(recipe: Recipe) -> Placed:
             _group(recipe, cluster, "generator", OpenEngine(settings), size=size, number=number)
             for number in range(recipe.generator.engines)
         ]
-        return Hosts(made, first_done, share, turns)
+        return Hosts(made, first_done, turns)
 
     return Placed(ranks("actor"), ranks("critic"), engines, cluster.close)
 

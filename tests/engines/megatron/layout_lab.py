@@ -46,12 +46,12 @@ def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[st
     rollouts = lab.make_rollouts()
     is_actor = made_from.role == "actor"
     objective = lab.policy_objective(rollouts, needs_entropy=True) if is_actor else lab.value_objective(rollouts)
-    before = {name: tensor.clone() for name, tensor in pool.weights()}
+    before = {name: tensor.clone() for name, tensor in pool.tensors()}
     minibatches = [lab.minibatch(rollouts, rows, step=STEP) for rows in ((0, 1, 2, 3, 4), (1, 4, 2), (3, 0, 2, 1))]
     first = trained.update(rollouts, minibatches[:1], objective)
     gradients = pool.gradients()
     rest = trained.update(rollouts, minibatches[1:], objective)
-    after = dict(pool.weights())
+    after = dict(pool.tensors())
     reported = {
         f"{number} {name}": torch.as_tensor(getattr(result, name))
         for number, result in enumerate([*first, *rest])
@@ -74,18 +74,18 @@ def goes_on(pool: RankPool, saved_under: TrainerSettings, loaded_under: TrainerS
     first.start()
     first.update(rollouts, minibatches, objective)
     lab.save(first, states)
-    saved = {name: tensor.clone() for name, tensor in pool.weights()}
+    saved = {name: tensor.clone() for name, tensor in pool.tensors()}
     [expected] = first.update(rollouts, minibatches, objective)
-    after = dict(pool.weights())
+    after = dict(pool.tensors())
 
     second = trainer(pool, loaded_under)
     second.load(states)
-    loaded = dict(pool.weights())
+    loaded = dict(pool.tensors())
     assert loaded.keys() == saved.keys()
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)
     [found] = second.update(rollouts, minibatches, objective)
     assert abs(found.loss - expected.loss) <= LOSS_GAP[saved_under.dtype] * abs(expected.loss)
-    changes = [{name: (of[name] - saved[name]).float() for name in saved} for of in (dict(pool.weights()), after)]
+    changes = [{name: (of[name] - saved[name]).float() for name in saved} for of in (dict(pool.tensors()), after)]
     return gap(*changes)
 
 

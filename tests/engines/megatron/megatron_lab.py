@@ -27,6 +27,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from ppoctl.batch.bucket import tensors_of
 from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron.factory import build_actor, build_critic
 from ppoctl.engines.megatron.rank import MegatronRank
@@ -378,7 +379,7 @@ def unstarted(trainer: MegatronTrainer) -> MegatronTrainer:
 
 def weights_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
     """Copies, under Hugging Face names."""
-    return {name: tensor.clone() for name, tensor in trainer.ranks.weights()}
+    return {name: tensor.clone() for name, tensor in tensors_of(trainer.ranks.weights())}
 
 
 def gradients_of(trainer: MegatronTrainer) -> dict[str, Tensor]:

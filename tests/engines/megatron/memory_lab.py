@@ -85,8 +85,8 @@ def gather_buffer(rank: MegatronRank) -> int:
 
 def pickled_bucket(rank: MegatronRank) -> int:
     """Bytes of the answer about the first bucket of weights."""
-    rank.open_weights()
-    return len(pickle.dumps(rank.next_weights(2**20)))
+    rank.open_weights(2**20)
+    return len(pickle.dumps(rank.next_weights()))
 
 
 def peak(rank: MegatronRank, rollouts: Rollouts, call: str) -> int:

@@ -18,10 +18,13 @@ import torch
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
+from ppoctl.batch.bucket import Bucket, tensors_of
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import Patience, Place
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.weights import parts_in
+from ppoctl.recipe.schema import ParallelTable
 
 TIMEOUT_S = 120.0
 
@@ -56,12 +59,6 @@ class RankServer:
         """What a function of the rank finds."""
         assert self.rank is not None
         return look(self.rank, *arguments)
-
-    def weights(self) -> list[tuple[str, Tensor]]:
-        """This stage's, from the first rank that has them."""
-        assert self.rank is not None
-        found = [(name, tensor.clone()) for name, tensor in self.rank.weights()]
-        return found if self._is_first() else []
 
     def gradients(self) -> list[tuple[str, Tensor]]:
         """What the last update left in the gradient buffers, under Hugging Face names."""
@@ -109,11 +106,12 @@ class RankPool:
             self.pipes.append(ours)
             self.processes.append(process)
         self.used = 0
+        self.parallel = ParallelTable()
 
     def open(self, settings: TrainerSettings) -> None:
         """Make the ranks of this layout."""
         self._ask_all([("close",)] * len(self.pipes))
-        self.used = settings.parallel.world_size
+        self.used, self.parallel = settings.parallel.world_size, settings.parallel
         address = f"127.0.0.1:{_free_port()}"
         places = [Place(rank, self.used, address) for rank in range(self.used)]
         self._ask_all([("open", place, replace(settings)) for place in places])
@@ -129,8 +127,12 @@ class RankPool:
         """As an `Executor`."""
         return self._ask_all([("call", method, *arguments)] * len(ranks), [self.pipes[rank] for rank in ranks])
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return (pair for found in self._ask_all([("weights",)] * self.used) for pair in found)
+    def weights(self) -> Iterator[Bucket]:
+        return ManyProcesses(self, self.parallel).weights()
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Copies of all weights."""
+        return tensors_of(self.weights())
 
     def gradients(self) -> dict[str, Tensor]:
         """Of all stages; of a tied embedding the copy of the first."""

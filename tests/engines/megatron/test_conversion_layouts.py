@@ -51,10 +51,10 @@ def megatron(model, tmp_path_factory):
 def test_a_converted_checkpoint_starts_every_layout(pool, model, megatron, kind, layout, role):
     expected = trainer(pool, settings(model(kind), role, LAYOUTS[layout]))
     expected.start()
-    weights = {each: tensor.clone() for each, tensor in pool.weights()}
+    weights = {each: tensor.clone() for each, tensor in pool.tensors()}
     started = trainer(pool, settings(megatron(kind, role), role, LAYOUTS[layout]))
     started.start()
-    found = dict(pool.weights())
+    found = dict(pool.tensors())
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[each], weights[each]) for each in weights)
 
@@ -70,7 +70,7 @@ def test_a_state_of_every_layout_converts_back(pool, model, tmp_path, kind, layo
     trained.update(rollouts, [lab.minibatch(rollouts)], objective)
     (tmp_path / "state").mkdir()
     lab.save(trained, tmp_path / "state")
-    weights = {each: tensor.clone() for each, tensor in pool.weights()}
+    weights = {each: tensor.clone() for each, tensor in pool.tensors()}
     asked = Asked(source=str(tmp_path / "state"), to="hf", out=tmp_path / "out", like=str(model(kind)))
     report = convert(asked, lambda _: None)
     found = load_file(tmp_path / "out" / "model.safetensors")

@@ -10,7 +10,6 @@ import torch
 from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, gap, settings, three_steps, trainer
 from safetensors.torch import load_file
 
-from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.recipe.schema import ParallelTable
 
@@ -90,7 +89,7 @@ def test_logprobs_match_transformers_and_exports_are_the_models(pool, model, tmp
     source, target = (load_file(of / "model.safetensors") for of in (model("deepseek-v3-low-rank"), tmp_path))
     assert target.keys() == source.keys()
     assert all(torch.equal(target[name], source[name]) for name in source)
-    sent = dict(ManyProcesses(pool, LAYOUTS[layout]).weights())
+    sent = dict(pool.tensors())
     assert sent.keys() == source.keys()
     assert all(torch.equal(sent[name], source[name]) for name in source)
 
@@ -119,10 +118,10 @@ def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under
     first.start()
     first.update(rollouts, minibatches, objective)
     lab.save(first, tmp_path)
-    saved = {name: tensor.clone() for name, tensor in pool.weights()}
+    saved = {name: tensor.clone() for name, tensor in pool.tensors()}
     second = trainer(pool, settings(folder, "actor", layouts[loaded_under], dtype))
     second.load(tmp_path)
-    loaded = dict(pool.weights())
+    loaded = dict(pool.tensors())
     assert loaded.keys() == saved.keys()
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)
     source = load_file(folder / "model.safetensors")

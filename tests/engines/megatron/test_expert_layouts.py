@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from ppoctl.convert.source import read_shape
 from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron import ranks
-from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
@@ -165,7 +164,7 @@ def test_the_generator_gets_all_experts_bucket_by_bucket(pool, model, monkeypatc
     made_from = settings(model("qwen3-moe"), "actor", LAYOUTS[layout])
     pool.open(made_from)
     pool.call("start")
-    found = dict(ManyProcesses(pool, made_from.parallel).weights())
+    found = dict(pool.tensors())
     expected = load_file(model("qwen3-moe") / "model.safetensors")
     assert list(found) == list(weight_names(read_shape(model("qwen3-moe"))))
     assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -86,7 +86,7 @@ def lived(pool: RankPool, actor: MegatronTrainer, folder: Path, rest: Callable[[
     saving.finish()
     actor.load(folder / "state")
     rest()
-    return found | {f"weight {name}": tensor.clone() for name, tensor in pool.weights()}
+    return found | {f"weight {name}": tensor.clone() for name, tensor in pool.tensors()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

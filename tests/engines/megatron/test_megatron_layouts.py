@@ -153,21 +153,21 @@ def test_a_state_for_any_number_of_data_ranks_goes_on(pool, model, tmp_path, sav
     first = trainer(pool, narrow(folder, saved_under, dtype))
     first.start()
     first.update(rollouts, minibatches * 2, objective)
-    saved = {name: tensor.clone() for name, tensor in pool.weights()}
+    saved = {name: tensor.clone() for name, tensor in pool.tensors()}
     saving = first.save(tmp_path, in_background=True)
     [expected] = first.update(rollouts, minibatches, objective)
     written = saving.finish()
-    after = dict(pool.weights())
+    after = dict(pool.tensors())
     assert written == {path.name: file_digest(path) for path in tmp_path.iterdir()}
 
     second = trainer(pool, narrow(folder, loaded_under, dtype))
     second.start()
     second.update(rollouts, minibatches * 5, objective)
     second.load(tmp_path)
-    assert all(torch.equal(tensor, saved[name]) for name, tensor in pool.weights())
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in pool.tensors())
     [found] = second.update(rollouts, minibatches, objective)
     assert abs(found.loss - expected.loss) <= (1e-5 if dtype is torch.float32 else 1e-3) * abs(expected.loss)
-    changes = [{name: (of[name] - saved[name]).float() for name in saved} for of in (dict(pool.weights()), after)]
+    changes = [{name: (of[name] - saved[name]).float() for name in saved} for of in (dict(pool.tensors()), after)]
     assert gap(*changes) < (CHANGE_GAP if dtype is torch.float32 else 0.1)
 
 
@@ -197,10 +197,10 @@ def test_a_state_for_some_layouts_is_refused_under_others_and_can_be_saved_for_a
     wide.mkdir()
     again = trainer(pool, settings(folder, "actor", NARROW["alone"]))
     again.load(tmp_path)
-    expected = dict(pool.weights())
+    expected = dict(pool.tensors())
     lab.save(again, wide)
     trainer(pool, narrow(folder, "TP2")).load(wide)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in pool.weights())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in pool.tensors())
 
 
 def test_a_rank_whose_disk_is_full_fails_the_save_of_all(pool, model, tmp_path):
@@ -221,11 +221,11 @@ def test_a_state_before_the_first_step_goes_on(pool, model, tmp_path):
     first.start()
     lab.save(first, tmp_path)
     first.update(rollouts, minibatches, objective)
-    expected = dict(pool.weights())
+    expected = dict(pool.tensors())
     second = trainer(pool, made_from)
     second.load(tmp_path)
     second.update(rollouts, minibatches, objective)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in pool.weights())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in pool.tensors())
 
 
 def test_ranks_without_rows_keep_step(pool, model):
@@ -279,7 +279,7 @@ def test_each_weight_leaves_interleaved_stages_once(pool, model):
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["PP2 interleaved"])
     actor = trainer(pool, made_from)
     actor.start()
-    sent = [name for name, _ in pool.weights()]
+    sent = [name for name, _ in pool.tensors()]
     assert sorted(sent) == sorted(weight_names(actor.source[1]))
     layers = [int(name.split(".")[2]) for name in sent if name.endswith("input_layernorm.weight")]
     assert layers == [0, 2, 1, 3]  # of the first rank, then of the second
@@ -312,10 +312,10 @@ def test_what_is_not_finite_stops_every_rank(pool, model):
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["DP2"])
     trained = trainer(pool, made_from)
     trained.start()
-    before = {name: tensor.clone() for name, tensor in pool.weights()}
+    before = {name: tensor.clone() for name, tensor in pool.tensors()}
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts)
     objective.weights[0, 0] = torch.nan  # one rank's row
     with pytest.raises(NonFiniteError, match="no step was taken"):
         trained.update(rollouts, [lab.minibatch(rollouts, step=STEP)], objective)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in pool.weights())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in pool.tensors())

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
+from ppoctl.batch.bucket import tensors_of
 from ppoctl.batch.records import State
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.engines.megatron import trainer as port
@@ -32,11 +33,11 @@ def copy_with(source: Path, target: Path, tensors: dict[str, torch.Tensor]) -> P
 @pytest.mark.parametrize("kind", lab.MODELS)
 def test_weights_survive_the_way_there_and_back(model, kind):
     weights = lab.actor(model(kind)).weights(STATE)
-    found = dict(weights.tensors())
+    found = dict(tensors_of(weights.buckets()))
     assert weights.names == tuple(found)
     lab.check_all(EXACT, found, tensors_in(model(kind)))
     # A fresh iterator each time.
-    assert len(list(weights.tensors())) == len(found)
+    assert len(list(tensors_of(weights.buckets()))) == len(found)
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "qwen2-moe-mixed"])
@@ -57,13 +58,14 @@ def test_parameters_of_the_other_layer_spec_are_found_too(model, kind):
 def test_exported_tensors_are_views_except_interleaved_queries_keys_and_values(model):
     trainer = lab.actor(model("qwen2"))
     addresses = [p.untyped_storage().data_ptr() for p in lab.rank_of(trainer).models[0].parameters()]
-    copied = {n for n, t in trainer.weights(STATE).tensors() if t.untyped_storage().data_ptr() not in addresses}
+    sent = tensors_of(trainer.weights(STATE).buckets())
+    copied = {name for name, tensor in sent if tensor.untyped_storage().data_ptr() not in addresses}
     assert all(name.split(".")[-2] in ("q_proj", "k_proj", "v_proj") for name in copied)
 
 
 def test_weights_are_cast_to_the_recipes_dtype(model):
     trainer = lab.actor(model("qwen2"), dtype="bfloat16")
-    found = dict(trainer.weights(STATE).tensors())
+    found = dict(tensors_of(trainer.weights(STATE).buckets()))
     lab.check_all(EXACT, found, {name: t.bfloat16() for name, t in tensors_in(model("qwen2")).items()})
 
 

@@ -1,6 +1,7 @@
 """Groups of processes in a real Ray: answers, errors, deaths and hangs."""
 
 import os
+import pickle
 import re
 import socket
 import time
@@ -10,12 +11,15 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 import torch
 
+from ppoctl.batch.bucket import Bucket, bucket_of, flatten
+from ppoctl.batch.checksum import Print, fingerprint
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
-from ppoctl.engines.ray.processes import Group, RayProcesses, first_done, share
+from ppoctl.engines.ray.processes import Group, RayProcesses, first_done
 from ppoctl.engines.ray.room import Room
 from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
 
@@ -55,8 +59,12 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
             time.sleep(seconds)
             return self.rank
 
-        def checksums(self, tensors: list[tuple[str, torch.Tensor]]) -> dict[str, tuple[str, list[int], float]]:
-            return {name: (str(t.dtype), list(t.shape), float(t.double().sum())) for name, t in tensors}
+        def weights(self) -> Bucket:
+            made = bucket_of([("a", torch.full((2**19,), float(self.rank))), ("b", torch.ones(3, 4).t().bfloat16())])
+            return replace(made, content=flatten(made.content.tensors()))
+
+        def held(self, bucket: Bucket) -> dict[str, Print]:
+            return {name: fingerprint(tensor) for name, tensor in bucket.content.tensors()}
 
         def hang_at(self, rank: int) -> None:
             if self.rank == rank:
@@ -172,8 +180,6 @@ def test_ranks_that_do_not_meet_say_so():
 
 
 def test_a_running_ray_that_is_too_small_is_explained(cluster, processes):
-    import ray
-
     processes.call("pid")
     address = ray.get_runtime_context().gcs_address
     greedy = RayCluster(Room({"actor": 5}, colocated=False), address, start_deadline_s=60.0)
@@ -211,15 +217,20 @@ def test_whoever_is_ready_first_is_served_first(cluster, group):
     slow.close(), fast.close()
 
 
-def test_shared_tensors_arrive_as_they_were(processes):
-    tensors = [
-        ("a", torch.arange(6, dtype=torch.float32).view(2, 3)),
-        ("b", torch.tensor([1.5], dtype=torch.bfloat16)),
-        ("c", torch.arange(12, dtype=torch.float32).view(3, 4).t()),  # not contiguous
-        ("empty", torch.empty(0, 4)),
-    ]
-    expected = {name: (str(t.dtype), list(t.shape), float(t.double().sum())) for name, t in tensors}
-    assert processes.call("checksums", share(tensors)) == [expected, expected]
+def test_weights_go_from_process_to_process_and_who_asked_gets_a_reference(processes):
+    first, second = processes.call("weights")
+    assert first.prints["a"] != second.prints["a"]
+    assert len(pickle.dumps(first.prints)) + len(ray.cloudpickle.dumps(first.content)) < 2000  # of 2 MiB
+    assert processes.call("held", second) == [second.prints, second.prints]
+    assert dict(first.content.tensors())["b"].dtype == torch.bfloat16  # it may look itself
+
+
+def test_weights_that_were_lost_with_their_sender_are_a_named_error(processes, cluster, group):
+    sender = RayProcesses(replace(group, name="sender", role="critic", size=1), cluster)
+    [bucket] = sender.call("weights")
+    sender.kill()
+    with pytest.raises(ProcessLostError, match="weights were lost with the process that sent them"):
+        processes.call("held", bucket)
 
 
 def test_a_long_wait_says_what_it_is_waiting_for(cluster, processes, monkeypatch):

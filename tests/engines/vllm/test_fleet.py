@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 from vllm_bench import settings_for
 
+from ppoctl.batch.bucket import Bucket
 from ppoctl.batch.records import State
 from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.engines.vllm.engine import Draw, Finished
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.vllm.hosts import Hosts
-from ppoctl.engines.vllm.sync import Sync, TrainerSide, buckets
+from ppoctl.engines.vllm.sync import Sync, TrainerSide
 from ppoctl.errors import HangError, PpoctlError, ProcessLostError, WeightSyncError
 from ppoctl.ports import NamedWeights, SamplingParams
 
@@ -98,7 +97,7 @@ class CountingHost:
     def _begin_weights(self) -> None:
         pass
 
-    def _take_weights(self, tensors: list[tuple[str, Tensor]]) -> None:
+    def _take_weights(self, bucket: Bucket) -> None:
         pass
 
     def _end_weights(self) -> list[Any]:
@@ -115,14 +114,14 @@ def fleet_of(tmp_path) -> Made:
     ) -> tuple[Fleet, list[str]]:
         said: list[str] = []
         turns = turns or NoTurns()
-        hosts = Hosts(engines, first_done=list, share=list, turns=turns)
+        hosts = Hosts(engines, first_done=list, turns=turns)
 
         def score(state: State, tokens: tuple[int, ...]) -> list[float]:
             turns.take("actor", lambda: (actor or []).append("leave"))
             return [0.0] * (len(tokens) - 1)
 
         trainer = TrainerSide(
-            weights=lambda state: NamedWeights(state=state, names=(), tensors=lambda: iter(())),
+            weights=lambda state: NamedWeights(state=state, names=(), buckets=lambda: iter(())),
             score=score,
             export=lambda state, folder: (folder / state.stamp).touch(),
         )
@@ -302,15 +301,3 @@ def test_an_engine_that_cannot_take_weights_is_restarted_on_an_export_and_asked(
     monkeypatch.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
     with pytest.raises(WeightSyncError, match="canary"):
         fleet.be_at(State("actor", 2, 2, "next"))
-
-
-def test_buckets_are_bounded_and_a_larger_tensor_goes_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ppoctl.engines.vllm.sync.BUCKET_BYTES", 100)
-    sizes = [40, 40, 40, 400, 100, 4]
-    tensors = [(f"t{n}", torch.zeros(size // 4)) for n, size in enumerate(sizes)]
-    found = [[name for name, _ in bucket] for bucket in buckets(tensors)]
-    assert found == [["t0", "t1"], ["t2"], ["t3"], ["t4"], ["t5"]]
-    small = [(f"t{n}", torch.zeros(10)) for n in range(6)]
-    assert [len(bucket) for bucket in buckets(small)] == [2, 2, 2]
-    assert [len(bucket) for bucket in buckets(tensors[3:5])] == [1, 1]
-    assert list(buckets([])) == []

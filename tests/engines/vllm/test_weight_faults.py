@@ -14,7 +14,7 @@ from vllm_bench import WINDOW, Bench, prompts
 import ppoctl.engines.vllm.weights as weights_module
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm.canary import Tolerance, canary_tokens
-from ppoctl.engines.vllm.transfer import Bucket, HostTransfer
+from ppoctl.engines.vllm.transfer import Arrived, HostTransfer
 from ppoctl.errors import WeightSyncError
 from ppoctl.ports import NamedWeights, SamplingParams
 
@@ -60,7 +60,7 @@ def test_a_skipped_load_is_caught_where_the_canary_cannot_see_it(
     assert canary.check(engine.score(tokens), bench.trainer.logprobs(tokens)) < canary.limit
     for name in ("start_weight_update", "finish_weight_update"):
         monkeypatch.setattr(HostTransfer, name, lambda self: None)
-    monkeypatch.setattr(HostTransfer, "receive_weights", lambda self, bucket: None)
+    monkeypatch.setattr(HostTransfer, "receive_weights", lambda self, arrived: None)
     with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* and the engine holds float32"):
         draw(bench)
 
@@ -69,7 +69,7 @@ def test_after_a_failed_load_the_same_state_is_loaded_again(bench: Bench, monkey
     bench.trainer.move(0.05)
     with monkeypatch.context() as planted:
         planted.setattr(
-            HostTransfer, "receive_weights", lambda self, bucket: RECEIVE(self, Bucket(bucket.tensors[:-3]))
+            HostTransfer, "receive_weights", lambda self, arrived: RECEIVE(self, Arrived(arrived.tensors[:-3]))
         )
         with pytest.raises(WeightSyncError):
             draw(bench)
@@ -90,8 +90,8 @@ def test_a_tensor_that_never_left_is_caught_by_name(tied: Bench, monkeypatch: py
 
     def without(state: State) -> NamedWeights:
         weights = whole(state)
-        kept = [(key, tensor) for key, tensor in weights.tensors() if key != name]
-        return NamedWeights(state=state, names=weights.names, tensors=lambda: iter(kept))
+        kept = [bucket for bucket in weights.buckets() if name not in bucket.prints]
+        return NamedWeights(state=state, names=weights.names, buckets=lambda: iter(kept))
 
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.trainer, "weights", without)
@@ -104,7 +104,7 @@ def test_a_tensor_that_left_twice_is_caught_by_name(tied: Bench, monkeypatch: py
 
     def twice(state: State) -> NamedWeights:
         weights = whole(state)
-        return dataclasses.replace(weights, tensors=lambda: chain(weights.tensors(), weights.tensors()))
+        return dataclasses.replace(weights, buckets=lambda: chain(weights.buckets(), weights.buckets()))
 
     tied.trainer.move(TINY)
     with monkeypatch.context() as planted:
@@ -118,8 +118,9 @@ def test_a_tensor_the_trainer_forgot_is_caught_by_name(untied: Bench, monkeypatc
     whole = untied.trainer.weights
 
     def forgetful(state: State) -> NamedWeights:
-        kept = [(key, tensor) for key, tensor in whole(state).tensors() if key != "lm_head.weight"]
-        return NamedWeights(state=state, names=tuple(key for key, _ in kept), tensors=lambda: iter(kept))
+        kept = [bucket for bucket in whole(state).buckets() if "lm_head.weight" not in bucket.prints]
+        names = tuple(name for bucket in kept for name in bucket.prints)
+        return NamedWeights(state=state, names=names, buckets=lambda: iter(kept))
 
     untied.trainer.move(TINY)
     monkeypatch.setattr(untied.trainer, "weights", forgetful)
@@ -133,10 +134,11 @@ def test_a_tensor_the_trainer_forgot_is_caught_by_name(untied: Bench, monkeypatc
 def test_one_flipped_bit_on_the_way_is_caught_by_name(
     untied: Bench, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def corrupt(self: HostTransfer, bucket: Bucket) -> None:
-        arrived = [(key, tensor.clone()) for key, tensor in bucket.tensors]
-        dict(arrived)[name].view(torch.int32).view(-1)[7] ^= 1
-        RECEIVE(self, Bucket(arrived))
+    def corrupt(self: HostTransfer, arrived: Arrived) -> None:
+        tensors = [(key, tensor.clone()) for key, tensor in arrived.tensors]
+        if name in dict(tensors):
+            dict(tensors)[name].view(torch.int32).view(-1)[7] ^= 1
+        RECEIVE(self, Arrived(tensors))
 
     untied.trainer.move(TINY)
     monkeypatch.setattr(HostTransfer, "receive_weights", corrupt)
@@ -145,13 +147,13 @@ def test_one_flipped_bit_on_the_way_is_caught_by_name(
 
 
 def test_two_exchanged_tensors_are_caught(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exchange(self: HostTransfer, bucket: Bucket) -> None:
+    def exchange(self: HostTransfer, arrived: Arrived) -> None:
         other = {"model.layers.0.mlp.up_proj.weight": "gate", "model.layers.0.mlp.gate_proj.weight": "up"}
         named = [
             (f"model.layers.0.mlp.{other[key]}_proj.weight" if key in other else key, tensor)
-            for key, tensor in bucket.tensors
+            for key, tensor in arrived.tensors
         ]
-        RECEIVE(self, Bucket(named))
+        RECEIVE(self, Arrived(named))
 
     untied.trainer.move(TINY)
     monkeypatch.setattr(HostTransfer, "receive_weights", exchange)

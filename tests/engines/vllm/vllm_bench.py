@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from ppoctl.batch.bucket import Bucket, bucket_of
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm import Hosts, TrainerSide, VllmGenerator, VllmSettings, this_process
 from ppoctl.engines.vllm.engine import Engine
@@ -88,12 +88,12 @@ class HfTrainer:
     def weights(self, state: State) -> NamedWeights:
         named = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
-        def tensors() -> Iterator[tuple[str, Tensor]]:
+        def buckets() -> Iterator[Bucket]:
             for name, tensor in named.items():
                 self.traffic.append(name)
-                yield name, tensor
+                yield bucket_of([(name, tensor)])
 
-        return NamedWeights(state=state, names=tuple(named), tensors=tensors)
+        return NamedWeights(state=state, names=tuple(named), buckets=buckets)
 
     def logprobs(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:
         """Of tokens 1.. of a sequence."""

@@ -11,7 +11,7 @@ found finite, on all ranks alike, does its optimizer step (`optimizer`).
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
+from ppoctl.batch.bucket import Bucket, bucket_of, flatten, in_buckets
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts
 from ppoctl.convert.hugging_face import Spec
@@ -101,7 +102,7 @@ class MegatronRank:
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
         self._reference: list[PackedModel] | None = None
-        self._sending: Iterator[tuple[str, Tensor]] = iter(())
+        self._sending: Iterator[list[tuple[str, Tensor]]] = iter(())
         self._saving: tuple[Path, RankSaving]
         self._host = HostMemory()
 
@@ -181,22 +182,17 @@ class MegatronRank:
         """What `weights` gives, before it does."""
         return {part.name: Spec(part.shape, part.view.dtype) for model in self.models for part in parts_of(model)}
 
-    def open_weights(self) -> None:
-        """Begin to send them in buckets."""
-        self._sending = self.weights()
+    def open_weights(self, max_bytes: int) -> None:
+        """Begin to send them in buckets of at most so many bytes."""
+        self._sending = in_buckets(self.weights(), max_bytes)
 
-    def next_weights(self, max_bytes: int) -> list[tuple[str, Tensor]]:
-        """Copies of the next ones, of so many bytes together or one that has more; empty: there are no more. The
-        first tensor rank of the first data rank has them; the others only take part."""
-        bucket: list[tuple[str, Tensor]] = []
-        size, is_sender = 0, self.groups.tp.rank() == self.groups.dp_cp.rank() == 0
-        for name, tensor in self._sending:
-            size += tensor.nbytes
-            # Not an empty view, with which all of the tensor would be pickled.
-            bucket.append((name, tensor.cpu().clone() if is_sender else tensor.new_empty(0)))
-            if size >= max_bytes:
-                break
-        return bucket
+    def next_weights(self) -> Bucket | None:
+        """A copy of the next ones, in one piece; None: there are no more. The first tensor rank of the first data
+        rank has them; the others only take part, and answer nothing."""
+        tensors = next(self._sending, [])
+        if not tensors or not self.groups.tp.rank() == self.groups.dp_cp.rank() == 0:
+            return None
+        return replace(bucket_of(tensors), content=flatten(tensors))
 
     def leave(self) -> None:
         """Move everything to the host, for others to use this device's memory; what is needed comes back when it is

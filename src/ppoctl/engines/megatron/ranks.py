@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
-
+from ppoctl.batch.bucket import Bucket, bucket_of, in_buckets
 from ppoctl.engines.megatron.process_group import Patience, Place, join
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.turns import Turns
 from ppoctl.recipe.schema import ParallelTable
 
 WEIGHTS_BUCKET_BYTES = 64 * 2**20
-"""Weights on their way to the generator at one time, twice over: one bucket is used while the next is filled."""
+"""Weights on their way to the generator at one time, twice over: one bucket is loaded while the next is filled."""
 
 
 @runtime_checkable
@@ -25,8 +24,8 @@ class Ranks(Protocol):
         """What the method of each rank returns, in the order of the ranks. An error of any rank is raised."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights of the role's model under Hugging Face names; each is valid until the next one is taken."""
+    def weights(self) -> Iterator[Bucket]:
+        """All weights of the role's model; tensors are valid until the next update."""
         ...
 
 
@@ -39,9 +38,9 @@ class ThisProcess:
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return [getattr(self.rank, method)(*arguments)]
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self) -> Iterator[Bucket]:
         """Views of the parameters, except where Megatron's fused layout interleaves them."""
-        return self.rank.weights()
+        return map(bucket_of, in_buckets(self.rank.weights(), WEIGHTS_BUCKET_BYTES))
 
 
 @runtime_checkable
@@ -63,8 +62,8 @@ class ManyProcesses:
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return self.executor.call(method, *arguments)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Bucket by bucket, pipeline rank by pipeline rank; the first tensor rank of each sends."""
+    def weights(self) -> Iterator[Bucket]:
+        """Pipeline rank by pipeline rank; the first tensor rank of each sends."""
         layout = self.parallel
         # The first ranks of a stage that are whole groups of tensor ranks and whole groups of expert ranks.
         count = math.lcm(layout.tensor, layout.expert_ranks)
@@ -72,9 +71,9 @@ class ManyProcesses:
             # Megatron-Core counts ranks over tensor, then context, then data, then pipeline.
             first = pipeline_rank * layout.stage_ranks
             senders = range(first, first + count)
-            self.executor.ask(senders, "open_weights")
-            while bucket := self.executor.ask(senders, "next_weights", WEIGHTS_BUCKET_BYTES)[0]:
-                yield from bucket
+            self.executor.ask(senders, "open_weights", WEIGHTS_BUCKET_BYTES)
+            while (bucket := self.executor.ask(senders, "next_weights")[0]) is not None:
+                yield bucket
 
 
 class TakingTurns:
@@ -90,7 +89,7 @@ class TakingTurns:
             self._take()
         return self.ranks.call(method, *arguments)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self) -> Iterator[Bucket]:
         self._take()
         return self.ranks.weights()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
+from ppoctl.batch.bucket import tensors_of
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts, State
 from ppoctl.convert.companions import Companions
@@ -77,7 +78,7 @@ class MegatronTrainer:
             held |= of_rank
         specs = {placement.name: held[placement.name] for placement in placements(shape, role)}
         with closing(SafetensorsWriter(folder, specs, SHARD_BYTES)) as writer:
-            for name, tensor in self.ranks.weights():
+            for name, tensor in tensors_of(self.ranks.weights()):
                 writer.write(name, tensor)
             writer.finish()
         Companions(source, role, self.settings.dtype).write(folder)
@@ -122,7 +123,7 @@ class MegatronActor(MegatronTrainer):
 
     def weights(self, state: State) -> NamedWeights:
         """What the generator loads."""
-        return NamedWeights(state=state, names=tuple(weight_names(self.source[1])), tensors=self.ranks.weights)
+        return NamedWeights(state=state, names=tuple(weight_names(self.source[1])), buckets=self.ranks.weights)
 
 
 class MegatronCritic(MegatronTrainer):

@@ -4,15 +4,18 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
+from ray.exceptions import RayError
+from torch import Tensor
 
+from ppoctl.batch.bucket import Bucket, FlatTensors
 from ppoctl.engines.ray import segments
-from ppoctl.engines.ray.tensors import FlatTensors
+from ppoctl.errors import ProcessLostError
 
 Make = Callable[[int, int, str], Any]
 """(rank, number of ranks, `host:port` where rank 0 waits) -> what answers in that process; it returns when all ranks
@@ -20,10 +23,20 @@ have come. A process alone has no address."""
 
 
 @dataclass(frozen=True)
-class Shared:
-    """An argument that lies in the object store: read in place by every process that is given it."""
+class InStore:
+    """Content of a bucket that lies in the object store: read in place by every process that is given it. It goes
+    with the process that put it there."""
 
     reference: Any
+    """To `FlatTensors`."""
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """Views of shared memory. Raises ProcessLostError."""
+        try:
+            flat: FlatTensors = ray.get(self.reference)
+        except RayError as error:
+            raise ProcessLostError(f"weights were lost with the process that sent them: {error}") from error
+        return flat.tensors()
 
 
 class Member:
@@ -64,11 +77,7 @@ class Member:
             self._target.close()
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._target, method)(*(_received(argument) for argument in arguments))
-
-
-def _received(argument: Any) -> Any:
-    if not isinstance(argument, Shared):
-        return argument
-    value = ray.get(argument.reference)
-    return value.tensors() if isinstance(value, FlatTensors) else value
+        """What it answers. The bytes of weights stay in the object store of this node: whoever asked passes on where
+        they are, and only who loads them reads them."""
+        answer = getattr(self._target, method)(*arguments)
+        return replace(answer, content=InStore(ray.put(answer.content))) if isinstance(answer, Bucket) else answer

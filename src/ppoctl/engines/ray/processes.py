@@ -15,12 +15,10 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from torch import Tensor
 
 from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.cluster import RayCluster
-from ppoctl.engines.ray.member import Make, Member, Shared
-from ppoctl.engines.ray.tensors import flatten
+from ppoctl.engines.ray.member import Make, Member
 from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, ProcessLostError
 
 STACK_DEADLINE_S = 5.0
@@ -258,11 +256,6 @@ def first_done(pendings: Sequence[Pending]) -> list[Pending]:
             for pending in pendings:
                 if not pending.is_done:
                     pending.processes.cluster.say(pending.describe())
-
-
-def share(tensors: Sequence[tuple[str, Tensor]]) -> Shared:
-    """Put tensors where all processes read them; given as an argument, they arrive as tensors."""
-    return Shared(ray.put(flatten(tensors)))
 
 
 def _as_raised(error: RayTaskError) -> Exception:

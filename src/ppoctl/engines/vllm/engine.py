@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from ppoctl.batch.bucket import Bucket
 from ppoctl.engines.vllm.environment import prepare_environment
 from ppoctl.engines.vllm.process_state import TENANCY, undisturbed
 from ppoctl.engines.vllm.settings import VllmSettings
@@ -99,10 +99,10 @@ class Engine:
         with undisturbed():
             self._llm.collective_rpc("start_weight_update")
 
-    def take_weights(self, tensors: list[tuple[str, Tensor]]) -> None:
-        """Some of them, under Hugging Face names; they may change again when this has returned."""
+    def take_weights(self, bucket: Bucket) -> None:
+        """Some of them; they may change again when this has returned."""
         with undisturbed():
-            self._llm.collective_rpc("update_weights", args=({"tensors": tensors},))
+            self._llm.collective_rpc("update_weights", args=({"tensors": bucket.content.tensors()},))
 
     def end_weights(self) -> list[Held]:
         """All have come; what is held now. Keys and values of the old weights are forgotten."""

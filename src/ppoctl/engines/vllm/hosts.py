@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
-
 from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import join_tensor_ranks
@@ -41,8 +39,6 @@ class Hosts:
     engines: Sequence[Host]
     first_done: Callable[[Sequence[Any]], Sequence[Promise]]
     """Waits until at least one of these promises is kept or broken."""
-    share: Callable[[list[tuple[str, Tensor]]], Any]
-    """Puts tensors where all engines can read them: what `take_weights` is given."""
     turns: Turns = field(default_factory=NoTurns)
     """Taken with the roles whose devices these engines share."""
 
@@ -74,8 +70,8 @@ class _Kept:
 
 
 def this_process(settings: VllmSettings, turns: Turns | None = None) -> Hosts:
-    """One engine, in this process; tensors are handed over as they are."""
-    return Hosts([ThisProcess(settings)], first_done=list, share=list, turns=turns or NoTurns())
+    """One engine, in this process."""
+    return Hosts([ThisProcess(settings)], first_done=list, turns=turns or NoTurns())
 
 
 @dataclass(frozen=True)

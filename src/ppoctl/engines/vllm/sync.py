@@ -1,23 +1,18 @@
 """Bringing engines to a state: its weights in buckets, then proof that each engine holds and computes the same."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import Tensor
-
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm.canary import Tolerance, canary_tokens
 from ppoctl.engines.vllm.hosts import Host, Hosts
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.engines.vllm.weights import Departure, compare
+from ppoctl.engines.vllm.weights import Sent, compare
 from ppoctl.errors import ProcessLostError, WeightSyncError
 from ppoctl.ports import NamedWeights
-
-BUCKET_BYTES = 64 * 2**20
-"""Weights on their way at one time, twice over: one bucket is loaded while the next is filled."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +57,8 @@ class Sync:
         weights = self.trainer.weights(state)
         if weights.state != state:
             raise WeightSyncError(f"the trainer gave the weights of `{weights.state.stamp}`, not of `{state.stamp}`")
-        departure = Departure(weights)
         try:
-            self._hand_over(engines, departure)
+            sent = hand_over(engines, weights)
             arrived = ask(engines, "end_weights")
         except BaseException:
             # They have half of the weights and wait for the rest: whoever asks next gets a fresh one.
@@ -72,16 +66,7 @@ class Sync:
                 engine.close()
             raise
         for held in arrived:
-            compare(weights.names, departure, held)
-
-    def _hand_over(self, engines: Sequence[Host], departure: Departure) -> None:
-        ask(engines, "begin_weights")
-        on_the_way: list[Any] = []
-        for bucket in buckets(departure):
-            arriving = self.hosts.share(bucket)
-            wait(on_the_way)
-            on_the_way = [engine.begin("take_weights", arriving) for engine in engines]
-        wait(on_the_way)
+            compare(weights.names, sent, held)
 
     def _ask_the_canary(self, engines: Sequence[Host], state: State) -> None:
         (vocab_size, *_) = ask(engines, "vocab_size")
@@ -91,6 +76,18 @@ class Sync:
         expected = self.trainer.score(state, tokens)
         for found in wait(scores):
             tolerance.check(found, expected)
+
+
+def hand_over(engines: Sequence[Host], weights: NamedWeights) -> Sent:
+    """Bucket by bucket: one is loaded while the trainer makes the next."""
+    ask(engines, "begin_weights")
+    sent, on_the_way = Sent(), list[Any]()
+    for bucket in weights.buckets():
+        sent.add(bucket.prints)
+        wait(on_the_way)
+        on_the_way = [engine.begin("take_weights", bucket) for engine in engines]
+    wait(on_the_way)
+    return sent
 
 
 def ask(engines: Sequence[Host], method: str, *arguments: Any) -> list[Any]:
@@ -109,17 +106,3 @@ def wait(promises: Sequence[Any]) -> list[Any]:
     if lost:
         raise EngineLostError("; ".join(error.message for error in lost), hint=lost[0].hint) from lost[0]
     return answers
-
-
-def buckets(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-    """As many tensors at a time as fit a bucket, or one that does not."""
-    bucket: list[tuple[str, Tensor]] = []
-    room = BUCKET_BYTES
-    for name, tensor in tensors:
-        if bucket and tensor.nbytes > room:
-            yield bucket
-            bucket, room = [], BUCKET_BYTES
-        bucket.append((name, tensor))
-        room -= tensor.nbytes
-    if bucket:
-        yield bucket

@@ -26,17 +26,17 @@ class NothingToAgreeOn(WeightTransferInitInfo):
 
 
 @dataclass
-class Bucket(WeightTransferUpdateInfo):
+class Arrived(WeightTransferUpdateInfo):
     """Some of the weights, under Hugging Face names."""
 
     tensors: list[tuple[str, Tensor]]
 
 
-class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Bucket]):
+class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Arrived]):
     """Loads what it is handed, in checkpoint format."""
 
     init_info_cls = NothingToAgreeOn
-    update_info_cls = Bucket
+    update_info_cls = Arrived
 
     def init_transfer_engine(self, init_info: NothingToAgreeOn) -> None:
         """Nothing to do."""
@@ -46,7 +46,7 @@ class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Bucket]):
 
         initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: Bucket) -> None:
+    def receive_weights(self, update_info: Arrived) -> None:
         model: Any = self.model
         model.load_weights(iter(update_info.tensors))
 

@@ -25,24 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppoctl.batch.checksum import tensor_checksum
+from ppoctl.batch.checksum import Print, fingerprint
 from ppoctl.errors import WeightSyncError
-from ppoctl.ports import NamedWeights
 
 _PROBE_ROWS = 512
 """Rows of the identity per product: bounds the memory of reading back a large matrix."""
-
-
-@dataclass(frozen=True)
-class Print:
-    """What identifies a tensor's content: shape, dtype, checksum."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    checksum: int
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)} checksum {self.checksum:#x}"
 
 
 @dataclass(frozen=True)
@@ -55,32 +42,19 @@ class Held:
     """The weight this one is tied to: what the trainer must have sent where it did not send `name` itself."""
 
 
-def fingerprint(tensor: Tensor) -> Print:
-    """Content of a tensor, with -0.0 and denormals as 0 (see the module's docstring)."""
-    tensor = tensor.detach()
-    tiny = torch.finfo(tensor.dtype).tiny
-    numbers = torch.where(tensor.abs() < tiny, torch.zeros_like(tensor), tensor).contiguous()
-    return Print(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor_checksum(numbers))
+class Sent(dict[str, Print]):
+    """What has left the trainer in one transfer."""
 
-
-class Departure:
-    """The trainer's side of one transfer: hands the tensors on, and remembers what left."""
-
-    def __init__(self, weights: NamedWeights) -> None:
-        self._weights = weights
-        self.sent: dict[str, Print] = {}
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._weights.tensors():
-            if name in self.sent:
+    def add(self, prints: Mapping[str, Print]) -> None:
+        for name, print_ in prints.items():
+            if name in self:
                 raise _gap(name, "left the trainer twice")
-            self.sent[name] = fingerprint(tensor)
-            yield name, tensor
+            self[name] = print_
 
 
-def compare(names: Sequence[str], departure: Departure, held: Sequence[Held]) -> None:
+def compare(names: Sequence[str], sent: Sent, held: Sequence[Held]) -> None:
     """Raise WeightSyncError, naming the tensor, unless the engine holds exactly what the trainer announced."""
-    sent, announced = departure.sent, set(names)
+    announced = set(names)
     places = {place.name for place in held}
     for name in names:
         if name not in sent:

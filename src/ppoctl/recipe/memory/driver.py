@@ -55,12 +55,10 @@ class DriverBytes:
     """Python objects of the samples of a step, until they are a record."""
     records: int
     """Of a step, each twice: tensors, and the bytes that were committed, which a record keeps."""
-    weights: int
-    """On their way to the generator."""
 
     @property
     def peak(self) -> int:
-        return max(self.samples, self.records) + self.weights
+        return max(self.samples, self.records)
 
 
 def records_of(batch: Batch) -> Records:
@@ -77,12 +75,12 @@ def records_of(batch: Batch) -> Records:
     )
 
 
-def driver_bytes(batch: Batch, weights_on_their_way: int) -> DriverBytes:
+def driver_bytes(batch: Batch) -> DriverBytes:
     """Of one step."""
     records = records_of(batch)
     samples = batch.cells * SAMPLE_TOKEN_BYTES + batch.cells * TEXT_BYTES_PER_TOKEN
     # The record is made while the samples are still there.
-    return DriverBytes(samples + records.rollout, 2 * records.total, weights_on_their_way)
+    return DriverBytes(samples + records.rollout, 2 * records.total)
 
 
 def update_input_bytes(batch: Batch, role: str) -> int:

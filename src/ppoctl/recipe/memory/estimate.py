@@ -93,7 +93,7 @@ def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> 
         trainings=trainings,
         ranks={role: found.ranks for role, found in roles.items()},
         generator=generator,
-        driver=driver_bytes(batch, sent.in_driver),
+        driver=driver_bytes(batch),
         sending=sent,
         states=sum(found.state for found in roles.values()),
     )

@@ -1,6 +1,6 @@
 """Bytes of vLLM, and of weights on their way to it.
 
-trainer rank -> object store -> driver: checksums, packs -> object store -> every engine reads the same copy
+trainer rank: gathers, checksums, packs -> object store of its node -> every engine of a node reads the same copy
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,8 +11,7 @@ from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import GeneratorTable
 
 BUCKET_BYTES = 64 * 2**20
-"""Weights that leave a rank together, and that the driver packs for the engines (`engines.megatron.ranks`,
-`engines.vllm.sync`)."""
+"""Weights that leave a rank together (`engines.megatron.ranks`)."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +43,16 @@ class Sending:
     """The actor's weights on their way to engines that are other processes."""
 
     buckets: tuple[int, ...] = ()
-    """As ranks send them: tensors until there are so many bytes."""
-    packs: tuple[int, ...] = ()
-    """As the driver puts them where engines read them: tensors as long as they fit, or one that does not."""
+    """As ranks send them: tensors as long as they fit, or one that does not."""
 
     @property
     def largest(self) -> int:
         return max(self.buckets, default=0)
 
     @property
-    def in_driver(self) -> int:
-        """Most at one time: a bucket while the next one arrives, and a pack that is being made."""
-        return 2 * self.largest + max(self.packs, default=0)
+    def on_the_way(self) -> int:
+        """Most at one time: a bucket that is loaded, and the next one gathered, packed and stored."""
+        return 4 * self.largest
 
 
 def on_cpu(decoder: Decoder, weight: int, table: GeneratorTable, window: int) -> GeneratorBytes:
@@ -76,23 +73,9 @@ def on_gpu(decoder: Decoder, weight: int, table: GeneratorTable, gpu_bytes: floa
 def sending(decoder: Decoder, layout: ParallelTable, weight: int) -> Sending:
     """From trainer processes of this layout: pipeline rank by pipeline rank."""
     buckets: list[int] = []
-    tensors: list[int] = []
     for stage in stages_of(decoder, layout):
-        sizes = [numbers * weight for numbers in _tensors(decoder, stage)]
-        buckets += _until_full(sizes)
-        tensors += sizes
-    return Sending(tuple(buckets), tuple(_as_they_fit(tensors)))
-
-
-def _until_full(sizes: Iterable[int]) -> Iterator[int]:
-    total = 0
-    for size in sizes:
-        total += size
-        if total >= BUCKET_BYTES:
-            yield total
-            total = 0
-    if total:
-        yield total
+        buckets += _as_they_fit(numbers * weight for numbers in _tensors(decoder, stage))
+    return Sending(tuple(buckets))
 
 
 def _as_they_fit(sizes: Iterable[int]) -> Iterator[int]:

@@ -162,7 +162,8 @@ def _driver_items(known: Known) -> Iterator[Item]:
     driver, recipe = known.driver, known.recipe
     lower = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
     rest = dict.fromkeys(STAGES[1:], driver.records)
-    yield from at_work("samples and records", lower, {"rollout": driver.samples + driver.weights, **rest})
+    yield from at_work("samples and records", lower, {"rollout": driver.samples, **rest})
+    yield from at_work("weights on their way", lower, {"rollout": known.sending.on_the_way})
     if recipe.checkpoint.asynchronous:
         yield Item("states being written", known.states, "set `checkpoint.asynchronous = false`")
     if is_one_process(recipe):
