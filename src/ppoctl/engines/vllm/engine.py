@@ -68,8 +68,9 @@ class Engine:
 
     def takes_weights(self) -> bool:
         """Whether new weights can be loaded in place. On a CPU vLLM repacks experts when it starts; what is loaded
-        afterwards does not reach the copies it computes with, silently."""
-        return torch.cuda.is_available() or not self._llm.model_config.is_moe
+        afterwards does not reach the copies it computes with, silently. Whether it does on a GPU, which fuses them
+        into one tensor of all experts, cannot be read back tensor by tensor (`weights`)."""
+        return not self._llm.model_config.is_moe
 
     def restart(self, folder: str) -> None:
         """Begin anew with the weights of this Hugging Face folder."""

@@ -56,6 +56,7 @@ class Fleet:
         self._say = say
         self._seats = [_Seat(host) for host in hosts.engines]
         self._sends: dict[str, int] = {}
+        self._vocab_size: int | None = None
 
     def be_at(self, state: State) -> None:
         """Have all engines hold the weights of `state`; costs nothing where they do. Raises WeightSyncError."""
@@ -96,7 +97,9 @@ class Fleet:
                 seat.host.close()
 
     def vocab_size(self) -> int:
-        return int(ask([self._seats[0].host], "vocab_size")[0])
+        if self._vocab_size is None:
+            self._vocab_size = int(ask([self._seats[0].host], "vocab_size")[0])
+        return self._vocab_size
 
     def draw(self, draws: Sequence[Draw], params: SamplingParams, state: State) -> Iterator[Drawn]:
         """Those that end, as they end; tokens do not depend on which engine drew them.
