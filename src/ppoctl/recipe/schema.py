@@ -282,7 +282,15 @@ class LocalCluster(Table):
     start_deadline_s: Annotated[float, SPEED, Positive] = 300.0
     """Processes of a role that have not met by then stop the run (exit 3)."""
     call_deadline_s: Annotated[float, SPEED, Positive] = 3600.0
-    """A role that has not done its part of a stage by then hangs: the run stops (exit 6) and says who waits where."""
+    """A role that has not answered by then hangs: the run stops (exit 6) and says who waits where."""
+    draw_deadline_s: Annotated[float | None, SPEED, Positive] = None
+    """The same of an engine's next tokens (16 of each sequence it holds); absent: `call_deadline_s`."""
+    forward_deadline_s: Annotated[float | None, SPEED, Positive] = None
+    """The same of the stages that score rollouts (log-probs, the reference's, values); absent: `call_deadline_s`."""
+    update_deadline_s: Annotated[float | None, SPEED, Positive] = None
+    """The same of an update, all its epochs together; absent: `call_deadline_s`."""
+    save_deadline_s: Annotated[float | None, SPEED, Positive] = None
+    """The same of what saving a state waits for; absent: `call_deadline_s`."""
 
 
 Cluster = Annotated[LocalCluster, Field()]

@@ -14,7 +14,7 @@ from ppoctl.wire.sockets import nothing_to_close
 if TYPE_CHECKING:
     from ppoctl.engines.megatron.ranks import Ranks
     from ppoctl.engines.ray.cluster import RayCluster
-    from ppoctl.engines.ray.processes import RayProcesses
+    from ppoctl.engines.ray.processes import Deadline, RayProcesses
     from ppoctl.engines.vllm import Hosts, VllmSettings
 
 Say = Callable[[str], None]
@@ -84,6 +84,24 @@ def _in_ray(recipe: Recipe) -> Placed:
     return Placed(ranks("actor"), ranks("critic"), engines, cluster.close)
 
 
+_KEYS = {
+    "advance": "draw_deadline_s",
+    "forward": "forward_deadline_s",
+    "reference_forward": "forward_deadline_s",
+    "update": "update_deadline_s",
+    "begin_save": "save_deadline_s",
+    "finish_save": "save_deadline_s",
+}
+"""What is asked of processes, and the key of its deadline."""
+
+
+def _deadlines(recipe: Recipe) -> "dict[str, Deadline]":
+    from ppoctl.engines.ray.processes import Deadline
+
+    written = {method: (getattr(recipe.cluster, key), f"cluster.{key}") for method, key in _KEYS.items()}
+    return {method: Deadline(seconds, key) for method, (seconds, key) in written.items() if seconds is not None}
+
+
 def _group(
     recipe: Recipe,
     cluster: "RayCluster",
@@ -105,5 +123,6 @@ def _group(
         start_deadline_s=recipe.cluster.start_deadline_s,
         call_deadline_s=recipe.cluster.call_deadline_s,
         first=(number or 0) * size,
+        deadlines=_deadlines(recipe),
     )
     return RayProcesses(group, cluster)

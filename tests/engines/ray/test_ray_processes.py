@@ -19,7 +19,7 @@ from ppoctl.batch.checksum import Print, fingerprint
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
-from ppoctl.engines.ray.processes import Group, RayProcesses, first_done
+from ppoctl.engines.ray.processes import Deadline, Group, RayProcesses, first_done
 from ppoctl.engines.ray.room import Room
 from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
 
@@ -149,6 +149,14 @@ def test_a_death_is_the_reason_when_the_others_hear_of_it_first(processes, rank)
     with pytest.raises(ProcessLostError, match=f"process {rank} of the actor's 2 died during `reduce_without`"):
         processes.call("reduce_without", rank, "dies")
     assert_gone(pids)
+
+
+def test_a_question_may_have_a_deadline_of_its_own(cluster, group):
+    own = {"hang_at": Deadline(3.0, "cluster.update_deadline_s")}
+    processes = RayProcesses(replace(group, deadlines=own), cluster)
+    processes.call("sleep", 0.0)
+    with pytest.raises(HangError, match=r"`hang_at` within 3 s \(`cluster\.update_deadline_s`\)"):
+        processes.call("hang_at", 1)
 
 
 def test_a_hang_in_a_collective_shows_where_all_are(cluster, group):

@@ -15,7 +15,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
     """What each process of the role is made from. The temperature is the rollouts': updates divide the logits by it,
     as the generator did."""
-    table = recipe.actor if role == "actor" else recipe.critic
+    table, cluster = recipe.actor if role == "actor" else recipe.critic, recipe.cluster
+    deadlines = (
+        cluster.call_deadline_s,
+        cluster.forward_deadline_s,
+        cluster.update_deadline_s,
+        cluster.save_deadline_s,
+    )
     return TrainerSettings(
         role=role,
         model=recipe.model.critic or recipe.model.path if role == "critic" else recipe.model.path,
@@ -25,8 +31,8 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         parallel=layouts(recipe)[role],
         reshardable=saved_layout(recipe, role)["reshardable"],
         temperature=recipe.rollout.temperature,
-        # The driver's deadlines of one answer come first, and then a minute to say who is late.
-        collective_s=recipe.cluster.call_deadline_s + recipe.cluster.start_deadline_s + 60.0,
+        # The driver's deadline of one answer comes first, and then a minute to say who is late.
+        collective_s=max(filter(None, deadlines)) + cluster.start_deadline_s + 60.0,
     )
 
 

@@ -8,10 +8,10 @@ Several groups can be asked without waiting (`begin`), and whoever is ready firs
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -30,6 +30,14 @@ SAY_EVERY_S = 30.0
 """How often a wait says what it is waiting for."""
 
 
+class Deadline(NamedTuple):
+    """When an answer must have come."""
+
+    seconds: float
+    key: str
+    """What sets it in a recipe."""
+
+
 @dataclass(frozen=True)
 class Group:
     """What the processes of one role, or of one of its engines, are."""
@@ -46,6 +54,12 @@ class Group:
     call_deadline_s: float
     first: int = 0
     """Its first process among those of the role."""
+    deadlines: Mapping[str, Deadline] = field(default_factory=dict)
+    """Of methods that have one of their own."""
+
+    def deadline(self, method: str) -> Deadline:
+        """Of an answer to this question."""
+        return self.deadlines.get(method, Deadline(self.call_deadline_s, "cluster.call_deadline_s"))
 
 
 class RayProcesses:
@@ -151,7 +165,8 @@ class Pending:
         group = processes.group
         self.processes = processes
         self.method = method
-        self.deadline_s = group.call_deadline_s + (group.start_deadline_s if starting else 0.0)
+        self.deadline = group.deadline(method)
+        self.deadline_s = self.deadline.seconds + (group.start_deadline_s if starting else 0.0)
         self.until = time.monotonic() + self.deadline_s
         self._starting = starting
         self._asked = waiting
@@ -214,7 +229,7 @@ class Pending:
             where = "\n".join(f"  rank {rank}: {self.processes.where(rank)}" for rank in late)
             self._error = HangError(
                 f"the {self.processes.group.name} has not finished `{self.method}` within "
-                f"{self.deadline_s:g} s (`cluster.call_deadline_s`); "
+                f"{self.deadline_s:g} s (`{self.deadline.key}`); "
                 f"waiting for {len(late)} of {size} processes:\n{where}",
                 hint="raise the deadline if they are at work; `ppoctl resume RUN` goes on from what is committed",
             )
