@@ -16,12 +16,7 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
     """What each process of the role is made from. The temperature is the rollouts': updates divide the logits by it,
     as the generator did."""
     table, cluster = recipe.actor if role == "actor" else recipe.critic, recipe.cluster
-    deadlines = (
-        cluster.call_deadline_s,
-        cluster.forward_deadline_s,
-        cluster.update_deadline_s,
-        cluster.save_deadline_s,
-    )
+    own = (cluster.forward_deadline_s, cluster.update_deadline_s, cluster.save_deadline_s)
     return TrainerSettings(
         role=role,
         model=recipe.model.critic or recipe.model.path if role == "critic" else recipe.model.path,
@@ -32,7 +27,7 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         reshardable=saved_layout(recipe, role)["reshardable"],
         temperature=recipe.rollout.temperature,
         # The driver's deadline of one answer comes first, and then a minute to say who is late.
-        collective_s=max(filter(None, deadlines)) + cluster.start_deadline_s + 60.0,
+        collective_s=max(filter(None, (cluster.call_deadline_s, *own))) + cluster.start_deadline_s + 60.0,
     )
 
 
