@@ -6,6 +6,7 @@ import pytest
 
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.load import examine, from_resolved, load
+from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import ByTokens, KlInLoss, NoKl, Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from recipe.conftest import SMALLEST, Write
@@ -51,6 +52,17 @@ def test_another_alternative_replaces_the_whole_table(write: Write) -> None:
     second = write('[ppo.kl]\nplace = "loss"\ncoef = 0.1\n', "b.toml")
     assert load([first, second], environ={}).recipe.ppo.kl == KlInLoss(place="loss", coef=0.1)
     assert load([first, second], ["ppo.kl.place=none"], {}).recipe.ppo.kl == NoKl(place="none")
+
+
+def test_an_empty_table_replaces_the_weaker_ones(write: Write) -> None:
+    base = write(
+        SMALLEST + '[expect]\n"reward/score_mean" = { min = 0.5 }\n[actor.parallel]\ntensor = 2\n', "base.toml"
+    )
+    assert load([base]).recipe.expect.keys() == {"reward/score_mean"}
+    emptied = load([base], ["expect={}", "actor.parallel={}"]).recipe
+    assert (emptied.expect, emptied.actor.parallel) == ({}, ParallelTable())
+    over = write("[expect]\n", "over.toml")
+    assert load([base, over]).recipe.expect == {}
 
 
 def test_a_replaced_table_does_not_come_back_with_its_old_alternative(write: Write) -> None:

@@ -54,7 +54,7 @@ class Layers:
     sources: list["Layer"] = field(default_factory=list)
     """Strongest first."""
     replaced: set[shape.Path] = field(default_factory=set)
-    """Alternatives that a stronger layer changed; weaker layers have no say there."""
+    """Alternatives that a stronger layer changed, tables it emptied; weaker layers have no say there."""
 
     def place(self, path: shape.Path) -> str:
         """Where the value at this path was set; for a table, where the strongest layer that has it writes it."""
@@ -305,13 +305,16 @@ def _matching(data: Any, pattern: shape.Path, path: shape.Path = ()) -> Iterator
 def _without_replaced(
     here: shape.Shape | None, data: Any, stronger: Any, replaced: set[shape.Path], path: shape.Path = ()
 ) -> Any:
-    """A copy of a weaker layer's data without the tables whose alternative a stronger layer changed."""
+    """A copy of a weaker layer's data without the tables whose alternative a stronger layer changed, or which it
+    emptied: `--set expect={}`."""
     if not isinstance(data, dict):
         return data
     kept: dict[str, Any] = {}
     for name, value in data.items():
         inner = shape.at(here, (name,), data) if here is not None else None
         above = stronger.get(name) if isinstance(stronger, Mapping) else None
+        if isinstance(value, dict) and above == {}:
+            replaced.add((*path, name))
         if isinstance(inner, shape.Choice) and isinstance(value, dict) and isinstance(above, Mapping):
             mine, theirs = inner.chosen(value), inner.chosen(above)
             if mine and theirs and mine != theirs:
