@@ -106,6 +106,20 @@ verified: there
     )
 
 
+def test_a_bit_that_flipped_since_a_conversion_is_found(ask: Ask) -> None:
+    """Both sides of the comparison would read it."""
+    assert ask("convert-ckpt", "base", "there", "--to", "megatron", "--no-parity").code == 0
+    assert "record of the source         27" in ask("convert-ckpt", "there", "fine", "--to", "hf", "--no-parity").out
+    file = Path("there/__0_0.distcp")
+    weights = load_file("base/model.safetensors")["model.layers.1.mlp.down_proj.weight"].numpy().tobytes()
+    data = bytearray(file.read_bytes())
+    data[data.index(weights) + 5] ^= 1
+    file.write_bytes(data)
+    said = ask("convert-ckpt", "there", "back", "--to", "hf", "--no-parity")
+    assert (said.code, Path("back").exists()) == (5, False)
+    assert "error: tensor `model.layers.1.mlp.down_proj.weight` of `there` is not the one" in said.err
+
+
 def test_what_a_run_saved_last_is_what_transformers_loads(ask: Ask, trained: RunLayout) -> None:
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")
     assert said.code == 0

@@ -4,6 +4,7 @@
     digests                    SHA-256 of every tensor's bytes, on both sides under Hugging Face names
     round trip                 Megatron's parameters made again from what was written, against the source's
     padding                    the vocabulary's: zero where it was written; where it was read, left out
+    record of the source       where a conversion made it: every tensor as that left it
     configuration              describes the same model
 
 The table that converts also says how to go back, so a wrong table passes all of these: what the model computes (see
@@ -11,6 +12,7 @@ The table that converts also says how to go back, so a wrong table passes all of
 """
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -74,6 +76,19 @@ def check_tensors(source: Weights, written: Weights) -> tuple[list[Check], dict[
         digests[name] = {"sha256": wanted, "shape": shape, "dtype": dtype}
     count = len(digests)
     return [Check("names, shapes, dtypes", count), Check("digests", count, "bit for bit")], digests
+
+
+def check_record(report: Path, digests: dict[str, dict[str, Any]]) -> Check:
+    """The source, where a conversion made it, against what that recorded: its weight files have no checksums of their
+    own. Raises ConversionError naming the tensor that has changed since."""
+    recorded = json.loads(report.read_text("utf-8"))["tensors"]
+    for name, entry in recorded.items():
+        if digests.get(name) != entry:
+            raise ConversionError(
+                f"tensor `{name}` of `{report.parent}` is not the one that `{report.name}` beside it records",
+                hint=f"it was changed or damaged: make it again; if it was meant to change, remove {report}",
+            )
+    return Check("record of the source", len(recorded))
 
 
 def check_round_trip(source: MegatronWeights, written: Weights, shape: ModelShape) -> Check:

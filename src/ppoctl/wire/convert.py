@@ -80,6 +80,9 @@ class Conversion:
         """What was found right about the files in `folder`; the digest of every tensor. Raises ConversionError."""
         with verify.naming_the_output():
             checks, digests = self._check_files(folder)
+            record = self.source.folder / REPORT
+            if self.asked.dtype is None and record.is_file():
+                checks.append(verify.check_record(record, digests))
             if self.asked.parity:
                 from ppoctl.wire.convert_parity import Pair, check_parity
 
