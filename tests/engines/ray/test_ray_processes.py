@@ -70,6 +70,13 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
             if self.rank == rank:
                 time.sleep(60)  # the hang itself; ended by the deadline of 4 s
 
+        def lose(self, rank: int) -> None:
+            """The others notice that one is gone long before Ray does."""
+            if self.rank == rank:
+                time.sleep(1.5)
+                os.kill(os.getpid(), 9)
+            raise RuntimeError("connection closed by peer")
+
         def meet(self) -> None:
             patience = process_group.Patience(meet_s=60.0, collective_s=60.0)
             process_group.join(process_group.Place(self.rank, self.size, self.address), patience)
@@ -143,7 +150,12 @@ def test_a_hang_says_who_is_waiting_where(cluster, group):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_death_is_the_reason_when_the_others_hear_of_it_first(processes, rank):
-    """Their collective breaks at once; Ray takes longer to notice."""
+    with pytest.raises(ProcessLostError, match=f"process {rank} of the actor's 2 died during `lose`"):
+        processes.call("lose", rank)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_death_in_a_collective_names_the_process(processes, rank):
     processes.call("meet")
     pids = processes.call("pid")
     with pytest.raises(ProcessLostError, match=f"process {rank} of the actor's 2 died during `reduce_without`"):
