@@ -208,6 +208,29 @@ what is largest in actor_update, and what to do
     )
 
 
+@pytest.mark.parametrize(
+    ("family", "assumed"),
+    [
+        ("qwen3_moe", "assumed: every expert is chosen as often as any other"),
+        ("gemma2", "assumed: attention keeps its scores"),
+    ],
+)
+def test_what_is_assumed_of_a_family(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, family: str, assumed: str
+) -> None:
+    numbers = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 20000}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 32}
+    config = {"model_type": family, **numbers, **heads, **(experts if family == "qwen3_moe" else caps)}
+    for name, content in (("config.json", json.dumps(config)), ("model.safetensors", ""), ("tokenizer.json", "{}")):
+        (tmp_path / name).write_text(content)
+    out = said(capsys, LARGE[0], "--set", f"model.path={tmp_path}")
+    assert out.count("assumed: ") == (1 if family == "qwen3_moe" else 2)
+    assert assumed in out
+    assert "assumed: " not in said(capsys, QUICKSTART)
+
+
 def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     memory = json.loads(said(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", "--json"))["memory"]
     actor = memory["roles"]["actor"]

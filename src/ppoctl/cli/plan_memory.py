@@ -34,9 +34,11 @@ def print_memory(memory: "Memory") -> None:
     render.table([("", *row) for row in _rank_rows(memory, *ranks)], ("", "of the largest rank", "actor", "critic"))
     render.line()
     render.table([("", *row) for row in _other_rows(memory)])
+    for assumption in memory.assumptions:
+        _print_words(f"assumed: {assumption}")
     render.line()
     _print_stages(memory.places)
-    render.line(textwrap.fill(_always(memory), 100, initial_indent="  ", subsequent_indent="  "))
+    _print_words(_always(memory))
     fullest = max(memory.places, key=lambda found: found.fullest.bytes)
     stage = fullest.fullest
     if stage.fits is False:
@@ -49,6 +51,10 @@ def print_memory(memory: "Memory") -> None:
             most = f"{render.size(least.bytes)} ({least.stage})"
             enough = "" if least.fits else ", still too much"
             render.line(f"  with `cluster.offload = true` no stage needs more than {most}{enough}")
+
+
+def _print_words(words: str) -> None:
+    render.line(textwrap.fill(words, 100, initial_indent="  ", subsequent_indent="  "))
 
 
 def _print_stages(places: "Sequence[Residency]") -> None:

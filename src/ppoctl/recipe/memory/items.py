@@ -61,7 +61,7 @@ def on_machines(known: Known, machine_bytes: int) -> list[Residency]:
     items: list[Item] = []
     for role, training in known.trainings.items():
         layout = training.layout
-        copies = layout.data * layout.tensor
+        copies = layout.stage_ranks
         advice = f"lower `{role}.parallel.data`" if layout.data > 1 else _MORE_NODES
         items += _trainer_items(known, role, [*known.ranks[role]] * copies, _Advice(advice, advice))
     count, generator = known.generator.processes, known.generator
@@ -113,17 +113,14 @@ def moved_out(known: Known) -> int:
 
 
 def _stage(known: Known, role: str, rank: int) -> int:
-    """The pipeline stage of a rank; Megatron-Core counts over tensor, then data, then pipeline ranks."""
-    if role == "generator":
-        return 0
-    layout = known.trainings[role].layout
-    return rank // (layout.tensor * layout.data)
+    """The pipeline stage of a rank; Megatron-Core counts over pipeline ranks last."""
+    return 0 if role == "generator" else rank // known.trainings[role].layout.stage_ranks
 
 
 def _fullest(known: Known, role: str) -> int:
     """A rank of the pipeline stage that needs most."""
     layout, ranks = known.trainings[role].layout, known.ranks[role]
-    return max(ranks, key=lambda rank: rank.peak).stage * layout.tensor * layout.data
+    return max(ranks, key=lambda rank: rank.peak).stage * layout.stage_ranks
 
 
 def _trainer_items(
