@@ -109,6 +109,9 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   in all of them: actor weights, actor gradients, actor optimizer, reference, actor gather buffer,
   critic weights, critic gradients, critic optimizer, critic gather buffer, generator weights, KV
   cache; nothing is moved out
+  host memory of a node with 8 GPUs, at most 212 GiB: 191 GiB states being written, 7.5 GiB rollouts
+  in ranks, 7.18 GiB libraries, 4.06 GiB weights on their way, 1.5 GiB samples and records, 256 MiB
+  object store
 
 what is largest in critic_update, and what to do
   KV cache           37.8 GiB  lower `generator.gpu_memory_frac`
@@ -169,6 +172,9 @@ stages, each process on a GPU of its own, 80 GiB
   eval           38.3 GiB         fits  29.6 GiB          fits  52 GiB               fits
   in all of them: actor weights, actor gradients, actor optimizer, reference, critic weights, critic
   gradients, critic optimizer, generator weights, KV cache; nothing is moved out
+  host memory of a node with 8 GPUs (the fullest of 3), at most 113 GiB: 99.3 GiB states being
+  written, 4.06 GiB weights on their way, 4 GiB rollouts in ranks, 3.52 GiB libraries, 1.5 GiB
+  samples and records, 256 MiB object store
 """
     )
 
@@ -189,6 +195,9 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   eval           56.7 GiB  fits
   in all of them: actor gather buffer, critic gather buffer; whoever is not at work is on the host,
   46.1 GiB for each GPU at most
+  host memory of a node with 8 GPUs, at most 473 GiB: 261 GiB moved out, 191 GiB states being
+  written, 7.5 GiB rollouts in ranks, 7.18 GiB libraries, 4.06 GiB weights on their way, 1.5 GiB
+  samples and records, 256 MiB object store
 """
     )
 

@@ -8,6 +8,7 @@ import pytest
 
 from ppoctl.recipe.memory import generator
 from ppoctl.recipe.memory.activations import backward_bytes, forward_bytes, kept
+from ppoctl.recipe.memory.attention import attention_at_work, norm_at_work
 from ppoctl.recipe.memory.decoder import Decoder, Experts, Latent, Scores
 from ppoctl.recipe.memory.families import count_parameters, decoder_of
 from ppoctl.recipe.memory.part import Microbatch, Part, Precision
@@ -207,6 +208,9 @@ def test_experts_keep_a_copy_of_a_token_for_each() -> None:
     in_bfloat16 = kept(_part(LATENT, 2, "cpu"), BATCH)
     # Sigmoids are taken in float32: of copies of the input and of the router's weight.
     assert in_bfloat16.projections == found.projections // 2 + 4 * 8 * (10 + 6)
+    # Computed again with the experts.
+    selective = kept(replace(_part(LATENT, 2, "cpu"), recompute="selective"), BATCH)
+    assert (selective.experts, selective.projections) == (0, found.projections // 2)
     by_softmax = replace(LATENT, experts=replace(LATENT.experts, by_sigmoid=False, renormalised=False))
     chosen = 6 * (4 + 2 + 2 + 1 + 1) + 2 * 8
     assert kept(_part(by_softmax, 2, "cpu"), BATCH).experts == 10 * (5 * 2 * 7 + chosen + 2 * (16 + 60 + 2 + 8))
@@ -248,6 +252,22 @@ def test_scores_are_kept_where_attention_is_written_out() -> None:
     selective = replace(_part(CAPPED, 4, "cpu"), recompute="selective")
     assert kept(selective, BATCH).norms == 10 * 2 * 3 * (8 * 8 + 4)
     assert backward_bytes(_part(CAPPED, 4, "cpu"), BATCH) == 3 * 4 * 400 + 6 * 4 * 8  # a third copy of logits
+
+
+def test_attention_at_work() -> None:
+    """Without gradient: the fused projection, queries and keys, scores of one sequence of 5, the output."""
+    found = attention_at_work(_part(CAPPED, 2, "gpu"), BATCH, 0)
+    assert found == 10 * 2 * (3 * 16 + 3 * 8) + 25 * (3 * 2 * 4 + 2) + 10 * 2 * 16
+    # Beside what flash attention needs, the keys and values that are read, while those of all are there.
+    found = attention_at_work(_part(SMALL, 4, "gpu", ParallelTable(context=2)), BATCH, 0)
+    assert found == 10 * 4 * (3 * 16 + 3 * 8) + 18 * 4 * 16 + (10 + 2 * 10) * 4 * 16
+    # Queries twice, keys and values with values as wide as keys; the output.
+    found = attention_at_work(_part(LATENT, 2, "gpu"), BATCH, 0)
+    assert found == 10 * (2 * (3 * 24 + 4 * 4 + 16) + 4 * 4 + 2 * 24)
+    assert norm_at_work(_part(SMALL, 4, "cpu")) == 2 * 4 * 8
+    assert norm_at_work(_part(SMALL, 2, "gpu")) == 0
+    assert norm_at_work(_part(CAPPED, 2, "cpu")) == 3 * 4 * 8 + 2 * 2 * (16 + 8)
+    assert norm_at_work(_part(CAPPED, 2, "gpu")) == 2 * 4 * 8 + 2 * 2 * (16 + 8)
 
 
 def test_norms_over_heads() -> None:

@@ -13,13 +13,14 @@ from ppoctl.recipe.memory import generator, residency
 from ppoctl.recipe.memory.activations import backward_bytes, forward_bytes, kept
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
-from ppoctl.recipe.memory.estimate import Memory, estimate, training_of
+from ppoctl.recipe.memory.estimate import Memory, batch_of, estimate, training_of
 from ppoctl.recipe.memory.families import decoder_of
+from ppoctl.recipe.memory.node import NodeBytes
 from ppoctl.recipe.memory.part import Microbatch, Part, Precision
 from ppoctl.recipe.memory.stages import rank_parameters, stages_of
 from ppoctl.recipe.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.parallel import ParallelTable, devices, is_one_process, processes
-from ppoctl.recipe.schema import GeneratorTable, Recompute
+from ppoctl.recipe.schema import GeneratorTable, Recipe, Recompute
 
 DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
 
@@ -332,3 +333,51 @@ def test_devices_are_those_that_ray_is_asked_for(smallest: Path, placement: str)
     recipe = load([smallest], sets, {}).recipe
     assert devices(recipe) == Room(processes(recipe), colocated=placement == "colocated").devices
     assert not is_one_process(recipe)
+
+
+def _recipe(smallest: Path, *sets: str) -> Recipe:
+    return load([smallest], [f"model.path={DEEPSEEK_7B}", *sets], {}).recipe
+
+
+def test_host_memory_of_a_node(smallest: Path) -> None:
+    """16 GPUs, two nodes: the first has the driver, and the ranks that write; both have eight of each role."""
+    sets = ["actor.parallel={tensor=4, pipeline=2, data=2}", "generator.engines=16", "cluster.offload=true"]
+    memory = _estimate(smallest, *sets, gpu_gib=80.0)
+    node = memory.node
+    assert node is not None
+    assert (node.nodes, node.gpus) == (2, 8)
+    # The first node has all ranks of the first stage, of which the first four write half of both states.
+    trainers = [memory.roles[role].ranks[0] for role in ("actor", "critic")]
+    moved = [rank.weights + rank.main_weights + rank.moments + rank.reference for rank in trainers]
+    assert node.moved_out == 8 * (sum(moved) + memory.generator.weights)
+    assert node.states == 4 * sum(role.state // 8 for role in memory.roles.values())
+    batch = batch_of(_recipe(smallest))
+    assert node.rollouts == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
+    assert node.driver == memory.driver.peak
+    assert node.libraries == 2**20 * (17 * 400 + 8 * 550)
+    assert (node.object_store, node.sending) == (2**28, memory.sending.on_the_way)
+    parts = node.moved_out + node.states + node.rollouts + node.driver + node.sending
+    assert node.total == parts + node.object_store + node.libraries
+
+
+def test_host_memory_follows_what_is_asked(smallest: Path) -> None:
+    def node(*sets: str) -> NodeBytes:
+        found = _estimate(smallest, *sets, gpu_gib=80.0).node
+        assert found is not None
+        return found
+
+    alone = node()
+    assert (alone.nodes, alone.gpus, alone.moved_out, alone.object_store, alone.rollouts) == (1, 1, 0, 0, 0)
+    assert alone.libraries == 2**20 * 550
+    assert node("checkpoint.asynchronous=false").states == 0
+    # Apart: two GPUs of the actor, two of the critic, one of the generator.
+    apart = node("cluster={kind='local', placement='apart'}", "actor.parallel={data=2}")
+    assert apart.gpus == 5
+    assert apart.libraries == 2**20 * (5 * 400 + 550)
+    split = "actor.parallel={data=2, distributed_optimizer=true}"
+    gathered, not_gathered = node(split), node(split, "checkpoint.reshardable='dp'")
+    assert abs(gathered.states - not_gathered.states) <= 2  # all of it, by one rank or by both
+    many = "actor.parallel={data=16, distributed_optimizer=true}"
+    assert node(many, "checkpoint.reshardable='dp'").states < 0.51 * node(many).states
+    assert node("generator.engines=2", "cluster={kind='local', ray_address='a:1'}").object_store == 0
+    assert _estimate(smallest).node is None

@@ -19,12 +19,11 @@ from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_
 from ppoctl.recipe.memory.estimate import GIB, batch_of
 from ppoctl.recipe.memory.generator import on_gpu, sending
 from ppoctl.recipe.memory.trainer import state_bytes
-from ppoctl.recipe.parallel import ParallelTable, devices, layouts
+from ppoctl.recipe.parallel import GPUS_PER_NODE, ParallelTable, devices, layouts
 from ppoctl.recipe.schedule import updates_per_step
 from ppoctl.recipe.schema import Recipe
 
 WORLDS = (8, 64, 256, 1024)
-GPUS_PER_NODE = 8
 STEPS_PER_CALL = 16
 """Tokens of each sequence between two questions to an engine (`engines.vllm.engine`)."""
 

@@ -9,6 +9,7 @@
     trainer      one rank of actor or critic: weights, gradients, optimizer, activations
     generator    vLLM: engines, weights, KV cache, weights on their way
     driver       the process that holds the rollouts: records, object store, disk
+    node         host memory of the fullest node
     items        which of it lies on a GPU, or on the machine
     residency    what is in memory in each stage, and whether it fits
 

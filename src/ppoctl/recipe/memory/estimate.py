@@ -11,6 +11,7 @@ from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import Batch, DriverBytes, Records, driver_bytes, records_of
 from ppoctl.recipe.memory.generator import GeneratorBytes, Sending, on_cpu, on_gpu, sending
 from ppoctl.recipe.memory.items import Known, moved_out, on_gpus, on_machines
+from ppoctl.recipe.memory.node import NodeBytes, fullest_node
 from ppoctl.recipe.memory.part import Microbatch, Precision
 from ppoctl.recipe.memory.residency import Residency, StageBytes
 from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
@@ -59,6 +60,8 @@ class Memory:
     """What takes memory where."""
     moved_out: int
     """Host memory for each GPU, at most; 0: nothing is moved out."""
+    node: NodeBytes | None
+    """Host memory beside the GPUs; None on a CPU, where it is all one."""
     taking_turns: StageBytes | None
     """The fullest stage, if roles on shared GPUs took turns; None: they do already, or share none."""
     assumptions: tuple[str, ...]
@@ -97,7 +100,8 @@ def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> 
         generator=generator,
         driver=driver_bytes(batch),
         sending=sent,
-        states=sum(found.state for found in roles.values()),
+        batch=batch,
+        states={role: found.state for role, found in roles.items()},
     )
     places = on_machines(known, machine_bytes()) if gpu_gib is None else on_gpus(known, int(gpu_gib * GIB))
     turns = None if gpu_gib is None else _taking_turns(known, int(gpu_gib * GIB))
@@ -110,6 +114,7 @@ def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> 
         sending=sent,
         places=tuple(places),
         moved_out=moved_out(known),
+        node=None if gpu_gib is None else fullest_node(known),
         taking_turns=turns,
         assumptions=tuple(_assumptions(decoder)),
     )
