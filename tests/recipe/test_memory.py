@@ -310,6 +310,10 @@ def test_forwards_have_microbatches_of_their_own(smallest: Path) -> None:
     assert (actor.microbatch.tokens, actor.forward.tokens, actor.microbatches) == (100, 320, 2)
     assert (critic.microbatch.tokens, critic.forward.tokens, critic.microbatches) == (64, 64, 3)
     assert (actor.recompute, critic.recompute) == ("full", "none")
+    recipe = load([smallest], [*sets, "actor.parallel={context=3}"], {}).recipe
+    split = training_of(recipe, "actor", SMALL, Precision(4, "cpu"))
+    assert split.microbatch == Microbatch(34, 34, actor.microbatch.logits_chunk, 32)
+    assert split.forward.tokens == 107
 
 
 def test_stages_of_a_role_that_is_too_large_name_the_key(smallest: Path) -> None:
@@ -341,16 +345,17 @@ def _recipe(smallest: Path, *sets: str) -> Recipe:
 
 def test_host_memory_of_a_node(smallest: Path) -> None:
     """16 GPUs, two nodes: the first has the driver, and the ranks that write; both have eight of each role."""
-    sets = ["actor.parallel={tensor=4, pipeline=2, data=2}", "generator.engines=16", "cluster.offload=true"]
+    layout = "actor.parallel={tensor=2, context=2, pipeline=2, data=2}"
+    sets = [layout, "generator.engines=16", "cluster.offload=true"]
     memory = _estimate(smallest, *sets, gpu_gib=80.0)
     node = memory.node
     assert node is not None
     assert (node.nodes, node.gpus) == (2, 8)
-    # The first node has all ranks of the first stage, of which the first four write half of both states.
+    # The first node has all ranks of the first stage, of which the first two write half of both states.
     trainers = [memory.roles[role].ranks[0] for role in ("actor", "critic")]
     moved = [rank.weights + rank.main_weights + rank.moments + rank.reference for rank in trainers]
     assert node.moved_out == 8 * (sum(moved) + memory.generator.weights)
-    assert node.states == 4 * sum(role.state // 8 for role in memory.roles.values())
+    assert node.states == 2 * sum(role.state // 4 for role in memory.roles.values())
     batch = batch_of(_recipe(smallest))
     assert node.rollouts == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
     assert node.driver == memory.driver.peak
