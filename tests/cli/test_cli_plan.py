@@ -109,6 +109,9 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   in all of them: actor weights, actor gradients, actor optimizer, reference, actor gather buffer,
   critic weights, critic gradients, critic optimizer, critic gather buffer, generator weights, KV
   cache; nothing is moved out
+  host memory of a node with 8 GPUs, at most 212 GiB: 191 GiB states being written, 7.5 GiB rollouts
+  in ranks, 7.18 GiB libraries, 4.06 GiB weights on their way, 1.5 GiB samples and records, 256 MiB
+  object store
 
 what is largest in critic_update, and what to do
   KV cache           37.8 GiB  lower `generator.gpu_memory_frac`
@@ -169,6 +172,9 @@ stages, each process on a GPU of its own, 80 GiB
   eval           38.3 GiB         fits  29.6 GiB          fits  52 GiB               fits
   in all of them: actor weights, actor gradients, actor optimizer, reference, critic weights, critic
   gradients, critic optimizer, generator weights, KV cache; nothing is moved out
+  host memory of a node with 8 GPUs (the fullest of 3), at most 113 GiB: 99.3 GiB states being
+  written, 4.06 GiB weights on their way, 4 GiB rollouts in ranks, 3.52 GiB libraries, 1.5 GiB
+  samples and records, 256 MiB object store
 """
     )
 
@@ -189,6 +195,9 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   eval           56.7 GiB  fits
   in all of them: actor gather buffer, critic gather buffer; whoever is not at work is on the host,
   46.1 GiB for each GPU at most
+  host memory of a node with 8 GPUs, at most 473 GiB: 261 GiB moved out, 191 GiB states being
+  written, 7.5 GiB rollouts in ranks, 7.18 GiB libraries, 4.06 GiB weights on their way, 1.5 GiB
+  samples and records, 256 MiB object store
 """
     )
 
@@ -206,6 +215,29 @@ what is largest in actor_update, and what to do
   critic optimizer      79 GiB    take more nodes (`cluster.ray_address`) or a smaller model
 """
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "assumed"),
+    [
+        ("qwen3_moe", "assumed: every expert is chosen as often as any other"),
+        ("gemma2", "assumed: attention keeps its scores"),
+    ],
+)
+def test_what_is_assumed_of_a_family(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, family: str, assumed: str
+) -> None:
+    numbers = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 20000}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 32}
+    config = {"model_type": family, **numbers, **heads, **(experts if family == "qwen3_moe" else caps)}
+    for name, content in (("config.json", json.dumps(config)), ("model.safetensors", ""), ("tokenizer.json", "{}")):
+        (tmp_path / name).write_text(content)
+    out = said(capsys, LARGE[0], "--set", f"model.path={tmp_path}")
+    assert out.count("assumed: ") == (1 if family == "qwen3_moe" else 2)
+    assert assumed in out
+    assert "assumed: " not in said(capsys, QUICKSTART)
 
 
 def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,43 +10,22 @@ import pytest
 from ppoctl.engines.ray.room import Room
 from ppoctl.recipe.load import load
 from ppoctl.recipe.memory import generator, residency
-from ppoctl.recipe.memory.activations import Microbatch, Part, Precision, backward_bytes, forward_bytes, kept
-from ppoctl.recipe.memory.decoder import Decoder, Experts, count_parameters, decoder_of, rank_parameters, stages_of
+from ppoctl.recipe.memory.activations import backward_bytes, forward_bytes, kept
+from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
-from ppoctl.recipe.memory.estimate import Memory, estimate, training_of
+from ppoctl.recipe.memory.estimate import Memory, batch_of, estimate, training_of
+from ppoctl.recipe.memory.families import decoder_of
+from ppoctl.recipe.memory.node import NodeBytes
+from ppoctl.recipe.memory.part import Microbatch, Part, Precision
+from ppoctl.recipe.memory.stages import rank_parameters, stages_of
 from ppoctl.recipe.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.parallel import ParallelTable, devices, is_one_process, processes
-from ppoctl.recipe.schema import GeneratorTable, Recompute
+from ppoctl.recipe.schema import GeneratorTable, Recipe, Recompute
 
-QWEN_0_5B = {
-    "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-    "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
-}  # fmt: skip
-LLAMA_8B = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
-}  # fmt: skip
-QWEN3_0_6B = {
-    "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "head_dim": 128,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151936, "tie_word_embeddings": True,
-}  # fmt: skip
-QWEN3_30B_A3B = {
-    "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
-    "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151936,
-    "tie_word_embeddings": False, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
-    "mlp_only_layers": [], "decoder_sparse_step": 1,
-}  # fmt: skip
-QWEN_MOE_A2_7B = {
-    "model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
-    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 151936, "tie_word_embeddings": False,
-    "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "decoder_sparse_step": 1,
-    "shared_expert_intermediate_size": 5632,
-}  # fmt: skip
 DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
 
 SMALL = Decoder(
     layers=3, hidden=8, inner=20, heads=4, kv_heads=2, head_dim=4, vocab=100, tied=False, qkv_bias=True,
-    head_norms=False, experts=None,
 )  # fmt: skip
 # Of a layer: query and output 8 x 16 each, key and value 8 x 8 each, biases 16 + 8 + 8; three matrices 8 x 20.
 ATTENTION, MLP, NORMS = 2 * 128 + 2 * 64 + 32, 3 * 160, 2 * 8
@@ -54,68 +33,25 @@ TABLE = 128 * 8  # 100 rows, padded to 128
 ALONE = ParallelTable()
 
 
-@pytest.mark.parametrize(
-    ("config", "published"),
-    [
-        (QWEN_0_5B, 494_032_768),
-        (LLAMA_8B, 8_030_261_248),
-        (QWEN3_0_6B, 596_049_920),
-        (QWEN3_30B_A3B, 30_532_122_624),
-        (QWEN_MOE_A2_7B, 14_315_784_192),
-        (json.loads((DEEPSEEK_7B / "config.json").read_text("utf-8")), 7_615_616_512),
-    ],
-)
-def test_parameters_of_published_models(config: dict[str, object], published: int) -> None:
-    assert count_parameters(config) == published
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "x"},
-        {**LLAMA_8B, "model_type": "x"},
-        {**LLAMA_8B, "num_local_experts": 8},
-        {**QWEN3_30B_A3B, "mlp_only_layers": [0]},
-        {**QWEN3_30B_A3B, "decoder_sparse_step": 2},
-        {key: value for key, value in LLAMA_8B.items() if key != "vocab_size"},
-    ],
-)
-def test_a_model_of_another_kind_is_not_guessed(config: dict[str, object]) -> None:
-    assert count_parameters(config) is None
-
-
-def test_a_token_meets_the_experts_it_is_routed_to() -> None:
-    decoder = decoder_of(QWEN3_30B_A3B)
-    assert decoder is not None
-    layer = 2 * 2048 * 4096 + 2 * 2048 * 512 + 8 * 3 * 2048 * 768
-    assert decoder.multiplied_parameters == 48 * layer + 151936 * 2048
-
-
 def test_parameters_of_each_rank() -> None:
     [alone] = stages_of(SMALL, ALONE)
     layer = ATTENTION + MLP + NORMS
-    assert rank_parameters(SMALL, "actor", alone, 1) == 3 * layer + 8 + 2 * TABLE
-    assert rank_parameters(SMALL, "critic", alone, 1) == 3 * layer + 8 + TABLE + 8  # a row of values, one table
-    assert rank_parameters(SMALL, "actor", alone, 2) == 3 * ((ATTENTION + MLP) // 2 + NORMS) + 8 + TABLE
+    assert rank_parameters(SMALL, "actor", alone, ALONE).total == 3 * layer + 8 + 2 * TABLE
+    assert (
+        rank_parameters(SMALL, "critic", alone, ALONE).total == 3 * layer + 8 + TABLE + 8
+    )  # a row of values, one table
+    assert (
+        rank_parameters(SMALL, "actor", alone, ParallelTable(tensor=2)).total
+        == 3 * ((ATTENTION + MLP) // 2 + NORMS) + 8 + TABLE
+    )
     first, last = stages_of(SMALL, ParallelTable(pipeline=2, first_stage_layers=1))
-    assert (first.layers, last.layers) == (1, 2)
-    assert rank_parameters(SMALL, "actor", first, 1) == layer + TABLE
-    assert rank_parameters(SMALL, "actor", last, 1) == 2 * layer + 8 + TABLE
-    assert rank_parameters(SMALL, "critic", last, 1) == 2 * layer + 8 + 8
+    assert (first.layers, last.layers) == ((0,), (1, 2))
+    assert rank_parameters(SMALL, "actor", first, ALONE).total == layer + TABLE
+    assert rank_parameters(SMALL, "actor", last, ALONE).total == 2 * layer + 8 + TABLE
+    assert rank_parameters(SMALL, "critic", last, ALONE).total == 2 * layer + 8 + 8
     tied = replace(SMALL, tied=True)
-    assert rank_parameters(tied, "actor", alone, 1) == 3 * layer + 8 + TABLE
-    assert rank_parameters(tied, "actor", last, 1) == 2 * layer + 8 + TABLE  # a copy of its own
-
-
-def test_experts_norms_of_heads_and_the_router() -> None:
-    model = replace(SMALL, qkv_bias=False, head_norms=True, experts=Experts(number=6, per_token=2, inner=5))
-    [alone] = stages_of(model, ALONE)
-    split, whole = ATTENTION - 32 + 6 * 3 * 8 * 5, NORMS + 2 * 4 + 6 * 8
-    assert rank_parameters(model, "actor", alone, 2) == 3 * (split // 2 + whole) + 8 + TABLE
-    shared = replace(model, experts=Experts(number=6, per_token=2, inner=5, shared=7))
-    more = 3 * 8 * 7 // 2 + 8  # three matrices, and the gate
-    assert rank_parameters(shared, "actor", alone, 2) == rank_parameters(model, "actor", alone, 2) + 3 * more
-    assert shared.multiplied_parameters == model.multiplied_parameters + 3 * 3 * 8 * 7
+    assert rank_parameters(tied, "actor", alone, ALONE).total == 3 * layer + 8 + TABLE
+    assert rank_parameters(tied, "actor", last, ALONE).total == 2 * layer + 8 + TABLE  # a copy of its own
 
 
 @pytest.mark.parametrize(
@@ -128,17 +64,17 @@ def test_experts_norms_of_heads_and_the_router() -> None:
     ],
 )
 def test_layers_over_pipeline_ranks(layout: ParallelTable, layers: Sequence[int]) -> None:
-    assert [stage.layers for stage in stages_of(replace(SMALL, layers=8), layout)] == layers
+    assert [len(stage.layers) for stage in stages_of(replace(SMALL, layers=8), layout)] == layers
 
 
 def _part(weight: int, device: str, layout: ParallelTable = ALONE, role: str = "actor", layers: int = 3) -> Part:
-    stage = replace(stages_of(SMALL, layout)[-1], layers=layers)
+    stage = replace(stages_of(SMALL, layout)[-1], layers=tuple(range(layers)))
     return Part(SMALL, role, layout, stage, Precision(weight, device))
 
 
 def test_what_a_forward_pass_keeps() -> None:
     """10 tokens, 6 of them read, 3 layers; logits of 4 positions at a time."""
-    batch = Microbatch(tokens=10, read=6, logits_chunk=4)
+    batch = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
     found = kept(_part(4, "cpu"), batch)
     assert found.norms == 10 * 3 * 2 * (2 * 4 * 8 + 4)
     assert found.projections == 10 * 3 * 2 * 4 * 8
@@ -168,7 +104,7 @@ def test_what_a_forward_pass_keeps() -> None:
 
 
 def test_work_beyond_what_is_kept() -> None:
-    batch = Microbatch(tokens=10, read=6, logits_chunk=4)
+    batch = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
     first = Part(
         SMALL, "actor", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[0], Precision(4, "cpu")
     )
@@ -180,7 +116,7 @@ def test_work_beyond_what_is_kept() -> None:
 
 def test_states_of_ranks() -> None:
     layout = ParallelTable(data=2, distributed_optimizer=True)
-    batch = Microbatch(10, 6, 4)
+    batch = Microbatch(10, 6, 4, 5)
     training = Training("actor", SMALL, layout, Precision(2, "cpu"), batch, batch, microbatches=3, has_reference=True)
     [rank] = ranks_of(training)
     parameters = 3 * (ATTENTION + MLP + NORMS) + 8 + 2 * TABLE
@@ -195,7 +131,7 @@ def test_states_of_ranks() -> None:
 
 
 def test_microbatches_under_way_in_a_pipeline() -> None:
-    batch = Microbatch(10, 6, 4)
+    batch = Microbatch(10, 6, 4, 5)
     training = Training(
         "actor", replace(SMALL, layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
     )
@@ -208,7 +144,7 @@ def test_runs_under_way_of_interleaved_stages() -> None:
     assert runs_under_way(layout, 0, 8) == [0] * 4 + [1] * 4 + [0] * 3
     assert runs_under_way(layout, 3, 8) == [0] * 4 + [1]
     assert runs_under_way(layout, 0, 4) == [0] * 4 + [1] * 4
-    batch, model = Microbatch(10, 6, 4), replace(SMALL, layers=8)
+    batch, model = Microbatch(10, 6, 4, 5), replace(SMALL, layers=8)
     training = Training("actor", model, layout, Precision(4, "cpu"), batch, batch, 8)
     first, last = ranks_of(training)[0], ranks_of(training)[-1]
     assert (first.microbatches_under_way, last.microbatches_under_way) == (5.5, 2.5)
@@ -221,7 +157,7 @@ def test_runs_under_way_of_interleaved_stages() -> None:
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_what_is_made_again_is_not_kept(recompute: Recompute) -> None:
     """10 tokens of 8 numbers into each of 3 layers; a layer's MLP has 5 x 20 numbers per token."""
-    batch = Microbatch(tokens=10, read=6, logits_chunk=4)
+    batch = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
     none, again = (replace(_part(4, "cpu"), recompute=how) for how in ("none", recompute))
     before, after = kept(none, batch), kept(again, batch)
     assert (after.ends, after.logits) == (before.ends, before.logits)
@@ -374,6 +310,10 @@ def test_forwards_have_microbatches_of_their_own(smallest: Path) -> None:
     assert (actor.microbatch.tokens, actor.forward.tokens, actor.microbatches) == (100, 320, 2)
     assert (critic.microbatch.tokens, critic.forward.tokens, critic.microbatches) == (64, 64, 3)
     assert (actor.recompute, critic.recompute) == ("full", "none")
+    recipe = load([smallest], [*sets, "actor.parallel={context=3}"], {}).recipe
+    split = training_of(recipe, "actor", SMALL, Precision(4, "cpu"))
+    assert split.microbatch == Microbatch(34, 34, actor.microbatch.logits_chunk, 32)
+    assert split.forward.tokens == 107
 
 
 def test_stages_of_a_role_that_is_too_large_name_the_key(smallest: Path) -> None:
@@ -397,3 +337,52 @@ def test_devices_are_those_that_ray_is_asked_for(smallest: Path, placement: str)
     recipe = load([smallest], sets, {}).recipe
     assert devices(recipe) == Room(processes(recipe), colocated=placement == "colocated").devices
     assert not is_one_process(recipe)
+
+
+def _recipe(smallest: Path, *sets: str) -> Recipe:
+    return load([smallest], [f"model.path={DEEPSEEK_7B}", *sets], {}).recipe
+
+
+def test_host_memory_of_a_node(smallest: Path) -> None:
+    """16 GPUs, two nodes: the first has the driver, and the ranks that write; both have eight of each role."""
+    layout = "actor.parallel={tensor=2, context=2, pipeline=2, data=2}"
+    sets = [layout, "generator.engines=16", "cluster.offload=true"]
+    memory = _estimate(smallest, *sets, gpu_gib=80.0)
+    node = memory.node
+    assert node is not None
+    assert (node.nodes, node.gpus) == (2, 8)
+    # The first node has all ranks of the first stage, of which the first two write half of both states.
+    trainers = [memory.roles[role].ranks[0] for role in ("actor", "critic")]
+    moved = [rank.weights + rank.main_weights + rank.moments + rank.reference for rank in trainers]
+    assert node.moved_out == 8 * (sum(moved) + memory.generator.weights)
+    assert node.states == 2 * sum(role.state // 4 for role in memory.roles.values())
+    batch = batch_of(_recipe(smallest))
+    assert node.rollouts == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
+    assert node.driver == memory.driver.peak
+    assert node.libraries == 2**20 * (17 * 400 + 8 * 550)
+    assert (node.object_store, node.sending) == (2**28, memory.sending.on_the_way)
+    parts = node.moved_out + node.states + node.rollouts + node.driver + node.sending
+    assert node.total == parts + node.object_store + node.libraries
+
+
+def test_host_memory_follows_what_is_asked(smallest: Path) -> None:
+    def node(*sets: str) -> NodeBytes:
+        found = _estimate(smallest, *sets, gpu_gib=80.0).node
+        assert found is not None
+        return found
+
+    alone = node()
+    assert (alone.nodes, alone.gpus, alone.moved_out, alone.object_store, alone.rollouts) == (1, 1, 0, 0, 0)
+    assert alone.libraries == 2**20 * 550
+    assert node("checkpoint.asynchronous=false").states == 0
+    # Apart: two GPUs of the actor, two of the critic, one of the generator.
+    apart = node("cluster={kind='local', placement='apart'}", "actor.parallel={data=2}")
+    assert apart.gpus == 5
+    assert apart.libraries == 2**20 * (5 * 400 + 550)
+    split = "actor.parallel={data=2, distributed_optimizer=true}"
+    gathered, not_gathered = node(split), node(split, "checkpoint.reshardable='dp'")
+    assert abs(gathered.states - not_gathered.states) <= 2  # all of it, by one rank or by both
+    many = "actor.parallel={data=16, distributed_optimizer=true}"
+    assert node(many, "checkpoint.reshardable='dp'").states < 0.51 * node(many).states
+    assert node("generator.engines=2", "cluster={kind='local', ray_address='a:1'}").object_store == 0
+    assert _estimate(smallest).node is None

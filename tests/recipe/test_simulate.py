@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from ppoctl.recipe.load import load
-from ppoctl.recipe.memory.decoder import Decoder, rank_parameters, stages_of
+from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import records_of
 from ppoctl.recipe.memory.estimate import batch_of
+from ppoctl.recipe.memory.stages import rank_parameters, whole_model
 from ppoctl.recipe.memory.trainer import state_bytes
 from ppoctl.recipe.schema import ParallelTable, Recipe
 from ppoctl.recipe.simulate import SimulatedStep, Units, World, calls, forward_flops, rollout_seconds, simulate
 
 MODEL = Decoder(
-    layers=3, hidden=8, inner=20, heads=4, kv_heads=2, head_dim=4, vocab=128, tied=False, qkv_bias=False,
-    head_norms=False, experts=None,
+    layers=3, hidden=8, inner=20, heads=4, kv_heads=2, head_dim=4, vocab=128, tied=False,
 )  # fmt: skip
 PRODUCTS = 3 * (2 * 128 + 2 * 64 + 3 * 160) + 128 * 8  # parameters that multiply
 UNITS = Units(
@@ -73,9 +73,23 @@ def test_scoring(recipe: Recipe) -> None:
     assert by_world(recipe)[8].forward_s == pytest.approx(16 * row / 2 + 8 * row)
 
 
+def test_context_ranks_exchange_keys_and_values(recipe: Recipe) -> None:
+    """32 rows on each of two pairs, 2 tensor x 2 context; of half of a row's 32 tokens a rank receives, layer by
+    layer, its half of 8 keys and 8 values in bfloat16."""
+    layout = ParallelTable(tensor=2, context=2, data=4)
+    split = recipe.model_copy(update={"actor": recipe.actor.model_copy(update={"parallel": layout})})
+    found = by_world(split)[8]
+    assert found.data_ranks == 2
+    row = forward_flops(MODEL, 32) / 5e5
+    actor = 32 * (row / 4 + 16 * 3 * 8 * 2 / 1e5)
+    assert found.forward_s == pytest.approx(actor + 8 * row)
+    reduced = MODEL.parameters / 2 * 8 * 3 / 4 / 1e5  # over two data ranks of two
+    assert found.actor_update_s == pytest.approx(4 * (3 * actor / 4 + reduced))
+
+
 def world(recipe: Recipe, engines: int) -> World:
     alone = ParallelTable()
-    return World(16, alone, alone, engines, batch_of(recipe), recipe.ppo.minibatch_seqs)
+    return World(16, alone, alone, engines, batch_of(recipe), recipe.ppo.minibatch_seqs, weight=2)
 
 
 def with_generator(recipe: Recipe, **keys: int) -> Recipe:
@@ -93,7 +107,7 @@ def test_engines_decode_in_waves(recipe: Recipe) -> None:
     few = with_generator(recipe, max_concurrent_seqs=2)
     token = (weights + 2 * 26.5 * 96) / 5e5
     assert rollout_seconds(few, MODEL, world(recipe, 1), gpu_gib, UNITS)[0] == pytest.approx(32 * 13 * token)
-    halves = rank_parameters(MODEL, "actor", stages_of(MODEL, ParallelTable())[0], 2)
+    halves = rank_parameters(MODEL, "actor", whole_model(MODEL), ParallelTable(tensor=2)).total
     token = (2 * halves + 2 * 26.5 * 48) / 5e5  # each of two tensor ranks reads its half
     split = with_generator(few, tensor=2)
     assert rollout_seconds(split, MODEL, world(recipe, 1), gpu_gib, UNITS)[0] == pytest.approx(32 * 13 * token)

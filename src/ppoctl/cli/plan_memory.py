@@ -8,6 +8,7 @@ from ppoctl.cli import render
 
 if TYPE_CHECKING:
     from ppoctl.recipe.memory.estimate import Memory
+    from ppoctl.recipe.memory.node import NodeBytes
     from ppoctl.recipe.memory.residency import Residency, StageBytes
     from ppoctl.recipe.memory.trainer import RankBytes
 
@@ -34,9 +35,13 @@ def print_memory(memory: "Memory") -> None:
     render.table([("", *row) for row in _rank_rows(memory, *ranks)], ("", "of the largest rank", "actor", "critic"))
     render.line()
     render.table([("", *row) for row in _other_rows(memory)])
+    for assumption in memory.assumptions:
+        _print_words(f"assumed: {assumption}")
     render.line()
     _print_stages(memory.places)
-    render.line(textwrap.fill(_always(memory), 100, initial_indent="  ", subsequent_indent="  "))
+    _print_words(_always(memory))
+    if memory.node is not None:
+        _print_words(_host(memory.node))
     fullest = max(memory.places, key=lambda found: found.fullest.bytes)
     stage = fullest.fullest
     if stage.fits is False:
@@ -49,6 +54,10 @@ def print_memory(memory: "Memory") -> None:
             most = f"{render.size(least.bytes)} ({least.stage})"
             enough = "" if least.fits else ", still too much"
             render.line(f"  with `cluster.offload = true` no stage needs more than {most}{enough}")
+
+
+def _print_words(words: str) -> None:
+    render.line(textwrap.fill(words, 100, initial_indent="  ", subsequent_indent="  "))
 
 
 def _print_stages(places: "Sequence[Residency]") -> None:
@@ -103,6 +112,24 @@ def _cells(found: "Residency", stage: "StageBytes") -> tuple[str, str]:
     room = found.place.bytes
     words = "" if room is None else "fits" if stage.fits else f"{render.size(stage.bytes - room)} too much"
     return render.size(stage.bytes), words
+
+
+def _host(node: "NodeBytes") -> str:
+    """Of the fullest node, what takes most first."""
+    parts = {
+        "moved out": node.moved_out,
+        "states being written": node.states,
+        "rollouts in ranks": node.rollouts,
+        "samples and records": node.driver,
+        "weights on their way": node.sending,
+        "object store": node.object_store,
+        "libraries": node.libraries,
+    }
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    words = ", ".join(f"{render.size(size)} {name}" for name, size in largest if size)
+    gpus = "1 GPU" if node.gpus == 1 else f"{node.gpus} GPUs"
+    of = f" (the fullest of {node.nodes})" if node.nodes > 1 else ""
+    return f"host memory of a node with {gpus}{of}, at most {render.size(node.total)}: {words}"
 
 
 def _always(memory: "Memory") -> str:

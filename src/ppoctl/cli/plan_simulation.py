@@ -34,8 +34,8 @@ def show(recipe: "Recipe", gpu_gib: float | None, *, as_json: bool) -> None:
     """Print the simulation. Raises RecipeError when the model is not known here."""
     from ppoctl.errors import RecipeError
     from ppoctl.recipe.assets import model_config
-    from ppoctl.recipe.memory.decoder import decoder_of
     from ppoctl.recipe.memory.estimate import with_totals
+    from ppoctl.recipe.memory.families import decoder_of
     from ppoctl.recipe.simulate import Units, simulate
 
     decoder = decoder_of(model_config(recipe))

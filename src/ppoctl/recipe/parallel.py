@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from ppoctl.recipe.schema import Recipe
 
 
+GPUS_PER_NODE = 8
+"""What nodes are taken to have, where `plan` has to know."""
+
+
 class ParallelTable(Table):
     """Megatron-Core's parallel layout of one role. A written table is complete: keys not given are 1 or off."""
 

@@ -19,12 +19,11 @@ from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_
 from ppoctl.recipe.memory.estimate import GIB, batch_of
 from ppoctl.recipe.memory.generator import on_gpu, sending
 from ppoctl.recipe.memory.trainer import state_bytes
-from ppoctl.recipe.parallel import ParallelTable, devices, layouts
+from ppoctl.recipe.parallel import GPUS_PER_NODE, ParallelTable, devices, layouts
 from ppoctl.recipe.schedule import updates_per_step
 from ppoctl.recipe.schema import Recipe
 
 WORLDS = (8, 64, 256, 1024)
-GPUS_PER_NODE = 8
 STEPS_PER_CALL = 16
 """Tokens of each sequence between two questions to an engine (`engines.vllm.engine`)."""
 
@@ -70,6 +69,8 @@ class World:
     engines: int
     batch: Batch
     minibatch: int
+    weight: int
+    """Bytes of a number of the model."""
 
     @property
     def nodes(self) -> int:
@@ -148,7 +149,7 @@ def _world(recipe: Recipe, gpus: int, *, growing: bool) -> World | None:
         of_all, rest = (gpus, 0) if colocated else divmod(number * ranks * gpus, devices(recipe))
         return 0 if rest or of_all % ranks else of_all // ranks
 
-    data = {role: copies(layout.data, layout.model_ranks) for role, layout in written.items()}
+    data = {role: copies(layout.data, layout.model_ranks * layout.context) for role, layout in written.items()}
     engines = copies(table.engines, table.tensor)
     if not all([*data.values(), engines]):
         return None
@@ -156,15 +157,15 @@ def _world(recipe: Recipe, gpus: int, *, growing: bool) -> World | None:
     own = max(GPUS_PER_NODE, written["actor"].world_size) if colocated else devices(recipe)
     minibatch = max(1, round(recipe.ppo.minibatch_seqs * (gpus / own if growing else 1.0)))
     minibatches = batch_of(recipe).sequences // recipe.ppo.minibatch_seqs
-    return World(gpus, actor, critic, engines, batch_of(recipe, sequences=minibatch * minibatches), minibatch)
+    weight = 4 if recipe.model.dtype == "float32" else 2
+    return World(gpus, actor, critic, engines, batch_of(recipe, sequences=minibatch * minibatches), minibatch, weight)
 
 
 def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units: Units) -> SimulatedStep:
     batch = world.batch
-    weight = 4 if recipe.model.dtype == "float32" else 2
     asked = calls(recipe, batch)
     put = sum(call.bytes for call in asked)
-    sent = sending(decoder, world.actor, weight)
+    sent = sending(decoder, world.actor, world.weight)
     # Encoded for its identity and for its file; digested for its identity and as the file is read back.
     committed = 2 / units.encode_bytes_s + 2 / units.digest_bytes_s + 1 / units.disk_bytes_s
     decoding, asking = rollout_seconds(recipe, decoder, world, gpu_gib, units)
@@ -197,9 +198,9 @@ def rollout_seconds(
 ) -> tuple[float, float]:
     """Of the engines, and of the driver that asks them meanwhile. Waves of sequences are decoded together; a token of
     all of them reads the weights, and each one's cache, once."""
-    weight, batch = 4 if recipe.model.dtype == "float32" else 2, world.batch
+    batch = world.batch
     window = batch.prompt_tokens + batch.response_tokens
-    engine = on_gpu(decoder, weight, recipe.generator, gpu_gib * GIB, window)
+    engine = on_gpu(decoder, world.weight, recipe.generator, gpu_gib * GIB, window)
     sequences = ceil(batch.sequences / world.engines)
     together = max(1, min(sequences, recipe.generator.max_concurrent_seqs, engine.full_sequences))
     tokens = ceil(sequences / together) * batch.response_tokens
@@ -222,11 +223,11 @@ def _save_seconds(recipe: Recipe, decoder: Decoder, world: World, step_s: float,
     """Per step. Ranks that write copy their part first; a state of a distributed optimizer is gathered before that,
     unless it is for any number of data ranks only. What is still being written when the next save comes is waited
     for; without `asynchronous` all of it."""
-    table, weight = recipe.checkpoint, 4 if recipe.model.dtype == "float32" else 2
+    table = recipe.checkpoint
     copied, disk_s, digests = 0.0, 0.0, []
     for role in ("actor", "critic"):
         layout: ParallelTable = getattr(world, role)
-        size = state_bytes(decoder, role, layout, weight)
+        size = state_bytes(decoder, role, layout, world.weight)
         narrow = layout.distributed_optimizer and table.reshardable == "dp"
         each = size / (layout.world_size if narrow else layout.model_ranks)
         copied += each / units.gpu_host_bytes_s
@@ -272,10 +273,14 @@ def calls(recipe: Recipe, batch: Batch) -> list[Call]:
 
 
 def _pass_seconds(decoder: Decoder, world: World, layout: ParallelTable, rows: int, units: Units) -> float:
-    """A forward pass over rows: the data rank with most of them decides."""
+    """A forward pass over rows: the data rank with most of them decides. Context ranks exchange keys and values
+    first, layer by layer, and nothing computes meanwhile."""
     tokens = world.batch.prompt_tokens + world.batch.response_tokens - 1
-    of_one_gpu = units.gpu_flops * units.gpu_utilisation * layout.model_ranks
-    return ceil(rows / layout.data) * forward_flops(decoder, tokens) / of_one_gpu
+    of_one_gpu = units.gpu_flops * units.gpu_utilisation * layout.model_ranks * layout.context
+    others = tokens * (layout.context - 1) / layout.context
+    channels = 2 * (decoder.keys if decoder.latent is None else decoder.queries) / layout.model_ranks
+    gathered = others * channels * decoder.layers * world.weight / units.gpu_nic_bytes_s
+    return ceil(rows / layout.data) * (forward_flops(decoder, tokens) / of_one_gpu + gathered)
 
 
 def _forward_seconds(decoder: Decoder, world: World, units: Units) -> float:
@@ -288,9 +293,9 @@ def _update_seconds(recipe: Recipe, decoder: Decoder, world: World, role: str, u
     """Forward and backward are three passes; then float32 gradients are reduced over the data ranks, and nothing
     computes meanwhile (a distributed optimizer gathers weights instead of reducing a second time)."""
     layout: ParallelTable = getattr(world, role)
-    weight = 4 if recipe.model.dtype == "float32" else 2
-    per_parameter = 4 + (weight if layout.distributed_optimizer else 4)
-    sent = decoder.parameters / layout.model_ranks * per_parameter * (layout.data - 1) / layout.data
+    per_parameter = 4 + (world.weight if layout.distributed_optimizer else 4)
+    copies = layout.data * layout.context
+    sent = decoder.parameters / layout.model_ranks * per_parameter * (copies - 1) / copies
     one = 3 * _pass_seconds(decoder, world, layout, world.minibatch, units)
     one += sent / units.gpu_nic_bytes_s + world.minibatch * units.balance_row_s
     return updates_per_step(recipe, role) * one

@@ -11,10 +11,12 @@ from typing import Any
 import megatron_lab as lab
 import torch
 from megatron.core.parallel_state import get_global_memory_buffer
+from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppoctl.batch.records import Rollouts
+from ppoctl.engines.megatron import optimizer
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.rank import MegatronRank
@@ -28,7 +30,7 @@ def storages(tensors: Sequence[Tensor]) -> dict[int, int]:
 def held(rank: MegatronRank) -> dict[str, int]:
     """What lies in memory between calls, by component."""
     weights = storages([weight for model in rank.models for weight in model.parameters()])
-    buffers = storages([buffer.grad_data for stage in rank.stages for buffer in stage.buffers])
+    buffers = storages(list(optimizer.gradient_buffers(rank.stages)))
     groups = rank.optimizer.param_groups
     main = storages([parameter for group in groups for parameter in group["params"]])
     chained = getattr(rank.optimizer, "chained_optimizers", [rank.optimizer])
@@ -45,7 +47,8 @@ def held(rank: MegatronRank) -> dict[str, int]:
 def kept(rank: MegatronRank, rollouts: Rollouts) -> dict[str, int]:
     """What one microbatch of all rows keeps for its backward pass, by component."""
     known = storages([weight for model in rank.models for weight in model.parameters()])
-    known |= storages([buffer.grad_data for stage in rank.stages for buffer in stage.buffers])
+    known |= storages([buffer for model in rank.models for buffer in model.buffers()])
+    known |= storages(list(optimizer.gradient_buffers(rank.stages)))
     alive: list[Tensor] = []  # so that no address is used twice
     found: dict[str, int] = {}
 
@@ -81,6 +84,20 @@ def kept(rank: MegatronRank, rollouts: Rollouts) -> dict[str, int]:
 def gather_buffer(rank: MegatronRank) -> int:
     """What sequence parallelism has gathered into."""
     return sum(storages(list(get_global_memory_buffer().buffer.values())).values())
+
+
+def route_evenly(rank: MegatronRank) -> None:
+    """From now on experts are chosen in turn, whatever the router's weights say: what `plan` assumes."""
+    for model in rank.models:
+        for router in (module for module in model.modules() if isinstance(module, TopKRouter)):
+            router.gating = partial(_in_turn, router, router.gating)
+
+
+def _in_turn(router: TopKRouter, gating: Any, hidden: Tensor) -> Tensor:
+    logits: Tensor = gating(hidden)
+    places = torch.arange(logits[..., 0].numel())[:, None] * 2 + torch.arange(router.topk)
+    chosen = torch.zeros(len(places), router.num_experts).scatter(1, places % router.num_experts, 1.0)
+    return logits + (chosen.view(logits.shape) - 0.5).to(logits.dtype) * 60
 
 
 def pickled_bucket(rank: MegatronRank) -> int:
@@ -138,16 +155,29 @@ def _component(stack: traceback.StackSummary) -> str | None:
         return "projections" if ("transformer_layer.py", "forward") in names else "inputs"
     if ("attention.py", "apply_rope") in names:
         return "ends"  # the tables
-    if ("attention.py", "_per_sequence") in names:
+    if ("attention.py", "_per_piece") in names or ("capped_attention.py", "_one") in names:
         return "attention"
+    if ("moe_layer.py", "forward") in names:
+        return "projections" if _is_input_of_experts(names) else "experts"
+    if ("attention.py", "get_query_key_value_tensors") in names and ("normalization.py", "forward") in names:
+        return "attention"  # norms over heads
+    if {("normalization.py", "forward"), ("norms.py", "forward")} & names:
+        return "norms" if ("transformer_layer.py", "forward") in names else "ends"
     if ("row_linear.py", "_forward_impl") in names:
         return "mlp" if ("mlp.py", "forward") in names else "attention"
     if ("mlp.py", "glu") in names:
         return "mlp"
     if ("layers.py", "linear_with_grad_accumulation_and_async_allreduce") in names:
         return "projections"
-    is_norm = ("normalization.py", "forward") in names
-    return "norms" if is_norm and ("transformer_layer.py", "forward") in names else "ends"
+    return "projections" if ("latent_attention.py", "forward") in names else "ends"
+
+
+def _is_input_of_experts(names: set[tuple[str, str]]) -> bool:
+    """What the router reads, or the first product of the MLP beside the experts."""
+    of_product = ("layers.py", "linear_with_grad_accumulation_and_async_allreduce") in names
+    is_last = ("row_linear.py", "_forward_impl") in names
+    beside = ("shared_experts.py", "forward") in names and of_product and not is_last
+    return beside or ("router.py", "gating") in names
 
 
 class _Live(TorchDispatchMode):

@@ -19,8 +19,9 @@ from ppoctl.engines.megatron import logprobs, ranks
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.recipe.assets import read_config
 from ppoctl.recipe.memory import activations, decoder, generator
-from ppoctl.recipe.memory.activations import Microbatch, Precision
-from ppoctl.recipe.memory.decoder import Decoder, decoder_of
+from ppoctl.recipe.memory.decoder import Decoder
+from ppoctl.recipe.memory.families import decoder_of
+from ppoctl.recipe.memory.part import Microbatch, Precision
 from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.recipe.schema import ByTokens, ParallelTable, Recompute
 
@@ -33,6 +34,11 @@ LAYOUTS = {
     "PP2": ParallelTable(pipeline=2),
     "PP2 uneven": ParallelTable(pipeline=2, first_stage_layers=1),
     "DP2 distributed optimizer": ParallelTable(data=2, distributed_optimizer=True),
+    "TP2 EP2": ParallelTable(tensor=2, sequence=True, expert=2),
+    "TP2 ETP2": ParallelTable(tensor=2, sequence=True, expert_tensor=2),
+    "DP2 EP2": ParallelTable(data=2, expert=2, distributed_optimizer=True),
+    "CP2": ParallelTable(context=2, distributed_optimizer=True),
+    "CP2 EP2": ParallelTable(context=2, expert=2),
 }
 CASES = [
     ("quickstart", "actor", "alone", torch.float32),
@@ -52,6 +58,28 @@ CASES = [
     ("larger", "critic", "TP2", torch.float32, "full"),
     ("larger", "actor", "PP2 uneven", torch.float32, "full"),
 ]
+FAMILY_CASES = [
+    ("qwen3", "actor", "TP2 sequence", torch.float32),
+    ("qwen3", "critic", "alone", torch.bfloat16),
+    ("llama", "actor", "CP2", torch.bfloat16),
+    ("gemma2", "actor", "TP2", torch.bfloat16),
+    ("gemma2", "critic", "CP2", torch.float32),
+    ("gemma2", "actor", "alone", torch.float32, "selective"),
+    ("gemma2-uncapped", "actor", "PP2", torch.float32),
+    ("gemma2-uncapped", "actor", "alone", torch.bfloat16, "full"),
+    ("qwen2-moe", "actor", "TP2 ETP2", torch.float32),
+    ("qwen2-moe", "critic", "CP2 EP2", torch.float32),
+    ("qwen2-moe-mixed", "actor", "PP2", torch.bfloat16),
+    ("qwen2-moe-mixed", "actor", "alone", torch.float32, "full"),
+    ("qwen3-moe", "actor", "DP2 EP2", torch.float32),
+    ("qwen3-moe-mixed", "critic", "DP2 EP2", torch.bfloat16),
+    ("deepseek-v3", "actor", "alone", torch.bfloat16),
+    ("deepseek-v3", "actor", "alone", torch.bfloat16, "selective"),
+    ("deepseek-v3", "actor", "CP2", torch.float32),
+    ("deepseek-v3-low-rank", "critic", "TP2 EP2", torch.float32),
+    ("deepseek-v3-low-rank", "actor", "TP2 sequence", torch.bfloat16, "full"),
+]
+"""Tiny models of `megatron_lab`, with tokens routed evenly."""
 ROWS, PROMPT, RESPONSE = 44, 64, 32
 """A full microbatch of the quickstart: 44 sequences of 64 + 32 - 1 tokens are just above its cap of 4,096."""
 
@@ -77,27 +105,29 @@ def pool() -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The quickstart's model, tied; and one of another family, untied, its vocabulary no multiple of 64."""
+def folders(tmp_path_factory: pytest.TempPathFactory, model: Callable[[str], Path]) -> Callable[[str], Path]:
+    """The quickstart's model, tied; one of another, untied, its vocabulary no multiple of 64; those of the lab."""
     larger = tmp_path_factory.mktemp("larger")
     numbers = {"vocab_size": 3001, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 5}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 48, "max_position_embeddings": 128}
     LlamaForCausalLM(LlamaConfig(**numbers, **heads)).save_pretrained(larger)
-    return {"quickstart": QUICKSTART, "larger": larger}
+    known = {"quickstart": QUICKSTART, "larger": larger}
+    return lambda kind: known.get(kind) or model(kind)
 
 
 @pytest.fixture(scope="module")
-def opened(pool: RankPool, folders: dict[str, Path]) -> Callable[..., Case]:
+def opened(pool: RankPool, folders: Callable[[str], Path]) -> Callable[..., Case]:
     def open_(kind: str, role: str, layout: str, dtype: torch.dtype, recompute: Recompute = "none") -> Case:
         parallel = LAYOUTS[layout]
         held = ByTokens(max_tokens_per_microbatch=5000, logits_chunk_tokens=512)
-        pool.open(TrainerSettings(role, str(folders[kind]), dtype, held, parallel, recompute=recompute))
+        pool.open(TrainerSettings(role, str(folders(kind)), dtype, held, parallel, recompute=recompute))
         pool.call("start")
-        microbatch = full_microbatch(ROWS // parallel.data)
+        pool.examine(memory_lab.route_evenly)
+        microbatch = full_microbatch(ROWS // parallel.data, parallel.context)
         weight = 4 if dtype is torch.float32 else 2
         training = Training(
             role=role,
-            decoder=_decoder(folders[kind]),
+            decoder=_decoder(folders(kind)),
             layout=parallel,
             precision=Precision(weight, "cpu"),
             microbatch=microbatch,
@@ -105,16 +135,16 @@ def opened(pool: RankPool, folders: dict[str, Path]) -> Callable[..., Case]:
             microbatches=1,
             recompute=recompute,
         )
-        per_stage = parallel.tensor * parallel.data
-        expected = [rank for rank in ranks_of(training) for _ in range(per_stage)]
+        expected = [rank for rank in ranks_of(training) for _ in range(parallel.stage_ranks)]
         rollouts = lab.make_rollouts(prompts=[PROMPT] * ROWS, lengths=[RESPONSE] * ROWS)
-        return Case(pool, folders[kind], role, parallel, weight, rollouts, expected)
+        return Case(pool, folders(kind), role, parallel, weight, rollouts, expected)
 
     return open_
 
 
-def full_microbatch(rows: int) -> Microbatch:
-    return Microbatch(rows * (PROMPT + RESPONSE - 1), rows * RESPONSE, 512)
+def full_microbatch(rows: int, context: int = 1) -> Microbatch:
+    longest = PROMPT + RESPONSE - 1
+    return Microbatch(rows * longest // context, rows * RESPONSE // context, 512, longest)
 
 
 def _decoder(folder: Path) -> Decoder:
@@ -127,10 +157,37 @@ def close(expected: int, found: int) -> bool:
     return abs(expected - found) <= WITHIN * max(found, 1)
 
 
+def _name(case: tuple[Any, ...]) -> str:
+    return "-".join(map(str, case)).replace("torch.", "")
+
+
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)).replace("torch.", ""))
+@pytest.mark.parametrize("case", CASES, ids=_name)
 def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp_path: Path, case: Any) -> None:
-    pool, folder, role, layout, weight, rollouts, expected = opened(*case)
+    opened_case: Case = opened(*case)
+    pool, folder, role, layout, weight, _, _ = opened_case
+    pool.call("begin_save", tmp_path, False)
+    pool.call("finish_save")
+    files = sum(file.stat().st_size for file in tmp_path.glob("*.distcp"))
+    found = _compared(opened_case) | {"state": [(state_bytes(_decoder(folder), role, layout, weight), files)]}
+    _check(found)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("case", FAMILY_CASES, ids=_name)
+def test_so_they_are_of_every_family(opened: Callable[..., Case], case: Any) -> None:
+    _check(_compared(opened(*case)))
+
+
+def _check(found: dict[str, list[tuple[int, int]]]) -> None:
+    for component, pairs in found.items():
+        print(f"{component:>12} {' '.join(f'{said / has:.4f}' for said, has in pairs if has)}")
+    assert {name: pairs for name, pairs in found.items() if not all(close(*pair) for pair in pairs)} == {}
+
+
+def _compared(case: Case) -> dict[str, list[tuple[int, int]]]:
+    """What is said of each component on each rank, and what it has."""
+    pool, layout, rollouts, expected = case.pool, case.layout, case.rollouts, case.expected
     found: dict[str, list[tuple[int, int]]] = {}
 
     def compare(component: str, said: int, has: int) -> None:
@@ -139,21 +196,16 @@ def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp
     for rank, held in zip(expected, pool.examine(memory_lab.held), strict=True):
         for component, size in held.items():
             compare(component, getattr(rank, component), size)
-    for rank, kept in zip(expected, pool.examine(memory_lab.kept, rollouts), strict=True):
-        for component in ("norms", "projections", "attention", "mlp", "inputs", "ends", "logits"):
-            compare(component, getattr(rank.kept, component), kept.get(component, 0))
+    for number, (rank, kept) in enumerate(zip(expected, pool.examine(memory_lab.kept, rollouts), strict=True)):
+        for component in ("norms", "projections", "attention", "mlp", "experts", "inputs", "ends", "logits"):
+            if component != "logits" or number % layout.tensor == 0:  # the others have rows of padding
+                compare(component, getattr(rank.kept, component), kept.get(component, 0))
     for call in ("update", "forward"):
         for rank, peak in zip(expected, pool.examine(memory_lab.peak, rollouts, call), strict=True):
             compare(call, getattr(rank, call), peak)
     for rank, buffer in zip(expected, pool.examine(memory_lab.gather_buffer), strict=True):
         compare("gather_buffer", rank.gather_buffer, buffer)
-    pool.call("begin_save", tmp_path, False)
-    pool.call("finish_save")
-    files = sum(file.stat().st_size for file in tmp_path.glob("*.distcp"))
-    compare("state", state_bytes(_decoder(folder), role, layout, weight), files)
-    for component, pairs in found.items():
-        print(f"{component:>12} {' '.join(f'{said / has:.4f}' for said, has in pairs if has)}")
-    assert {name: pairs for name, pairs in found.items() if not all(close(*pair) for pair in pairs)} == {}
+    return found
 
 
 @pytest.mark.parametrize(
@@ -219,7 +271,7 @@ def test_numbers_that_are_written_in_both_places_are_the_same() -> None:
 
 @pytest.mark.parametrize("kind", ["quickstart", "larger"])
 def test_the_shape_is_the_trainers(folders: dict[str, Path], kind: str) -> None:
-    ours, theirs = _decoder(folders[kind]), read_shape(folders[kind])
+    ours, theirs = _decoder(folders(kind)), read_shape(folders(kind))
     for name, other in {
         "layers": "num_layers",
         "hidden": "hidden_size",

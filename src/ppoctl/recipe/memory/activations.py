@@ -7,146 +7,70 @@ residuals too: then S = T, else S = 1), b bytes of a number of the model.
     a layer, per token      on a CPU                            on a GPU
     two norms               2 (2 x 4 h + 4) / S                 2 (b h + 4) / S
     inputs of projections   2 b h / S                           2 b h / S
-    queries, keys, values   4 (HD + GD + (H + 2G) D) / T        b (HD + GD + (H + 2G) D) / T
-      of a bfloat16 model   4 (HD + 2 GD) / T
-    attention's output      (4 HD + b HD + 4 H) / T             (b HD + 4 H) / T
-    gated MLP               5 b F / T                           5 b F / T
+    attention               `attention`
+    MLP or experts          `mlp`
 
-- torch's RMSNorm on a CPU is made of primitives, which keep the input and the normed input in float32; its GPU kernel
-  keeps the input in the model's dtype. Both keep the reciprocal root of the mean square.
-- Values are a view of the fused projection, so the whole of it stays; of a bfloat16 model a CPU attends on float32
-  copies, which stay instead. There the outputs of single sequences stay beside the packed copy of them. Flash
-  attention keeps one number per token and head instead of the scores; a float32 model on a GPU has none, and what its
-  kernels keep is not known here: taken as for bfloat16 with b = 4.
-- The MLP keeps gate and up (2F), silu of the gate, up (a copy: Megatron-Core adds an offset of 0 to it), the product.
-- Recomputed (`recompute`): selective drops the MLP's line; full drops all of them and keeps b h / S, a layer's input.
-  The backward pass makes what was dropped once more, layer by layer.
+- There are four norms in a layer of Gemma's. Norms over heads come on top, as do norms over latents and the products
+  behind those; a router that chooses by sigmoids keeps a float32 copy of its input.
+- Recomputed (`recompute`): selective drops the MLP's line, or the experts'; full drops all of them and keeps b h / S,
+  a layer's input. The backward pass makes what was dropped once more, layer by layer.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ppoctl.recipe.memory.decoder import Decoder, Stage
-from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import Recompute
+from ppoctl.recipe.memory import attention, mlp
+from ppoctl.recipe.memory.part import Kept, Microbatch, Part
 
 BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
 """Logits taken to float32 at a time (`engines.megatron.logprobs`), in so many copies:"""
 BLOCK_COPIES = 2
 
 
-@dataclass(frozen=True)
-class Precision:
-    """Where and in what a model computes."""
-
-    weight: int
-    """Bytes of a weight: 4 for float32, 2 for bfloat16."""
-    device: str
-    """cpu or gpu."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One rank's part of a model."""
-
-    decoder: Decoder
-    role: str
-    """actor or critic."""
-    layout: ParallelTable
-    stage: Stage
-    """The layers it has: all of the rank's, or one run of them where stages are interleaved."""
-    precision: Precision
-    recompute: Recompute = "none"
-
-    @property
-    def shares(self) -> int:
-        """Ranks that split norms and residuals."""
-        return self.layout.tensor if self.layout.sequence else 1
-
-    @property
-    def logit_rows(self) -> int:
-        """Ids whose logits the first tensor rank computes; padding is not."""
-        return min(self.decoder.vocab, self.decoder.padded_vocab // self.layout.tensor)
-
-
-@dataclass(frozen=True)
-class Microbatch:
-    """One forward and backward pass of a rank."""
-
-    tokens: int
-    read: int
-    """Positions whose output is read: those that predict a response token."""
-    logits_chunk: int
-    """Positions whose logits exist at one time."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Bytes that one microbatch keeps on a rank until its backward pass."""
-
-    norms: int
-    projections: int
-    """Inputs of the query-key-value and of the gate-up projection."""
-    attention: int
-    mlp: int
-    ends: int
-    """Token ids, rotary tables, final norm, positions read."""
-    logits: int
-    """One chunk of them."""
-    inputs: int = 0
-    """Of layers that are computed again from them."""
-
-    @property
-    def total(self) -> int:
-        in_layers = self.norms + self.projections + self.attention + self.mlp + self.inputs
-        return in_layers + self.ends + self.logits
-
-
 def kept(part: Part, batch: Microbatch) -> Kept:
     """Of one microbatch in these layers."""
-    decoder, weight = part.decoder, part.precision.weight
-    layers = part.stage.layers * batch.tokens
-    inputs = weight * decoder.hidden // part.shares
-    ends = batch.tokens * weight * decoder.head_dim  # cosine and sine
+    decoder, tokens = part.decoder, batch.tokens
+    layers = part.stage.layers
+    mixed = [layer for layer in layers if decoder.has_experts(layer)]
+    dense = len(layers) - len(mixed)
+    ends = tokens * part.precision.weight * decoder.rope_dim  # cosine and sine
+    if part.layout.context > 1:
+        ends += 8 * part.keys_seen(batch)  # where they are
     if part.stage.is_first:
-        ends += 8 * batch.tokens
+        ends += 8 * tokens
     if part.stage.is_last:
-        ends += batch.tokens * _norm(part) // part.shares + batch.read * _read(part)
+        ends += tokens * _final_norm(part) + batch.read * _read(part)
     found = Kept(
-        norms=2 * layers * _norm(part) // part.shares,
-        projections=2 * layers * inputs,
-        attention=layers * _attention(part) // part.layout.tensor,
-        mlp=layers * _mlp(part) // part.layout.tensor,
+        norms=len(layers) * tokens * attention.norms_bytes(part),
+        projections=sum(_projections(part, batch, layer) for layer in layers),
+        attention=sum(attention.attention_bytes(part, batch, layer) for layer in layers),
+        mlp=dense * tokens * mlp.mlp_bytes(part, decoder.inner),
+        experts=tokens * sum(mlp.experts_bytes(part) for _ in mixed),
         ends=ends,
-        logits=_chunk(part, batch) * weight,
+        logits=_chunk(part, batch) * part.precision.weight,
     )
-    if part.recompute == "selective":
-        return replace(found, mlp=0)
+    if part.recompute == "none":
+        return found
     if part.recompute == "full":
-        return replace(found, norms=0, projections=0, attention=0, mlp=0, inputs=layers * inputs)
-    return found
+        inputs = len(layers) * tokens * part.hidden_bytes
+        return Kept(
+            norms=0, projections=0, attention=0, mlp=0, experts=0, ends=ends, logits=found.logits, inputs=inputs
+        )
+    behind = dense * tokens * attention.norm_bytes(part, decoder.hidden) // part.shares if decoder.post_norms else 0
+    routers = sum(_router_input(part, batch) for _ in mixed)
+    return replace(found, norms=found.norms - behind, projections=found.projections - routers, mlp=0, experts=0)
 
 
 def backward_bytes(part: Part, batch: Microbatch) -> int:
-    """Beyond what is kept, early in the backward pass: of the output layer, of the final norm (on a CPU three float32
-    numbers beside a gradient), or of the last MLP (gradients of gate and up; those of the end are gone by then)."""
-    decoder, weight = part.decoder, part.precision.weight
-    hidden = weight * decoder.hidden // part.shares
-    mlp = batch.tokens * (hidden + 2 * weight * _mlp_width(decoder) // part.layout.tensor) + _made_again(part, batch)
+    """Beyond what is kept, late in the forward or early in the backward pass: of the output layer, of the final norm
+    (on a CPU three float32 numbers beside a gradient), or of a layer (those of the end are not there then)."""
+    weight = part.precision.weight
+    layer = _layer_at_work(part, batch)
     if not part.stage.is_last:
-        return mlp + batch.tokens * hidden  # what was sent on is still there too
-    copies = 3 * 4 if part.precision.device == "cpu" else weight
-    norm = batch.tokens * (weight + copies) * decoder.hidden // part.shares
-    gone = batch.tokens * _norm(part) // part.shares + batch.read * _read(part) + _chunk(part, batch) * weight
-    return max(mlp - gone, norm, _head_at_work(part, batch))
-
-
-def _made_again(part: Part, batch: Microbatch) -> int:
-    """What the backward pass of a layer computes once more, all of it before it goes back through it."""
-    layer = replace(part.stage, layers=1, is_first=False, is_last=False)
-    whole = kept(replace(part, stage=layer, recompute="none"), batch)
-    if part.recompute == "selective":
-        return whole.mlp
-    return whole.total - whole.ends if part.recompute == "full" else 0
+        return layer + batch.tokens * part.hidden_bytes  # what was sent on is still there too
+    copies = 3 * 4 if not part.on_gpu else weight
+    norm = batch.tokens * (weight + copies) * part.decoder.hidden // part.shares
+    gone = batch.tokens * _final_norm(part) + batch.read * _read(part) + _chunk(part, batch) * weight
+    return max(layer - gone, norm, _head_at_work(part, batch))
 
 
 def gather_bytes(part: Part, batch: Microbatch) -> int:
@@ -156,63 +80,67 @@ def gather_bytes(part: Part, batch: Microbatch) -> int:
 
 def forward_bytes(part: Part, batch: Microbatch) -> int:
     """A pass without gradient at its widest: in attention (beside the stage's input, the layer's and its norm), in an
-    MLP (the same, with what attention made of them), or in the output layer."""
-    decoder, weight = part.decoder, part.precision.weight
-    hidden = weight * decoder.hidden // part.shares
-    attention = 3 * hidden + _attention_at_work(part) // part.layout.tensor
-    mlp = 4 * hidden + _mlp(part) // part.layout.tensor
-    tables = weight * decoder.head_dim
-    layer = batch.tokens * (max(attention, mlp) + tables)
+    MLP or a norm (the same, with what attention made of them), or in the output layer."""
+    decoder, weight, tokens = part.decoder, part.precision.weight, batch.tokens
+    hidden = tokens * part.hidden_bytes
+    tables = tokens * weight * decoder.rope_dim
+    widest = [3 * hidden + attention.attention_at_work(part, batch, layer) for layer in _kinds(part)]
+    widest += [4 * hidden + mlp.forward_bytes(part, batch, layer) for layer in _kinds(part)]
+    layer = max(*widest, 4 * hidden + tokens * attention.norm_at_work(part)) + tables
     if not part.stage.is_last:
         return layer
-    head = batch.tokens * (weight * decoder.hidden + tables) + _chunk(part, batch) * weight
+    head = tokens * weight * decoder.hidden + tables + _chunk(part, batch) * weight
     return max(layer, head + _head_at_work(part, batch))
 
 
-def _attention_at_work(part: Part) -> int:
-    """Per token, over all tensor ranks: the fused projection, queries laid together, both rotated; the output. On a
-    CPU outputs of single sequences and all of them in float32, of a bfloat16 model beside float32 inputs."""
-    decoder, at = part.decoder, part.precision
-    queries, keys = decoder.queries, decoder.keys
-    numbers = at.weight * (3 * queries + 3 * keys) + 4 * decoder.heads
-    if at.device == "gpu":
-        return numbers + at.weight * queries
-    copies = 4 * (queries + 2 * keys) + at.weight * queries if at.weight < 4 else 0
-    return numbers + 2 * 4 * queries + copies
+def _kinds(part: Part) -> list[int]:
+    """A layer of each kind that the part has, the last ones."""
+    decoder = part.decoder
+    alike = {(decoder.has_experts(layer), decoder.keeps_scores(layer)): layer for layer in part.stage.layers}
+    return list(alike.values())
 
 
-def _norm(part: Part) -> int:
+def _layer_at_work(part: Part, batch: Microbatch) -> int:
+    """Of the last layer; where it is computed again in the backward pass, of the layer that takes most."""
+    if part.recompute == "none":
+        return mlp.update_bytes(part, batch, part.stage.layers[-1])
+    return max(mlp.update_bytes(part, batch, layer) + _made_again(part, batch, layer) for layer in _kinds(part))
+
+
+def _made_again(part: Part, batch: Microbatch, layer: int) -> int:
+    """What the backward pass of a layer computes once more, all of it before it goes back through it."""
+    stage = replace(part.stage, layers=(layer,), is_first=False, is_last=False)
+    whole = kept(replace(part, stage=stage, recompute="none"), batch)
+    if part.recompute == "full":
+        return whole.total - whole.ends
+    return whole.total - kept(replace(part, stage=stage), batch).total
+
+
+def _projections(part: Part, batch: Microbatch, layer: int) -> int:
+    """Of a layer: their inputs."""
+    latent = part.decoder.latent
+    numbers = 2 * part.decoder.hidden + (0 if latent is None else latent.kv_rank + (latent.query_rank or 0))
+    total = batch.tokens * part.precision.weight * numbers // part.shares
+    return total + (_router_input(part, batch) if part.decoder.has_experts(layer) else 0)
+
+
+def _router_input(part: Part, batch: Microbatch) -> int:
+    """Copies in float32 that a router takes of its input and its weight, where the model has other numbers."""
+    experts = part.decoder.experts
+    if experts is None or not experts.by_sigmoid or part.precision.weight == 4:
+        return 0
+    return 4 * part.decoder.hidden * (batch.tokens // part.shares + experts.number)
+
+
+def _final_norm(part: Part) -> int:
     """Per token."""
-    hidden = part.decoder.hidden
-    return (part.precision.weight * hidden if part.precision.device == "gpu" else 2 * 4 * hidden) + 4
-
-
-def _attention(part: Part) -> int:
-    """Per token of a layer, over all tensor ranks."""
-    decoder, at = part.decoder, part.precision
-    queries, keys = decoder.queries, decoder.keys
-    if at.device == "gpu":
-        return at.weight * (3 * queries + 3 * keys) + 4 * decoder.heads
-    # One sequence at a time, in float32.
-    inputs = 4 * (queries + 2 * keys) + (4 * (queries + keys) if at.weight == 4 else 0)
-    return inputs + (4 + at.weight) * queries + 4 * decoder.heads
-
-
-def _mlp(part: Part) -> int:
-    """Per token of a layer, over all tensor ranks. Of experts those a token is routed to, and its copy for each; that
-    is not held against an engine."""
-    copies = part.decoder.experts.per_token * part.decoder.hidden if part.decoder.experts else 0
-    return part.precision.weight * (5 * _mlp_width(part.decoder) + copies)
-
-
-def _mlp_width(decoder: Decoder) -> int:
-    """Numbers per token between the two matrices of the MLP, over all tensor ranks."""
-    return decoder.experts.active if decoder.experts else decoder.inner
+    return attention.norm_bytes(part, part.decoder.hidden) // part.shares
 
 
 def _read(part: Part) -> int:
     """Per position read: what the output layer keeps besides logits."""
-    places = 8 + 2 * 8  # where the position is, and its row and column of the response grid
+    # Where the position is; of all context ranks' its row and column of the response grid.
+    places = 8 + 2 * 8 * part.layout.context
     if part.role == "critic":
         return 4 * part.decoder.hidden + places
     ids_and_statistics = 8 + 2 * 4
@@ -230,4 +158,5 @@ def _head_at_work(part: Part, batch: Microbatch) -> int:
     """Float32 copies of some logits, and one number for each hidden number read: those, or their gradient."""
     number = 4 if part.role == "critic" else part.precision.weight
     block = min(BLOCK_LOGITS[part.precision.device], _chunk(part, batch))
-    return BLOCK_COPIES * 4 * block + batch.read * number * part.decoder.hidden
+    copies = BLOCK_COPIES + part.decoder.capped_logits
+    return copies * 4 * block + batch.read * number * part.decoder.hidden

@@ -1,36 +1,59 @@
-"""The numbers of a model that decide bytes, from its config.json, and how many parameters which rank has.
+"""The numbers of a model that decide bytes, and how many parameters it has."""
 
-Families: Llama, Qwen2, Qwen3, and Qwen's mixtures of experts. Letters: T tensor ranks.
-"""
-
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from ppoctl.recipe.parallel import ParallelTable
 
 VOCAB_MULTIPLE = 64
 """The embedding's rows are padded to a multiple of it under every layout (`convert.shape`)."""
 
-_FAMILIES = ("llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
-
 
 @dataclass(frozen=True)
 class Experts:
-    """The mixture of experts in a layer."""
+    """The mixture of experts of a model."""
 
     number: int
+    """Of a layer that has them."""
     per_token: int
     """Experts that a token is routed to."""
     inner: int
     """Width of one."""
+    layers: tuple[bool, ...]
+    """Whether each layer of the model has experts; the others have one MLP."""
     shared: int = 0
-    """Width of the MLP beside them that every token meets; it has a gate of one number per token."""
+    """Width of the MLP beside them that every token meets."""
+    shared_gate: bool = False
+    """It has a gate of one number per token."""
+    renormalised: bool = False
+    """Weights of the chosen experts are divided by their sum."""
+    by_sigmoid: bool = False
+    """Chosen by sigmoids, in float32 (DeepSeek-V3); otherwise by a softmax."""
 
     @property
     def active(self) -> int:
         """What a token meets, as the width of one MLP."""
         return self.per_token * self.inner + self.shared
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Latent attention (DeepSeek-V2): queries, keys and values of all heads come from few channels."""
+
+    query_rank: int | None
+    """Channels behind the queries; None: they come from the hidden state."""
+    kv_rank: int
+    """Channels behind keys without position, and values."""
+    rope_dim: int
+    """Channels of a head that are turned; the key's are one for all heads."""
+    value_dim: int
+    """Channels of a head's values."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Attention that is written out, so that scores are kept (Gemma 2)."""
+
+    capped: bool
+    layers: tuple[bool, ...]
+    """Whether each layer's attention is."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +70,18 @@ class Decoder:
     vocab: int
     tied: bool
     """Embedding and output layer are one matrix."""
-    qkv_bias: bool
-    head_norms: bool
+    qkv_bias: bool = False
+    head_norms: bool = False
     """Queries and keys are normed, head by head."""
-    experts: Experts | None
-    """In every layer; None: a dense model."""
+    post_norms: bool = False
+    """What attention and MLP say is normed too, and all norms are taken in float32 (Gemma)."""
+    capped_logits: bool = False
+    experts: Experts | None = None
+    """None: a dense model."""
+    latent: Latent | None = None
+    """None: plain attention."""
+    scores: Scores | None = None
+    """None: no layer keeps them."""
 
     @property
     def padded_vocab(self) -> int:
@@ -65,134 +95,89 @@ class Decoder:
 
     @property
     def keys(self) -> int:
-        """Channels of all key heads, and of all value heads."""
+        """Channels of all key heads, and of all value heads of plain attention."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def values(self) -> int:
+        """Channels of what attention says: all heads' values."""
+        return self.heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+
+    @property
+    def rope_dim(self) -> int:
+        """Channels of a head that are turned."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def norms(self) -> int:
+        """Of a layer, over the hidden state."""
+        return 4 if self.post_norms else 2
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer of the model has a mixture of them."""
+        return self.experts is not None and self.experts.layers[layer]
+
+    def keeps_scores(self, layer: int) -> bool:
+        """Whether this layer's attention is written out."""
+        return self.scores is not None and self.scores.layers[layer]
 
     @property
     def attention_parameters(self) -> int:
         """Split over tensor ranks: the projections of one layer, biases included."""
-        projections = self.hidden * (2 * self.queries + 2 * self.keys)
-        return projections + (self.queries + 2 * self.keys if self.qkv_bias else 0)
+        if self.latent is None:
+            projections = self.hidden * (2 * self.queries + 2 * self.keys)
+            return projections + (self.queries + 2 * self.keys if self.qkv_bias else 0)
+        latent = self.latent
+        plain_keys = self.heads * (self.head_dim - latent.rope_dim)
+        to_queries = (latent.query_rank or self.hidden) * self.queries
+        return to_queries + latent.kv_rank * (plain_keys + self.values) + self.hidden * self.values
 
     @property
-    def mlp_parameters(self) -> int:
-        """Split over tensor ranks: the MLP of one layer, or its experts."""
-        if self.experts is None:
+    def latent_parameters(self) -> int:
+        """Whole on every tensor rank: the products to latents, and the norms of these."""
+        if self.latent is None:
+            return 0
+        queries, keys = self.latent.query_rank or 0, self.latent.kv_rank
+        return self.hidden * (queries + keys + self.latent.rope_dim) + queries + keys
+
+    def mlp_parameters(self, layer: int) -> int:
+        """Split over tensor ranks: the layer's MLP, or the one beside its experts."""
+        if not self.has_experts(layer):
             return 3 * self.hidden * self.inner
-        return 3 * self.hidden * (self.experts.number * self.experts.inner + self.experts.shared)
+        assert self.experts is not None
+        return 3 * self.hidden * self.experts.shared
 
-    @property
-    def whole_parameters(self) -> int:
-        """Of a layer, on every tensor rank: two norms, norms of heads, router and gate of the experts."""
-        router = 0 if self.experts is None else (self.experts.number + bool(self.experts.shared)) * self.hidden
-        return 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0) + router
+    def expert_parameters(self, layer: int) -> int:
+        """Split over expert ranks."""
+        if not self.has_experts(layer):
+            return 0
+        assert self.experts is not None
+        return 3 * self.hidden * self.experts.number * self.experts.inner
+
+    def whole_parameters(self, layer: int) -> int:
+        """On every tensor rank: norms, products to latents, router and gate of the experts."""
+        norms = self.norms * self.hidden + (2 * self.head_dim if self.head_norms else 0)
+        router = 0
+        if self.has_experts(layer):
+            assert self.experts is not None
+            router = (self.experts.number + self.experts.shared_gate) * self.hidden
+        return norms + self.latent_parameters + router
 
     @property
     def parameters(self) -> int:
         """Of the model as it is published."""
-        layer = self.attention_parameters + self.mlp_parameters + self.whole_parameters
         tables = self.vocab * self.hidden * (1 if self.tied else 2)
-        return self.layers * layer + self.hidden + tables
+        return sum(self._layer(number) for number in range(self.layers)) + self.hidden + tables
 
     @property
     def multiplied_parameters(self) -> int:
         """Those that a token meets in a matrix product: without the embedding, of experts those it is routed to."""
-        width = self.inner if self.experts is None else self.experts.active
-        return self.layers * (self.attention_parameters + 3 * self.hidden * width) + self.vocab * self.hidden
+        total = self.layers * (self.attention_parameters + self.latent_parameters) + self.vocab * self.hidden
+        for layer in range(self.layers):
+            width = self.experts.active if self.experts and self.has_experts(layer) else self.inner
+            total += 3 * self.hidden * width
+        return total
 
-
-@dataclass(frozen=True)
-class Stage:
-    """What one pipeline rank holds."""
-
-    number: int
-    layers: int
-    is_first: bool
-    is_last: bool
-
-
-def decoder_of(config: Mapping[str, Any]) -> Decoder | None:
-    """The model that a config.json describes; None where it is of no known family or lacks a number."""
-    if config.get("model_type") not in _FAMILIES:
-        return None
-    try:
-        layers, hidden, heads = config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]
-        inner, vocab = config["intermediate_size"], config["vocab_size"]
-        experts = _experts(config)
-    except KeyError:
-        return None
-    if experts is None and any(key in config for key in ("num_local_experts", "n_routed_experts", "num_experts")):
-        return None
-    return Decoder(
-        layers=layers,
-        hidden=hidden,
-        inner=inner,
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or hidden // heads,
-        vocab=vocab,
-        tied=bool(config.get("tie_word_embeddings")),
-        qkv_bias=config["model_type"] in ("qwen2", "qwen2_moe") or bool(config.get("attention_bias")),
-        head_norms=config["model_type"].startswith("qwen3"),
-        experts=experts,
-    )
-
-
-def _experts(config: Mapping[str, Any]) -> Experts | None:
-    """Raises KeyError where layers differ: a mixture with some dense layers is not counted."""
-    if config["model_type"] not in ("qwen2_moe", "qwen3_moe"):
-        return None
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise KeyError("mlp_only_layers")
-    shared = config["shared_expert_intermediate_size"] if config["model_type"] == "qwen2_moe" else 0
-    return Experts(config["num_experts"], config["num_experts_per_tok"], config["moe_intermediate_size"], shared)
-
-
-def count_parameters(config: Mapping[str, Any]) -> int | None:
-    """Parameters of the published model; None where the family is not known."""
-    decoder = decoder_of(config)
-    return None if decoder is None else decoder.parameters
-
-
-def stages_of(decoder: Decoder, layout: ParallelTable) -> list[Stage]:
-    """Layers over pipeline ranks: those of a written end first, the rest evenly."""
-    first, last, ranks = layout.first_stage_layers, layout.last_stage_layers, layout.pipeline
-    ends = (first is not None) + (last is not None)
-    even = (decoder.layers - (first or 0) - (last or 0)) // max(1, ranks - ends)
-    counts = [even] * ranks
-    if first is not None:
-        counts[0] = first
-    if last is not None:
-        counts[-1] = last
-    return [
-        Stage(number, count, is_first=number == 0, is_last=number == ranks - 1) for number, count in enumerate(counts)
-    ]
-
-
-def runs_of(stage: Stage, layout: ParallelTable) -> list[Stage]:
-    """The runs of layers of a pipeline rank: one, or several where stages are interleaved."""
-    count = layout.stages_per_rank
-    return [
-        Stage(stage.number, stage.layers // count, stage.is_first and run == 0, stage.is_last and run == count - 1)
-        for run in range(count)
-    ]
-
-
-def rank_parameters(decoder: Decoder, role: str, stage: Stage, tensor: int) -> int:
-    """Parameters of one tensor rank in a pipeline stage: its slice of every matrix, the whole of every norm.
-
-    A critic has a row of one value in place of the output layer; the last stage of a tied actor has its own copy of
-    the embedding, unless it is also the first.
-    """
-    table = decoder.padded_vocab * decoder.hidden // tensor
-    split = decoder.attention_parameters + decoder.mlp_parameters
-    total = stage.layers * (split // tensor + decoder.whole_parameters)
-    if stage.is_first:
-        total += table
-    if stage.is_last:
-        total += decoder.hidden  # the final norm
-        if role == "critic":
-            total += decoder.hidden
-        elif not (decoder.tied and stage.is_first):
-            total += table
-    return total
+    def _layer(self, number: int) -> int:
+        split = self.attention_parameters + self.mlp_parameters(number)
+        return split + self.expert_parameters(number) + self.whole_parameters(number)

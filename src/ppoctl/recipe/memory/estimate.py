@@ -1,17 +1,18 @@
 """A recipe's bytes: roles rank by rank, generator, driver, and what each stage needs of a GPU or a machine."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import ceil
 from typing import Any
 
 from ppoctl.recipe.batching import microbatches, most_tokens
-from ppoctl.recipe.memory.activations import Microbatch, Precision
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import Batch, DriverBytes, Records, driver_bytes, records_of
 from ppoctl.recipe.memory.generator import GeneratorBytes, Sending, on_cpu, on_gpu, sending
 from ppoctl.recipe.memory.items import Known, moved_out, on_gpus, on_machines
+from ppoctl.recipe.memory.node import NodeBytes, fullest_node
+from ppoctl.recipe.memory.part import Microbatch, Precision
 from ppoctl.recipe.memory.residency import Residency, StageBytes
 from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.recipe.parallel import is_one_process, layouts
@@ -59,8 +60,12 @@ class Memory:
     """What takes memory where."""
     moved_out: int
     """Host memory for each GPU, at most; 0: nothing is moved out."""
+    node: NodeBytes | None
+    """Host memory beside the GPUs; None on a CPU, where it is all one."""
     taking_turns: StageBytes | None
     """The fullest stage, if roles on shared GPUs took turns; None: they do already, or share none."""
+    assumptions: tuple[str, ...]
+    """What is taken for granted about this model, in words."""
 
     @property
     def pair(self) -> int:
@@ -95,7 +100,8 @@ def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> 
         generator=generator,
         driver=driver_bytes(batch),
         sending=sent,
-        states=sum(found.state for found in roles.values()),
+        batch=batch,
+        states={role: found.state for role, found in roles.items()},
     )
     places = on_machines(known, machine_bytes()) if gpu_gib is None else on_gpus(known, int(gpu_gib * GIB))
     turns = None if gpu_gib is None else _taking_turns(known, int(gpu_gib * GIB))
@@ -108,8 +114,24 @@ def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> 
         sending=sent,
         places=tuple(places),
         moved_out=moved_out(known),
+        node=None if gpu_gib is None else fullest_node(known),
         taking_turns=turns,
+        assumptions=tuple(_assumptions(decoder)),
     )
+
+
+def _assumptions(decoder: Decoder) -> Iterator[str]:
+    if decoder.experts is not None:
+        yield (
+            "every expert is chosen as often as any other: what experts keep of a microbatch, and need at work, "
+            "grows with the tokens that really come to a rank"
+        )
+    if decoder.scores is not None:
+        yield (
+            "attention keeps its scores, so activations grow with the square of a sequence's length: all are taken "
+            "to be of full length"
+        )
+        yield "the generator's cache has whole contexts in layers with a window too"
 
 
 def _taking_turns(known: Known, gpu_bytes: int) -> StageBytes | None:
@@ -128,8 +150,9 @@ def training_of(recipe: Recipe, role: str, decoder: Decoder, at: Precision) -> T
 
     def microbatch(rows: int, *, with_gradient: bool) -> Microbatch:
         of_a_rank = ceil(rows / layout.data)
-        tokens = most_tokens(table.batching, of_a_rank, longest, with_gradient=with_gradient)
-        return Microbatch(tokens, tokens, table.batching.logits_chunk_tokens)
+        most = most_tokens(table.batching, of_a_rank, longest, with_gradient=with_gradient)
+        tokens = ceil(most / layout.context)
+        return Microbatch(tokens, tokens, table.batching.logits_chunk_tokens, min(longest, most))
 
     return Training(
         role=role,

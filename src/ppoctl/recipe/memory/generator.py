@@ -6,7 +6,8 @@ trainer rank: gathers, checksums, packs -> object store of its node -> every eng
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ppoctl.recipe.memory.decoder import Decoder, Stage, rank_parameters, stages_of
+from ppoctl.recipe.memory.decoder import Decoder
+from ppoctl.recipe.memory.stages import Stage, rank_parameters, stages_of, whole_model
 from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import GeneratorTable
 
@@ -59,7 +60,8 @@ def on_cpu(decoder: Decoder, weight: int, table: GeneratorTable, window: int) ->
     """Engines with the cache that the recipe gives each process. A tied output layer has a packed copy of its own."""
     copy = decoder.padded_vocab * decoder.hidden // table.tensor if decoder.tied else 0
     weights = (_parameters(decoder, table.tensor) + copy) * weight
-    return _engines(table, weights, table.kv_cache_mib * 2**20, _kv_bytes(decoder, weight, table.tensor), window)
+    per_token = 2 * decoder.layers * decoder.keys // table.tensor * weight
+    return _engines(table, weights, table.kv_cache_mib * 2**20, per_token, window)
 
 
 def on_gpu(decoder: Decoder, weight: int, table: GeneratorTable, gpu_bytes: float, window: int) -> GeneratorBytes:
@@ -95,38 +97,67 @@ def _engines(table: GeneratorTable, weights: int, kv_cache: int, per_token: int,
 
 
 def _kv_bytes(decoder: Decoder, weight: int, tensor: int) -> int:
-    """Of one token, in one process."""
+    """Of one token, in one process of an engine on a GPU. Of latent attention the latent and the turned key, whole in
+    each; on a CPU it is plain attention (`engines.vllm.environment`). Windows are taken for whole contexts."""
+    if decoder.latent is not None:
+        return decoder.layers * (decoder.latent.kv_rank + decoder.latent.rope_dim) * weight
     return 2 * decoder.layers * decoder.keys // tensor * weight
 
 
 def _parameters(decoder: Decoder, tensor: int) -> int:
-    """Of one process. vLLM, too, splits matrices and pads the vocabulary to a multiple of 64."""
-    [whole] = stages_of(decoder, ParallelTable())
-    return rank_parameters(decoder, "actor", whole, tensor)
+    """Of one process. vLLM, too, splits matrices, those of experts among them, and pads the vocabulary to a multiple
+    of 64."""
+    layout = ParallelTable(tensor=tensor, expert_tensor=tensor)
+    return rank_parameters(decoder, "actor", whole_model(decoder), layout).total
 
 
 def _tensors(decoder: Decoder, stage: Stage) -> Iterator[int]:
     """Numbers in each tensor of a pipeline stage under Hugging Face names, in the order in which they are sent."""
-    hidden, queries, keys = decoder.hidden, decoder.queries, decoder.keys
-    experts = decoder.experts
+    hidden = decoder.hidden
     if stage.is_first:
         yield decoder.vocab * hidden
-    for _ in range(stage.layers):
+    for layer in stage.layers:
+        yield from _attention_tensors(decoder)
+        if decoder.has_experts(layer):
+            yield from _expert_tensors(decoder)
+        else:
+            yield from [hidden * decoder.inner] * 3
+        yield from [hidden] * decoder.post_norms
+    if stage.is_last:
+        yield hidden
+        if not decoder.tied:
+            yield decoder.vocab * hidden
+
+
+def _attention_tensors(decoder: Decoder) -> Iterator[int]:
+    """Of one layer, with the two norms around it."""
+    hidden, queries, keys, latent = decoder.hidden, decoder.queries, decoder.keys, decoder.latent
+    if latent is None:
         yield hidden
         yield from (queries * hidden, keys * hidden, keys * hidden)
         if decoder.qkv_bias:
             yield from (queries, keys, keys)
         if decoder.head_norms:
             yield from (decoder.head_dim, decoder.head_dim)
-        yield from (hidden * queries, hidden)
-        if experts is None:
-            yield from [hidden * decoder.inner] * 3
-        else:
-            yield experts.number * hidden
-            yield from [hidden * experts.inner] * 3 * experts.number
-            if experts.shared:
-                yield from (*[hidden * experts.shared] * 3, hidden)
-    if stage.is_last:
+    else:
+        rank = latent.query_rank
+        yield from (queries * hidden,) if rank is None else (rank * hidden, rank, queries * rank)
+        plain_keys = decoder.heads * (decoder.head_dim - latent.rope_dim)
         yield hidden
-        if not decoder.tied:
-            yield decoder.vocab * hidden
+        yield from ((latent.kv_rank + latent.rope_dim) * hidden, latent.kv_rank)
+        yield (plain_keys + decoder.values) * latent.kv_rank
+    yield from (hidden * decoder.values, *[hidden] * (1 + decoder.post_norms))
+
+
+def _expert_tensors(decoder: Decoder) -> Iterator[int]:
+    """Of one layer, with the MLP beside them."""
+    hidden, experts = decoder.hidden, decoder.experts
+    assert experts is not None
+    yield experts.number * hidden
+    if experts.by_sigmoid:
+        yield experts.number
+    yield from [hidden * experts.inner] * 3 * experts.number
+    if experts.shared:
+        yield from [hidden * experts.shared] * 3
+    if experts.shared_gate:
+        yield hidden

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppoctl.recipe.batching import limit
-from ppoctl.recipe.memory.driver import DriverBytes
+from ppoctl.recipe.memory.driver import Batch, DriverBytes
 from ppoctl.recipe.memory.generator import GeneratorBytes, Sending
 from ppoctl.recipe.memory.residency import STAGES, TURNS, Item, Place, Residency, at_work, residency
 from ppoctl.recipe.memory.trainer import RankBytes, Training
@@ -33,8 +33,13 @@ class Known:
     generator: GeneratorBytes
     driver: DriverBytes
     sending: Sending
-    states: int
-    """Both saved states."""
+    batch: Batch
+    states: Mapping[str, int]
+    """A saved state of each role."""
+
+    def stage(self, role: str, rank: int) -> int:
+        """The pipeline stage of a rank; Megatron-Core counts over pipeline ranks last."""
+        return 0 if role == "generator" else rank // self.trainings[role].layout.stage_ranks
 
 
 def on_gpus(known: Known, gpu_bytes: int) -> list[Residency]:
@@ -46,7 +51,7 @@ def on_gpus(known: Known, gpu_bytes: int) -> list[Residency]:
     shared: dict[tuple[tuple[str, int], ...], Residency] = {}
     for number in range(room):
         tenants = {role: number for role, size in processes(known.recipe).items() if number < size}
-        alike = tuple((role, _stage(known, role, rank)) for role, rank in tenants.items())
+        alike = tuple((role, known.stage(role, rank)) for role, rank in tenants.items())
         if alike not in shared:
             name = f"the fullest of {room} GPUs" if room > 1 else "the GPU"
             shared[alike] = _residency(known, f"{name} ({', '.join(tenants)})", gpu_bytes, tenants)
@@ -61,7 +66,7 @@ def on_machines(known: Known, machine_bytes: int) -> list[Residency]:
     items: list[Item] = []
     for role, training in known.trainings.items():
         layout = training.layout
-        copies = layout.data * layout.tensor
+        copies = layout.stage_ranks
         advice = f"lower `{role}.parallel.data`" if layout.data > 1 else _MORE_NODES
         items += _trainer_items(known, role, [*known.ranks[role]] * copies, _Advice(advice, advice))
     count, generator = known.generator.processes, known.generator
@@ -91,7 +96,7 @@ def _residency(known: Known, name: str, gpu_bytes: int, tenants: Mapping[str, in
         shared = f"raise `{role}.parallel.data` with `distributed_optimizer = true`"
         turns = {part: _turn(known, f"{role} {part}") for part in ("weights", "training")}
         turns["reference"] = _turn(known, "reference")
-        ranks = [known.ranks[role][_stage(known, role, rank)]]
+        ranks = [known.ranks[role][known.stage(role, rank)]]
         items += _trainer_items(known, role, ranks, _Advice(split, shared), turns)
     return residency(Place(name, gpu_bytes), items)
 
@@ -107,23 +112,15 @@ def moved_out(known: Known) -> int:
         return 0
     trainers = 0
     for role in known.ranks:
-        rank = known.ranks[role][_stage(known, role, _fullest(known, role))]
+        rank = known.ranks[role][known.stage(role, _fullest(known, role))]
         trainers += rank.weights + rank.main_weights + rank.moments + rank.reference
     return trainers + known.generator.weights
-
-
-def _stage(known: Known, role: str, rank: int) -> int:
-    """The pipeline stage of a rank; Megatron-Core counts over tensor, then data, then pipeline ranks."""
-    if role == "generator":
-        return 0
-    layout = known.trainings[role].layout
-    return rank // (layout.tensor * layout.data)
 
 
 def _fullest(known: Known, role: str) -> int:
     """A rank of the pipeline stage that needs most."""
     layout, ranks = known.trainings[role].layout, known.ranks[role]
-    return max(ranks, key=lambda rank: rank.peak).stage * layout.tensor * layout.data
+    return max(ranks, key=lambda rank: rank.peak).stage * layout.stage_ranks
 
 
 def _trainer_items(
@@ -165,7 +162,7 @@ def _driver_items(known: Known) -> Iterator[Item]:
     yield from at_work("samples and records", lower, {"rollout": driver.samples, **rest})
     yield from at_work("weights on their way", lower, {"rollout": known.sending.on_the_way})
     if recipe.checkpoint.asynchronous:
-        yield Item("states being written", known.states, "set `checkpoint.asynchronous = false`")
+        yield Item("states being written", sum(known.states.values()), "set `checkpoint.asynchronous = false`")
     if is_one_process(recipe):
         yield Item("libraries", VLLM_BYTES, _MORE_NODES)
         return

@@ -1,10 +1,10 @@
-"""Bytes of actor and critic, rank by rank. All tensor and data ranks of a pipeline stage have the same, to rounding.
+"""Bytes of actor and critic, rank by rank. All ranks of a pipeline stage have the same, to rounding.
 
 weights        in the model's dtype
 gradients      float32 buffers, whole on every data rank
 main weights   float32 copies of a bfloat16 model's weights; a float32 model has none
 moments        two float32 numbers per parameter
-               main weights and moments are split over data ranks by `distributed_optimizer`
+               main weights and moments are split by `distributed_optimizer`, over the ranks with a copy
 reference      an actor's frozen copy of the weights, read where a KL penalty is
 activations    what microbatches keep, as many as are under way in this stage of the pipeline, and the work on one
 """
@@ -12,17 +12,10 @@ activations    what microbatches keep, as many as are under way in this stage of
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from ppoctl.recipe.memory.activations import (
-    Kept,
-    Microbatch,
-    Part,
-    Precision,
-    backward_bytes,
-    forward_bytes,
-    gather_bytes,
-    kept,
-)
-from ppoctl.recipe.memory.decoder import Decoder, rank_parameters, runs_of, stages_of
+from ppoctl.recipe.memory.activations import backward_bytes, forward_bytes, gather_bytes, kept
+from ppoctl.recipe.memory.decoder import Decoder
+from ppoctl.recipe.memory.part import Kept, Microbatch, Part, Precision
+from ppoctl.recipe.memory.stages import Parameters, rank_parameters, runs_of, stages_of, whole_model
 from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import Recompute
 
@@ -96,9 +89,9 @@ def state_bytes(decoder: Decoder, role: str, layout: ParallelTable, weight: int)
 
     A distributed optimizer writes main weights of a float32 model too.
     """
-    whole = stages_of(decoder, ParallelTable())[0]
     has_main = weight < FLOAT32 or layout.distributed_optimizer
-    return rank_parameters(decoder, role, whole, 1) * (weight + (FLOAT32 if has_main else 0) + 2 * FLOAT32)
+    numbers = rank_parameters(decoder, role, whole_model(decoder), ParallelTable()).total
+    return numbers * (weight + (FLOAT32 if has_main else 0) + 2 * FLOAT32)
 
 
 def runs_under_way(layout: ParallelTable, number: int, microbatches: int) -> list[int]:
@@ -125,8 +118,8 @@ def _rank(training: Training, number: int) -> RankBytes:
     )
     keeps = [kept(run, training.microbatch) for run in runs]
     under_way = runs_under_way(layout, number, training.microbatches)
-    parameters = rank_parameters(training.decoder, training.role, stage, layout.tensor)
-    split = -(-parameters // (layout.data if layout.distributed_optimizer else 1))
+    found = rank_parameters(training.decoder, training.role, stage, layout)
+    parameters, split = found.total, _optimized(found, layout)
     return RankBytes(
         stage=number,
         parameters=parameters,
@@ -142,6 +135,14 @@ def _rank(training: Training, number: int) -> RankBytes:
         backward=max(backward_bytes(run, training.microbatch) for run in runs),
         forward=forward_bytes(whole, training.forward),
     )
+
+
+def _optimized(parameters: Parameters, layout: ParallelTable) -> int:
+    """Those whose main weights and moments this rank has: where they are split, over all ranks with a copy."""
+    if not layout.distributed_optimizer:
+        return parameters.total
+    copies, with_experts = layout.data * layout.context, layout.stage_ranks // layout.expert_ranks
+    return -(-parameters.shared // copies) + -(-parameters.experts // with_experts)
 
 
 def _together(keeps: Sequence[Kept]) -> Kept:

@@ -1,0 +1,94 @@
+"""Which layers a rank has, and how many of the model's parameters."""
+
+from dataclasses import dataclass
+
+from ppoctl.recipe.memory.decoder import Decoder
+from ppoctl.recipe.parallel import ParallelTable
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one pipeline rank holds."""
+
+    number: int
+    layers: tuple[int, ...]
+    """Numbers of its layers in the model, run by run where stages are interleaved."""
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Of one rank."""
+
+    shared: int
+    """Of which every data rank has a copy."""
+    experts: int
+    """Of which only so many ranks have a copy as hold the same experts."""
+
+    @property
+    def total(self) -> int:
+        return self.shared + self.experts
+
+
+def whole_model(decoder: Decoder) -> Stage:
+    """As one process has it."""
+    return Stage(0, tuple(range(decoder.layers)), is_first=True, is_last=True)
+
+
+def stages_of(decoder: Decoder, layout: ParallelTable) -> list[Stage]:
+    """Layers over pipeline ranks: those of a written end first, the rest evenly. Of interleaved stages all ranks'
+    first runs come before all second ones."""
+    first, last = layout.first_stage_layers, layout.last_stage_layers
+    ranks, runs = layout.pipeline, layout.stages_per_rank
+    ends = (first is not None) + (last is not None)
+    even = (decoder.layers - (first or 0) - (last or 0)) // max(1, ranks - ends)
+    counts = [even] * ranks
+    if first is not None:
+        counts[0] = first
+    if last is not None:
+        counts[-1] = last
+    of_run = [count // runs for count in counts]
+    stages = []
+    for rank, count in enumerate(of_run):
+        starts = [run * sum(of_run) + sum(of_run[:rank]) for run in range(runs)]
+        layers = tuple(layer for start in starts for layer in range(start, start + count))
+        stages.append(Stage(rank, layers, is_first=rank == 0, is_last=rank == ranks - 1))
+    return stages
+
+
+def runs_of(stage: Stage, layout: ParallelTable) -> list[Stage]:
+    """The runs of layers of a pipeline rank: one, or several where stages are interleaved."""
+    count = layout.stages_per_rank
+    size = len(stage.layers) // count
+    return [
+        Stage(
+            stage.number,
+            stage.layers[run * size : (run + 1) * size],
+            is_first=stage.is_first and run == 0,
+            is_last=stage.is_last and run == count - 1,
+        )
+        for run in range(count)
+    ]
+
+
+def rank_parameters(decoder: Decoder, role: str, stage: Stage, layout: ParallelTable) -> Parameters:
+    """One tensor rank's in a pipeline stage: its slice of every matrix, its experts or slices of them, the whole of
+    every norm, of routers, and of products to latents.
+
+    A critic has a row of one value in place of the output layer; the last stage of a tied actor has its own copy of
+    the embedding, unless it is also the first.
+    """
+    table = decoder.padded_vocab * decoder.hidden // layout.tensor
+    total = table if stage.is_first else 0
+    for layer in stage.layers:
+        split = decoder.attention_parameters + decoder.mlp_parameters(layer)
+        total += split // layout.tensor + decoder.whole_parameters(layer)
+    if stage.is_last:
+        total += decoder.hidden  # the final norm
+        if role == "critic":
+            total += decoder.hidden
+        elif not (decoder.tied and stage.is_first):
+            total += table
+    experts = sum(decoder.expert_parameters(layer) for layer in stage.layers) // layout.expert_ranks
+    return Parameters(total, experts)
