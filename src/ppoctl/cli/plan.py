@@ -147,9 +147,13 @@ def _storage_rows(planned: "Plan") -> list[tuple[str, str]]:
     if storage.parameters is None or storage.actor_state_bytes is None or storage.critic_state_bytes is None:
         return [*rows, ("size", "unknown: the model is no local folder of a known family")]
     actor, critic = render.size(storage.actor_state_bytes), render.size(storage.critic_state_bytes)
+    gathered = ", ".join(
+        f"{render.size(size)} on each rank of the {role}" for role, size in storage.gathered_bytes.items()
+    )
     return [
         *rows,
         ("parameters", f"{storage.parameters:,}"),
         ("one pair", f"{actor} actor, {critic} critic"),
+        *([("each save", f"gathers {gathered} (with `checkpoint.reshardable = dp` nothing)")] if gathered else []),
         ("disk", f"{render.size(storage.states_bytes or 0)}, one pair being written included"),
     ]

@@ -3,7 +3,7 @@
 Bytes are estimates from the model's config.json and say so; everything else is exact arithmetic.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,9 @@ class StoragePlan:
     """What the stages of one step commit, all responses of full length."""
     records_kept_bytes: int
     """Of steps that a kept pair may go on from; rollouts kept to be read come on top."""
+    gathered_bytes: dict[str, int] = field(default_factory=dict)
+    """By role, what each of its ranks gathers from its data and context ranks at a save; not of roles that gather
+    nothing."""
 
 
 @dataclass(frozen=True)
@@ -243,4 +246,10 @@ def _storage(recipe: Recipe, decoder: Decoder | None, memory: Memory | None) -> 
     kept = min(saves, keep) + 1
     best = decoder.parameters * weight if recipe.checkpoint.best else 0
     total = kept * (actor + critic) + best
-    return StoragePlan(saves, keep, decoder.parameters, actor, critic, total, records, records_kept)
+    gathered = {
+        role: memory.roles[role].state // layout.model_ranks
+        for role, layout in layouts(recipe).items()
+        if layout.distributed_optimizer and layout.data * layout.context > 1
+    }
+    gathers = gathered if recipe.checkpoint.reshardable == "full" else {}
+    return StoragePlan(saves, keep, decoder.parameters, actor, critic, total, records, records_kept, gathers)
