@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket
+from ppoctl.batch.bucket import Bucket, TensorSpec
+from ppoctl.batch.checksum import Print
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts, State
 
@@ -79,6 +80,50 @@ class Generator(Protocol):
         ...
 
 
+@runtime_checkable
+class Promise(Protocol):
+    """An answer on its way."""
+
+    def answers(self) -> list[Any]:
+        """Of each process that was asked. Raises what went wrong."""
+        ...
+
+
+@dataclass(frozen=True)
+class Link:
+    """Over which a sender reaches processes it does not know otherwise (`engines.link`)."""
+
+    address: str
+    """`host:port` where its ends meet."""
+    size: int
+    """Processes, the sender included."""
+    timeout_s: float
+    """Of meeting, and of each broadcast."""
+
+
+@dataclass(frozen=True)
+class Departed:
+    """What a sender says when it has sent its part of the weights."""
+
+    prints: Mapping[str, Print]
+    """Of each tensor, taken from the one the trainer has."""
+    arrived: bool
+    """False: the link broke."""
+
+
+@runtime_checkable
+class Sender(Protocol):
+    """A part of the weights, that one process of the trainer can broadcast."""
+
+    def plan(self) -> Sequence[Sequence[TensorSpec]]:
+        """What it would send, bucket by bucket."""
+        ...
+
+    def begin(self, link: Link) -> Promise:
+        """Send it. The first of the answers is `Departed`."""
+        ...
+
+
 @dataclass(frozen=True)
 class NamedWeights:
     """The weights of one actor state under Hugging Face names, streamed some tensors at a time."""
@@ -87,6 +132,8 @@ class NamedWeights:
     names: tuple[str, ...]
     buckets: Callable[[], Iterator[Bucket]]
     """A fresh iterator; tensors are in the model's dtype, and valid until the next update."""
+    senders: Callable[[], Sequence[Sender]]
+    """The same weights, to be broadcast instead; none where the trainer is in this process."""
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ class BigramTrainer:
             return self._outputs(rollouts, torch.arange(rollouts.num_seqs), self.table, 1.0)[0]
 
     def weights(self, state: State) -> NamedWeights:
-        return NamedWeights(state, ("table",), lambda: iter([bucket_of([("table", self.table)])]))
+        return NamedWeights(state, ("table",), lambda: iter([bucket_of([("table", self.table)])]), lambda: ())
 
     def update(
         self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective

@@ -24,8 +24,9 @@ ARROWS: dict[str, set[str]] = {
     "rewards": {"ports", "batch", "recipe", "errors"},
     "tracking": {"ports", "batch", "recipe", "errors"},
     "engines.turns": set(),
-    "engines.megatron": {"convert", "engines.turns", "ports", "batch", "recipe", "errors"},
-    "engines.vllm": {"engines.turns", "ports", "batch", "recipe", "errors"},
+    "engines.link": {"ports", "batch", "errors"},
+    "engines.megatron": {"convert", "engines.link", "engines.turns", "ports", "batch", "recipe", "errors"},
+    "engines.vllm": {"engines.link", "engines.turns", "ports", "batch", "recipe", "errors"},
     "engines.ray": {"ports", "batch", "recipe", "errors"},
     "convert": {"store", "batch", "recipe", "errors"},
     "wire": {

@@ -75,6 +75,11 @@ CASES = [
         "each process has a device of its own: nobody would take the place of what is moved out",
     ),
     (
+        "broadcasting_needs_devices_of_ones_own",
+        "cluster.weights=broadcast",
+        "a device takes part in a broadcast once, and roles that share it would twice",
+    ),
+    (
         "states_that_fit_fewer_layouts_have_a_distributed_optimizer",
         "checkpoint.reshardable=dp",
         "neither role has a distributed optimizer",

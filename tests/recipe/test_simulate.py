@@ -142,6 +142,14 @@ def test_weights_are_made_once_and_read_by_every_node(recipe: Recipe) -> None:
     assert (found[8].sent_weights_bytes, found[64].sent_weights_bytes) == (0, 7 * size)
 
 
+def test_a_broadcast_of_weights_takes_as_long_on_any_number_of_gpus(recipe: Recipe) -> None:
+    cluster = recipe.cluster.model_copy(update={"weights": "broadcast"})
+    found, size = by_world(recipe.model_copy(update={"cluster": cluster})), 2 * MODEL.parameters
+    for gpus, sent in ((8, 0), (64, size), (1024, size)):
+        assert found[gpus].weights_s == pytest.approx(size / UNITS.gpu_nic_bytes_s)
+        assert found[gpus].sent_weights_bytes == sent
+
+
 def test_saving_waits_for_copies_and_for_what_the_last_save_has_left(recipe: Recipe) -> None:
     """The actor's state in two parts, the critic's in one; five steps between saves."""
     actor, critic = (state_bytes(MODEL, role, ParallelTable(), 2) for role in ("actor", "critic"))

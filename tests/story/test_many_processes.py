@@ -100,7 +100,8 @@ def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, forked: For
 
 
 @pytest.mark.story
-def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(tmp_path: Path, forked: Forked) -> None:
+@pytest.mark.parametrize("weights", ["store", "broadcast"])
+def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(tmp_path: Path, forked: Forked, weights: str) -> None:
     # Two engines, roles apart: what one had is drawn by the other, or by itself again.
     kills = [
         f"{step} {stage} engine"
@@ -111,7 +112,7 @@ def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(tmp_path: Path, for
         "actor": {"optimizer": OPTIMIZER},
         "critic": {"optimizer": OPTIMIZER},
         "generator": {"engines": 2},
-        "cluster": {"kind": "local", "threads": 1, "placement": "apart"},
+        "cluster": {"kind": "local", "threads": 1, "placement": "apart", "weights": weights},
     }
     assert run_drill(forked, tmp_path, layout, [kills]) == [0, 0]
 

@@ -40,7 +40,7 @@ class Here:
 
 
 @dataclass(frozen=True)
-class Spec:
+class TensorSpec:
     """A tensor without its numbers."""
 
     name: str
@@ -56,7 +56,7 @@ class Spec:
 class FlatTensors:
     """Tensors one after the other in `data`, each at the next multiple of `ALIGNMENT`."""
 
-    specs: tuple[Spec, ...]
+    specs: tuple[TensorSpec, ...]
     data: Any
     """numpy array of uint8; read-only where it comes out of shared memory."""
 
@@ -109,21 +109,21 @@ def flatten(tensors: Sequence[tuple[str, Tensor]]) -> FlatTensors:
     return FlatTensors(specs, memory.numpy())
 
 
-def packed(tensors: Sequence[tuple[str, Tensor]], device: torch.device) -> tuple[tuple[Spec, ...], Tensor]:
+def packed(tensors: Sequence[tuple[str, Tensor]], device: torch.device) -> tuple[tuple[TensorSpec, ...], Tensor]:
     """Copy them together into one piece of uint8 on a device."""
-    specs = tuple(Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors)
+    specs = tuple(TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors)
     memory = torch.empty(packed_bytes(specs), dtype=torch.uint8, device=device)
     for (_, place), (_, tensor) in zip(views(memory, specs), tensors, strict=True):
         place.copy_(tensor.detach())
     return specs, memory
 
 
-def packed_bytes(specs: Iterable[Spec]) -> int:
+def packed_bytes(specs: Iterable[TensorSpec]) -> int:
     """Of the piece they make together."""
     return sum(_room(spec) for spec in specs)
 
 
-def views(memory: Tensor, specs: Iterable[Spec]) -> list[tuple[str, Tensor]]:
+def views(memory: Tensor, specs: Iterable[TensorSpec]) -> list[tuple[str, Tensor]]:
     """The tensors in such a piece."""
     found, start = [], 0
     for spec in specs:
@@ -132,5 +132,5 @@ def views(memory: Tensor, specs: Iterable[Spec]) -> list[tuple[str, Tensor]]:
     return found
 
 
-def _room(spec: Spec) -> int:
+def _room(spec: TensorSpec) -> int:
     return -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT

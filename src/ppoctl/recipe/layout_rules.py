@@ -44,6 +44,15 @@ def taking_turns_needs_a_shared_device(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
+def broadcasting_needs_devices_of_ones_own(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.cluster.weights == "broadcast" and recipe.cluster.placement == "colocated":
+        yield Conflict(
+            "a device takes part in a broadcast once, and roles that share it would twice",
+            (("cluster", "weights"), ("cluster", "placement")),
+            "--set cluster.weights=store",
+        )
+
+
 def layers_of_an_end_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
         for key in ("first_stage_layers", "last_stage_layers"):
@@ -157,6 +166,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     tensor_ranks_divide_the_model,
     every_pipeline_rank_has_layers,
     taking_turns_needs_a_shared_device,
+    broadcasting_needs_devices_of_ones_own,
     layers_of_an_end_need_a_pipeline,
     several_stages_per_rank_need_a_pipeline,
     stages_of_a_rank_have_the_same_number_of_layers,

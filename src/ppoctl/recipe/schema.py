@@ -275,6 +275,9 @@ class LocalCluster(Table):
     offload: Annotated[bool, SPEED] = False
     """Whether roles that share devices take turns in their memory: whoever is not at work is on the host, and vLLM
     sleeps. `plan` says what each stage needs with and without."""
+    weights: Annotated[Literal["store", "broadcast"], SPEED] = "store"
+    """How weights reach engines in other processes. store: through shared memory, once for each node; broadcast: over
+    a process group (NCCL on GPUs, gloo on CPUs) from the actor's ranks, where roles are apart."""
     threads: Annotated[int | None, SPEED, AtLeastOne] = None
     """CPU threads of trainer and generator; absent: all cores this process may use. A role's processes share them."""
     ray_address: Annotated[str | None, SPEED] = None

@@ -3,10 +3,10 @@
 It models what the code does, not what it might: engines of the generator on all GPUs (colocated), or on their part
 of them (apart), asked by the driver every few tokens; the driver holds every rollout, puts it into Ray's object store
 for each call, and a node pulls one copy of it; answers come back whole; a rank puts weights into the object store of
-its node in buckets, and a node pulls one copy of each; records are written by the driver, states by the ranks. All
-that a node pulls is taken to come out of the node that made it (Ray may take it from a node that has it already), and
-all responses are of full length: upper bounds. Stages follow each other, as they do; only states are written behind
-training, and a bucket of weights is read while the next is made.
+its node in buckets, and a node pulls one copy of each, or broadcasts them (`cluster.weights`); records are written by
+the driver, states by the ranks. All that a node pulls is taken to come out of the node that made it (Ray may take it
+from a node that has it already), and all responses are of full length: upper bounds. Stages follow each other, as
+they do; only states are written behind training, and a bucket of weights is read while the next is made.
 """
 
 from collections.abc import Sequence
@@ -177,8 +177,8 @@ def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units:
         driver_bytes=driver_bytes(batch).peak,
         object_bytes=put,
         sent_bytes=put * (world.nodes - 1),
-        sent_weights_bytes=sum(sent.buckets) * (world.nodes - 1),
-        weights_s=_weights_seconds(sum(sent.buckets), recipe.generator.tensor, world, units),
+        sent_weights_bytes=sum(sent.buckets) * _copies_sent(recipe, world),
+        weights_s=_weights_seconds(recipe, sum(sent.buckets), world, units),
         rollout_s=decoding,
         asking_s=max(0.0, asking - decoding),
         samples_s=batch.cells * units.token_s,
@@ -211,9 +211,18 @@ def rollout_seconds(
     return tokens * each_s, ceil(tokens / STEPS_PER_CALL) * busy * units.call_s
 
 
-def _weights_seconds(size: int, tensor: int, world: World, units: Units) -> float:
+def _copies_sent(recipe: Recipe, world: World) -> int:
+    """Of weights, out of the node of the rank that sends them. In a broadcast others send on what they receive."""
+    others = world.nodes - 1
+    return min(1, others) if recipe.cluster.weights == "broadcast" else others
+
+
+def _weights_seconds(recipe: Recipe, size: int, world: World, units: Units) -> float:
     """A rank makes buckets: checksums on its GPU, a copy to the host, and one into the store. Meanwhile nodes pull
-    the one before, and engines copy their slice of it."""
+    the one before, and engines copy their slice of it. A broadcast goes from GPU to GPU, as fast as one can send."""
+    tensor = recipe.generator.tensor
+    if recipe.cluster.weights == "broadcast":
+        return size * max(1 / units.checksum_bytes_s, 1 / units.gpu_nic_bytes_s)
     made = 1 / units.checksum_bytes_s + 1 / units.gpu_host_bytes_s + 1 / units.copy_bytes_s
     read = (world.nodes - 1) / units.store_bytes_s + 1 / (tensor * units.gpu_host_bytes_s)
     return size * max(made, read)

@@ -60,7 +60,7 @@ def _in_ray(recipe: Recipe) -> Placed:
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import first_done
     from ppoctl.engines.ray.room import Room
-    from ppoctl.engines.vllm import Hosts, OpenEngine
+    from ppoctl.engines.vllm import Broadcasts, Hosts, OpenEngine
 
     table, sizes = recipe.cluster, processes(recipe)
     room = Room(sizes, colocated=table.placement == "colocated")
@@ -79,7 +79,8 @@ def _in_ray(recipe: Recipe) -> Placed:
             _group(recipe, cluster, "generator", OpenEngine(settings), size=size, number=number)
             for number in range(recipe.generator.engines)
         ]
-        return Hosts(made, first_done, turns)
+        broadcasts = Broadcasts(cluster.driver_host, table.start_deadline_s) if table.weights == "broadcast" else None
+        return Hosts(made, first_done, broadcasts, turns)
 
     return Placed(ranks("actor"), ranks("critic"), engines, cluster.close)
 

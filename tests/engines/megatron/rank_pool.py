@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from megatron.core.transformer.moe.moe_layer import MoELayer
+from receivers import Awaited
 from torch import Tensor
 
 from ppoctl.batch.bucket import Bucket, tensors_of
@@ -24,6 +25,7 @@ from ppoctl.engines.megatron.process_group import Patience, Place
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.weights import parts_in
+from ppoctl.ports import Sender
 from ppoctl.recipe.schema import ParallelTable
 
 TIMEOUT_S = 120.0
@@ -103,6 +105,7 @@ class RankPool:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
             process.start()
+            theirs.close()  # so that a death is the end of the pipe
             self.pipes.append(ours)
             self.processes.append(process)
         self.used = 0
@@ -127,8 +130,18 @@ class RankPool:
         """As an `Executor`."""
         return self._ask_all([("call", method, *arguments)] * len(ranks), [self.pipes[rank] for rank in ranks])
 
+    def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Awaited:
+        """As an `Executor`."""
+        pipes = [self.pipes[rank] for rank in ranks]
+        for pipe in pipes:
+            pipe.send(("call", method, *arguments))
+        return Awaited(pipes, [f"rank {rank}" for rank in ranks], lambda: None)
+
     def weights(self) -> Iterator[Bucket]:
         return ManyProcesses(self, self.parallel).weights()
+
+    def senders(self) -> Sequence[Sender]:
+        return ManyProcesses(self, self.parallel).senders()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Copies of all weights."""

@@ -121,7 +121,7 @@ def fleet_of(tmp_path) -> Made:
             return [0.0] * (len(tokens) - 1)
 
         trainer = TrainerSide(
-            weights=lambda state: NamedWeights(state=state, names=(), buckets=lambda: iter(())),
+            weights=lambda state: NamedWeights(state=state, names=(), buckets=lambda: iter(()), senders=lambda: ()),
             score=score,
             export=lambda state, folder: (folder / state.stamp).touch(),
         )

@@ -91,7 +91,7 @@ def test_a_tensor_that_never_left_is_caught_by_name(tied: Bench, monkeypatch: py
     def without(state: State) -> NamedWeights:
         weights = whole(state)
         kept = [bucket for bucket in weights.buckets() if name not in bucket.prints]
-        return NamedWeights(state=state, names=weights.names, buckets=lambda: iter(kept))
+        return NamedWeights(state=state, names=weights.names, buckets=lambda: iter(kept), senders=lambda: ())
 
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.trainer, "weights", without)
@@ -120,7 +120,7 @@ def test_a_tensor_the_trainer_forgot_is_caught_by_name(untied: Bench, monkeypatc
     def forgetful(state: State) -> NamedWeights:
         kept = [bucket for bucket in whole(state).buckets() if "lm_head.weight" not in bucket.prints]
         names = tuple(name for bucket in kept for name in bucket.prints)
-        return NamedWeights(state=state, names=names, buckets=lambda: iter(kept))
+        return NamedWeights(state=state, names=names, buckets=lambda: iter(kept), senders=lambda: ())
 
     untied.trainer.move(TINY)
     monkeypatch.setattr(untied.trainer, "weights", forgetful)

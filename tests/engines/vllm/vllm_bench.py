@@ -93,7 +93,7 @@ class HfTrainer:
                 self.traffic.append(name)
                 yield bucket_of([(name, tensor)])
 
-        return NamedWeights(state=state, names=tuple(named), buckets=buckets)
+        return NamedWeights(state=state, names=tuple(named), buckets=buckets, senders=lambda: ())
 
     def logprobs(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:
         """Of tokens 1.. of a sequence."""

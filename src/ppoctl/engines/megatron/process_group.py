@@ -1,8 +1,6 @@
 """The process group and Megatron-Core's parallel state. Set up once per process."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from math import ceil
@@ -13,6 +11,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
+from ppoctl.engines.link import gloo_on_loopback, is_loopback
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.schema import ParallelTable
@@ -50,7 +49,7 @@ def join(place: Place, patience: Patience) -> None:
     host, port = place.address.rsplit(":", 1)
     meet, collective = timedelta(seconds=patience.meet_s), timedelta(seconds=patience.collective_s)
     try:
-        with megatron_device(), _gloo_on_loopback() if _is_loopback(host) else nullcontext():
+        with megatron_device(), gloo_on_loopback() if is_loopback(host) else nullcontext():
             store = TCPStore(host, int(port), place.world_size, is_master=place.rank == 0, timeout=meet)
             torch.distributed.init_process_group(
                 _backend(), store=store, rank=place.rank, world_size=place.world_size, timeout=collective
@@ -72,7 +71,7 @@ def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTI
     when it made it itself.
     """
     alone = not torch.distributed.is_initialized()
-    with megatron_device(), _gloo_on_loopback() if alone else nullcontext():
+    with megatron_device(), gloo_on_loopback() if alone else nullcontext():
         if alone:
             torch.distributed.init_process_group(_backend(), store=HashStore(), rank=0, world_size=1)
         if not parallel_state.is_initialized():
@@ -99,19 +98,3 @@ def leave() -> None:
 
 def _backend() -> str:
     return "nccl" if torch.cuda.is_available() else "gloo"
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.")
-
-
-@contextmanager
-def _gloo_on_loopback() -> Iterator[None]:
-    """gloo resolves the host name unless told an interface; a laptop without a network has none."""
-    before = os.environ.get("GLOO_SOCKET_IFNAME")
-    os.environ["GLOO_SOCKET_IFNAME"] = before or "lo"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["GLOO_SOCKET_IFNAME"]

@@ -21,7 +21,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, bucket_of, flatten, in_buckets
+from ppoctl.batch.bucket import Bucket, TensorSpec, bucket_of, flatten, in_buckets
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts
 from ppoctl.convert.hugging_face import Spec
@@ -44,11 +44,12 @@ from ppoctl.engines.megatron.schedule import (
     run_forward_backward,
     share_of,
 )
+from ppoctl.engines.megatron.sending import broadcast, plan
 from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights, parts_of
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
-from ppoctl.ports import Minibatch, Objective
+from ppoctl.ports import Departed, Link, Minibatch, Objective
 from ppoctl.recipe.batching import limit
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 
@@ -190,9 +191,23 @@ class MegatronRank:
         """A copy of the next ones, in one piece; None: there are no more. The first tensor rank of the first data
         rank has them; the others only take part, and answer nothing."""
         tensors = next(self._sending, [])
-        if not tensors or not self.groups.tp.rank() == self.groups.dp_cp.rank() == 0:
-            return None
-        return replace(bucket_of(tensors), content=flatten(tensors))
+        return replace(bucket_of(tensors), content=flatten(tensors)) if tensors and self._sends() else None
+
+    def planned_weights(self, max_bytes: int) -> list[tuple[TensorSpec, ...]]:
+        """The buckets of `broadcast_weights`, before it sends them."""
+        return plan(self.models, max_bytes)
+
+    def broadcast_weights(self, link: Link, max_bytes: int) -> Departed | None:
+        """Send all, in buckets, over a link that begins here. The others only take part, and answer nothing."""
+        tensors = in_buckets(self.weights(), max_bytes)
+        if self._sends():
+            return broadcast(tensors, link, self.device)
+        for _ in tensors:
+            pass
+        return None
+
+    def _sends(self) -> bool:
+        return self.groups.tp.rank() == self.groups.dp_cp.rank() == 0
 
     def leave(self) -> None:
         """Move everything to the host, for others to use this device's memory; what is needed comes back when it is

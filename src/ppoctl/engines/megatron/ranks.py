@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from ppoctl.batch.bucket import Bucket, bucket_of, in_buckets
+from ppoctl.batch.bucket import Bucket, TensorSpec, bucket_of, in_buckets
 from ppoctl.engines.megatron.process_group import Patience, Place, join
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.turns import Turns
+from ppoctl.ports import Link, Promise, Sender
 from ppoctl.recipe.schema import ParallelTable
 
 WEIGHTS_BUCKET_BYTES = 64 * 2**20
@@ -28,6 +29,10 @@ class Ranks(Protocol):
         """All weights of the role's model; tensors are valid until the next update."""
         ...
 
+    def senders(self) -> Sequence[Sender]:
+        """The same weights, to be broadcast to other processes."""
+        ...
+
 
 class ThisProcess:
     """One rank, here."""
@@ -42,6 +47,10 @@ class ThisProcess:
         """Views of the parameters, except where Megatron's fused layout interleaves them."""
         return map(bucket_of, in_buckets(self.rank.weights(), WEIGHTS_BUCKET_BYTES))
 
+    def senders(self) -> Sequence[Sender]:
+        """None: there is no other process."""
+        return ()
+
 
 @runtime_checkable
 class Executor(Protocol):
@@ -50,6 +59,8 @@ class Executor(Protocol):
     def call(self, method: str, *arguments: Any) -> list[Any]: ...
 
     def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]: ...
+
+    def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Promise: ...
 
 
 class ManyProcesses:
@@ -64,16 +75,42 @@ class ManyProcesses:
 
     def weights(self) -> Iterator[Bucket]:
         """Pipeline rank by pipeline rank; the first tensor rank of each sends."""
+        for ranks in self._stages():
+            self.executor.ask(ranks, "open_weights", WEIGHTS_BUCKET_BYTES)
+            while (bucket := self.executor.ask(ranks, "next_weights")[0]) is not None:
+                yield bucket
+
+    def senders(self) -> Sequence[Sender]:
+        """Each pipeline rank's part has a link of its own: in one for all, a sender would receive what the others
+        send."""
+        return [StageSender(self.executor, ranks) for ranks in self._stages()]
+
+    def _stages(self) -> Iterator[range]:
+        """Of each pipeline rank, the ranks that gather its weights; the first one sends them."""
         layout = self.parallel
         # The first ranks of a stage that are whole groups of tensor ranks and whole groups of expert ranks.
         count = math.lcm(layout.tensor, layout.expert_ranks)
         for pipeline_rank in range(layout.pipeline):
             # Megatron-Core counts ranks over tensor, then context, then data, then pipeline.
             first = pipeline_rank * layout.stage_ranks
-            senders = range(first, first + count)
-            self.executor.ask(senders, "open_weights", WEIGHTS_BUCKET_BYTES)
-            while (bucket := self.executor.ask(senders, "next_weights")[0]) is not None:
-                yield bucket
+            yield range(first, first + count)
+
+
+@dataclass(frozen=True)
+class StageSender:
+    """A `ports.Sender`: ranks that gather the weights of a pipeline rank."""
+
+    executor: Executor
+    ranks: Sequence[int]
+
+    def plan(self) -> list[tuple[TensorSpec, ...]]:
+        found: list[tuple[TensorSpec, ...]] = self.executor.ask(
+            self.ranks[:1], "planned_weights", WEIGHTS_BUCKET_BYTES
+        )[0]
+        return found
+
+    def begin(self, link: Link) -> Promise:
+        return self.executor.begin("broadcast_weights", link, WEIGHTS_BUCKET_BYTES, ranks=self.ranks)
 
 
 class TakingTurns:
@@ -92,6 +129,10 @@ class TakingTurns:
     def weights(self) -> Iterator[Bucket]:
         self._take()
         return self.ranks.weights()
+
+    def senders(self) -> Sequence[Sender]:
+        self._take()
+        return self.ranks.senders()
 
     def _take(self) -> None:
         self.turns.take(self.role, self._leave)

@@ -123,7 +123,7 @@ class MegatronActor(MegatronTrainer):
 
     def weights(self, state: State) -> NamedWeights:
         """What the generator loads."""
-        return NamedWeights(state=state, names=tuple(weight_names(self.source[1])), buckets=self.ranks.weights)
+        return NamedWeights(state, tuple(weight_names(self.source[1])), self.ranks.weights, self.ranks.senders)
 
 
 class MegatronCritic(MegatronTrainer):

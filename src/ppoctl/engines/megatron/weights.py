@@ -161,12 +161,16 @@ def _held_at(expert: int, model: PackedModel) -> tuple[int, int]:
 
 
 def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tensor]]:
-    """The whole Hugging Face tensors of these pipeline stages, one at a time; all tensor and expert ranks take part.
-    A copy of a tied embedding is left out."""
+    """The whole Hugging Face tensors of these pipeline stages, one at a time; all tensor and expert ranks take
+    part."""
     for stage in stages:
-        for part in parts_of(stage):
-            if part.name != EMBEDDING or stage.pre_process:
-                yield part.name, part.read(stage.pg_collection)
+        for part in sent_parts(stage):
+            yield part.name, part.read(stage.pg_collection)
+
+
+def sent_parts(stage: PackedModel) -> list[Part]:
+    """Without the copy of a tied embedding."""
+    return [part for part in parts_of(stage) if part.name != EMBEDDING or stage.pre_process]
 
 
 @torch.no_grad()

@@ -48,6 +48,10 @@ class RayCluster:
         """Where processes meet in a Ray of our own, which works without a network; None: each node knows."""
         return "127.0.0.1" if self.address is None else None
 
+    def driver_host(self) -> str:
+        """Where other nodes find this process."""
+        return self.host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
     def start(self) -> None:
         """Connect and take the devices. Raises EnvironmentProblemError when there is no such Ray, or it is too
         small."""
@@ -56,6 +60,8 @@ class RayCluster:
         self.close()  # of a start that went half way
         # Ray prints what happens to its processes into our output, in colour; it comes as our errors instead.
         ray._private.worker.print_to_stdstream = _print_nothing
+        # So does an error that nobody asks for any more, because another one has ended the question.
+        os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
         with _keeping_signal_handler():
             self._start_own() if self.address is None else self._join(self.address)
         self._connected = True

@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket
+from ppoctl.batch.bucket import Bucket, TensorSpec
+from ppoctl.engines.link import received
 from ppoctl.engines.vllm.environment import prepare_environment
 from ppoctl.engines.vllm.process_state import TENANCY, undisturbed
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.engines.vllm.tokens import Detokenizer
 from ppoctl.engines.vllm.weights import Held, WeightReceiver
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
-from ppoctl.ports import SamplingParams
+from ppoctl.ports import Link, SamplingParams
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on a CPU."""
@@ -102,8 +104,22 @@ class Engine:
 
     def take_weights(self, bucket: Bucket) -> None:
         """Some of them; they may change again when this has returned."""
+        self._load(bucket.content.tensors())
+
+    def receive_weights(self, link: Link, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
+        """Some of them, over a link in which the tensor ranks of this engine have ranks from this one on. Raises
+        ProcessLostError where the link breaks."""
+        # The default group of a process that is alone with its engine is vLLM's: the tensor ranks.
+        rank = first_rank + torch.distributed.get_rank()
+        for tensors in received(link, rank, plan, self._device()):
+            self._load(tensors)
+
+    def _load(self, tensors: list[tuple[str, Tensor]]) -> None:
         with undisturbed():
-            self._llm.collective_rpc("update_weights", args=({"tensors": bucket.content.tensors()},))
+            self._llm.collective_rpc("update_weights", args=({"tensors": tensors},))
+
+    def _device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
     def end_weights(self) -> list[Held]:
         """All have come; what is held now. Keys and values of the old weights are forgotten."""

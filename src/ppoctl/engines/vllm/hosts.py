@@ -8,15 +8,7 @@ from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import join_tensor_ranks
 from ppoctl.engines.vllm.settings import VllmSettings
-
-
-@runtime_checkable
-class Promise(Protocol):
-    """An answer on its way."""
-
-    def answers(self) -> list[Any]:
-        """Of each process of the engine. Raises what went wrong; the engine is then gone."""
-        ...
+from ppoctl.ports import Promise
 
 
 @runtime_checkable
@@ -24,12 +16,22 @@ class Host(Protocol):
     """The processes of one engine: one per tensor rank."""
 
     def begin(self, method: str, *arguments: Any) -> Promise:
-        """Ask, without waiting for the answer. Starts the engine where it is not."""
+        """Ask, without waiting for the answer. Starts the engine where it is not; it is gone where the answer is an
+        error."""
         ...
 
     def close(self) -> None:
         """End the engine."""
         ...
+
+
+@dataclass(frozen=True)
+class Broadcasts:
+    """How processes of the trainer reach those of engines."""
+
+    host: Callable[[], str]
+    """Where they find this process, in which they meet."""
+    timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Hosts:
     engines: Sequence[Host]
     first_done: Callable[[Sequence[Any]], Sequence[Promise]]
     """Waits until at least one of these promises is kept or broken."""
+    broadcasts: Broadcasts | None = None
+    """Absent: engines are handed weights bucket by bucket."""
     turns: Turns = field(default_factory=NoTurns)
     """Taken with the roles whose devices these engines share."""
 

@@ -7,12 +7,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ppoctl.batch.records import State
+from ppoctl.engines.link import meeting
 from ppoctl.engines.vllm.canary import Tolerance, canary_tokens
 from ppoctl.engines.vllm.hosts import Host, Hosts
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.engines.vllm.weights import Sent, compare
 from ppoctl.errors import ProcessLostError, WeightSyncError
-from ppoctl.ports import NamedWeights
+from ppoctl.ports import Departed, Link, NamedWeights, Promise, Sender
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Sync:
         if weights.state != state:
             raise WeightSyncError(f"the trainer gave the weights of `{weights.state.stamp}`, not of `{state.stamp}`")
         try:
-            sent = hand_over(engines, weights)
+            sent = hand_over(engines, weights) if self.hosts.broadcasts is None else self._broadcast(engines, weights)
             arrived = ask(engines, "end_weights")
         except BaseException:
             # They have half of the weights and wait for the rest: whoever asks next gets a fresh one.
@@ -67,6 +68,46 @@ class Sync:
             raise
         for held in arrived:
             compare(weights.names, sent, held)
+
+    def _broadcast(self, engines: Sequence[Host], weights: NamedWeights) -> Sent:
+        """Straight from processes of the trainer to those of the engines, one sender after the other."""
+        ask(engines, "begin_weights")
+        sent = Sent()
+        for sender in weights.senders():
+            sent.add(self._over_a_link(engines, sender).prints)
+        return sent
+
+    def _over_a_link(self, engines: Sequence[Host], sender: Sender) -> Departed:
+        how, plan, ranks = self.hosts.broadcasts, sender.plan(), self.settings.table.tensor
+        assert how is not None
+        try:
+            with meeting(how.host(), how.timeout_s) as address:
+                link = Link(address, 1 + ranks * len(engines), how.timeout_s)
+                sending = sender.begin(link)
+                receiving = [
+                    engine.begin("receive_weights", link, 1 + ranks * number, plan)
+                    for number, engine in enumerate(engines)
+                ]
+                self._hear(sending, receiving)
+            wait(receiving)  # of a broken link, which is now left by those who still waited for the others
+        except EngineLostError:
+            for engine in engines:
+                engine.close()  # with its end of the link, so that the sender notices
+            sending.answers()  # a loss of the trainer's is what has really happened
+            raise
+        departed: Departed = sending.answers()[0]
+        return departed
+
+    def _hear(self, sending: Promise, receiving: Sequence[Promise]) -> None:
+        """Until all have answered, or the sender says that the link broke. Raises what one of them raises."""
+        waiting = [sending, *receiving]
+        while waiting:
+            for promise in self.hosts.first_done(waiting):
+                waiting.remove(promise)
+                if promise is not sending:
+                    wait([promise])
+                elif not sending.answers()[0].arrived:
+                    return
 
     def _ask_the_canary(self, engines: Sequence[Host], state: State) -> None:
         (vocab_size, *_) = ask(engines, "vocab_size")

@@ -1,0 +1,124 @@
+"""What it takes to bring an engine in another process to a state, by the way that weights go.
+
+    PYTHONPATH=src python benchmarks/weight_sync.py [--rounds 5]
+
+A model of 14M parameters on an actor of two tensor ranks and an engine, each a process of a Ray on this machine.
+Seconds from asking the trainer until the engine has loaded all (without the proof), the least of several rounds, in
+turns, in buckets of 8 MiB:
+
+- reference: a rank puts buckets into the object store, the driver says where they are (`cluster.weights = "store"`);
+- driver: the same, but the driver takes each bucket out, checksums it, packs it and puts it in again, as it once did;
+- broadcast: over a process group of gloo (`cluster.weights = "broadcast"`).
+
+Prints them as multiples of the first.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from machinery import RECIPE
+
+from ppoctl.batch.bucket import Bucket, bucket_of, flatten
+from ppoctl.batch.records import State
+from ppoctl.engines.megatron import ranks
+from ppoctl.engines.megatron.factory import trainer_settings
+from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.engines.ray.member import InStore
+from ppoctl.engines.vllm import TrainerSide, VllmSettings
+from ppoctl.engines.vllm.sync import Sync, ask, hand_over
+from ppoctl.ports import NamedWeights
+from ppoctl.recipe.load import load
+from ppoctl.wire.processes import Placed, place
+
+STATE = State("actor", 0, 0, "benchmark")
+
+
+SHAPE = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 6}
+BUCKET_BYTES = 8 * 2**20
+
+
+def write_model(folder: Path) -> int:
+    """Random; returns its parameters."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    source = RECIPE.parent / "quickstart/model"
+    config = Qwen2Config.from_pretrained(source, **SHAPE, num_key_value_heads=2, vocab_size=4096)
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def through_the_driver(weights: NamedWeights) -> NamedWeights:
+    def buckets() -> Iterator[Bucket]:
+        for bucket in weights.buckets():
+            tensors = [(name, tensor.clone()) for name, tensor in bucket.content.tensors()]
+            yield replace(bucket_of(tensors), content=InStore(ray.put(flatten(tensors))))
+
+    return replace(weights, buckets=buckets)
+
+
+def timed(engine: Any, work: Callable[[], object]) -> float:
+    """Seconds of the transfer alone."""
+    started = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - started
+    ask([engine], "end_weights")
+    return seconds
+
+
+def run(folder: Path, rounds: int) -> dict[str, float]:
+    changes = [
+        f"model.path={folder / 'model'}",
+        "actor.parallel={tensor=2}",
+        "critic.parallel={}",
+        "cluster={kind='local', threads=1, placement='apart', weights='broadcast'}",
+    ]
+    recipe = load([RECIPE], changes).recipe
+    ranks.WEIGHTS_BUCKET_BYTES = BUCKET_BYTES
+    placed: Placed = place(recipe)
+    actor = MegatronActor(trainer_settings(recipe, "actor"), placed.actor)
+    settings = VllmSettings(str(folder / "model"), "float32", 128, (1,), recipe.generator)
+    hosts = placed.generator(settings, print)
+    engine = hosts.engines[0]
+    sync = Sync(settings, TrainerSide(actor.weights, lambda *_: [], lambda *_: None), hosts)
+    try:
+        actor.start()
+        weights = actor.weights(STATE)
+        ways: dict[str, Callable[[], object]] = {
+            "reference": lambda: hand_over([engine], weights),
+            "driver": lambda: hand_over([engine], through_the_driver(weights)),
+            "broadcast": lambda: sync._broadcast([engine], weights),
+        }
+        found: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds + 1):  # the first starts everything
+            for name, work in ways.items():
+                found[name].append(timed(engine, work))
+        return {name: min(seconds[1:]) for name, seconds in found.items()}
+    finally:
+        placed.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        parameters = write_model(folder / "model")
+        found = run(folder, rounds)
+    print(f"{parameters / 1e6:.1f}M parameters, float32")
+    for way, seconds in found.items():
+        print(f"{way:<10} {seconds * 1e3:6.0f} ms  {seconds / found['reference']:.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Engines that only keep what they are sent, each in a process of its own: `Host`s on real links."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppoctl.batch.bucket import TensorSpec
+from ppoctl.batch.checksum import fingerprint
+from ppoctl.engines.link import received
+from ppoctl.engines.vllm.weights import Held
+from ppoctl.errors import ProcessLostError
+from ppoctl.ports import Link
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Defect:
+    """Planted in one engine, for one transfer."""
+
+    bucket: int
+    """When it acts; 0: before it has joined."""
+    act: Callable[[list[tuple[str, Tensor]]], None]
+
+
+def dies(tensors: list[tuple[str, Tensor]]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def flips_a_bit(tensors: list[tuple[str, Tensor]]) -> None:
+    tensors[-1][1].view(-1).view(torch.int32)[3] ^= 1
+
+
+class Receiver:
+    """What answers in such a process."""
+
+    def __init__(self, defect: Defect | None) -> None:
+        self.defect = defect
+        self.held: dict[str, Tensor] = {}
+        self.buckets = 0
+
+    def takes_weights(self) -> bool:
+        return True
+
+    def begin_weights(self) -> None:
+        self.held, self.buckets = {}, 0
+
+    def receive_weights(self, link: Link, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
+        self._plant([])
+        for tensors in received(link, first_rank, plan, torch.device("cpu")):
+            self.buckets += 1
+            self._plant(tensors)
+            self.held |= {name: tensor.clone() for name, tensor in tensors}
+
+    def end_weights(self) -> list[Held]:
+        return [Held(name, fingerprint(tensor), None) for name, tensor in self.held.items()]
+
+    def vocab_size(self) -> int:
+        return 100
+
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        return [0.0] * (len(tokens) - 1)
+
+    def tensors(self) -> dict[str, Any]:
+        return {name: tensor.numpy() for name, tensor in self.held.items()}
+
+    def _plant(self, tensors: list[tuple[str, Tensor]]) -> None:
+        if self.defect is not None and self.defect.bucket == self.buckets:
+            self.defect.act(tensors)
+
+
+@dataclass
+class ReceiverHost:
+    """Starts one when it is asked; with a planted defect the first time."""
+
+    name: str
+    defect: Defect | None = None
+    starts: int = 0
+    pipe: Connection | None = field(default=None, repr=False)
+    process: Any = field(default=None, repr=False)
+
+    def begin(self, method: str, *arguments: Any) -> "Awaited":
+        if self.pipe is None:
+            context = multiprocessing.get_context("forkserver")
+            self.pipe, theirs = context.Pipe()
+            defect, self.defect = self.defect, None
+            self.process = context.Process(target=_serve, args=(theirs, defect), daemon=True)
+            self.process.start()
+            theirs.close()
+            self.starts += 1
+        self.pipe.send((method, arguments))
+        return Awaited([self.pipe], [self.name], self.close)
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+            self.pipe = self.process = None
+
+
+def _serve(pipe: Connection, defect: Defect | None) -> None:
+    torch.set_num_threads(1)
+    receiver = Receiver(defect)
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, getattr(receiver, method)(*arguments)))
+        except Exception as error:  # noqa: BLE001 - whoever asked raises it
+            pipe.send((False, error))
+
+
+class Awaited:
+    """A promise: one answer from each of these pipes. A death goes before what others say of it."""
+
+    def __init__(self, pipes: Sequence[Connection], names: Sequence[str], lose: Callable[[], None]) -> None:
+        self.pipes, self.names, self.lose = list(pipes), names, lose
+        self.heard: list[Any] | None = None
+
+    def is_ready(self) -> bool:
+        """Whether all have answered, or one has died."""
+        return self.heard is not None or all(pipe.poll() for pipe in self.pipes)
+
+    def answers(self) -> list[Any]:
+        if self.heard is None:
+            self.heard = list(self._hear())
+        errors = [answer for went_well, answer in self.heard if not went_well]
+        if errors:
+            self.lose()
+            raise next((error for error in errors if isinstance(error, ProcessLostError)), errors[0])
+        return [answer for _, answer in self.heard]
+
+    def _hear(self) -> Iterator[tuple[bool, Any]]:
+        for pipe, name in zip(self.pipes, self.names, strict=True):
+            try:
+                yield pipe.recv() if pipe.poll(TIMEOUT_S) else (False, TimeoutError(name))
+            except (EOFError, OSError):
+                yield False, ProcessLostError(f"{name} died")
+
+
+def first_done(promises: Sequence[Awaited]) -> list[Awaited]:
+    """As `engines.ray.processes.first_done`."""
+    until = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < until:
+        done = [promise for promise in promises if promise.is_ready()]
+        if done:
+            return done
+        connection.wait([pipe for promise in promises for pipe in promise.pipes if not pipe.poll()], timeout=1.0)
+    raise TimeoutError

@@ -1,0 +1,201 @@
+"""Weights over a link of gloo, from real ranks to processes that keep what comes: equal, proven, through deaths."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from layout_lab import settings, trainer
+from rank_pool import RankPool
+from receivers import Defect, ReceiverHost, dies, first_done, flips_a_bit
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ppoctl.batch.records import State
+from ppoctl.convert.source import read_shape
+from ppoctl.convert.tensors import weight_names
+from ppoctl.engines import link
+from ppoctl.engines.megatron import ranks
+from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.engines.vllm.fleet import Fleet
+from ppoctl.engines.vllm.hosts import Broadcasts, Hosts
+from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.engines.vllm.sync import Sync, TrainerSide
+from ppoctl.errors import ProcessLostError, WeightSyncError
+from ppoctl.recipe.schema import GeneratorTable, ParallelTable
+
+STATE = State("actor", 1, 1, "lineage")
+LAYOUTS = {
+    "TP2": ParallelTable(tensor=2, sequence=True),
+    "PP2": ParallelTable(pipeline=2),
+    "TP2 PP2": ParallelTable(tensor=2, pipeline=2),
+    "EP2": ParallelTable(data=2, expert=2),
+}
+KINDS = {"EP2": "qwen3-moe"}
+LINK_TIMEOUT_S = 100.0
+SOON_S = 30.0
+"""What is noticed takes less; what is not takes `LINK_TIMEOUT_S`."""
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "WEIGHTS_BUCKET_BYTES", 20_000)
+
+
+@pytest.fixture
+def engines() -> Iterator[list[ReceiverHost]]:
+    made = [ReceiverHost("engine 0"), ReceiverHost("engine 1")]
+    yield made
+    for engine in made:
+        engine.close()
+
+
+def fleet_of(engines: list[ReceiverHost], actor: MegatronActor) -> tuple[Fleet, list[str]]:
+    said: list[str] = []
+    hosts = Hosts(engines, first_done, Broadcasts(lambda: "127.0.0.1", LINK_TIMEOUT_S))
+    side = TrainerSide(
+        weights=actor.weights,
+        score=lambda state, tokens: [0.0] * (len(tokens) - 1),
+        export=lambda state, folder: None,
+    )
+    of_engines = VllmSettings(
+        model="", dtype="float32", max_model_len=64, eos_token_ids=(1,), table=GeneratorTable(engines=len(engines))
+    )
+    return Fleet(hosts, Sync(of_engines, side, hosts), 8, said.append), said
+
+
+def started(pool: RankPool, folder: Path, parallel: ParallelTable) -> MegatronActor:
+    actor = trainer(pool, settings(folder, "actor", parallel))
+    assert isinstance(actor, MegatronActor)
+    actor.start()
+    return actor
+
+
+def held(engine: ReceiverHost) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in engine.begin("tensors").answers()[0].items()}
+
+
+def assert_all_hold(engines: list[ReceiverHost], folder: Path) -> None:
+    expected = load_file(folder / "model.safetensors")
+    for engine in engines:
+        found = held(engine)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_engines_hold_what_the_ranks_have(pool, model, engines, layout: str) -> None:
+    folder = model(KINDS.get(layout, "qwen2"))
+    actor = started(pool, folder, LAYOUTS[layout])
+    fleet, said = fleet_of(engines, actor)
+    fleet.be_at(STATE)
+    assert_all_hold(engines, folder)
+    assert list(held(engines[0])) == list(weight_names(read_shape(folder)))
+    assert said == []
+    fleet.be_at(State("actor", 2, 2, "next"))  # a link of its own each time
+    assert_all_hold(engines, folder)
+
+
+def test_the_plan_is_what_the_buckets_are(pool, model) -> None:
+    actor = started(pool, model("qwen2"), LAYOUTS["PP2"])
+    buckets = [list(bucket.prints) for bucket in pool.weights()]
+    planned = [[spec.name for spec in bucket] for sender in pool.senders() for bucket in sender.plan()]
+    assert planned == buckets
+    assert len(buckets) > 6
+    assert actor.weights(STATE).names == tuple(name for bucket in buckets for name in bucket)
+
+
+def test_a_bit_that_flips_on_the_way_is_noticed_by_name(pool, model, engines) -> None:
+    actor = started(pool, model("qwen2"), LAYOUTS["TP2"])
+    engines[1].defect = Defect(3, flips_a_bit)
+    fleet, _ = fleet_of(engines, actor)
+    name = pool.senders()[0].plan()[2][-1].name
+    with pytest.raises(WeightSyncError, match=f"weight `{name}` was sent as"):
+        fleet.be_at(STATE)
+
+
+@pytest.mark.parametrize(("layout", "bucket"), [("TP2", 0), ("PP2", 1), ("TP2", 4)])
+def test_an_engine_that_is_killed_on_the_way_is_started_again(pool, model, engines, layout: str, bucket: int) -> None:
+    """Before it has joined; when the first bucket has come; in the middle."""
+    actor = started(pool, model("qwen2"), LAYOUTS[layout])
+    engines[1].defect = Defect(bucket, dies)
+    fleet, said = fleet_of(engines, actor)
+    begun = time.monotonic()
+    fleet.be_at(STATE)
+    assert time.monotonic() - begun < SOON_S
+    assert len(said) == 1
+    assert said[0].endswith("; started again")
+    assert [engine.starts for engine in engines] == [2, 2]
+    assert_all_hold(engines, model("qwen2"))
+
+
+def test_engines_that_die_each_time_end_the_run(pool, model, engines, monkeypatch) -> None:
+    actor = started(pool, model("qwen2"), LAYOUTS["TP2"])
+    begin = ReceiverHost.begin
+
+    def always(self: ReceiverHost, method: str, *arguments: object) -> object:
+        self.defect = Defect(2, dies)
+        return begin(self, method, *arguments)
+
+    monkeypatch.setattr(ReceiverHost, "begin", always)
+    fleet, said = fleet_of(engines, actor)
+    with pytest.raises(ProcessLostError):
+        fleet.be_at(STATE)
+    assert len(said) == 2  # as many tries as there are engines, and one
+
+
+def kill_at_bucket(rank: MegatronRank, number: int, victim: int) -> None:
+    """Plant: this rank dies when so many buckets have been gathered."""
+    from ppoctl.engines.megatron import rank as module
+
+    cut, count = module.in_buckets, iter(range(1000))
+
+    def counting(*arguments: object) -> Iterator[object]:
+        for bucket in cut(*arguments):
+            if next(count) == number and torch.distributed.get_rank() == victim:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield bucket
+
+    module.in_buckets = counting
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_while_it_sends_is_a_loss_of_the_trainers(
+    model: Callable[[str], Path], engines: list[ReceiverHost], victim: int
+) -> None:
+    """The one that sends, and one that only takes part."""
+    own = RankPool(2)
+    actor = started(own, model("qwen2"), LAYOUTS["TP2"])
+    own.examine(kill_at_bucket, 3, victim)
+    fleet, said = fleet_of(engines, actor)
+    begun = time.monotonic()
+    with pytest.raises(ProcessLostError, match=f"rank {victim} died"):
+        fleet.be_at(STATE)
+    assert time.monotonic() - begun < SOON_S
+    assert said == []
+    own.close()
+
+
+def test_whoever_waits_at_a_meeting_is_let_go_when_it_is_over() -> None:
+    with link.meeting("127.0.0.1", LINK_TIMEOUT_S) as address:
+        engine = ReceiverHost("engine")
+        engine.begin("begin_weights").answers()  # it is up
+        waiting = engine.begin("receive_weights", link.Link(address, 3, LINK_TIMEOUT_S), 1, [])
+        assert not waiting.pipes[0].poll(2.0)
+    begun = time.monotonic()
+    with pytest.raises(ProcessLostError, match="the link over which weights are sent broke"):
+        waiting.answers()
+    assert time.monotonic() - begun < SOON_S
+
+
+def test_whoever_comes_after_a_meeting_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "CONNECT_DEADLINE_S", 1.0)
+    with link.meeting("127.0.0.1", LINK_TIMEOUT_S) as address:
+        pass
+    sending = link.Sending(link.Link(address, 2, LINK_TIMEOUT_S), torch.device("cpu"))
+    sending.send([("a", torch.ones(3))])  # to nobody
+    assert not sending.finish()

@@ -1,0 +1,82 @@
+"""Real ranks and real engines in a Ray, apart: weights go straight from the ones to the others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ppoctl.batch.records import State
+from ppoctl.engines.megatron import ranks
+from ppoctl.engines.megatron.factory import trainer_settings
+from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.engines.vllm import TrainerSide, VllmSettings
+from ppoctl.engines.vllm.fleet import Fleet
+from ppoctl.engines.vllm.hosts import Hosts
+from ppoctl.engines.vllm.sync import Sync
+from ppoctl.recipe.load import load
+from ppoctl.wire.engines import _as_rollout
+from ppoctl.wire.processes import Placed, place
+
+ROOT = Path(__file__).parents[3]
+CHANGES = [
+    "actor.parallel={tensor=2, sequence=true}",
+    "critic.parallel={}",
+    "generator.engines=2",
+    "cluster={kind='local', threads=1, placement='apart', weights='broadcast', start_deadline_s=120}",
+    f"model.path={ROOT / 'recipes/quickstart/model'}",
+]
+
+
+@pytest.fixture
+def placed() -> Iterator[tuple[Placed, MegatronActor]]:
+    recipe = load([ROOT / "recipes/quickstart.toml"], CHANGES, {"PPOCTL_DATA": "none"}).recipe
+    made = place(recipe)
+    actor = MegatronActor(trainer_settings(recipe, "actor"), made.actor)
+    yield made, actor
+    made.close()
+
+
+def kill_when_it_receives(hosts: Hosts, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, when it has been asked to."""
+    host: Any = hosts.engines[number]
+    begin = host.begin
+
+    def kills(method: str, *arguments: Any) -> Any:
+        asked = begin(method, *arguments)
+        if method == "receive_weights":
+            monkeypatch.undo()
+            mine = psutil.Process().children(recursive=True)
+            title = f"ray::generator_engine_{number}"
+            next(process for process in mine if title in " ".join(process.cmdline())).kill()
+        return asked
+
+    monkeypatch.setattr(host, "begin", kills)
+
+
+@pytest.mark.timeout(400)
+def test_two_engines_get_weights_and_one_is_killed_over_it(placed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What engines hold and compute is compared with what two tensor ranks have, each time."""
+    made, actor = placed
+    said: list[str] = []
+    table = load([ROOT / "recipes/quickstart.toml"], CHANGES, {"PPOCTL_DATA": "none"}).recipe.generator
+    settings = VllmSettings(actor.settings.model, "float32", 128, (1,), table)
+    hosts = made.generator(settings, said.append)
+
+    def score(state: State, tokens: tuple[int, ...]) -> list[float]:
+        logprobs, _ = actor.logprobs(_as_rollout(tokens), temperature=1.0)
+        return [float(value) for value in logprobs[0]]
+
+    side = TrainerSide(actor.weights, score, lambda state, folder: None)
+    fleet = Fleet(hosts, Sync(settings, side, hosts), 8, said.append)
+    with monkeypatch.context() as small:
+        small.setattr(ranks, "WEIGHTS_BUCKET_BYTES", 2**16)
+        actor.start()
+        fleet.be_at(State("actor", 0, 0, "first"))
+    assert said == []
+    kill_when_it_receives(hosts, 1, monkeypatch)
+    fleet.be_at(State("actor", 0, 0, "second"))
+    assert len(said) == 1
+    assert said[0].endswith("; started again")
+    fleet.close()
