@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -39,6 +40,9 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
 
         def pid(self) -> int:
             return os.getpid()
+
+        def folder(self) -> str:
+            return os.getcwd()  # noqa: PTH109 - a method must not import
 
         def fail_at(self, rank: int) -> None:
             if self.rank == rank:
@@ -120,6 +124,18 @@ def test_all_are_asked_and_answer_in_the_order_of_their_ranks(processes):
     assert places[0].split(":")[0] == "127.0.0.1"
     pids = processes.call("pid")
     assert len({*pids, os.getpid()}) == 3
+
+
+def test_they_work_where_the_command_was_typed(cluster, group, tmp_path, monkeypatch):
+    """Paths of a run are relative to that folder; a Ray that was there before it began in another."""
+    cluster.start()
+    monkeypatch.chdir(tmp_path)
+    made = RayProcesses(group, cluster)
+    assert made.call("folder") == [str(tmp_path)] * 2
+    made.close()
+    monkeypatch.setattr(Path, "cwd", lambda: tmp_path / "gone")
+    with pytest.raises(EnvironmentProblemError, match="is not on node"):
+        RayProcesses(group, cluster).call("folder")
 
 
 def test_an_error_is_raised_as_it_was_and_the_others_do_not_wait_for_ever(processes):

@@ -1,5 +1,6 @@
 """What runs in a process of a group."""
 
+import os
 import socket
 import sys
 import traceback
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ppoctl.batch.bucket import Bucket, FlatTensors
 from ppoctl.engines.ray import segments
-from ppoctl.errors import ProcessLostError
+from ppoctl.errors import EnvironmentProblemError, ProcessLostError
 
 Make = Callable[[int, int, str], Any]
 """(rank, number of ranks, `host:port` where rank 0 waits) -> what answers in that process; it returns when all ranks
@@ -43,8 +44,9 @@ class Member:
     """Lives in a process of its own. What works and what watches have a thread each: Ray hands out from the main
     thread: one that worked there would keep `stack` waiting."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, folder: str) -> None:
         self._threads = threads
+        self._folder = folder
         self._target: Any = None
 
     def stack(self) -> str:
@@ -66,6 +68,7 @@ class Member:
 
     def make(self, make: Make, rank: int, size: int, address: str) -> list[str]:
         """Have what answers made; returns the shared memory it made, which must be removed if it is killed."""
+        _work_in(self._folder)
         torch.set_num_threads(self._threads)
         before = set(segments.mapped())
         self._target = make(rank, size, address)
@@ -81,3 +84,16 @@ class Member:
         they are, and only who loads them reads them."""
         answer = getattr(self._target, method)(*arguments)
         return replace(answer, content=InStore(ray.put(answer.content))) if isinstance(answer, Bucket) else answer
+
+
+def _work_in(folder: str) -> None:
+    """Where the command was typed, which recipes and run directories are relative to: a running Ray's processes begin
+    in a folder of its own. Raises EnvironmentProblemError."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        raise EnvironmentProblemError(
+            f"the folder of this command, `{folder}`, is not on node {node}: {error.strerror}",
+            hint="start it in a folder that all nodes of `cluster.ray_address` share",
+        ) from error

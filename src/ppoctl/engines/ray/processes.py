@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
@@ -133,7 +134,7 @@ class RayProcesses:
         member = type(group.name.replace("'s ", "_").replace(" ", "_"), (Member,), {})
         actor = remote(max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(member)
         places = [self.cluster.options(group.role, group.first + rank) for rank in range(group.size)]
-        self.ranks = [actor.options(**place).remote(group.threads) for place in places]
+        self.ranks = [actor.options(**place).remote(group.threads, str(Path.cwd())) for place in places]
         address = self._meeting_place() if group.size > 1 else ""
         return {
             _working(process.make).remote(group.make, rank, group.size, address): rank
