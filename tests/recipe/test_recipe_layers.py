@@ -54,15 +54,34 @@ def test_another_alternative_replaces_the_whole_table(write: Write) -> None:
     assert load([first, second], ["ppo.kl.place=none"], {}).recipe.ppo.kl == NoKl(place="none")
 
 
+PARALLEL = SMALLEST + "[actor.parallel]\ntensor = 2\nsequence = true\n"
+
+
+def test_a_layout_replaces_a_layout(write: Write) -> None:
+    """A run of 2 tensor ranks that is resumed with `actor.parallel={pipeline=2}` has 2 processes, not 4."""
+    base = write(PARALLEL, "base.toml")
+    assert load([base], ["actor.parallel={pipeline=2}"]).recipe.actor.parallel == ParallelTable(pipeline=2)
+    assert load([base], ["actor={parallel={pipeline=2}}"]).recipe.actor.parallel == ParallelTable(pipeline=2)
+    over = write("[actor.parallel]\ndata = 3\n", "over.toml")
+    assert load([base, over]).recipe.actor.parallel == ParallelTable(data=3)
+    assert load([base, over], ["actor.parallel.tensor=4"]).recipe.actor.parallel == ParallelTable(data=3, tensor=4)
+
+
+def test_a_key_of_a_layout_changes_that_key(write: Write) -> None:
+    base = write(PARALLEL, "base.toml")
+    changed = ParallelTable(tensor=4, sequence=True)
+    assert load([base], ["actor.parallel.tensor=4"]).recipe.actor.parallel == changed
+    assert load([base], environ={"PPOCTL_ACTOR__PARALLEL__TENSOR": "4"}).recipe.actor.parallel == changed
+
+
 def test_an_empty_table_replaces_the_weaker_ones(write: Write) -> None:
-    base = write(
-        SMALLEST + '[expect]\n"reward/score_mean" = { min = 0.5 }\n[actor.parallel]\ntensor = 2\n', "base.toml"
-    )
+    base = write(PARALLEL + '[expect]\n"reward/score_mean" = { min = 0.5 }\n', "base.toml")
     assert load([base]).recipe.expect.keys() == {"reward/score_mean"}
     emptied = load([base], ["expect={}", "actor.parallel={}"]).recipe
     assert (emptied.expect, emptied.actor.parallel) == ({}, ParallelTable())
-    over = write("[expect]\n", "over.toml")
-    assert load([base, over]).recipe.expect == {}
+    others = load([base], ["expect={}", 'expect."value/explained_variance".min=0']).recipe
+    assert others.expect.keys() == {"value/explained_variance"}
+    assert load([base, write("[expect]\n", "over.toml")]).recipe.expect == {}
 
 
 def test_a_replaced_table_does_not_come_back_with_its_old_alternative(write: Write) -> None:

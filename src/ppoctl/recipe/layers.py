@@ -12,7 +12,7 @@ and relative paths become absolute in the layer that wrote them. Nothing here ju
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -37,6 +37,8 @@ NESTED = "__"
 MODELS = (("model", "path"), ("model", "critic"))
 """Keys that name a folder or a hub id."""
 PATHS = (*MODELS, ("data", "train", "path"), ("data", "eval", shape.ANY_NAME, "path"))
+COMPLETE = (("actor", "parallel"), ("critic", "parallel"))
+"""Tables that say all there is to say (`ParallelTable`): to write one is to write its other keys as 1 or off."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 VARIABLE = re.compile(r"\$(\w+)(?=/|$)|\$\{(\w+)\}(?=/|$)")
 
@@ -54,7 +56,7 @@ class Layers:
     sources: list["Layer"] = field(default_factory=list)
     """Strongest first."""
     replaced: set[shape.Path] = field(default_factory=set)
-    """Alternatives that a stronger layer changed, tables it emptied; weaker layers have no say there."""
+    """Alternatives that a stronger layer changed, tables that it wrote whole; weaker layers have no say there."""
 
     def place(self, path: shape.Path) -> str:
         """Where the value at this path was set; for a table, where the strongest layer that has it writes it."""
@@ -75,11 +77,13 @@ class Layer(PydanticBaseSettingsSource):
         """Where this layer sets the path."""
         raise NotImplementedError
 
-    def compose(self, layers: Layers, data: dict[str, Any]) -> dict[str, Any]:
-        """What is left of this layer's data below the stronger ones, with absolute paths."""
+    def compose(self, layers: Layers, data: dict[str, Any], whole: Iterable[shape.Path] = ()) -> dict[str, Any]:
+        """What is left of this layer's data below the stronger ones, with absolute paths. The `whole` tables replace
+        those of weaker layers."""
         kept: dict[str, Any] = _without_replaced(shape.of(Recipe), data, self.current_state, layers.replaced)
         self.kept = kept
         layers.sources.append(self)
+        layers.replaced.update(whole)
         for pattern in PATHS:
             for path, table in _matching(kept, pattern):
                 if isinstance(table[path[-1]], str):
@@ -113,7 +117,8 @@ class FileLayer(Layer, TomlConfigSettingsSource):
         super().__init__(settings_cls, toml_file=path)
 
     def __call__(self) -> dict[str, Any]:
-        return self.compose(self._layers, super().__call__())
+        data = super().__call__()
+        return self.compose(self._layers, data, _whole_tables(data))
 
     def place(self, path: shape.Path) -> str:
         """`file:line`; a value inside an array stands where its array stands when it has no line of its own."""
@@ -176,6 +181,7 @@ class SetLayer(Layer):
 
     def __call__(self) -> dict[str, Any]:
         data: dict[str, Any] = {}
+        whole: list[shape.Path] = []
         for text in self._layers.sets:
             parsed = parse_set(text)
             if parsed is None:
@@ -183,7 +189,8 @@ class SetLayer(Layer):
                 self._layers.problems.append(Problem("--set", says, "write it as `--set actor.optimizer.lr=1e-6`"))
             else:
                 _put(data, *parsed)
-        return self.compose(self._layers, data)
+                whole += _whole_tables(parsed[1], parsed[0])
+        return self.compose(self._layers, data, whole)
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
         """Not asked: `__call__` hands over all values at once."""
@@ -290,6 +297,15 @@ def _names_a_key(name: str) -> bool:
     )
 
 
+def _whole_tables(data: Any, path: shape.Path = ()) -> Iterator[shape.Path]:
+    """Tables written here, as tables, that are complete, or empty: `--set expect={}`."""
+    if isinstance(data, dict):
+        if path and (not data or path in COMPLETE):
+            yield path
+        for name, value in data.items():
+            yield from _whole_tables(value, (*path, name))
+
+
 def _matching(data: Any, pattern: shape.Path, path: shape.Path = ()) -> Iterator[tuple[shape.Path, dict[str, Any]]]:
     """Every written key that fits the pattern, with the table it stands in."""
     if not isinstance(data, dict):
@@ -305,16 +321,14 @@ def _matching(data: Any, pattern: shape.Path, path: shape.Path = ()) -> Iterator
 def _without_replaced(
     here: shape.Shape | None, data: Any, stronger: Any, replaced: set[shape.Path], path: shape.Path = ()
 ) -> Any:
-    """A copy of a weaker layer's data without the tables whose alternative a stronger layer changed, or which it
-    emptied: `--set expect={}`."""
+    """A copy of a weaker layer's data without the tables that a stronger layer has replaced, or whose alternative it
+    changed."""
     if not isinstance(data, dict):
         return data
     kept: dict[str, Any] = {}
     for name, value in data.items():
         inner = shape.at(here, (name,), data) if here is not None else None
         above = stronger.get(name) if isinstance(stronger, Mapping) else None
-        if isinstance(value, dict) and above == {}:
-            replaced.add((*path, name))
         if isinstance(inner, shape.Choice) and isinstance(value, dict) and isinstance(above, Mapping):
             mine, theirs = inner.chosen(value), inner.chosen(above)
             if mine and theirs and mine != theirs:
