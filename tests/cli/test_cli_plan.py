@@ -10,8 +10,11 @@ from ppoctl.recipe.memory import estimate
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.toml")
-LARGE = [str(ROOT / "recipes" / "dsr1-7b.toml"), "--set", f"model.path={ROOT / 'docs' / 'dsr1-7b'}"]
-LAYOUT = ["--set", "actor.parallel={tensor=2, pipeline=2, data=2, sequence=true, distributed_optimizer=true}"]
+PUBLISHED = [str(ROOT / "recipes" / "dsr1-7b.toml"), "--set", f"model.path={ROOT / 'docs' / 'dsr1-7b'}"]
+ONE_PROCESS = ["actor.parallel={}", "critic.parallel={}", "generator.engines=1", "cluster.offload=false"]
+LARGE = [*PUBLISHED, *(word for key in ONE_PROCESS for word in ("--set", key))]
+SPLIT = "{tensor=2, pipeline=2, data=2, sequence=true, distributed_optimizer=true}"
+LAYOUT = ["--set", f"actor.parallel={SPLIT}", "--set", f"critic.parallel={SPLIT}"]
 
 
 @pytest.fixture(autouse=True)
@@ -129,8 +132,9 @@ def test_each_process_on_a_gpu_of_its_own(capsys: pytest.CaptureFixture[str]) ->
         "generator.tensor=2",
         'actor.recompute="full"',
         "actor.parallel={tensor=4, data=2}",
+        "critic.parallel={tensor=4, data=2}",
     ]
-    sets += ['cluster={kind="local", placement="apart"}', "actor.batching.forward_max_tokens_per_microbatch=40000"]
+    sets += ['cluster.placement="apart"', "actor.batching.forward_max_tokens_per_microbatch=40000"]
     out = said(capsys, *LARGE, *(word for key in sets for word in ("--set", key)), "--gpu-gib", "80")
     assert (
         out[out.index("processes") : out.index("data\n")] + out[out.index("  generator     ") :]
@@ -234,7 +238,7 @@ def test_what_is_assumed_of_a_family(
     config = {"model_type": family, **numbers, **heads, **(experts if family == "qwen3_moe" else caps)}
     for name, content in (("config.json", json.dumps(config)), ("model.safetensors", ""), ("tokenizer.json", "{}")):
         (tmp_path / name).write_text(content)
-    out = said(capsys, LARGE[0], "--set", f"model.path={tmp_path}")
+    out = said(capsys, *LARGE, "--set", f"model.path={tmp_path}")
     assert out.count("assumed: ") == (1 if family == "qwen3_moe" else 2)
     assert assumed in out
     assert "assumed: " not in said(capsys, QUICKSTART)
