@@ -10,14 +10,13 @@ from pathlib import Path
 import megatron_lab as lab
 import pytest
 import torch
+from export_lab import check_export, vllm_settings
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from ppoctl.engines.vllm.engine import Draw, Engine
-from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import RecipeError
 from ppoctl.ports import SamplingParams
-from ppoctl.recipe.schema import GeneratorTable
 
 KINDS = {
     # The channels of DeepSeek-V3 and Moonlight themselves.
@@ -58,30 +57,7 @@ def peaked_model(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_and_vllm_load_what_was_trained(tmp_path, kind):
     source, target = peaked_model(tmp_path / "source", kind), tmp_path / "target"
-    target.mkdir()
-    rollouts = lab.make_rollouts()
-    trainer = lab.actor(source)
-    before, _ = trainer.logprobs(rollouts, temperature=1.0)
-    trainer.update(rollouts, [lab.minibatch(rollouts)] * 3, lab.policy_objective(rollouts))
-    trainer.save_weights(target)
-    logprobs, _ = trainer.logprobs(rollouts, temperature=1.0)
-    present = torch.arange(logprobs.shape[1])[None] < rollouts.lengths[:, None]
-    assert (logprobs - before)[present].abs().max() > 0.1  # far more than the tolerance below
-
-    exported = AutoModelForCausalLM.from_pretrained(target).eval()
-    expected, _ = lab.expected_logprobs(exported, rollouts, 1.0)
-    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
-
-    settings = VllmSettings(str(target), "float32", 64, (0,), GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=2))
-    engine = Engine(settings)
-    try:
-        for row, sequence in enumerate(rollouts.sequences()):
-            start, length = int(rollouts.prompt_lengths[row]) - 1, int(rollouts.lengths[row])
-            scored = torch.tensor(engine.score(sequence.tolist()))[start : start + length]
-            torch.testing.assert_close(scored, logprobs[row, :length], atol=1e-3, rtol=0)
-        check_drawn_tokens(engine, exported)
-    finally:
-        engine.close()
+    check_export(source, target, check_drawn_tokens)
     biases = [load_file(folder / "model.safetensors") for folder in (source, target)]
     for name in (name for name in biases[0] if name.endswith("e_score_correction_bias")):
         assert torch.equal(biases[0][name], biases[1][name])
@@ -93,9 +69,8 @@ def test_a_configuration_that_vllm_reads_otherwise_is_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     del config["topk_method"]
     (folder / "config.json").write_text(json.dumps(config))
-    settings = VllmSettings(str(folder), "float32", 64, (0,), GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=2))
     with pytest.raises(RecipeError, match=r"its config\.json does not say `topk_method`"):
-        Engine(settings)
+        Engine(vllm_settings(folder))
 
 
 def check_drawn_tokens(engine: Engine, model: torch.nn.Module) -> None:

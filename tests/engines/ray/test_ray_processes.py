@@ -126,6 +126,12 @@ def test_all_are_asked_and_answer_in_the_order_of_their_ranks(processes):
     assert len({*pids, os.getpid()}) == 3
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere"])
+def test_a_ray_that_is_not_there_is_named_at_once(address):
+    with pytest.raises(EnvironmentProblemError, match=f"no Ray answers at `cluster.ray_address = {address}`"):
+        RayCluster(Room({"actor": 2}, colocated=True), address, start_deadline_s=60.0).start()
+
+
 def test_they_work_where_the_command_was_typed(cluster, group, tmp_path, monkeypatch):
     """Paths of a run are relative to that folder; a Ray that was there before it began in another."""
     cluster.start()

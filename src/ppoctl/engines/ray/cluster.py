@@ -23,6 +23,9 @@ from ppoctl.errors import EnvironmentProblemError, ProcessLostError
 OBJECT_STORE_BYTES = 256 * 2**20
 """Shared memory of a local Ray: rollouts and two buckets of weights pass through it; what is more goes to disk."""
 
+CONNECT_DEADLINE_S = 10.0
+"""For a running Ray's port to take a connection."""
+
 PREFIX = "ppoctl-ray-"
 """Of the folders of local Rays; the process that made one follows."""
 
@@ -153,6 +156,9 @@ class RayCluster:
     def _join(self, address: str) -> None:
         _show_token()
         try:
+            # Ray itself goes on trying for longer than anyone waits.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
             raise EnvironmentProblemError(

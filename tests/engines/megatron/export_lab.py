@@ -1,0 +1,45 @@
+"""A model is trained and written as a Hugging Face folder: is that the same model to transformers and to vLLM?"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import megatron_lab as lab
+import torch
+from transformers import AutoModelForCausalLM
+
+from ppoctl.engines.vllm.engine import Engine
+from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.recipe.schema import GeneratorTable
+
+
+def vllm_settings(folder: Path) -> VllmSettings:
+    return VllmSettings(str(folder), "float32", 64, (0,), GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=2))
+
+
+def check_export(
+    source: Path, target: Path, more: Callable[[Engine, torch.nn.Module], None] = lambda engine, model: None
+) -> None:
+    """Log-probs after three updates; `more` is to be found of the engine and transformers' model."""
+    target.mkdir()
+    rollouts = lab.make_rollouts()
+    trainer = lab.actor(source)
+    before, _ = trainer.logprobs(rollouts, temperature=1.0)
+    trainer.update(rollouts, [lab.minibatch(rollouts)] * 3, lab.policy_objective(rollouts))
+    trainer.save_weights(target)
+    logprobs, _ = trainer.logprobs(rollouts, temperature=1.0)
+    present = torch.arange(logprobs.shape[1])[None] < rollouts.lengths[:, None]
+    assert (logprobs - before)[present].abs().max() > 0.1  # far more than the tolerance below
+
+    exported = AutoModelForCausalLM.from_pretrained(target, **lab.EAGER).eval()
+    expected, _ = lab.expected_logprobs(exported, rollouts, 1.0)
+    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
+
+    engine = Engine(vllm_settings(target))
+    try:
+        for row, sequence in enumerate(rollouts.sequences()):
+            start, length = int(rollouts.prompt_lengths[row]) - 1, int(rollouts.lengths[row])
+            scored = torch.tensor(engine.score(sequence.tolist()))[start : start + length]
+            torch.testing.assert_close(scored, logprobs[row, :length], atol=1e-3, rtol=0)
+        more(engine, exported)
+    finally:
+        engine.close()
