@@ -26,6 +26,8 @@ from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_by
 from ppoctl.recipe.schema import ByTokens, ParallelTable, Recompute
 
 WITHIN = 0.1
+KEPT_WITHIN = 0.05
+"""Of what a microbatch keeps, component by component: one term less would be seen."""
 QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart" / "model"
 LAYOUTS = {
     "alone": ParallelTable(),
@@ -80,6 +82,7 @@ FAMILY_CASES = [
     ("deepseek-v3-low-rank", "actor", "TP2 sequence", torch.bfloat16, "full"),
 ]
 """Tiny models of `megatron_lab`, with tokens routed evenly."""
+KEPT = ("norms", "projections", "attention", "mlp", "experts", "inputs", "ends", "logits")
 ROWS, PROMPT, RESPONSE = 44, 64, 32
 """A full microbatch of the quickstart: 44 sequences of 64 + 32 - 1 tokens are just above its cap of 4,096."""
 
@@ -153,8 +156,8 @@ def _decoder(folder: Path) -> Decoder:
     return found
 
 
-def close(expected: int, found: int) -> bool:
-    return abs(expected - found) <= WITHIN * max(found, 1)
+def close(expected: int, found: int, within: float = WITHIN) -> bool:
+    return abs(expected - found) <= within * max(found, 1)
 
 
 def _name(case: tuple[Any, ...]) -> str:
@@ -182,7 +185,9 @@ def test_so_they_are_of_every_family(opened: Callable[..., Case], case: Any) -> 
 def _check(found: dict[str, list[tuple[int, int]]]) -> None:
     for component, pairs in found.items():
         print(f"{component:>12} {' '.join(f'{said / has:.4f}' for said, has in pairs if has)}")
-    assert {name: pairs for name, pairs in found.items() if not all(close(*pair) for pair in pairs)} == {}
+    within = {name: KEPT_WITHIN if name in KEPT else WITHIN for name in found}
+    far = {name: pairs for name, pairs in found.items() if not all(close(*pair, within[name]) for pair in pairs)}
+    assert far == {}
 
 
 def _compared(case: Case) -> dict[str, list[tuple[int, int]]]:
@@ -197,12 +202,14 @@ def _compared(case: Case) -> dict[str, list[tuple[int, int]]]:
         for component, size in held.items():
             compare(component, getattr(rank, component), size)
     for number, (rank, kept) in enumerate(zip(expected, pool.examine(memory_lab.kept, rollouts), strict=True)):
-        for component in ("norms", "projections", "attention", "mlp", "experts", "inputs", "ends", "logits"):
+        for component in KEPT:
             if component != "logits" or number % layout.tensor == 0:  # the others have rows of padding
                 compare(component, getattr(rank.kept, component), kept.get(component, 0))
     for call in ("update", "forward"):
-        for rank, peak in zip(expected, pool.examine(memory_lab.peak, rollouts, call), strict=True):
-            compare(call, getattr(rank, call), peak)
+        # Threads of gloo hold what context ranks sent for a while, or not: what is needed is the least.
+        tries = [pool.examine(memory_lab.peak, rollouts, call) for _ in range(3 if layout.context > 1 else 1)]
+        for rank, peaks in zip(expected, zip(*tries, strict=True), strict=True):
+            compare(call, getattr(rank, call), min(peaks))
     for rank, buffer in zip(expected, pool.examine(memory_lab.gather_buffer), strict=True):
         compare("gather_buffer", rank.gather_buffer, buffer)
     return found
