@@ -55,6 +55,7 @@ def kill_when_it_receives(hosts: Hosts, number: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(host, "begin", kills)
 
 
+@pytest.mark.story
 @pytest.mark.timeout(400)
 def test_two_engines_get_weights_and_one_is_killed_over_it(placed, monkeypatch: pytest.MonkeyPatch) -> None:
     """What engines hold and compute is compared with what two tensor ranks have, each time."""
@@ -74,9 +75,14 @@ def test_two_engines_get_weights_and_one_is_killed_over_it(placed, monkeypatch: 
         small.setattr(ranks, "WEIGHTS_BUCKET_BYTES", 2**16)
         actor.start()
         fleet.be_at(State("actor", 0, 0, "first"))
-    assert said == []
+    assert events(said) == []
     kill_when_it_receives(hosts, 1, monkeypatch)
     fleet.be_at(State("actor", 0, 0, "second"))
-    assert len(said) == 1
-    assert said[0].endswith("; started again")
+    assert len(events(said)) == 1, said
+    assert events(said)[0].endswith("; started again")
     fleet.close()
+
+
+def events(said: list[str]) -> list[str]:
+    """Without what a wait says on a busy machine."""
+    return [line for line in said if not line.startswith("waiting for ")]
