@@ -60,6 +60,21 @@ def test_gradients_do_not_depend_on_what_is_recomputed(pool, model, alone, layou
     assert gap(found["change"], expected["change"]) < CHANGE_GAP
 
 
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_a_context_rank_may_have_nothing_to_read(pool, model, role):
+    """Row 2 has two input tokens, of which the second is read: the first rank has token 0, and one of padding."""
+    rollouts, gradients = lab.make_rollouts(), []
+    for layout in (ParallelTable(), LAYOUTS["CP2"]):
+        trained = trainer(pool, settings(model("qwen2-deep"), role, layout))
+        trained.start()
+        is_actor = role == "actor"
+        objective = lab.policy_objective(rollouts, needs_entropy=True) if is_actor else lab.value_objective(rollouts)
+        trained.update(rollouts, [lab.minibatch(rollouts, rows=(2,), step=STEP)], objective)
+        gradients.append(pool.gradients())
+    assert max(float(tensor.abs().max()) for tensor in gradients[0].values()) > 1e-3
+    assert gap(gradients[1], gradients[0]) < GRADIENT_GAP
+
+
 def test_a_dropped_gradient_does_not_pass(pool, model, alone):
     """The comparison above can fail: one data rank's gradient is lost before it is reduced."""
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["DP2"])
