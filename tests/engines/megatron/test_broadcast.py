@@ -87,6 +87,7 @@ def assert_all_hold(engines: list[ReceiverHost], folder: Path) -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_engines_hold_what_the_ranks_have(pool, model, engines, layout: str) -> None:
     folder = model(KINDS.get(layout, "qwen2"))
@@ -118,6 +119,7 @@ def test_a_bit_that_flips_on_the_way_is_noticed_by_name(pool, model, engines) ->
         fleet.be_at(STATE)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("layout", "bucket"), [("TP2", 0), ("PP2", 1), ("TP2", 4)])
 def test_an_engine_that_is_killed_on_the_way_is_started_again(pool, model, engines, layout: str, bucket: int) -> None:
     """Before it has joined; when the first bucket has come; in the middle."""
@@ -163,6 +165,7 @@ def kill_at_bucket(rank: MegatronRank, number: int, victim: int) -> None:
     module.in_buckets = counting
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_dies_while_it_sends_is_a_loss_of_the_trainers(
     model: Callable[[str], Path], engines: list[ReceiverHost], victim: int

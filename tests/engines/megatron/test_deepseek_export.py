@@ -54,6 +54,7 @@ def peaked_model(folder: Path, kind: str) -> Path:
     return folder
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_and_vllm_load_what_was_trained(tmp_path, kind):
     source, target = peaked_model(tmp_path / "source", kind), tmp_path / "target"

@@ -45,6 +45,7 @@ def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, lay
     check_steps(pool, model, alone, layout, "deepseek-v3-low-rank", "actor")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("layout", "role"), [("TP2", "actor"), ("TP2 PP2", "critic"), ("EP2", "critic")])
 def test_the_same_with_queries_from_hidden_states_and_for_a_critic(pool, model, alone, layout, role):
     check_steps(pool, model, alone, layout, "deepseek-v3", role)

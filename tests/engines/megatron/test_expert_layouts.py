@@ -41,7 +41,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout, role):
@@ -54,6 +54,7 @@ def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, lay
     assert gap(found["change"], expected["change"]) < CHANGE_GAP
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stages", [1, 2])
 def test_layers_with_and_without_experts_share_a_pipeline(pool, model, alone, stages):
     """Of four layers the second alone has experts: the last rank has none, or each rank two stages of one layer."""
@@ -64,6 +65,7 @@ def test_layers_with_and_without_experts_share_a_pipeline(pool, model, alone, st
     assert gap(found["change"], expected["change"]) < CHANGE_GAP
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_tokens_are_exchanged_again_where_experts_are_recomputed(pool, model, alone, recompute):
     made_from = replace(settings(model("qwen3-moe"), "actor", LAYOUTS["EP2"]), recompute=recompute)
@@ -98,7 +100,7 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
     assert abs(result.grad_norm / float(expected["reported"]["0 grad_norm"]) - 1) > 1e-2
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("saved_under", "loaded_under"),
@@ -147,6 +149,7 @@ def test_ranks_without_rows_take_part_in_the_exchange_of_tokens(pool, model):
             torch.testing.assert_close(one.outputs, expected.outputs, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["EP2", "TP2 EP2", "TP2 DP2 EP2, experts split", "PP2 EP2"])
 def test_exported_weights_are_the_models(pool, model, tmp_path, layout):
     trained = trainer(pool, settings(model("qwen3-moe"), "actor", LAYOUTS[layout]))
@@ -157,6 +160,7 @@ def test_exported_weights_are_the_models(pool, model, tmp_path, layout):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["EP2 DP2", "TP2, experts split", "TP2 DP2 EP2, experts split", "PP2 EP2"])
 def test_the_generator_gets_all_experts_bucket_by_bucket(pool, model, monkeypatch, layout):
     """Asked are only the ranks that hold one copy of a stage's experts; a bucket has about two of them."""
@@ -170,6 +174,7 @@ def test_the_generator_gets_all_experts_bucket_by_bucket(pool, model, monkeypatc
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["EP2", "TP2 DP2 EP2, experts split"])
 def test_logprobs_match_transformers(pool, model, layout):
     actor = trainer(pool, settings(model("qwen3-moe"), "actor", LAYOUTS[layout]))

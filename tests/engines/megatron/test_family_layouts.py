@@ -41,7 +41,7 @@ CASES = [
 NAMES = {id(layout): name for layouts in (DENSE, INTERLEAVED, MIXTURE) for name, layout in layouts.items()}
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("kind", "role", "layout"), CASES, ids=[f"{kind} {role} {NAMES[id(layout)]}" for kind, role, layout in CASES]
 )
@@ -65,7 +65,7 @@ EXPORTS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "layout"), EXPORTS, ids=[f"{kind} {NAMES[id(layout)]}" for kind, layout in EXPORTS])
 def test_logprobs_are_those_of_transformers_and_exported_weights_the_models(pool, model, tmp_path, kind, layout):
     actor = trainer(pool, settings(model(kind), "actor", layout))
@@ -82,7 +82,7 @@ def test_logprobs_are_those_of_transformers_and_exported_weights_the_models(pool
     assert all(torch.equal(written[name], source[name]) for name in source)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "saved_under", "loaded_under"),
     [

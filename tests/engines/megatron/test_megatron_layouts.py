@@ -36,7 +36,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout, role):
@@ -49,7 +49,7 @@ def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, lay
     assert gap(found["change"], expected["change"]) < CHANGE_GAP
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("layout", ["TP2 sequence", "PP2", "CP2"])
 def test_gradients_do_not_depend_on_what_is_recomputed(pool, model, alone, layout, recompute):
@@ -60,6 +60,7 @@ def test_gradients_do_not_depend_on_what_is_recomputed(pool, model, alone, layou
     assert gap(found["change"], expected["change"]) < CHANGE_GAP
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_a_context_rank_may_have_nothing_to_read(pool, model, role):
     """Row 2 has two input tokens, of which the second is read: the first rank has token 0, and one of padding."""
@@ -87,7 +88,7 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
     assert gap(pool.gradients(), alone("qwen2-deep", "actor")["gradient"]) > 0.1
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("saved_under", "loaded_under"),
@@ -145,7 +146,7 @@ def narrow(folder: Path, layout: str, dtype: torch.dtype = torch.float32) -> Tra
     return replace(settings(folder, "actor", NARROW[layout], dtype), reshardable="dp")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("saved_under", "loaded_under"),
@@ -263,6 +264,7 @@ def test_ranks_without_rows_keep_step(pool, model):
         torch.testing.assert_close(found.outputs, expected.outputs)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -310,6 +312,7 @@ def test_exported_weights_are_the_models(pool, model, tmp_path):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["TP2", "TP2 PP2", "PP2 interleaved"])
 def test_logprobs_match_transformers(pool, model, layout):
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS[layout])

@@ -170,12 +170,14 @@ def test_a_hang_says_who_is_waiting_where(cluster, group):
     assert_gone(pids)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_death_is_the_reason_when_the_others_hear_of_it_first(processes, rank):
     with pytest.raises(ProcessLostError, match=f"process {rank} of the actor's 2 died during `lose`"):
         processes.call("lose", rank)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_death_in_a_collective_names_the_process(processes, rank):
     processes.call("meet")
