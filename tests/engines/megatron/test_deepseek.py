@@ -140,7 +140,7 @@ def test_layers_that_predict_further_tokens_are_refused_by_their_tensors(model, 
     tensors = load_file(source / "model.safetensors") | {"model.layers.3.enorm.weight": torch.ones(48)}
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(
-        EnvironmentProblemError, match=r"`model\.layers\.3\.enorm\.weight` in .* not part of the model"
+        EnvironmentProblemError, match=r"`model\.layers\.3\.enorm\.weight` in .* not part of the actor"
     ):
         lab.actor(tmp_path)
 
