@@ -159,6 +159,21 @@ def test_a_state_is_not_read_under_another_configuration(ask: Ask, trained: RunL
     assert ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--like", "base").code == 0
 
 
+def test_a_model_source_without_its_configuration_is_another(ask: Ask, trained: RunLayout) -> None:
+    Path("source/config.json").unlink()
+    said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")
+    assert (said.code, Path("out").exists()) == (8, False)
+    assert "is not what run `runs/small` was made from" in said.err
+
+
+def test_a_record_that_is_none_is_named(ask: Ask) -> None:
+    assert ask("convert-ckpt", "base", "there", "--to", "megatron", "--no-parity").code == 0
+    Path("there/ppoctl-conversion.json").write_text("{")
+    said = ask("convert-ckpt", "there", "back", "--to", "hf", "--no-parity")
+    assert (said.code, Path("back").exists()) == (5, False)
+    assert "`there/ppoctl-conversion.json` is no record of a conversion" in said.err
+
+
 def test_a_state_is_found_from_within_its_run(ask: Ask, trained: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Path("out").resolve()
     monkeypatch.chdir(trained.root / "states" / "actor")

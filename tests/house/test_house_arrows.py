@@ -24,8 +24,11 @@ ARROWS: dict[str, set[str]] = {
     "rewards": {"ports", "batch", "recipe", "errors"},
     "tracking": {"ports", "batch", "recipe", "errors"},
     "engines.turns": set(),
-    "engines.link": {"ports", "batch", "errors"},
-    "engines.megatron": {"convert", "engines.link", "engines.turns", "ports", "batch", "recipe", "errors"},
+    "engines.loopback": set(),
+    "engines.link": {"engines.loopback", "ports", "batch", "errors"},
+    "engines.megatron": {
+        "convert", "engines.link", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
+    },
     "engines.vllm": {"engines.link", "engines.turns", "ports", "batch", "recipe", "errors"},
     "engines.ray": {"ports", "batch", "recipe", "errors"},
     "convert": {"store", "batch", "recipe", "errors"},

@@ -74,14 +74,15 @@ def test_a_key_of_a_layout_changes_that_key(write: Write) -> None:
     assert load([base], environ={"PPOCTL_ACTOR__PARALLEL__TENSOR": "4"}).recipe.actor.parallel == changed
 
 
-def test_an_empty_table_replaces_the_weaker_ones(write: Write) -> None:
+def test_an_empty_table_on_the_command_line_replaces_the_weaker_ones(write: Write) -> None:
     base = write(PARALLEL + '[expect]\n"reward/score_mean" = { min = 0.5 }\n', "base.toml")
     assert load([base]).recipe.expect.keys() == {"reward/score_mean"}
     emptied = load([base], ["expect={}", "actor.parallel={}"]).recipe
     assert (emptied.expect, emptied.actor.parallel) == ({}, ParallelTable())
     others = load([base], ["expect={}", 'expect."value/explained_variance".min=0']).recipe
     assert others.expect.keys() == {"value/explained_variance"}
-    assert load([base, write("[expect]\n", "over.toml")]).recipe.expect == {}
+    # In a file it may be a heading that nobody wrote anything under.
+    assert load([base, write("[expect]\n", "over.toml")]).recipe.expect.keys() == {"reward/score_mean"}
 
 
 def test_a_replaced_table_does_not_come_back_with_its_old_alternative(write: Write) -> None:

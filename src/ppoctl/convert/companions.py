@@ -25,7 +25,7 @@ _COPIED = (
 
 def companions_digest(folder: Path) -> str:
     """Of names and contents of all that lies beside a model's weights."""
-    files = [folder / "config.json", *_copied(folder)]
+    files = [path for path in (folder / "config.json", *_copied(folder)) if path.is_file()]
     listing = (f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 

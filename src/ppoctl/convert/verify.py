@@ -81,7 +81,10 @@ def check_tensors(source: Weights, written: Weights) -> tuple[list[Check], dict[
 def check_record(report: Path, digests: dict[str, dict[str, Any]]) -> Check:
     """The source, where a conversion made it, against what that recorded: its weight files have no checksums of their
     own. Raises ConversionError naming the tensor that has changed since."""
-    recorded = json.loads(report.read_text("utf-8"))["tensors"]
+    try:
+        recorded = json.loads(report.read_text("utf-8"))["tensors"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConversionError(f"`{report}` is no record of a conversion: {error}", hint=f"rm {report}") from error
     for name, entry in recorded.items():
         if digests.get(name) != entry:
             raise ConversionError(

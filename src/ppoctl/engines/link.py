@@ -7,7 +7,6 @@ torch's global functions. It is made for each transfer and left afterwards: an e
 care, and NCCL's buffers take no memory while engines draw. gloo on a CPU, NCCL on a GPU.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
 from ppoctl.batch.bucket import TensorSpec, packed, packed_bytes, views
+from ppoctl.engines.loopback import environment, gloo_on_loopback, is_loopback
 from ppoctl.errors import ProcessLostError
 from ppoctl.ports import Link
 
@@ -172,7 +172,7 @@ def _group(link: Link, store: TCPStore, rank: int, device: torch.device) -> Any:
         options = ProcessGroupNCCL.Options()
         options._timeout = timeout
         # A link that breaks is an error of whoever waits; otherwise NCCL's watchdog ends the whole process.
-        with _environment("TORCH_NCCL_BLOCKING_WAIT", "1"):
+        with environment("TORCH_NCCL_BLOCKING_WAIT", "1"):
             return ProcessGroupNCCL(store, rank, link.size, options)
     from torch.distributed import ProcessGroupGloo
 
@@ -182,28 +182,3 @@ def _group(link: Link, store: TCPStore, rank: int, device: torch.device) -> Any:
 
 def _broken(error: Exception) -> ProcessLostError:
     return ProcessLostError(f"the link over which weights are sent broke: {str(error).splitlines()[0]}")
-
-
-def is_loopback(address: str) -> bool:
-    """Of a host, with or without a port."""
-    return address.startswith(("127.", "localhost"))
-
-
-@contextmanager
-def gloo_on_loopback() -> Iterator[None]:
-    """gloo resolves the host name unless told an interface; a laptop without a network has none."""
-    with _environment("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME") or "lo"):
-        yield
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

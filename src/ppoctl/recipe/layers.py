@@ -118,7 +118,7 @@ class FileLayer(Layer, TomlConfigSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         data = super().__call__()
-        return self.compose(self._layers, data, _whole_tables(data))
+        return self.compose(self._layers, data, (path for path in _tables(data) if path in COMPLETE))
 
     def place(self, path: shape.Path) -> str:
         """`file:line`; a value inside an array stands where its array stands when it has no line of its own."""
@@ -189,7 +189,8 @@ class SetLayer(Layer):
                 self._layers.problems.append(Problem("--set", says, "write it as `--set actor.optimizer.lr=1e-6`"))
             else:
                 _put(data, *parsed)
-                whole += _whole_tables(parsed[1], parsed[0])
+                tables = _tables(parsed[1], parsed[0])
+                whole += (path for path, table in tables.items() if not table or path in COMPLETE)
         return self.compose(self._layers, data, whole)
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
@@ -297,13 +298,12 @@ def _names_a_key(name: str) -> bool:
     )
 
 
-def _whole_tables(data: Any, path: shape.Path = ()) -> Iterator[shape.Path]:
-    """Tables written here, as tables, that are complete, or empty: `--set expect={}`."""
-    if isinstance(data, dict):
-        if path and (not data or path in COMPLETE):
-            yield path
-        for name, value in data.items():
-            yield from _whole_tables(value, (*path, name))
+def _tables(data: Any, path: shape.Path = ()) -> dict[shape.Path, dict[str, Any]]:
+    """All tables in what stands at a path, itself included."""
+    if not isinstance(data, dict):
+        return {}
+    inner = (_tables(value, (*path, name)) for name, value in data.items())
+    return {path: data} | {place: table for found in inner for place, table in found.items()}
 
 
 def _matching(data: Any, pattern: shape.Path, path: shape.Path = ()) -> Iterator[tuple[shape.Path, dict[str, Any]]]:

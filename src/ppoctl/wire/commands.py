@@ -19,7 +19,7 @@ from ppoctl.store.resume_plan import plan_resume, set_aside_broken
 from ppoctl.store.retention import saved_pairs
 from ppoctl.wire import changes, engines, session
 from ppoctl.wire.session import Ended, Opened
-from ppoctl.wire.sources import require_same_companions, require_same_sources
+from ppoctl.wire.sources import require_same_companions, require_same_sources, run_of
 from ppoctl.wire.stages import evaluation_stage
 
 ROLLOUT = "rollout"
@@ -134,7 +134,7 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
         path = RunLayout(path).state("actor", pairs[-1])
     manifest = manifests.read(path)
     if manifest is not None and manifest.stage == "state/actor":
-        layout = RunLayout(path.resolve().parents[2])
+        layout = run_of(path)
         recipe = load(files or [layout.recipe_toml], sets, environ={}).recipe
         manifests.verify(path, manifest)
         if layout.run_json.is_file():

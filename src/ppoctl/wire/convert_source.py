@@ -14,7 +14,7 @@ from ppoctl.recipe.load import load
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
-from ppoctl.wire.sources import require_same_companions
+from ppoctl.wire.sources import require_same_companions, run_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def find_source(
     if step is not None:
         raise RecipeError(f"`--step {step}` is for a run, and `{path}` is none", hint="leave out --step")
     if (manifest := manifests.read(folder)) is not None and manifest.stage.startswith("state/"):
-        return _saved_state(_run_of(folder), folder, like, role)
+        return _saved_state(run_of(folder), folder, like, role)
     if is_torch_dist(folder):
         return _torch_dist(folder, like, role)
     _require_no_megatron(folder)
@@ -84,11 +84,6 @@ def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role |
     health = "a health rule stopped the run at this state: its last step was not healthy"
     notes = () if manifest.extra.get("healthy", True) else (health,)
     return Source("megatron", folder, base, kept, f"{kept} of `{layout.root}` at step {manifest.step}", notes)
-
-
-def _run_of(state: Path) -> RunLayout:
-    """The run whose `states/ROLE/STEP` this folder is, wherever the command stands."""
-    return RunLayout(state.resolve().parents[2])
 
 
 def _base(layout: RunLayout) -> Path:

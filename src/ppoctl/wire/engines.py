@@ -125,7 +125,7 @@ def _generator(recipe: Recipe, folder: str, placed: Placed, models: Models, say:
     )
 
     def score(state: State, tokens: tuple[int, ...]) -> list[float]:
-        logprobs, _ = models.actor_at(state).logprobs(_as_rollout(tokens), temperature=1.0)
+        logprobs, _ = models.actor_at(state).logprobs(as_rollout(tokens), temperature=1.0)
         return [float(value) for value in logprobs[0]]
 
     trainer = TrainerSide(
@@ -149,7 +149,7 @@ def end_token_ids(folder: str) -> tuple[int, ...]:
     )
 
 
-def _as_rollout(tokens: tuple[int, ...]) -> Rollouts:
+def as_rollout(tokens: tuple[int, ...]) -> Rollouts:
     """A token sequence as one row: its first token is the prompt, the rest the response."""
     response = torch.tensor([tokens[1:]])
     return Rollouts(

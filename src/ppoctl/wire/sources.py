@@ -45,6 +45,11 @@ def _critic_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in kinds or path.name in CONFIGS)
 
 
+def run_of(state: Path) -> RunLayout:
+    """The run whose `states/ROLE/STEP` this folder is, wherever the command stands."""
+    return RunLayout(state.resolve().parent.parent.parent)
+
+
 def require_same_sources(layout: RunLayout, digests: Mapping[str, str]) -> None:
     """Raise StorageError naming the source that is not what the run was made from."""
     for name, recorded in _recorded(layout).items():

@@ -16,7 +16,7 @@ from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.vllm.hosts import Hosts
 from ppoctl.engines.vllm.sync import Sync
 from ppoctl.recipe.load import load
-from ppoctl.wire.engines import _as_rollout
+from ppoctl.wire.engines import as_rollout
 from ppoctl.wire.processes import Placed, place
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +66,7 @@ def test_two_engines_get_weights_and_one_is_killed_over_it(placed, monkeypatch: 
     hosts = made.generator(settings, said.append)
 
     def score(state: State, tokens: tuple[int, ...]) -> list[float]:
-        logprobs, _ = actor.logprobs(_as_rollout(tokens), temperature=1.0)
+        logprobs, _ = actor.logprobs(as_rollout(tokens), temperature=1.0)
         return [float(value) for value in logprobs[0]]
 
     side = TrainerSide(actor.weights, score, lambda state, folder: None)

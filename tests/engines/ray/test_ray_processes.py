@@ -52,7 +52,7 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
         def fail_unexpectedly_at(self, rank: int) -> None:
             if self.rank == rank:
                 raise ZeroDivisionError(f"of rank {rank}")
-            time.sleep(60)
+            time.sleep(60)  # as a rank that waits for the others
 
         def die_at(self, rank: int) -> None:
             if self.rank == rank:
@@ -77,7 +77,7 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
         def lose(self, rank: int) -> None:
             """The others notice that one is gone long before Ray does."""
             if self.rank == rank:
-                time.sleep(1.5)
+                time.sleep(1.5)  # what the others raise has long been there
                 os.kill(os.getpid(), 9)
             raise RuntimeError("connection closed by peer")
 
@@ -88,7 +88,7 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
         def reduce_without(self, rank: int, fate: str) -> None:
             """All ranks but one wait in a collective for the one, which hangs or dies there."""
             if self.rank == rank:
-                time.sleep(1.0)
+                time.sleep(1.0)  # until the others are in the collective
                 if fate == "dies":
                     os.kill(os.getpid(), 9)
                 time.sleep(60)
