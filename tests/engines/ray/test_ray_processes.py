@@ -104,13 +104,14 @@ def cluster() -> Iterator[RayCluster]:
     made.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def group() -> Group:
     return Group("actor", "actor", 2, worker(), threads=1, start_deadline_s=60.0, call_deadline_s=60.0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def processes(cluster: RayCluster, group: Group) -> Iterator[RayProcesses]:
+    """One group for all: starting one takes longer than a test, and whoever breaks it leaves it to be started anew."""
     made = RayProcesses(group, cluster)
     yield made
     made.close()
@@ -161,8 +162,9 @@ def test_a_death_names_the_process(processes):
     assert_gone(pids)
 
 
-def test_a_hang_says_who_is_waiting_where(cluster, group):
-    processes = RayProcesses(replace(group, call_deadline_s=4.0), cluster)
+def test_a_hang_says_who_is_waiting_where(processes, group, monkeypatch):
+    processes.call("sleep", 0.0)  # they are up
+    monkeypatch.setattr(processes, "group", replace(group, call_deadline_s=4.0))
     pids = processes.call("pid")
     with pytest.raises(HangError, match=r"waiting for 1 of 2 processes:\n  rank 1: .*hang_at") as caught:
         processes.call("hang_at", 1)
@@ -187,17 +189,17 @@ def test_a_death_in_a_collective_names_the_process(processes, rank):
     assert_gone(pids)
 
 
-def test_a_question_may_have_a_deadline_of_its_own(cluster, group):
+def test_a_question_may_have_a_deadline_of_its_own(processes, group, monkeypatch):
     own = {"hang_at": Deadline(3.0, "cluster.update_deadline_s")}
-    processes = RayProcesses(replace(group, deadlines=own), cluster)
+    monkeypatch.setattr(processes, "group", replace(group, deadlines=own))
     processes.call("sleep", 0.0)
     with pytest.raises(HangError, match=r"`hang_at` within 3 s \(`cluster\.update_deadline_s`\)"):
         processes.call("hang_at", 1)
 
 
-def test_a_hang_in_a_collective_shows_where_all_are(cluster, group):
-    processes = RayProcesses(replace(group, call_deadline_s=6.0), cluster)
+def test_a_hang_in_a_collective_shows_where_all_are(processes, group, monkeypatch):
     processes.call("meet")
+    monkeypatch.setattr(processes, "group", replace(group, call_deadline_s=6.0))
     with pytest.raises(HangError) as caught:
         processes.call("reduce_without", 1, "hangs")
     says = caught.value.message
@@ -252,7 +254,8 @@ def test_whoever_is_ready_first_is_served_first(cluster, group):
         RayProcesses(replace(group, name=name, role="critic", size=1, first=first), cluster)
         for first, name in enumerate(("slow", "fast"))
     )
-    slow.call("sleep", 0.0), fast.call("sleep", 0.0)  # they are up
+    for starting in (slow.begin("sleep", 0.0), fast.begin("sleep", 0.0)):
+        starting.answers()  # they are up
     late, soon = slow.begin("sleep", 3.0), fast.begin("sleep", 0.0)
     assert first_done([late, soon]) == [soon]
     assert soon.answers() == [0]
@@ -274,7 +277,9 @@ def test_weights_that_were_lost_with_their_sender_are_a_named_error(processes, c
     [bucket] = sender.call("weights")
     sender.kill()
     with pytest.raises(ProcessLostError, match="weights were lost with the process that sent them"):
-        processes.call("held", bucket)
+        for _ in range(100):  # until the store has heard of it
+            processes.call("held", bucket)
+            time.sleep(0.1)
 
 
 def test_a_long_wait_says_what_it_is_waiting_for(cluster, processes, monkeypatch):
