@@ -6,7 +6,8 @@ A model of 14M parameters on an actor of two tensor ranks and an engine, each a 
 Seconds from asking the trainer until the engine has loaded all (without the proof), the least of several rounds, in
 turns, in buckets of 8 MiB:
 
-- reference: a rank puts buckets into the object store, the driver says where they are (`cluster.weights = "store"`);
+- shared: the engine reads memory of the rank that sends (`cluster.weights = "shared"`);
+- store: a rank puts buckets into the object store, the driver says where they are (`cluster.weights = "store"`);
 - driver: the same, but the driver takes each bucket out, checksums it, packs it and puts it in again, as it once did;
 - broadcast: over a process group of gloo (`cluster.weights = "broadcast"`).
 
@@ -31,7 +32,7 @@ from ppoctl.engines.megatron import ranks
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.ray.member import InStore
-from ppoctl.engines.vllm import TrainerSide, VllmSettings
+from ppoctl.engines.vllm import Broadcasts, TrainerSide, VllmSettings
 from ppoctl.engines.vllm.sync import Sync, ask, hand_over
 from ppoctl.ports import NamedWeights
 from ppoctl.recipe.load import load
@@ -41,6 +42,7 @@ STATE = State("actor", 0, 0, "benchmark")
 
 
 SHAPE = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 6}
+BROADCASTS = Broadcasts(lambda: "127.0.0.1", timeout_s=300.0)
 BUCKET_BYTES = 8 * 2**20
 
 
@@ -59,8 +61,8 @@ def write_model(folder: Path) -> int:
 def through_the_driver(weights: NamedWeights) -> NamedWeights:
     def buckets() -> Iterator[Bucket]:
         for bucket in weights.buckets():
-            tensors = [(name, tensor.clone()) for name, tensor in bucket.content.tensors()]
-            yield replace(bucket_of(tensors), content=InStore(ray.put(flatten(tensors))))
+            tensors = [(name, tensor.clone()) for name, tensor in bucket.tensors()]
+            yield bucket_of(tensors, InStore(ray.put(flatten(tensors))))
 
     return replace(weights, buckets=buckets)
 
@@ -79,7 +81,7 @@ def run(folder: Path, rounds: int) -> dict[str, float]:
         f"model.path={folder / 'model'}",
         "actor.parallel={tensor=2}",
         "critic.parallel={}",
-        "cluster={kind='local', threads=1, placement='apart', weights='broadcast'}",
+        "cluster={kind='local', threads=1, placement='apart', weights='shared'}",
     ]
     recipe = load([RECIPE], changes).recipe
     ranks.WEIGHTS_BUCKET_BYTES = BUCKET_BYTES
@@ -88,13 +90,17 @@ def run(folder: Path, rounds: int) -> dict[str, float]:
     settings = VllmSettings(str(folder / "model"), "float32", 128, (1,), recipe.generator)
     hosts = placed.generator(settings, print)
     engine = hosts.engines[0]
-    sync = Sync(settings, TrainerSide(actor.weights, lambda *_: [], lambda *_: None), hosts)
+    sync = Sync(
+        settings, TrainerSide(actor.weights, lambda *_: [], lambda *_: None), replace(hosts, broadcasts=BROADCASTS)
+    )
     try:
         actor.start()
         weights = actor.weights(STATE)
+        stored = replace(weights, buckets=placed.actor.weights)
         ways: dict[str, Callable[[], object]] = {
-            "reference": lambda: hand_over([engine], weights),
-            "driver": lambda: hand_over([engine], through_the_driver(weights)),
+            "shared": lambda: hand_over([engine], weights),
+            "store": lambda: hand_over([engine], stored),
+            "driver": lambda: hand_over([engine], through_the_driver(stored)),
             "broadcast": lambda: sync._broadcast([engine], weights),
         }
         found: dict[str, list[float]] = {name: [] for name in ways}
@@ -116,7 +122,7 @@ def main() -> int:
         found = run(folder, rounds)
     print(f"{parameters / 1e6:.1f}M parameters, float32")
     for way, seconds in found.items():
-        print(f"{way:<10} {seconds * 1e3:6.0f} ms  {seconds / found['reference']:.2f}")
+        print(f"{way:<10} {seconds * 1e3:6.0f} ms  {seconds / found['shared']:.2f}")
     return 0
 
 

@@ -40,7 +40,7 @@ def test_packed_tensors_are_as_they_were_and_copies() -> None:
 
 def test_a_bucket_of_this_process_has_the_tensors_themselves_and_their_prints() -> None:
     bucket = bucket_of(TENSORS[:3])
-    assert [tensor.data_ptr() for _, tensor in bucket.content.tensors()] == [t.data_ptr() for _, t in TENSORS[:3]]
+    assert [tensor.data_ptr() for _, tensor in bucket.tensors()] == [t.data_ptr() for _, t in TENSORS[:3]]
     assert bucket.prints == {name: fingerprint(tensor) for name, tensor in TENSORS[:3]}
     assert bucket.prints["c"].shape == (4, 3)
 

@@ -25,7 +25,7 @@ class BigramGenerator:
     def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
         if self.lineage != at.lineage:
             (bucket,) = self.models.actor_at(at).weights(at).buckets()
-            ((_, table),) = bucket.content.tensors()
+            ((_, table),) = bucket.tensors()
             self.table = table.clone()
             self.lineage = at.lineage
             self.syncs += 1

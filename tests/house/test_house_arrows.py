@@ -26,8 +26,10 @@ ARROWS: dict[str, set[str]] = {
     "engines.turns": set(),
     "engines.loopback": set(),
     "engines.link": {"engines.loopback", "ports", "batch", "errors"},
+    "engines.sharing": {"batch", "errors"},
     "engines.megatron": {
-        "convert", "engines.link", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
+        "convert", "engines.link", "engines.loopback", "engines.sharing", "engines.turns", "ports", "batch", "recipe",
+        "errors",
     },
     "engines.vllm": {"engines.link", "engines.turns", "ports", "batch", "recipe", "errors"},
     "engines.ray": {"ports", "batch", "recipe", "errors"},

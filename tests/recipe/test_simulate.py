@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.recipe import simulate as simulate_module
 from ppoctl.recipe.load import load
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import records_of
@@ -134,17 +135,44 @@ def test_engines_fill_the_gpus_or_their_part_of_them(recipe: Recipe) -> None:
     assert list(by_world(with_generator(apart, engines=8))) == []
 
 
-def test_weights_are_made_once_and_read_by_every_node(recipe: Recipe) -> None:
-    found, size = by_world(recipe), 2 * MODEL.parameters
+def sending(recipe: Recipe, weights: str) -> Recipe:
+    return recipe.model_copy(update={"cluster": recipe.cluster.model_copy(update={"weights": weights})})
+
+
+def test_weights_in_a_store_are_made_once_and_read_by_every_node(recipe: Recipe) -> None:
+    found, size = by_world(sending(recipe, "store")), 2 * MODEL.parameters
     made = 1 / UNITS.checksum_bytes_s + 1 / UNITS.gpu_host_bytes_s + 1 / 1e5
     assert found[8].weights_s == pytest.approx(size * made)
     assert found[64].weights_s == pytest.approx(size * (7 / 1e4 + 1 / UNITS.gpu_host_bytes_s))
     assert (found[8].sent_weights_bytes, found[64].sent_weights_bytes) == (0, 7 * size)
 
 
+def test_shared_weights_leave_no_node_that_has_a_copy_of_the_stage(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three stages: each is on a third of the nodes, and the others get it from a store."""
+    found, size = by_world(recipe), 2 * MODEL.parameters
+    for gpus in (8, 64, 1024):
+        assert found[gpus].weights_s == pytest.approx(
+            size * (1 / UNITS.checksum_bytes_s + 2 / UNITS.gpu_memory_bytes_s)
+        )
+        assert found[gpus].sent_weights_bytes == 0
+    monkeypatch.setattr(simulate_module, "WORLDS", (768,))
+    stages = recipe.actor.model_copy(update={"parallel": ParallelTable(tensor=2, pipeline=3)})
+    split = by_world(recipe.model_copy(update={"actor": stages}))[768]
+    assert split.sent_weights_bytes == 64 * size
+    assert split.weights_s == pytest.approx(size * (64 / 1e4 + 1 / UNITS.gpu_host_bytes_s))
+
+
+@pytest.mark.parametrize(("weights", "asked"), [("shared", 8 * 2 + 64), ("store", 2 + 64), ("broadcast", 0)])
+def test_the_driver_asks_for_each_bucket(recipe: Recipe, weights: str, asked: int) -> None:
+    """Tensor ranks of each node (of one), and 64 engines; all weights are one bucket."""
+    found = [simulate(sending(recipe, weights), MODEL, units=replace(UNITS, call_s=call))[1] for call in (0.0, 0.5)]
+    assert found[1].weights_s - found[0].weights_s == pytest.approx(asked * 0.5)
+
+
 def test_a_broadcast_of_weights_takes_as_long_on_any_number_of_gpus(recipe: Recipe) -> None:
-    cluster = recipe.cluster.model_copy(update={"weights": "broadcast"})
-    found, size = by_world(recipe.model_copy(update={"cluster": cluster})), 2 * MODEL.parameters
+    found, size = by_world(sending(recipe, "broadcast")), 2 * MODEL.parameters
     for gpus, sent in ((8, 0), (64, size), (1024, size)):
         assert found[gpus].weights_s == pytest.approx(size / UNITS.gpu_nic_bytes_s)
         assert found[gpus].sent_weights_bytes == sent

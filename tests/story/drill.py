@@ -40,7 +40,7 @@ def _start(action: Callable[[], object]) -> int:
         try:
             torch.set_num_threads(1)
             # What these runs compute has been checked in the run that nobody kills.
-            jaxtyping.config.update("jaxtyping_disable", True)  # noqa: FBT003 - its signature
+            jaxtyping.config.update("jaxtyping_disable", True)
             action()
             status = 0
         except BaseException:  # noqa: BLE001 - shown here, because the child ends without pytest

@@ -29,10 +29,10 @@ LAYOUT = {
     "cluster": {"kind": "local", "threads": 1, "offload": True},
 }
 
-SAMPLE = [["1 values engine", "2 actor_update actor"], ["3 reward driver"]]
-"""One that the run outlives, one that it does not, and the run itself. Each attempt starts six processes, most of a
-minute on two cores."""
-REST = [["1 critic_update critic"], ["2 logprobs raylet"]]
+SAMPLE = [["1 values engine", "2 actor_update actor"]]
+"""One that the run outlives, and one that it does not. Each attempt starts six processes, most of a minute on two
+cores."""
+REST = [["1 critic_update critic"], ["2 logprobs raylet"], ["3 reward driver"]]
 
 STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
 
@@ -101,7 +101,7 @@ def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, forked: For
 
 
 @pytest.mark.story
-@pytest.mark.parametrize("weights", ["store", "broadcast"])
+@pytest.mark.parametrize("weights", ["shared", "broadcast"])
 def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(tmp_path: Path, forked: Forked, weights: str) -> None:
     # Two engines, roles apart: what one had is drawn by the other, or by itself again.
     kills = [

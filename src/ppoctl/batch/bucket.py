@@ -1,8 +1,8 @@
 """Weights on their way from a trainer to engines, some tensors at a time.
 
-A `Bucket` says what it holds, and what that was when it left. Its content is where its reader can get at it: tensors
-in the process that made them; one flat piece of memory once it leaves that process, so that it can lie in shared
-memory and be read in place. (torch's own pickling would copy each tensor on both sides.)
+A `Bucket` says what it holds, and what that was when it left. Its content is where a reader can get at it: tensors
+in the process that made them; one flat piece of memory once it leaves that process, which can lie where others read
+it. (torch's own pickling would copy each tensor on both sides.)
 """
 
 import math
@@ -24,6 +24,10 @@ ALIGNMENT = 16
 class Content(Protocol):
     """Named tensors, somewhere."""
 
+    def is_near(self) -> bool:
+        """Whether this process can read it."""
+        ...
+
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Not to be written to."""
         ...
@@ -34,6 +38,9 @@ class Here:
     """Tensors of this process, as they are."""
 
     named: Sequence[tuple[str, Tensor]]
+
+    def is_near(self) -> bool:
+        return True
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         return list(self.named)
@@ -60,6 +67,9 @@ class FlatTensors:
     data: Any
     """numpy array of uint8; read-only where it comes out of shared memory."""
 
+    def is_near(self) -> bool:
+        return True
+
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Views of `data`."""
         with warnings.catch_warnings():
@@ -75,18 +85,23 @@ class Bucket:
 
     prints: Mapping[str, Print]
     """Of each tensor, taken from the one the trainer has."""
-    content: Content
+    contents: tuple[Content, ...]
+    """The same, in each of these places."""
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """From the first place that this process can read."""
+        return next(content for content in self.contents if content.is_near()).tensors()
 
 
-def bucket_of(tensors: Sequence[tuple[str, Tensor]]) -> Bucket:
-    """Of tensors of this process."""
-    return Bucket({name: fingerprint(tensor) for name, tensor in tensors}, Here(tensors))
+def bucket_of(tensors: Sequence[tuple[str, Tensor]], *contents: Content) -> Bucket:
+    """Of tensors of this process; read where they are unless they also lie somewhere else."""
+    return Bucket({name: fingerprint(tensor) for name, tensor in tensors}, contents or (Here(tensors),))
 
 
 def tensors_of(buckets: Iterable[Bucket]) -> Iterator[tuple[str, Tensor]]:
     """One by one, wherever they are."""
     for bucket in buckets:
-        yield from bucket.content.tensors()
+        yield from bucket.tensors()
 
 
 def in_buckets(tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
@@ -111,11 +126,20 @@ def flatten(tensors: Sequence[tuple[str, Tensor]]) -> FlatTensors:
 
 def packed(tensors: Sequence[tuple[str, Tensor]], device: torch.device) -> tuple[tuple[TensorSpec, ...], Tensor]:
     """Copy them together into one piece of uint8 on a device."""
-    specs = tuple(TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors)
+    specs = specs_of(tensors)
     memory = torch.empty(packed_bytes(specs), dtype=torch.uint8, device=device)
+    pack(tensors, specs, memory)
+    return specs, memory
+
+
+def pack(tensors: Sequence[tuple[str, Tensor]], specs: Sequence[TensorSpec], memory: Tensor) -> None:
+    """Copy them together into the beginning of this piece."""
     for (_, place), (_, tensor) in zip(views(memory, specs), tensors, strict=True):
         place.copy_(tensor.detach())
-    return specs, memory
+
+
+def specs_of(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors)
 
 
 def packed_bytes(specs: Iterable[TensorSpec]) -> int:

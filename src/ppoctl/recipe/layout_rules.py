@@ -49,7 +49,7 @@ def broadcasting_needs_devices_of_ones_own(recipe: Recipe) -> Iterator[Conflict]
         yield Conflict(
             "a device takes part in a broadcast once, and roles that share it would twice",
             (("cluster", "weights"), ("cluster", "placement")),
-            "--set cluster.weights=store",
+            "--set cluster.weights=shared",
         )
 
 

@@ -275,9 +275,10 @@ class LocalCluster(Table):
     offload: Annotated[bool, SPEED] = False
     """Whether roles that share devices take turns in their memory: whoever is not at work is on the host, and vLLM
     sleeps. `plan` says what each stage needs with and without."""
-    weights: Annotated[Literal["store", "broadcast"], SPEED] = "store"
-    """How weights reach engines in other processes. store: through shared memory, once for each node; broadcast: over
-    a process group (NCCL on GPUs, gloo on CPUs) from the actor's ranks, where roles are apart."""
+    weights: Annotated[Literal["shared", "store", "broadcast"], SPEED] = "shared"
+    """How weights reach engines in other processes. shared: they read memory of the actor's ranks on their node (CUDA
+    IPC on GPUs); store: all from one rank, through Ray's object store, as shared does for nodes without such a rank;
+    broadcast: over a process group (NCCL on GPUs, gloo on CPUs), where roles are apart."""
     threads: Annotated[int | None, SPEED, AtLeastOne] = None
     """CPU threads of trainer and generator; absent: all cores this process may use. A role's processes share them."""
     ray_address: Annotated[str | None, SPEED] = None

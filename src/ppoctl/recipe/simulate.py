@@ -1,17 +1,17 @@
 """A PPO step on 8 to 1,024 GPUs, in bytes and seconds, from the recipe and from stated costs per unit.
 
-It models what the code does, not what it might: engines of the generator on all GPUs (colocated), or on their part
-of them (apart), asked by the driver every few tokens; the driver holds every rollout, puts it into Ray's object store
-for each call, and a node pulls one copy of it; answers come back whole; a rank puts weights into the object store of
-its node in buckets, and a node pulls one copy of each, or broadcasts them (`cluster.weights`); records are written by
-the driver, states by the ranks. All that a node pulls is taken to come out of the node that made it (Ray may take it
-from a node that has it already), and all responses are of full length: upper bounds. Stages follow each other, as
-they do; only states are written behind training, and a bucket of weights is read while the next is made.
+It models what the code does, not what it might: engines of the generator on all GPUs (colocated), or on their part of
+them (apart), asked by the driver every few tokens; the driver holds every rollout, puts it into Ray's object store
+for each call, and a node pulls one copy of it; answers come back whole; weights go bucket by bucket, out of memory of
+a rank of each node, out of the object store of one rank's node, or in a broadcast (`cluster.weights`); records are
+written by the driver, states by the ranks. All that a node pulls is taken to come out of the node that made it (Ray
+may take it from a node that has it already), and all responses are of full length: upper bounds. Stages follow each
+other, as they do; only states are written behind training, and a bucket of weights is read while the next is made.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from math import ceil
+from math import ceil, lcm
 from typing import Any
 
 from ppoctl.recipe.memory.decoder import Decoder
@@ -178,7 +178,8 @@ def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units:
         object_bytes=put,
         sent_bytes=put * (world.nodes - 1),
         sent_weights_bytes=sum(sent.buckets) * _copies_sent(recipe, world),
-        weights_s=_weights_seconds(recipe, sum(sent.buckets), world, units),
+        weights_s=_weights_seconds(recipe, sum(sent.buckets), world, units)
+        + len(sent.buckets) * _asked_for_weights(recipe, world) * units.call_s,
         rollout_s=decoding,
         asking_s=max(0.0, asking - decoding),
         samples_s=batch.cells * units.token_s,
@@ -212,19 +213,38 @@ def rollout_seconds(
 
 
 def _copies_sent(recipe: Recipe, world: World) -> int:
-    """Of weights, out of the node of the rank that sends them. In a broadcast others send on what they receive."""
-    others = world.nodes - 1
-    return min(1, others) if recipe.cluster.weights == "broadcast" else others
+    """Of weights, out of the node of the rank that sends them. In a broadcast others send on what they receive.
+    Shared, a node that has a copy of the stage needs none: colocated, each stage is on its part of the nodes."""
+    others, way = world.nodes - 1, recipe.cluster.weights
+    if way == "broadcast":
+        return min(1, others)
+    if way == "shared" and recipe.cluster.placement == "colocated":
+        return world.nodes - max(1, world.nodes // world.actor.pipeline)
+    return others
+
+
+def _asked_for_weights(recipe: Recipe, world: World) -> int:
+    """Processes that the driver asks for each bucket: ranks that gather, and all of the engines. Over a link they
+    are asked once for all."""
+    if recipe.cluster.weights == "broadcast":
+        return 0
+    gathering = lcm(world.actor.tensor, world.actor.expert_ranks)
+    near = min(world.nodes, world.actor.stage_ranks // gathering) if recipe.cluster.weights == "shared" else 1
+    return max(1, near) * gathering + world.engines * recipe.generator.tensor
 
 
 def _weights_seconds(recipe: Recipe, size: int, world: World, units: Units) -> float:
-    """A rank makes buckets: checksums on its GPU, a copy to the host, and one into the store. Meanwhile nodes pull
-    the one before, and engines copy their slice of it. A broadcast goes from GPU to GPU, as fast as one can send."""
-    tensor = recipe.generator.tensor
+    """A rank makes buckets: checksums on its GPU and a copy there, or one to the host and one into the store.
+    Meanwhile nodes pull the one before, and engines copy their slice of it. A broadcast goes from GPU to GPU, as fast
+    as one can send."""
+    tensor, copies = recipe.generator.tensor, _copies_sent(recipe, world)
+    checked = 1 / units.checksum_bytes_s
     if recipe.cluster.weights == "broadcast":
-        return size * max(1 / units.checksum_bytes_s, 1 / units.gpu_nic_bytes_s)
-    made = 1 / units.checksum_bytes_s + 1 / units.gpu_host_bytes_s + 1 / units.copy_bytes_s
-    read = (world.nodes - 1) / units.store_bytes_s + 1 / (tensor * units.gpu_host_bytes_s)
+        return size * max(checked, 1 / units.gpu_nic_bytes_s)
+    if recipe.cluster.weights == "shared" and not copies:
+        return size * (checked + 2 / units.gpu_memory_bytes_s)
+    made = checked + 1 / units.gpu_host_bytes_s + 1 / units.copy_bytes_s
+    read = copies / units.store_bytes_s + 1 / (tensor * units.gpu_host_bytes_s)
     return size * max(made, read)
 
 

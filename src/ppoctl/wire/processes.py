@@ -66,21 +66,26 @@ def _in_ray(recipe: Recipe) -> Placed:
     room = Room(sizes, colocated=table.placement == "colocated")
     cluster = RayCluster(room, table.ray_address, table.start_deadline_s)
     turns = _turns(recipe)
+    fleet: list[RayProcesses] = []
+
+    def engine_nodes() -> set[str]:
+        return {node for engine in fleet for node in engine.nodes()}
 
     def ranks(role: str) -> "Ranks":
         settings = trainer_settings(recipe, role)
         made = _group(recipe, cluster, role, OpenRank(settings, table.start_deadline_s), size=sizes[role])
-        return TakingTurns(ManyProcesses(made, settings.parallel), role, turns)
+        shared = engine_nodes if table.weights == "shared" else None
+        return TakingTurns(ManyProcesses(made, settings.parallel, shared), role, turns)
 
     def engines(settings: "VllmSettings", say: Say) -> "Hosts":
         cluster.say = say
         size = recipe.generator.tensor
-        made = [
+        fleet[:] = [
             _group(recipe, cluster, "generator", OpenEngine(settings), size=size, number=number)
             for number in range(recipe.generator.engines)
         ]
         broadcasts = Broadcasts(cluster.driver_host, table.start_deadline_s) if table.weights == "broadcast" else None
-        return Hosts(made, first_done, broadcasts, turns)
+        return Hosts(fleet, first_done, broadcasts, turns)
 
     return Placed(ranks("actor"), ranks("critic"), engines, cluster.close)
 

@@ -9,7 +9,7 @@ import gc
 import multiprocessing
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -110,6 +110,9 @@ class RankPool:
             self.processes.append(process)
         self.used = 0
         self.parallel = ParallelTable()
+        self.places: Sequence[str] = ()
+        """Nodes on which the ranks are said to run; without it all are on one."""
+        self.engine_nodes: Collection[str] = ("here",)
 
     def open(self, settings: TrainerSettings) -> None:
         """Make the ranks of this layout."""
@@ -128,7 +131,7 @@ class RankPool:
 
     def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
         """As an `Executor`."""
-        return self._ask_all([("call", method, *arguments)] * len(ranks), [self.pipes[rank] for rank in ranks])
+        return self.begin(method, *arguments, ranks=ranks).answers()
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Awaited:
         """As an `Executor`."""
@@ -137,8 +140,15 @@ class RankPool:
             pipe.send(("call", method, *arguments))
         return Awaited(pipes, [f"rank {rank}" for rank in ranks], lambda: None)
 
+    def nodes(self) -> Sequence[str]:
+        """As an `Executor`."""
+        return self.places or ["here"] * self.used
+
     def weights(self) -> Iterator[Bucket]:
         return ManyProcesses(self, self.parallel).weights()
+
+    def weights_for_engines(self) -> Iterator[Bucket]:
+        return ManyProcesses(self, self.parallel, lambda: self.engine_nodes).weights_for_engines()
 
     def senders(self) -> Sequence[Sender]:
         return ManyProcesses(self, self.parallel).senders()
@@ -162,8 +172,8 @@ class RankPool:
             process.join(10)
             process.kill()
 
-    def _ask_all(self, questions: list[tuple[Any, ...]], pipes: Sequence[Connection] = ()) -> list[Any]:
-        asked = list(zip(pipes or self.pipes, questions, strict=False))
+    def _ask_all(self, questions: list[tuple[Any, ...]]) -> list[Any]:
+        asked = list(zip(self.pipes, questions, strict=False))
         for pipe, question in asked:
             pipe.send(question)
         answers = [pipe.recv() for pipe, _ in asked]

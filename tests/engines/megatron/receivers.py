@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppoctl.batch.bucket import TensorSpec
+from ppoctl.batch.bucket import Bucket, TensorSpec
 from ppoctl.batch.checksum import fingerprint
 from ppoctl.engines.link import received
 from ppoctl.engines.vllm.weights import Held
@@ -60,6 +60,14 @@ class Receiver:
             self.buckets += 1
             self._plant(tensors)
             self.held |= {name: tensor.clone() for name, tensor in tensors}
+
+    def take_weights(self, bucket: Bucket) -> None:
+        if self.buckets == 0:
+            self._plant([])
+        self.buckets += 1
+        tensors = bucket.tensors()
+        self._plant(tensors)
+        self.held |= {name: tensor.clone() for name, tensor in tensors}
 
     def end_weights(self) -> list[Held]:
         return [Held(name, fingerprint(tensor), None) for name, tensor in self.held.items()]

@@ -20,8 +20,10 @@ from ppoctl.batch.checksum import Print, fingerprint
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
+from ppoctl.engines.ray.member import OnNode
 from ppoctl.engines.ray.processes import Deadline, Group, RayProcesses, first_done
 from ppoctl.engines.ray.room import Room
+from ppoctl.engines.sharing import Staging
 from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
 
 
@@ -65,10 +67,14 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
 
         def weights(self) -> Bucket:
             made = bucket_of([("a", torch.full((2**19,), float(self.rank))), ("b", torch.ones(3, 4).t().bfloat16())])
-            return replace(made, content=flatten(made.content.tensors()))
+            return replace(made, contents=(flatten(made.tensors()),))
+
+        def shared_weights(self) -> Bucket:
+            self.staging = Staging(torch.device("cpu"))
+            return bucket_of(tensors := [("a", torch.full((2**19,), float(self.rank)))], self.staging.put(tensors))
 
         def held(self, bucket: Bucket) -> dict[str, Print]:
-            return {name: fingerprint(tensor) for name, tensor in bucket.content.tensors()}
+            return {name: fingerprint(tensor) for name, tensor in bucket.tensors()}
 
         def hang_at(self, rank: int) -> None:
             if self.rank == rank:
@@ -111,7 +117,7 @@ def group() -> Group:
 
 @pytest.fixture(scope="module")
 def processes(cluster: RayCluster, group: Group) -> Iterator[RayProcesses]:
-    """One group for all: starting one takes longer than a test, and whoever breaks it leaves it to be started anew."""
+    """One group for all: starting one takes longer than a test; where a test breaks it, the next one starts it."""
     made = RayProcesses(group, cluster)
     yield made
     made.close()
@@ -267,19 +273,30 @@ def test_whoever_is_ready_first_is_served_first(cluster, group):
 def test_weights_go_from_process_to_process_and_who_asked_gets_a_reference(processes):
     first, second = processes.call("weights")
     assert first.prints["a"] != second.prints["a"]
-    assert len(pickle.dumps(first.prints)) + len(ray.cloudpickle.dumps(first.content)) < 2000  # of 2 MiB
+    assert len(pickle.dumps(first.prints)) + len(ray.cloudpickle.dumps(first.contents)) < 2000  # of 2 MiB
     assert processes.call("held", second) == [second.prints, second.prints]
-    assert dict(first.content.tensors())["b"].dtype == torch.bfloat16  # it may look itself
+    assert dict(first.tensors())["b"].dtype == torch.bfloat16  # it may look itself
+
+
+def test_weights_in_memory_of_a_process_are_read_on_its_node_and_elsewhere_from_the_store(processes):
+    _, shared = processes.call("shared_weights")
+    [place] = shared.contents
+    assert isinstance(place, OnNode)
+    assert processes.nodes() == [place.node] * 2 == [ray.get_runtime_context().get_node_id()] * 2
+    assert len(ray.cloudpickle.dumps(shared)) < 2000  # of 2 MiB
+    assert processes.call("held", shared) == [shared.prints, shared.prints]
+    stored, _ = processes.call("weights")
+    both = replace(stored, contents=(OnNode("another", place.content), *stored.contents))
+    assert processes.call("held", both) == [stored.prints, stored.prints]
 
 
 def test_weights_that_were_lost_with_their_sender_are_a_named_error(processes, cluster, group):
     sender = RayProcesses(replace(group, name="sender", role="critic", size=1), cluster)
     [bucket] = sender.call("weights")
     sender.kill()
+    time.sleep(2.0)  # until the store has heard of it
     with pytest.raises(ProcessLostError, match="weights were lost with the process that sent them"):
-        for _ in range(100):  # until the store has heard of it
-            processes.call("held", bucket)
-            time.sleep(0.1)
+        processes.call("held", bucket)
 
 
 def test_a_long_wait_says_what_it_is_waiting_for(cluster, processes, monkeypatch):

@@ -11,7 +11,7 @@ found finite, on all ranks alike, does its optimizer step (`optimizer`).
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, TensorSpec, bucket_of, flatten, in_buckets
+from ppoctl.batch.bucket import Bucket, Content, TensorSpec, bucket_of, flatten, in_buckets
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts
 from ppoctl.convert.hugging_face import Spec
@@ -44,10 +44,11 @@ from ppoctl.engines.megatron.schedule import (
     run_forward_backward,
     share_of,
 )
-from ppoctl.engines.megatron.sending import broadcast, plan
+from ppoctl.engines.megatron.sending import Senders, broadcast, plan
 from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights, parts_of
+from ppoctl.engines.sharing import Staging
 from ppoctl.errors import NonFiniteError, OutOfMemoryError
 from ppoctl.ports import Departed, Link, Minibatch, Objective
 from ppoctl.recipe.batching import limit
@@ -104,6 +105,8 @@ class MegatronRank:
         self._optimizer: MegatronOptimizer | None = None
         self._reference: list[PackedModel] | None = None
         self._sending: Iterator[list[tuple[str, Tensor]]] = iter(())
+        self._staging: Staging | None = None
+        self._stores = False
         self._saving: tuple[Path, RankSaving]
         self._host = HostMemory()
 
@@ -183,15 +186,22 @@ class MegatronRank:
         """What `weights` gives, before it does."""
         return {part.name: Spec(part.shape, part.view.dtype) for model in self.models for part in parts_of(model)}
 
-    def open_weights(self, max_bytes: int) -> None:
+    def open_weights(self, max_bytes: int, senders: Senders) -> None:
         """Begin to send them in buckets of at most so many bytes."""
+        rank = torch.distributed.get_rank()
         self._sending = in_buckets(self.weights(), max_bytes)
+        self._staging = Staging(self.device) if rank in senders.sharing else None
+        self._stores = rank in senders.storing
 
     def next_weights(self) -> Bucket | None:
-        """A copy of the next ones, in one piece; None: there are no more. The first tensor rank of the first data
-        rank has them; the others only take part, and answer nothing."""
+        """A copy of the next ones, in one piece; None: there are no more. Ranks that do not send only take part, and
+        answer nothing."""
         tensors = next(self._sending, [])
-        return replace(bucket_of(tensors), content=flatten(tensors)) if tensors and self._sends() else None
+        if not tensors:
+            return None  # the last ones are still being read
+        contents: list[Content] = [] if self._staging is None else [self._staging.put(tensors)]
+        contents += [flatten(tensors)] if self._stores else []
+        return bucket_of(tensors, *contents) if contents else None
 
     def planned_weights(self, max_bytes: int) -> list[tuple[TensorSpec, ...]]:
         """The buckets of `broadcast_weights`, before it sends them."""
@@ -212,6 +222,7 @@ class MegatronRank:
     def leave(self) -> None:
         """Move everything to the host, for others to use this device's memory; what is needed comes back when it is
         used. Gradients, which every minibatch begins with zeros, are dropped."""
+        self._staging = None
         if self._optimizer is not None:
             self._host.take("weights", (weight for model in self.models for weight in model.parameters()))
             self._optimizer.zero_grad()
@@ -223,7 +234,9 @@ class MegatronRank:
             torch.cuda.empty_cache()  # other processes want it, not only others of this one
 
     def _have(self, *parts: str) -> None:
-        """Have these on the device: weights, training (gradients and optimizer), reference."""
+        """Have these on the device: weights, training (gradients and optimizer), reference. What was held out for
+        engines to read is not, any more."""
+        self._staging = None
         for part in parts:
             self._host.bring_back(part)
 

@@ -2,13 +2,14 @@
 more. Every rank is asked the same at the same time, because their answers meet in collectives."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ppoctl.batch.bucket import Bucket, TensorSpec, bucket_of, in_buckets
 from ppoctl.engines.megatron.process_group import Patience, Place, join
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.sending import Senders, in_all_places
 from ppoctl.engines.turns import Turns
 from ppoctl.ports import Link, Promise, Sender
 from ppoctl.recipe.schema import ParallelTable
@@ -29,6 +30,11 @@ class Ranks(Protocol):
         """All weights of the role's model; tensors are valid until the next update."""
         ...
 
+    def weights_for_engines(self) -> Iterator[Bucket]:
+        """The same where engines can read them soonest, which this process perhaps cannot. A bucket is valid until
+        the second one after it is asked for, the last two until the role is asked for something else."""
+        ...
+
     def senders(self) -> Sequence[Sender]:
         """The same weights, to be broadcast to other processes."""
         ...
@@ -47,6 +53,9 @@ class ThisProcess:
         """Views of the parameters, except where Megatron's fused layout interleaves them."""
         return map(bucket_of, in_buckets(self.rank.weights(), WEIGHTS_BUCKET_BYTES))
 
+    def weights_for_engines(self) -> Iterator[Bucket]:
+        return self.weights()
+
     def senders(self) -> Sequence[Sender]:
         """None: there is no other process."""
         return ()
@@ -62,38 +71,61 @@ class Executor(Protocol):
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Promise: ...
 
+    def nodes(self) -> Sequence[str]:
+        """On which each rank runs."""
+        ...
+
 
 class ManyProcesses:
     """Ranks in processes of their own."""
 
-    def __init__(self, executor: Executor, parallel: ParallelTable) -> None:
+    def __init__(
+        self, executor: Executor, parallel: ParallelTable, engine_nodes: Callable[[], Collection[str]] | None = None
+    ) -> None:
+        """With the nodes of engines, weights are shared with those there (`Senders`); otherwise all get them from
+        one place."""
         self.executor = executor
         self.parallel = parallel
+        self.engine_nodes = engine_nodes
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return self.executor.call(method, *arguments)
 
     def weights(self) -> Iterator[Bucket]:
         """Pipeline rank by pipeline rank; the first tensor rank of each sends."""
-        for ranks in self._stages():
-            self.executor.ask(ranks, "open_weights", WEIGHTS_BUCKET_BYTES)
-            while (bucket := self.executor.ask(ranks, "next_weights")[0]) is not None:
-                yield bucket
+        for groups in self._stages():
+            yield from self._sent(groups[0], Senders(storing=frozenset(groups[0][:1])))
+
+    def weights_for_engines(self) -> Iterator[Bucket]:
+        """From each node that has engines, where it has ranks that can gather them."""
+        if self.engine_nodes is None:
+            yield from self.weights()
+            return
+        nodes, wanted = self.executor.nodes(), self.engine_nodes()
+        for groups in self._stages():
+            senders = Senders.near(groups, nodes, wanted)
+            ranks = [rank for group in groups if senders.has(group[0]) for rank in group]
+            yield from self._sent(ranks, senders)
+
+    def _sent(self, ranks: Sequence[int], senders: Senders) -> Iterator[Bucket]:
+        self.executor.ask(ranks, "open_weights", WEIGHTS_BUCKET_BYTES, senders)
+        while found := [bucket for bucket in self.executor.ask(ranks, "next_weights") if bucket is not None]:
+            yield in_all_places(found)
 
     def senders(self) -> Sequence[Sender]:
         """Each pipeline rank's part has a link of its own: in one for all, a sender would receive what the others
         send."""
-        return [StageSender(self.executor, ranks) for ranks in self._stages()]
+        return [StageSender(self.executor, groups[0]) for groups in self._stages()]
 
-    def _stages(self) -> Iterator[range]:
-        """Of each pipeline rank, the ranks that gather its weights; the first one sends them."""
+    def _stages(self) -> Iterator[list[range]]:
+        """Of each pipeline rank, the groups of ranks that can gather its weights; the first rank of a group sends."""
         layout = self.parallel
-        # The first ranks of a stage that are whole groups of tensor ranks and whole groups of expert ranks.
+        # Whole groups of tensor ranks and whole groups of expert ranks.
         count = math.lcm(layout.tensor, layout.expert_ranks)
         for pipeline_rank in range(layout.pipeline):
             # Megatron-Core counts ranks over tensor, then context, then data, then pipeline.
             first = pipeline_rank * layout.stage_ranks
-            yield range(first, first + count)
+            yield [range(start, start + count) for start in range(first, first + layout.stage_ranks, count)]
 
 
 @dataclass(frozen=True)
@@ -129,6 +161,10 @@ class TakingTurns:
     def weights(self) -> Iterator[Bucket]:
         self._take()
         return self.ranks.weights()
+
+    def weights_for_engines(self) -> Iterator[Bucket]:
+        self._take()
+        return self.ranks.weights_for_engines()
 
     def senders(self) -> Sequence[Sender]:
         self._take()

@@ -123,7 +123,9 @@ class MegatronActor(MegatronTrainer):
 
     def weights(self, state: State) -> NamedWeights:
         """What the generator loads."""
-        return NamedWeights(state, tuple(weight_names(self.source[1])), self.ranks.weights, self.ranks.senders)
+        return NamedWeights(
+            state, tuple(weight_names(self.source[1])), self.ranks.weights_for_engines, self.ranks.senders
+        )
 
 
 class MegatronCritic(MegatronTrainer):

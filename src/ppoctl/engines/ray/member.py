@@ -14,7 +14,7 @@ import torch
 from ray.exceptions import RayError
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, FlatTensors
+from ppoctl.batch.bucket import Bucket, Content, FlatTensors
 from ppoctl.engines.ray import segments
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError
 
@@ -31,6 +31,10 @@ class InStore:
     reference: Any
     """To `FlatTensors`."""
 
+    def is_near(self) -> bool:
+        """Always: nodes fetch from each other's stores."""
+        return True
+
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Views of shared memory. Raises ProcessLostError."""
         try:
@@ -38,6 +42,25 @@ class InStore:
         except RayError as error:
             raise ProcessLostError(f"weights were lost with the process that sent them: {error}") from error
         return flat.tensors()
+
+
+@dataclass(frozen=True)
+class OnNode:
+    """Content that only processes of one node can read."""
+
+    node: str
+    content: Content
+
+    def is_near(self) -> bool:
+        return self.node == node()
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        return self.content.tensors()
+
+
+def node() -> str:
+    """Ray's name of the one this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 class Member:
@@ -80,10 +103,22 @@ class Member:
             self._target.close()
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """What it answers. The bytes of weights stay in the object store of this node: whoever asked passes on where
-        they are, and only who loads them reads them."""
+        """What it answers. The bytes of weights stay on this node: whoever asked passes on where they are, and only
+        who loads them reads them."""
         answer = getattr(self._target, method)(*arguments)
-        return replace(answer, content=InStore(ray.put(answer.content))) if isinstance(answer, Bucket) else answer
+        return (
+            replace(answer, contents=tuple(map(_left_here, answer.contents)))
+            if isinstance(answer, Bucket)
+            else answer
+        )
+
+    def node(self) -> str:
+        return node()
+
+
+def _left_here(content: Content) -> Content:
+    """As other processes find it."""
+    return InStore(ray.put(content)) if isinstance(content, FlatTensors) else OnNode(node(), content)
 
 
 def _work_in(folder: str) -> None:

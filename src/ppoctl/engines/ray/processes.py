@@ -72,6 +72,7 @@ class RayProcesses:
         self.cluster = cluster
         self.ranks: list[Any] = []
         self._segments: list[str] = []
+        self._nodes: list[str] = []
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """What all ranks answer."""
@@ -94,6 +95,12 @@ class RayProcesses:
         waiting = {_working(self.ranks[rank].call).remote(method, given): rank for rank in asked}
         return Pending(self, method, starting, waiting)
 
+    def nodes(self) -> list[str]:
+        """On which each of them runs; none before they are started."""
+        if len(self._nodes) != len(self.ranks):
+            self._nodes = ray.get([_watching(rank.node).remote() for rank in self.ranks], timeout=STACK_DEADLINE_S)
+        return self._nodes
+
     def close(self) -> None:
         """Have them end in order, if they can."""
         if self.ranks:
@@ -105,7 +112,7 @@ class RayProcesses:
 
     def kill(self) -> None:
         """End them at once, and remove what they leave."""
-        ranks, self.ranks = self.ranks, []
+        ranks, self.ranks, self._nodes = self.ranks, [], []
         for rank in ranks:
             ray.kill(rank)
         segments.remove(self._segments)

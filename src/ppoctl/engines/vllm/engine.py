@@ -104,7 +104,7 @@ class Engine:
 
     def take_weights(self, bucket: Bucket) -> None:
         """Some of them; they may change again when this has returned."""
-        self._load(bucket.content.tensors())
+        self._load(bucket.tensors())
 
     def receive_weights(self, link: Link, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
         """Some of them, over a link in which the tensor ranks of this engine have ranks from this one on. Raises

@@ -1,6 +1,6 @@
 """Bytes of vLLM, and of weights on their way to it.
 
-trainer rank: gathers, checksums, packs -> object store of its node -> every engine of a node reads the same copy
+trainer rank: gathers, checksums, packs -> its own memory, or the object store -> every engine of the node reads it
 """
 
 from collections.abc import Iterable, Iterator
@@ -52,7 +52,8 @@ class Sending:
 
     @property
     def on_the_way(self) -> int:
-        """Most at one time: a bucket that is loaded, and the next one gathered, packed and stored."""
+        """Most at one time: a bucket that is loaded, and the next one gathered, packed and stored; or, shared, two
+        that ranks hold out, one gathered, and one an engine has copied."""
         return 4 * self.largest
 
 

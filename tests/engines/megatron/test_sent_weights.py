@@ -1,4 +1,5 @@
-"""Weights over a link of gloo, from real ranks to processes that keep what comes: equal, proven, through deaths."""
+"""Weights from real ranks to processes that keep what comes, over a link of gloo and in memory that is shared: equal,
+proven, through deaths."""
 
 import os
 import signal
@@ -6,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import megatron_lab as lab
 import pytest
 import torch
 from layout_lab import settings, trainer
@@ -34,7 +36,9 @@ LAYOUTS = {
     "PP2": ParallelTable(pipeline=2),
     "TP2 PP2": ParallelTable(tensor=2, pipeline=2),
     "EP2": ParallelTable(data=2, expert=2),
+    "DP2": ParallelTable(data=2),
 }
+WAYS = ["broadcast", "shared"]
 KINDS = {"EP2": "qwen3-moe"}
 LINK_TIMEOUT_S = 100.0
 SOON_S = 30.0
@@ -54,9 +58,10 @@ def engines() -> Iterator[list[ReceiverHost]]:
         engine.close()
 
 
-def fleet_of(engines: list[ReceiverHost], actor: MegatronActor) -> tuple[Fleet, list[str]]:
+def fleet_of(engines: list[ReceiverHost], actor: MegatronActor, way: str) -> tuple[Fleet, list[str]]:
     said: list[str] = []
-    hosts = Hosts(engines, first_done, Broadcasts(lambda: "127.0.0.1", LINK_TIMEOUT_S))
+    broadcasts = Broadcasts(lambda: "127.0.0.1", LINK_TIMEOUT_S) if way == "broadcast" else None
+    hosts = Hosts(engines, first_done, broadcasts)
     side = TrainerSide(
         weights=actor.weights,
         score=lambda state, tokens: [0.0] * (len(tokens) - 1),
@@ -87,12 +92,13 @@ def assert_all_hold(engines: list[ReceiverHost], folder: Path) -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_engines_hold_what_the_ranks_have(pool, model, engines, layout: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_engines_hold_what_the_ranks_have(pool, model, engines, way: str, layout: str) -> None:
     folder = model(KINDS.get(layout, "qwen2"))
     actor = started(pool, folder, LAYOUTS[layout])
-    fleet, said = fleet_of(engines, actor)
+    fleet, said = fleet_of(engines, actor, way)
     fleet.be_at(STATE)
     assert_all_hold(engines, folder)
     assert list(held(engines[0])) == list(weight_names(read_shape(folder)))
@@ -110,27 +116,32 @@ def test_the_plan_is_what_the_buckets_are(pool, model) -> None:
     assert actor.weights(STATE).names == tuple(name for bucket in buckets for name in bucket)
 
 
-def test_a_bit_that_flips_on_the_way_is_noticed_by_name(pool, model, engines) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bit_that_flips_on_the_way_is_noticed_by_name(pool, model, engines, way: str) -> None:
     actor = started(pool, model("qwen2"), LAYOUTS["TP2"])
     engines[1].defect = Defect(3, flips_a_bit)
-    fleet, _ = fleet_of(engines, actor)
+    fleet, _ = fleet_of(engines, actor, way)
     name = pool.senders()[0].plan()[2][-1].name
     with pytest.raises(WeightSyncError, match=f"weight `{name}` was sent as"):
         fleet.be_at(STATE)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("layout", "bucket"), [("TP2", 0), ("PP2", 1), ("TP2", 4)])
-def test_an_engine_that_is_killed_on_the_way_is_started_again(pool, model, engines, layout: str, bucket: int) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_that_is_killed_on_the_way_is_started_again(
+    pool, model, engines, way: str, layout: str, bucket: int
+) -> None:
     """Before it has joined; when the first bucket has come; in the middle."""
     actor = started(pool, model("qwen2"), LAYOUTS[layout])
     engines[1].defect = Defect(bucket, dies)
-    fleet, said = fleet_of(engines, actor)
+    fleet, said = fleet_of(engines, actor, way)
     begun = time.monotonic()
     fleet.be_at(STATE)
     assert time.monotonic() - begun < SOON_S
     assert len(said) == 1
     assert said[0].endswith("; started again")
+    # Over a link all have lost what was on its way; in memory each reads for itself.
     assert [engine.starts for engine in engines] == [2, 2]
     assert_all_hold(engines, model("qwen2"))
 
@@ -144,7 +155,7 @@ def test_engines_that_die_each_time_end_the_run(pool, model, engines, monkeypatc
         return begin(self, method, *arguments)
 
     monkeypatch.setattr(ReceiverHost, "begin", always)
-    fleet, said = fleet_of(engines, actor)
+    fleet, said = fleet_of(engines, actor, "broadcast")
     with pytest.raises(ProcessLostError):
         fleet.be_at(STATE)
     assert len(said) == 2  # as many tries as there are engines, and one
@@ -165,22 +176,85 @@ def kill_at_bucket(rank: MegatronRank, number: int, victim: int) -> None:
     module.in_buckets = counting
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_rank_that_dies_while_it_sends_is_a_loss_of_the_trainers(
-    model: Callable[[str], Path], engines: list[ReceiverHost], victim: int
+    model: Callable[[str], Path], engines: list[ReceiverHost], way: str, victim: int
 ) -> None:
     """The one that sends, and one that only takes part."""
     own = RankPool(2)
     actor = started(own, model("qwen2"), LAYOUTS["TP2"])
     own.examine(kill_at_bucket, 3, victim)
-    fleet, said = fleet_of(engines, actor)
+    fleet, said = fleet_of(engines, actor, way)
     begun = time.monotonic()
     with pytest.raises(ProcessLostError, match=f"rank {victim} died"):
         fleet.be_at(STATE)
     assert time.monotonic() - begun < SOON_S
     assert said == []
     own.close()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("layout", "ranks", "engines_on", "places"),
+    [
+        ("DP2", "ab", "a", 1),  # only the first rank's is asked
+        ("DP2", "ab", "b", 1),  # only the second's
+        ("DP2", "ab", "ab", 2),  # each its node's
+        ("DP2", "aa", "a", 1),
+        ("DP2", "aa", "ab", 2),  # shared on a, in the store for b
+        ("DP2", "aa", "b", 1),  # in the store alone
+        ("TP2", "ab", "ab", 2),  # the tensor ranks have one whole copy, on the first one's node
+        ("TP2 PP2", "aabb", "ab", 2),  # each stage is in one place of its own, and stored for the other
+    ],
+)
+def test_each_node_reads_from_ranks_of_its_own_where_it_has_some(
+    pool, model, monkeypatch, layout: str, ranks: str, engines_on: str, places: int
+) -> None:
+    folder = model("qwen2")
+    started(pool, folder, LAYOUTS[layout])
+    monkeypatch.setattr(pool, "places", list(ranks))
+    monkeypatch.setattr(pool, "engine_nodes", list(engines_on))
+    expected, found = load_file(folder / "model.safetensors"), list[str]()
+    for bucket in pool.weights_for_engines():
+        assert len(bucket.contents) == places
+        for content in bucket.contents:
+            assert all(torch.equal(tensor, expected[name]) for name, tensor in content.tensors())
+        found += bucket.prints
+    assert sorted(found) == sorted(expected)
+
+
+def test_the_last_buckets_can_be_read_until_the_role_works_again(pool, model) -> None:
+    """Engines are still reading when the driver hears that there are no more."""
+    folder = model("qwen2")
+    actor = started(pool, folder, LAYOUTS["PP2"])
+    expected = load_file(folder / "model.safetensors")
+    *_, before, last = pool.weights_for_engines()
+    for name, tensor in [*before.tensors(), *last.tensors()]:
+        assert torch.equal(tensor, expected[name])
+    actor.logprobs(lab.make_rollouts(), temperature=1.0)
+    with pytest.raises(ProcessLostError):
+        last.tensors()
+
+
+def drift(rank: MegatronRank, victim: int) -> None:
+    """Plant: one weight of this rank is off by the last bit."""
+    if torch.distributed.get_rank() == victim:
+        weight = dict(rank.models[0].named_parameters())["decoder.final_layernorm.weight"]
+        weight.data.view(torch.int32)[0] ^= 1
+
+
+def test_data_ranks_that_hold_different_weights_are_named(pool, model, monkeypatch) -> None:
+    """A collective that went wrong on one of them, say: training would go on, each rank with its own model."""
+    started(pool, model("qwen2"), LAYOUTS["DP2"])
+    monkeypatch.setattr(pool, "places", ["a", "b"])
+    monkeypatch.setattr(pool, "engine_nodes", ["a", "b"])
+    pool.examine(drift, 1)
+    with pytest.raises(
+        WeightSyncError, match=r"data ranks of the actor hold different weights: `model\.norm\.weight`"
+    ):
+        list(pool.weights_for_engines())
 
 
 def test_whoever_waits_at_a_meeting_is_let_go_when_it_is_over() -> None:

@@ -1,0 +1,159 @@
+"""Memory that one process fills and others of its machine read: CUDA IPC on a GPU, a file without a name on a CPU.
+
+    sender: Staging.put(tensors)  ->  Shared  -- a few bytes, by any way -->  readers: Shared.tensors()
+
+Two pieces of memory take turns: one is read while the next is filled. A reader copies what it is given, since a
+loader may hold on to the tensors of half a layer until the other half has come. Nothing has a name that could be left
+behind: the memory goes with the last process that has it open.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ppoctl.batch.bucket import TensorSpec, pack, packed_bytes, specs_of, views
+from ppoctl.errors import EnvironmentProblemError, ProcessLostError
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """Where a piece of memory is, for another process of the machine."""
+
+    def copied(self, count: int) -> Tensor:
+        """Its first bytes, as uint8 in memory of this process, on the device they are on. Raises ProcessLostError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A `batch.bucket.Content` in memory of the process that sends it; valid until that process has put two more."""
+
+    specs: tuple[TensorSpec, ...]
+    handle: Handle
+
+    def is_near(self) -> bool:
+        """As far as can be seen here: whoever passes it on knows machines apart."""
+        return True
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """Copies. Raises ProcessLostError where the sender is gone."""
+        return views(self.handle.copied(packed_bytes(self.specs)), self.specs)
+
+
+class Staging:
+    """The sender's memory, as large as the largest of what it was given."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pieces: list[_Piece] = []
+
+    def put(self, tensors: Sequence[tuple[str, Tensor]]) -> Shared:
+        """Copy them to where others can read them, in the place of what was put before the last."""
+        specs = specs_of(tensors)
+        piece = self._pieces.pop(0) if len(self._pieces) == 2 else None
+        if piece is None or piece.memory.nbytes < packed_bytes(specs):
+            del piece  # before the larger one is there
+            piece = _piece(packed_bytes(specs), self._device)
+        pack(tensors, specs, piece.memory)
+        self._pieces.append(piece)
+        return Shared(specs, piece.handle())
+
+
+class _Piece(Protocol):
+    memory: Tensor
+
+    def handle(self) -> Handle: ...
+
+
+def _piece(size: int, device: torch.device) -> _Piece:
+    return _OnGpu(size, device) if device.type == "cuda" else _OnHost(size)
+
+
+class _OnHost:
+    """A file in memory, without a name."""
+
+    def __init__(self, size: int) -> None:
+        self._file = os.memfd_create("ppoctl-weights")
+        os.ftruncate(self._file, max(1, size))
+        self.memory = torch.frombuffer(mmap.mmap(self._file, 0), dtype=torch.uint8)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+    def handle(self) -> Handle:
+        return OpenFile(os.getpid(), self._file)
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A file that another process has open."""
+
+    process: int
+    descriptor: int
+
+    def copied(self, count: int) -> Tensor:
+        try:
+            with open(f"/proc/{self.process}/fd/{self.descriptor}", "rb") as file:  # noqa: PTH123 - reads at once
+                memory = bytearray(max(1, count))
+                if file.readinto(memory) < count:
+                    raise FileNotFoundError
+        except PermissionError as error:
+            raise _unreadable(f"memory of process {self.process}", error) from error
+        except OSError as error:
+            raise ProcessLostError(f"weights were lost with process {self.process}, which sent them") from error
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+class _OnGpu:
+    """Plain device memory, which CUDA lets other processes open."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.memory = torch.empty(max(1, size), dtype=torch.uint8, device=device)
+
+    def __del__(self) -> None:
+        del self.memory
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # what readers have closed by now
+
+    def handle(self) -> Handle:
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        # Another process may read as soon as it knows where.
+        torch.cuda.current_stream(self.memory.device).synchronize()
+        _, arguments = reduce_tensor(self.memory)  # type: ignore[no-untyped-call]
+        return OpenDevice(arguments)
+
+
+@dataclass(frozen=True)
+class OpenDevice:
+    """Device memory of another process."""
+
+    arguments: tuple[Any, ...]
+    """Of torch's `rebuild_cuda_tensor`."""
+
+    def copied(self, count: int) -> Tensor:
+        from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+        # The place of the device's number among them, which each process counts for itself. Memory of another GPU of
+        # the machine can be opened from this one, also where this process does not see that GPU.
+        device = 6
+        arguments = list(self.arguments)
+        arguments[device] = torch.cuda.current_device()
+        try:
+            theirs: Tensor = rebuild_cuda_tensor(*arguments)  # type: ignore[no-untyped-call]
+            copy = theirs[:count].clone()
+            torch.cuda.current_stream().synchronize()  # before the sender may fill it anew
+        except RuntimeError as error:
+            raise _unreadable("GPU memory of the actor", error) from error
+        return copy
+
+
+def _unreadable(what: str, error: Exception) -> EnvironmentProblemError:
+    return EnvironmentProblemError(
+        f"an engine cannot read {what}, where new weights are: {str(error).splitlines()[0]}",
+        hint="`--set cluster.weights=store` sends them through Ray's object store instead",
+    )

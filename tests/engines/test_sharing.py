@@ -1,0 +1,112 @@
+"""Memory that another process reads: filled in turn, copied by its reader, gone with its owner."""
+
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppoctl.engines import sharing
+from ppoctl.engines.sharing import OpenFile, Shared, Staging
+from ppoctl.errors import EnvironmentProblemError, ProcessLostError
+
+CPU = torch.device("cpu")
+
+
+def named(value: float, *, rows: int = 3) -> list[tuple[str, Tensor]]:
+    return [
+        ("a", torch.full((rows, 4), value)),
+        ("b", torch.tensor([value], dtype=torch.bfloat16)),
+        ("c", torch.full((4, rows), value).t()),  # not contiguous
+        ("empty", torch.empty(0, 4)),
+    ]
+
+
+def assert_holds(shared: Shared, tensors: list[tuple[str, Tensor]]) -> None:
+    found = shared.tensors()
+    assert [name for name, _ in found] == [name for name, _ in tensors]
+    for (_, one), (_, other) in zip(found, tensors, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_what_is_put_is_read_until_two_more_are_put() -> None:
+    staging = Staging(CPU)
+    first, second = staging.put(named(1.0)), staging.put(named(2.0))
+    assert_holds(first, named(1.0))
+    assert_holds(second, named(2.0))
+    third = staging.put(named(3.0))
+    assert_holds(second, named(2.0))
+    assert_holds(third, named(3.0))
+    assert third.handle == first.handle  # the same memory
+
+
+def test_a_reader_has_copies() -> None:
+    staging = Staging(CPU)
+    [(_, kept), *_] = staging.put(named(1.0)).tensors()
+    staging.put(named(2.0)), staging.put(named(3.0))
+    assert kept.eq(1).all()
+
+
+def test_memory_grows_with_what_is_put() -> None:
+    staging = Staging(CPU)
+    for value, rows in ((1.0, 3), (2.0, 3), (3.0, 5000), (4.0, 2), (5.0, 7)):
+        assert_holds(staging.put(named(value, rows=rows)), named(value, rows=rows))
+
+
+def test_another_process_reads_it_and_hears_when_its_owner_is_gone() -> None:
+    owner, pipe = _start(_own)
+    try:
+        shared: Shared = pipe.recv()
+        assert_holds(shared, named(7.0))
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.join()
+    with pytest.raises(ProcessLostError, match=f"weights were lost with process {owner.pid}, which sent them"):
+        shared.tensors()
+
+
+def test_memory_that_is_given_back_is_lost_and_files_are_closed() -> None:
+    before = _open_files()
+    staging = Staging(CPU)
+    shared = staging.put(named(1.0))
+    del staging
+    assert _open_files() == before
+    with pytest.raises(ProcessLostError):
+        shared.tensors()
+
+
+def test_memory_that_may_not_be_read_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a container that keeps to itself, say."""
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(sharing, "open", refuse, raising=False)
+    with pytest.raises(
+        EnvironmentProblemError, match="cannot read memory of process 1, where new weights are: not yours"
+    ):
+        OpenFile(1, 0).copied(8)
+
+
+def _open_files() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names
+
+
+def _own(pipe: Connection) -> None:
+    staging = Staging(CPU)
+    pipe.send(staging.put(named(7.0)))
+    signal.pause()
+
+
+def _start(target: Any) -> tuple[Any, Connection]:
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
