@@ -7,10 +7,13 @@ than most of the tests. A `Ranks` like any other, over pipes.
 import faulthandler
 import gc
 import multiprocessing
+import os
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,6 +23,7 @@ from receivers import Awaited
 from torch import Tensor
 
 from ppoctl.batch.bucket import Bucket, tensors_of
+from ppoctl.engines.loopback import environment
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import Patience, Place
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
@@ -97,8 +101,8 @@ class RankPool:
     """So many processes; the first ones of them are in use."""
 
     def __init__(self, size: int) -> None:
+        _import_once()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["rank_pool"])  # torch and Megatron are imported once, then forked
         self.pipes: list[Connection] = []
         self.processes = []
         for _ in range(size):
@@ -181,6 +185,14 @@ class RankPool:
             if not went_well:
                 raise answer
         return [answer for _, answer in answers]
+
+
+def _import_once() -> None:
+    """Have the server of forks import torch, Megatron and the models of transformers. It does not know our `sys.path`
+    (Python 3.11 forgets to hand it on), and says nothing where an import fails."""
+    multiprocessing.set_forkserver_preload(["rank_pool", "megatron_lab"])
+    with environment("PYTHONPATH", os.pathsep.join(filter(None, sys.path))):
+        forkserver.ensure_running()
 
 
 def _serve(pipe: Connection) -> None:

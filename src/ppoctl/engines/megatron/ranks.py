@@ -72,7 +72,7 @@ class Executor(Protocol):
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Promise: ...
 
     def nodes(self) -> Sequence[str]:
-        """On which each rank runs."""
+        """On which each rank runs, once all have been asked something."""
         ...
 
 

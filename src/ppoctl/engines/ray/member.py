@@ -63,6 +63,15 @@ def node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+@dataclass(frozen=True)
+class Started:
+    """What a process says once what answers in it is made."""
+
+    node: str
+    segments: list[str]
+    """Shared memory it made, which must be removed if it is killed."""
+
+
 class Member:
     """Lives in a process of its own. What works and what watches have a thread each: Ray hands out from the main
     thread: one that worked there would keep `stack` waiting."""
@@ -89,13 +98,13 @@ class Member:
             listener.bind((host, 0))
             return f"{host}:{listener.getsockname()[1]}"
 
-    def make(self, make: Make, rank: int, size: int, address: str) -> list[str]:
-        """Have what answers made; returns the shared memory it made, which must be removed if it is killed."""
+    def make(self, make: Make, rank: int, size: int, address: str) -> Started:
+        """Have what answers made."""
         _work_in(self._folder)
         torch.set_num_threads(self._threads)
         before = set(segments.mapped())
         self._target = make(rank, size, address)
-        return [name for name in segments.mapped() if name not in before]
+        return Started(node(), [name for name in segments.mapped() if name not in before])
 
     def end(self) -> None:
         """Have it free what it holds outside this process."""
@@ -111,9 +120,6 @@ class Member:
             if isinstance(answer, Bucket)
             else answer
         )
-
-    def node(self) -> str:
-        return node()
 
 
 def _left_here(content: Content) -> Content:

@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.cluster import RayCluster
-from ppoctl.engines.ray.member import Make, Member
+from ppoctl.engines.ray.member import Make, Member, Started
 from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, ProcessLostError
 
 STACK_DEADLINE_S = 5.0
@@ -72,7 +72,7 @@ class RayProcesses:
         self.cluster = cluster
         self.ranks: list[Any] = []
         self._segments: list[str] = []
-        self._nodes: list[str] = []
+        self._nodes: dict[int, str] = {}
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """What all ranks answer."""
@@ -96,10 +96,8 @@ class RayProcesses:
         return Pending(self, method, starting, waiting)
 
     def nodes(self) -> list[str]:
-        """On which each of them runs; none before they are started."""
-        if len(self._nodes) != len(self.ranks):
-            self._nodes = ray.get([_watching(rank.node).remote() for rank in self.ranks], timeout=STACK_DEADLINE_S)
-        return self._nodes
+        """On which each of them runs: all of them once all have answered something."""
+        return [node for _, node in sorted(self._nodes.items())]
 
     def close(self) -> None:
         """Have them end in order, if they can."""
@@ -112,16 +110,17 @@ class RayProcesses:
 
     def kill(self) -> None:
         """End them at once, and remove what they leave."""
-        ranks, self.ranks, self._nodes = self.ranks, [], []
+        ranks, self.ranks = self.ranks, []
         for rank in ranks:
             ray.kill(rank)
         segments.remove(self._segments)
         self._segments = []
 
-    def made(self, names: list[str]) -> None:
-        """One of them has started and made this shared memory."""
-        self._segments += names
-        segments.note(self.cluster.folder, names)
+    def started(self, rank: int, says: Started) -> None:
+        """One of them has."""
+        self._nodes[rank] = says.node
+        self._segments += says.segments
+        segments.note(self.cluster.folder, says.segments)
 
     def where(self, rank: int) -> str:
         """The innermost frames of what this process is doing."""
@@ -217,7 +216,7 @@ class Pending:
                 if reference in self._asked:
                     self._answers[rank] = answer
                 else:
-                    self.processes.made(answer)
+                    self.processes.started(rank, answer)
 
     def _hear(self, error: Exception) -> None:
         """The first error of ours decides; another one only where none follows."""
