@@ -28,7 +28,6 @@ from machinery import RECIPE
 
 from ppoctl.batch.bucket import Bucket, bucket_of, flatten
 from ppoctl.batch.records import State
-from ppoctl.engines.megatron import ranks
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.ray.member import InStore
@@ -43,7 +42,6 @@ STATE = State("actor", 0, 0, "benchmark")
 
 SHAPE = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 6}
 BROADCASTS = Broadcasts(lambda: "127.0.0.1", timeout_s=300.0)
-BUCKET_BYTES = 8 * 2**20
 
 
 def write_model(folder: Path) -> int:
@@ -81,10 +79,9 @@ def run(folder: Path, rounds: int) -> dict[str, float]:
         f"model.path={folder / 'model'}",
         "actor.parallel={tensor=2}",
         "critic.parallel={}",
-        "cluster={kind='local', threads=1, placement='apart', weights='shared'}",
+        "cluster={kind='local', threads=1, placement='apart', weights='shared', weights_bucket_mib=8}",
     ]
     recipe = load([RECIPE], changes).recipe
-    ranks.WEIGHTS_BUCKET_BYTES = BUCKET_BYTES
     placed: Placed = place(recipe)
     actor = MegatronActor(trainer_settings(recipe, "actor"), placed.actor)
     settings = VllmSettings(str(folder / "model"), "float32", 128, (1,), recipe.generator)

@@ -312,5 +312,5 @@ def test_engines_cache_latents_on_a_gpu() -> None:
 def test_every_weight_is_sent() -> None:
     for decoder in (LATENT, CAPPED, replace(MIXED, experts=replace(MIXED.experts, shared=7, shared_gate=True))):
         bias = 6 if decoder is LATENT else 0  # the router's, which is no parameter
-        sent = generator.sending(decoder, ParallelTable(pipeline=2), 4)
+        sent = generator.sending(decoder, ParallelTable(pipeline=2), 4, 2**26)
         assert sum(sent.buckets) == 4 * (decoder.parameters + bias)

@@ -191,10 +191,9 @@ def test_the_generator() -> None:
     assert (split.kv_tokens, split.processes) == (3 * 2**20 // 48, 10)  # half of the heads in each process
 
 
-def test_weights_go_in_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_go_in_buckets() -> None:
     """Of a stage with one layer: table 800; 8, 128, 64, 64, 16, 8, 8, 128, 8; 160, 160, 160; at the end 8 and 800."""
-    monkeypatch.setattr(generator, "BUCKET_BYTES", 4 * 300)
-    sent = generator.sending(replace(SMALL, layers=1), ParallelTable(tensor=2), 4)
+    sent = generator.sending(replace(SMALL, layers=1), ParallelTable(tensor=2), 4, bucket_bytes=4 * 300)
     numbers = (800, 8 + 128 + 64 + 64 + 16 + 8 + 8, 128 + 8 + 160, 160, 160 + 8, 800)
     assert sent.buckets == tuple(4 * number for number in numbers)
     assert sent.on_the_way == 4 * 4 * 800

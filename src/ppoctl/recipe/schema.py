@@ -279,6 +279,9 @@ class LocalCluster(Table):
     """How weights reach engines in other processes. shared: they read memory of the actor's ranks on their node (CUDA
     IPC on GPUs); store: all from one rank, through Ray's object store, as shared does for nodes without such a rank;
     broadcast: over a process group (NCCL on GPUs, gloo on CPUs), where roles are apart."""
+    weights_bucket_mib: Annotated[int, SPEED, AtLeastOne] = 64
+    """Weights on their way to other processes at one time, some copies of each. The driver asks every rank and engine
+    for each bucket: on many GPUs larger ones are faster."""
     threads: Annotated[int | None, SPEED, AtLeastOne] = None
     """CPU threads of trainer and generator; absent: all cores this process may use. A role's processes share them."""
     ray_address: Annotated[str | None, SPEED] = None

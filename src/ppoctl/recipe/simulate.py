@@ -165,7 +165,7 @@ def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units:
     batch = world.batch
     asked = calls(recipe, batch)
     put = sum(call.bytes for call in asked)
-    sent = sending(decoder, world.actor, world.weight)
+    sent = sending(decoder, world.actor, world.weight, recipe.cluster.weights_bucket_mib * 2**20)
     # Encoded for its identity and for its file; digested for its identity and as the file is read back.
     committed = 2 / units.encode_bytes_s + 2 / units.digest_bytes_s + 1 / units.disk_bytes_s
     decoding, asking = rollout_seconds(recipe, decoder, world, gpu_gib, units)

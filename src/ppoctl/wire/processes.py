@@ -75,7 +75,8 @@ def _in_ray(recipe: Recipe) -> Placed:
         settings = trainer_settings(recipe, role)
         made = _group(recipe, cluster, role, OpenRank(settings, table.start_deadline_s), size=sizes[role])
         shared = engine_nodes if table.weights == "shared" else None
-        return TakingTurns(ManyProcesses(made, settings.parallel, shared), role, turns)
+        bucket_bytes = table.weights_bucket_mib * 2**20
+        return TakingTurns(ManyProcesses(made, settings.parallel, bucket_bytes, shared), role, turns)
 
     def engines(settings: "VllmSettings", say: Say) -> "Hosts":
         cluster.say = say

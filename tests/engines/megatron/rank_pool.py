@@ -33,6 +33,7 @@ from ppoctl.ports import Sender
 from ppoctl.recipe.schema import ParallelTable
 
 TIMEOUT_S = 120.0
+BUCKET_BYTES = 64 * 2**20
 
 
 class RankServer:
@@ -149,13 +150,13 @@ class RankPool:
         return self.places or ["here"] * self.used
 
     def weights(self) -> Iterator[Bucket]:
-        return ManyProcesses(self, self.parallel).weights()
+        return ManyProcesses(self, self.parallel, BUCKET_BYTES).weights()
 
     def weights_for_engines(self) -> Iterator[Bucket]:
-        return ManyProcesses(self, self.parallel, lambda: self.engine_nodes).weights_for_engines()
+        return ManyProcesses(self, self.parallel, BUCKET_BYTES, lambda: self.engine_nodes).weights_for_engines()
 
     def senders(self) -> Sequence[Sender]:
-        return ManyProcesses(self, self.parallel).senders()
+        return ManyProcesses(self, self.parallel, BUCKET_BYTES).senders()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Copies of all weights."""

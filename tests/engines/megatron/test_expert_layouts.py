@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import megatron_lab as lab
 import pytest
+import rank_pool
 import torch
 from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, gap, goes_on, settings, three_steps, trainer
 from safetensors.torch import load_file
 
 from ppoctl.convert.source import read_shape
 from ppoctl.convert.tensors import weight_names
-from ppoctl.engines.megatron import ranks
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
@@ -164,7 +164,7 @@ def test_exported_weights_are_the_models(pool, model, tmp_path, layout):
 @pytest.mark.parametrize("layout", ["EP2 DP2", "TP2, experts split", "TP2 DP2 EP2, experts split", "PP2 EP2"])
 def test_the_generator_gets_all_experts_bucket_by_bucket(pool, model, monkeypatch, layout):
     """Asked are only the ranks that hold one copy of a stage's experts; a bucket has about two of them."""
-    monkeypatch.setattr(ranks, "WEIGHTS_BUCKET_BYTES", 40_000)
+    monkeypatch.setattr(rank_pool, "BUCKET_BYTES", 40_000)
     made_from = settings(model("qwen3-moe"), "actor", LAYOUTS[layout])
     pool.open(made_from)
     pool.call("start")

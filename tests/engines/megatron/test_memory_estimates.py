@@ -15,10 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ppoctl.batch.records import Rollouts
 from ppoctl.convert.shape import VOCAB_MULTIPLE
 from ppoctl.convert.source import read_shape
-from ppoctl.engines.megatron import logprobs, ranks
+from ppoctl.engines.megatron import logprobs
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.recipe.assets import read_config
-from ppoctl.recipe.memory import activations, decoder, generator
+from ppoctl.recipe.memory import activations, decoder
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.families import decoder_of
 from ppoctl.recipe.memory.part import Microbatch, Precision
@@ -269,7 +269,6 @@ def test_ranks_that_only_take_part_in_sending_answer_nothing(pool: RankPool) -> 
 def test_numbers_that_are_written_in_both_places_are_the_same() -> None:
     """recipe/ cannot import engines/, so it repeats them."""
     assert decoder.VOCAB_MULTIPLE == VOCAB_MULTIPLE
-    assert generator.BUCKET_BYTES == ranks.WEIGHTS_BUCKET_BYTES
     assert {
         "cpu": activations.BLOCK_LOGITS["cpu"],
         "cuda": activations.BLOCK_LOGITS["gpu"],

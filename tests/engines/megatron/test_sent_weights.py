@@ -9,6 +9,7 @@ from pathlib import Path
 
 import megatron_lab as lab
 import pytest
+import rank_pool
 import torch
 from layout_lab import settings, trainer
 from rank_pool import RankPool
@@ -20,7 +21,6 @@ from ppoctl.batch.records import State
 from ppoctl.convert.source import read_shape
 from ppoctl.convert.tensors import weight_names
 from ppoctl.engines import link
-from ppoctl.engines.megatron import ranks
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm.fleet import Fleet
@@ -47,7 +47,7 @@ SOON_S = 30.0
 
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "WEIGHTS_BUCKET_BYTES", 20_000)
+    monkeypatch.setattr(rank_pool, "BUCKET_BYTES", 20_000)
 
 
 @pytest.fixture

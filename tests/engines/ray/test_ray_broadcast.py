@@ -8,7 +8,6 @@ import psutil
 import pytest
 
 from ppoctl.batch.records import State
-from ppoctl.engines.megatron import ranks
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm import TrainerSide, VllmSettings
@@ -72,7 +71,7 @@ def test_two_engines_get_weights_and_one_is_killed_over_it(placed, monkeypatch: 
     side = TrainerSide(actor.weights, score, lambda state, folder: None)
     fleet = Fleet(hosts, Sync(settings, side, hosts), 8, said.append)
     with monkeypatch.context() as small:
-        small.setattr(ranks, "WEIGHTS_BUCKET_BYTES", 2**16)
+        small.setattr(made.actor.ranks, "bucket_bytes", 2**16)
         actor.start()
         fleet.be_at(State("actor", 0, 0, "first"))
     assert events(said) == []

@@ -14,8 +14,8 @@ from ppoctl.engines.turns import Turns
 from ppoctl.ports import Link, Promise, Sender
 from ppoctl.recipe.schema import ParallelTable
 
-WEIGHTS_BUCKET_BYTES = 64 * 2**20
-"""Weights on their way to the generator at one time, twice over: one bucket is loaded while the next is filled."""
+VIEWS_BYTES = 64 * 2**20
+"""Weights that an engine of this process is handed at one time: views, which nobody copies."""
 
 
 @runtime_checkable
@@ -51,7 +51,7 @@ class ThisProcess:
 
     def weights(self) -> Iterator[Bucket]:
         """Views of the parameters, except where Megatron's fused layout interleaves them."""
-        return map(bucket_of, in_buckets(self.rank.weights(), WEIGHTS_BUCKET_BYTES))
+        return map(bucket_of, in_buckets(self.rank.weights(), VIEWS_BYTES))
 
     def weights_for_engines(self) -> Iterator[Bucket]:
         return self.weights()
@@ -80,12 +80,17 @@ class ManyProcesses:
     """Ranks in processes of their own."""
 
     def __init__(
-        self, executor: Executor, parallel: ParallelTable, engine_nodes: Callable[[], Collection[str]] | None = None
+        self,
+        executor: Executor,
+        parallel: ParallelTable,
+        bucket_bytes: int,
+        engine_nodes: Callable[[], Collection[str]] | None = None,
     ) -> None:
         """With the nodes of engines, weights are shared with those there (`Senders`); otherwise all get them from
-        one place."""
+        one place. One bucket is loaded while the next is filled."""
         self.executor = executor
         self.parallel = parallel
+        self.bucket_bytes = bucket_bytes
         self.engine_nodes = engine_nodes
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
@@ -108,14 +113,14 @@ class ManyProcesses:
             yield from self._sent(ranks, senders)
 
     def _sent(self, ranks: Sequence[int], senders: Senders) -> Iterator[Bucket]:
-        self.executor.ask(ranks, "open_weights", WEIGHTS_BUCKET_BYTES, senders)
+        self.executor.ask(ranks, "open_weights", self.bucket_bytes, senders)
         while found := [bucket for bucket in self.executor.ask(ranks, "next_weights") if bucket is not None]:
             yield in_all_places(found)
 
     def senders(self) -> Sequence[Sender]:
         """Each pipeline rank's part has a link of its own: in one for all, a sender would receive what the others
         send."""
-        return [StageSender(self.executor, groups[0]) for groups in self._stages()]
+        return [StageSender(self.executor, groups[0], self.bucket_bytes) for groups in self._stages()]
 
     def _stages(self) -> Iterator[list[range]]:
         """Of each pipeline rank, the groups of ranks that can gather its weights; the first rank of a group sends."""
@@ -134,15 +139,15 @@ class StageSender:
 
     executor: Executor
     ranks: Sequence[int]
+    bucket_bytes: int
 
     def plan(self) -> list[tuple[TensorSpec, ...]]:
-        found: list[tuple[TensorSpec, ...]] = self.executor.ask(
-            self.ranks[:1], "planned_weights", WEIGHTS_BUCKET_BYTES
-        )[0]
-        return found
+        [found] = self.executor.ask(self.ranks[:1], "planned_weights", self.bucket_bytes)
+        planned: list[tuple[TensorSpec, ...]] = found
+        return planned
 
     def begin(self, link: Link) -> Promise:
-        return self.executor.begin("broadcast_weights", link, WEIGHTS_BUCKET_BYTES, ranks=self.ranks)
+        return self.executor.begin("broadcast_weights", link, self.bucket_bytes, ranks=self.ranks)
 
 
 class TakingTurns:

@@ -90,8 +90,9 @@ def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> 
         generator = on_cpu(decoder, weight, recipe.generator, window)
     else:
         generator = on_gpu(decoder, weight, recipe.generator, gpu_gib * GIB, window)
+    bucket_bytes = recipe.cluster.weights_bucket_mib * 2**20
     # In one process they are handed over as they are.
-    sent = Sending() if is_one_process(recipe) else sending(decoder, trainings["actor"].layout, weight)
+    sent = Sending() if is_one_process(recipe) else sending(decoder, trainings["actor"].layout, weight, bucket_bytes)
     batch = batch_of(recipe)
     known = Known(
         recipe=recipe,

@@ -11,9 +11,6 @@ from ppoctl.recipe.memory.stages import Stage, rank_parameters, stages_of, whole
 from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import GeneratorTable
 
-BUCKET_BYTES = 64 * 2**20
-"""Weights that leave a rank together (`engines.megatron.ranks`)."""
-
 
 @dataclass(frozen=True)
 class GeneratorBytes:
@@ -73,18 +70,18 @@ def on_gpu(decoder: Decoder, weight: int, table: GeneratorTable, gpu_bytes: floa
     return _engines(table, weights, cache, _kv_bytes(decoder, weight, table.tensor), window)
 
 
-def sending(decoder: Decoder, layout: ParallelTable, weight: int) -> Sending:
+def sending(decoder: Decoder, layout: ParallelTable, weight: int, bucket_bytes: int) -> Sending:
     """From trainer processes of this layout: pipeline rank by pipeline rank."""
     buckets: list[int] = []
     for stage in stages_of(decoder, layout):
-        buckets += _as_they_fit(numbers * weight for numbers in _tensors(decoder, stage))
+        buckets += _as_they_fit((numbers * weight for numbers in _tensors(decoder, stage)), bucket_bytes)
     return Sending(tuple(buckets))
 
 
-def _as_they_fit(sizes: Iterable[int]) -> Iterator[int]:
+def _as_they_fit(sizes: Iterable[int], most: int) -> Iterator[int]:
     total = 0
     for size in sizes:
-        if total and total + size > BUCKET_BYTES:
+        if total and total + size > most:
             yield total
             total = 0
         total += size
