@@ -32,7 +32,7 @@ LAYOUT = {
 SAMPLE = [["1 values engine", "2 actor_update actor"]]
 """One that the run outlives, and one that it does not. Each attempt starts six processes, most of a minute on two
 cores."""
-REST = [["1 critic_update critic"], ["2 logprobs raylet"], ["3 reward driver"]]
+REST = [["1 critic_update critic"]]
 
 STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
 
