@@ -32,7 +32,8 @@ LAYOUT = {
 SAMPLE = [["1 values engine", "2 actor_update actor"]]
 """One that the run outlives, and one that it does not. Each attempt starts six processes, most of a minute on two
 cores."""
-REST = [["1 critic_update critic"]]
+BEFORE_THE_CHANGE = [["1 critic_update critic"]]
+"""What happens to a run that then goes on in another layout."""
 
 STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
 
@@ -66,7 +67,7 @@ def test_any_process_may_be_killed_and_the_run_ends_as_if_it_had_not_been(tmp_pa
 
 @pytest.mark.story
 def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path, forked: Forked) -> None:
-    assert run_drill(forked, tmp_path, LAYOUT, REST) == expected_ends(REST)
+    assert run_drill(forked, tmp_path, LAYOUT, BEFORE_THE_CHANGE) == expected_ends(BEFORE_THE_CHANGE)
     # The tokens of the first step are those of one process, and the last state goes on in another layout.
     recipe = real_recipe(every_steps=1, name="alone", checkpoint={"keep_rollouts_every_steps": 1})
     (tmp_path / "alone.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")

@@ -139,6 +139,7 @@ def pack(tensors: Sequence[tuple[str, Tensor]], specs: Sequence[TensorSpec], mem
 
 
 def specs_of(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
+    """What describes them, in order."""
     return tuple(TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors)
 
 

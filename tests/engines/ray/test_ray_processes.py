@@ -294,9 +294,16 @@ def test_weights_that_were_lost_with_their_sender_are_a_named_error(processes, c
     sender = RayProcesses(replace(group, name="sender", role="critic", size=1), cluster)
     [bucket] = sender.call("weights")
     sender.kill()
-    time.sleep(2.0)  # until the store has heard of it
     with pytest.raises(ProcessLostError, match="weights were lost with the process that sent them"):
+        read_until_lost(processes, bucket)
+
+
+def read_until_lost(processes: RayProcesses, bucket: Bucket) -> None:
+    """The store hears of the death a moment later."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
         processes.call("held", bucket)
+        time.sleep(0.1)
 
 
 def test_a_long_wait_says_what_it_is_waiting_for(cluster, processes, monkeypatch):
