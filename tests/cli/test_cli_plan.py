@@ -98,7 +98,7 @@ memory (estimates, GPU)
   generator     14.2 GiB weights
   KV cache      37.8 GiB: 708,066 tokens, 69 sequences of full length
   driver        1.48 GiB for samples of a step, then 1.5 GiB of records
-  weights sent  115 buckets, the largest 1.02 GiB, read by all engines
+  weights sent  30 buckets, the largest 1.02 GiB, read by all engines
 
 stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   rollout        99.3 GiB  19.3 GiB too much
@@ -162,7 +162,7 @@ updates
   generator     7.09 GiB weights in each process
   KV cache      44.9 GiB in each process: 1,681,736 tokens, 164 sequences of full length in each engine
   driver        1.48 GiB for samples of a step, then 1.5 GiB of records
-  weights sent  115 buckets, the largest 1.02 GiB, read by all engines
+  weights sent  30 buckets, the largest 1.02 GiB, read by all engines
 
 stages, each process on a GPU of its own, 80 GiB
                  the actor's GPU        the critic's GPU        the generator's GPU
