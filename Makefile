@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test fakes engines story check format clean
+.PHONY: help setup quickstart test fakes engines runs story check format clean
 
 help: ## Explain the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -22,17 +22,23 @@ $(VENV)/.installed: pyproject.toml requirements/cpu.txt requirements/cpu-overrid
 quickstart: setup ## Train the quickstart model with PPO until it solves held-out problems (minutes on two cores)
 	$(BIN)/ppoctl train recipes/quickstart.toml --or-resume
 
-# Each half keeps one core busy. Where `make` cannot keep their output apart they run one after the other.
+# Three parts, two at a time. Those that mostly wait for processes to start come first, beside those that compute.
+# Where `make` cannot keep their output apart they run one after the other.
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
 
-test: setup ## The tests, fakes and engines side by side (minutes; each half is printed when it ends)
-	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) fakes engines
+RUNS = tests/story tests/engines/ray
 
-fakes: setup ## Half of the tests: mathematics, records, store, every kill drill on fakes
+test: setup ## The tests, in three parts of which two run side by side (minutes; each is printed when it ends)
+	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) runs fakes engines
+
+fakes: setup ## A part of the tests: mathematics, records, store, every kill drill on fakes
 	$(BIN)/python -m pytest -m "not story and not engines" $(ARGS)
 
-engines: setup ## Half of the tests: real engines, by sample, and the command line
-	$(BIN)/python -m pytest -m "engines and not story" $(ARGS)
+engines: setup ## A part of the tests: Megatron-Core and vLLM, each by itself, by sample
+	$(BIN)/python -m pytest -m "engines and not story" $(addprefix --ignore=,$(RUNS)) $(ARGS)
+
+runs: setup ## A part of the tests: whole commands on the real engines, processes of Ray, kills, by sample
+	$(BIN)/python -m pytest -m "engines and not story" $(RUNS) $(ARGS)
 
 story: setup ## The long tests: the whole kill grid on the real engines, and the quickstart itself
 	$(BIN)/python -m pytest -m story $(ARGS)

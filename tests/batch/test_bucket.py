@@ -5,6 +5,7 @@ import torch
 
 from ppoctl.batch.bucket import bucket_of, flatten, in_buckets
 from ppoctl.batch.checksum import fingerprint
+from ppoctl.errors import EnvironmentProblemError
 
 TENSORS = [
     ("a", torch.arange(6, dtype=torch.float32).view(2, 3)),
@@ -53,3 +54,20 @@ def test_a_print_tells_contents_apart_but_not_signs_of_zero(dtype: torch.dtype) 
     assert fingerprint(signed) == fingerprint(tensor)
     assert fingerprint(changed) != fingerprint(tensor)
     assert fingerprint(tensor.view(2, 2)) != fingerprint(tensor)
+
+
+class Elsewhere:
+    """Content on another machine."""
+
+    def is_near(self) -> bool:
+        return False
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        raise AssertionError
+
+
+def test_a_bucket_is_read_from_the_first_place_that_is_near() -> None:
+    near = flatten(TENSORS)
+    assert [name for name, _ in bucket_of(TENSORS, Elsewhere(), near).tensors()] == [name for name, _ in TENSORS]
+    with pytest.raises(EnvironmentProblemError, match=r"another machine than each of the 2 places"):
+        bucket_of(TENSORS, Elsewhere(), Elsewhere()).tensors()

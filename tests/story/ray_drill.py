@@ -1,10 +1,10 @@
-"""A run in processes of Ray, of which one is killed: python -m story.ray_drill FOLDER LAYOUT KILLS (JSON).
+"""A run in processes of Ray, of which one is killed: python -m story.ray_drill FOLDER WHOLE LAYOUT KILLS (JSON).
 
 Like `real_drill`, one chain of attempts: in each, processes are killed at moments of a list, `STEP STAGE WHO`, when
 the stage starts or a moment after; WHO is a rank of the actor, the critic, an engine, this driver, or the
 raylet. An engine is started again and the attempt goes on; the others end it with their exit code. After the last
 attempt ledger, states and figures must be those of the run that was not killed, and nothing of any attempt may be
-left. Prints how each attempt ended.
+left. That run is in WHOLE; where it is not there yet it is made. Prints how each attempt ended.
 """
 
 import json
@@ -136,14 +136,15 @@ def _is_ours(process: psutil.Process) -> bool:
         return False
 
 
-def main(folder: Path, layout: dict[str, object], attempts: list[list[str]]) -> None:
+def main(folder: Path, whole_run: Path, layout: dict[str, object], attempts: list[list[str]]) -> None:
     os.environ[MARK] = str(os.getpid())
     shared = segments()
     preload()
     recipe = real_recipe(every_steps=1, **layout)
-    assert drill(folder / "whole", recipe, []) == [0]
+    if not whole_run.exists():
+        assert drill(whole_run, recipe, []) == [0]
     ends = drill(folder / "killed", recipe, attempts)
-    killed, whole = outcome(folder / "killed"), outcome(folder / "whole")
+    killed, whole = outcome(folder / "killed"), outcome(whole_run)
     for part in whole:
         assert _told(killed[part]) == _told(whole[part]), f"{part} differ:\n{killed[part]}\n{whole[part]}"
     assert left_behind() == []
@@ -159,4 +160,4 @@ def _told(part: object) -> object:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))

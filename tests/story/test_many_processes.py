@@ -39,6 +39,12 @@ STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_updat
 
 
 @pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that nobody kills: one for each layout, made by the first drill that needs it."""
+    return tmp_path_factory.mktemp("wholes")
+
+
+@pytest.fixture(scope="module")
 def forked() -> Iterator[Forked]:
     """A drill is one command of many attempts: as patient as the tests themselves."""
     forked = Forked(timeout_s=3500)
@@ -46,9 +52,11 @@ def forked() -> Iterator[Forked]:
     forked.close()
 
 
-def run_drill(forked: Forked, folder: Path, layout: dict[str, object], attempts: list[list[str]]) -> list[int]:
-    """How each attempt ended; fails when the killed run did not end as the other, or left something behind."""
-    words = ["story.ray_drill", str(folder), json.dumps(layout), json.dumps(attempts)]
+def run_drill(
+    forked: Forked, folder: Path, whole: Path, layout: dict[str, object], attempts: list[list[str]]
+) -> list[int]:
+    """How each attempt ended; fails when the killed run did not end as the whole one, or left something behind."""
+    words = ["story.ray_drill", str(folder), str(whole), json.dumps(layout), json.dumps(attempts)]
     with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
         pid = forked.start(TESTS, words, out, log)
     assert forked.wait(pid) == 0, (folder / "log").read_text()[-4000:]
@@ -61,19 +69,22 @@ def expected_ends(attempts: list[list[str]]) -> list[int]:
     return [*(ENDS[kills[-1].split(" ")[2]] for kills in attempts), 0]
 
 
-def test_any_process_may_be_killed_and_the_run_ends_as_if_it_had_not_been(tmp_path: Path, forked: Forked) -> None:
-    assert run_drill(forked, tmp_path, LAYOUT, SAMPLE) == expected_ends(SAMPLE)
+def test_any_process_may_be_killed_and_the_run_ends_as_if_it_had_not_been(
+    tmp_path: Path, wholes: Path, forked: Forked
+) -> None:
+    assert run_drill(forked, tmp_path, wholes / "both", LAYOUT, SAMPLE) == expected_ends(SAMPLE)
 
 
 @pytest.mark.story
-def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path, forked: Forked) -> None:
-    assert run_drill(forked, tmp_path, LAYOUT, BEFORE_THE_CHANGE) == expected_ends(BEFORE_THE_CHANGE)
+def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path, wholes: Path, forked: Forked) -> None:
+    whole = wholes / "both"
+    assert run_drill(forked, tmp_path, whole, LAYOUT, BEFORE_THE_CHANGE) == expected_ends(BEFORE_THE_CHANGE)
     # The tokens of the first step are those of one process, and the last state goes on in another layout.
     recipe = real_recipe(every_steps=1, name="alone", checkpoint={"keep_rollouts_every_steps": 1})
     (tmp_path / "alone.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
     alone = forked(tmp_path, "rollout", "alone.toml")
     assert alone.returncode == 0, alone.stderr
-    assert torch.equal(first_tokens(tmp_path / "runs/alone"), first_tokens(tmp_path / "whole"))
+    assert torch.equal(first_tokens(tmp_path / "runs/alone"), first_tokens(whole))
     layout = ["--set", "actor.parallel={pipeline=2}", "--set", "critic.parallel={data=1,distributed_optimizer=true}"]
     longer = forked(tmp_path, "resume", "killed", "--set", "steps=4", *layout)
     assert longer.returncode == 0, longer.stderr
@@ -93,17 +104,19 @@ def first_tokens(folder: Path) -> Tensor:
 @pytest.mark.story
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("who", ["actor", "critic", "raylet", "driver"])
-def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, forked: Forked, who: str) -> None:
+def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, wholes: Path, forked: Forked, who: str) -> None:
     # Every stage once, in an attempt of its own; three steps in turn, in the order in which they come.
     moments = sorted((1 + number % 3, number, stage) for number, stage in enumerate(STAGES) if stage != "eval")
     attempts = [[f"{step} {stage} {who}"] for step, _, stage in [*moments, (3, 9, "eval")]]
     layout = {"actor": ACTOR, "critic": {"optimizer": OPTIMIZER, "parallel": {"data": 1}}}
-    assert run_drill(forked, tmp_path, layout, attempts) == expected_ends(attempts)
+    assert run_drill(forked, tmp_path, wholes / "actor", layout, attempts) == expected_ends(attempts)
 
 
 @pytest.mark.story
 @pytest.mark.parametrize("weights", ["shared", "broadcast"])
-def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(tmp_path: Path, forked: Forked, weights: str) -> None:
+def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(
+    tmp_path: Path, wholes: Path, forked: Forked, weights: str
+) -> None:
     # Two engines, roles apart: what one had is drawn by the other, or by itself again.
     kills = [
         f"{step} {stage} engine"
@@ -116,7 +129,7 @@ def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(tmp_path: Path, for
         "generator": {"engines": 2},
         "cluster": {"kind": "local", "threads": 1, "placement": "apart", "weights": weights},
     }
-    assert run_drill(forked, tmp_path, layout, [kills]) == [0, 0]
+    assert run_drill(forked, tmp_path, wholes / weights, layout, [kills]) == [0, 0]
 
 
 @pytest.mark.story

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.checksum import Print, fingerprint
+from ppoctl.errors import EnvironmentProblemError
 
 ALIGNMENT = 16
 """Bytes; each tensor of a flat piece starts at a multiple of it."""
@@ -89,8 +90,14 @@ class Bucket:
     """The same, in each of these places."""
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """From the first place that this process can read."""
-        return next(content for content in self.contents if content.is_near()).tensors()
+        """From the first place that this process can read. Raises EnvironmentProblemError where it can read none."""
+        for content in self.contents:
+            if content.is_near():
+                return content.tensors()
+        raise EnvironmentProblemError(
+            f"an engine is on another machine than each of the {len(self.contents)} places where new weights are",
+            hint="`--set cluster.weights=store` sends them through Ray's object store instead",
+        )
 
 
 def bucket_of(tensors: Sequence[tuple[str, Tensor]], *contents: Content) -> Bucket:

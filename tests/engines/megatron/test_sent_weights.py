@@ -22,6 +22,7 @@ from ppoctl.convert.source import read_shape
 from ppoctl.convert.tensors import weight_names
 from ppoctl.engines import link
 from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.sending import Senders
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.vllm.hosts import Broadcasts, Hosts
@@ -223,6 +224,25 @@ def test_each_node_reads_from_ranks_of_its_own_where_it_has_some(
             assert all(torch.equal(tensor, expected[name]) for name, tensor in content.tensors())
         found += bucket.prints
     assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("groups", "ranks_on", "engines_on", "sharing", "storing"),
+    [
+        ([[0], [1]], "ab", "a", {0}, set()),
+        ([[0], [1]], "ab", "b", {1}, set()),
+        ([[0], [1]], "ab", "ab", {0, 1}, set()),
+        ([[0], [1]], "aa", "ab", {0}, {0}),  # for b
+        ([[0], [1]], "aa", "b", set(), {0}),
+        ([[0, 2], [1, 3]], "abab", "b", {1}, set()),  # what is gathered is on the first of a group
+        ([[0, 1], [2, 3]], "abba", "bc", {2}, {2}),  # who shares already also stores
+        ([[0], [1]], "ab", "", set(), {0}),  # no engine that is known
+    ],
+)
+def test_one_rank_of_each_node_with_engines_shares_and_one_stores_for_the_others(
+    groups: list[list[int]], ranks_on: str, engines_on: str, sharing: set[int], storing: set[int]
+) -> None:
+    assert Senders.near(groups, ranks_on, engines_on) == Senders(frozenset(sharing), frozenset(storing))
 
 
 def test_the_last_buckets_can_be_read_until_the_role_works_again(pool, model) -> None:
