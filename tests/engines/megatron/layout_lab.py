@@ -65,6 +65,16 @@ def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[st
     }
 
 
+def assert_agree(found: dict[str, dict[str, Tensor]], expected: dict[str, dict[str, Tensor]], *, whole: bool) -> None:
+    """Three steps of two layouts, in gradient, change of weights and figures. Under a distributed optimizer no rank
+    has the `whole` gradient, and only what became of it is compared."""
+    assert max(float(tensor.abs().max()) for tensor in expected["change"].values()) > 1e-3
+    bounds = {"reported": CHANGE_GAP, "change": CHANGE_GAP, **({"gradient": GRADIENT_GAP} if whole else {})}
+    for what, bound in bounds.items():
+        found_gap = gap(found[what], expected[what])
+        assert found_gap < bound, f"{what}: {found_gap}"
+
+
 def goes_on(pool: RankPool, saved_under: TrainerSettings, loaded_under: TrainerSettings, states: Path) -> float:
     """Saved after one step under a layout and loaded under another, weights are equal to the bit, and the next step
     has the same loss. How far its change of the weights is from that of the run that was never interrupted."""
