@@ -64,6 +64,10 @@ class ProcessLostError(EnvironmentProblemError):
     """A process of the run died without a word: killed, or its machine is gone. What is committed is safe."""
 
 
+class SenderLostError(ProcessLostError):
+    """Weights went with the process of the trainer that sent them; who noticed is not to blame."""
+
+
 class DataError(PpoctlError):
     """Prompts or rewards: a missing or empty dataset, a bad row, a prompt longer than the window."""
 

@@ -35,6 +35,17 @@ def test_nobody_leaves_while_two_work_together_and_both_do_afterwards(left, leav
     assert sorted(left) == ["actor", "generator"]
 
 
+def test_the_others_leave_also_while_two_work_together_when_all_the_memory_is_asked_for(left, leaves):
+    turns = Turns()
+    with turns.shared():
+        turns.take("generator", leaves("generator"))
+        turns.take("actor", leaves("actor"))
+        turns.clear_for("generator")
+    assert left == ["actor"]
+    turns.take("critic", leaves("critic"))
+    assert left == ["actor", "generator"]
+
+
 def test_an_error_while_two_work_together_ends_that(left, leaves):
     turns = Turns()
 

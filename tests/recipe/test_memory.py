@@ -20,7 +20,7 @@ from ppoctl.recipe.memory.part import Microbatch, Part, Precision
 from ppoctl.recipe.memory.stages import rank_parameters, stages_of
 from ppoctl.recipe.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.parallel import ParallelTable, devices, is_one_process, processes
-from ppoctl.recipe.schema import GeneratorTable, Recipe, Recompute
+from ppoctl.recipe.schema import GeneratorTable, LocalCluster, Recipe, Recompute
 
 DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
 
@@ -199,6 +199,36 @@ def test_weights_go_in_buckets() -> None:
     assert sent.on_the_way == 4 * 4 * 800
 
 
+@pytest.mark.parametrize(
+    ("weights", "placement", "nodes", "sender", "engine", "host"),
+    [
+        ("shared", "colocated", 8, 3, 1, 0),
+        ("shared", "apart", 1, 3, 1, 0),
+        ("shared", "apart", 2, 3, 1, 3),  # engines on nodes without a rank
+        ("store", "colocated", 8, 1, 0, 3),
+        ("broadcast", "apart", 2, 3, 2, 0),
+    ],
+)
+def test_copies_of_a_bucket_are_where_weights_go(
+    weights: str, placement: str, nodes: int, sender: int, engine: int, host: int
+) -> None:
+    cluster = LocalCluster.model_validate({"weights": weights, "placement": placement})
+    assert generator.copies_of(cluster, nodes) == generator.Copies(sender, engine, host)
+
+
+@pytest.mark.parametrize("placement", ["colocated", "apart"])
+def test_where_vllm_cannot_start_no_stage_that_draws_fits(smallest: Path, placement: str) -> None:
+    sets = [f"cluster.placement={placement}", "generator.gpu_memory_frac=0.1"]
+    memory = _estimate(smallest, *sets, gpu_gib=80.0)
+    assert memory.generator.full_sequences == 0
+    unfit = {stage.stage for stage in memory.places[-1].stages if not stage.fits}  # the generator's, apart
+    enough = _estimate(smallest, f"cluster.placement={placement}", gpu_gib=800.0)
+    assert unfit >= {"rollout", "eval"}
+    assert all(stage.fits for found in enough.places for stage in found.stages)
+    if placement == "apart":
+        assert unfit == {"rollout", "eval"}
+
+
 def test_the_driver() -> None:
     """5 sequences of 7 + 20 tokens."""
     batch = Batch(5, prompt_tokens=7, response_tokens=20, has_reference=True, reference_in_loss=True)
@@ -285,8 +315,13 @@ def test_apart_every_process_has_a_gpu(smallest: Path) -> None:
         "the generator's GPU",
     ]
     actor, _, engine = memory.places
-    assert actor.fullest.bytes == memory.roles["actor"].largest.peak
-    assert {item.name for item in engine.items} == {"generator weights", "KV cache"}
+    rank, stages = memory.roles["actor"].largest, {stage.stage: stage.bytes for stage in actor.stages}
+    assert stages["actor_update"] == rank.resident + rank.update
+    # Three copies of the largest bucket where they are sent, one where they are read.
+    assert stages["rollout"] == rank.resident + rank.forward + 3 * memory.sending.largest
+    ways = {item.name: item.bytes for item in engine.items}
+    assert ways.keys() == {"generator weights", "KV cache", "weights on their way"}
+    assert ways["weights on their way"] == memory.sending.largest
 
 
 def test_the_fullest_of_unlike_gpus(smallest: Path) -> None:
@@ -297,7 +332,9 @@ def test_the_fullest_of_unlike_gpus(smallest: Path) -> None:
     first, _ = memory.roles["actor"].ranks
     critic = memory.roles["critic"].largest
     resident = first.resident + critic.resident + memory.generator.total
-    assert found.fullest.bytes == resident + max(first.update, critic.update)
+    stages = {stage.stage: stage.bytes for stage in found.stages}
+    assert (stages["actor_update"], stages["critic_update"]) == (resident + first.update, resident + critic.update)
+    assert stages["rollout"] == resident + first.forward + 4 * memory.sending.largest
 
 
 def test_forwards_have_microbatches_of_their_own(smallest: Path) -> None:
@@ -359,7 +396,7 @@ def test_host_memory_of_a_node(smallest: Path) -> None:
     assert node.rollouts == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
     assert node.driver == memory.driver.peak
     assert node.libraries == 2**20 * (17 * 400 + 8 * 550)
-    assert (node.object_store, node.sending) == (2**28, memory.sending.on_the_way)
+    assert (node.object_store, node.sending) == (2**28, 0)  # weights stay on the devices
     parts = node.moved_out + node.states + node.rollouts + node.driver + node.sending
     assert node.total == parts + node.object_store + node.libraries
 

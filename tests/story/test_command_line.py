@@ -77,6 +77,7 @@ def test_rollout_train_show_eval_and_resume(tmp_path: Path, ppoctl_data: Path, f
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_in_order(
     tmp_path: Path, number: int, code: int, ppoctl_data: Path, forked: Forked

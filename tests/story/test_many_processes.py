@@ -29,8 +29,11 @@ LAYOUT = {
     "cluster": {"kind": "local", "threads": 1, "offload": True},
 }
 
+GRID = {"actor": ACTOR, "critic": {"optimizer": OPTIMIZER, "parallel": {"data": 1}}}
+"""Fewer processes, for more attempts."""
+
 SAMPLE = [["1 values engine", "2 actor_update actor"]]
-"""One that the run outlives, and one that it does not. Each attempt starts six processes, most of a minute on two
+"""One that the run outlives, and one that it does not. Each attempt starts five processes, most of a minute on two
 cores."""
 BEFORE_THE_CHANGE = [["1 critic_update critic"]]
 """What happens to a run that then goes on in another layout."""
@@ -72,7 +75,7 @@ def expected_ends(attempts: list[list[str]]) -> list[int]:
 def test_any_process_may_be_killed_and_the_run_ends_as_if_it_had_not_been(
     tmp_path: Path, wholes: Path, forked: Forked
 ) -> None:
-    assert run_drill(forked, tmp_path, wholes / "both", LAYOUT, SAMPLE) == expected_ends(SAMPLE)
+    assert run_drill(forked, tmp_path, wholes / "grid", GRID, SAMPLE) == expected_ends(SAMPLE)
 
 
 @pytest.mark.story
@@ -108,8 +111,7 @@ def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, wholes: Pat
     # Every stage once, in an attempt of its own; three steps in turn, in the order in which they come.
     moments = sorted((1 + number % 3, number, stage) for number, stage in enumerate(STAGES) if stage != "eval")
     attempts = [[f"{step} {stage} {who}"] for step, _, stage in [*moments, (3, 9, "eval")]]
-    layout = {"actor": ACTOR, "critic": {"optimizer": OPTIMIZER, "parallel": {"data": 1}}}
-    assert run_drill(forked, tmp_path, wholes / "actor", layout, attempts) == expected_ends(attempts)
+    assert run_drill(forked, tmp_path, wholes / "grid", GRID, attempts) == expected_ends(attempts)
 
 
 @pytest.mark.story

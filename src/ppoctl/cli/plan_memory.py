@@ -44,7 +44,9 @@ def print_memory(memory: "Memory") -> None:
         _print_words(_host(memory.node))
     fullest = max(memory.places, key=lambda found: found.fullest.bytes)
     stage = fullest.fullest
-    if stage.fits is False:
+    if memory.generator.full_sequences == 0:
+        _print_words(_too_small_a_cache(memory))
+    if stage.fits is False and fullest.place.bytes is not None and stage.bytes > fullest.place.bytes:
         render.line()
         where = f" on {fullest.place.name}" if len(memory.places) > 1 else ""
         render.heading(f"what is largest in {stage.stage}{where}, and what to do")
@@ -104,14 +106,28 @@ def _other_rows(memory: "Memory") -> list[tuple[str, str]]:
     sending = memory.sending
     if sending.buckets:
         largest = render.size(sending.largest)
-        rows.append(("weights sent", f"{len(sending.buckets)} buckets, the largest {largest}, read by all engines"))
+        count = len(sending.buckets)
+        buckets = f"{count} buckets, the largest {largest}" if count > 1 else f"one bucket, {largest}"
+        rows.append(("weights sent", f"{buckets}, read by all engines"))
     return rows
+
+
+def _too_small_a_cache(memory: "Memory") -> str:
+    generator, needed = memory.generator, render.size(memory.generator.sequence_bytes)
+    if memory.device == "cpu":
+        return f"vLLM will not start: a sequence of full length takes {needed}; raise `generator.kv_cache_mib`"
+    return (
+        f"vLLM will not start: of its share of a GPU weights take {render.size(generator.weights)}, and a sequence "
+        f"of full length {needed}; raise `generator.gpu_memory_frac` or `generator.tensor`"
+    )
 
 
 def _cells(found: "Residency", stage: "StageBytes") -> tuple[str, str]:
     room = found.place.bytes
-    words = "" if room is None else "fits" if stage.fits else f"{render.size(stage.bytes - room)} too much"
-    return render.size(stage.bytes), words
+    if room is not None and stage.bytes > room:
+        return render.size(stage.bytes), f"{render.size(stage.bytes - room)} too much"
+    words = {True: "fits", False: "no cache for one sequence", None: ""}
+    return render.size(stage.bytes), words[stage.fits]
 
 
 def _host(node: "NodeBytes") -> str:

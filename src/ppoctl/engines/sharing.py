@@ -3,21 +3,23 @@
     sender: Staging.put(tensors)  ->  Shared  -- a few bytes, by any way -->  readers: Shared.tensors()
 
 Two pieces of memory take turns: one is read while the next is filled. A reader copies what it is given, since a
-loader may hold on to the tensors of half a layer until the other half has come. Nothing has a name that could be left
-behind: the memory goes with the last process that has it open.
+loader may hold on to the tensors of half a layer until the other half has come. On a CPU nothing has a name that
+could be left behind: the memory goes with the last process that has it open. On a GPU torch keeps 80 KB of counters
+in /dev/shm beside it.
 """
 
 import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ppoctl.batch.bucket import TensorSpec, pack, packed_bytes, specs_of, views
-from ppoctl.errors import EnvironmentProblemError, ProcessLostError
+from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, SenderLostError
 
 
 @runtime_checkable
@@ -25,7 +27,7 @@ class Handle(Protocol):
     """Where a piece of memory is, for another process of the machine."""
 
     def copied(self, count: int) -> Tensor:
-        """Its first bytes, as uint8 in memory of this process, on the device they are on. Raises ProcessLostError."""
+        """Its first bytes, as uint8 in memory of this process, on the device they are on. Raises SenderLostError."""
         ...
 
 
@@ -41,7 +43,7 @@ class Shared:
         return True
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Copies. Raises ProcessLostError where the sender is gone."""
+        """Copies. Raises SenderLostError where the sender is gone."""
         return views(self.handle.copied(packed_bytes(self.specs)), self.specs)
 
 
@@ -102,10 +104,10 @@ class OpenFile:
                 memory = bytearray(max(1, count))
                 if file.readinto(memory) < count:
                     raise FileNotFoundError
-        except PermissionError as error:
-            raise _unreadable(f"memory of process {self.process}", error) from error
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise _lost(self.process) from error
         except OSError as error:
-            raise ProcessLostError(f"weights were lost with process {self.process}, which sent them") from error
+            raise _unreadable(f"memory of process {self.process}", error) from error
         return torch.frombuffer(memory, dtype=torch.uint8)
 
 
@@ -113,43 +115,65 @@ class _OnGpu:
     """Plain device memory, which CUDA lets other processes open."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.memory = torch.empty(max(1, size), dtype=torch.uint8, device=device)
-
-    def __del__(self) -> None:
-        del self.memory
-        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # what readers have closed by now
-
-    def handle(self) -> Handle:
         from torch.multiprocessing.reductions import reduce_tensor
 
+        self.memory = torch.empty(max(1, size), dtype=torch.uint8, device=device)
+        _, arguments = reduce_tensor(self.memory)  # type: ignore[no-untyped-call]
+        # torch counts readers of the memory, from one, and keeps it while the count is not 0: also for ever, where
+        # several readers have counted below that, or the only one was killed. Who may read, and until when, is
+        # agreed on by `Staging` and the driver instead: the count is 0 from now on, and readers find none.
+        torch.UntypedStorage._release_ipc_counter_cuda(*arguments[_COUNTER])
+        found = list(arguments)
+        found[_COUNTER] = [b"/none", 0]
+        found[_WAITS_FOR_EVENT] = False  # `handle` has waited
+        self._arguments = tuple(found)
+
+    def handle(self) -> Handle:
         # Another process may read as soon as it knows where.
         torch.cuda.current_stream(self.memory.device).synchronize()
-        _, arguments = reduce_tensor(self.memory)  # type: ignore[no-untyped-call]
-        return OpenDevice(arguments)
+        return OpenDevice(os.getpid(), self._arguments)
+
+
+_DEVICE, _COUNTER, _WAITS_FOR_EVENT = 6, slice(11, 13), 14
+"""Places among the arguments of torch's `rebuild_cuda_tensor`."""
 
 
 @dataclass(frozen=True)
 class OpenDevice:
     """Device memory of another process."""
 
+    process: int
     arguments: tuple[Any, ...]
     """Of torch's `rebuild_cuda_tensor`."""
 
     def copied(self, count: int) -> Tensor:
         from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-        # The place of the device's number among them, which each process counts for itself. Memory of another GPU of
-        # the machine can be opened from this one, also where this process does not see that GPU.
-        device = 6
+        # Each process counts devices for itself. Memory of another GPU of the machine can be opened from this one,
+        # also where this process does not see that GPU.
         arguments = list(self.arguments)
-        arguments[device] = torch.cuda.current_device()
+        arguments[_DEVICE] = torch.cuda.current_device()
         try:
             theirs: Tensor = rebuild_cuda_tensor(*arguments)  # type: ignore[no-untyped-call]
             copy = theirs[:count].clone()
             torch.cuda.current_stream().synchronize()  # before the sender may fill it anew
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"an engine's GPU has no room for {count} bytes of new weights",
+                hint="lower `cluster.weights_bucket_mib` or `generator.gpu_memory_frac`",
+            ) from error
         except RuntimeError as error:
+            if not Path(f"/proc/{self.process}").exists():
+                raise _lost(self.process) from error
             raise _unreadable("GPU memory of the actor", error) from error
         return copy
+
+
+def _lost(process: int) -> SenderLostError:
+    return SenderLostError(
+        f"weights were lost with process {process}, which sent them",
+        hint="everything finished is committed: `ppoctl resume RUN`",
+    )
 
 
 def _unreadable(what: str, error: Exception) -> EnvironmentProblemError:

@@ -18,9 +18,13 @@ class Turns:
         """`role` is about to work; `leave` will move it out when another one is. It comes back by itself when it is
         used."""
         if not self._is_shared:
-            for other in [name for name in self._here if name != role]:
-                self._here.pop(other)()
+            self.clear_for(role)
         self._here[role] = leave
+
+    def clear_for(self, role: str) -> None:
+        """All others leave, also where the devices are shared: what comes next takes all the memory it is to have."""
+        for other in [name for name in self._here if name != role]:
+            self._here.pop(other)()
 
     @contextmanager
     def shared(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -86,7 +87,9 @@ def _in_ray(recipe: Recipe) -> Placed:
             for number in range(recipe.generator.engines)
         ]
         broadcasts = Broadcasts(cluster.driver_host, table.start_deadline_s) if table.weights == "broadcast" else None
-        return Hosts(fleet, first_done, broadcasts, turns)
+        # Nodes of a running Ray share the folder of the command, and not much else.
+        exports = Path.cwd() if table.ray_address is not None else None
+        return Hosts(fleet, first_done, broadcasts, turns, exports)
 
     return Placed(ranks("actor"), ranks("critic"), engines, cluster.close)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from layout_lab import settings, trainer
 from rank_pool import RankPool
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ppoctl.engines.megatron import optimizer
@@ -85,6 +86,10 @@ def lived(pool: RankPool, actor: MegatronTrainer, folder: Path, rest: Callable[[
     rest()  # while it is being written
     saving.finish()
     actor.load(folder / "state")
+    rest()
+    (folder / "export").mkdir()
+    actor.save_weights(folder / "export")
+    found |= {f"exported {name}": tensor for name, tensor in load_file(folder / "export/model.safetensors").items()}
     rest()
     return found | {f"weight {name}": tensor.clone() for name, tensor in pool.tensors()}
 

@@ -41,6 +41,7 @@ def test_gradients_are_those_of_transformers(model, kind):
     FLOAT32.check(result.grad_norm, norm)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["qwen2", "gemma2", "qwen2-moe", "qwen3-moe"])
 @pytest.mark.parametrize("needs_entropy", [False, True])
 def test_the_cut_into_microbatches_changes_nothing(model, kind, needs_entropy):

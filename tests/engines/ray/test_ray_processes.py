@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import ray
 import torch
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RaySystemError
 
 from ppoctl.batch.bucket import Bucket, bucket_of, flatten
 from ppoctl.batch.checksum import Print, fingerprint
@@ -21,7 +23,7 @@ from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.member import OnNode
-from ppoctl.engines.ray.processes import Deadline, Group, RayProcesses, first_done
+from ppoctl.engines.ray.processes import Deadline, Group, Pending, RayProcesses, first_done
 from ppoctl.engines.ray.room import Room
 from ppoctl.engines.sharing import Staging
 from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
@@ -304,6 +306,35 @@ def read_until_lost(processes: RayProcesses, bucket: Bucket) -> None:
     while time.monotonic() < until:
         processes.call("held", bucket)
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "says"),
+    [
+        (
+            OutOfMemoryError("the node was low on memory"),
+            ProcessLostError,
+            "ended by Ray during `update`: its node ran",
+        ),
+        (ActorDiedError(), ProcessLostError, "died during `update`"),
+        (RaySystemError("a message that cannot be read"), RaySystemError, "a message that cannot be read"),
+    ],
+)
+def test_whatever_ray_says_of_a_process_ends_the_question(group, monkeypatch, error, expected, says):
+    """Without a Ray: it cannot be made to say these when asked."""
+    monkeypatch.setattr(processes_module, "DEATH_NOTICE_S", 0.0)
+
+    def get(reference: object) -> None:
+        raise error
+
+    monkeypatch.setattr(processes_module.ray, "get", get)
+    killed = []
+    asked = SimpleNamespace(group=group, kill=lambda: killed.append(1))
+    pending = Pending(asked, "update", {}, {"reference": 1})
+    pending.take(["reference"])
+    with pytest.raises(expected, match=says):
+        pending.answers()
+    assert killed == [1]
 
 
 def test_a_long_wait_says_what_it_is_waiting_for(cluster, processes, monkeypatch):

@@ -1,21 +1,21 @@
 """The queue that engines share, on engines that only count: who gets what, and what happens when one dies."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm_bench import settings_for
 
-from ppoctl.batch.bucket import Bucket
+from ppoctl.batch.bucket import Bucket, bucket_of
 from ppoctl.batch.records import State
 from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.engines.vllm.engine import Draw, Finished
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.vllm.hosts import Hosts
 from ppoctl.engines.vllm.sync import Sync, TrainerSide
-from ppoctl.errors import HangError, PpoctlError, ProcessLostError, WeightSyncError
+from ppoctl.errors import HangError, PpoctlError, ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.ports import NamedWeights, SamplingParams
 
 STATE = State("actor", 1, 1, "lineage")
@@ -45,6 +45,8 @@ class CountingHost:
     """Other methods at which it dies, once each."""
     error: PpoctlError | None = None
     """Raised by `advance` instead."""
+    misses: PpoctlError | None = None
+    """Raised when it is handed weights."""
     log: list[str] = field(default_factory=list)
     in_place: bool = True
     open: list[Draw] = field(default_factory=list)
@@ -97,8 +99,8 @@ class CountingHost:
     def _begin_weights(self) -> None:
         pass
 
-    def _take_weights(self, bucket: Bucket) -> None:
-        pass
+    def _take_weights(self, bucket: Bucket) -> Exception | None:
+        return self.misses
 
     def _end_weights(self) -> list[Any]:
         return []
@@ -213,6 +215,57 @@ def test_a_trainer_that_dies_is_not_taken_for_an_engine(fleet_of: Made, monkeypa
         fleet.be_at(STATE)
     assert said == []
     assert "close" not in engine.log
+
+
+@pytest.mark.parametrize(("buckets", "says"), [(3, "process 1 of the actor's 2 died"), (1, "weights were lost")])
+def test_a_sender_that_dies_is_not_taken_for_an_engine(fleet_of: Made, monkeypatch, buckets: int, says: str):
+    """An engine notices, and is not to blame. Ranks that are asked for more say which of them it was."""
+
+    def sent() -> Iterator[Bucket]:
+        yield from [bucket_of([])] * min(buckets, 2)
+        if buckets > 2:
+            raise ProcessLostError("process 1 of the actor's 2 died")
+
+    engine, other = CountingHost(speed=1, misses=SenderLostError("weights were lost")), CountingHost(speed=1)
+    fleet, said = fleet_of(engine, other)
+    weights = NamedWeights(state=STATE, names=(), buckets=sent, senders=lambda: ())
+    monkeypatch.setattr(fleet._sync, "trainer", replace(fleet._sync.trainer, weights=lambda state: weights))
+    with pytest.raises(ProcessLostError, match=says):
+        fleet.be_at(STATE)
+    assert said == []
+    assert [host.log.count("begin_weights") for host in (engine, other)] == [1, 1]
+    assert engine.log[-1] == other.log[-1] == "close"  # both have half of them
+
+
+def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_left(fleet_of: Made, tmp_path):
+    turns, engine = Turns(), CountingHost(speed=1, in_place=False)
+    fleet, _ = fleet_of(engine, turns=turns)
+    sync, seen = fleet._sync, tmp_path / "seen by all"
+    seen.mkdir()
+
+    def export(state: State, folder: Path) -> None:
+        assert folder.parent == seen
+        turns.take("actor", lambda: engine.log.append("the actor leaves"))
+
+    sync.trainer, sync.hosts = replace(sync.trainer, export=export), replace(sync.hosts, exports=seen)
+    fleet.be_at(STATE)
+    assert engine.log[:3] == ["takes_weights", "the actor leaves", "restart"]
+    assert list(seen.iterdir()) == []
+
+
+def test_an_engine_that_died_starts_anew_when_the_trainer_has_left(fleet_of: Made, monkeypatch):
+    turns, dying = Turns(), CountingHost(speed=1, dies_at=["end_weights"])
+    fleet, _ = fleet_of(dying, turns=turns)
+    trainer = fleet._sync.trainer
+
+    def weights(state: State) -> NamedWeights:
+        turns.take("actor", lambda: dying.log.append("the actor leaves"))
+        return trainer.weights(state)
+
+    monkeypatch.setattr(fleet._sync, "trainer", replace(trainer, weights=weights))
+    fleet.be_at(STATE)
+    again = dying.log.index("takes_weights", 1)
+    assert "the actor leaves" in dying.log[:again]
 
 
 def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_weights(fleet_of: Made):

@@ -107,6 +107,7 @@ def test_a_folder_without_a_model_is_an_environment_problem(tmp_path: Path, tied
     ("text", "kind", "hint"),
     [
         ("max seq len (9) is larger than the KV cache", OutOfMemoryError, "kv_cache_mib` \\(now 64"),
+        ("Free memory on device cuda:0 (20/80 GiB) on startup is less than", OutOfMemoryError, "gpu_memory_frac"),
         ("User-specified max_model_len (9) is greater", RecipeError, "max_new_tokens"),
     ],
 )

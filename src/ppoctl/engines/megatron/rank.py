@@ -184,6 +184,7 @@ class MegatronRank:
 
     def weight_specs(self) -> dict[str, Spec]:
         """What `weights` gives, before it does."""
+        self._have("weights")  # a part is a view
         return {part.name: Spec(part.shape, part.view.dtype) for model in self.models for part in parts_of(model)}
 
     def open_weights(self, max_bytes: int, senders: Senders) -> None:
@@ -205,6 +206,7 @@ class MegatronRank:
 
     def planned_weights(self, max_bytes: int) -> list[tuple[TensorSpec, ...]]:
         """The buckets of `broadcast_weights`, before it sends them."""
+        self._have("weights")
         return plan(self.models, max_bytes)
 
     def broadcast_weights(self, link: Link, max_bytes: int) -> Departed | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppoctl.batch.bucket import Bucket, Content, FlatTensors
 from ppoctl.engines.ray import segments
-from ppoctl.errors import EnvironmentProblemError, ProcessLostError
+from ppoctl.errors import EnvironmentProblemError, SenderLostError
 
 Make = Callable[[int, int, str], Any]
 """(rank, number of ranks, `host:port` where rank 0 waits) -> what answers in that process; it returns when all ranks
@@ -36,11 +36,11 @@ class InStore:
         return True
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Views of shared memory. Raises ProcessLostError."""
+        """Views of shared memory. Raises SenderLostError."""
         try:
             flat: FlatTensors = ray.get(self.reference)
         except RayError as error:
-            raise ProcessLostError(f"weights were lost with the process that sent them: {error}") from error
+            raise SenderLostError(f"weights were lost with the process that sent them: {error}") from error
         return flat.tensors()
 
 

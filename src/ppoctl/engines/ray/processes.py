@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.cluster import RayCluster
@@ -154,7 +154,7 @@ class RayProcesses:
             return str(ray.get(asked, timeout=group.start_deadline_s))
         except RayActorError as error:
             self.kill()
-            raise _lost(group, 0, "start") from error
+            raise _lost(group, 0, "start", error) from error
         except (GetTimeoutError, RayError) as error:
             self.kill()
             raise EnvironmentProblemError(
@@ -209,9 +209,11 @@ class Pending:
                 answer = ray.get(reference)
             except RayTaskError as error:
                 self._hear(_as_raised(error))
-            except RayActorError:
+            except (RayActorError, OutOfMemoryError) as error:
                 method = "start" if reference in self._starting else self.method
-                self._hear(_lost(self.processes.group, rank, method))
+                self._hear(_lost(self.processes.group, rank, method, error))
+            except RayError as error:
+                self._hear(error)
             else:
                 if reference in self._asked:
                     self._answers[rank] = answer
@@ -251,8 +253,13 @@ class Pending:
         )
 
 
-def _lost(group: Group, rank: int, method: str) -> ProcessLostError:
+def _lost(group: Group, rank: int, method: str, how: RayError) -> ProcessLostError:
     which = f"process {rank} of the {group.name}'s {group.size}" if group.size > 1 else f"the {group.name}"
+    if isinstance(how, OutOfMemoryError):
+        return ProcessLostError(
+            f"{which} was ended by Ray during `{method}`: its node ran out of memory",
+            hint="everything finished is committed: `ppoctl resume RUN`; `ppoctl plan` says what takes host memory",
+        )
     return ProcessLostError(
         f"{which} died during `{method}`",
         hint="everything finished is committed: `ppoctl resume RUN`; look for the kernel's "

@@ -306,6 +306,11 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
             f"vLLM has no room for one sequence of {settings.max_model_len} tokens: {text}",
             hint=f"raise `generator.{key}` (now {getattr(table, key)}) or lower `rollout.max_new_tokens`",
         )
+    if "Free memory on device" in text:
+        return OutOfMemoryError(
+            f"vLLM has less of the GPU's memory than its share: {text}",
+            hint=f"lower `generator.gpu_memory_frac` (now {table.gpu_memory_frac}), or take turns: `cluster.offload`",
+        )
     if "max_model_len" in text:
         return RecipeError(
             f"prompt and response may have {settings.max_model_len} tokens together, more than `{settings.model}` "

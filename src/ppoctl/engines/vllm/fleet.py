@@ -13,14 +13,13 @@ from typing import Any
 
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm.engine import Draw, Finished
-from ppoctl.engines.vllm.hosts import Host, Hosts
+from ppoctl.engines.vllm.hosts import ROLE, Host, Hosts
 from ppoctl.engines.vllm.sync import EngineLostError, Sync, ask
 from ppoctl.errors import HangError, PpoctlError, ProcessLostError
 from ppoctl.ports import SamplingParams
 
 MOST_SENDS = 2
 """A draw that has been with so many engines when they died is not sent to another: it may be what kills them."""
-ROLE = "generator"
 AHEAD = 1.25
 """Draws an engine is given, as a multiple of those it decodes together: the next are there when one ends."""
 
@@ -85,6 +84,7 @@ class Fleet:
                 if tries_left == 0:
                     raise
                 self._say(f"{error.message}; started again")
+                self._hosts.turns.clear_for(ROLE)  # the trainer, which was about to send
 
     def _leave(self) -> None:
         """For the roles that share the engines' devices."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ppoctl.engines.turns import NoTurns, Turns
@@ -9,6 +10,9 @@ from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import join_tensor_ranks
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.ports import Promise
+
+ROLE = "generator"
+"""What engines are called where roles share devices."""
 
 
 @runtime_checkable
@@ -45,6 +49,8 @@ class Hosts:
     """Absent: engines are handed weights bucket by bucket."""
     turns: Turns = field(default_factory=NoTurns)
     """Taken with the roles whose devices these engines share."""
+    exports: Path | None = None
+    """An existing folder that all of them see; absent: they are on this machine, and any will do."""
 
 
 class ThisProcess:

@@ -9,10 +9,10 @@ from typing import Any
 from ppoctl.batch.records import State
 from ppoctl.engines.link import meeting
 from ppoctl.engines.vllm.canary import Tolerance, canary_tokens
-from ppoctl.engines.vllm.hosts import Host, Hosts
+from ppoctl.engines.vllm.hosts import ROLE, Host, Hosts
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.engines.vllm.weights import Sent, compare
-from ppoctl.errors import ProcessLostError, WeightSyncError
+from ppoctl.errors import ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.ports import Departed, Link, NamedWeights, Promise, Sender
 
 
@@ -49,8 +49,9 @@ class Sync:
 
     def _restart(self, engines: Sequence[Host], state: State) -> None:
         """Where weights cannot change in place. Which they then hold only the canary says."""
-        with TemporaryDirectory(prefix="ppoctl-export-") as folder:
+        with TemporaryDirectory(prefix="ppoctl-export-", dir=self.hosts.exports) as folder:
             self.trainer.export(state, Path(folder))
+            self.hosts.turns.clear_for(ROLE)  # an engine takes its share of the memory when it starts
             ask(engines, "restart", folder)
 
     def _send(self, engines: Sequence[Host], state: State) -> None:
@@ -122,12 +123,16 @@ class Sync:
 def hand_over(engines: Sequence[Host], weights: NamedWeights) -> Sent:
     """Bucket by bucket: one is loaded while the trainer makes the next."""
     ask(engines, "begin_weights")
-    sent, on_the_way = Sent(), list[Any]()
-    for bucket in weights.buckets():
-        sent.add(bucket.prints)
+    sent, on_the_way, buckets = Sent(), list[Any](), iter(weights.buckets())
+    try:
+        for bucket in buckets:
+            sent.add(bucket.prints)
+            wait(on_the_way)
+            on_the_way = [engine.begin("take_weights", bucket) for engine in engines]
         wait(on_the_way)
-        on_the_way = [engine.begin("take_weights", bucket) for engine in engines]
-    wait(on_the_way)
+    except SenderLostError:
+        next(buckets, None)  # who asks the ranks hears which of them it was
+        raise
     return sent
 
 
@@ -137,11 +142,14 @@ def ask(engines: Sequence[Host], method: str, *arguments: Any) -> list[Any]:
 
 
 def wait(promises: Sequence[Any]) -> list[Any]:
-    """What each engine answered. Raises EngineLostError, once all have been heard, naming each that has died."""
+    """What each engine answered. Raises EngineLostError, once all have been heard, naming each that has died; or
+    SenderLostError from an engine that could not read."""
     answers, lost = [], []
     for promise in promises:
         try:
             answers.append(promise.answers()[0])
+        except SenderLostError:
+            raise
         except ProcessLostError as error:
             lost.append(error)
     if lost:

@@ -9,13 +9,13 @@ from typing import Any
 from ppoctl.recipe.batching import microbatches, most_tokens
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import Batch, DriverBytes, Records, driver_bytes, records_of
-from ppoctl.recipe.memory.generator import GeneratorBytes, Sending, on_cpu, on_gpu, sending
+from ppoctl.recipe.memory.generator import GeneratorBytes, Sending, copies_of, on_cpu, on_gpu, sending
 from ppoctl.recipe.memory.items import Known, moved_out, on_gpus, on_machines
 from ppoctl.recipe.memory.node import NodeBytes, fullest_node
 from ppoctl.recipe.memory.part import Microbatch, Precision
 from ppoctl.recipe.memory.residency import Residency, StageBytes
 from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
-from ppoctl.recipe.parallel import is_one_process, layouts
+from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts
 from ppoctl.recipe.rules import longest_sequence
 from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe, TrainedTable
 
@@ -90,9 +90,8 @@ def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> 
         generator = on_cpu(decoder, weight, recipe.generator, window)
     else:
         generator = on_gpu(decoder, weight, recipe.generator, gpu_gib * GIB, window)
-    bucket_bytes = recipe.cluster.weights_bucket_mib * 2**20
     # In one process they are handed over as they are.
-    sent = Sending() if is_one_process(recipe) else sending(decoder, trainings["actor"].layout, weight, bucket_bytes)
+    sent = Sending() if is_one_process(recipe) else _sending(recipe, decoder, trainings["actor"], at)
     batch = batch_of(recipe)
     known = Known(
         recipe=recipe,
@@ -119,6 +118,12 @@ def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> 
         taking_turns=turns,
         assumptions=tuple(_assumptions(decoder)),
     )
+
+
+def _sending(recipe: Recipe, decoder: Decoder, actor: Training, at: Precision) -> Sending:
+    nodes = ceil(devices(recipe) / GPUS_PER_NODE) if at.device == "gpu" else 1
+    copies = copies_of(recipe.cluster, nodes)
+    return sending(decoder, actor.layout, at.weight, recipe.cluster.weights_bucket_mib * 2**20, copies)
 
 
 def _assumptions(decoder: Decoder) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.stages import Stage, rank_parameters, stages_of, whole_model
 from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import GeneratorTable
+from ppoctl.recipe.schema import GeneratorTable, LocalCluster
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class GeneratorBytes:
     kv_tokens: int
     """Tokens whose keys and values fit an engine."""
     full_sequences: int
-    """Sequences of full length that fit an engine."""
+    """Sequences of full length that fit an engine. vLLM does not start where it is 0."""
+    sequence_bytes: int
+    """Of the cache of one."""
 
     @property
     def processes(self) -> int:
@@ -37,21 +39,62 @@ class GeneratorBytes:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Of a bucket of weights, at one time."""
+
+    sender: int
+    """On the device of a rank that sends."""
+    engine: int
+    """On that of an engine."""
+    host: int
+    """In a node's host memory."""
+
+
+SHARED = Copies(sender=3, engine=1, host=0)
+"""One that is gathered, two that are held out; one that the engine has copied."""
+STORED = Copies(sender=1, engine=0, host=3)
+"""One that is gathered; packed, stored, and the one before it, which is loaded."""
+BROADCAST = Copies(sender=3, engine=2, host=0)
+"""Gathered, packed, and the one before it on its way; one that arrives while one is loaded."""
+
+
+@dataclass(frozen=True)
 class Sending:
     """The actor's weights on their way to engines that are other processes."""
 
     buckets: tuple[int, ...] = ()
     """As ranks send them: tensors as long as they fit, or one that does not."""
+    copies: Copies = SHARED
 
     @property
     def largest(self) -> int:
         return max(self.buckets, default=0)
 
     @property
+    def on_sender(self) -> int:
+        return self.copies.sender * self.largest
+
+    @property
+    def on_engine(self) -> int:
+        return self.copies.engine * self.largest
+
+    @property
+    def on_host(self) -> int:
+        return self.copies.host * self.largest
+
+    @property
     def on_the_way(self) -> int:
-        """Most at one time: a bucket that is loaded, and the next one gathered, packed and stored; or, shared, two
-        that ranks hold out, one gathered, and one an engine has copied."""
-        return 4 * self.largest
+        """Wherever."""
+        return self.on_sender + self.on_engine + self.on_host
+
+
+def copies_of(cluster: LocalCluster, nodes: int) -> Copies:
+    """By the way that weights go. Apart, engines may be on other nodes than all ranks, and find in the store what is
+    shared on theirs."""
+    if cluster.weights != "shared":
+        return {"store": STORED, "broadcast": BROADCAST}[cluster.weights]
+    far = cluster.placement == "apart" and nodes > 1
+    return Copies(SHARED.sender, SHARED.engine, STORED.host) if far else SHARED
 
 
 def on_cpu(decoder: Decoder, weight: int, table: GeneratorTable, window: int) -> GeneratorBytes:
@@ -70,12 +113,14 @@ def on_gpu(decoder: Decoder, weight: int, table: GeneratorTable, gpu_bytes: floa
     return _engines(table, weights, cache, _kv_bytes(decoder, weight, table.tensor), window)
 
 
-def sending(decoder: Decoder, layout: ParallelTable, weight: int, bucket_bytes: int) -> Sending:
+def sending(
+    decoder: Decoder, layout: ParallelTable, weight: int, bucket_bytes: int, copies: Copies = SHARED
+) -> Sending:
     """From trainer processes of this layout: pipeline rank by pipeline rank."""
     buckets: list[int] = []
     for stage in stages_of(decoder, layout):
         buckets += _as_they_fit((numbers * weight for numbers in _tensors(decoder, stage)), bucket_bytes)
-    return Sending(tuple(buckets))
+    return Sending(tuple(buckets), copies)
 
 
 def _as_they_fit(sizes: Iterable[int], most: int) -> Iterator[int]:
@@ -91,7 +136,9 @@ def _as_they_fit(sizes: Iterable[int], most: int) -> Iterator[int]:
 
 def _engines(table: GeneratorTable, weights: int, kv_cache: int, per_token: int, window: int) -> GeneratorBytes:
     tokens = kv_cache // per_token
-    return GeneratorBytes(table.engines, table.tensor, weights, kv_cache, tokens, tokens // window)
+    return GeneratorBytes(
+        table.engines, table.tensor, weights, kv_cache, tokens, tokens // window, window * per_token
+    )
 
 
 def _kv_bytes(decoder: Decoder, weight: int, tensor: int) -> int:

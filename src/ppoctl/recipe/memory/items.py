@@ -9,6 +9,7 @@ from ppoctl.recipe.memory.generator import GeneratorBytes, Sending
 from ppoctl.recipe.memory.residency import STAGES, TURNS, Item, Place, Residency, at_work, residency
 from ppoctl.recipe.memory.trainer import RankBytes, Training
 from ppoctl.recipe.parallel import devices, is_one_process, processes
+from ppoctl.recipe.rules import longest_sequence
 from ppoctl.recipe.schema import Recipe
 
 MIB = 2**20
@@ -19,6 +20,7 @@ RANK_BYTES, VLLM_BYTES = 400 * MIB, 550 * MIB
 libraries, as seen with torch 2.13 and vLLM 0.32 for CPUs."""
 _READS = {"actor": ("rollout", "logprobs", "eval"), "critic": ("values",)}
 """Stages in which a role scores: the actor also for the canary."""
+_SMALLER_BUCKETS = "lower `cluster.weights_bucket_mib`"
 _MORE_NODES = "take more nodes (`cluster.ray_address`) or a smaller model"
 
 
@@ -73,7 +75,8 @@ def on_machines(known: Known, machine_bytes: int) -> list[Residency]:
     fewer = "lower `generator.engines`" if generator.engines > 1 else None
     items.append(Item("generator weights", count * generator.weights, fewer or "choose a smaller model"))
     items.append(Item("KV cache", count * generator.kv_cache, "lower `generator.kv_cache_mib`"))
-    return [residency(place, [*items, *_driver_items(known)])]
+    items += at_work("weights on their way", _SMALLER_BUCKETS, {"rollout": known.sending.on_the_way})
+    return [residency(place, [*items, *_driver_items(known)], draws=_draws(known))]
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,22 @@ def _residency(known: Known, name: str, gpu_bytes: int, tenants: Mapping[str, in
             items.append(Item("generator weights", known.generator.weights, "raise `generator.tensor`", turn))
             items.append(Item("KV cache", known.generator.kv_cache, "lower `generator.gpu_memory_frac`", turn))
             continue
-        split = f"raise `{role}.parallel.tensor` or `.pipeline`"
+        layout = known.trainings[role].layout
+        split = f"raise `{role}.parallel.tensor` or `.pipeline`" + (", and lower `.data`" if layout.data > 1 else "")
         shared = f"raise `{role}.parallel.data` with `distributed_optimizer = true`"
         turns = {part: _turn(known, f"{role} {part}") for part in ("weights", "training")}
         turns["reference"] = _turn(known, "reference")
         ranks = [known.ranks[role][known.stage(role, rank)]]
         items += _trainer_items(known, role, ranks, _Advice(split, shared), turns)
-    return residency(Place(name, gpu_bytes), items)
+    parts = {"actor": known.sending.on_sender, "generator": known.sending.on_engine}
+    on_the_way = sum(size for role, size in parts.items() if role in tenants)
+    items += at_work("weights on their way", _SMALLER_BUCKETS, {"rollout": on_the_way})
+    return residency(Place(name, gpu_bytes), items, draws="generator" not in tenants or _draws(known))
+
+
+def _draws(known: Known) -> bool:
+    """Whether vLLM starts: its cache holds one sequence of full length."""
+    return known.generator.full_sequences > 0
 
 
 def _turn(known: Known, part: str) -> tuple[str, ...]:
@@ -151,7 +163,10 @@ def _trainer_items(
 
 
 def _lower(known: Known, role: str, *, with_gradient: bool) -> str:
-    key, _ = limit(getattr(known.recipe, role).batching, with_gradient=with_gradient)
+    key, most = limit(getattr(known.recipe, role).batching, with_gradient=with_gradient)
+    if "tokens" in key and most <= longest_sequence(known.recipe) + 1:
+        # A sequence must fit; context ranks have a part of it each.
+        return f"raise `{role}.parallel.context`"
     return f"lower `{role}.batching.{key}`"
 
 
@@ -160,7 +175,6 @@ def _driver_items(known: Known) -> Iterator[Item]:
     lower = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
     rest = dict.fromkeys(STAGES[1:], driver.records)
     yield from at_work("samples and records", lower, {"rollout": driver.samples, **rest})
-    yield from at_work("weights on their way", lower, {"rollout": known.sending.on_the_way})
     if recipe.checkpoint.asynchronous:
         yield Item("states being written", sum(known.states.values()), "set `checkpoint.asynchronous = false`")
     if is_one_process(recipe):

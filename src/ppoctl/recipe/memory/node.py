@@ -29,7 +29,7 @@ class NodeBytes:
     driver: int
     """Samples of a step, then its records."""
     sending: int
-    """Weights on their way to engines."""
+    """Weights on their way to engines, where they go through host memory."""
     object_store: int
     """Of a Ray of the run's own; a running one has as much as it was started with."""
     libraries: int
@@ -64,7 +64,7 @@ def _node(known: Known, nodes: int, gpus: range) -> NodeBytes:
         states=sum(_written(known, *rank) for rank in ranks) if recipe.checkpoint.asynchronous else 0,
         rollouts=0 if alone else sum(update_input_bytes(known.batch, role) for role, _ in ranks),
         driver=known.driver.peak if driver else 0,
-        sending=known.sending.on_the_way,
+        sending=known.sending.on_host,
         object_store=OBJECT_STORE_BYTES if own_ray else 0,
         libraries=VLLM_BYTES if alone else libraries,
     )

@@ -6,7 +6,7 @@ part is there for the stages of `TURNS`, and on the host in the others.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
 
@@ -21,6 +21,9 @@ TURNS: Mapping[str, tuple[str, ...]] = {
     "critic training": ("critic_update",),
 }
 """Who is on the device in which stage, where roles take turns."""
+
+DRAWS = ("rollout", "eval")
+"""Stages in which the generator works."""
 
 SHOWN = 4
 """Of the largest items of a stage."""
@@ -73,14 +76,15 @@ class Residency:
         return max(self.stages, key=lambda stage: stage.bytes)
 
 
-def residency(place: Place, items: Sequence[Item]) -> Residency:
-    """Every stage of a step in one place."""
-    return Residency(place, tuple(items), tuple(stages_in(place, items)))
+def residency(place: Place, items: Sequence[Item], *, draws: bool = True) -> Residency:
+    """Every stage of a step in one place. None in which the generator works fits unless it `draws` there at all."""
+    return Residency(place, tuple(items), tuple(stages_in(place, items, draws=draws)))
 
 
-def stages_in(place: Place, items: Sequence[Item]) -> list[StageBytes]:
+def stages_in(place: Place, items: Sequence[Item], *, draws: bool = True) -> list[StageBytes]:
     """Every stage of a step."""
-    return [_stage(place, stage, [item for item in items if stage in item.stages]) for stage in STAGES]
+    found = [_stage(place, stage, [item for item in items if stage in item.stages]) for stage in STAGES]
+    return found if draws else [replace(stage, fits=False) if stage.stage in DRAWS else stage for stage in found]
 
 
 def _stage(place: Place, stage: str, items: Sequence[Item]) -> StageBytes:
