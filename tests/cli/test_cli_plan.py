@@ -101,7 +101,7 @@ memory (estimates, GPU)
   weights sent  30 buckets, the largest 1.02 GiB, read by all engines
 
 stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
-  rollout        99.3 GiB  19.3 GiB too much
+  rollout        103 GiB   23.3 GiB too much
   reward         98.2 GiB  18.2 GiB too much
   values         99.3 GiB  19.3 GiB too much
   logprobs       99.3 GiB  19.3 GiB too much
@@ -112,16 +112,15 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   in all of them: actor weights, actor gradients, actor optimizer, reference, actor gather buffer,
   critic weights, critic gradients, critic optimizer, critic gather buffer, generator weights, KV
   cache; nothing is moved out
-  host memory of a node with 8 GPUs, at most 212 GiB: 191 GiB states being written, 7.5 GiB rollouts
-  in ranks, 7.18 GiB libraries, 4.06 GiB weights on their way, 1.5 GiB samples and records, 256 MiB
-  object store
+  host memory of a node with 8 GPUs, at most 208 GiB: 191 GiB states being written, 7.5 GiB rollouts
+  in ranks, 7.18 GiB libraries, 1.5 GiB samples and records, 256 MiB object store
 
 what is largest in critic_update, and what to do
   KV cache           37.8 GiB  lower `generator.gpu_memory_frac`
-  critic at work     32.9 GiB  lower `critic.batching.max_tokens_per_microbatch`, or set `critic.recompute`
+  critic at work     32.9 GiB  raise `critic.parallel.context`, or set `critic.recompute`
   generator weights  14.2 GiB  raise `generator.tensor`
   actor optimizer    10.6 GiB  raise `actor.parallel.data` with `distributed_optimizer = true`
-  with `cluster.offload = true` no stage needs more than 56.7 GiB (rollout)
+  with `cluster.offload = true` no stage needs more than 60.8 GiB (rollout)
 """
     )
 
@@ -144,6 +143,7 @@ processes
   critic     8: tensor 4, data 2
   generator  8: 4 engines share one queue, each split over 2 processes
   devices    24: each process has one of its own
+  Ray        the run's own, on this machine; several nodes need one that is running, `cluster.ray_address`
 
 updates
                                  actor                 critic
@@ -166,7 +166,7 @@ updates
 
 stages, each process on a GPU of its own, 80 GiB
                  the actor's GPU        the critic's GPU        the generator's GPU
-  rollout        38.3 GiB         fits  29.6 GiB          fits  52 GiB               fits
+  rollout        41.4 GiB         fits  29.6 GiB          fits  53 GiB               fits
   reward         35.5 GiB         fits  29.6 GiB          fits  52 GiB               fits
   values         35.5 GiB         fits  30.4 GiB          fits  52 GiB               fits
   logprobs       38.3 GiB         fits  29.6 GiB          fits  52 GiB               fits
@@ -176,8 +176,8 @@ stages, each process on a GPU of its own, 80 GiB
   eval           38.3 GiB         fits  29.6 GiB          fits  52 GiB               fits
   in all of them: actor weights, actor gradients, actor optimizer, reference, critic weights, critic
   gradients, critic optimizer, generator weights, KV cache; nothing is moved out
-  host memory of a node with 8 GPUs (the fullest of 3), at most 113 GiB: 99.3 GiB states being
-  written, 4.06 GiB weights on their way, 4 GiB rollouts in ranks, 3.52 GiB libraries, 1.5 GiB
+  host memory of a node with 8 GPUs (the fullest of 3), at most 112 GiB: 99.3 GiB states being
+  written, 4 GiB rollouts in ranks, 3.52 GiB libraries, 3.05 GiB weights on their way, 1.5 GiB
   samples and records, 256 MiB object store
 """
     )
@@ -189,7 +189,7 @@ def test_roles_that_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
         out[out.index("stages, ") :]
         == """\
 stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
-  rollout        56.7 GiB  fits
+  rollout        60.8 GiB  fits
   reward         52.1 GiB  fits
   values         4.73 GiB  fits
   logprobs       8.27 GiB  fits
@@ -199,9 +199,9 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   eval           56.7 GiB  fits
   in all of them: actor gather buffer, critic gather buffer; whoever is not at work is on the host,
   46.1 GiB for each GPU at most
-  host memory of a node with 8 GPUs, at most 473 GiB: 261 GiB moved out, 191 GiB states being
-  written, 7.5 GiB rollouts in ranks, 7.18 GiB libraries, 4.06 GiB weights on their way, 1.5 GiB
-  samples and records, 256 MiB object store
+  host memory of a node with 8 GPUs, at most 469 GiB: 261 GiB moved out, 191 GiB states being
+  written, 7.5 GiB rollouts in ranks, 7.18 GiB libraries, 1.5 GiB samples and records, 256 MiB
+  object store
 """
     )
 
@@ -215,7 +215,7 @@ def test_on_a_machine_that_is_too_small(capsys: pytest.CaptureFixture[str]) -> N
 what is largest in actor_update, and what to do
   states being written  191 GiB   set `checkpoint.asynchronous = false`
   actor optimizer       85.1 GiB  take more nodes (`cluster.ray_address`) or a smaller model
-  actor at work         81.5 GiB  lower `actor.batching.max_tokens_per_microbatch`, or set `actor.recompute`
+  actor at work         81.5 GiB  raise `actor.parallel.context`, or set `actor.recompute`
   critic optimizer      79 GiB    take more nodes (`cluster.ray_address`) or a smaller model
 """
     )
@@ -268,4 +268,42 @@ def test_an_unknown_model_cannot_be_simulated(capsys: pytest.CaptureFixture[str]
     assert captured.err == (
         "error: `model.path = deepseek-ai/DeepSeek-R1-Distill-Qwen-7B` is no local folder of a known family: nothing "
         "to simulate with\n\nhint: name a folder with the model's config.json: --set model.path=FOLDER\n"
+    )
+
+
+def processes(capsys: pytest.CaptureFixture[str], *sets: str) -> str:
+    out = said(capsys, QUICKSTART, *(word for key in sets for word in ("--set", key)))
+    return out[out.index("processes\n") : out.index("\nupdates")]
+
+
+def test_processes_without_work_and_a_ray_that_is_not_used(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        processes(capsys, "actor.parallel={data=100}", "critic.parallel={data=2}", "generator.engines=8")
+        == """\
+processes
+  actor      100: data 100; 36 of its data ranks have no row of a minibatch
+  critic     2: data 2
+  generator  8: 8 engines share one queue; 92 of 100 devices have none
+  devices    100: a process of each role shares one
+  Ray        the run's own, on this machine
+"""
+    )
+    assert (
+        processes(capsys, "cluster.ray_address=head:6379")
+        == """\
+processes
+  all roles  in the process of the command
+  Ray        none: `cluster.ray_address` is not used
+"""
+    )
+    assert "  Ray        the one at `head:6379`" in processes(
+        capsys, "generator.engines=2", "cluster.ray_address=head:6379"
+    )
+
+
+def test_engines_that_cannot_start(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, QUICKSTART, "--set", "generator.kv_cache_mib=1", "--set", "rollout.max_new_tokens=1000")
+    assert "  rollout        665 MiB  no cache for one sequence\n" in out
+    assert out.endswith(
+        "  vLLM will not start: a sequence of full length takes 2.08 MiB; raise `generator.kv_cache_mib`\n"
     )

@@ -147,6 +147,9 @@ disk
   saves    10, of which 2 pairs are kept
   records  at most 2.95 KiB a step, 5.89 KiB at one time
   size     unknown: the model is no local folder of a known family
+
+memory
+  unknown: name a folder with the model's config.json (--set model.path=FOLDER)
 """,
         "",
     )

@@ -42,7 +42,8 @@ CASES = [
     (
         "every_pipeline_rank_has_layers",
         "actor.parallel={pipeline=2, first_stage_layers=4}",
-        "the model's 4 layers besides the 4 of the written ends do not divide over 1 pipeline ranks",
+        "the first and last stage written here have 4 of the model's 4 layers, and 0 are left for 1 other pipeline "
+        "rank",
     ),
     (
         "layers_of_an_end_need_a_pipeline",

@@ -131,8 +131,8 @@ def test_engines_fill_the_gpus_or_their_part_of_them(recipe: Recipe) -> None:
     found = by_world(apart)  # 16 GPUs for the actor, 16 for the critic, 32 for the generator
     assert (found[64].engines, found[64].data_ranks) == (16, 8)
     assert (found[8].engines, found[8].data_ranks) == (2, 1)
-    # Three roles as large as one another leave some of 8 GPUs over.
-    assert list(by_world(with_generator(apart, engines=8))) == []
+    # Three roles as large as one another leave some of 8 GPUs over: their own 48 are doubled instead.
+    assert list(by_world(with_generator(apart, engines=8))) == [48, 192, 768]
 
 
 def sending(recipe: Recipe, weights: str) -> Recipe:

@@ -8,9 +8,11 @@ import pytest
 
 from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
+from ppoctl.cli.app import run as app
 from ppoctl.errors import RecipeError, StorageError
 from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
@@ -131,3 +133,48 @@ def test_a_state_that_does_not_say_how_it_is_laid_out_is_refused_by_name(tmp_pat
     (layout.state("critic", 3) / "manifest.json").write_text(older.to_json())
     with pytest.raises(StorageError, match="critic's state of step 3 says nothing of its layout"):
         require_fitting_states(layout, laid_out())
+
+
+def read_from(folder: Path) -> dict[str, Any]:
+    """What a recipe must have to be written into a file and read again."""
+    return {
+        "reward": {"kind": "gsm8k"},
+        "model": {"path": str(folder), "dtype": "float32"},
+        "data": {"train": {"format": "gsm8k", "path": str(folder / "none")}},
+    }
+
+
+def test_the_plan_of_a_resume_says_from_where_a_change_would_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = {**REDO, **read_from(tmp_path)}
+    layout = stopped_at(tmp_path / "run", "3 rollout starts", **tables)
+    layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
+    before = layout.recipe_toml.read_bytes()
+    for key, end in [
+        ("actor.optimizer.lr=0.1", "\n  what --set changes holds from step 3\n"),
+        ("actor.optimizer.lr=0.05", "\n  --set changes nothing\n"),
+    ]:
+        code = app(["resume", str(layout.root), "--plan", "--set", key])
+        assert code == 0, capsys.readouterr().err
+        assert capsys.readouterr().out.endswith(end)
+    assert layout.recipe_toml.read_bytes() == before
+    assert starts(layout) == [1]
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "says"),
+    [
+        ("actor.wieghts=3", 2, "unknown key `actor.wieghts`"),
+        ("seed=9", 2, "`seed` cannot change now"),
+        ("actor.parallel={distributed_optimizer=true}", 8, "cannot be loaded under"),
+    ],
+)
+def test_the_plan_of_a_resume_refuses_what_the_resume_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, code: int, says: str
+) -> None:
+    tables = {"checkpoint": {"every_steps": 2}, "steps": 5, **read_from(tmp_path)}
+    layout = stopped_at(tmp_path / "run", "4 actor_update starts", **tables)
+    layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
+    assert app(["resume", str(layout.root), "--plan", "--set", key]) == code
+    assert says in capsys.readouterr().err

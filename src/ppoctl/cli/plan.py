@@ -67,6 +67,10 @@ def _print(planned: "Plan") -> None:
     render.table(_indented(_storage_rows(planned)))
     if planned.memory is not None:
         print_memory(planned.memory)
+        return
+    render.line()
+    render.heading("memory")
+    render.line("  unknown: name a folder with the model's config.json (--set model.path=FOLDER)")
 
 
 def _indented(rows: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
@@ -76,17 +80,41 @@ def _indented(rows: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
 def _process_rows(planned: "Plan") -> list[tuple[str, str]]:
     found = planned.processes
     if found.is_one_process:
-        return [("all roles", "in the process of the command")]
+        unused = [] if found.ray_address is None else [("Ray", "none: `cluster.ray_address` is not used")]
+        return [("all roles", "in the process of the command"), *unused]
     each = found.generator // found.engines
     split = f", each split over {each} processes" if each > 1 else ""
     engines = f"{found.engines} engines share one queue{split}" if found.engines > 1 else f"one engine{split}"
     shares = {"colocated": "a process of each role shares one", "apart": "each process has one of its own"}
+    idle = found.devices - found.generator if found.placement == "colocated" else 0
+    engines += f"; {idle} of {found.devices} devices have none" if idle else ""
     return [
-        ("actor", f"{planned.actor.processes}: {planned.actor.layout}"),
-        ("critic", f"{planned.critic.processes}: {planned.critic.layout}"),
+        ("actor", _role_processes(planned, planned.actor)),
+        ("critic", _role_processes(planned, planned.critic)),
         ("generator", f"{found.generator}: {engines}"),
         ("devices", f"{found.devices}: {shares[found.placement]}"),
+        ("Ray", _ray(planned)),
     ]
+
+
+def _role_processes(planned: "Plan", role: "RolePlan") -> str:
+    rows = planned.batch.minibatch_seqs
+    idle = (
+        f"; {role.data_ranks - rows} of its data ranks have no row of a minibatch" if role.data_ranks > rows else ""
+    )
+    return f"{role.processes}: {role.layout}{idle}"
+
+
+def _ray(planned: "Plan") -> str:
+    from ppoctl.recipe.parallel import GPUS_PER_NODE
+
+    found = planned.processes
+    if found.ray_address is not None:
+        return f"the one at `{found.ray_address}`"
+    own = "the run's own, on this machine"
+    if planned.memory is not None and planned.memory.device == "gpu" and found.devices > GPUS_PER_NODE:
+        return f"{own}; several nodes need one that is running, `cluster.ray_address`"
+    return own
 
 
 def _role_rows(planned: "Plan") -> list[tuple[str, str, str]]:

@@ -45,6 +45,11 @@ def show(recipe: "Recipe", gpu_gib: float | None, *, as_json: bool) -> None:
             hint="name a folder with the model's config.json: --set model.path=FOLDER",
         )
     same = simulate(recipe, decoder, gpu_gib=gpu_gib or H200_GIB)
+    if not same:
+        raise RecipeError(
+            "no number of GPUs from 8 to 1,024 holds whole copies of actor, critic and engines as they are laid out",
+            hint="lay them out over powers of two: `tensor`, `pipeline` and `context` of each role",
+        )
     growing = simulate(recipe, decoder, gpu_gib=gpu_gib or H200_GIB, growing=True)
     if as_json:
         render.json(

@@ -9,6 +9,8 @@ from ppoctl.cli import ending, render
 from ppoctl.cli.options import Json, Run, Sets, Verbose
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ppoctl.store.resume_plan import ResumePlan
 
 
@@ -34,17 +36,30 @@ def resume(
 
     run_dir.facts(RunLayout(run))
     table = plan_resume(RunLayout(run))
-    if plan and json:
-        items = [{"item": item.name, "action": item.action, "note": item.note} for item in table.items]
-        render.json({"from_step": table.start, "items": items})
-        return
-    _print(run, table, to_stderr=not plan)
     if plan:
+        _tell_plan(run, table, sets or (), as_json=json)
         return
+    _print(run, table, to_stderr=True)
     from ppoctl.wire import commands
 
     ended = commands.resume(run, sets or (), allow_missing=allow_missing, save_only=save_only, verbose=verbose)
     ending.tell(ended, as_json=json)
+
+
+def _tell_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
+    """What would be done, with the keys that would change."""
+    changes: dict[str, int | None] = {}
+    if sets:
+        from ppoctl.wire import commands
+
+        changes["changes_from"] = commands.planned_change(run, sets)
+    if as_json:
+        items = [{"item": item.name, "action": item.action, "note": item.note} for item in table.items]
+        render.json({"from_step": table.start, "items": items, **changes})
+        return
+    _print(run, table, to_stderr=False)
+    for step in changes.values():
+        render.line("  --set changes nothing" if step is None else f"  what --set changes holds from step {step}")
 
 
 def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:

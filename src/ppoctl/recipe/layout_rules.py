@@ -1,5 +1,6 @@
 """Layouts that the model cannot take: checked on config.json alone, before any process is started."""
 
+import re
 from collections.abc import Iterator
 from math import gcd
 from typing import Any
@@ -11,6 +12,8 @@ from ppoctl.recipe.parallel import ParallelTable, layouts
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.shape import Path
 
+_END_KEYS = ("first_stage_layers", "last_stage_layers")
+
 
 def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
     parts = _what_tensor_ranks_split(model_config(recipe))
@@ -18,7 +21,7 @@ def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
     for key, tensor in [*asked, (("generator", "tensor"), recipe.generator.tensor)]:
         for name, count in parts.items():
             if count % tensor:
-                fits = max(size for size in range(1, tensor + 1) if count % size == 0)
+                fits = max(size for size in range(1, tensor + 1) if not any(each % size for each in parts.values()))
                 yield Conflict(
                     f"{tensor} tensor ranks do not divide the model's {count} {name}",
                     (key, ("model", "path")),
@@ -31,8 +34,12 @@ def every_pipeline_rank_has_layers(recipe: Recipe) -> Iterator[Conflict]:
     layers = model_config(recipe).get("num_hidden_layers")
     for role, table in _written(recipe):
         says = _pipeline_problem(table, layers)
-        if says is not None:
-            yield Conflict(says, ((role, "parallel", "pipeline"), ("model", "path")))
+        if says is None or not isinstance(layers, int):
+            continue
+        ends = [key for key in _END_KEYS if getattr(table, key) is not None]
+        keys = tuple((role, "parallel", key) for key in (*ends, "pipeline"))
+        fits = max(size for size in range(1, table.pipeline + 1) if layers % size == 0)
+        yield Conflict(says, (*keys, ("model", "path")), None if ends else f"--set {role}.parallel.pipeline={fits}")
 
 
 def taking_turns_needs_a_shared_device(recipe: Recipe) -> Iterator[Conflict]:
@@ -53,9 +60,19 @@ def broadcasting_needs_devices_of_ones_own(recipe: Recipe) -> Iterator[Conflict]
         )
 
 
+def a_running_ray_is_named_by_host_and_port(recipe: Recipe) -> Iterator[Conflict]:
+    address = recipe.cluster.ray_address
+    if address is not None and re.fullmatch(r"[^\s/]+:\d+", address) is None:
+        yield Conflict(
+            f"`{address}` is no `host:port`: where `ray start --head` said that others connect",
+            (("cluster", "ray_address"),),
+            "--set cluster.ray_address=HOST:6379",
+        )
+
+
 def layers_of_an_end_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
-        for key in ("first_stage_layers", "last_stage_layers"):
+        for key in _END_KEYS:
             if getattr(table, key) is not None and table.pipeline == 1:
                 yield Conflict(
                     "one pipeline rank has all layers", ((role, "parallel", key), (role, "parallel", "pipeline"))
@@ -167,6 +184,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     every_pipeline_rank_has_layers,
     taking_turns_needs_a_shared_device,
     broadcasting_needs_devices_of_ones_own,
+    a_running_ray_is_named_by_host_and_port,
     layers_of_an_end_need_a_pipeline,
     several_stages_per_rank_need_a_pipeline,
     stages_of_a_rank_have_the_same_number_of_layers,
@@ -208,7 +226,7 @@ def _what_tensor_ranks_split(config: dict[str, Any]) -> dict[str, int]:
 
 
 def _ends(table: ParallelTable) -> list[int]:
-    return [count for count in (table.first_stage_layers, table.last_stage_layers) if count is not None]
+    return [count for count in (getattr(table, key) for key in _END_KEYS) if count is not None]
 
 
 def _pipeline_problem(table: ParallelTable, layers: Any) -> str | None:
@@ -218,8 +236,13 @@ def _pipeline_problem(table: ParallelTable, layers: Any) -> str | None:
     rest, ranks = layers - sum(ends), table.pipeline - len(ends)
     if (ranks == 0 and rest == 0) or (ranks > 0 and rest > 0 and rest % ranks == 0):
         return None
-    written = f" besides the {sum(ends)} of the written ends" if ends else ""
-    return f"the model's {layers} layers{written} do not divide over {ranks} pipeline ranks"
+    if not ends:
+        return f"the model's {layers} layers do not divide over {ranks} pipeline ranks"
+    written = f"the first and last stage written here have {sum(ends)} of the model's {layers} layers"
+    if ranks == 0:
+        return f"{written}, and there is no other"
+    between = f"{ranks} other pipeline {'rank' if ranks == 1 else 'ranks'}"
+    return f"{written}, and {max(0, rest)} are left for {between}"
 
 
 def _layers_of_ranks(table: ParallelTable, layers: int) -> list[int]:

@@ -44,6 +44,7 @@ class RolePlan:
     processes: int
     layout: str
     """How the model is spread over them."""
+    data_ranks: int
     epochs: int
     updates_per_step: int
     updates_total: int
@@ -75,6 +76,7 @@ class ProcessPlan:
     placement: str
     devices: int
     """GPUs, or places on CPUs."""
+    ray_address: str | None
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,7 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     return RolePlan(
         processes=layout.world_size,
         layout=layout.describe(),
+        data_ranks=layout.data,
         epochs=epochs,
         updates_per_step=per_step,
         updates_total=total,
@@ -225,6 +228,7 @@ def _processes(recipe: Recipe) -> ProcessPlan:
         is_one_process=is_one_process(recipe),
         placement=recipe.cluster.placement,
         devices=devices(recipe),
+        ray_address=recipe.cluster.ray_address,
     )
 
 

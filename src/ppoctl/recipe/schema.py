@@ -184,9 +184,9 @@ class CheckpointTable(Table):
     """States are copied, and written while the next step goes on: takes the host memory of one more copy of actor and
     critic, weights and optimizer. False: training waits until they are on disk."""
     reshardable: Annotated[Literal["full", "dp"], SPEED] = "full"
-    """Under which layouts the state of a distributed optimizer can be loaded. full: any; to save it, it is gathered
-    over the data ranks, on each of them. dp: any number of data ranks, the rest as it was; each rank writes what it
-    has. A role without a distributed optimizer has the first kind for nothing."""
+    """Under which layouts the state of a distributed optimizer can be loaded. full: any that has one too; to save it,
+    it is gathered over the data ranks, on each of them. dp: any number of data ranks, the rest as it was; each rank
+    writes what it has. A role without a distributed optimizer can be laid out anew for nothing."""
     keep_last: Annotated[int, SPEED, Field(ge=2)] = 2
     """Healthy actor and critic pairs to keep; the last healthy one is never deleted."""
     best: Annotated[str | None, REPORTING] = None
@@ -280,8 +280,8 @@ class LocalCluster(Table):
     IPC on GPUs); store: all from one rank, through Ray's object store, as shared does for nodes without such a rank;
     broadcast: over a process group (NCCL on GPUs, gloo on CPUs), where roles are apart."""
     weights_bucket_mib: Annotated[int, SPEED, AtLeastOne] = 64
-    """Weights on their way to other processes at one time, some copies of each. The driver asks every rank and engine
-    for each bucket: on many GPUs larger ones are faster."""
+    """Weights on their way to other processes at one time, some copies of each; a tensor that is larger goes alone.
+    The driver asks every rank and engine for each bucket: on many GPUs larger ones are faster."""
     threads: Annotated[int | None, SPEED, AtLeastOne] = None
     """CPU threads of trainer and generator; absent: all cores this process may use. A role's processes share them."""
     ray_address: Annotated[str | None, SPEED] = None

@@ -133,10 +133,22 @@ class SimulatedStep:
 def simulate(
     recipe: Recipe, decoder: Decoder, *, growing: bool = False, gpu_gib: float = 141.0, units: Units | None = None
 ) -> list[SimulatedStep]:
-    """A step on each of `WORLDS` that holds a copy of the models: the recipe's batch, or one that grows with the
-    number of GPUs from the number that the recipe's layout has."""
-    worlds = [_world(recipe, gpus, growing=growing) for gpus in WORLDS]
-    return [_step(recipe, decoder, world, gpu_gib, units or Units()) for world in worlds if world is not None]
+    """A step on each of `WORLDS` that holds whole copies of the models, which may be none: the recipe's batch, or one
+    that grows with the number of GPUs from the number that the recipe's layout has."""
+    worlds = _worlds(recipe, WORLDS, growing=growing) or _worlds(recipe, _own_sizes(recipe), growing=growing)
+    return [_step(recipe, decoder, world, gpu_gib, units or Units()) for world in worlds]
+
+
+def _worlds(recipe: Recipe, sizes: Sequence[int], *, growing: bool) -> list[World]:
+    found = [_world(recipe, gpus, growing=growing) for gpus in sizes]
+    return [world for world in found if world is not None]
+
+
+def _own_sizes(recipe: Recipe) -> list[int]:
+    """The recipe's devices, doubled as often as each of `WORLDS` has room for."""
+    own = devices(recipe)
+    found = [own << (most // own).bit_length() - 1 for most in WORLDS if most >= own]
+    return list(dict.fromkeys(found)) or [own]
 
 
 def _world(recipe: Recipe, gpus: int, *, growing: bool) -> World | None:

@@ -26,6 +26,13 @@ def adopt(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> None:
     is written then."""
     if recipe == recorded:
         return
+    step = holds_from(layout, recorded, recipe)
+    run_dir.change_recipe(layout, recipe.model_dump(mode="json", by_alias=True), from_step=step)
+    artifact.write_atomically(layout.recipe_toml, recipe_as_toml(recipe).encode())
+
+
+def holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
+    """The first step that a changed recipe would hold for. Raises RecipeError when it cannot hold yet."""
     start = (saved_pairs(layout) or [0])[-1]
     step = run_dir.first_free_step(layout, after=start)
     if step - 1 > start and _is_mendable(layout, step - 1, recipe):
@@ -38,8 +45,7 @@ def adopt(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> None:
             f"`{changed[0]}` cannot change now: steps after the saved pair of step {start} would be replayed with it",
             hint=f"drop those steps, they are drawn again: rm -r {' '.join(redo)}",
         )
-    run_dir.change_recipe(layout, recipe.model_dump(mode="json", by_alias=True), from_step=step)
-    artifact.write_atomically(layout.recipe_toml, recipe_as_toml(recipe).encode())
+    return step
 
 
 def require_fitting_states(layout: RunLayout, recipe: Recipe) -> None:

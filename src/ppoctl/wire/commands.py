@@ -55,6 +55,18 @@ def resume(root: Path, sets: Sequence[str], *, allow_missing: bool, save_only: b
     return _continue(layout, recipe, verbose=verbose, do=_save_for_any_layout if save_only else run)
 
 
+def planned_change(root: Path, sets: Sequence[str]) -> int | None:
+    """The step from which a resume with these keys would hold them; None: they change nothing. Raises what it would
+    raise before it starts anything."""
+    layout = RunLayout(root.resolve())
+    recipe = load([layout.recipe_toml], sets, environ={}).recipe
+    session.require_same_model(layout, recipe)
+    changes.require_fitting_states(layout, recipe)
+    recorded = session.recorded_recipes(layout)
+    newest = recorded[max(recorded)]
+    return None if recipe == newest else changes.holds_from(layout, newest, recipe)
+
+
 def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
     """Draw and score the rollouts of the next step, and stop; `train` goes on from them."""
     layout = RunLayout(runs / loaded.recipe.name)

@@ -124,11 +124,13 @@ class RayCluster:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         found = [int(node.get(resource, 0)) for node in nodes]
         if sum(found) < needed:
-            where = "this machine" if self.address is None else f"the Ray at `{self.address}`"
+            where, more = "this machine", "join a Ray of several nodes (`--set cluster.ray_address=HOST:PORT`)"
+            if self.address is not None:
+                where, more = f"the Ray at `{self.address}`", "start more nodes"
             raise EnvironmentProblemError(
                 f"the recipe needs {needed} {unit} ({self.room.describe()}), and {where} has {sum(found)} {slots} on "
                 f"{len(nodes)} nodes (the largest has {max(found, default=0)})",
-                hint="start more nodes, or lower `actor.parallel`, `critic.parallel` and `generator.engines`",
+                hint=f"{more}, or lower `actor.parallel`, `critic.parallel` and `generator.engines`",
             )
 
     def _start_own(self) -> None:
