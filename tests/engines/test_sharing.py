@@ -1,8 +1,10 @@
 """Memory that another process reads: filled in turn, copied by its reader, gone with its owner."""
 
+import errno
 import multiprocessing
 import os
 import signal
+import socket
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from ppoctl.engines import sharing
 from ppoctl.engines.sharing import OpenFile, Shared, Staging
-from ppoctl.errors import EnvironmentProblemError, ProcessLostError
+from ppoctl.errors import EnvironmentProblemError, ProcessLostError, SenderLostError
 
 CPU = torch.device("cpu")
 
@@ -68,6 +70,22 @@ def test_another_process_reads_it_and_hears_when_its_owner_is_gone() -> None:
         owner.join()
     with pytest.raises(ProcessLostError, match=f"weights were lost with process {owner.pid}, which sent them"):
         shared.tensors()
+
+
+def test_a_number_that_means_something_else_by_now_is_lost() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(SenderLostError):
+        OpenFile(os.getpid(), ours.fileno()).copied(1)
+
+
+def test_a_reader_with_too_many_open_files_has_not_lost_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(sharing, "open", refuse, raising=False)
+    with pytest.raises(EnvironmentProblemError, match="too many open files") as raised:
+        OpenFile(1, 0).copied(8)
+    assert not isinstance(raised.value, SenderLostError)
 
 
 def test_memory_that_is_given_back_is_lost_and_files_are_closed() -> None:

@@ -8,6 +8,7 @@ could be left behind: the memory goes with the last process that has it open. On
 in /dev/shm beside it.
 """
 
+import errno
 import mmap
 import os
 from collections.abc import Sequence
@@ -104,10 +105,11 @@ class OpenFile:
                 memory = bytearray(max(1, count))
                 if file.readinto(memory) < count:
                     raise FileNotFoundError
-        except (FileNotFoundError, ProcessLookupError) as error:
-            raise _lost(self.process) from error
         except OSError as error:
-            raise _unreadable(f"memory of process {self.process}", error) from error
+            if isinstance(error, PermissionError) or error.errno in (errno.EMFILE, errno.ENFILE):
+                raise _unreadable(f"memory of process {self.process}", error) from error
+            # The process is gone, or what it has open under this number by now is something else.
+            raise _lost(self.process) from error
         return torch.frombuffer(memory, dtype=torch.uint8)
 
 
