@@ -46,6 +46,11 @@ CASES = [
         "rank",
     ),
     (
+        "a_running_ray_is_named_by_host_and_port",
+        "cluster.ray_address=auto",
+        "`auto` is no `host:port`",
+    ),
+    (
         "layers_of_an_end_need_a_pipeline",
         "actor.parallel={last_stage_layers=2}",
         "one pipeline rank has all layers",
@@ -250,3 +255,18 @@ def test_a_layout_in_words() -> None:
     assert table.describe() == "tensor 4, pipeline 2, stages per rank 3, context 2, data 5, sequence"
     assert ParallelTable(data=2, distributed_optimizer=True).describe() == "data 2, distributed optimizer"
     assert ParallelTable().describe() == "one process"
+
+
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("generator.tensor=16", "generator.tensor=2"),  # 4 heads would take 4 ranks, 2 key/value heads do not
+        ("actor.parallel={pipeline=3}", "actor.parallel.pipeline=2"),
+    ],
+)
+def test_what_a_hint_says_is_taken(written: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load([QUICKSTART], [written])
+    assert caught.value.hint is not None
+    assert f"--set {hint}`" in caught.value.hint
+    load([QUICKSTART], [hint])
