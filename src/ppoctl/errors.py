@@ -128,6 +128,10 @@ class SupersededError(StorageError):
     """A newer attempt runs on the same run directory; this one stops before it publishes anything more."""
 
 
+class RunAliveError(StorageError):
+    """Another process of this host works on the run directory; nothing was touched."""
+
+
 class FinishedShortError(PpoctlError):
     """The job ended in order but before the planned number of steps."""
 

@@ -12,14 +12,8 @@ from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import RunLayout
+from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.job import Surroundings, Wiring, assemble
-
-
-class Calm:
-    """Health without rules."""
-
-    def judge(self, step: int, figures: Mapping[str, float]) -> list[object]:
-        return []
 
 
 @dataclass
@@ -27,9 +21,9 @@ class Witness:
     """Writes down every moment of a run; `act` is told each one with its number."""
 
     act: Callable[[int, str], None] = lambda number, name: None
-    looks: float = 1
+    looks: float | Mapping[str, float] = 1
     """How often a save in the background is looked at until half a file more is written; infinite: it writes nothing
-    before it is waited for."""
+    before it is waited for. One number, or one for each role: so either role can be published first."""
     moments: list[str] = field(default_factory=list)
     committed: list[Line] = field(default_factory=list)
 
@@ -81,7 +75,7 @@ def open_run(
         check_stop=check_stop,
         say=lambda text: None,
         observers=(witness,),
-        health=health or Calm(),
+        health=health or HealthMonitor(recipe.health),
         versions={},
     )
     sockets = fake_sockets(recipe, on_minibatch=witness.on_minibatch, on_file=witness.on_file, looks=witness.looks)

@@ -92,11 +92,19 @@ def _prompts(step: int, numbers: range) -> Prompts:
 
 
 def fake_sockets(
-    recipe: Recipe, *, on_minibatch: Tell = tell_nobody, on_file: Tell = tell_nobody, looks: float = 1
+    recipe: Recipe,
+    *,
+    on_minibatch: Tell = tell_nobody,
+    on_file: Tell = tell_nobody,
+    looks: float | Mapping[str, float] = 1,
 ) -> Sockets:
+    def trainer(role: str) -> BigramTrainer:
+        patience = looks[role] if isinstance(looks, Mapping) else looks
+        return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=patience)
+
     return Sockets(
-        actor=BigramTrainer("actor", on_minibatch=on_minibatch, on_file=on_file, looks=looks),
-        critic=BigramTrainer("critic", on_minibatch=on_minibatch, on_file=on_file, looks=looks),
+        actor=trainer("actor"),
+        critic=trainer("critic"),
         generator=lambda models, say: BigramGenerator(models),
         scorer=EvenScorer(),
         questions=CountingQuestions(recipe.rollout.prompts_per_step),

@@ -23,8 +23,6 @@ def test_the_last_step_is_saved_and_evaluated_whatever_the_cadence() -> None:
         steps=5,
         critic_only_steps=0,
         save_every_steps=2,
-        keep_last=2,
-        keep_rollouts_every_steps=0,
         eval_every_steps=3,
         eval_at_start=True,
         best=None,

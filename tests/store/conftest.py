@@ -10,6 +10,7 @@ import pytest
 
 from fakes.job import Witness, play
 from fakes.sockets import fake_recipe
+from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.manifest import Manifest
@@ -43,6 +44,7 @@ def disk() -> Disk:
 def layout(tmp_path: Path) -> RunLayout:
     """A run directory on which one attempt has started."""
     found = RunLayout(tmp_path / "run")
+    run_dir.create(found, recipe_toml="", resolved={"steps": 1}, facts={})
     claim(found)
     return found
 

@@ -14,9 +14,10 @@ from ppoctl.errors import CorruptArtifactError, StorageError, SupersededError
 from ppoctl.loop.run import run
 from ppoctl.store import attempt as attempts
 from ppoctl.store import manifest as manifests
+from ppoctl.store.discard import make_whole
 from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.layout import MANIFEST, STAGES, RunLayout
-from ppoctl.store.resume_plan import plan_resume, set_aside_broken
+from ppoctl.store.resume_plan import plan_resume
 
 SAVES_AT_THE_END = {"checkpoint": {"every_steps": 3}}
 
@@ -88,8 +89,8 @@ def test_what_is_set_aside_is_made_again_and_ends_the_same(stopped: Path, tmp_pa
     layout = RunLayout(stopped)
     record = layout.stage(2, "values") / "record.safetensors"
     record.write_bytes(record.read_bytes()[:-3])
-    moved = set_aside_broken(layout, plan_resume(layout), attempt=2)
-    assert moved[0] == "steps/000002/30-values"
+    _, done = make_whole(layout, plan_resume(layout))
+    assert done[0] == "set aside steps/000002/30-values"
     assert (stopped / "discarded/attempt-2/steps/000002/30-values").is_dir()
     play(stopped, fake_recipe(**SAVES_AT_THE_END))
     play(tmp_path / "whole", fake_recipe(**SAVES_AT_THE_END))

@@ -13,9 +13,10 @@ from ppoctl.loop.run import run
 from ppoctl.ports import Sample
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
+from ppoctl.store.discard import make_whole
 from ppoctl.store.layout import MANIFEST, STAGES, RunLayout
 from ppoctl.store.parts import RolloutParts
-from ppoctl.store.resume_plan import plan_resume, set_aside_broken
+from ppoctl.store.resume_plan import plan_resume
 from store.conftest import stop_at
 
 REDO = {"checkpoint": {"every_steps": 5}}
@@ -91,9 +92,11 @@ def test_a_hole_is_named_and_everything_after_it_is_set_aside(tmp_path: Path) ->
     assert [(item.name, item.action) for item in plan.broken] == [("steps/000001/30-values", "missing")]
     with pytest.raises(StorageError, match=r"`steps/000001/30-values` \(missing\)"):
         plan.require_whole(layout)
-    moved = set_aside_broken(layout, plan, attempt=2)
+    whole, moved = make_whole(layout, plan)
     after = [f"steps/000001/{layout.stage(1, name).name}" for name in STAGES if STAGES[name] > 30 and name != "eval"]
-    assert moved == after + [f"steps/000002/{layout.stage(2, name).name}" for name in list(STAGES)[:5]]
+    second = [f"steps/000002/{layout.stage(2, name).name}" for name in list(STAGES)[:5]]
+    assert moved == [f"set aside {name}" for name in after + second]
+    assert not whole.broken
     assert not plan_resume(layout).broken
     assert sorted(path.name for path in layout.step(1).iterdir()) == ["10-rollout", "20-reward"]
 

@@ -1,7 +1,7 @@
 """Saved states and retention: what a state remembers, which pair may go, and what counts as a pair."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,11 @@ from ppoctl.batch.records import Carry, State
 from ppoctl.errors import HealthStopError, StorageError
 from ppoctl.loop.run import run, start_point
 from ppoctl.store import manifest as manifests
+from ppoctl.store.discard import make_whole
 from ppoctl.store.layout import MANIFEST, RunLayout
-from ppoctl.store.resume_plan import plan_resume, set_aside_broken
-from ppoctl.store.retention import retain, saved_pairs
-from ppoctl.store.states import saved_state
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.retention import Retention, saved_pairs
+from ppoctl.store.states import Recorded, saved_state
 from ppoctl.wire.job import Wiring
 from store.conftest import stop_at
 
@@ -40,6 +41,9 @@ class StopsAt:
     """A health rule that is broken at these steps."""
 
     steps: tuple[int, ...]
+
+    def replay(self, history: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        pass
 
     def judge(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
         return [Stop()] if step in self.steps else []
@@ -88,7 +92,7 @@ def test_a_state_of_another_lineage_in_its_place_is_refused(tmp_path: Path) -> N
     wiring = play(tmp_path / "run")
     state = State("actor", 3, 12, "another")
     with pytest.raises(StorageError, match="holds another state than step 3 leads to"):
-        wiring.job.states.save(state, Carry(0.0), {}, healthy=True)
+        wiring.job.states.save(state, Carry(0.0), {}, Recorded(0, 0), healthy=True)
 
 
 def test_an_engine_whose_update_failed_is_at_no_state(tmp_path: Path) -> None:
@@ -149,7 +153,7 @@ def test_the_last_healthy_pair_stays_while_newer_ones_are_not_healthy(tmp_path: 
         with pytest.raises(HealthStopError):
             run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt(stops)).job)
     layout = RunLayout(tmp_path / "run")
-    retain(layout, keep_last=2, keep_rollouts_every_steps=0)
+    Retention(layout, keep_last=2, keep_rollouts_every_steps=0).apply()
     assert saved_pairs(layout) == [1, 2, 3, 4]
     assert layout.stage(2, "actor_update").is_dir()
 
@@ -163,7 +167,7 @@ def test_a_state_that_was_half_removed_no_longer_counts(tmp_path: Path, monkeypa
     )
     with monkeypatch.context() as killed:  # a kill before the first file of a folder is gone
         killed.setattr(shutil, "rmtree", lambda folder, **options: None)
-        retain(layout, keep_last=1, keep_rollouts_every_steps=0)
+        Retention(layout, keep_last=1, keep_rollouts_every_steps=0).apply()
     assert saved_pairs(layout) == [3]
     assert manifests.read(layout.stage(2, "rollout")) is None
 
@@ -174,7 +178,7 @@ def test_where_the_newest_pair_is_broken_the_one_before_leads_to_the_same_end(tm
     layout = stop_at(tmp_path / "run", "7 actor_update starts", **tables)
     assert (saved_pairs(layout), layout.stage(4, "actor_update").exists()) == ([4, 6], False)
     (layout.state("actor", 6) / "table.bin").unlink()
-    set_aside_broken(layout, plan_resume(layout), attempt=2)
+    make_whole(layout, plan_resume(layout))
     play(layout.root, fake_recipe(**tables))
     assert result(layout.root) == result(tmp_path / "whole")
 

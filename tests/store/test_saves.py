@@ -1,7 +1,7 @@
 """States that are written while training goes on: when they are believed, and what failures and stops do to them."""
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -159,6 +159,9 @@ class Stop:
 
 class StopsAtOnce:
     """Health that is broken after the first step."""
+
+    def replay(self, history: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        pass
 
     def judge(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
         return [Stop()]

@@ -16,6 +16,8 @@ import pytest
 
 from fakes.job import Witness, play, result
 from fakes.sockets import fake_recipe
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.retention import saved_pairs
 from story.drill import in_a_process, killer, side_by_side
 
 
@@ -64,6 +66,30 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how
         assert result(root) == expected, f"killed at: {name}"
 
     side_by_side([partial(die_and_go_on, *moment) for moment in enumerate(witness.moments)])
+
+
+@pytest.mark.parametrize("first", ["actor", "critic"])
+def test_a_run_killed_between_the_two_states_of_a_pair_goes_on(folder: Path, first: str) -> None:
+    """One role's state of step 3 is there, the other's is still being written: the run goes on from the source."""
+    other = {"actor": "critic", "critic": "actor"}[first]
+    recipe = fake_recipe(steps=5, checkpoint={"every_steps": 3})
+    paces = {first: 1, other: inf}
+    witness = Witness(looks=paces)
+    play(folder / "whole", recipe, witness)
+    expected = result(folder / "whole")
+    begin, end = (witness.moments.index(f"3 state/{role} renamed") for role in (first, other))
+    assert begin < end
+
+    def die_and_go_on(number: int) -> None:
+        root = folder / f"{number}"
+        died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=paces)))
+        assert died == signal.SIGKILL
+        assert RunLayout(root).saved_steps(first) == [3]
+        assert saved_pairs(RunLayout(root)) == []
+        assert in_a_process(lambda: play(root, recipe)) == 0
+        assert result(root) == expected, f"killed at: {witness.moments[number]}"
+
+    side_by_side([partial(die_and_go_on, number) for number in range(begin + 1, end, 4)])
 
 
 WARMED_AND_DECAYED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 3}

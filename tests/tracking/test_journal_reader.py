@@ -17,7 +17,7 @@ def test_reading_goes_on_at_the_end_of_any_entry(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text('{"seq": 1}\n{"seq": 2}\n{"seq": 3}\n')
     first, second, third = entries(path)
-    assert [first.line["seq"], second.line["seq"], third.line["seq"]] == [1, 2, 3]
+    assert [first.body["seq"], second.body["seq"], third.body["seq"]] == [1, 2, 3]
     assert (first.end, third.end) == (11, 33)  # {"seq": 1} and a line break are 11 bytes
     assert list(entries(path, offset=first.end)) == [second, third]
     assert list(entries(path, offset=third.end)) == []

@@ -91,7 +91,7 @@ def journaled_points(run_dir: Path) -> Counter[tuple[str, int, float, int]]:
     """What MLflow must hold in the end, worked out from the journal without the code under test."""
     expected: Counter[tuple[str, int, float, int]] = Counter()
     for entry in entries(run_dir / "journal.jsonl"):
-        line = entry.line
+        line = entry.body
         for name, value in line.get("figures", {}).items():
             if not math.isfinite(value):
                 continue

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,10 +48,15 @@ class DigestingFile:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._digest = hashlib.sha256()
+        self._failure: OSError | None = None
 
     def write(self, data: bytes | memoryview) -> int:
         self._digest.update(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self._failure = error
+            raise
 
     def tell(self) -> int:
         return self._file.tell()
@@ -61,6 +67,10 @@ class DigestingFile:
     def close(self) -> None:
         if self._file.closed:
             return
+        if self._failure is not None:
+            with suppress(OSError):
+                self._file.close()
+            raise self._failure  # who wrote may have misread it: torch says that an archive is broken
         try:
             self._file.flush()
             os.fsync(self._file.fileno())

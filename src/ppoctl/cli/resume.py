@@ -26,23 +26,43 @@ def resume(
         bool,
         typer.Option("--save-only", help="Save the newest states again, for any layout, and stop; train nothing."),
     ] = False,
+    back_to: Annotated[
+        int | None,
+        typer.Option("--back-to", metavar="STEP", help="Set aside what came after this saved step."),
+    ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Go on although another process of this host is at work on the run.")
+    ] = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Continue a run from any instant. Changed keys (--set) hold from the first step that has no rollout yet."""
     from ppoctl.store import run_dir
+    from ppoctl.store.alive import require_idle
+    from ppoctl.store.discard import go_back, make_whole
     from ppoctl.store.layout import RunLayout
     from ppoctl.store.resume_plan import plan_resume
 
-    run_dir.facts(RunLayout(run))
-    table = plan_resume(RunLayout(run))
+    layout = RunLayout(run.resolve())
+    run_dir.facts(layout)
+    table, done = plan_resume(layout), list[str]()
     if plan:
         _tell_plan(run, table, sets or (), as_json=json)
         return
+    if not take_over:
+        require_idle(layout)
+    if back_to is not None:
+        table, done = go_back(layout, back_to)
+    if allow_missing:
+        table, mended = make_whole(layout, table)
+        done += mended
+    table.require_whole(layout)
+    for text in done:
+        render.say(text)
     _print(run, table, to_stderr=True)
     from ppoctl.wire import commands
 
-    ended = commands.resume(run, sets or (), allow_missing=allow_missing, save_only=save_only, verbose=verbose)
+    ended = commands.resume(layout, table, sets or (), save_only=save_only, verbose=verbose)
     ending.tell(ended, as_json=json)
 
 
@@ -55,7 +75,7 @@ def _tell_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json
         changes["changes_from"] = commands.planned_change(run, sets)
     if as_json:
         items = [{"item": item.name, "action": item.action, "note": item.note} for item in table.items]
-        render.json({"from_step": table.start, "items": items, **changes})
+        render.json({"from_step": table.start, "items": items, "notes": list(table.notes), **changes})
         return
     _print(run, table, to_stderr=False)
     for step in changes.values():
@@ -67,6 +87,7 @@ def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:
     lines = [f"{run.resolve().name}: goes on from {source}"]
     width = max((len(item.name) for item in table.items), default=0)
     lines += [f"  {item.name.ljust(width)}  {item.action}" for item in table.items]
+    lines += [f"note: {note}" for note in table.notes]
     for text in lines:
         if to_stderr:
             render.say(text)

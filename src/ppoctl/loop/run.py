@@ -13,8 +13,8 @@ from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger
 from ppoctl.store.once import Once, Stage
-from ppoctl.store.retention import retain, saved_pairs
-from ppoctl.store.states import States, saved_state
+from ppoctl.store.retention import Retention, is_healthy, saved_pairs
+from ppoctl.store.states import Recorded, States, saved_state
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,6 @@ class Cadence:
     steps: int
     critic_only_steps: int
     save_every_steps: int
-    keep_last: int
-    keep_rollouts_every_steps: int
     eval_every_steps: int
     eval_at_start: bool
     best: str | None
@@ -53,7 +51,11 @@ class Verdict(Protocol):
 
 @runtime_checkable
 class Health(Protocol):
-    """The recipe's health rules."""
+    """The recipe's health rules, which count in how many steps in a row they were broken."""
+
+    def replay(self, history: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Count the steps before the one that the run goes on from."""
+        ...
 
     def judge(self, step: int, figures: Mapping[str, float]) -> Sequence[Verdict]: ...
 
@@ -69,12 +71,13 @@ class Job:
     ledger: Ledger
     parts: SampleParts
     states: States
+    retention: Retention
     health: Health
     stages: Callable[[int], Stages]
     """Of a step: settings that were changed on the way hold from their step on."""
     prompts: Callable[[int], Prompts]
     evaluate: Callable[[int], Stage[Evaluation] | None]
-    """None: no evaluation set."""
+    """Asked for steps that are evaluated only. None: no evaluation set."""
     first_carry: Carry
     say: Callable[[str], None]
 
@@ -90,7 +93,7 @@ def run(job: Job) -> None:
         job.states.saves.finish()
         raise
     job.states.saves.finish()
-    _retain(job)
+    job.retention.apply()
     _require_the_last_step(job)
 
 
@@ -107,6 +110,8 @@ def _require_the_last_step(job: Job) -> None:
 
 def _do_steps(job: Job) -> None:
     step, actor, critic, carry = start_point(job)
+    # Up to the pair, not further: of a state that was saved without the other role's the step is judged again.
+    job.health.replay(job.journal.history(up_to=step))
     if step == 0:
         _evaluate(job, 0, actor)
     while step < job.cadence.steps:
@@ -139,8 +144,7 @@ def _record_samples(job: Job, step: int, result: StepResult) -> None:
 
 
 def _evaluate(job: Job, step: int, actor: State) -> None:
-    stage = job.evaluate(step)
-    if stage is not None and job.cadence.evaluates(step):
+    if job.cadence.evaluates(step) and (stage := job.evaluate(step)) is not None:
         job.once.at(step)(stage, actor)
 
 
@@ -153,25 +157,23 @@ def _judge_and_save(job: Job, step: int, result: StepResult) -> None:
     _save_best(job, result.actor, figures)
     if job.cadence.saves(step) or stops:
         job.states.saves.finish()  # of the pair before; what it makes superfluous goes before the new one is written
-        _retain(job)
+        job.retention.apply()
+        lines = Recorded(job.journal.seq, job.ledger.size_bytes)
         for state in (result.critic, result.actor):
-            job.states.save(state, result.carry, figures, healthy=not stops)
+            job.states.save(state, result.carry, figures, lines, healthy=not stops)
     if stops:
         job.states.saves.finish()
-        raise HealthStopError(
-            "; ".join(stops),
-            hint="everything up to this step is committed; continue with a changed recipe: "
-            f"ppoctl resume {job.layout.root} --set ...",
-        )
-    _retain(job)
+        raise HealthStopError("; ".join(stops), hint=_after_health_stop(job.layout))
+    job.retention.apply()
 
 
-def _retain(job: Job) -> None:
-    retain(
-        job.layout,
-        keep_last=job.cadence.keep_last,
-        keep_rollouts_every_steps=job.cadence.keep_rollouts_every_steps,
-    )
+def _after_health_stop(layout: RunLayout) -> str:
+    """How to go on: from the last healthy pair, or from the one that was saved as the rule stopped the run."""
+    healthy = [step for step in saved_pairs(layout) if is_healthy(layout, step)]
+    resume = f"ppoctl resume {layout.root}"
+    if not healthy:
+        return f"everything up to this step is committed; go on from here: {resume} --set KEY=VALUE"
+    return f"go on from the last healthy states: {resume} --back-to {healthy[-1]}; from the present ones: {resume}"
 
 
 def _save_best(job: Job, actor: State, figures: Mapping[str, float]) -> None:

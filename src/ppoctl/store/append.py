@@ -8,7 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppoctl.errors import StorageError
+from ppoctl.batch.sealed import how_to_mend
+from ppoctl.errors import CorruptArtifactError
+from ppoctl.store.disk import storage_error
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,34 @@ class LockedFile:
 
 @contextmanager
 def locked(path: Path) -> Iterator[LockedFile]:
-    """The file, made where it is missing; raises StorageError for whatever the disk refuses."""
+    """A file of a run directory, which has been there since the run was created.
+
+    Raises CorruptArtifactError where it is gone, StorageError for whatever else the disk refuses.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield LockedFile(descriptor)
         finally:
             os.close(descriptor)
+    except FileNotFoundError as error:
+        raise missing(path) from error
     except OSError as error:
-        raise StorageError(
-            f"cannot write `{path}`: {error.strerror or error}",
-            hint=f"free space or rights are missing, nothing committed is lost: df -h {path.parent}",
-        ) from error
+        raise storage_error(path, error) from error
+
+
+def read_whole(path: Path) -> bytes:
+    """A file of a run directory, as it is now. Raises CorruptArtifactError where it is gone, StorageError where it
+    cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise missing(path) from error
+    except OSError as error:
+        raise storage_error(path, error, doing="read") from error
+
+
+def missing(path: Path) -> CorruptArtifactError:
+    """The journal or the ledger was there when the run was created, and is gone."""
+    return CorruptArtifactError(f"`{path}` is missing: it was deleted", hint=how_to_mend(path.parent))

@@ -13,6 +13,7 @@ from pathlib import Path
 from ppoctl.batch.digest import FileDigest, flushed_digest
 from ppoctl.errors import StorageError
 from ppoctl.store.attempt import Attempt
+from ppoctl.store.disk import storage_error
 from ppoctl.store.layout import MANIFEST, RunLayout
 from ppoctl.store.manifest import Manifest
 
@@ -65,7 +66,7 @@ class Draft:
         """
         require_covered(self.aside, written)
         complete = replace(manifest, files=dict(written))
-        _write_flushed(self.aside / MANIFEST, complete.to_json().encode("ascii"))
+        _write_flushed(self.aside / MANIFEST, complete.to_text().encode("ascii"))
         flush_folder(self.aside)
         self.moment("written")
         self.attempt.require_newest()
@@ -106,18 +107,22 @@ def require_covered(folder: Path, written: Mapping[str, FileDigest]) -> None:
             raise StorageError(f"`{path}` has {sizes[name]} bytes, {written[name].size} were written", hint=hint)
 
 
+def link_files(source: Path, target: Path) -> None:
+    """Give an artifact's files, but its manifest, a second name, or a copy where the disk has no links."""
+    for path in _files(source):
+        if path.name != MANIFEST:
+            copy = target / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path, copy)
+            except OSError:
+                shutil.copyfile(path, copy)
+
+
 def remove(folder: Path) -> None:
     """Manifest first: without it the folder is nothing, whatever a kill leaves of the rest."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def storage_error(path: Path, error: OSError) -> StorageError:
-    """The named error for a failed write."""
-    return StorageError(
-        f"cannot write `{path}`: {error.strerror or error}",
-        hint=f"free space or rights are missing, nothing committed is lost: df -h {path.parent}",
-    )
 
 
 def sweep(layout: RunLayout) -> None:

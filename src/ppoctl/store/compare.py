@@ -1,9 +1,11 @@
 """Two runs side by side, sample by sample, as their ledgers tell it. Light: reads JSON lines only."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ppoctl.batch.sealed import whole_lines
+from ppoctl.store.append import read_whole
 
 COMPARED = ("seed", "tokens", "finish", "outcome", "score")
 """Of a sample. Not where its weights came from (`stamp`, `used_by`), nor how often it was sent for."""
@@ -50,9 +52,8 @@ def compare(left: Path, right: Path) -> Comparison:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Whole lines; one that a kill left unfinished is not told."""
-    text = path.read_text(encoding="ascii") if path.is_file() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    """Whole lines; one that a kill left unfinished is not told. Raises CorruptArtifactError naming a damaged one."""
+    return [line.body for line in whole_lines(path, read_whole(path))]
 
 
 def _difference(mine: dict[str, Any], other: dict[str, Any]) -> Difference | None:

@@ -1,47 +1,59 @@
 """The journal: one line per committed artifact and per event, in order. It follows the manifests. Light.
 
-Manifests are the truth; a line that a kill prevented is appended at the next start or recall. A stage has one line,
-so curves have no double points; one that was dropped and came out otherwise has another, and the later line counts.
+Manifests are the truth; a line that a kill prevented is appended when its stage is recalled. A stage has one line, so
+curves have no double points; one that was dropped and came out otherwise has another, and the later line counts.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
-from ppoctl.store import manifest as manifests
-from ppoctl.store.append import LockedFile, locked
+from ppoctl.batch.sealed import sealed_line, whole_lines
+from ppoctl.store.append import LockedFile, locked, read_whole
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.layout import STAGES, RunLayout
+from ppoctl.store.layout import RunLayout
 from ppoctl.store.manifest import Manifest
 
 Line = dict[str, Any]
 
+MENDED = "mended"
+"""The event after journal or ledger lost lines to damage; states saved before it knew them longer."""
+
 
 def read_lines(path: Path) -> list[Line]:
-    """All whole lines; a torn last one is ignored."""
-    return _parse(path.read_bytes()) if path.is_file() else []
+    """All whole lines; what a kill left of a last one is ignored. Raises CorruptArtifactError naming a damaged line,
+    or the file where it is gone."""
+    return [line.body for line in whole_lines(path, read_whole(path))]
 
 
 class Journal:
-    """Append-only writer of one run's journal, shared safely by racing attempts."""
+    """Append-only writer of one run's journal, shared safely by racing attempts.
+
+    It is read once; later only what was appended since, so that a step costs the same however long the run is.
+    """
 
     def __init__(self, layout: RunLayout, attempt: Attempt) -> None:
         self._path = layout.journal
-        self._layout = layout
         self._attempt = attempt
-        self._known: dict[tuple[int, str], str] = {}
-        """Identity of each stage as its last line has it."""
-        self._seq = 0
+        self._lines: list[Line] = []
+        self._by_step: dict[int, list[Line]] = {}
+        """Lines of the stages of each step."""
         self._end = 0
         """Up to here the file has been read."""
-        self._reconcile()
+        with locked(self._path) as file:
+            self._catch_up(file)
+
+    @property
+    def seq(self) -> int:
+        """Number of the last line."""
+        return int(self._lines[-1]["seq"]) if self._lines else 0
 
     def ensure(self, manifest: Manifest) -> Line | None:
         """Append the line of a committed stage unless its last one is the same; returns the line when it was new."""
         with locked(self._path) as file:
             self._catch_up(file)
-            if self._known.get((manifest.step, manifest.stage)) == manifest.identity:
+            known = [line for line in self._by_step.get(manifest.step, ()) if line["stage"] == manifest.stage]
+            if known and known[-1]["identity"] == manifest.identity:
                 return None
             return self._append(file, stage_line(manifest))
 
@@ -53,39 +65,35 @@ class Journal:
             return self._append(file, body)
 
     def lines(self) -> list[Line]:
-        return read_lines(self._path)
+        """Every line so far, those of other attempts included up to the last time that this one wrote."""
+        return list(self._lines)
 
     def figures(self, step: int) -> dict[str, float]:
         """All figures of one step, over its stages; of a stage that was made again, the later ones."""
         merged: dict[str, float] = {}
-        for line in self.lines():
-            if line.get("step") == step and "figures" in line:
-                merged.update(line["figures"])
+        for line in self._by_step.get(step, ()):
+            merged.update(line["figures"])
         return merged
 
-    def _reconcile(self) -> None:
-        """Append what committed manifests lack."""
-        for step in self._layout.committed_steps():
-            for stage in STAGES:
-                manifest = manifests.read(self._layout.stage(step, stage))
-                if manifest is not None:
-                    self.ensure(manifest)
+    def history(self, *, up_to: int) -> list[tuple[int, dict[str, float]]]:
+        """All figures of each step from 1 to `up_to` that has any, oldest first."""
+        return [(step, self.figures(step)) for step in sorted(self._by_step) if 0 < step <= up_to]
 
     def _catch_up(self, file: LockedFile) -> None:
-        """Read what this and other attempts have appended since; drop a torn last line."""
+        """Read what this and other attempts have appended since; drop what a kill left of a last line."""
         if file.size == self._end:
             return
         data = file.read(start=self._end)
-        for line in _parse(data):
-            self._seq = int(line["seq"])
-            if "stage" in line:
-                self._known[line["step"], line["stage"]] = line["identity"]
-        self._end += _whole(data)
+        for line in whole_lines(self._path, data, offset=self._end, line_number=len(self._lines) + 1):
+            self._lines.append(line.body)
+            if "stage" in line.body:
+                self._by_step.setdefault(int(line.body["step"]), []).append(line.body)
+            self._end = line.end
         file.truncate(self._end)
 
     def _append(self, file: LockedFile, body: Line) -> Line:
-        line = {"seq": self._seq + 1, **body}
-        file.append(json.dumps(line, sort_keys=True).encode("ascii") + b"\n")
+        line = {"seq": self.seq + 1, **body}
+        file.append(sealed_line(line))
         self._catch_up(file)
         return line
 
@@ -101,19 +109,3 @@ def stage_line(manifest: Manifest) -> Line:
         "identity": manifest.identity,
         "figures": manifest.figures,
     }
-
-
-def _parse(data: bytes) -> list[Line]:
-    """The whole lines at the beginning of `data`."""
-    lines: list[Line] = []
-    for raw in data.split(b"\n")[:-1]:
-        try:
-            lines.append(dict(json.loads(raw)))
-        except (ValueError, TypeError):
-            break
-    return lines
-
-
-def _whole(data: bytes) -> int:
-    """Bytes of these lines."""
-    return sum(len(raw) + 1 for raw in data.split(b"\n")[: len(_parse(data))])

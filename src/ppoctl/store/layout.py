@@ -23,6 +23,9 @@ STAGES: dict[str, int] = {
 """Stage names and their place in a step, so that `ls` teaches PPO."""
 
 ROLES = ("actor", "critic")
+FORMAT = 2
+"""The version of everything below, written into run.json and every manifest."""
+
 MANIFEST = "manifest.json"
 RECORD = "record.safetensors"
 READABLE_STAGES = ("rollout", "reward", "values", "advantages", "eval")
@@ -96,6 +99,15 @@ class RunLayout:
     @property
     def best(self) -> Path:
         return self.states / "best"
+
+    def best_states(self) -> list[Path]:
+        """Folders of the best actor: one, or two while the older one is being replaced."""
+        return [path for path in _folders(self.best) if path.name.isdigit()]
+
+    @property
+    def discarded(self) -> Path:
+        """Where the attempt that comes next sets things aside."""
+        return self.root / "discarded" / f"attempt-{(self.attempts() or [0])[-1] + 1}"
 
     def committed_steps(self) -> list[int]:
         """Steps that have a folder, oldest first."""

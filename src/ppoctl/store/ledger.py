@@ -7,11 +7,13 @@ dropped and came out otherwise replaces its block and all after it.
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.records import FINISH_REASONS, REWARD_OUTCOMES, Rewards, Rollouts
-from ppoctl.store.append import LockedFile, locked
+from ppoctl.batch.sealed import sealed_line, whole_lines
+from ppoctl.store.append import LockedFile, locked, read_whole
 from ppoctl.store.attempt import Attempt
 
 
@@ -26,11 +28,16 @@ class Ledger:
         self._end = 0
         """Up to here the file has been read."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Where the last finished step ends in the file."""
+        return self._end
+
     def record(self, step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[str, str]) -> None:
         """Append the samples of a finished step unless they are there. `used_by`: role -> lineage it led to."""
         lines = sample_lines(step, rollouts, rewards, used_by)
         lines[-1]["end_of_step"] = True
-        block = b"".join(json.dumps(line, sort_keys=True).encode("ascii") + b"\n" for line in lines)
+        block = b"".join(map(sealed_line, lines))
         with locked(self._path) as file:
             self._attempt.require_newest()
             self._catch_up(file)
@@ -51,17 +58,31 @@ class Ledger:
         """Read the blocks that this and other attempts have appended since; cut one that a kill left unfinished."""
         if file.size == self._end:
             return
-        start, position = self._end, self._end
-        for raw in file.read(start=start).split(b"\n")[:-1]:
-            position += len(raw) + 1
-            try:
-                line = json.loads(raw)
-            except ValueError:
-                break
-            if line.get("end_of_step"):
-                self._blocks[int(line["step"])] = (self._end, position)
-                self._end = position
+        for line in whole_lines(self._path, file.read(start=self._end), offset=self._end):
+            if line.body.get("end_of_step"):
+                self._blocks[int(line.body["step"])] = (self._end, line.end)
+                self._end = line.end
         file.truncate(self._end)
+
+
+def end_of_blocks(path: Path) -> int:
+    """Where the last finished step of a ledger ends, in bytes. Raises CorruptArtifactError naming a damaged line, or
+    the file where it is gone."""
+    ends = [line.end for line in whole_lines(path, read_whole(path)) if line.body.get("end_of_step")]
+    return ends[-1] if ends else 0
+
+
+def whole_blocks(lines: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The samples of each step of which all are there, in order; `lines` may have gaps where lines were damaged."""
+    block: list[dict[str, Any]] = []
+    for line in lines:
+        if block and block[-1]["step"] != line["step"]:
+            block = []
+        block.append(line)
+        if line.get("end_of_step"):
+            if len(block) == line["of"]:
+                yield block
+            block = []
 
 
 def sample_lines(step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[str, str]) -> list[dict[str, Any]]:
@@ -73,6 +94,7 @@ def sample_lines(step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[
         lines.append(
             {
                 "step": step,
+                "of": rollouts.num_seqs,
                 "prompt": rollouts.prompt_ids[row],
                 "sample": rollouts.sample_indices[row],
                 "seed": int(rollouts.seeds[row]),

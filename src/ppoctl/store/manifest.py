@@ -1,13 +1,20 @@
 """The manifest: the only definition of *complete*, read by one function, for data and states alike. Light."""
 
-import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.digest import FileDigest, file_digest
-from ppoctl.errors import CorruptArtifactError, StorageError
-from ppoctl.store.layout import MANIFEST
+from ppoctl.batch.sealed import BrokenSealError, how_to_mend, seal, unseal
+from ppoctl.errors import CorruptArtifactError
+from ppoctl.store.disk import storage_error
+from ppoctl.store.layout import FORMAT, MANIFEST
+
+DIGEST_THREADS = 8
+"""How many files are read side by side."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +40,16 @@ class Manifest:
     extra: dict[str, Any] = field(default_factory=dict)
     """States: `updates`, `carry`, `replay`, `healthy`, `layout`."""
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
+    def to_text(self) -> str:
+        """The file: JSON that ends with its own checksum."""
+        return seal({"format": FORMAT, **asdict(self)}, indent=1)
 
     @staticmethod
-    def from_json(text: str) -> "Manifest":
-        raw = json.loads(text)
+    def from_text(text: str) -> "Manifest":
+        """What `to_text` wrote. Raises ValueError, TypeError or KeyError when the file is something else."""
+        raw = unseal(text)
+        if raw.pop("format") != FORMAT:
+            raise ValueError("it was written by another version of ppoctl")
         raw["files"] = {name: FileDigest(**entry) for name, entry in raw["files"].items()}
         raw["inputs"] = tuple(raw["inputs"])
         return Manifest(**raw)
@@ -47,27 +58,31 @@ class Manifest:
 def read(folder: Path) -> Manifest | None:
     """The manifest of a committed artifact, or None where none is committed.
 
-    Raises CorruptArtifactError when the manifest itself cannot be read.
+    Raises CorruptArtifactError when the manifest is not as it was written, StorageError when it cannot be read.
     """
     path = folder / MANIFEST
     try:
-        text = path.read_text(encoding="ascii")
-    except FileNotFoundError:
+        text = path.read_bytes().decode("ascii")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     except OSError as error:
-        raise StorageError(f"cannot read `{path}`: {error.strerror}") from error
+        raise storage_error(path, error, doing="read") from error
     except UnicodeDecodeError as error:
         raise _corrupt(path, "not a manifest") from error
     try:
-        return Manifest.from_json(text)
+        return Manifest.from_text(text)
+    except BrokenSealError as error:
+        raise _corrupt(path, str(error)) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _corrupt(path, "not a manifest") from error
+        raise _corrupt(path, f"not a manifest: {error}") from error
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
     """Read every file and compare; raises CorruptArtifactError naming the first that differs."""
-    for name, expected in manifest.files.items():
-        verify_bytes(folder / name, file_digest(folder / name), expected)
+    with ThreadPoolExecutor(DIGEST_THREADS) as pool:  # hashing leaves Python's lock: a 7B pair is 200 GB
+        found = pool.map(lambda name: digest_of(folder / name), manifest.files)
+        for (name, expected), digest in zip(manifest.files.items(), found, strict=True):
+            verify_bytes(folder / name, digest, expected)
 
 
 def verify_bytes(path: Path, found: FileDigest | None, expected: FileDigest) -> None:
@@ -80,9 +95,32 @@ def verify_bytes(path: Path, found: FileDigest | None, expected: FileDigest) -> 
         raise _corrupt(path, f"digest {found.sha256[:12]}, its manifest says {expected.sha256[:12]}")
 
 
+def digest_of(path: Path) -> FileDigest | None:
+    """Digest of an artifact's file; None where it is gone. Raises as `contents` does otherwise."""
+    with _readable(path):
+        return file_digest(path)
+
+
+def contents(path: Path) -> bytes:
+    """An artifact's file. Raises CorruptArtifactError where it is gone or a folder, StorageError where it cannot be
+    read."""
+    with _readable(path):
+        return path.read_bytes()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise _corrupt(path, "a folder" if path.is_dir() else "missing") from error
+    except OSError as error:
+        raise storage_error(path, error, doing="read") from error
+
+
 def _corrupt(path: Path, what: str) -> CorruptArtifactError:
+    """The named error, with the command that mends a run, where the artifact is in one."""
     folder = path.parent
-    return CorruptArtifactError(
-        f"`{path}` is corrupt: {what}",
-        hint=f"remove it and resume; what depends on it is made again: rm -r {folder}",
-    )
+    runs = [parent for parent in folder.parents if (parent / "run.json").is_file()]
+    hint = how_to_mend(runs[0]) if runs else f"bring it again from where it was made: ls -la {folder}"
+    return CorruptArtifactError(f"`{path}` is corrupt: {what}", hint=hint)

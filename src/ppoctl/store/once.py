@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ppoctl.batch import codec, records
-from ppoctl.batch.digest import FileDigest, file_digest
+from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Record
 from ppoctl.errors import StorageError
 from ppoctl.store import artifact
@@ -164,11 +164,9 @@ def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) ->
     folder = layout.stage(step, stage)
     for name in manifest.files:
         if name != RECORD:
-            manifests.verify_bytes(folder / name, file_digest(folder / name), manifest.files[name])
+            manifests.verify_bytes(folder / name, manifests.digest_of(folder / name), manifest.files[name])
     path = folder / RECORD
     expected = manifest.files.get(RECORD, FileDigest("", 0))
-    data = path.read_bytes() if path.is_file() else None
-    found = None if data is None else FileDigest(codec.digest(data), len(data))
-    manifests.verify_bytes(path, found, expected)
-    assert data is not None
+    data = manifests.contents(path)
+    manifests.verify_bytes(path, FileDigest(codec.digest(data), len(data)), expected)
     return records.decode(data)

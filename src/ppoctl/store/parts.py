@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from ppoctl.ports import Sample
-from ppoctl.store.artifact import storage_error, write_atomically
+from ppoctl.store.artifact import write_atomically
 from ppoctl.store.attempt import Attempt
+from ppoctl.store.disk import storage_error
 from ppoctl.store.layout import RunLayout
 
 

@@ -1,17 +1,20 @@
 """What a resume will do with each item, before it does anything: restored, recalled, replayed or run. Light.
 
-A hole (a stage gone while a later one of the run is there, or a file that does not match its manifest) is named and
-refused; with permission everything that depends on it is set aside into `discarded/`, never deleted.
+A hole (a stage gone while a later one of the run is there, or a file that is not as it was written) is named and
+refused; with permission everything that depends on it is set aside into `discarded/`, never deleted (`discard`).
 """
 
-import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppoctl.batch.sealed import how_to_mend
 from ppoctl.errors import CorruptArtifactError, StorageError
 from ppoctl.store import manifest as manifests
+from ppoctl.store.journal import MENDED, read_lines
 from ppoctl.store.layout import MANIFEST, ROLES, STAGES, RunLayout
-from ppoctl.store.retention import saved_pairs
+from ppoctl.store.ledger import end_of_blocks
+from ppoctl.store.retention import is_healthy, saved_pairs
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,13 @@ class ResumePlan:
     start: int
     """Step of the saved pair it goes on from; 0: the model source."""
     items: tuple[Item, ...]
+    notes: tuple[str, ...] = ()
+    """What a person should know before the run goes on."""
+
+    @property
+    def verified(self) -> frozenset[str]:
+        """Names of the states whose files were read and found as they were written."""
+        return frozenset(item.name for item in self.items if item.action == "restored")
 
     @property
     def broken(self) -> tuple[Item, ...]:
@@ -47,14 +57,16 @@ class ResumePlan:
         error = CorruptArtifactError if any(item.action == "corrupt" for item in self.broken) else StorageError
         raise error(
             f"cannot resume `{layout.root}` as it was: {names}",
-            hint=f"set aside what depends on it and make it again: ppoctl resume {layout.root} --allow-missing",
+            hint=how_to_mend(layout.root),
         )
 
 
 def plan_resume(layout: RunLayout) -> ResumePlan:
     """Look at manifests and digests, touching nothing."""
     start = (saved_pairs(layout) or [0])[-1]
-    items: list[Item] = []
+    items = _lines_items(layout, start)
+    for role in ROLES:
+        items += _older_states(layout, role, start)
     if start:
         items += [_state_item(layout, role, start) for role in ROLES]
     steps = [step for step in layout.committed_steps() if step > start and _has_something(layout, step)]
@@ -62,27 +74,57 @@ def plan_resume(layout: RunLayout) -> ResumePlan:
         last = max(steps)
         for step in range(start + 1, last + 1):
             items += _step_items(layout, step, is_last=step == last)
-    return ResumePlan(start=start, items=tuple(items))
+    notes = tuple(_notes(layout, start))
+    return ResumePlan(start=start, items=tuple(items), notes=notes)
 
 
-def set_aside_broken(layout: RunLayout, plan: ResumePlan, *, attempt: int) -> list[str]:
-    """Move broken items, and all that came after them, to `discarded/attempt-N/`. Returns the moved names."""
-    order = [item.name for item in plan.items]
-    broken = {item.name for item in plan.broken}
-    if not broken:
-        return []
-    broken_steps = [index for index, name in enumerate(order) if name in broken and name.startswith("steps/")]
-    first = min(broken_steps, default=len(order))
-    moving = [name for name in order if name in broken and name.startswith("states/")] + order[first:]
-    moved: list[str] = []
-    for name in moving:
-        source = layout.root / name
-        if source.is_dir():
-            target = layout.root / "discarded" / f"attempt-{attempt}" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(source, target)
-            moved.append(name)
-    return moved
+def _notes(layout: RunLayout, start: int) -> Sequence[str]:
+    """What a person should know before the run goes on."""
+    try:
+        if not start or is_healthy(layout, start):
+            return []
+        healthy = [step for step in saved_pairs(layout) if is_healthy(layout, step)]
+    except CorruptArtifactError:
+        return []  # an item of the table says so
+    note = f"a health rule stopped the run at step {start}; it goes on from the states of that step"
+    if not healthy:
+        return [note]
+    back = f"ppoctl resume {layout.root} --back-to {healthy[-1]}"
+    return [note, f"to go on from the last healthy ones instead, and drop what came after: {back}"]
+
+
+def _lines_items(layout: RunLayout, start: int) -> list[Item]:
+    """Journal and ledger, where they are damaged, gone, or end before what the saved states were told of them."""
+    items: list[Item] = []
+    told_seq, told_bytes = _told_by_states(layout, start)
+    mended_seq = -1
+    try:
+        lines = read_lines(layout.journal)
+        mended_seq = max((line["seq"] for line in lines if line.get("event") == MENDED), default=-1)
+        if (lines[-1]["seq"] if lines else 0) < told_seq:
+            items.append(Item(layout.journal.name, "corrupt", f"cut: line {told_seq} was there"))
+    except CorruptArtifactError as error:
+        items.append(Item(layout.journal.name, "corrupt", error.message))
+    try:
+        end = end_of_blocks(layout.ledger)
+        if end < told_bytes and mended_seq < told_seq:
+            items.append(Item(layout.ledger.name, "corrupt", f"cut: {end} bytes, {told_bytes} were there"))
+    except CorruptArtifactError as error:
+        items.append(Item(layout.ledger.name, "corrupt", error.message))
+    return items
+
+
+def _told_by_states(layout: RunLayout, start: int) -> tuple[int, int]:
+    """The journal's last number and the ledger's size in bytes when the newest pair was saved."""
+    seq, size_bytes = 0, 0
+    for role in ROLES if start else ():
+        try:
+            manifest = manifests.read(layout.state(role, start))
+        except CorruptArtifactError:
+            continue  # `_state_item` names it
+        if manifest is not None:
+            seq, size_bytes = max(seq, manifest.extra["journal_seq"]), max(size_bytes, manifest.extra["ledger_bytes"])
+    return seq, size_bytes
 
 
 def _has_something(layout: RunLayout, step: int) -> bool:
@@ -93,6 +135,19 @@ def _has_something(layout: RunLayout, step: int) -> bool:
 def _state_item(layout: RunLayout, role: str, step: int) -> Item:
     folder = layout.state(role, step)
     return Item(folder.relative_to(layout.root).as_posix(), *_checked(folder, "restored"))
+
+
+def _older_states(layout: RunLayout, role: str, start: int) -> list[Item]:
+    """Other saved states that cannot be read. They are not needed, but whether they may go is read from them."""
+    found: list[Item] = []
+    for step in layout.saved_steps(role):
+        folder = layout.state(role, step)
+        try:
+            if step != start:
+                manifests.read(folder)
+        except CorruptArtifactError as error:
+            found.append(Item(folder.relative_to(layout.root).as_posix(), "corrupt", error.message))
+    return found
 
 
 def _step_items(layout: RunLayout, step: int, *, is_last: bool) -> list[Item]:

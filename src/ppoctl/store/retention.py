@@ -13,40 +13,50 @@ def saved_pairs(layout: RunLayout) -> list[int]:
     return sorted(set.intersection(*steps))
 
 
-def retain(layout: RunLayout, *, keep_last: int, keep_rollouts_every_steps: int) -> list[int]:
-    """Delete states older than the last `keep_last` healthy pairs, and step folders that no kept pair needs.
-
-    A pair is healthy when no health rule stopped the run at its step. Steps up to the oldest kept pair are not needed
-    to restore anything; a sample of them keeps what `show` reads. Returns the steps whose folders went.
-    """
-    pairs = saved_pairs(layout)
-    healthy = [step for step in pairs if _healthy(layout, step)]
-    if len(healthy) < keep_last:
-        return []
-    oldest_kept = healthy[-keep_last]
-    for role in ROLES:
-        for step in layout.saved_steps(role):
-            if step < oldest_kept:
-                artifact.remove(layout.state(role, step))
-    gone: list[int] = []
-    for step in layout.committed_steps():
-        if 0 < step <= oldest_kept:
-            readable = keep_rollouts_every_steps > 0 and step % keep_rollouts_every_steps == 0
-            _remove_stages(layout, step, keep=READABLE_STAGES if readable else ("eval",))
-            gone.append(step)
-    return gone
-
-
-def _healthy(layout: RunLayout, step: int) -> bool:
+def is_healthy(layout: RunLayout, step: int) -> bool:
+    """Whether no health rule stopped the run at the step of this saved pair."""
     found = [manifests.read(layout.state(role, step)) for role in ROLES]
     return all(item is not None and bool(item.extra.get("healthy", True)) for item in found)
 
 
-def _remove_stages(layout: RunLayout, step: int, *, keep: tuple[str, ...]) -> None:
-    for stage in STAGES:
-        if stage not in keep:
-            artifact.remove(layout.stage(step, stage))
-    shutil.rmtree(layout.parts(step), ignore_errors=True)
-    folder = layout.step(step)
-    if not any(folder.iterdir()):
-        folder.rmdir()
+class Retention:
+    """Deletes states older than the last `keep_last` healthy pairs, and step folders that no kept pair needs.
+
+    Steps up to the oldest kept pair are not needed to restore anything; a sample of them keeps what `show` reads. A
+    folder is looked at once by each process, so that a step costs the same however long the run is.
+    """
+
+    def __init__(self, layout: RunLayout, *, keep_last: int, keep_rollouts_every_steps: int) -> None:
+        self._layout = layout
+        self._keep_last = keep_last
+        self._keep_rollouts_every_steps = keep_rollouts_every_steps
+        self._retired = 0
+        """Steps up to this one have been looked at."""
+
+    def apply(self) -> list[int]:
+        """Delete what may go by now. Returns the steps whose folders were looked at."""
+        layout = self._layout
+        healthy = [step for step in saved_pairs(layout) if is_healthy(layout, step)]
+        if len(healthy) < self._keep_last:
+            return []
+        oldest_kept = healthy[-self._keep_last]
+        for role in ROLES:
+            for step in layout.saved_steps(role):
+                if step < oldest_kept:
+                    artifact.remove(layout.state(role, step))
+        gone = [step for step in range(self._retired + 1, oldest_kept + 1) if layout.step(step).is_dir()]
+        for step in gone:
+            self._retire(step)
+        self._retired = max(self._retired, oldest_kept)
+        return gone
+
+    def _retire(self, step: int) -> None:
+        every = self._keep_rollouts_every_steps
+        keep = READABLE_STAGES if every > 0 and step % every == 0 else ("eval",)
+        for stage in STAGES:
+            if stage not in keep:
+                artifact.remove(self._layout.stage(step, stage))
+        shutil.rmtree(self._layout.parts(step), ignore_errors=True)
+        folder = self._layout.step(step)
+        if not any(folder.iterdir()):
+            folder.rmdir()

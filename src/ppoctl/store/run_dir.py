@@ -4,17 +4,20 @@
 finds another source refuses. Recipes are kept by the first step they hold for: `recipes/000001.json`, ...
 """
 
-import json
+import glob
 import shutil
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import CorruptArtifactError, RecipeError, RunExistsError
-from ppoctl.store.artifact import storage_error, write_atomically
-from ppoctl.store.layout import RunLayout
+from ppoctl.batch.sealed import seal, unseal
+from ppoctl.errors import CorruptArtifactError, RecipeError, RunExistsError, StorageError
+from ppoctl.store.artifact import write_atomically
+from ppoctl.store.disk import storage_error
+from ppoctl.store.layout import FORMAT, MANIFEST, RunLayout
 
 
 def create(layout: RunLayout, *, recipe_toml: str, resolved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -26,31 +29,63 @@ def create(layout: RunLayout, *, recipe_toml: str, resolved: Mapping[str, Any], 
         raise RunExistsError(
             f"run directory `{layout.root}` exists", hint=f"continue it: ppoctl resume {layout.root}"
         )
+    _sweep(layout)
     aside = RunLayout(layout.root.with_name(f".{layout.root.name}.creating-{uuid.uuid4().hex[:8]}"))
-    identity = {"id": uuid.uuid4().hex, "name": layout.root.name, "created": time.time(), **facts}
+    identity = {"format": FORMAT, "id": uuid.uuid4().hex, "name": layout.root.name, "created": time.time(), **facts}
     try:
         aside.recipes.mkdir(parents=True)
         aside.logs.mkdir()
         aside.recipe_toml.write_text(recipe_toml, encoding="utf-8")
         for path in (aside.recipe_resolved, aside.recipe_from(1)):
-            path.write_text(_json(resolved), encoding="ascii")
-        aside.run_json.write_text(_json(identity), encoding="ascii")
+            path.write_text(_sealed(resolved), encoding="ascii")
+        for path in (aside.journal, aside.ledger):
+            path.touch()  # from now on a missing one was deleted
+        aside.run_json.write_text(_sealed(identity), encoding="ascii")
         aside.root.rename(layout.root)
     except OSError as error:
         shutil.rmtree(aside.root, ignore_errors=True)
         raise storage_error(layout.root, error) from error
 
 
+def _sweep(layout: RunLayout) -> None:
+    """What commands left that were killed while they made this run: nobody needs an hour for that."""
+    for path in layout.root.parent.glob(f".{glob.escape(layout.root.name)}.creating-*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > 3600:
+                shutil.rmtree(path, ignore_errors=True)
+
+
 def facts(layout: RunLayout) -> dict[str, Any]:
-    """`run.json`; raises RecipeError when the folder is no run directory."""
-    if not layout.run_json.is_file():
+    """`run.json`. Raises RecipeError when the folder is no run directory, StorageError when another version of ppoctl
+    made it, CorruptArtifactError when it is not as it was written."""
+    if not layout.run_json.exists():
         raise RecipeError(f"`{layout.root}` is not a run directory", hint="see your runs: ls runs")
-    return _load(layout.run_json)
+    found = _load(layout.run_json, hint=f"bring it again from a copy of the run: ls {layout.root}")
+    if found["format"] != FORMAT:
+        raise StorageError(
+            f"`{layout.run_json}` has format {found['format']}, this version of ppoctl reads {FORMAT}",
+            hint="go on with the version that made the run, or start a new run with another `name`",
+        )
+    return found
 
 
 def recipes(layout: RunLayout) -> dict[int, dict[str, Any]]:
-    """Resolved recipes by the first step they hold for."""
-    return {int(path.stem): _load(path) for path in sorted(layout.recipes.glob("*.json"))}
+    """Resolved recipes by the first step they hold for.
+
+    Raises CorruptArtifactError when one is not as it was written, or when the first is gone.
+    """
+    known = f"`ppoctl validate {layout.recipe_toml} --show` has what was asked last"
+    found = {
+        int(path.stem): _load(path, hint=f"bring it again from a copy of the run; {known}")
+        for path in sorted(layout.recipes.glob("*.json"))
+    }
+    if 1 not in found:
+        again = f"cp {layout.recipe_resolved} {layout.recipe_from(1)}"
+        raise CorruptArtifactError(
+            f"`{layout.recipe_from(1)}` is missing: the recipe that the run began with",
+            hint=f"bring it again from a copy of the run; if no key was ever changed: {again}",
+        )
+    return found
 
 
 def change_recipe(layout: RunLayout, resolved: Mapping[str, Any], *, from_step: int) -> None:
@@ -59,31 +94,45 @@ def change_recipe(layout: RunLayout, resolved: Mapping[str, Any], *, from_step: 
     for path in layout.recipes.glob("*.json"):
         if int(path.stem) > from_step:
             path.unlink()
-    write_atomically(layout.recipe_from(from_step), _json(resolved).encode("ascii"))
-    write_atomically(layout.recipe_resolved, _json(resolved).encode("ascii"))
+    write_atomically(layout.recipe_from(from_step), _sealed(resolved).encode("ascii"))
+    write_atomically(layout.recipe_resolved, _sealed(resolved).encode("ascii"))
+
+
+def remove(layout: RunLayout) -> None:
+    """Delete a run that never began, its name first: a kill then leaves nothing in the way of the next one."""
+    aside = layout.root.with_name(f".{layout.root.name}.creating-{uuid.uuid4().hex[:8]}")
+    try:
+        layout.root.rename(aside)
+    except OSError as error:
+        raise storage_error(layout.root, error, doing="replace") from error
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def has_rollout(layout: RunLayout) -> bool:
+    """Whether the run ever committed a rollout; without one it never began."""
+    return bool(layout.saved_steps("actor")) or any(
+        (layout.stage(step, "rollout") / MANIFEST).is_file() for step in layout.committed_steps()
+    )
 
 
 def first_free_step(layout: RunLayout, *, after: int) -> int:
     """The first step later than `after` that has no committed rollout."""
     step = after + 1
-    while (layout.stage(step, "rollout") / "manifest.json").is_file():
+    while (layout.stage(step, "rollout") / MANIFEST).is_file():
         step += 1
     return step
 
 
-def update_facts(layout: RunLayout, **changes: Any) -> None:
-    """Rewrite `run.json` with the given entries changed."""
-    write_atomically(layout.run_json, _json({**facts(layout), **changes}).encode("ascii"))
+def _sealed(data: Mapping[str, Any]) -> str:
+    return seal(data, indent=1)
 
 
-def _json(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, indent=1, sort_keys=True) + "\n"
-
-
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, *, hint: str) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="ascii")))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise CorruptArtifactError(
-            f"`{path}` is corrupt: {error}", hint=f"restore it from a copy of the run: ls {path.parent}"
-        ) from error
+        return unseal(path.read_bytes().decode("ascii"))
+    except FileNotFoundError as error:
+        raise CorruptArtifactError(f"`{path}` is missing", hint=hint) from error
+    except OSError as error:
+        raise storage_error(path, error, doing="read") from error
+    except ValueError as error:
+        raise CorruptArtifactError(f"`{path}` is corrupt: {error}", hint=hint) from error

@@ -12,7 +12,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 from ppoctl.batch.records import Carry, State, Update
@@ -47,6 +48,14 @@ class Resident:
     replay: int = 0
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """How far journal and ledger reached when a state was saved: shorter ones were cut since."""
+
+    journal_seq: int
+    ledger_bytes: int
+
+
 @dataclass
 class States:
     """States of both roles of one run."""
@@ -64,6 +73,8 @@ class States:
     observers: tuple[Observer, ...] = ()
     say: Callable[[str], None] = no_listener
     """Told of saves, restores and replays."""
+    verified: frozenset[str] = frozenset()
+    """Folders of states, within the run's, whose files were compared with their manifests when the run was opened."""
     _resident: dict[str, Resident] = field(default_factory=lambda: {role: Resident() for role in ROLES})
 
     def actor_at(self, state: State) -> Actor:
@@ -91,7 +102,7 @@ class States:
         """How many replays behind the resident state were not bit-equal."""
         return self._resident[role].replay
 
-    def save(self, state: State, carry: Carry, figures: dict[str, float], *, healthy: bool) -> None:
+    def save(self, state: State, carry: Carry, figures: dict[str, float], lines: Recorded, *, healthy: bool) -> None:
         """Commit the state unless it is: at once, or in the background (see `Saves`; what is in flight of the role
         must be finished). `figures` are the step's, for the record."""
         folder = self.layout.state(state.role, state.step)
@@ -103,16 +114,37 @@ class States:
                     hint=f"remove it and resume: rm -r {folder}",
                 )
             return
-        engine = self._bring(state)
+        draft = Draft(folder, self.attempt, self._moment(state))
         extra = {
             "updates": state.updates,
             "carry": carry.as_dict(),
-            "replay": self.replays(state.role),
             "healthy": healthy,
             "layout": dict(self.layouts[state.role]),
+            **asdict(lines),
         }
+        saved = self._saved_before(state)
+        if saved is not None:
+            extra["replay"] = saved[1].extra["replay"]
+            manifest = replace(self._manifest(f"state/{state.role}", state, extra), figures=figures)
+            with draft.work():
+                draft.open()
+                artifact.link_files(saved[0], draft.aside)
+                draft.publish(manifest, saved[1].files)
+            return
+        engine = self._bring(state)
+        extra["replay"] = self.replays(state.role)
         manifest = replace(self._manifest(f"state/{state.role}", state, extra), figures=figures)
-        self.saves.begin(Draft(folder, self.attempt, self._moment(state)), manifest, engine)
+        self.saves.begin(draft, manifest, engine)
+
+    def _saved_before(self, state: State) -> tuple[Path, Manifest] | None:
+        """An earlier step's folder with the very same state: a critic-only step leaves the actor as it was."""
+        for step in self.layout.saved_steps(state.role):
+            folder = self.layout.state(state.role, step)
+            manifest = manifests.read(folder)
+            if manifest is not None and manifest.identity == state.lineage:
+                same_layout = manifest.extra["layout"] == dict(self.layouts[state.role])
+                return (folder, manifest) if same_layout else None
+        return None
 
     def widen(self, step: int) -> list[str]:
         """Save the states of this step again, for any layout, where they are for some and the recipe asks for any.
@@ -216,7 +248,8 @@ class States:
         folder = self.layout.state(state.role, state.step)
         manifest = manifests.read(folder)
         assert manifest is not None
-        manifests.verify(folder, manifest)
+        if folder.relative_to(self.layout.root).as_posix() not in self.verified:
+            manifests.verify(folder, manifest)
         engine.load(folder)
         self._resident[state.role].replay = int(manifest.extra.get("replay", 0))
         self.say(f"restored {state.role} at step {state.step}")

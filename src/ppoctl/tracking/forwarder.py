@@ -4,7 +4,6 @@ What is missing is judged from the target alone, so it does not matter who sent 
 killed between two batches, a server that was away for a day, or nobody.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl import __version__
+from ppoctl.batch.sealed import unseal
 from ppoctl.tracking import outgoing
 from ppoctl.tracking.journal_reader import JournalTail, entries
 from ppoctl.tracking.mlflow_run import DIGEST_TAG, RunCard, Target, digest
@@ -57,7 +57,7 @@ def eval_samples(run_dir: Path) -> list[tuple[int, Path]]:
 
 def read_card(run_dir: Path) -> RunCard:
     """Identity of a run from its `run.json`; `created` is unix seconds or an ISO time."""
-    body = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+    body = unseal((run_dir / "run.json").read_text(encoding="ascii"))
     created = body["created"]
     seconds = datetime.fromisoformat(created).timestamp() if isinstance(created, str) else float(created)
     return RunCard(str(body["id"]), str(body["name"]), int(seconds * 1000))
@@ -145,7 +145,7 @@ class Forwarder:
         if marker is None:
             return 0
         for entry in entries(self._run_dir / "journal.jsonl"):
-            if entry.line["seq"] == marker.seq and int(entry.line["at"] * 1000) == marker.at_ms:
+            if entry.body["seq"] == marker.seq and int(entry.body["at"] * 1000) == marker.at_ms:
                 return marker.seq
         self._known = self._target.points()
         return 0
@@ -186,8 +186,7 @@ class Forwarder:
         path = self._run_dir / "recipe.resolved.json"
         if not path.is_file():
             return {}
-        body: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return body
+        return unseal(path.read_text(encoding="ascii"))
 
 
 def _head(path: Path) -> str:

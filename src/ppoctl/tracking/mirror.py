@@ -103,7 +103,7 @@ class MlflowMirror:
         if self._settled:
             return 0
         self._abandoned.set()
-        left = sum(1 for entry in entries(self._journal) if entry.line["seq"] > (self._seq or 0))
+        left = sum(1 for entry in entries(self._journal) if entry.body["seq"] > (self._seq or 0))
         if started:
             # An earlier attempt may have sent some of them: without an answer from MLflow nobody knows.
             lines = f"{'up to ' if self._seq is None else ''}{left} journal line{'' if left == 1 else 's'}"
@@ -157,7 +157,7 @@ class MlflowMirror:
     def _ending(self) -> Ending:
         """As the journal has it; by the word given to `close` where the journal's last event is another one."""
         assert self._ended_as is not None
-        last = ending(entry.line for entry in entries(self._journal))
+        last = ending(entry.body for entry in entries(self._journal))
         if last is not None and last.tags["ppoctl.status"] == self._ended_as:
             return last
         return ended(self._ended_as, at_ms=int(time.time() * 1000))
@@ -201,7 +201,7 @@ def rebuild(
 
 
 def _end(worker: Forwarder, run_dir: Path, ended_as: str | None) -> Sent:
-    lines = [entry.line for entry in entries(run_dir / "journal.jsonl")]
+    lines = [entry.body for entry in entries(run_dir / "journal.jsonl")]
     last = ending(lines)
     if ended_as is not None and lines and (last is None or last.status == "RUNNING"):
         last = ended(ended_as, at_ms=int(lines[-1]["at"] * 1000))

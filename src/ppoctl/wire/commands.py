@@ -14,8 +14,9 @@ from ppoctl.recipe.load import Loaded, load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
+from ppoctl.store.alive import require_idle
 from ppoctl.store.layout import RunLayout
-from ppoctl.store.resume_plan import plan_resume, set_aside_broken
+from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.retention import saved_pairs
 from ppoctl.wire import changes, engines, session
 from ppoctl.wire.session import Ended, Opened
@@ -28,31 +29,59 @@ TRAIN = "train"
 
 def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ended:
     """Create the run and do it. A directory that exists is refused, unless `or_resume`, or unless it holds nothing
-    but the rollouts that `ppoctl rollout` drew for the same recipe."""
+    but the rollouts that `ppoctl rollout` drew for the same recipe, or not even one (see `_replaceable`)."""
     layout = RunLayout(runs / loaded.recipe.name)
-    if layout.root.exists():
+    if layout.root.exists() and not _replaceable(layout):
         if or_resume or _holds_only_rollouts(layout):
-            return _continue(layout, loaded.recipe, verbose=verbose)
+            return _continue(layout, loaded.recipe, _as_it_is(layout), verbose=verbose)
         raise RunExistsError(
             f"run directory `{layout.root}` exists", hint=f"continue it: ppoctl resume {layout.root}"
         )
-    sockets, digests, threads = session.prepare(loaded.recipe)
-    session.create(layout, loaded.recipe, digests, command=TRAIN)
-    return session.attempt_run(Opened(layout, {1: loaded.recipe}, sockets, threads, verbose=verbose))
+    try:
+        return _begin(layout, loaded.recipe, TRAIN, verbose=verbose, do=run)
+    except RunExistsError:
+        if not or_resume:
+            raise
+    return _continue(layout, loaded.recipe, _as_it_is(layout), verbose=verbose)  # another command was faster
 
 
-def resume(root: Path, sets: Sequence[str], *, allow_missing: bool, save_only: bool, verbose: bool) -> Ended:
-    """Continue a run, or only save its newest pair of states again. Raises StorageError naming what is missing or
-    corrupt, unless `allow_missing` sets aside what depends on it."""
-    layout = RunLayout(root.resolve())
+def _begin(layout: RunLayout, recipe: Recipe, command: str, *, verbose: bool, do: Callable[[Job], None]) -> Ended:
+    sockets, digests, threads = session.prepare(recipe)
+    try:
+        if layout.root.exists() and _replaceable(layout):
+            run_dir.remove(layout)
+        session.create(layout, recipe, digests, command=command)
+    except BaseException:
+        sockets.scorer.close()
+        raise
+    plan = ResumePlan(start=0, items=())
+    return session.attempt_run(Opened(layout, {1: recipe}, sockets, threads, plan, verbose=verbose), do)
+
+
+def _replaceable(layout: RunLayout) -> bool:
+    """Whether the corrected command may take the name: of a run without a rollout, which never began. Raises
+    RunAliveError while somebody is at work on it."""
+    if not layout.run_json.is_file() or run_dir.has_rollout(layout):
+        return False
     run_dir.facts(layout)
+    require_idle(layout)
+    return True
+
+
+def _as_it_is(layout: RunLayout) -> ResumePlan:
+    """The plan of a run that is continued without a question. Raises StorageError naming what is missing or corrupt,
+    RunAliveError when somebody is at work on it."""
+    run_dir.facts(layout)
+    require_idle(layout)
     plan = plan_resume(layout)
-    if allow_missing:
-        set_aside_broken(layout, plan, attempt=(layout.attempts() or [0])[-1] + 1)
-    else:
-        plan.require_whole(layout)
+    plan.require_whole(layout)
+    return plan
+
+
+def resume(layout: RunLayout, plan: ResumePlan, sets: Sequence[str], *, save_only: bool, verbose: bool) -> Ended:
+    """Continue a run that was found whole, or only save its newest pair of states again."""
     recipe = load([layout.recipe_toml], sets, environ={}).recipe
-    return _continue(layout, recipe, verbose=verbose, do=_save_for_any_layout if save_only else run)
+    return _continue(layout, recipe, plan, verbose=verbose, do=_save_for_any_layout if save_only else run)
 
 
 def planned_change(root: Path, sets: Sequence[str]) -> int | None:
@@ -70,16 +99,14 @@ def planned_change(root: Path, sets: Sequence[str]) -> int | None:
 def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
     """Draw and score the rollouts of the next step, and stop; `train` goes on from them."""
     layout = RunLayout(runs / loaded.recipe.name)
-    if layout.root.exists() and not _holds_only_rollouts(layout):
+    if not layout.root.exists() or _replaceable(layout):
+        return _begin(layout, loaded.recipe, ROLLOUT, verbose=verbose, do=_draw_and_score)
+    if not _holds_only_rollouts(layout):
         raise RunExistsError(
             f"run directory `{layout.root}` exists and has been trained",
             hint="draw under another name: --set name=NAME",
         )
-    if layout.root.exists():
-        return _continue(layout, loaded.recipe, verbose=verbose, do=_draw_and_score)
-    sockets, digests, threads = session.prepare(loaded.recipe)
-    session.create(layout, loaded.recipe, digests, command=ROLLOUT)
-    return session.attempt_run(Opened(layout, {1: loaded.recipe}, sockets, threads, verbose=verbose), _draw_and_score)
+    return _continue(layout, loaded.recipe, _as_it_is(layout), verbose=verbose, do=_draw_and_score)
 
 
 def _draw_and_score(job: Job) -> None:
@@ -98,7 +125,9 @@ def _save_for_any_layout(job: Job) -> None:
         )
 
 
-def _continue(layout: RunLayout, recipe: Recipe, *, verbose: bool, do: Callable[[Job], None] = run) -> Ended:
+def _continue(
+    layout: RunLayout, recipe: Recipe, plan: ResumePlan, *, verbose: bool, do: Callable[[Job], None] = run
+) -> Ended:
     session.require_same_model(layout, recipe)
     recorded = session.recorded_recipes(layout)
     sockets, digests, threads = session.prepare(recipe)
@@ -109,7 +138,7 @@ def _continue(layout: RunLayout, recipe: Recipe, *, verbose: bool, do: Callable[
     except BaseException:
         sockets.scorer.close()
         raise
-    opened = Opened(layout, session.recorded_recipes(layout), sockets, threads, verbose=verbose)
+    opened = Opened(layout, session.recorded_recipes(layout), sockets, threads, plan, verbose=verbose)
     return session.attempt_run(opened, do)
 
 
@@ -172,14 +201,15 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     recipe = checkpoint.recipe
     engines.set_threads(recipe)
     questions = engines.read_questions(recipe)
-    if not questions.evaluation_sets():
+    sets = questions.evaluation_sets()
+    if not sets:
         raise RecipeError("the recipe has no `[data.eval.NAME]` table", hint="add one, or name another recipe")
     scorer = engines.open_scorer(recipe, questions)
     try:
         sockets = engines.plug_in(recipe, questions, scorer, model_digest="")
         generator = sockets.generator(OneActor(sockets.actor, checkpoint), say)
         try:
-            return evaluation_stage(recipe, generator, scorer, questions).run(checkpoint.state)
+            return evaluation_stage(recipe, generator, scorer, sets).run(checkpoint.state)
         finally:
             generator.close()
             sockets.close_trainers()

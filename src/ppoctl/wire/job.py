@@ -18,6 +18,7 @@ from ppoctl.store.layout import ROLES, RunLayout
 from ppoctl.store.ledger import Ledger
 from ppoctl.store.once import Observer, Once, Stage, load_record
 from ppoctl.store.parts import RolloutParts
+from ppoctl.store.retention import Retention
 from ppoctl.store.saves import Saves
 from ppoctl.store.states import States
 from ppoctl.wire.sockets import Sockets
@@ -33,6 +34,8 @@ class Surroundings:
     observers: tuple[Observer, ...]
     health: Health
     versions: dict[str, str]
+    verified: frozenset[str] = frozenset()
+    """Folders of saved states whose files were compared with their manifests when the run was opened."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,12 @@ def assemble(
     def stages(step: int) -> Stages:
         return by_start[max(start for start in by_start if start <= max(step, 1))]
 
+    evaluated = sockets.questions.evaluation_sets()
+
     def evaluate(step: int) -> Stage[Evaluation] | None:
-        if not sockets.questions.evaluation_sets():
+        if not evaluated:
             return None
-        return evaluation_stage(_recipe_at(recipes, step), generator, sockets.scorer, sockets.questions)
+        return evaluation_stage(_recipe_at(recipes, step), generator, sockets.scorer, evaluated)
 
     states.replay = _replayer(layout, stages)
     job = Job(
@@ -97,6 +102,11 @@ def assemble(
         ledger=Ledger(layout.ledger, attempt),
         parts=parts,
         states=states,
+        retention=Retention(
+            layout,
+            keep_last=newest.checkpoint.keep_last,
+            keep_rollouts_every_steps=newest.checkpoint.keep_rollouts_every_steps,
+        ),
         health=around.health,
         stages=stages,
         prompts=sockets.questions.prompts_for,
@@ -118,6 +128,7 @@ def _states(attempt: Attempt, recipe: Recipe, sockets: Sockets, around: Surround
         versions=around.versions,
         observers=around.observers,
         say=around.say,
+        verified=around.verified,
     )
 
 
@@ -135,8 +146,6 @@ def cadence(recipe: Recipe) -> Cadence:
         steps=recipe.steps,
         critic_only_steps=recipe.ppo.critic_only_steps,
         save_every_steps=recipe.checkpoint.every_steps,
-        keep_last=recipe.checkpoint.keep_last,
-        keep_rollouts_every_steps=recipe.checkpoint.keep_rollouts_every_steps,
         eval_every_steps=recipe.eval.every_steps,
         eval_at_start=recipe.eval.at_start,
         best=recipe.checkpoint.best,

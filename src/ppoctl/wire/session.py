@@ -33,8 +33,9 @@ from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Journal, Line
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Observer
+from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.tracking.console import Console, open_console
-from ppoctl.tracking.health import HealthMonitor, figures_by_step
+from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
 from ppoctl.wire import engines
 from ppoctl.wire.job import Surroundings, assemble
@@ -65,6 +66,7 @@ class Watcher:
     console: Console
     mirror: MlflowMirror | None
     stage: tuple[int, str] = (0, "start")
+    mirror_started: bool = False
 
     def on_stage(self, step: int, stage: str) -> None:
         self.stage = (step, stage)
@@ -78,8 +80,16 @@ class Watcher:
 
     def on_committed(self, line: Line) -> None:
         self.console.on_committed(line)
-        if self.mirror is not None:
+        if line["stage"] == "rollout":
+            self.start_mirror()
+        if self.mirror is not None and self.mirror_started:
             self.mirror.notify()
+
+    def start_mirror(self) -> None:
+        """MLflow hears of a run once it has a rollout: a start that failed is replaced, and leaves nothing there."""
+        if self.mirror is not None and not self.mirror_started:
+            self.mirror_started = True
+            self.mirror.start()
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,8 @@ class Opened:
     recipes: Mapping[int, Recipe]
     sockets: Sockets
     threads: int
+    plan: ResumePlan
+    """What was found when the run was opened."""
     observers: tuple[Observer, ...] = ()
     verbose: bool = False
 
@@ -141,9 +153,9 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
     journal = Journal(layout, attempt)
     journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=opened.threads)
     with stop_flag() as flag, _watched(opened, journal) as watcher, _ending(journal, attempt, watcher) as word:
-        wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag, journal))
-        if watcher.mirror is not None:
-            watcher.mirror.start()
+        wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag))
+        if run_dir.has_rollout(layout):
+            watcher.start_mirror()
         try:
             do(wiring.job)
         finally:
@@ -154,16 +166,14 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
     return Ended(layout, journal.lines(), verdicts)
 
 
-def _around(opened: Opened, watcher: Watcher, flag: StopFlag, journal: Journal) -> Surroundings:
-    health = HealthMonitor(opened.recipe.health)
-    steps = figures_by_step(journal.lines(), before=1 + max(opened.layout.saved_steps("actor"), default=0))
-    health.replay(steps)
+def _around(opened: Opened, watcher: Watcher, flag: StopFlag) -> Surroundings:
     return Surroundings(
         check_stop=flag.check,
         say=watcher.console.on_message,
         observers=(watcher, *opened.observers),
-        health=health,
+        health=HealthMonitor(opened.recipe.health),
         versions=versions(),
+        verified=opened.plan.verified,
     )
 
 

@@ -1,10 +1,11 @@
 """Recipe tables -> stages, each with the fingerprint of what it reads."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from ppoctl.batch.records import Prompts
 from ppoctl.loop.step import Stages
 from ppoctl.ports import Generator, Models, OptimizerStep, SampleParts, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
@@ -126,9 +127,10 @@ class StageBuilder:
         )
 
 
-def evaluation_stage(recipe: Recipe, generator: Generator, scorer: Scorer, questions: Questions) -> EvaluateStage:
-    """The evaluation of the recipe's sets (there must be some)."""
-    sets = questions.evaluation_sets()
+def evaluation_stage(
+    recipe: Recipe, generator: Generator, scorer: Scorer, sets: Mapping[str, Prompts]
+) -> EvaluateStage:
+    """The evaluation of the given sets (there must be some)."""
     identities = "".join(prompts.identity for prompts in sets.values())
     length = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
     return EvaluateStage(

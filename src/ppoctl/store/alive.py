@@ -1,0 +1,53 @@
+"""Whether somebody is at work on a run: its attempts in the journal, held against this host's processes. Light."""
+
+import os
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+import psutil
+
+from ppoctl.errors import RunAliveError
+from ppoctl.store.journal import read_lines
+from ppoctl.store.layout import RunLayout
+
+
+def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each attempt with its `status`; one without an end runs, if its process is alive here, or was killed."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if line.get("event") == "attempt_started":
+            elsewhere = line["host"] != platform.node()
+            here = "running" if _is_alive(int(line["pid"]), since=float(line["at"])) else "killed"
+            found[line["attempt"]] = {
+                "attempt": line["attempt"],
+                "status": f"running or killed on {line['host']}" if elsewhere else here,
+                "pid": line["pid"],
+                "host": line["host"],
+            }
+        elif line.get("event") == "attempt_ended" and line["attempt"] in found:
+            found[line["attempt"]] |= {"status": line["status"], "exit_code": line["exit_code"]}
+    return list(found.values())
+
+
+def require_idle(layout: RunLayout) -> None:
+    """Raise RunAliveError when another process of this host is at work on the run. (Of other hosts nobody knows: a
+    job that was moved to another node takes its run over.)"""
+    for attempt in attempts(read_lines(layout.journal)):
+        if attempt["status"] == "running" and attempt["pid"] != os.getpid():
+            raise RunAliveError(
+                f"run `{layout.root}` is at work: attempt {attempt['attempt']} is process {attempt['pid']} here",
+                hint=f"follow it: ppoctl status {layout.root}; or stop it and go on here: "
+                f"ppoctl resume {layout.root} --take-over",
+            )
+
+
+def _is_alive(pid: int, *, since: float) -> bool:
+    """Whether the process that was there at `since` (unix seconds) still is; a later one may have its number."""
+    try:
+        process = psutil.Process(pid)
+        return bool(process.create_time() <= since) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True

@@ -1,0 +1,152 @@
+"""Setting parts of a run aside: moved into `discarded/attempt-N/`, never deleted. Light."""
+
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ppoctl.batch.sealed import intact_lines, sealed_line
+from ppoctl.errors import CorruptArtifactError, RecipeError
+from ppoctl.store import manifest as manifests
+from ppoctl.store.artifact import write_atomically
+from ppoctl.store.journal import MENDED, stage_line
+from ppoctl.store.layout import ROLES, STAGES, RunLayout
+from ppoctl.store.ledger import whole_blocks
+from ppoctl.store.manifest import Manifest
+from ppoctl.store.resume_plan import ResumePlan, plan_resume
+from ppoctl.store.retention import saved_pairs
+
+
+def make_whole(layout: RunLayout, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
+    """Set aside what is broken and all that came after it, until a resume finds nothing missing or corrupt.
+
+    Returns the plan that holds then, and what was done, for people.
+    """
+    done: list[str] = []
+    while plan.broken:
+        done += _set_aside_broken(layout, plan)
+        plan = plan_resume(layout)
+    return plan, done
+
+
+def go_back(layout: RunLayout, step: int) -> tuple[ResumePlan, list[str]]:
+    """Set aside everything after the saved pair of `step`. Raises RecipeError when there is none.
+
+    Returns the plan that holds then, and what was done, for people.
+    """
+    pairs = saved_pairs(layout)
+    if step not in pairs:
+        kept = ", ".join(map(str, pairs)) or "none"
+        raise RecipeError(
+            f"step {step} has no saved pair of states to go back to (there are: {kept})",
+            hint=f"see what there is: ppoctl status {layout.root}",
+        )
+    done = _set_aside(layout, [*_states_from(layout, step + 1), *_steps_after(layout, step)])
+    return plan_resume(layout), done
+
+
+def _set_aside_broken(layout: RunLayout, plan: ResumePlan) -> list[str]:
+    """Moves broken states, and from the first broken stage on all that came after it, states of later steps included:
+    they were made from it."""
+    broken = {item.name for item in plan.broken}
+    done = _rewrite_lines(layout, broken)
+    names = [name for name in broken if name.startswith("states/")]
+    order = [item.name for item in plan.items if item.name.startswith("steps/")]
+    first = next((index for index, name in enumerate(order) if name in broken), None)
+    if first is not None:
+        step = int(order[first].split("/")[1])
+        names += [*order[first:], *_states_from(layout, step)]
+    return done + _set_aside(layout, names)
+
+
+def _steps_after(layout: RunLayout, step: int) -> list[str]:
+    return [
+        layout.step(later).relative_to(layout.root).as_posix() for later in layout.committed_steps() if later > step
+    ]
+
+
+def _states_from(layout: RunLayout, step: int) -> list[str]:
+    folders = [layout.state(role, saved) for role in ROLES for saved in layout.saved_steps(role) if saved >= step]
+    folders += [folder for folder in layout.best_states() if int(folder.name) >= step]
+    return [folder.relative_to(layout.root).as_posix() for folder in folders]
+
+
+def _set_aside(layout: RunLayout, names: Iterable[str]) -> list[str]:
+    moved: list[str] = []
+    for name in dict.fromkeys(names):
+        source = layout.root / name
+        if source.is_dir():
+            shutil.move(source, _free(layout.discarded / name))
+            moved.append(f"set aside {name}")
+    return moved
+
+
+def _free(target: Path) -> Path:
+    """The path, or the next of its name that nothing has: a start that failed may have set aside the same before."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    number, free = 1, target
+    while free.exists():
+        number, free = number + 1, target.with_name(f"{target.name}.{number + 1}")
+    return free
+
+
+def _rewrite_lines(layout: RunLayout, broken: set[str]) -> list[str]:
+    """Keep what can be believed of a damaged journal or ledger; make again what the manifests still tell."""
+    journal = layout.journal.name in broken
+    ledger = layout.ledger.name in broken
+    if not journal and not ledger:
+        return []
+    done: list[str] = []
+    lines = _lines(layout.journal)
+    if ledger:
+        blocks = [line for block in whole_blocks(_lines(layout.ledger)) for line in block]
+        done.append(_replace(layout, layout.ledger, blocks))
+    if journal:
+        lines = _with_committed(layout, lines)
+    seq = max([_told_seq(layout), *(int(line["seq"]) for line in lines)])
+    attempt = (layout.attempts() or [0])[-1] + 1
+    lines.append({"seq": seq + 1, "event": MENDED, "attempt": attempt, "at": time.time(), "files": sorted(broken)})
+    said = _replace(layout, layout.journal, lines)
+    return [*done, said] if journal else done
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """What can be believed of a file."""
+    return list(intact_lines(path.read_bytes())) if path.is_file() else []
+
+
+def _replace(layout: RunLayout, path: Path, lines: list[dict[str, Any]]) -> str:
+    """Put the damaged file aside and the lines in its place; says so."""
+    aside = _free(layout.discarded / path.name)
+    if path.is_file():
+        shutil.copyfile(path, aside)
+    write_atomically(path, b"".join(map(sealed_line, lines)))
+    return f"kept {len(lines)} lines of {path.name}; as it was: {aside}"
+
+
+def _with_committed(layout: RunLayout, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines, and behind them those of committed stages that have lost theirs. Numbers are never used again where
+    anybody still knows them: points in MLflow go by them."""
+    seq = max([_told_seq(layout), *(int(line["seq"]) for line in lines)])
+    last = {(line["step"], line["stage"]): line["identity"] for line in lines if "stage" in line}
+    again: list[dict[str, Any]] = []
+    for step in layout.committed_steps():
+        for stage in STAGES:
+            manifest = _readable(layout.stage(step, stage))
+            if manifest is not None and last.get((step, stage)) != manifest.identity:
+                again.append({"seq": seq + len(again) + 1, **stage_line(manifest)})
+    return lines + again
+
+
+def _told_seq(layout: RunLayout) -> int:
+    """The highest number that a saved state knows of."""
+    states = (_readable(layout.state(role, step)) for role in ROLES for step in layout.saved_steps(role))
+    return max((int(state.extra["journal_seq"]) for state in states if state is not None), default=0)
+
+
+def _readable(folder: Path) -> Manifest | None:
+    try:
+        return manifests.read(folder)
+    except CorruptArtifactError:
+        return None

@@ -1,0 +1,44 @@
+"""What a disk refuses, said in words: full (with how much is free), read-only, not allowed. Light."""
+
+import errno
+import shutil
+from pathlib import Path
+
+from ppoctl.errors import StorageError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+MIB = 1 << 20
+
+
+def storage_error(
+    path: Path, error: OSError, *, doing: str = "write", needed_bytes: int | None = None
+) -> StorageError:
+    """The named error for what the disk refused; a full one says what is free, and what is needed if known."""
+    reason = error.strerror or str(error)
+    if error.errno in FULL:
+        return disk_full(path, reason, needed_bytes=needed_bytes)
+    folder = _existing(path)
+    return StorageError(f"cannot {doing} `{path}`: {reason}", hint=f"look at owner and rights: ls -ld {folder}")
+
+
+def disk_full(path: Path, reason: str, *, needed_bytes: int | None = None) -> StorageError:
+    """The named error for a full disk."""
+    folder = _existing(path)
+    needed = "" if needed_bytes is None else f", {needed_bytes / MIB:.1f} MiB needed"
+    return StorageError(
+        f"cannot write `{path}`: {reason} ({free_bytes(folder) / MIB:.1f} MiB free{needed})",
+        hint=f"nothing committed is lost; make room, then resume: df -h {folder}",
+    )
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that a user without privileges can still write where `path` is; 0 where nobody can tell."""
+    try:
+        return shutil.disk_usage(_existing(path)).free
+    except OSError:
+        return 0
+
+
+def _existing(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that is there."""
+    return next((folder for folder in (path, *path.parents) if folder.exists()), path)

@@ -1,0 +1,171 @@
+"""What damage does to a run: it is named, and the command of the hint is run to its end on every one of them."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fakes.job import play, result
+from fakes.sockets import fake_recipe
+from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
+from ppoctl.store.compare import compare
+from ppoctl.store.discard import go_back, make_whole
+from ppoctl.store.journal import MENDED, read_lines
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.retention import saved_pairs
+from store.conftest import stop_at
+
+SAVES = {
+    # States of step 3 only: without them the run begins anew, from what is recorded.
+    "one pair": {"steps": 5, "checkpoint": {"every_steps": 3, "keep_last": 2}},
+    # An older pair two steps back.
+    "two pairs": {"steps": 6, "checkpoint": {"every_steps": 2, "keep_last": 2}},
+}
+STOPPED_IN = {"one pair": 5, "two pairs": 6}
+
+
+@pytest.fixture(scope="module", params=SAVES)
+def stopped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
+    """How it saves, a run that was stopped in its last step, and the same one whole."""
+    folder = tmp_path_factory.mktemp("damage")
+    tables = SAVES[request.param]
+    stop_at(folder / "half", f"{STOPPED_IN[request.param]} logprobs starts", **tables)
+    play(folder / "whole", fake_recipe(**tables))
+    return request.param, folder / "half", folder / "whole"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+HOW: dict[str, Callable[[Path], None]] = {"flip": flip, "halve": halve, "delete": Path.unlink, "a folder": a_folder}
+WHERE = {
+    "the actor's table": "states/actor/{pair:06d}/table.bin",
+    "the critic's table": "states/critic/{pair:06d}/table.bin",
+    "the actor's manifest": "states/actor/{pair:06d}/manifest.json",
+    "the critic's manifest": "states/critic/{pair:06d}/manifest.json",
+    "a record": "steps/{last:06d}/20-reward/record.safetensors",
+    "a manifest": "steps/{last:06d}/10-rollout/manifest.json",
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("where", WHERE)
+def test_the_hinted_recovery_ends_as_if_nothing_had_been_damaged(
+    stopped: tuple[str, Path, Path], tmp_path: Path, where: str, how: str
+) -> None:
+    saves, half, whole = stopped
+    layout = RunLayout(shutil.copytree(half, tmp_path / "run"))
+    pair = saved_pairs(layout)[-1]
+    HOW[how](layout.root / WHERE[where].format(pair=pair, last=STOPPED_IN[saves]))
+    plan = plan_resume(layout)
+    unsaid = how in ("delete", "a folder") and "manifest" in where  # no manifest: nothing was committed there
+    assert unsaid or plan.broken, plan
+    if plan.broken:
+        with pytest.raises(StorageError) as raised:
+            plan.require_whole(layout)
+        assert raised.value.hint is not None
+        assert raised.value.hint.endswith(f"ppoctl resume {layout.root} --allow-missing")
+        mended, _ = make_whole(layout, plan)
+        assert not mended.broken
+    play(layout.root, fake_recipe(**SAVES[saves]))
+    assert result(layout.root)["states"] == result(whole)["states"]
+    assert compare(layout.ledger, RunLayout(whole).ledger).first is None
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "ledger.jsonl"])
+@pytest.mark.parametrize("how", ["flip", "halve", "delete"])
+def test_a_damaged_journal_or_ledger_is_named_and_what_is_intact_is_kept(
+    stopped: tuple[str, Path, Path], tmp_path: Path, name: str, how: str
+) -> None:
+    saves, half, whole = stopped
+    layout = RunLayout(shutil.copytree(half, tmp_path / "run"))
+    before = (layout.root / name).read_bytes()
+    HOW[how](layout.root / name)
+    plan = plan_resume(layout)
+    assert [item.name for item in plan.broken] == [name]
+    with pytest.raises(CorruptArtifactError, match=name):
+        plan.require_whole(layout)
+    with pytest.raises(CorruptArtifactError, match=name):
+        play(layout.root, fake_recipe(**SAVES[saves])) if how != "halve" else plan.require_whole(layout)
+    _, done = make_whole(layout, plan)
+    assert any(name in text for text in done)
+    if how != "delete":
+        assert (layout.root / "discarded").rglob(name)
+    kept = (layout.root / name).read_bytes()
+    assert how == "delete" or len(set(kept.splitlines()) & set(before.splitlines())) > 3
+    play(layout.root, fake_recipe(**SAVES[saves]))
+    assert result(layout.root)["states"] == result(whole)["states"]
+    lines = read_lines(layout.journal)
+    assert sorted({line["seq"] for line in lines}) == [line["seq"] for line in lines]
+    assert [line["files"] for line in lines if line.get("event") == MENDED] == [[name]]
+    assert not plan_resume(layout).broken
+
+
+def test_a_line_that_is_still_json_but_says_something_else_is_named(
+    stopped: tuple[str, Path, Path], tmp_path: Path
+) -> None:
+    layout = RunLayout(shutil.copytree(stopped[1], tmp_path / "run"))
+    lines = layout.ledger.read_bytes().splitlines(keepends=True)
+    changed = lines[3].replace(b'"score": ', b'"score": 1', 1)
+    assert changed != lines[3]
+    layout.ledger.write_bytes(b"".join([*lines[:3], changed, *lines[4:]]))
+    with pytest.raises(CorruptArtifactError, match=r"ledger\.jsonl` is corrupt: line 4"):
+        compare(layout.ledger, RunLayout(stopped[2]).ledger)
+    (item,) = plan_resume(layout).broken
+    assert item.name == "ledger.jsonl"
+
+
+def test_a_flip_in_what_a_manifest_says_is_named(stopped: tuple[str, Path, Path], tmp_path: Path) -> None:
+    layout = RunLayout(shutil.copytree(stopped[1], tmp_path / "run"))
+    pair = saved_pairs(layout)[-1]
+    path = layout.state("actor", pair) / "manifest.json"
+    path.write_text(path.read_text().replace('"updates": ', '"updates": 1'))
+    (item,) = plan_resume(layout).broken
+    assert item.name == f"states/actor/{pair:06d}"
+    assert "does not match its own checksum" in item.note
+
+
+def test_a_run_goes_back_to_an_older_pair_and_what_came_after_is_kept_aside(tmp_path: Path) -> None:
+    tables = SAVES["two pairs"]
+    layout = stop_at(tmp_path / "half", "6 logprobs starts", **tables)
+    play(tmp_path / "whole", fake_recipe(**tables))
+    newest, older = saved_pairs(layout)[-1], saved_pairs(layout)[-2]
+    plan, done = go_back(layout, older)
+    assert (plan.start, plan.broken) == (older, ())
+    assert f"set aside states/critic/{newest:06d}" in done
+    assert {f"set aside steps/{step:06d}" for step in range(older + 1, 7)} <= set(done)
+    assert (layout.root / f"discarded/attempt-2/steps/{older + 1:06d}/10-rollout").is_dir()
+    play(layout.root, fake_recipe(**tables))
+    assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
+    assert layout.ledger.read_bytes() == RunLayout(tmp_path / "whole").ledger.read_bytes()
+    with pytest.raises(RecipeError, match=r"step 1 has no saved pair of states to go back to \(there are: "):
+        go_back(layout, 1)
+
+
+def test_where_every_pair_is_broken_and_older_steps_are_gone_the_run_begins_anew(tmp_path: Path) -> None:
+    tables = SAVES["two pairs"]
+    layout = stop_at(tmp_path / "half", "6 logprobs starts", **tables)
+    play(tmp_path / "whole", fake_recipe(**tables))
+    assert not layout.stage(1, "actor_update").exists()
+    for step in saved_pairs(layout):
+        flip(layout.state("critic", step) / "table.bin")
+    plan, done = make_whole(layout, plan_resume(layout))
+    assert plan.start == 0
+    assert any(text.startswith("set aside states/actor") for text in done)
+    play(layout.root, fake_recipe(**tables))
+    assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
+    assert layout.ledger.read_bytes() == RunLayout(tmp_path / "whole").ledger.read_bytes()
