@@ -77,7 +77,7 @@ def save(layout: RunLayout, role: str, step: int, write: Callable[[Path], None])
     files = {path.name: flushed_digest(path) for path in folder.iterdir()}
     rest = {"inputs": (), "fingerprint": "", "seconds": 0.0, "committed_at": time.time(), "attempt": 1}
     manifest = Manifest(stage=f"state/{role}", step=step, identity="0", files=files, **rest)  # type: ignore[arg-type]
-    (folder / MANIFEST).write_text(manifest.to_json(), "ascii")
+    (folder / MANIFEST).write_text(manifest.to_text(), "ascii")
 
 
 def test_there_and_back(ask: Ask) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppoctl.batch.sealed import seal, sealed_line
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.tracking.journal_reader import entries
 
@@ -27,13 +28,13 @@ class RunDir:
         (self.root / "recipe.toml").write_text('name = "demo"\n')
 
     def write(self, name: str, body: Any) -> None:
-        (self.root / name).write_text(json.dumps(body))
+        (self.root / name).write_text(seal(body, indent=1))
 
     def append(self, body: dict[str, Any]) -> dict[str, Any]:
         self.seq += 1
         line = {"seq": self.seq, "at": 1_763_712_000.25 + self.seq, **body}
-        with (self.root / "journal.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with (self.root / "journal.jsonl").open("ab") as file:
+            file.write(sealed_line(line))
         return line
 
     def stage(self, step: int, stage: str, **figures: float) -> dict[str, Any]:

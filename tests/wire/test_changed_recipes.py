@@ -130,7 +130,7 @@ def test_a_state_that_does_not_say_how_it_is_laid_out_is_refused_by_name(tmp_pat
     manifest = manifests.read(layout.state("critic", 3))
     assert manifest is not None
     older = replace(manifest, extra={key: value for key, value in manifest.extra.items() if key != "layout"})
-    (layout.state("critic", 3) / "manifest.json").write_text(older.to_json())
+    (layout.state("critic", 3) / "manifest.json").write_text(older.to_text())
     with pytest.raises(StorageError, match="critic's state of step 3 says nothing of its layout"):
         require_fitting_states(layout, laid_out())
 

@@ -12,6 +12,7 @@ from ppoctl.ports import Answer, Score
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import plan_resume
 from ppoctl.wire import session
 from ppoctl.wire.sources import require_same_sources
 
@@ -50,7 +51,7 @@ def attempt(layout: RunLayout, scorer: EvenScorer | None = None, recipe: Recipe 
     chosen = recipe or fake_recipe()
     sockets = fake_sockets(chosen)
     sockets = replace(sockets, scorer=scorer or sockets.scorer)
-    return session.attempt_run(session.Opened(layout, {1: chosen}, sockets, threads=1))
+    return session.attempt_run(session.Opened(layout, {1: chosen}, sockets, threads=1, plan=plan_resume(layout)))
 
 
 def test_sources_that_changed_are_named(made: RunLayout) -> None:

@@ -26,7 +26,7 @@ class Retention:
     folder is looked at once by each process, so that a step costs the same however long the run is.
     """
 
-    def __init__(self, layout: RunLayout, *, keep_last: int, keep_rollouts_every_steps: int) -> None:
+    def __init__(self, layout: RunLayout, keep_last: int, keep_rollouts_every_steps: int) -> None:
         self._layout = layout
         self._keep_last = keep_last
         self._keep_rollouts_every_steps = keep_rollouts_every_steps

@@ -86,12 +86,10 @@ def assemble(
     def stages(step: int) -> Stages:
         return by_start[max(start for start in by_start if start <= max(step, 1))]
 
-    evaluated = sockets.questions.evaluation_sets()
+    sets = sockets.questions.evaluation_sets()
 
     def evaluate(step: int) -> Stage[Evaluation] | None:
-        if not evaluated:
-            return None
-        return evaluation_stage(_recipe_at(recipes, step), generator, sockets.scorer, evaluated)
+        return evaluation_stage(_recipe_at(recipes, step), generator, sockets.scorer, sets) if sets else None
 
     states.replay = _replayer(layout, stages)
     job = Job(
@@ -102,11 +100,7 @@ def assemble(
         ledger=Ledger(layout.ledger, attempt),
         parts=parts,
         states=states,
-        retention=Retention(
-            layout,
-            keep_last=newest.checkpoint.keep_last,
-            keep_rollouts_every_steps=newest.checkpoint.keep_rollouts_every_steps,
-        ),
+        retention=Retention(layout, newest.checkpoint.keep_last, newest.checkpoint.keep_rollouts_every_steps),
         health=around.health,
         stages=stages,
         prompts=sockets.questions.prompts_for,
