@@ -29,9 +29,9 @@ TRAIN = "train"
 
 def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ended:
     """Create the run and do it. A directory that exists is refused, unless `or_resume`, or unless it holds nothing
-    but the rollouts that `ppoctl rollout` drew for the same recipe, or not even one (see `_replaceable`)."""
+    but the rollouts that `ppoctl rollout` drew for the same recipe, or not even one (see `is_replaceable`)."""
     layout = RunLayout(runs / loaded.recipe.name)
-    if layout.root.exists() and not _replaceable(layout):
+    if layout.root.exists() and not is_replaceable(layout):
         if or_resume or _holds_only_rollouts(layout):
             return _continue(layout, loaded.recipe, _as_it_is(layout), verbose=verbose)
         raise RunExistsError(
@@ -48,7 +48,7 @@ def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ende
 def _begin(layout: RunLayout, recipe: Recipe, command: str, *, verbose: bool, do: Callable[[Job], None]) -> Ended:
     sockets, digests, threads = session.prepare(recipe)
     try:
-        if layout.root.exists() and _replaceable(layout):
+        if layout.root.exists() and is_replaceable(layout):
             run_dir.remove(layout)
         session.create(layout, recipe, digests, command=command)
     except BaseException:
@@ -58,7 +58,7 @@ def _begin(layout: RunLayout, recipe: Recipe, command: str, *, verbose: bool, do
     return session.attempt_run(Opened(layout, {1: recipe}, sockets, threads, plan, verbose=verbose), do)
 
 
-def _replaceable(layout: RunLayout) -> bool:
+def is_replaceable(layout: RunLayout) -> bool:
     """Whether the corrected command may take the name: of a run without a rollout, which never began. Raises
     RunAliveError while somebody is at work on it."""
     if not layout.run_json.is_file() or run_dir.has_rollout(layout):
@@ -99,7 +99,7 @@ def planned_change(root: Path, sets: Sequence[str]) -> int | None:
 def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
     """Draw and score the rollouts of the next step, and stop; `train` goes on from them."""
     layout = RunLayout(runs / loaded.recipe.name)
-    if not layout.root.exists() or _replaceable(layout):
+    if not layout.root.exists() or is_replaceable(layout):
         return _begin(layout, loaded.recipe, ROLLOUT, verbose=verbose, do=_draw_and_score)
     if not _holds_only_rollouts(layout):
         raise RunExistsError(

@@ -1,0 +1,105 @@
+"""Which runs a command may begin, replace, continue or must leave alone."""
+
+import os
+import platform
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fakes.job import Witness, open_run, play
+from fakes.sockets import fake_recipe
+from ppoctl.errors import HealthStopError, RunAliveError
+from ppoctl.loop.run import run
+from ppoctl.store import alive, run_dir
+from ppoctl.store.attempt import Attempt, claim
+from ppoctl.store.journal import Journal, read_lines
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.wire.commands import is_replaceable
+from store.conftest import stop_at
+
+
+def started(layout: RunLayout, pid: int, *, host: str = "", at: float | None = None) -> None:
+    """The journal of an attempt of that process, which has not ended."""
+    journal = Journal(layout, Attempt(layout, claim(layout).number))
+    journal.event("attempt_started", pid=pid, host=host or platform.node(), **({} if at is None else {"at": at}))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> RunLayout:
+    layout = RunLayout(tmp_path / "run")
+    run_dir.create(layout, recipe_toml="", resolved={"steps": 1}, facts={"command": "train"})
+    return layout
+
+
+def parent() -> psutil.Process:
+    """A process that is alive and not this one."""
+    found = psutil.Process().parent()
+    assert found is not None
+    return found
+
+
+def test_a_run_at_work_on_this_host_is_left_alone(made: RunLayout) -> None:
+    started(made, parent().pid)
+    with pytest.raises(RunAliveError, match=f"attempt 1 is process {parent().pid} here") as raised:
+        alive.require_idle(made)
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith(f"ppoctl resume {made.root} --take-over")
+
+
+def test_an_attempt_that_ended_or_is_this_process_or_elsewhere_is_in_nobodys_way(made: RunLayout) -> None:
+    started(made, os.getpid())
+    started(made, parent().pid, host="another-host")
+    started(made, parent().pid)
+    Journal(made, Attempt(made, 3)).event("attempt_ended", status="failed", exit_code=3)
+    alive.require_idle(made)
+
+
+def test_a_number_that_a_later_process_has_got_is_not_the_attempt(made: RunLayout) -> None:
+    started(made, parent().pid, at=parent().create_time() - 60)
+    alive.require_idle(made)
+    (attempt,) = alive.attempts(read_lines(made.journal))
+    assert attempt["status"] == "killed"
+
+
+def test_a_start_that_failed_does_not_burn_the_name(made: RunLayout) -> None:
+    journal = Journal(made, claim(made))
+    journal.event("attempt_started", pid=2**22 + 1, host=platform.node())
+    assert is_replaceable(made)
+    started(made, parent().pid, at=time.time())
+    with pytest.raises(RunAliveError):
+        is_replaceable(made)
+
+
+def test_a_run_with_a_rollout_or_something_that_is_no_run_is_never_replaced(tmp_path: Path) -> None:
+    began = stop_at(tmp_path / "began", "1 reward starts")
+    assert run_dir.has_rollout(began)
+    assert not is_replaceable(began)
+    failed = stop_at(tmp_path / "failed", "1 rollout starts")
+    assert not run_dir.has_rollout(failed)
+    assert is_replaceable(failed)
+    retired = RunLayout(tmp_path / "whole")
+    play(retired.root, fake_recipe(steps=4, checkpoint={"keep_last": 2, "keep_rollouts_every_steps": 0}))
+    assert not is_replaceable(retired)
+    (tmp_path / "mine").mkdir()
+    assert not is_replaceable(RunLayout(tmp_path / "mine"))
+
+
+def test_after_a_health_stop_the_plan_offers_the_last_healthy_pair(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "run"
+    play(root, fake_recipe(steps=2))
+    rules = {"entropy": {"max": -1.0, "from_step": 3, "action": "stop"}}
+    with pytest.raises(HealthStopError) as raised:
+        run(open_run(root, fake_recipe(steps=4, health=rules), Witness()).job)
+    assert raised.value.hint is not None
+    assert f"ppoctl resume {root} --back-to 2" in raised.value.hint
+    plan = plan_resume(RunLayout(root))
+    assert plan.start == 3
+    assert plan.notes == (
+        "a health rule stopped the run at step 3; it goes on from the states of that step",
+        f"to go on from the last healthy ones instead, and drop what came after: ppoctl resume {root} --back-to 2",
+    )
