@@ -14,8 +14,17 @@ class Attempt:
     number: int
 
     def require_newest(self) -> None:
-        """Raise SupersededError when another attempt has started since."""
-        newest = self.layout.attempts()[-1]
+        """Raise SupersededError when another attempt has started since, StorageError when this one's folder is gone.
+
+        On a network file system a listing may be some seconds old. What is published is safe even then: a rename
+        onto a name that exists fails.
+        """
+        newest = (self.layout.attempts() or [0])[-1]
+        if newest < self.number:
+            raise StorageError(
+                f"`{self.layout.attempt(self.number)}` is gone: something moves or deletes the run's files",
+                hint=f"put it back, then resume: ls {self.layout.logs}",
+            )
         if newest != self.number:
             raise SupersededError(
                 f"attempt {self.number} of `{self.layout.root}` was superseded by attempt {newest}; "
