@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from ppoctl.batch.sealed import seal, sealed_line
 from ppoctl.cli.app import run
+from ppoctl.store.layout import FORMAT
 
 EQUAL = {"seed": 1, "tokens": "aa", "finish": "terminated", "outcome": "ok", "score": 1.0, "sends": 1}
 
@@ -18,7 +20,7 @@ def write(
     """A run of two samples per step; `changes` by (step, sample)."""
     root = folder / name
     root.mkdir()
-    (root / "run.json").write_text("{}")
+    (root / "run.json").write_text(seal({"format": FORMAT}))
     lines = [
         {
             "step": step,
@@ -33,7 +35,7 @@ def write(
         for step in range(1, steps + 1)
         for sample in (0, 1)
     ]
-    (root / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (root / "ledger.jsonl").write_bytes(b"".join(map(sealed_line, lines)))
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
