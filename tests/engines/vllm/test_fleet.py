@@ -93,8 +93,9 @@ class CountingHost:
     def _sleep(self) -> None:
         pass
 
-    def _restart(self, folder: str) -> None:
+    def _restart(self, folder: str) -> list[Any]:
         self.log.append(" ".join(path.name for path in Path(folder).iterdir()))
+        return []
 
     def _begin_weights(self) -> None:
         pass

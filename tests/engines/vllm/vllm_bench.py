@@ -95,6 +95,9 @@ class HfTrainer:
 
         return NamedWeights(state=state, names=tuple(named), buckets=buckets, senders=lambda: ())
 
+    def export(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+
     def logprobs(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:
         """Of tokens 1.. of a sequence."""
         ids = torch.tensor([tokens])
@@ -112,7 +115,7 @@ class HfTrainer:
         return TrainerSide(
             weights=lambda state: self.weights(state),
             score=lambda _, tokens: self.logprobs(tokens),
-            export=lambda _, folder: self.model.save_pretrained(folder),
+            export=lambda _, folder: self.export(folder),
         )
 
 

@@ -74,11 +74,15 @@ class Engine:
         into one tensor of all experts, cannot be read back tensor by tensor (`weights`)."""
         return not self._llm.model_config.is_moe
 
-    def restart(self, folder: str) -> None:
-        """Begin anew with the weights of this Hugging Face folder."""
+    def restart(self, folder: str) -> list[Held]:
+        """Begin anew with the weights of this Hugging Face folder; every tensor that was read."""
+        from ppoctl.engines.vllm import loader
+
         self.close()
         self._is_asleep = False
-        self._llm = _started(replace(self._settings, model=folder))
+        loader.register()
+        self._llm = _started(replace(self._settings, model=folder), load_format=loader.FORMAT)
+        return loader.last_read()
 
     def sleep(self) -> None:
         """Free the device: weights go to the host, keys and values are forgotten. It wakes when it is used. On a CPU
@@ -213,12 +217,12 @@ class Engine:
         gc.collect()
 
 
-def _started(settings: VllmSettings) -> Any:
+def _started(settings: VllmSettings, **options: Any) -> Any:
     prepare_environment(settings)
     TENANCY.enter()
     try:
         with undisturbed(), _third_party_quiet():
-            llm = _start(settings)
+            llm = _start(settings, **options)
     except BaseException:
         with TENANCY.leaving():
             pass
@@ -230,14 +234,14 @@ def _started(settings: VllmSettings) -> Any:
     return llm
 
 
-def _start(settings: VllmSettings) -> Any:
+def _start(settings: VllmSettings, **options: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
     of_device = _of_a_gpu if torch.cuda.is_available() else _of_a_cpu
     try:
-        args = EngineArgs(**_of_any_device(settings), **of_device(settings))
+        args = EngineArgs(**_of_any_device(settings), **of_device(settings), **options)
         return LLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
     except Exception as error:
         raise _start_error(settings, error) from error

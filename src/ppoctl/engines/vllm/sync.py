@@ -48,11 +48,16 @@ class Sync:
         self._ask_the_canary(engines, state)
 
     def _restart(self, engines: Sequence[Host], state: State) -> None:
-        """Where weights cannot change in place. Which they then hold only the canary says."""
+        """Where weights cannot change in place: started anew on an export. What each engine read of it must be what
+        the trainer holds, tensor by tensor; that it computes with what it read only the canary says."""
+        weights = self.trainer.weights(state)
+        sent = hand_over((), weights)
         with TemporaryDirectory(prefix="ppoctl-export-", dir=self.hosts.exports) as folder:
             self.trainer.export(state, Path(folder))
             self.hosts.turns.clear_for(ROLE)  # an engine takes its share of the memory when it starts
-            ask(engines, "restart", folder)
+            read = ask(engines, "restart", folder)
+        for held in read:
+            compare(weights.names, sent, held)
 
     def _send(self, engines: Sequence[Host], state: State) -> None:
         """In place, in buckets, and compared tensor by tensor."""
@@ -121,7 +126,7 @@ class Sync:
 
 
 def hand_over(engines: Sequence[Host], weights: NamedWeights) -> Sent:
-    """Bucket by bucket: one is loaded while the trainer makes the next."""
+    """Bucket by bucket: one is loaded while the trainer makes the next. To no engine: only their checksums."""
     ask(engines, "begin_weights")
     sent, on_the_way, buckets = Sent(), list[Any](), iter(weights.buckets())
     try:

@@ -1,0 +1,49 @@
+"""vLLM's own loading of a Hugging Face folder, with a checksum of every tensor that it reads.
+
+For engines that cannot take weights in place: what they were started on is proven by what they read.
+"""
+
+import copy
+from collections.abc import Generator
+from typing import Any
+
+from torch import Tensor
+from vllm.config import ModelConfig
+from vllm.config.load import LoadConfig
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from ppoctl.batch.checksum import fingerprint
+from ppoctl.engines.vllm.weights import Held
+
+FORMAT = "ppoctl_witnessed"
+
+_read: list[Held] = []
+
+
+class WitnessedLoader(DefaultModelLoader):
+    """Loads safetensors as the default loader does, and remembers what they held."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        config = copy.copy(load_config)
+        config.load_format = "safetensors"
+        super().__init__(config)
+
+    def get_all_weights(self, model_config: ModelConfig, model: Any) -> Generator[tuple[str, Tensor], None, None]:
+        _read.clear()
+        for name, tensor in super().get_all_weights(model_config, model):
+            _read.append(Held(name, fingerprint(tensor), shares=None))
+            yield name, tensor
+
+
+def register() -> None:
+    """Make the format known to vLLM in this process; safe to call again."""
+    from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
+
+    if FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
+        register_model_loader(FORMAT)(WitnessedLoader)
+
+
+def last_read() -> list[Held]:
+    """Every tensor that the engine of this process was last started on."""
+    return list(_read)
