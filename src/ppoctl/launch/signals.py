@@ -4,15 +4,23 @@ First SIGTERM or SIGINT: the current stage finishes (a rollout keeps its finishe
 the job exits with 75 or 130. A second one abandons the stage.
 """
 
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from ppoctl.errors import InterruptedByUserError, PreemptedError
 
 _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
+
+
+AGAIN_S = 0.05
+"""When a signal whose error was swallowed is sent again: by then the callback that it met has returned."""
 
 
 @dataclass
@@ -42,8 +50,19 @@ def stop_flag() -> Iterator[StopFlag]:
     """A flag wired to SIGTERM and SIGINT; earlier handlers come back afterwards."""
     flag = StopFlag()
     earlier = {number: signal.signal(number, flag._handle) for number in _NAMES}
+    unraisable = sys.unraisablehook
+
+    def again_if_swallowed(found: Any) -> None:
+        # A signal that arrives inside a callback of the garbage collector raises where nobody can catch it.
+        if isinstance(found.exc_value, InterruptedByUserError | PreemptedError) and flag.received is not None:
+            threading.Timer(AGAIN_S, os.kill, (os.getpid(), flag.received)).start()
+        else:
+            unraisable(found)
+
+    sys.unraisablehook = again_if_swallowed
     try:
         yield flag
     finally:
+        sys.unraisablehook = unraisable
         for number, handler in earlier.items():
             signal.signal(number, handler)

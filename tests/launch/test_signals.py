@@ -1,0 +1,45 @@
+"""How a job hears that it should stop."""
+
+import os
+import signal
+import time
+import weakref
+
+import pytest
+
+from ppoctl.errors import InterruptedByUserError, PreemptedError
+from ppoctl.launch.signals import stop_flag
+
+
+class Thing:
+    """Something that can be collected."""
+
+
+def test_the_first_signal_is_a_flag_and_the_second_an_error() -> None:
+    with stop_flag() as flag:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(PreemptedError, match="SIGTERM"):
+            flag.check()
+        with pytest.raises(PreemptedError):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_second_signal_inside_a_callback_of_the_collector_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    def callback(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with stop_flag():
+        os.kill(os.getpid(), signal.SIGINT)
+        things = [Thing()]
+        reference = weakref.ref(things[0], callback)
+        with pytest.raises(InterruptedByUserError):
+            let_go_and_wait(things)
+        assert reference() is None
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def let_go_and_wait(things: list[Thing]) -> None:
+    things.clear()  # the callback runs here, and what it raises is swallowed
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        time.sleep(0.01)  # the signal comes again, and interrupts this
