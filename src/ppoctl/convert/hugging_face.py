@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ppoctl.convert.plain import load_plain
 from ppoctl.errors import EnvironmentProblemError
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
@@ -106,7 +107,7 @@ class PickledFolder:
         if self._open is None or self._open[0] != file:
             self._open = None
             try:
-                found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+                found = load_plain(file, mmap=True)
             except Exception as error:  # a damaged pickle fails in many ways
                 raise unreadable(file, error) from error
             self._open = file, found
