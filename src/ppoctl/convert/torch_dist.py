@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.utils import _create_file_view
 
 from ppoctl.convert.plain import load_plain, why
-from ppoctl.errors import StorageError
+from ppoctl.errors import StorageError, quoted
 
 METADATA = ".metadata"
 BACKEND = "metadata.json"
@@ -115,7 +115,7 @@ class TorchDist:
         if covered != whole.numel():
             raise StorageError(
                 f"`{key}` in `{self.folder}` is incomplete: {covered} of {whole.numel()} elements are there",
-                hint=f"copy the checkpoint again: ls -la {self.folder}",
+                hint=f"copy the checkpoint again: ls -la {quoted(self.folder)}",
             )
         return whole
 
@@ -140,7 +140,7 @@ class TorchDist:
     def _unreadable(self, key: str, why: str) -> StorageError:
         return StorageError(
             f"tensor `{key}` in `{self.folder}` cannot be read: {why}",
-            hint=f"copy the checkpoint again: ls -la {self.folder}",
+            hint=f"copy the checkpoint again: ls -la {quoted(self.folder)}",
         )
 
 
@@ -175,7 +175,7 @@ def read_metadata(folder: Path) -> Metadata:
 def _no_checkpoint(folder: Path, reason: str) -> StorageError:
     return StorageError(
         f"`{folder}` is no whole torch_dist checkpoint: {reason}",
-        hint=f"see that `{BACKEND}` and `{METADATA}` are whole: ls -la {folder}",
+        hint=f"see that `{BACKEND}` and `{METADATA}` are whole: ls -la {quoted(folder)}",
     )
 
 

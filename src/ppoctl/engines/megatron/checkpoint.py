@@ -30,7 +30,7 @@ from ppoctl.convert.torch_dist import read_metadata
 from ppoctl.engines.megatron.data_only import CommonDataOnly, DataOnly, causes
 from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts
 from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
-from ppoctl.errors import StorageError
+from ppoctl.errors import StorageError, quoted
 from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.saved_layout import what_differs
 
@@ -94,7 +94,7 @@ def load_state(trained: Trained, folder: Path) -> None:
 
 
 def _unreadable(folder: Path, reason: str) -> StorageError:
-    return StorageError(f"saved state in `{folder}` cannot be read: {reason}", hint=f"ls -la {folder}")
+    return StorageError(f"saved state in `{folder}` cannot be read: {reason}", hint=f"ls -la {quoted(folder)}")
 
 
 def _sharded_state(trained: Trained, reshardable: str, *, is_loading: bool) -> dict[str, Any]:

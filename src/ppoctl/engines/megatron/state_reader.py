@@ -21,7 +21,7 @@ from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.engines.megatron.data_only import DataOnly, causes
 from ppoctl.engines.megatron.model import PackedModel, ValueModel
-from ppoctl.errors import StorageError
+from ppoctl.errors import StorageError, quoted
 
 
 @torch.no_grad()
@@ -52,7 +52,7 @@ def load_torch_dist(stages: Sequence[PackedModel], folder: Path) -> None:
 
 
 def _unreadable(folder: Path, reason: str) -> StorageError:
-    return StorageError(f"checkpoint in `{folder}` cannot be read: {reason}", hint=f"ls -la {folder}")
+    return StorageError(f"checkpoint in `{folder}` cannot be read: {reason}", hint=f"ls -la {quoted(folder)}")
 
 
 def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: ModelShape) -> dict[str, ShardedTensor]:
