@@ -91,8 +91,7 @@ def test_a_password_on_any_way_into_a_recipe_is_refused_and_not_repeated(folder,
     assert run(["validate", "r.toml", *words, *more]) == 2
     said = "".join(capsys.readouterr())
     assert said
-    assert "hunter2" not in said
-    assert "unter2" not in said, "not a piece of it either"
+    assert not [piece for piece in ("hunt", "unte", "nter2") if piece in said], "not a piece of it either"
 
 
 def test_the_refusal_says_how_a_secret_travels(folder, capsys):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppoctl.errors import RecipeError, without_secrets
+from ppoctl.errors import RecipeError
 
 
 @dataclass(frozen=True)
@@ -13,9 +13,6 @@ class Problem:
     where: str
     says: str
     hint: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "says", without_secrets(self.says))
 
     def __str__(self) -> str:
         return f"{self.where}: {self.says}" if self.where else self.says

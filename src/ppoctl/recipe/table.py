@@ -15,10 +15,5 @@ class Table(BaseModel):
     is no switch), docstrings become descriptions."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        use_attribute_docstrings=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,  # pydantic would show pieces of a value, of which nobody can tell a secret
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
