@@ -5,7 +5,14 @@ it, and the exit code of its family (the table of `docs/errors.md`). All are pic
 `cli/app.py` is the only place that catches `PpoctlError` and prints it.
 """
 
+import re
+import shlex
 from enum import IntEnum
+from pathlib import Path
+
+_USER = re.compile(r"(\w+)://(?=[^/\s])(\S*)@")
+"""Of a URI: what stands before its host. Some readers take a password up to the last `@`, slashes included."""
+_QUERY = re.compile(r"([?&][^=&\s]*(?:pass|pwd|token|secret|key)[^=&\s]*=)[^&\s`'\"]+", re.IGNORECASE)
 
 
 class ExitCode(IntEnum):
@@ -25,16 +32,33 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def quoted(value: str | Path) -> str:
+    """A word of a command in a hint, as a shell has to be given it: what is pasted runs nothing else."""
+    return shlex.quote(str(value))
+
+
+def without_secrets(text: str) -> str:
+    """The text without user names, passwords and tokens in its URIs."""
+    return _QUERY.sub(r"\1...", _USER.sub(r"\1://", text))
+
+
+def holds_secret(text: str) -> bool:
+    """Whether the text is or has a URI with a password or a token in it. The user of a database alone is none."""
+    users = [(scheme, user) for scheme, user in _USER.findall(text) if ":" in user or scheme.startswith("http")]
+    return bool(users) or _QUERY.search(text) is not None
+
+
 class PpoctlError(Exception):
     """Root of all errors a person, a recipe or a machine can cause. `message` says what failed, with the offending
-    value in backticks and where it was set; `hint` is one command or change that mends it."""
+    value in backticks and where it was set; `hint` is one command or change that mends it. Neither has a secret of a
+    URI in it, wherever it came from."""
 
     exit_code: ExitCode = ExitCode.INTERNAL
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = without_secrets(message)
+        self.hint = None if hint is None else without_secrets(hint)
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.hint)

@@ -107,6 +107,12 @@ CASES: list[tuple[str, list[str], str]] = [
         '--set: [health.kl] would stop the run and has neither `min` nor `max`: `health.kl.action` = `"stop"` (--set)',
     ),
     (
+        "no_value_holds_a_secret",
+        ["tracking={kind='mlflow', uri='http://me:hunter2@host'}"],
+        "--set: `tracking.uri` holds a password or a token, and a recipe is kept and sent on: `tracking.uri` = "
+        '`"http://host"` (--set)',
+    ),
+    (
         "health_speaks_of_figures_the_run_has",
         ["health.reference_kl.max=1.0"],
         "--set: `health.reference_kl` bounds the distance to a reference, and none is loaded: `ppo.kl.place` = "

@@ -13,7 +13,7 @@ import pytest
 from tracking_lab import SETTINGS, Mlflow, RunDir, journaled_points
 
 from ppoctl.batch.sealed import sealed_line, unseal
-from ppoctl.errors import EnvironmentProblemError
+from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.tracking import forwarder
 from ppoctl.tracking.mirror import rebuild
@@ -175,7 +175,7 @@ def test_what_is_wrong_is_said_in_one_line_with_the_command_to_repeat(run: RunDi
     assert "\n" not in caught.value.message
     assert "secret" not in caught.value.message
     assert caught.value.hint is not None
-    assert caught.value.hint.endswith(f"ppoctl track --rebuild {run.root}")
+    assert caught.value.hint.endswith(f"ppoctl track --rebuild {quoted(run.root)}")
 
 
 def test_a_path_that_no_database_uri_can_carry_is_refused(tmp_path: Path) -> None:

@@ -12,13 +12,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ppoctl.cli import compare, convert, evaluate, plan, recipes, render, resume, show, status, track, train, validate
-from ppoctl.errors import ExitCode, PpoctlError
+from ppoctl.errors import ExitCode, PpoctlError, quoted, without_secrets
 
 app = typer.Typer(
     name="ppoctl",
@@ -87,7 +86,7 @@ class _Failure:
     """An error as it is shown."""
 
     def __init__(self, kind: str, message: str, hint: str | None, code: int) -> None:
-        self.kind, self.message, self.hint, self.code = kind, message, hint, code
+        self.kind, self.message, self.hint, self.code = kind, without_secrets(message), hint, code
 
     def as_json(self) -> dict[str, Any]:
         lines = self.message.splitlines()
@@ -97,7 +96,7 @@ class _Failure:
 
 def _tell(failure: _Failure, error: BaseException, *, debug: bool, as_json: bool) -> int:
     if debug:
-        render.say("".join(traceback.format_exception(error)).rstrip())
+        render.say(_traceback(error).rstrip())
     if as_json:
         render.json(failure.as_json())
     else:
@@ -117,9 +116,9 @@ def _foreign(error: Exception) -> _Failure:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" (`{error.filename}`)" if error.filename else ""
         return _Failure("StorageError", f"the disk is full{where}", "df -h .", ExitCode.STORAGE)
-    log = _keep_traceback(error)
     says = f"internal: {type(error).__name__}: {_first_line(error)}"
-    return _Failure("InternalError", says, f"less {log}  # the traceback, for a bug report", ExitCode.INTERNAL)
+    look = f"less {quoted(_keep_traceback(error))}  # the traceback, for a bug report"
+    return _Failure("InternalError", says, look, ExitCode.INTERNAL)
 
 
 def _usage(error: Any) -> _Failure:
@@ -138,10 +137,16 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def _keep_traceback(error: BaseException) -> Path:
-    log = Path(tempfile.gettempdir()) / f"ppoctl-traceback-{os.getpid()}.log"
-    log.write_text("".join(traceback.format_exception(error)), "utf-8")
-    return log
+def _traceback(error: BaseException) -> str:
+    return without_secrets("".join(traceback.format_exception(error)))
+
+
+def _keep_traceback(error: BaseException) -> str:
+    """A file that only this user can read, under a name that nobody could put something at before."""
+    descriptor, name = tempfile.mkstemp(prefix="ppoctl-traceback-", suffix=".log")
+    with open(descriptor, "w", encoding="utf-8") as log:  # noqa: PTH123 - made with its mode
+        log.write(_traceback(error))
+    return name
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.cli import render
+from ppoctl.errors import quoted
 
 if TYPE_CHECKING:
     from ppoctl.wire.session import Ended
@@ -59,4 +60,4 @@ def tell_rollout(ended: "Ended", *, as_json: bool) -> None:
     render.table([(metric, f"{value:.4g}") for metric, value in sorted(figures.items())], ("figure", "value"))
     render.line()
     render.line(f"run: {ended.layout.root}")
-    render.say(f"look at a sample: ppoctl show {ended.layout.root} --step 1")
+    render.say(f"look at a sample: ppoctl show {quoted(ended.layout.root)} --step 1")

@@ -7,7 +7,7 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, Sets
-from ppoctl.errors import StorageError
+from ppoctl.errors import StorageError, quoted
 
 
 def evaluate(
@@ -24,7 +24,7 @@ def evaluate(
     if out is not None and out.exists():
         raise StorageError(f"`{out}` exists", hint="name another file with --out")
     if out is not None and not out.parent.is_dir():
-        raise StorageError(f"`{out.parent}` is no folder", hint=f"mkdir -p {out.parent}")
+        raise StorageError(f"`{out.parent}` is no folder", hint=f"mkdir -p {quoted(out.parent)}")
     from ppoctl.wire import commands
 
     checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())
@@ -33,7 +33,8 @@ def evaluate(
         try:
             out.write_bytes(evaluation.readable_files()["samples.jsonl"])
         except OSError as error:
-            raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"ls -ld {out.parent}") from error
+            look = f"ls -ld {quoted(out.parent)}"
+            raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=look) from error
     if json:
         render.json({"checkpoint": str(ckpt), "state": evaluation.stamp, "figures": evaluation.figures()})
         return

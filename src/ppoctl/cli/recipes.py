@@ -8,7 +8,7 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json
-from ppoctl.errors import RecipeError
+from ppoctl.errors import RecipeError, quoted
 
 app = typer.Typer(help="List, print and copy the recipes that ship with ppoctl.", rich_markup_mode=None)
 
@@ -51,7 +51,8 @@ def copy(
         pairs.append((source.with_suffix(""), target.parent / name))
     for _, new in pairs:
         if new.exists():
-            raise RecipeError(f"`{new}` exists, and a copy never overwrites", hint=f"mv {new} {new}.old")
+            aside = f"mv {quoted(new)} {quoted(f'{new}.old')}"
+            raise RecipeError(f"`{new}` exists, and a copy never overwrites", hint=aside)
     target.parent.mkdir(parents=True, exist_ok=True)
     for old, new in pairs:
         if old.is_dir():
@@ -63,7 +64,7 @@ def copy(
         return
     for _, new in pairs:
         render.line(str(new))
-    render.say(f"next: ppoctl validate {target}")
+    render.say(f"next: ppoctl validate {quoted(target)}")
 
 
 @app.command()

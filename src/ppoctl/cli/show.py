@@ -7,7 +7,7 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, Run
-from ppoctl.errors import DataError, RecipeError
+from ppoctl.errors import DataError, RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.store.layout import RunLayout
@@ -68,7 +68,7 @@ def _last_step(layout: "RunLayout") -> int:
 
     steps = [s for s in layout.committed_steps() if manifests.read(layout.stage(s, "rollout")) is not None]
     if not steps:
-        raise DataError(f"run `{layout.root}` has no rollouts yet", hint=f"ppoctl status {layout.root}")
+        raise DataError(f"run `{layout.root}` has no rollouts yet", hint=f"ppoctl status {quoted(layout.root)}")
     return steps[-1]
 
 
@@ -81,5 +81,5 @@ def _manifests(layout: "RunLayout", step: int) -> dict[str, Any]:
     found = {stage: manifests.read(layout.stage(step, stage)) for stage in STAGES}
     shown = {stage: asdict(item) for stage, item in found.items() if item is not None}
     if not shown:
-        raise RecipeError(f"step {step} of `{layout.root}` has no artifacts", hint=f"ls {layout.steps}")
+        raise RecipeError(f"step {step} of `{layout.root}` has no artifacts", hint=f"ls {quoted(layout.steps)}")
     return shown

@@ -7,6 +7,7 @@ from typing import Any
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, Run
+from ppoctl.errors import quoted
 
 
 def status(run: Run, json: Json = False) -> None:
@@ -29,7 +30,7 @@ def status(run: Run, json: Json = False) -> None:
         shown = [(metric, f"{value:.4g}") for metric, value in sorted(report["figures"].items())]
         render.table(shown, (f"step {report['steps_done']}", "value"))
     if report["state"] not in ("running", "finished"):
-        render.say(f"continue: ppoctl resume {run}")
+        render.say(f"continue: ppoctl resume {quoted(run)}")
 
 
 def read_status(run: Path) -> dict[str, Any]:

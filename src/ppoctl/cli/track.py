@@ -6,7 +6,7 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, Run
-from ppoctl.errors import RecipeError
+from ppoctl.errors import RecipeError, quoted
 
 
 def track(
@@ -16,7 +16,7 @@ def track(
 ) -> None:
     """The journal is the truth; MLflow is a mirror of it. Running this twice sends nothing the second time."""
     if not rebuild:
-        raise RecipeError("nothing to do", hint=f"ppoctl track --rebuild {run}")
+        raise RecipeError("nothing to do", hint=f"ppoctl track --rebuild {quoted(run)}")
     from ppoctl.recipe.load import from_resolved
     from ppoctl.recipe.schema import MlflowTracking
     from ppoctl.store import run_dir
@@ -29,7 +29,8 @@ def track(
     tracking = from_resolved(recipes[max(recipes)]).tracking
     if not isinstance(tracking, MlflowTracking):
         raise RecipeError(
-            f'run `{run}` has `tracking.kind = "none"`', hint=f"ppoctl resume {run} --set tracking.kind=mlflow"
+            f'run `{run}` has `tracking.kind = "none"`',
+            hint=f"ppoctl resume {quoted(run)} --set tracking.kind=mlflow",
         )
     sent = send(run, tracking)
     if json:

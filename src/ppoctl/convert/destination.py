@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ppoctl.errors import StorageError
+from ppoctl.errors import StorageError, quoted
 
 
 @contextmanager
@@ -79,4 +79,4 @@ def _require_absent(folder: Path) -> None:
 
 def _storage_error(folder: Path, error: OSError) -> StorageError:
     where = f"`{error.filename}`" if error.filename else f"`{folder}`"
-    return StorageError(f"cannot write {where}: {error.strerror or error}", hint=f"df -h {folder.parent}")
+    return StorageError(f"cannot write {where}: {error.strerror or error}", hint=f"df -h {quoted(folder.parent)}")

@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ppoctl.errors import EnvironmentProblemError
+from ppoctl.convert.plain import load_plain
+from ppoctl.errors import EnvironmentProblemError, quoted
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 DTYPES = {
@@ -106,7 +107,7 @@ class PickledFolder:
         if self._open is None or self._open[0] != file:
             self._open = None
             try:
-                found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+                found = load_plain(file, mmap=True)
             except Exception as error:  # a damaged pickle fails in many ways
                 raise unreadable(file, error) from error
             self._open = file, found
@@ -128,14 +129,15 @@ def open_weights(folder: Path, *, allow_pickle: bool) -> Weights:
             f"the weights in `{folder}` are pickles (`{PICKLE}`), which are not read unless you say so",
             hint="add --allow-pickle: they are loaded as weights only, no code in them runs",
         )
-    raise EnvironmentProblemError(f"no `{SAFETENSORS}` in model folder `{folder}`", hint=f"ls {folder}")
+    raise EnvironmentProblemError(f"no `{SAFETENSORS}` in model folder `{folder}`", hint=f"ls {quoted(folder)}")
 
 
 def unreadable(file: Path, error: Exception) -> EnvironmentProblemError:
     """A weight file that is not what it should be."""
     first = next(iter(str(error).splitlines()), type(error).__name__)
     return EnvironmentProblemError(
-        f"`{file}` cannot be read: {first}", hint=f"it is cut short or damaged, fetch it again: ls -la {file.parent}"
+        f"`{file}` cannot be read: {first}",
+        hint=f"it is cut short or damaged, fetch it again: ls -la {quoted(file.parent)}",
     )
 
 

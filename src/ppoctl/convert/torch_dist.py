@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from ppoctl.errors import StorageError
+from ppoctl.convert.plain import load_plain, why
+from ppoctl.errors import StorageError, quoted
 
 METADATA = ".metadata"
 BACKEND = "metadata.json"
@@ -75,15 +76,15 @@ class TorchDist:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        metadata = _read_metadata(folder)
-        self._places: dict[MetadataIndex, Any] = metadata.storage_data or {}
+        self.metadata = read_metadata(folder)
+        self._places: dict[MetadataIndex, Any] = self.metadata.storage_data
         self.tensors: dict[str, Stored] = {
             key: Stored(
                 tuple(stored.size),
                 stored.properties.dtype,
                 tuple((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks),
             )
-            for key, stored in metadata.state_dict_metadata.items()
+            for key, stored in self.metadata.state_dict_metadata.items()
             if isinstance(stored, TensorStorageMetadata)
         }
 
@@ -114,7 +115,7 @@ class TorchDist:
         if covered != whole.numel():
             raise StorageError(
                 f"`{key}` in `{self.folder}` is incomplete: {covered} of {whole.numel()} elements are there",
-                hint=f"copy the checkpoint again: ls -la {self.folder}",
+                hint=f"copy the checkpoint again: ls -la {quoted(self.folder)}",
             )
         return whole
 
@@ -122,17 +123,16 @@ class TorchDist:
         place = self._places.get(MetadataIndex(key, offsets))
         if place is None:
             raise self._unreadable(key, "`.metadata` does not say where a chunk of it is")
-        path = self.folder / Path(place.relative_path).name
+        path = self.folder / place.relative_path
         try:
             with path.open("rb") as file:
                 file.seek(0, io.SEEK_END)
                 if file.tell() < place.offset + place.length:
                     raise self._unreadable(key, f"`{path.name}` ends before it does: the file is truncated")
                 view: Any = _create_file_view(file, place.offset, place.length)
-                found = torch.load(view, map_location="cpu", weights_only=True)
+                found = load_plain(view)
         except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise self._unreadable(key, f"`{path.name}`: {first}") from error
+            raise self._unreadable(key, f"`{path.name}`: {why(error)}") from error
         if not isinstance(found, Tensor) or tuple(found.shape) != sizes or found.dtype != self.tensors[key].dtype:
             raise self._unreadable(key, f"`{path.name}` holds something else in its place")
         return found
@@ -140,7 +140,7 @@ class TorchDist:
     def _unreadable(self, key: str, why: str) -> StorageError:
         return StorageError(
             f"tensor `{key}` in `{self.folder}` cannot be read: {why}",
-            hint=f"copy the checkpoint again: ls -la {self.folder}",
+            hint=f"copy the checkpoint again: ls -la {quoted(self.folder)}",
         )
 
 
@@ -149,22 +149,34 @@ def is_torch_dist(folder: Path) -> bool:
     return (folder / METADATA).is_file() and (folder / BACKEND).is_file()
 
 
-def _read_metadata(folder: Path) -> Metadata:
+def read_metadata(folder: Path) -> Metadata:
+    """What `.metadata` says, read once: who reads on takes it from here, as the file may be another by then.
+
+    Raises StorageError when it is not whole, asks for code to be run, or names files outside of the folder.
+    """
     try:
         backend = json.loads((folder / BACKEND).read_text("utf-8"))["sharded_backend"]
         with (folder / METADATA).open("rb") as file:
             metadata = _TensorsOnly(file).load()
-    except (OSError, ValueError, KeyError, EOFError, AttributeError, TypeError, pickle.UnpicklingError) as error:
-        raise StorageError(
-            f"`{folder}` is no whole torch_dist checkpoint: {error}",
-            hint=f"see that `{BACKEND}` and `{METADATA}` are whole: ls -la {folder}",
-        ) from error
+        places = [place.relative_path for place in metadata.storage_data.values()]
+        outside = next((place for place in places if Path(place).name != place), None)
+    except Exception as error:  # a damaged pickle fails in many ways
+        raise _no_checkpoint(folder, why(error)) from error
     if backend != "torch_dist" or not isinstance(metadata, Metadata):
         raise StorageError(
             f"`{folder}` is in Megatron's `{backend}` format, not torch_dist",
             hint="save it with --ckpt-format torch_dist",
         )
+    if outside is not None:
+        raise _no_checkpoint(folder, f"`{METADATA}` names a file outside of it: `{outside}`")
     return metadata
+
+
+def _no_checkpoint(folder: Path, reason: str) -> StorageError:
+    return StorageError(
+        f"`{folder}` is no whole torch_dist checkpoint: {reason}",
+        hint=f"see that `{BACKEND}` and `{METADATA}` are whole: ls -la {quoted(folder)}",
+    )
 
 
 class _Ignored:

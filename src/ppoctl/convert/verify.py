@@ -26,7 +26,7 @@ from ppoctl.convert.hugging_face import Spec, Weights
 from ppoctl.convert.parameters import MegatronWeights, assembled
 from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.source import read_shape
-from ppoctl.errors import ConversionError, EnvironmentProblemError, RecipeError, StorageError
+from ppoctl.errors import ConversionError, EnvironmentProblemError, RecipeError, StorageError, quoted
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ def check_record(report: Path, digests: dict[str, dict[str, Any]]) -> Check:
     try:
         recorded = json.loads(report.read_text("utf-8"))["tensors"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConversionError(f"`{report}` is no record of a conversion: {error}", hint=f"rm {report}") from error
+        says = f"`{report}` is no record of a conversion: {error}"
+        raise ConversionError(says, hint=f"rm {quoted(report)}") from error
     for name, entry in recorded.items():
         if digests.get(name) != entry:
             raise ConversionError(

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
 from ppoctl.batch.bucket import TensorSpec, packed, packed_bytes, views
-from ppoctl.engines.loopback import environment, gloo_on_loopback, is_loopback
+from ppoctl.engines.loopback import environment, gloo_on_loopback, is_loopback, open_store
 from ppoctl.errors import ProcessLostError
 from ppoctl.ports import Link
 
@@ -35,7 +35,7 @@ CONNECT_DEADLINE_S = 20.0
 def meeting(host: str, timeout_s: float) -> Iterator[str]:
     """`host:port` where the ends of a link find each other. Those that still wait there when it closes get an
     error at once."""
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    store = open_store(host, 0, timedelta(seconds=timeout_s))
     try:
         yield f"{host}:{store.port}"
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from ppoctl.errors import without_secrets
 from ppoctl.recipe import shape
 from ppoctl.recipe.layers import Layers
 from ppoctl.recipe.origins import DEFAULT, dotted
@@ -114,8 +115,8 @@ def as_toml(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as TOML has it, cut when long."""
-    text = as_toml(value)
+    """A value as TOML has it, cut when long, without secrets of URIs."""
+    text = without_secrets(as_toml(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 

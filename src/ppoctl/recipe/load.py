@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ppoctl.errors import RecipeError
+from ppoctl.errors import RecipeError, quoted
 from ppoctl.recipe import shape
 from ppoctl.recipe.explain import problems_of
 from ppoctl.recipe.fingerprint import fingerprint as fingerprint
@@ -119,4 +119,4 @@ def _syntax(file: Path, text: str, message: str) -> Problem:
     what, line = (found[1], int(found[2] or len(lines))) if found else (message, 1)
     written = lines[line - 1].strip() if line <= len(lines) else ""
     says = f"no TOML: {what[0].lower()}{what[1:]} in `{written}`"
-    return Problem(f"{file}:{line}", says, f"ppoctl validate {file}")
+    return Problem(f"{file}:{line}", says, f"ppoctl validate {quoted(file)}")

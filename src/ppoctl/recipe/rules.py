@@ -8,6 +8,7 @@ AttributeError, and the rule is then not judged.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ppoctl.errors import holds_secret
 from ppoctl.recipe import metrics
 from ppoctl.recipe.conflict import Conflict, Rule
 from ppoctl.recipe.explain import shown
@@ -237,6 +238,17 @@ def a_set_name_is_part_of_a_metric_name(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(f"`{name}` names an evaluation set and may not hold `/`", (("data", "eval", name),))
 
 
+def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
+    """A recipe is kept in the run directory and sent to MLflow."""
+    for path, _, value in values(recipe):
+        if isinstance(value, str) and holds_secret(value):
+            yield Conflict(
+                f"`{dotted(path)}` holds a password or a token, and a recipe is kept and sent on",
+                (path,),
+                _SECRET_URI if path == ("tracking", "uri") else None,
+            )
+
+
 RULES: tuple[Rule, ...] = (
     sequences_of_a_step_fill_whole_minibatches,
     a_microbatch_is_no_larger_than_its_minibatch,
@@ -259,6 +271,7 @@ RULES: tuple[Rule, ...] = (
     a_rise_has_two_evaluations,
     the_best_state_is_judged_by_a_known_metric,
     a_set_name_is_part_of_a_metric_name,
+    no_value_holds_a_secret,
     *LAYOUT_RULES,
 )
 
@@ -267,6 +280,10 @@ _PROMPTS: Path = ("rollout", "prompts_per_step")
 _SAMPLES: Path = ("rollout", "samples_per_prompt")
 _PROMPT_TOKENS: Path = ("rollout", "max_prompt_tokens")
 _NEW_TOKENS: Path = ("rollout", "max_new_tokens")
+_SECRET_URI = (
+    "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (of a server), or the whole URI under a name of "
+    'your own and write `tracking.uri = "$NAME"`'
+)
 
 
 def violations(recipe: Recipe, place: Callable[[Path], str]) -> list[Problem]:

@@ -248,7 +248,8 @@ class MlflowTracking(Table):
     kind: Annotated[Literal["mlflow"], REPORTING]
     """Mirror to MLflow."""
     uri: Annotated[str | None, REPORTING] = None
-    """Any tracking URI; absent: a sqlite file in the runs folder."""
+    """Any tracking URI without a secret, or `$NAME` of a variable that has it; absent: a sqlite file in the runs
+    folder."""
     experiment: Annotated[str, REPORTING] = "ppoctl"
     """Experiment name."""
 

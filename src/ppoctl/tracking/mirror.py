@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppoctl.errors import EnvironmentProblemError, PpoctlError
+from ppoctl.errors import EnvironmentProblemError, PpoctlError, quoted, without_secrets
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.tracking import forwarder
 from ppoctl.tracking.forwarder import Forwarder, Sent
 from ppoctl.tracking.journal_reader import entries
-from ppoctl.tracking.mlflow_run import Address, MlflowRun, Target, address_of, without_password
+from ppoctl.tracking.mlflow_run import Address, MlflowRun, Target, address_of
 from ppoctl.tracking.outgoing import Ending, ended, ending
 
 Say = Callable[[str], None]
@@ -108,7 +108,7 @@ class MlflowMirror:
             # An earlier attempt may have sent some of them: without an answer from MLflow nobody knows.
             lines = f"{'up to ' if self._seq is None else ''}{left} journal line{'' if left == 1 else 's'}"
             what = lines if left else "the run's status or files"
-            self._say(f"mlflow: {what} not sent; send them with: ppoctl track --rebuild {self._run_dir}")
+            self._say(f"mlflow: {what} not sent; send them with: ppoctl track --rebuild {quoted(self._run_dir)}")
         return left
 
     @property
@@ -187,7 +187,9 @@ def rebuild(
     run_dir = run_dir.resolve()
     address = address_of(settings, runs_dir or run_dir.parent)
     if not (run_dir / "run.json").is_file():
-        raise EnvironmentProblemError(f"`{run_dir}` is no run directory", hint=f"list them with: ls {run_dir.parent}")
+        raise EnvironmentProblemError(
+            f"`{run_dir}` is no run directory", hint=f"list them with: ls {quoted(run_dir.parent)}"
+        )
     try:
         worker = Forwarder(run_dir, open_mlflow(run_dir, address))
         return worker.describe({}) + worker.forward() + _end(worker, run_dir, ended_as) + worker.keep_files()
@@ -196,7 +198,7 @@ def rebuild(
     except Exception as problem:
         raise EnvironmentProblemError(
             f"MLflow at `{address.shown}` does not take what is sent: {_reason(problem)}",
-            hint=f"what is missing is sent by running this again: ppoctl track --rebuild {run_dir}",
+            hint=f"what is missing is sent by running this again: ppoctl track --rebuild {quoted(run_dir)}",
         ) from problem
 
 
@@ -211,4 +213,4 @@ def _end(worker: Forwarder, run_dir: Path, ended_as: str | None) -> Sent:
 def _reason(problem: Exception) -> str:
     """The first line of what went wrong, short enough for one line of a log."""
     text = (str(problem).strip().splitlines() or [""])[0] or type(problem).__name__
-    return without_password(text)[:200]
+    return without_secrets(text)[:200]

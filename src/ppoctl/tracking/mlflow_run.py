@@ -14,11 +14,13 @@ import sqlite3
 import uuid
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
+from ppoctl.errors import EnvironmentProblemError, without_secrets
+from ppoctl.recipe.layers import VARIABLE
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.tracking.outgoing import MARKER, Batch, Ending
 
@@ -90,7 +92,7 @@ class Target(Protocol):
 class Address:
     """Where a run is mirrored to."""
 
-    uri: str
+    uri: str = field(repr=False)
     experiment: str
     artifacts: str | None
     """Of a new experiment; None: the server decides."""
@@ -99,8 +101,8 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """The URI without a password."""
-        return without_password(self.uri)
+        """The URI without its secrets."""
+        return without_secrets(self.uri)
 
 
 @dataclass(frozen=True)
@@ -113,23 +115,30 @@ class RunCard:
 
 
 def address_of(settings: MlflowTracking, runs_dir: Path) -> Address:
-    """Where the recipe sends this run: by default a sqlite file in the runs folder, everything absolute."""
+    """Where the recipe sends this run: by default a sqlite file in the runs folder, everything absolute. Raises
+    EnvironmentProblemError where the URI is a variable that is not set."""
     folder = runs_dir.resolve()
     file = folder / "mlflow.db" if settings.uri is None else None
-    uri = settings.uri or f"sqlite:///{file}"
+    uri = require_uri(settings) or f"sqlite:///{file}"
     # A server knows where its artifacts go; for a database MLflow would take the current directory.
     by_server = urlsplit(uri).scheme in ("http", "https", "databricks", "databricks-uc", "uc")
     artifacts = None if by_server else (folder / "mlflow-artifacts").as_uri()
     return Address(uri, settings.experiment, artifacts, file)
 
 
-def without_password(text: str) -> str:
-    """The text with `user:password@` removed from its URIs."""
-    head, found, tail = text.partition("://")
-    if not found:
-        return text
-    authority, *rest = tail.split("/", 1)
-    return "/".join([f"{head}://{authority.rpartition('@')[2]}", *map(without_password, rest)])
+def require_uri(settings: MlflowTracking) -> str | None:
+    """What is told to MLflow. A variable is kept by name until here, so that what it holds is written nowhere. Raises
+    EnvironmentProblemError where it is not set."""
+    uri = settings.uri
+    variable = VARIABLE.match(uri or "")
+    if uri is None or variable is None:
+        return uri
+    name = variable[1] or variable[2]
+    if not os.environ.get(name):
+        raise EnvironmentProblemError(
+            f"`tracking.uri` is `{uri}`, and the environment has no `{name}`", hint=f"export {name}=URI"
+        )
+    return os.environ[name] + uri[variable.end() :]
 
 
 class MlflowRun:

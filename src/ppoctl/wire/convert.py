@@ -21,7 +21,7 @@ from ppoctl.convert.tensors import EMBEDDING, Role
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.verify import Check
 from ppoctl.convert.written import write_hugging_face, write_megatron
-from ppoctl.errors import RecipeError, StorageError
+from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.wire.convert_source import Source, find_source
 from ppoctl.wire.versions import versions
 
@@ -115,7 +115,7 @@ def convert(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
         other = "megatron" if asked.to == "hf" else "hf"
         raise RecipeError(f"`{asked.source}` is in that format already (`--to {asked.to}`)", hint=f"--to {other}")
     if not asked.out.parent.is_dir():
-        raise StorageError(f"`{asked.out.parent}` is no folder", hint=f"mkdir -p {asked.out.parent}")
+        raise StorageError(f"`{asked.out.parent}` is no folder", hint=f"mkdir -p {quoted(asked.out.parent)}")
     conversion = _open(asked, source)
     for note in conversion.notes:
         say(f"note: {note}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from ppoctl.convert.source import model_folder
 from ppoctl.convert.tensors import Role
 from ppoctl.convert.torch_dist import BACKEND, TorchDist, is_torch_dist
-from ppoctl.errors import EnvironmentProblemError, RecipeError
+from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.recipe.assets import read_config
 from ppoctl.recipe.layers import is_hub_id
 from ppoctl.recipe.load import load
@@ -61,7 +61,7 @@ def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | N
     steps = layout.saved_steps(role)
     if not steps:
         raise RecipeError(
-            f"run `{layout.root}` has no saved state of the {role} yet", hint=f"ppoctl status {layout.root}"
+            f"run `{layout.root}` has no saved state of the {role} yet", hint=f"ppoctl status {quoted(layout.root)}"
         )
     wanted = steps[-1] if step is None else step
     if wanted not in steps:
@@ -69,7 +69,7 @@ def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | N
         of_critic = " --role critic" if role == "critic" else ""
         raise RecipeError(
             f"run `{layout.root}` has no saved state of the {role} at step {wanted}; there are those of {there}",
-            hint=f"ppoctl convert-ckpt {layout.root} OUT --to hf{of_critic} --step {steps[-1]}",
+            hint=f"ppoctl convert-ckpt {quoted(layout.root)} OUT --to hf{of_critic} --step {steps[-1]}",
         )
     return _saved_state(layout, layout.state(role, wanted), like, role)
 
@@ -101,7 +101,7 @@ def _torch_dist(folder: Path, like: str | None, role: Role | None) -> Source:
     if like is None and not (folder / "config.json").is_file():
         raise RecipeError(
             f"`{folder}` does not say what model it is: it has no config.json",
-            hint=f"name a folder of the same model: ppoctl convert-ckpt {folder} OUT --to hf --like FOLDER",
+            hint=f"name a folder of the same model: ppoctl convert-ckpt {quoted(folder)} OUT --to hf --like FOLDER",
         )
     output = TorchDist(folder).tensors.get("output_layer.weight")
     kept: Role = "critic" if output is not None and output.shape[0] == 1 else "actor"
@@ -124,15 +124,16 @@ def _require_no_megatron(folder: Path) -> None:
             hint=f"name one of them: {', '.join(str(each) for each in inside[-3:])}",
         )
     if (folder / BACKEND).is_file():
-        raise EnvironmentProblemError(f"`{folder}` has `{BACKEND}` and no `.metadata`", hint=f"ls -la {folder}")
+        says = f"`{folder}` has `{BACKEND}` and no `.metadata`"
+        raise EnvironmentProblemError(says, hint=f"ls -la {quoted(folder)}")
 
 
 def _require_model(folder: Path, path: str) -> None:
     if not folder.is_dir() and not is_hub_id(path):
-        raise EnvironmentProblemError(f"`{path}` does not exist", hint=f"ls {folder.parent}")
+        raise EnvironmentProblemError(f"`{path}` does not exist", hint=f"ls {quoted(folder.parent)}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise EnvironmentProblemError(
-            f"`{path}` is no run, no Megatron folder and no Hugging Face folder", hint=f"ls -a {folder}"
+            f"`{path}` is no run, no Megatron folder and no Hugging Face folder", hint=f"ls -a {quoted(folder)}"
         )
 
 

@@ -13,7 +13,7 @@ from ppoctl.batch.records import (
     Values,
 )
 from ppoctl.data.template import load_tokenizer
-from ppoctl.errors import DataError
+from ppoctl.errors import DataError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
@@ -47,7 +47,7 @@ def read_sample(layout: RunLayout, step: int, choice: int | Literal["worst", "be
     """The sample in that row, or the one with the lowest or highest reward. Raises DataError when there is none."""
     rollouts = _read(layout, step, "rollout")
     if not isinstance(rollouts, Rollouts):
-        raise DataError(f"step {step} of `{layout.root}` has no rollouts", hint=f"ls {layout.steps}")
+        raise DataError(f"step {step} of `{layout.root}` has no rollouts", hint=f"ls {quoted(layout.steps)}")
     rewards, values, advantages = (_read(layout, step, name) for name in ("reward", "values", "advantages"))
     assert rewards is None or isinstance(rewards, Rewards)
     row = _row(rollouts, rewards, choice)

@@ -19,6 +19,7 @@ from ppoctl.errors import (
     PreemptedError,
     RecipeError,
     StorageError,
+    without_secrets,
 )
 from ppoctl.launch.signals import StopFlag, stop_flag
 from ppoctl.loop.expectations import Verdict, judge
@@ -37,6 +38,7 @@ from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.tracking.console import Console, open_console
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
+from ppoctl.tracking.mlflow_run import require_uri
 from ppoctl.wire import engines
 from ppoctl.wire.job import Surroundings, assemble
 from ppoctl.wire.sockets import Sockets
@@ -116,6 +118,8 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str], int]:
     Returns the sockets, the digests of the sources, and the CPU threads in force.
     """
     threads = engines.set_threads(recipe)
+    if isinstance(recipe.tracking, MlflowTracking):
+        require_uri(recipe.tracking)
     questions = engines.read_questions(recipe)
     digests = source_digests(recipe, questions)
     scorer = engines.open_scorer(recipe, questions)
@@ -214,7 +218,7 @@ def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[La
     except BaseException:
         with suppress(OSError):
             path = attempt.layout.attempt(attempt.number) / "traceback.txt"
-            path.write_text(traceback.format_exc(), encoding="utf-8")
+            path.write_text(without_secrets(traceback.format_exc()), encoding="utf-8")
         raise
     finally:
         # A full disk or a vanished folder must not hide the error that is on its way.

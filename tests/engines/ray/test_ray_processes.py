@@ -6,11 +6,14 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 import ray
@@ -355,3 +358,46 @@ def assert_gone(pids: list[int]) -> None:
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.monotonic() < until, "a process of the group is still there"
         time.sleep(0.1)
+
+
+METHODS = {
+    "gcs_server": ["NodeInfoGcsService/CheckAlive"],
+    "raylet": ["NodeManagerService/GetNodeStats", "ObjectManagerService/Push"],
+}
+"""Of Ray's services in processes of that name; all others answer calls of workers."""
+
+
+def test_ports_of_a_ray_of_our_own_are_on_loopback_and_ask_for_its_token(processes, cluster):
+    """All that listen but the autoscaler's monitor, which tells its own figures to whoever is on this machine."""
+    processes.call("who", "hello")
+    seen, driver = set(), psutil.Process()
+    for process in (driver, *driver.children(recursive=True)):
+        listening = {each.laddr for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN}
+        assert {address.ip.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1"}, process.cmdline()
+        if any("monitor.py" in word for word in process.cmdline()):
+            continue
+        for address in listening:
+            seen.add(process.name())
+            said = asked_without_a_token(address.port, METHODS.get(process.name(), ["CoreWorkerService/PushTask"]))
+            assert said & {"UNAUTHENTICATED", "401"}, f"{process.cmdline()} says {said}"
+            assert said <= {"UNAUTHENTICATED", "401", "UNIMPLEMENTED"}, f"{process.cmdline()} says {said}"
+    assert {"gcs_server", "raylet"} < seen
+    assert cluster.folder is not None
+    assert (cluster.folder / "auth_token").stat().st_mode & 0o777 == 0o600
+
+
+def asked_without_a_token(port: int, methods: list[str]) -> set[str]:
+    """What Ray says at this port."""
+    with suppress(OSError, HTTPException), closing(HTTPConnection("127.0.0.1", port, timeout=5.0)) as connection:
+        connection.request("POST", "/get_or_create_runtime_env")
+        with connection.getresponse() as answer:
+            return {str(answer.status)}
+    said = set()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for method in methods:
+            try:
+                channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=5.0)
+                said.add("an answer")
+            except grpc.RpcError as error:
+                said.add(error.code().name)
+    return said

@@ -25,9 +25,12 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ppoctl.batch.digest import FileDigest
+from ppoctl.convert.plain import why
+from ppoctl.convert.torch_dist import read_metadata
+from ppoctl.engines.megatron.data_only import CommonDataOnly, DataOnly, causes
 from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts
 from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
-from ppoctl.errors import StorageError
+from ppoctl.errors import StorageError, quoted
 from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.saved_layout import what_differs
 
@@ -69,23 +72,29 @@ def load_state(trained: Trained, folder: Path) -> None:
     for name in _ALWAYS_THERE:
         if not (folder / name).is_file():
             raise StorageError(f"no whole saved state in `{folder}`: `{name}` is missing")
-    optimizer = trained.optimizer
+    optimizer, loader = trained.optimizer, DataOnly(read_metadata(folder))
     try:
         with _without_torch_deprecations():
-            saved = dist_checkpointing.load_common_state_dict(str(folder))
+            saved = CommonDataOnly().load_common(folder)
             _require_same(saved.get("of"), _model_of(trained), folder)
             _require_layout(saved["layout"], trained, folder)
             template = _sharded_state(trained, saved["layout"]["reshardable"], is_loading=True)
-            loaded = dist_checkpointing.load(template, str(folder), strict=StrictHandling.RAISE_ALL)
+            loaded = dist_checkpointing.load(
+                template, str(folder), loader, CommonDataOnly(), strict=StrictHandling.RAISE_ALL
+            )
         _restore_what_is_empty(loaded["optimizer"])
         for key, stage in _by_key(trained.stages):
             stage.module.load_state_dict(loaded[key])
         optimizer.load_state_dict(loaded["optimizer"])
         own_step_counts(optimizer)
     except CheckpointException as error:
-        raise StorageError(f"saved state in `{folder}` cannot be read: {_causes(error)}") from error
+        raise _unreadable(folder, causes(error)) from error
     except _UNREADABLE as error:
-        raise StorageError(f"saved state in `{folder}` cannot be read: {error}") from error
+        raise _unreadable(folder, why(error)) from error
+
+
+def _unreadable(folder: Path, reason: str) -> StorageError:
+    return StorageError(f"saved state in `{folder}` cannot be read: {reason}", hint=f"ls -la {quoted(folder)}")
 
 
 def _sharded_state(trained: Trained, reshardable: str, *, is_loading: bool) -> dict[str, Any]:
@@ -134,13 +143,9 @@ def _named_save_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
-        raise StorageError(f"state cannot be written to `{folder}`: {_causes(error)}") from error
+        raise StorageError(f"state cannot be written to `{folder}`: {causes(error)}") from error
     except (OSError, CheckpointingException) as error:
         raise StorageError(f"state cannot be written to `{folder}`: {error}") from error
-
-
-def _causes(error: CheckpointException) -> str:
-    return "; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
 
 
 def _by_key(stages: Sequence[DistributedDataParallel]) -> list[tuple[str, DistributedDataParallel]]:

@@ -11,7 +11,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
-from ppoctl.engines.loopback import gloo_on_loopback, is_loopback
+from ppoctl.engines.loopback import gloo_on_loopback, is_loopback, open_store
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.schema import ParallelTable
@@ -50,11 +50,14 @@ def join(place: Place, patience: Patience) -> None:
     meet, collective = timedelta(seconds=patience.meet_s), timedelta(seconds=patience.collective_s)
     try:
         with megatron_device(), gloo_on_loopback() if is_loopback(host) else nullcontext():
-            store = TCPStore(host, int(port), place.world_size, is_master=place.rank == 0, timeout=meet)
+            if place.rank == 0:
+                store = open_store(host, int(port), meet, world_size=place.world_size)
+            else:
+                store = TCPStore(host, int(port), place.world_size, is_master=False, timeout=meet)
             torch.distributed.init_process_group(
                 _backend(), store=store, rank=place.rank, world_size=place.world_size, timeout=collective
             )
-    except torch.distributed.DistError as error:
+    except (torch.distributed.DistError, OSError) as error:
         raise EnvironmentProblemError(
             f"the {place.world_size} processes of a role have not met at {place.address} within "
             f"{patience.meet_s:g} s (`cluster.start_deadline_s`): {error}",

@@ -1,8 +1,7 @@
 """The weights of a torch_dist checkpoint, read into a model under any layout; optimizers and the like stay where they
 are.
 
-Megatron-Core's loader copies into the parameters themselves. Beside the tensors it would unpickle what is none
-(`common.pt`); here only `.metadata` is, and only after `TorchDist` has seen that it asks for nothing but tensors.
+Megatron-Core's loader copies into the parameters themselves. What is no tensor (`common.pt`) is not read.
 """
 
 import warnings
@@ -14,14 +13,15 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import apply_factories
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ppoctl.convert.parameters import MegatronWeights, layers_alike
+from ppoctl.convert.plain import why
 from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.torch_dist import TorchDist
+from ppoctl.engines.megatron.data_only import DataOnly, causes
 from ppoctl.engines.megatron.model import PackedModel, ValueModel
-from ppoctl.errors import StorageError
+from ppoctl.errors import StorageError, quoted
 
 
 @torch.no_grad()
@@ -32,7 +32,8 @@ def load_torch_dist(stages: Sequence[PackedModel], folder: Path) -> None:
     StorageError when the folder cannot be read.
     """
     shape, is_critic = stages[0].settings.shape, isinstance(stages[0], ValueModel)
-    found = MegatronWeights(TorchDist(folder), shape, "critic" if is_critic else "actor")
+    given = TorchDist(folder)
+    found = MegatronWeights(given, shape, "critic" if is_critic else "actor")
     if found.layers_alike != layers_alike(shape) and shape.experts is not None:
         raise StorageError(
             f"checkpoint in `{folder}` has layers with experts as slices of one tensor: no model reads that",
@@ -43,12 +44,15 @@ def load_torch_dist(stages: Sequence[PackedModel], folder: Path) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", category=FutureWarning)
             warnings.filterwarnings("ignore", message="Please use DTensor instead", category=FutureWarning)
-            TorchDistLoadShardedStrategy().load(tensors, str(folder))
+            DataOnly(given.metadata).load(tensors, folder)
     except CheckpointException as error:
-        causes = "; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
-        raise StorageError(f"checkpoint in `{folder}` cannot be read: {causes}") from error
+        raise _unreadable(folder, causes(error)) from error
     except (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError) as error:
-        raise StorageError(f"checkpoint in `{folder}` cannot be read: {error}") from error
+        raise _unreadable(folder, why(error)) from error
+
+
+def _unreadable(folder: Path, reason: str) -> StorageError:
+    return StorageError(f"checkpoint in `{folder}` cannot be read: {reason}", hint=f"ls -la {quoted(folder)}")
 
 
 def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: ModelShape) -> dict[str, ShardedTensor]:

@@ -2,12 +2,10 @@
 
 import logging
 import os
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +14,17 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ppoctl.engines.ray import segments
+from ppoctl.engines.ray.private_folder import PARENT, PrivateFolder, sweep
 from ppoctl.engines.ray.room import Room
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """Shared memory of a local Ray: rollouts and two buckets of weights pass through it; what is more goes to disk."""
 
+LOOPBACK = "127.0.0.1"
+
 CONNECT_DEADLINE_S = 10.0
 """For a running Ray's port to take a connection."""
-
-PREFIX = "ppoctl-ray-"
-"""Of the folders of local Rays; the process that made one follows."""
 
 
 class RayCluster:
@@ -40,7 +37,8 @@ class RayCluster:
         self.say: Callable[[str], None] = _say_nothing
         """Told what is being waited for."""
         self.folder: Path | None = None
-        """Of a Ray of our own."""
+        """Private; of a Ray of our own."""
+        self._own = ExitStack()
         self._connected = False
         self._group: PlacementGroup | None = None
         self._order: list[int] = []
@@ -49,7 +47,7 @@ class RayCluster:
     @property
     def host(self) -> str | None:
         """Where processes meet in a Ray of our own, which works without a network; None: each node knows."""
-        return "127.0.0.1" if self.address is None else None
+        return LOOPBACK if self.address is None else None
 
     def driver_host(self) -> str:
         """Where other nodes find this process."""
@@ -108,10 +106,8 @@ class RayCluster:
             self._connected = False
             with suppress(Exception):  # it may have died, which is why we leave
                 ray.shutdown()
-        if self.folder is not None:
-            segments.remove(segments.noted(self.folder))
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder = None
+        self._own.close()
+        self.folder = None
 
     def require_room(self) -> None:
         """Raise EnvironmentProblemError when the Ray we are connected to has too few devices for the processes, or
@@ -134,24 +130,31 @@ class RayCluster:
             )
 
     def _start_own(self) -> None:
-        # Who may connect is left to Ray, which asks for a token of its own in a cluster started here.
-        # Sockets lie in it, and their paths must be short.
-        _sweep()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
+        sweep()
+        try:
+            private = PrivateFolder()
+        except OSError as error:
+            raise EnvironmentProblemError(
+                f"Ray needs a folder of its own in `{PARENT}`: {error.strerror}", hint=f"df -h {PARENT}"
+            ) from error
+        self._own.callback(private.remove)
+        self.folder = private.path
+        self._own.enter_context(_token_in(private.token))
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         # Ray's workers are nice (15) to everything else: ours are the work.
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - in the spelling Ray reads
         try:
-            ray.init(
-                address="local",
-                num_cpus=self.room.processes,  # what is counted is processes; threads are set in each
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(self.folder),
-                _node_ip_address="127.0.0.1",
-            )
+            with _on_loopback():
+                ray.init(
+                    address="local",
+                    num_cpus=self.room.processes,  # what is counted is processes; threads are set in each
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    _temp_dir=str(private.of_ray),
+                    _node_ip_address=LOOPBACK,
+                )
         except Exception as error:
             raise EnvironmentProblemError(f"Ray could not be started on this machine: {error}") from error
 
@@ -203,10 +206,35 @@ def _keeping_signal_handler() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _sweep() -> None:
-    """Remove what a driver that was killed left behind; its Ray ended with it."""
-    for folder in Path("/tmp").glob(f"{PREFIX}*"):
-        pid = folder.name.removeprefix(PREFIX).split("-")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            segments.remove(segments.noted(folder))
-            shutil.rmtree(folder, ignore_errors=True)
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Ray replaces a loopback address by one that other machines can reach, and then listens on all; but for systems
+    on which it knows no clusters of several nodes."""
+    constants: Any = ray._private.ray_constants
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _token_in(file: Path) -> Iterator[None]:
+    """Have Ray's ports ask for the token in this file, whatever the environment says of other Rays."""
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))
+    _read_token_anew()
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+        _read_token_anew()
+
+
+def _read_token_anew() -> None:
+    raylet: Any = ray._raylet
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    raylet.Config.initialize("")  # knows the mode

@@ -4,6 +4,7 @@ Tensor ranks of a vLLM engine make such segments when they start. Each process s
 the processes removes them, and a list on disk lets the next command do it where the driver itself was killed.
 """
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +37,9 @@ def noted(folder: Path) -> list[str]:
 
 
 def remove(names: Iterable[str]) -> None:
-    """Remove those that are still there; nobody may use them any more."""
+    """Remove those that are still there and this user's own; nobody may use them any more."""
     for name in names:
-        with suppress(OSError):
-            (SHARED_MEMORY / name).unlink()
+        with suppress(OSError, ValueError):
+            segment = SHARED_MEMORY / name
+            if segment.name == name and segment.lstat().st_uid == os.getuid():
+                segment.unlink()

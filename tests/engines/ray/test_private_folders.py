@@ -1,0 +1,123 @@
+"""The folder of a local Ray is this user's alone, and what is swept is what a dead process of this user left."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppoctl.engines.ray import segments
+from ppoctl.engines.ray.private_folder import PrivateFolder, sweep
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def left_in(parent: Path) -> Path:
+    """The folder of a process that was killed."""
+    program = (
+        "import sys, time; from pathlib import Path; from ppoctl.engines.ray.private_folder import PrivateFolder\n"
+        "print(PrivateFolder(Path(sys.argv[1])).path, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(parent)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    folder = Path(process.stdout.readline().strip())
+    sweep(parent)
+    assert folder.exists(), "it lives"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    return folder
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """Stands for /dev/shm."""
+    monkeypatch.setattr(segments, "SHARED_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    return tmp_path / "shm"
+
+
+def test_nobody_else_can_look_into_it_or_guess_its_token(tmp_path):
+    before = os.umask(0)
+    try:
+        folders = [PrivateFolder(tmp_path), PrivateFolder(tmp_path)]
+    finally:
+        os.umask(before)
+    assert [mode(folder.path) for folder in folders] == [0o700] * 2
+    assert [mode(folder.token) for folder in folders] == [0o600] * 2
+    tokens = {folder.token.read_text() for folder in folders}
+    assert len(tokens) == 2
+    assert all(len(token) == 64 for token in tokens)
+    for folder in folders:
+        folder.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_goes_with_its_shared_memory_and_a_live_one_stays(tmp_path, memory):
+    """Known by a lock: process numbers say nothing where containers share the folder."""
+    parent = tmp_path / "tmp"
+    parent.mkdir()
+    live, dead = PrivateFolder(parent), left_in(parent)
+    (memory / "psm_1").touch()
+    (memory / "psm_2").touch()
+    segments.note(dead, ["psm_1"])
+    segments.note(live.path, ["psm_2"])
+    sweep(parent)
+    assert list(parent.iterdir()) == [live.path]
+    assert [file.name for file in memory.iterdir()] == ["psm_2"]
+    live.remove()
+
+
+def test_folders_of_another_user_are_left_alone(tmp_path, memory, monkeypatch):
+    parent = tmp_path / "tmp"
+    parent.mkdir()
+    planted = left_in(parent)
+    (memory / "mine").touch()
+    segments.note(planted, ["mine"])
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    sweep(parent)
+    assert planted.exists()
+    assert (memory / "mine").exists()
+
+
+@pytest.mark.parametrize("name", ["../kept", "{folder}/kept", "inner/kept"])
+def test_names_that_lead_out_of_shared_memory_remove_nothing(tmp_path, memory, name):
+    (memory / "inner").mkdir()
+    kept = [tmp_path / "kept", memory / "inner" / "kept"]
+    for file in kept:
+        file.touch()
+    segments.remove([name.format(folder=tmp_path)])
+    assert all(file.exists() for file in kept)
+
+
+def test_shared_memory_of_another_user_is_left_alone(memory, monkeypatch):
+    (memory / "psm_1").touch()
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    segments.remove(["psm_1"])
+    assert (memory / "psm_1").exists()
+
+
+def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path, memory):
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    (memory / "mine").touch()
+    segments.note(target, ["mine"])
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / "ppoctl-abcdefgh").symlink_to(target)
+    sweep(tmp_path / "tmp")
+    assert target.exists()
+    assert (memory / "mine").exists()
+
+
+@pytest.mark.parametrize("bits", [0o777, 0o755, 0o770])
+def test_a_folder_that_others_could_have_written_to_is_not_believed(tmp_path, bits):
+    planted = tmp_path / "ppoctl-abcdefgh"
+    planted.mkdir()
+    planted.chmod(bits)
+    sweep(tmp_path)
+    assert planted.exists()

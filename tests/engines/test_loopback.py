@@ -1,0 +1,32 @@
+"""Where processes of a group meet is heard only where it was asked to be."""
+
+import os
+from datetime import timedelta
+
+import psutil
+from torch.distributed import TCPStore
+
+from ppoctl.engines.link import meeting
+from ppoctl.engines.loopback import open_store
+
+SOON = timedelta(seconds=20)
+
+
+def heard_at(port: int) -> set[str]:
+    """Addresses at which this process listens on the port."""
+    mine = psutil.Process(os.getpid()).net_connections("inet")
+    return {each.laddr.ip for each in mine if each.status == psutil.CONN_LISTEN and each.laddr.port == port}
+
+
+def test_a_store_listens_at_its_own_address_only():
+    store = open_store("127.0.0.1", 0, SOON)
+    assert heard_at(store.port) == {"127.0.0.1"}
+    TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False, timeout=SOON).set("said", "heard")
+    assert store.get("said") == b"heard"
+
+
+def test_so_does_the_meeting_of_a_link_and_it_ends():
+    with meeting("127.0.0.1", 20.0) as address:
+        host, port = address.split(":")
+        assert heard_at(int(port)) == {host}
+    assert not heard_at(int(port))

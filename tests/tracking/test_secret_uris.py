@@ -1,0 +1,35 @@
+"""A tracking URI under the name of a variable is told to MLflow and to nobody else."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import EnvironmentProblemError
+from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.tracking.mlflow_run import address_of
+
+NAMED = MlflowTracking(kind="mlflow", uri="$WHERE")
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("$WHERE", "http://me:hunter2@host"),
+        ("${WHERE}/sub", "http://me:hunter2@host/sub"),
+        ("http://host/$WHERE", "http://host/$WHERE"),
+    ],
+)
+def test_the_variable_is_looked_up_where_mlflow_is_opened(tmp_path: Path, monkeypatch, uri: str, told: str) -> None:
+    monkeypatch.setenv("WHERE", "http://me:hunter2@host")
+    address = address_of(MlflowTracking(kind="mlflow", uri=uri), tmp_path)
+    assert address.uri == told
+    assert "hunter2" not in address.shown
+    assert "hunter2" not in repr(address)
+    assert address.artifacts is None, "a server knows where they go"
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("WHERE", raising=False)
+    with pytest.raises(EnvironmentProblemError, match=r"`tracking\.uri` is `\$WHERE`") as caught:
+        address_of(NAMED, tmp_path)
+    assert caught.value.hint == "export WHERE=URI"
