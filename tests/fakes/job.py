@@ -13,6 +13,7 @@ from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire.job import Surroundings, Wiring, assemble
+from ppoctl.wire.sockets import Sockets
 
 
 class Calm:
@@ -70,8 +71,9 @@ def open_run(
     recipes: Mapping[int, Recipe] | None = None,
     health: Health | None = None,
     check_stop: Callable[[], None] = no_stop,
+    sockets: Sockets | None = None,
 ) -> Wiring:
-    """What `train --or-resume` does, on fakes."""
+    """What `train --or-resume` does, on fakes: the bigram's, or those of `sockets`."""
     layout = RunLayout(root)
     if not root.exists():
         run_dir.create(layout, recipe_toml="", resolved=recipe.model_dump(mode="json", by_alias=True), facts={})
@@ -84,7 +86,9 @@ def open_run(
         health=health or Calm(),
         versions={},
     )
-    sockets = fake_sockets(recipe, on_minibatch=witness.on_minibatch, on_file=witness.on_file, looks=witness.looks)
+    sockets = sockets or fake_sockets(
+        recipe, on_minibatch=witness.on_minibatch, on_file=witness.on_file, looks=witness.looks
+    )
     return assemble(layout, attempt, recipes or {1: recipe}, sockets, around)
 
 

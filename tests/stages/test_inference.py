@@ -171,6 +171,14 @@ def test_a_penalty_in_the_loss_is_not_in_the_reward() -> None:
     assert (found.carry, advantages().run(*GATHERED).carry) == (Carry(0.1), Carry(0.0))
 
 
+def test_a_penalty_without_a_reference_is_no_step_without_a_penalty() -> None:
+    gathered = (hand.rollouts(), hand.rewards(), hand.values(), hand.logprobs(reference=None), Carry(0.0))
+    for place in ("reward", "loss"):
+        penalty = KlPenalty(place=place, estimator="k2", coef=0.1)
+        with pytest.raises(AssertionError, match="the reference's log-probs were not taken"):
+            advantages(penalty=penalty).run(*gathered)
+
+
 def test_whitening_is_a_choice() -> None:
     FLOAT32.check(advantages().run(*GATHERED).advantages, torch.tensor([[1.0, 1, 0], [2, 2, 2]]))
     whitened = advantages(whitened=True).run(*GATHERED).advantages[hand.MASK]

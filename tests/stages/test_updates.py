@@ -74,8 +74,15 @@ def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> No
 
 def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
     in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
-    assert objective_of(actor_stage(penalty=in_reward)).reference is None
-    assert objective_of(actor_stage(penalty=IN_LOSS)).reference is not None
+    assert objective_of(actor_stage(penalty=in_reward)).kl is None
+    assert objective_of(actor_stage(penalty=IN_LOSS)).kl is not None
+
+
+def test_a_penalty_without_a_reference_is_no_update_without_a_penalty() -> None:
+    without = hand.logprobs(reference=None)
+    with pytest.raises(AssertionError, match="the reference's log-probs were not taken"):
+        objective_of(actor_stage(penalty=IN_LOSS), logprobs=without)
+    assert objective_of(actor_stage(), logprobs=without).kl is None
 
 
 def test_rows_without_a_score_train_nothing() -> None:

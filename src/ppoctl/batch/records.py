@@ -134,6 +134,11 @@ class Rollouts(Record):
     def num_seqs(self) -> int:
         return int(self.tokens.shape[0])
 
+    @property
+    def step(self) -> int:
+        """The PPO step that drew them: the one after the actor's, which the stamps name."""
+        return int(self.stamps[0].partition("@")[2].partition(":")[0]) + 1
+
     def sequences(self) -> list[Tensor]:
         """Each full sequence, prompt then response, int64, unpadded."""
         prompts = torch.split(self.prompt_tokens, self.prompt_lengths.tolist())
