@@ -86,9 +86,13 @@ def test_a_penalty_without_a_reference_is_no_update_without_a_penalty() -> None:
 
 
 def test_rows_without_a_score_train_nothing() -> None:
-    advantages = hand.advantages()
-    only_second = replace(advantages, mask=hand.MASK & torch.tensor([[False], [True]]))
-    FLOAT32.check(objective_of(actor_stage(), advantages=only_second)(BOTH, hand.ACTOR, None, 3), -2.5 / 3)
+    advantages, second = hand.advantages(), hand.MASK & torch.tensor([[False], [True]])
+    grids = {name: getattr(advantages, name) * second for name in ("advantages", "returns", "token_rewards")}
+    only_second = replace(advantages, mask=second, **grids)
+    # Entropies 7 in the row without a score, 1 in the other.
+    entropy = torch.tensor([[7.0], [1.0]]).expand(2, 3).contiguous()
+    loss = objective_of(actor_stage(entropy_coef=0.3), advantages=only_second)(BOTH, hand.ACTOR, entropy, 3)
+    FLOAT32.check(loss, -2.5 / 3 - 0.3)
 
 
 def test_a_rollout_correction_weighs_the_advantages() -> None:

@@ -211,7 +211,9 @@ class Bench:
         return replace(self.job.states.initial[role], step=STEP_NUMBER - 1, updates=UPDATES[role])
 
 
-def open_bench(folder: Path, tables: Mapping[str, Any], *, lost: Mapping[int, Score] = LOST) -> Bench:
+def open_bench(
+    folder: Path, tables: Mapping[str, Any], *, lost: Mapping[int, Score] = LOST, witness: Witness | None = None
+) -> Bench:
     recipe = Recipe.model_validate(tables)
     temperature = recipe.rollout.temperature
     actor, critic = MovedTrainer("actor", temperature=temperature), MovedTrainer("critic")
@@ -224,7 +226,7 @@ def open_bench(folder: Path, tables: Mapping[str, Any], *, lost: Mapping[int, Sc
         return made[0]
 
     sockets = Sockets(actor, critic, generator, scorer, questions, source_digest="bench")
-    job = open_run(folder / "run", recipe, Witness(), sockets=sockets).job
+    job = open_run(folder / "run", recipe, witness or Witness(), sockets=sockets).job
     return Bench(job, scorer, made[0], actor, critic, questions)
 
 

@@ -178,6 +178,8 @@ class Rewards(Record):
         ok = self.outcomes == REWARD_OK
         _require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
         _require(not bool(self.shaped[~ok].any()), "a missing shaped score is stored as 0")
+        for name, column in {"outcome_messages": self.outcome_messages, **self.extras}.items():
+            _require(len(column) == len(self.scores), f"{name} has one entry per sequence")
 
     @property
     def valid(self) -> Bool[Tensor, " B"]:
@@ -253,6 +255,10 @@ class Advantages(Record):
     """Tokens that train: the rollouts' mask without the rows that have no reward."""
     carry_out: dict[str, float]
     summary: dict[str, float]
+
+    def __post_init__(self) -> None:
+        for name in ("advantages", "returns", "token_rewards"):
+            _require(not bool(getattr(self, name)[~self.mask].any()), f"{name} under the mask are 0")
 
     @property
     def carry(self) -> Carry:
