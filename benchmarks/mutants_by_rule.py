@@ -1,0 +1,217 @@
+"""Defects by rule, not by choice: everything that the rules below find in the files between recipe and mathematics.
+
+A rule looks at the syntax tree of a file and breaks one place at a time. Each mutant is run against the quick tests on
+fakes, in a forked child that imports the one broken module instead of the file; the table of all of them, with what
+killed each, is `mutants/by_rule.txt`. A survivor needs a reason in `mutants/by_rule_survivors.toml`, found by its
+words in the table: why it computes the same (`equivalent`), or why no test looks (`open`).
+
+    python benchmarks/mutants_by_rule.py [--file stages/reward.py] [--rule seed] [--list] [--jobs 2]
+
+Exits 1 when less than 95 % of those that are not equivalent are killed or a survivor has no reason, and 2 when the
+tests do not pass on the source as it is.
+"""
+
+import argparse
+import ast
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import hypothesis  # noqa: F401 - imported once here, so that a forked child starts at once
+import jaxtyping  # noqa: F401
+import numpy  # noqa: F401, ICN001
+import pydantic  # noqa: F401
+import pytest
+import safetensors.torch  # noqa: F401
+import torch
+
+from mutation_rules import Found, mutants_of
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "ppoctl"
+TABLE = ROOT / "benchmarks" / "mutants" / "by_rule.txt"
+REASONS = ROOT / "benchmarks" / "mutants" / "by_rule_survivors.toml"
+LIMIT_S = 300
+FILES = (
+    *(f"stages/{path.name}" for path in sorted((PACKAGE / "stages").glob("[a-z]*.py"))),
+    *(f"ppo/{path.name}" for path in sorted((PACKAGE / "ppo").glob("[a-z]*.py"))),
+    "batch/records.py",
+    "wire/stages.py",
+    "wire/job.py",
+)
+WIRING = (
+    "wiring/test_golden_run.py",
+    "wiring/test_step_keys.py",
+    "wiring/test_evaluation_keys.py",
+    "stages",
+    "wire/test_stage_keys.py",
+)
+TESTS = {
+    "ppo": ("ppo", *WIRING),
+    "batch": ("batch/test_record_laws.py", "batch/test_records.py", *WIRING, "store/test_once.py"),
+    "stages": (*WIRING, "store/test_once.py"),
+    "wire": (*WIRING, "loop", "wire/test_changed_recipes.py", "store/test_states.py", "store/test_resume.py"),
+}
+"""Folder of the broken file -> tests that are asked, in this order."""
+
+
+class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives one module another text."""
+
+    def __init__(self, file: str, text: str) -> None:
+        self.name = "ppoctl." + file.removesuffix(".py").replace("/", ".")
+        self.origin, self.text = str(PACKAGE / file), text
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        return importlib.util.spec_from_loader(fullname, self, origin=self.origin)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__file__ = self.origin
+        exec(compile(self.text, self.origin, "exec"), module.__dict__)  # the defect under test
+
+
+class FirstFailure:
+    """A pytest plugin: which test failed first, or could not even be imported."""
+
+    name = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.name:
+            self.name = report.nodeid.removeprefix("tests/")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and not self.name:
+            self.name = f"(import) {report.nodeid.removeprefix('tests/')}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the tests said of one mutant."""
+
+    mutant: Found
+    killed_by: str
+    """"": it survived."""
+    seconds: float
+
+
+def ask(file: str, text: str, tests: Sequence[str], scratch: Path) -> str:
+    """The first test that fails with the file's text replaced; "" where all pass."""
+    answer = Path(tempfile.mkdtemp(dir=scratch)) / "answer"
+    child = os.fork()
+    if child == 0:
+        os._exit(_child(file, text, tests, answer))
+    began = time.monotonic()
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() - began > LIMIT_S:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            return f"(no end after {LIMIT_S} s)"
+        time.sleep(0.05)
+    return answer.read_text() if answer.exists() else "(crash)"
+
+
+def _child(file: str, text: str, tests: Sequence[str], answer: Path) -> int:
+    os.chdir(ROOT)
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(ROOT / "src"))
+    assert "ppoctl" not in sys.modules, "a child must import the package by itself"
+    if text:
+        sys.meta_path.insert(0, Broken(file, text))
+    silent = os.open(answer.parent / "output", os.O_WRONLY | os.O_CREAT)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    first = FirstFailure()
+    quick = ["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "timeout=60"]
+    quick += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    code = pytest.main(
+        [*quick, f"--basetemp={answer.parent / 'tests'}", *(f"tests/{test}" for test in tests)], plugins=[first]
+    )
+    answer.write_text(first.name if code else "")
+    sys.stdout.flush()
+    return 0
+
+
+def reasons() -> dict[str, tuple[str, str]]:
+    """A mutant's words -> (`equivalent` or `open`, why)."""
+    if not REASONS.exists():
+        return {}
+    found = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    return {words: (kind, why) for kind in ("equivalent", "open") for words, why in found.get(kind, {}).items()}
+
+
+def judged(mutants: Sequence[Found], jobs: int) -> Iterator[Verdict]:
+    """All of them, some at a time."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        scratch = Path(name)
+
+        def judge(mutant: Found) -> Verdict:
+            began = time.monotonic()
+            killed_by = ask(mutant.file, mutant.text, TESTS[mutant.file.split("/")[0]], scratch)
+            return Verdict(mutant, killed_by, time.monotonic() - began)
+
+        every = sorted({test for tests in TESTS.values() for test in tests})
+        failed = ask("", "", every, scratch)
+        if failed:
+            raise SystemExit(f"without a mutant fails {failed}")
+        with ThreadPoolExecutor(jobs) as pool:
+            yield from pool.map(judge, mutants)
+
+
+def line_of(verdict: Verdict, known: dict[str, tuple[str, str]]) -> str:
+    """A line of the table."""
+    words = verdict.mutant.words
+    if verdict.killed_by:
+        return f"killed      {words} | {verdict.killed_by}"
+    kind, why = known.get(words, ("SURVIVED", ""))
+    return f"{kind:11} {words} | {why}".rstrip(" |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", default="", help="mutants of the files whose name contains this")
+    parser.add_argument("--rule", default="", help="mutants of the rules whose name contains this")
+    parser.add_argument("--words", default="", help="mutants whose line in the table contains this")
+    parser.add_argument("--list", action="store_true", help="only say which there are")
+    parser.add_argument("--jobs", type=int, default=2)
+    chosen = parser.parse_args()
+    every = [found for file in FILES if chosen.file in file for found in mutants_of(PACKAGE, file)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ppoctl"]:
+        del sys.modules[name]  # the rules have looked at it; children import it anew, with a defect
+    mutants = [m for m in every if chosen.rule in m.rule and chosen.words in m.words]
+    if chosen.list:
+        print("\n".join(mutant.words for mutant in mutants), Counter(m.rule for m in mutants), len(mutants))
+        return 0
+    known, lines, verdicts = reasons(), [], []
+    for verdict in judged(mutants, chosen.jobs):
+        verdicts.append(verdict)
+        lines.append(line_of(verdict, known))
+        print(f"[{verdict.seconds:.0f} s] {lines[-1]}", flush=True)
+    killed = sum(line.startswith("killed") for line in lines)
+    equivalent = sum(line.startswith("equivalent") for line in lines)
+    nameless = sum(line.startswith("SURVIVED") for line in lines)
+    counted = max(len(lines) - equivalent, 1)
+    total = f"{len(lines)} mutants: killed {killed} of {counted} ({killed / counted:.1%}), {equivalent} equivalent"
+    print(total)
+    if len(mutants) == len(every) and not chosen.file:
+        TABLE.write_text("\n".join([f"# {total}. Written by benchmarks/mutants_by_rule.py.", *lines]) + "\n")
+    return int(nameless > 0 or killed < 0.95 * counted)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
