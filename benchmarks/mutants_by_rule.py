@@ -1,11 +1,12 @@
 """Defects by rule, not by choice: everything that the rules below find in the files between recipe and mathematics.
 
-A rule looks at the syntax tree of a file and breaks one place at a time. Each mutant is run against the quick tests on
-fakes, in a forked child that imports the one broken module instead of the file; the table of all of them, with what
-killed each, is `mutants/by_rule.txt`. A survivor needs a reason in `mutants/by_rule_survivors.toml`, found by its
-words in the table: why it computes the same (`equivalent`), or why no test looks (`open`).
+A rule (`mutation_rules`) looks at the syntax tree of a file and breaks one place at a time. Each mutant is run
+against the quick tests on fakes, in a forked child that imports the broken text instead of the file; the table of
+all of them, with what killed each, is `mutants/by_rule.txt`. A survivor needs a reason in
+`mutants/by_rule_survivors.toml`, found by its words in the table: why it computes the same (`equivalent`), or why no
+test looks (`open`).
 
-    python benchmarks/mutants_by_rule.py [--file stages/reward.py] [--rule seed] [--list] [--jobs 2]
+    python benchmarks/mutants_by_rule.py [--share 1] [--words stages/reward.py] [--again] [--list] [--jobs 2]
 
 Exits 1 when less than 95 % of those that are not equivalent are killed or a survivor has no reason, and 2 when the
 tests do not pass on the source as it is.
@@ -25,20 +26,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
 import hypothesis  # noqa: F401 - imported once here, so that a forked child starts at once
-import jaxtyping  # noqa: F401
-import numpy  # noqa: F401, ICN001
-import pydantic  # noqa: F401
+import numpy  # noqa: F401
 import pytest
 import safetensors.torch  # noqa: F401
 import torch
 
-from mutation_rules import Found, mutants_of
-
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from mutation_rules import Found, mutants_of  # noqa: E402 - below the path
+
 PACKAGE = ROOT / "src" / "ppoctl"
 TABLE = ROOT / "benchmarks" / "mutants" / "by_rule.txt"
 REASONS = ROOT / "benchmarks" / "mutants" / "by_rule_survivors.toml"
@@ -74,7 +77,10 @@ class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.origin, self.text = str(PACKAGE / file), text
 
     def find_spec(
-        self, fullname: str, path: object = None, target: object = None
+        self,
+        fullname: str,
+        path: object = None,  # noqa: ARG002 - the protocol's
+        target: object = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.name:
             return None
@@ -109,6 +115,29 @@ class Verdict:
     seconds: float
 
 
+def importers_of(module: str) -> set[str]:
+    """The module, and all loaded ones of ours that import it, directly or not: a child must load them anew."""
+    loaded = {name: value for name, value in sys.modules.items() if name.partition(".")[0] == "ppoctl"}
+    imports = {name: _imported(value) for name, value in loaded.items()}
+    found = {module} & set(loaded)
+    while more := {name for name, used in imports.items() if used & found} - found:
+        found |= more
+    return found
+
+
+@cache
+def _imported(module: ModuleType) -> frozenset[str]:
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names |= {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    return frozenset(names)
+
+
 def ask(file: str, text: str, tests: Sequence[str], scratch: Path) -> str:
     """The first test that fails with the file's text replaced; "" where all pass."""
     answer = Path(tempfile.mkdtemp(dir=scratch)) / "answer"
@@ -128,10 +157,11 @@ def ask(file: str, text: str, tests: Sequence[str], scratch: Path) -> str:
 def _child(file: str, text: str, tests: Sequence[str], answer: Path) -> int:
     os.chdir(ROOT)
     torch.set_num_threads(1)
-    sys.path.insert(0, str(ROOT / "src"))
-    assert "ppoctl" not in sys.modules, "a child must import the package by itself"
     if text:
-        sys.meta_path.insert(0, Broken(file, text))
+        broken = Broken(file, text)
+        sys.meta_path.insert(0, broken)
+        for name in importers_of(broken.name):
+            del sys.modules[name]
     silent = os.open(answer.parent / "output", os.O_WRONLY | os.O_CREAT)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
@@ -173,44 +203,60 @@ def judged(mutants: Sequence[Found], jobs: int) -> Iterator[Verdict]:
             yield from pool.map(judge, mutants)
 
 
-def line_of(verdict: Verdict, known: dict[str, tuple[str, str]]) -> str:
+def line_of(verdict: Verdict) -> str:
     """A line of the table."""
     words = verdict.mutant.words
     if verdict.killed_by:
         return f"killed      {words} | {verdict.killed_by}"
-    kind, why = known.get(words, ("SURVIVED", ""))
-    return f"{kind:11} {words} | {why}".rstrip(" |")
+    kind, why = reasons().get(words, ("SURVIVED", ""))
+    return f"{kind:11} {words} | {why}".removesuffix(" | ")
+
+
+def read_table() -> dict[str, str]:
+    """The lines of the last table by their mutants."""
+    lines = TABLE.read_text(encoding="ascii").splitlines() if TABLE.exists() else []
+    return {line[12:].partition(" | ")[0]: line for line in lines if not line.startswith("#")}
+
+
+def write_table(lines: Sequence[str], share: int) -> bool:
+    """Lines with their sum; whether enough are killed and every survivor has its reason."""
+    kinds = Counter(line.split()[0] for line in lines)
+    counted = max(len(lines) - kinds["equivalent"], 1)
+    killed = kinds["killed"] / counted
+    total = (
+        f"{len(lines)} mutants (1 in {share}): killed {kinds['killed']} of {counted} ({killed:.1%}), {dict(kinds)}"
+    )
+    head = f"# {total}\n# Written by benchmarks/mutants_by_rule.py, which says what the rules are.\n"
+    TABLE.write_text(head + "".join(f"{line}\n" for line in lines), encoding="ascii")
+    print(total)
+    return killed >= 0.95 and not kinds["SURVIVED"]
+
+
+def is_drawn(words: str, share: int) -> bool:
+    """By a hash of its words, so that nobody chooses."""
+    return int(sha256(words.encode()).hexdigest(), 16) % share == 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", default="", help="mutants of the files whose name contains this")
-    parser.add_argument("--rule", default="", help="mutants of the rules whose name contains this")
+    parser.add_argument("--share", type=int, default=3, help="one in so many, drawn by a hash of its words; 1: all")
     parser.add_argument("--words", default="", help="mutants whose line in the table contains this")
+    parser.add_argument("--again", action="store_true", help="those that the table does not say to be killed")
     parser.add_argument("--list", action="store_true", help="only say which there are")
     parser.add_argument("--jobs", type=int, default=2)
     chosen = parser.parse_args()
-    every = [found for file in FILES if chosen.file in file for found in mutants_of(PACKAGE, file)]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "ppoctl"]:
-        del sys.modules[name]  # the rules have looked at it; children import it anew, with a defect
-    mutants = [m for m in every if chosen.rule in m.rule and chosen.words in m.words]
+    every = [found for file in FILES for found in mutants_of(PACKAGE, file) if is_drawn(found.words, chosen.share)]
+    table = read_table()
+    mutants = [m for m in every if chosen.words in m.words]
+    if chosen.again:
+        mutants = [m for m in mutants if not table.get(m.words, "").startswith("killed")]
     if chosen.list:
         print("\n".join(mutant.words for mutant in mutants), Counter(m.rule for m in mutants), len(mutants))
         return 0
-    known, lines, verdicts = reasons(), [], []
     for verdict in judged(mutants, chosen.jobs):
-        verdicts.append(verdict)
-        lines.append(line_of(verdict, known))
-        print(f"[{verdict.seconds:.0f} s] {lines[-1]}", flush=True)
-    killed = sum(line.startswith("killed") for line in lines)
-    equivalent = sum(line.startswith("equivalent") for line in lines)
-    nameless = sum(line.startswith("SURVIVED") for line in lines)
-    counted = max(len(lines) - equivalent, 1)
-    total = f"{len(lines)} mutants: killed {killed} of {counted} ({killed / counted:.1%}), {equivalent} equivalent"
-    print(total)
-    if len(mutants) == len(every) and not chosen.file:
-        TABLE.write_text("\n".join([f"# {total}. Written by benchmarks/mutants_by_rule.py.", *lines]) + "\n")
-    return int(nameless > 0 or killed < 0.95 * counted)
+        table[verdict.mutant.words] = line_of(verdict)
+        print(f"[{verdict.seconds:.0f} s] {table[verdict.mutant.words]}", flush=True)
+    return int(not write_table([table[m.words] for m in every if m.words in table], chosen.share))
 
 
 if __name__ == "__main__":

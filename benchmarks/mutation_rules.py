@@ -1,4 +1,4 @@
-"""The rules by which `mutants_by_rule` breaks a file: each names one kind of slip between a recipe and the mathematics.
+"""The rules by which `mutants_by_rule` breaks a file; each is one kind of slip between a recipe and the mathematics.
 
 default     a key of the recipe is not read: its default stands there (where it has none: 1, or another choice)
 exchange    two arguments of one type are exchanged
@@ -19,7 +19,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -159,14 +158,14 @@ def _exchanged(node: ast.AST, one: ast.AST, other: ast.AST) -> str:
     return ast.unparse(Exchange().visit(copied))
 
 
-def pair(tree: ast.Module, names: Names) -> Iterator[Change]:
+def pair(tree: ast.Module, _: Names) -> Iterator[Change]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Return | ast.Assign) and isinstance(node.value, ast.Tuple):
             for one, other in combinations(node.value.elts, 2):
                 yield node.value, _exchanged(node.value, one, other)
 
 
-def figure(tree: ast.Module, names: Names) -> Iterator[Change]:
+def figure(tree: ast.Module, _: Names) -> Iterator[Change]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict) and len(node.values) > 1:
             yield from ((one, ast.unparse(other)) for one, other in pairwise(node.values))
@@ -180,12 +179,12 @@ def figure(tree: ast.Module, names: Names) -> Iterator[Change]:
 
 
 SIGNS: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
-    ast.Pow: ast.Mult,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.Pow: ast.Mult,
 }  # fmt: skip
 
 
-def sign(tree: ast.Module, names: Names) -> Iterator[Change]:
+def sign(tree: ast.Module, _: Names) -> Iterator[Change]:
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp) and type(node.op) in SIGNS and not _is_text(node):
             yield node, ast.unparse(ast.BinOp(node.left, SIGNS[type(node.op)](), node.right))
@@ -200,7 +199,7 @@ BOUNDS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 EXTREMES = {"max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum"}
 
 
-def bound(tree: ast.Module, names: Names) -> Iterator[Change]:
+def bound(tree: ast.Module, _: Names) -> Iterator[Change]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             yield node, ast.unparse(ast.Compare(node.left, [BOUNDS[type(node.ops[0])]()], node.comparators))
@@ -213,7 +212,7 @@ def bound(tree: ast.Module, names: Names) -> Iterator[Change]:
             yield node, ast.unparse(new)
 
 
-def condition(tree: ast.Module, names: Names) -> Iterator[Change]:
+def condition(tree: ast.Module, _: Names) -> Iterator[Change]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.IfExp) and not isinstance(node.test, ast.Compare):
             yield node.test, f"not ({ast.unparse(node.test)})"
@@ -223,7 +222,7 @@ def condition(tree: ast.Module, names: Names) -> Iterator[Change]:
             yield node, ast.unparse(node.operand)
 
 
-def mask(tree: ast.Module, names: Names) -> Iterator[Change]:
+def mask(tree: ast.Module, _: Names) -> Iterator[Change]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
@@ -240,7 +239,7 @@ def mask(tree: ast.Module, names: Names) -> Iterator[Change]:
             yield node, ast.unparse(node.operand)
 
 
-def row(tree: ast.Module, names: Names) -> Iterator[Change]:
+def row(tree: ast.Module, _: Names) -> Iterator[Change]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
             continue
@@ -253,7 +252,7 @@ def row(tree: ast.Module, names: Names) -> Iterator[Change]:
             yield node, f"{here}[0]"
 
 
-def seed(tree: ast.Module, names: Names) -> Iterator[Change]:
+def seed(tree: ast.Module, _: Names) -> Iterator[Change]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("derive_seed", "_hash"):
             for left_out in node.args:
@@ -263,7 +262,7 @@ def seed(tree: ast.Module, names: Names) -> Iterator[Change]:
             yield node.value, "0"
 
 
-def flag(tree: ast.Module, names: Names) -> Iterator[Change]:
+def flag(tree: ast.Module, _: Names) -> Iterator[Change]:
     guards = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "strict"}
     for node in ast.walk(tree):
         if id(node) in guards:
@@ -323,13 +322,18 @@ def _same(old: str, new: str) -> bool:
 def _shown(old: str, new: str) -> str:
     """What became what, without what both begin and end with."""
     old, new = (" ".join(ast.unparse(ast.parse(text, mode="eval")).split()) for text in (old, new))
-    begin = len(commonprefix([old, new]))
-    end = min(len(commonprefix([old[::-1], new[::-1]])), len(old) - begin, len(new) - begin)
+    begin = _same_letters(old, new)
+    end = min(_same_letters(old[::-1], new[::-1]), len(old) - begin, len(new) - begin)
     # Whole words, with some of what is around them.
     start = old.rfind(" ", 0, max(begin - 12, 0)) + 1
     stops = [text.find(" ", len(text) - end + 8) if end > 8 else -1 for text in (old, new)]
     shown = [text[start : stop if stop > 0 else None] for text, stop in zip((old, new), stops, strict=True)]
     return " -> ".join(f"`{_short(text)}`" for text in shown)
+
+
+def _same_letters(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _short(text: str) -> str:

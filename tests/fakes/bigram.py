@@ -161,6 +161,7 @@ class BigramTrainer:
     def _step(self, rollouts: Rollouts, minibatch: Minibatch, objective: Objective) -> MinibatchResult:
         table = self.table.clone().requires_grad_()
         outputs, entropy = self._outputs(rollouts, minibatch.rows, table, self.temperature)
+        entropy = entropy if objective.needs_entropy else None
         loss = objective(minibatch.rows, outputs, entropy, minibatch.num_tokens_global)
         loss.backward()  # type: ignore[no-untyped-call]
         assert table.grad is not None

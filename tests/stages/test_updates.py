@@ -72,6 +72,14 @@ def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> No
     FLOAT32.check(objective_of(stage)(BOTH, masked, entropy, 5), expected)
 
 
+def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
+    assert not objective_of(actor_stage()).needs_entropy
+    rewarded = objective_of(actor_stage(entropy_coef=0.3))
+    assert rewarded.needs_entropy
+    with pytest.raises(AssertionError, match="the entropies were not computed"):
+        rewarded(BOTH, hand.ACTOR, None, 5)
+
+
 def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
     in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
     assert objective_of(actor_stage(penalty=in_reward)).kl is None

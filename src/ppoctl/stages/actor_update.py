@@ -61,7 +61,8 @@ class PolicyObjective:
             clip=self.clip,
             num_tokens_global=num_tokens_global,
         )
-        if entropy is not None and self.entropy_coef > 0:
+        if self.needs_entropy:
+            assert entropy is not None, "an entropy bonus is on, and the entropies were not computed"
             bonus = masked_token_mean(entropy, mask, num_tokens_global=num_tokens_global)
             loss = loss - self.entropy_coef * bonus
         if self.kl is not None:
