@@ -179,12 +179,13 @@ class Riddles:
 
     def __init__(self, prompts_per_step: int) -> None:
         self.prompts_per_step = prompts_per_step
+        self.first_held = 100
 
     def prompts_for(self, step: int) -> Prompts:
         return prompts(step, range(step * self.prompts_per_step, (step + 1) * self.prompts_per_step))
 
     def evaluation_sets(self) -> dict[str, Prompts]:
-        return {"held": prompts(0, range(100, 103)), "far": prompts(0, range(200, 205))}
+        return {"held": prompts(0, range(self.first_held, self.first_held + 3)), "far": prompts(0, range(200, 205))}
 
 
 def prompts(step: int, numbers: range) -> Prompts:

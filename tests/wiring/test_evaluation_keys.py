@@ -57,6 +57,24 @@ def test_each_set_is_drawn_greedily_and_sampled_as_the_recipe_says(
     ] == wanted
 
 
+def test_what_changes_an_evaluation_changes_its_fingerprint(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"eval.samples_per_prompt": 2},
+        {"eval.temperature": 1.7},
+        {"eval.max_new_tokens": 2},
+        {"eval.max_new_tokens": None},
+        {"rollout.stop_strings": ["1"]},
+        {"seed": 8},
+    ]
+    benches = [open_bench(tmp_path / str(place), with_keys(change)) for place, change in enumerate(changes)]
+    stages: list[Any] = [bench.job.evaluate(2) for bench in benches]
+    assert len({stage.fingerprint for stage in stages}) == len(changes)
+    benches[0].questions.first_held += 1
+    changed: Any = benches[0].job.evaluate(2)
+    assert changed.fingerprint != stages[0].fingerprint
+
+
 def test_figures_of_an_evaluation_are_those_of_its_samples(tmp_path: Path) -> None:
     """Samples 1 and 2 of each draw have no score: in the greedy draws two prompts of each set."""
     played, record = evaluated(tmp_path)
