@@ -1,5 +1,6 @@
 """The losses of both updates by hand, and what their lineage is made from."""
 
+import hashlib
 import math
 from dataclasses import replace
 from typing import Any, cast
@@ -163,6 +164,25 @@ def lineage_of_the_critic(changed: str) -> str:
         hand.advantages(hand.ACTOR) if changed == "advantages" else hand.advantages(),
     )
     return record.lineage
+
+
+def test_a_lineage_is_the_same_for_all_time() -> None:
+    """A run in progress is resumed by it: not one of these may move to another place."""
+    rollouts, logprobs, values, advantages = hand.rollouts(), hand.logprobs(), hand.values(), hand.advantages()
+    sampled = hashlib.sha256(rollouts.sampler_logprobs.numpy().tobytes()).hexdigest()
+    found = {
+        "actor": actor_stage().run(STATES["actor"], rollouts, logprobs, advantages).lineage,
+        "corrected": actor_stage(max_ratio=2.0).run(STATES["actor"], rollouts, logprobs, advantages).lineage,
+        "critic": critic_stage().run(STATES["critic"], rollouts, values, advantages).lineage,
+    }
+    reads = {
+        "actor": (rollouts.identity, logprobs.identity, advantages.identity),
+        "corrected": (rollouts.identity, logprobs.identity, advantages.identity, sampled),
+        "critic": (rollouts.identity, values.identity, advantages.identity),
+    }
+    for name, identities in reads.items():
+        text = "\n".join(("update", "parent", "keys", *identities))
+        assert found[name] == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_an_update_goes_on_from_the_optimizer_steps_before_it() -> None:

@@ -34,7 +34,7 @@ class AdvantagesStage:
         carry = self._next_carry(carry)
         if kl is not None and self.penalty is not None and self.penalty.place == "reward":
             token_rewards = token_rewards - carry.kl_coef * kl
-        raw, returns = gae(token_rewards, values.values.where(mask, 0.0), mask, gamma=self.gamma, lam=self.gae_lambda)
+        raw, returns = gae(token_rewards, values.values, mask, gamma=self.gamma, lam=self.gae_lambda)
         return Advantages(
             advantages=whiten(raw, mask) if self.whitened else raw,
             returns=returns,
