@@ -157,6 +157,7 @@ def ask(file: str, text: str, tests: Sequence[str], scratch: Path) -> str:
 def _child(file: str, text: str, tests: Sequence[str], answer: Path) -> int:
     os.chdir(ROOT)
     torch.set_num_threads(1)
+    tempfile.tempdir = str(answer.parent)  # in memory: a run on fakes flushes often
     if text:
         broken = Broken(file, text)
         sys.meta_path.insert(0, broken)
@@ -166,7 +167,7 @@ def _child(file: str, text: str, tests: Sequence[str], answer: Path) -> int:
     os.dup2(silent, 1)
     os.dup2(silent, 2)
     first = FirstFailure()
-    quick = ["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "timeout=60"]
+    quick = ["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "timeout=60", "--assert=plain"]
     quick += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     code = pytest.main(
         [*quick, f"--basetemp={answer.parent / 'tests'}", *(f"tests/{test}" for test in tests)], plugins=[first]
