@@ -39,3 +39,7 @@ EXACT = Level("EXACT", 0.0)
 FLOAT32 = Level("FLOAT32", 1e-5)
 # Weights or activations in bfloat16 (2^-8 each), accumulated in float32.
 BFLOAT16 = Level("BFLOAT16", 2e-2)
+# A whole step in float32 against float64: some optimizer steps, each from the weights of the one before.
+STEP = Level("STEP", 1e-4)
+# Numbers of a short run that were written down, on a machine that may add up in another order.
+GOLDEN = Level("GOLDEN", 1e-5, floor=0.1)

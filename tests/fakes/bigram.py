@@ -82,12 +82,20 @@ class BigramSaving:
 
 
 class BigramTrainer:
-    """Actor and critic in one class; the role decides what the table means. AdamW by hand."""
+    """Actor and critic in one class; the role decides what the table means. AdamW by hand, clipped as Megatron clips.
+    `temperature` is that of updates, as in `TrainerSettings`."""
 
     def __init__(
-        self, role: str, *, on_minibatch: Tell = tell_nobody, on_file: Tell = tell_nobody, looks: float = 1
+        self,
+        role: str,
+        *,
+        temperature: float = 1.0,
+        on_minibatch: Tell = tell_nobody,
+        on_file: Tell = tell_nobody,
+        looks: float = 1,
     ) -> None:
         self.role = role
+        self.temperature = temperature
         self.on_minibatch = on_minibatch
         self.on_file = on_file
         self.looks = looks
@@ -152,14 +160,17 @@ class BigramTrainer:
 
     def _step(self, rollouts: Rollouts, minibatch: Minibatch, objective: Objective) -> MinibatchResult:
         table = self.table.clone().requires_grad_()
-        outputs, entropy = self._outputs(rollouts, minibatch.rows, table, 1.0)
+        outputs, entropy = self._outputs(rollouts, minibatch.rows, table, self.temperature)
+        entropy = entropy if objective.needs_entropy else None
         loss = objective(minibatch.rows, outputs, entropy, minibatch.num_tokens_global)
         loss.backward()  # type: ignore[no-untyped-call]
         assert table.grad is not None
         norm = table.grad.norm()
         if not bool(torch.isfinite(norm)):
             raise NonFiniteError(f"gradient of the {self.role} is `{float(norm)}`")
-        self._adam(table.grad, minibatch)
+        limit = minibatch.step.grad_clip
+        clipped = table.grad * min(1.0, limit / (float(norm) + 1e-6)) if limit > 0 else table.grad
+        self._adam(clipped, minibatch)
         kept = entropy.detach() if entropy is not None else None
         return MinibatchResult(float(loss.detach()), float(norm), outputs.detach(), kept)
 
@@ -170,7 +181,7 @@ class BigramTrainer:
         self.moments[1].lerp_(gradient**2, 1 - step.beta2)
         mean = self.moments[0] / (1 - step.beta1**self.count)
         scale = (self.moments[1] / (1 - step.beta2**self.count)).sqrt() + step.eps
-        self.table = self.table - step.lr * mean / scale
+        self.table = self.table * (1 - step.lr * step.weight_decay) - step.lr * mean / scale
 
     def _outputs(
         self, rollouts: Rollouts, rows: Tensor, table: Tensor, temperature: float

@@ -14,6 +14,7 @@ from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.job import Surroundings, Wiring, assemble
+from ppoctl.wire.sockets import Sockets
 
 
 @dataclass
@@ -64,8 +65,9 @@ def open_run(
     recipes: Mapping[int, Recipe] | None = None,
     health: Health | None = None,
     check_stop: Callable[[], None] = no_stop,
+    sockets: Sockets | None = None,
 ) -> Wiring:
-    """What `train --or-resume` does, on fakes."""
+    """What `train --or-resume` does, on fakes: the bigram's, or those of `sockets`."""
     layout = RunLayout(root)
     if not root.exists():
         run_dir.create(layout, recipe_toml="", resolved=recipe.model_dump(mode="json", by_alias=True), facts={})
@@ -78,7 +80,9 @@ def open_run(
         health=health or HealthMonitor(recipe.health),
         versions={},
     )
-    sockets = fake_sockets(recipe, on_minibatch=witness.on_minibatch, on_file=witness.on_file, looks=witness.looks)
+    sockets = sockets or fake_sockets(
+        recipe, on_minibatch=witness.on_minibatch, on_file=witness.on_file, looks=witness.looks
+    )
     return assemble(layout, attempt, recipes or {1: recipe}, sockets, around)
 
 

@@ -37,18 +37,20 @@ class BigramGenerator:
 
     def _draw(self, request: SampleRequest, params: SamplingParams, at: State) -> Sample:
         generator = torch.Generator().manual_seed(request.seed)
-        tokens, logprobs = [request.prompt_tokens[-1]], []
+        tokens, logprobs, text, stopped = [request.prompt_tokens[-1]], [], "", False
         for _ in range(params.max_new_tokens):
             logs = torch.log_softmax(self.table[tokens[-1]] / max(params.temperature, 1e-6), -1)
             token = int(torch.multinomial(logs.exp(), 1, generator=generator))
             tokens.append(token)
             logprobs.append(float(logs[token]))
-            if token == END:
+            text = " ".join(map(str, tokens[1:]))
+            found = [text.index(stop) for stop in params.stop_strings if stop in text]
+            stopped = bool(found) or token == END
+            if stopped:
+                text = text[: min(found)] if found else text
                 break
         self.drawn += 1
-        drawn = tuple(tokens[1:])
-        text = " ".join(map(str, drawn))
-        return Sample(request.key, drawn, tuple(logprobs), drawn[-1] == END, text, at.stamp)
+        return Sample(request.key, tuple(tokens[1:]), tuple(logprobs), stopped, text, at.stamp)
 
 
 class EvenScorer:
@@ -100,7 +102,11 @@ def fake_sockets(
 ) -> Sockets:
     def trainer(role: str) -> BigramTrainer:
         patience = looks[role] if isinstance(looks, Mapping) else looks
-        return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=patience)
+        # Only what the actor computes depends on it.
+        temperature = recipe.rollout.temperature if role == "actor" else 1.0
+        return BigramTrainer(
+            role, temperature=temperature, on_minibatch=on_minibatch, on_file=on_file, looks=patience
+        )
 
     return Sockets(
         actor=trainer("actor"),

@@ -89,6 +89,13 @@ def test_explained_variance_is_one_for_a_perfect_critic_and_zero_for_a_constant_
         check(found, explained_variance=expected, value_clip_frac=0.0)
 
 
+def test_explained_variance_of_returns_that_are_equal_but_for_rounding_is_zero():
+    returns = torch.full((7, 13), 0.1)
+    returns[2, 5:9] += 2**-27  # the next float32
+    old = normal(7, 13, seed=1)
+    check(value_diagnostics(old, old, returns, every(old), clip=None), explained_variance=0.0, return_std=0.0)
+
+
 def test_sampler_gap_by_hand():
     # trainer - sampler = ln 2, 0, -ln 4; w = 2, 1, 1/4; k3 = (w - 1 - ln w): 3.25 - 3 + ln 2 in all
     logprobs, sampler = row(-1.0, -1.0, -1.0), row(-1.0 - math.log(2), -1.0, -1.0 + math.log(4))

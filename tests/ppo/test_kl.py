@@ -65,12 +65,21 @@ def test_as_a_loss_k3_descends_the_divergence_from_the_other_to_the_policy():
     FLOAT32.check(expected_gradient("k3", logits, other), expected)
 
 
-def test_k3_stays_finite_and_lets_go_of_tokens_beyond_twenty_nats():
-    logprobs = torch.tensor([[-300.0, -1.0, -1.0]], requires_grad=True)
-    estimate = kl_estimate(logprobs, torch.tensor([[-1.0, -300.0, -2.0]]), kind="k3")
-    FLOAT32.check(estimate, torch.tensor([[math.exp(20) - 21, 19.0, math.exp(-1)]]))
+def test_k3_stays_finite_for_tokens_that_the_policy_would_hardly_say_and_lets_go_of_them():
+    logprobs = torch.tensor([[-300.0, -1.0]], requires_grad=True)
+    estimate = kl_estimate(logprobs, torch.tensor([[-1.0, -2.0]]), kind="k3")
+    FLOAT32.check(estimate, torch.tensor([[math.exp(20) - 21, math.exp(-1)]]))
     estimate.sum().backward()
-    FLOAT32.check(logprobs.grad, torch.tensor([[0.0, 0.0, 1 - math.exp(-1)]]))
+    FLOAT32.check(logprobs.grad, torch.tensor([[0.0, 1 - math.exp(-1)]]))
+
+
+def test_k3_holds_on_to_tokens_that_the_other_would_never_say():
+    # d = -21, -299: exp(d) - 1 - d = -1 - d with gradient 1 - exp(d) = 1, however far.
+    logprobs = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    estimate = kl_estimate(logprobs, torch.tensor([[-22.0, -300.0]]), kind="k3")
+    FLOAT32.check(estimate, torch.tensor([[20.0, 298.0]]))
+    estimate.sum().backward()
+    FLOAT32.check(logprobs.grad, torch.ones(1, 2))
 
 
 def test_k3_of_nearly_equal_policies_keeps_its_digits():

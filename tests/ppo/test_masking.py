@@ -66,6 +66,26 @@ def test_equal_numbers_whiten_to_zeros():
     EXACT.check(whiten(torch.full((2, 3), 7.0), MASK), torch.zeros(2, 3))
 
 
+def test_rounding_is_not_whitened_up():
+    # 1000.1 is no float32: a mean taken in float32 misses it by a rounding, which the division made -0.51.
+    for equal in (1000.1, -0.1, 1e-30, 3e30):
+        x = torch.full((7, 13), equal)
+        EXACT.check(whiten(x, x == x), torch.zeros_like(x))
+        x[2, 5:9] = x[0, 0] * (1 + 2**-23)  # the next float32
+        EXACT.check(whiten(x, x == x), torch.zeros_like(x))
+        EXACT.check(masked_variance(x, x == x), 0.0)
+
+
+def test_a_small_spread_is_not_taken_for_rounding():
+    # Two of 1000 and one 1001: mean 1000 + 1/3, variance (1/9 + 1/9 + 4/9) / 2 = 1/3.
+    x = torch.tensor([[1000.0, 1001.0, 1000.0]])
+    root = 3**-0.5
+    FLOAT32.check(whiten(x, x == x), torch.tensor([[-root, 2 * root, -root]]))
+    # A spread of 1e-3 of 1000, a millionth of it, is still a spread.
+    x = torch.tensor([[1000.0, 1000.0 + 2**-10]])
+    FLOAT32.check(masked_variance(x, x == x) * 2**21, 1.0)
+
+
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("function", [masked_sum, masked_mean, masked_variance, whiten])
 def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(function, garbage):

@@ -57,6 +57,7 @@ class Engine:
     """Answers what it was given and writes down what it was asked."""
 
     outputs: torch.Tensor = field(default_factory=lambda: ACTOR.clone())
+    reference: torch.Tensor = field(default_factory=lambda: REFERENCE.clone())
     asked: dict[str, object] = field(default_factory=dict)
 
     def logprobs(self, rollouts: Rollouts, *, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +66,7 @@ class Engine:
 
     def reference_logprobs(self, rollouts: Rollouts, *, temperature: float) -> torch.Tensor:
         self.asked["reference temperature"] = temperature
-        return REFERENCE
+        return self.reference
 
     def values(self, rollouts: Rollouts) -> torch.Tensor:
         return self.outputs

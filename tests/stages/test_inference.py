@@ -125,11 +125,16 @@ def test_log_probs_are_taken_at_the_temperature_of_the_rollout_and_the_reference
 def test_a_counted_number_that_is_none_stops_and_one_under_the_mask_does_not(bad: float) -> None:
     engine = hand.Engine()
     models = cast(Any, hand.Models(engine))
-    logprobs = LogprobsStage(models, temperature=1.0, with_reference=False, fingerprint="")
+    logprobs = LogprobsStage(models, temperature=1.0, with_reference=True, fingerprint="")
     values = ValuesStage(models, fingerprint="")
-    engine.outputs[0, 2] = bad
+    engine.outputs[0, 2] = engine.reference[0, 2] = bad
     assert float(values.run(ACTOR, hand.rollouts()).values[0, 2]) == 0.0
-    assert float(logprobs.run(ACTOR, hand.rollouts()).actor[0, 2]) == 0.0
+    found = logprobs.run(ACTOR, hand.rollouts())
+    assert found.reference is not None
+    assert (float(found.actor[0, 2]), float(found.reference[0, 2])) == (0.0, 0.0)
+    engine.reference[1, 0] = bad
+    with pytest.raises(NonFiniteError, match=r"log-prob of the reference .*sequence 1, response token 0"):
+        logprobs.run(ACTOR, hand.rollouts())
     engine.outputs[1, 2] = bad
     with pytest.raises(NonFiniteError, match=r"log-prob of the actor .*sequence 1, response token 2"):
         logprobs.run(ACTOR, hand.rollouts())
@@ -169,6 +174,14 @@ def test_a_penalty_in_the_loss_is_not_in_the_reward() -> None:
     found = advantages(penalty=penalty).run(*GATHERED)
     FLOAT32.check(found.token_rewards, torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]))
     assert (found.carry, advantages().run(*GATHERED).carry) == (Carry(0.1), Carry(0.0))
+
+
+def test_a_penalty_without_a_reference_is_no_step_without_a_penalty() -> None:
+    gathered = (hand.rollouts(), hand.rewards(), hand.values(), hand.logprobs(reference=None), Carry(0.0))
+    for place in ("reward", "loss"):
+        penalty = KlPenalty(place=place, estimator="k2", coef=0.1)
+        with pytest.raises(AssertionError, match="the reference's log-probs were not taken"):
+            advantages(penalty=penalty).run(*gathered)
 
 
 def test_whitening_is_a_choice() -> None:

@@ -1,5 +1,6 @@
 """The losses of both updates by hand, and what their lineage is made from."""
 
+import hashlib
 import math
 from dataclasses import replace
 from typing import Any, cast
@@ -72,16 +73,35 @@ def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> No
     FLOAT32.check(objective_of(stage)(BOTH, masked, entropy, 5), expected)
 
 
+def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
+    assert not objective_of(actor_stage()).needs_entropy
+    rewarded = objective_of(actor_stage(entropy_coef=0.3))
+    assert rewarded.needs_entropy
+    with pytest.raises(AssertionError, match="the entropies were not computed"):
+        rewarded(BOTH, hand.ACTOR, None, 5)
+
+
 def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
     in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
-    assert objective_of(actor_stage(penalty=in_reward)).reference is None
-    assert objective_of(actor_stage(penalty=IN_LOSS)).reference is not None
+    assert objective_of(actor_stage(penalty=in_reward)).kl is None
+    assert objective_of(actor_stage(penalty=IN_LOSS)).kl is not None
+
+
+def test_a_penalty_without_a_reference_is_no_update_without_a_penalty() -> None:
+    without = hand.logprobs(reference=None)
+    with pytest.raises(AssertionError, match="the reference's log-probs were not taken"):
+        objective_of(actor_stage(penalty=IN_LOSS), logprobs=without)
+    assert objective_of(actor_stage(), logprobs=without).kl is None
 
 
 def test_rows_without_a_score_train_nothing() -> None:
-    advantages = hand.advantages()
-    only_second = replace(advantages, mask=hand.MASK & torch.tensor([[False], [True]]))
-    FLOAT32.check(objective_of(actor_stage(), advantages=only_second)(BOTH, hand.ACTOR, None, 3), -2.5 / 3)
+    advantages, second = hand.advantages(), hand.MASK & torch.tensor([[False], [True]])
+    grids = {name: getattr(advantages, name) * second for name in ("advantages", "returns", "token_rewards")}
+    only_second = replace(advantages, mask=second, **grids)
+    # Entropies 7 in the row without a score, 1 in the other.
+    entropy = torch.tensor([[7.0], [1.0]]).expand(2, 3).contiguous()
+    loss = objective_of(actor_stage(entropy_coef=0.3), advantages=only_second)(BOTH, hand.ACTOR, entropy, 3)
+    FLOAT32.check(loss, -2.5 / 3 - 0.3)
 
 
 def test_a_rollout_correction_weighs_the_advantages() -> None:
@@ -144,6 +164,25 @@ def lineage_of_the_critic(changed: str) -> str:
         hand.advantages(hand.ACTOR) if changed == "advantages" else hand.advantages(),
     )
     return record.lineage
+
+
+def test_a_lineage_is_the_same_for_all_time() -> None:
+    """A run in progress is resumed by it: not one of these may move to another place."""
+    rollouts, logprobs, values, advantages = hand.rollouts(), hand.logprobs(), hand.values(), hand.advantages()
+    sampled = hashlib.sha256(rollouts.sampler_logprobs.numpy().tobytes()).hexdigest()
+    found = {
+        "actor": actor_stage().run(STATES["actor"], rollouts, logprobs, advantages).lineage,
+        "corrected": actor_stage(max_ratio=2.0).run(STATES["actor"], rollouts, logprobs, advantages).lineage,
+        "critic": critic_stage().run(STATES["critic"], rollouts, values, advantages).lineage,
+    }
+    reads = {
+        "actor": (rollouts.identity, logprobs.identity, advantages.identity),
+        "corrected": (rollouts.identity, logprobs.identity, advantages.identity, sampled),
+        "critic": (rollouts.identity, values.identity, advantages.identity),
+    }
+    for name, identities in reads.items():
+        text = "\n".join(("update", "parent", "keys", *identities))
+        assert found[name] == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_an_update_goes_on_from_the_optimizer_steps_before_it() -> None:

@@ -134,6 +134,11 @@ class Rollouts(Record):
     def num_seqs(self) -> int:
         return int(self.tokens.shape[0])
 
+    @property
+    def step(self) -> int:
+        """The PPO step that drew them: the one after the actor's, which the stamps name."""
+        return int(self.stamps[0].partition("@")[2].partition(":")[0]) + 1
+
     def sequences(self) -> list[Tensor]:
         """Each full sequence, prompt then response, int64, unpadded."""
         prompts = torch.split(self.prompt_tokens, self.prompt_lengths.tolist())
@@ -173,6 +178,9 @@ class Rewards(Record):
         ok = self.outcomes == REWARD_OK
         _require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
         _require(not bool(self.shaped[~ok].any()), "a missing shaped score is stored as 0")
+        columns: dict[str, Sized] = {"outcome_messages": self.outcome_messages, **self.extras}
+        for name, column in columns.items():
+            _require(len(column) == len(self.scores), f"{name} has one entry per sequence")
 
     @property
     def valid(self) -> Bool[Tensor, " B"]:
@@ -248,6 +256,10 @@ class Advantages(Record):
     """Tokens that train: the rollouts' mask without the rows that have no reward."""
     carry_out: dict[str, float]
     summary: dict[str, float]
+
+    def __post_init__(self) -> None:
+        for name in ("advantages", "returns", "token_rewards"):
+            _require(not bool(getattr(self, name)[~self.mask].any()), f"{name} under the mask are 0")
 
     @property
     def carry(self) -> Carry:

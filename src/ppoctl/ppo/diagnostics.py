@@ -59,7 +59,8 @@ def value_diagnostics(
 ) -> dict[str, float]:
     """How well the critic predicts: explained variance, clip fraction, and the scale of values and returns.
 
-    explained_variance: 1 - Var(G - V_old) / Var(G) of the values GAE used; 0 when all returns are equal.
+    explained_variance: 1 - Var(G - V_old) / Var(G) of the values GAE used; 0 when all returns are
+    equal, but for rounding.
     value_clip_frac: share of tokens where the clipped error is the larger one. value_error: mean |V - G|.
     Raises ValueError when no token counts.
     """

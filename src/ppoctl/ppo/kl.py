@@ -11,7 +11,7 @@ from torch import Tensor
 
 KlKind = Literal["k1", "k2", "k3"]
 
-# exp(20) = 5e8: beyond it a log-ratio says only "far away", and exp would overflow from 88 on.
+# exp(20) = 5e8: above it a log-ratio says only "far away", and exp would overflow from 88 on.
 MAX_LOG_RATIO = 20.0
 
 
@@ -27,12 +27,13 @@ def kl_estimate(
         d = other - logprobs          k1 = -d          k2 = d^2 / 2          k3 = exp(d) - 1 - d
 
     k1 is unbiased and noisy, k2 biased with little noise, k3 unbiased, never negative, with little noise. k3 takes d
-    within +-20, which keeps exp finite.
+    up to 20, which keeps exp finite; below, where pi says a token and other never would, it is -d - 1.
 
     The value and the gradient are two questions. Gradient with respect to logprobs, as a loss on tokens of pi:
     k1: 1, zero on average: it pulls nowhere, so use k1 in the reward, not in a loss.
     k2: -d, on average the gradient of KL(pi || other).
-    k3: 1 - exp(d), on average the gradient of KL(other || pi), and 0 for tokens beyond +-20.
+    k3: 1 - exp(d), on average the gradient of KL(other || pi), and 0 for tokens with d above 20, that pi would hardly
+    have said.
 
     With a mask the result and the gradients under it are exactly 0; without one every position counts.
     """
@@ -44,6 +45,7 @@ def kl_estimate(
         return -d
     if kind == "k2":
         return d.square() / 2
-    d = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    # Not from below: there exp vanishes by itself, and a clamp would let go of the tokens farthest from other.
+    d = d.clamp(max=MAX_LOG_RATIO)
     # expm1: near d = 0, where training lives, exp(d) - 1 would lose all its digits.
     return torch.expm1(d) - d

@@ -8,8 +8,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-# Added to a variance before its root: keeps the whitening of equal numbers finite (they become zeros).
+# Added to a variance before its root: keeps the whitening of numbers that are nearly equal finite.
 WHITEN_EPS = 1e-8
+
+# A spread of so many roundings of the largest number is no spread: whitening would blow the rounding up to 1, and a
+# ratio of variances would be anything.
+ROUNDINGS = 4
 
 
 def masked_sum(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float[Tensor, ""]:
@@ -28,10 +32,10 @@ def masked_mean(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float
 def masked_variance(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float[Tensor, ""]:
     """The unbiased variance over the n counted positions: sum((x - mean)^2) / (n - 1), and 0 when n is 1.
 
+    Exactly 0 where the numbers are equal but for rounding: a root of it within 4 roundings of the largest number.
     Raises ValueError when no position counts.
     """
-    deviation = _blank(x, mask) - masked_mean(x, mask)
-    return masked_sum(deviation.square(), mask) / max(_counted(mask) - 1, 1)
+    return _deviation(x, mask)[1].to(x.dtype)
 
 
 def whiten(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float[Tensor, "*grid"]:
@@ -39,12 +43,13 @@ def whiten(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float[Tens
 
         (x - mean) / sqrt(variance + 1e-8)
 
-    A single counted position becomes 0. Hand in the whole rollout batch: whitening per microbatch would let a
-    memory knob change the gradient. Source: the advantage whitening of verl and NeMo-RL.
-    Raises ValueError when no position counts.
+    Numbers that are equal but for rounding (see `masked_variance`) all become exactly 0, and so does a single one.
+    Hand in the whole rollout batch: whitening per microbatch would let a memory knob change the gradient. Source:
+    the advantage whitening of verl and NeMo-RL. Raises ValueError when no position counts.
     """
-    deviation = _blank(x, mask) - masked_mean(x, mask)
-    return _blank(deviation * (masked_variance(x, mask) + WHITEN_EPS).rsqrt(), mask)
+    deviation, variance = _deviation(x, mask)
+    whitened = deviation * (variance + WHITEN_EPS).rsqrt()
+    return torch.where(variance > 0, whitened, torch.zeros_like(whitened)).to(x.dtype)
 
 
 def masked_token_mean(
@@ -59,6 +64,15 @@ def masked_token_mean(
     if num_tokens_global < 1:
         raise ValueError(f"num_tokens_global is {num_tokens_global}: a minibatch needs at least 1 counted token")
     return masked_sum(x, mask) / num_tokens_global
+
+
+def _deviation(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """x - mean (0 under the mask) and the variance, in float64: there a mean of equal float32 numbers is exact."""
+    counted, exact = _counted(mask), _blank(x, mask).to(torch.float64)
+    deviation = _blank(exact - exact.sum() / counted, mask)
+    variance = deviation.square().sum() / max(counted - 1, 1)
+    rounding = ROUNDINGS * torch.finfo(x.dtype).eps * exact.detach().abs().max()
+    return deviation, torch.where(variance > rounding.square(), variance, torch.zeros_like(variance))
 
 
 def _blank(x: Tensor, mask: Tensor) -> Tensor:

@@ -130,8 +130,8 @@ class RewardProcess(Table):
     timeout_s: Annotated[float, SPEED, Positive] = 10.0
     """Per sample; the child is then killed and the outcome is `timeout`."""
     max_error_frac: Annotated[float, RESULTS, Fraction] = 0.05
-    """A step whose share of samples without a score is larger stops the run (exit 4); below, they are left out of
-    training and counted."""
+    """A step whose share of samples without a score is larger stops the run (exit 4), and so does one without any
+    score; below, they are left out of training and counted."""
 
 
 class Gsm8kReward(RewardProcess):

@@ -10,12 +10,22 @@ from ppoctl.batch.lineage import next_lineage
 from ppoctl.batch.records import Advantages, Logprobs, Record, Rollouts, State, Update
 from ppoctl.ports import Models
 from ppoctl.ppo.diagnostics import policy_diagnostics
-from ppoctl.ppo.kl import kl_estimate
+from ppoctl.ppo.kl import KlKind, kl_estimate
 from ppoctl.ppo.masking import masked_mean, masked_token_mean
 from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss, truncated_importance_weights
-from ppoctl.stages.kl_penalty import KlPenalty
+from ppoctl.stages.kl_penalty import KlPenalty, reference_of
 from ppoctl.stages.minibatches import MinibatchPlan
 from ppoctl.stages.update_record import Trained
+
+
+@dataclass(frozen=True)
+class KlTerm:
+    """The penalty for leaving the reference, where it is in the loss."""
+
+    reference: Float[Tensor, "B R"]
+    """Log-probs of the reference."""
+    estimator: KlKind
+    coef: float
 
 
 @dataclass(frozen=True)
@@ -27,10 +37,7 @@ class PolicyObjective:
     """Times the weights of the rollout correction, where one is on."""
     mask: Bool[Tensor, "B R"]
     clip: PolicyClip
-    reference: Float[Tensor, "B R"] | None
-    """Reference log-probs where the KL is in the loss."""
-    penalty: KlPenalty | None
-    kl_coef: float
+    kl: KlTerm | None
     entropy_coef: float
 
     @property
@@ -54,12 +61,13 @@ class PolicyObjective:
             clip=self.clip,
             num_tokens_global=num_tokens_global,
         )
-        if entropy is not None and self.entropy_coef > 0:
+        if self.needs_entropy:
+            assert entropy is not None, "an entropy bonus is on, and the entropies were not computed"
             bonus = masked_token_mean(entropy, mask, num_tokens_global=num_tokens_global)
             loss = loss - self.entropy_coef * bonus
-        if self.reference is not None and self.penalty is not None:
-            kl = kl_estimate(outputs, self.reference[rows].to(device), kind=self.penalty.estimator, mask=mask)
-            loss = loss + self.kl_coef * masked_token_mean(kl, mask, num_tokens_global=num_tokens_global)
+        if self.kl is not None:
+            kl = kl_estimate(outputs, self.kl.reference[rows].to(device), kind=self.kl.estimator, mask=mask)
+            loss = loss + self.kl.coef * masked_token_mean(kl, mask, num_tokens_global=num_tokens_global)
         return loss
 
 
@@ -115,14 +123,16 @@ class ActorUpdateStage:
             weighted = weighted * truncated_importance_weights(
                 logprobs.actor, rollouts.sampler_logprobs, advantages.mask, max_ratio=self.max_ratio
             )
-        in_loss = self.penalty is not None and self.penalty.place == "loss"
         return PolicyObjective(
             old_logprobs=logprobs.actor,
             advantages=weighted,
             mask=advantages.mask,
             clip=self.clip,
-            reference=logprobs.reference if in_loss else None,
-            penalty=self.penalty,
-            kl_coef=advantages.carry.kl_coef,
+            kl=self._kl(logprobs, advantages),
             entropy_coef=self.entropy_coef,
         )
+
+    def _kl(self, logprobs: Logprobs, advantages: Advantages) -> KlTerm | None:
+        if self.penalty is None or self.penalty.place != "loss":
+            return None
+        return KlTerm(reference_of(logprobs), self.penalty.estimator, advantages.carry.kl_coef)

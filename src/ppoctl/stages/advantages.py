@@ -10,7 +10,7 @@ from ppoctl.ppo.advantages import gae
 from ppoctl.ppo.kl import kl_estimate
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
 from ppoctl.ppo.rewards import terminal_rewards
-from ppoctl.stages.kl_penalty import KlPenalty
+from ppoctl.stages.kl_penalty import KlPenalty, reference_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class AdvantagesStage:
         carry = self._next_carry(carry)
         if kl is not None and self.penalty is not None and self.penalty.place == "reward":
             token_rewards = token_rewards - carry.kl_coef * kl
-        raw, returns = gae(token_rewards, values.values.where(mask, 0.0), mask, gamma=self.gamma, lam=self.gae_lambda)
+        raw, returns = gae(token_rewards, values.values, mask, gamma=self.gamma, lam=self.gae_lambda)
         return Advantages(
             advantages=whiten(raw, mask) if self.whitened else raw,
             returns=returns,
@@ -53,9 +53,9 @@ class AdvantagesStage:
         return replace(carry, kl_coef=0.0 if self.penalty is None else self.penalty.coef)
 
     def _kl(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"] | None:
-        if self.penalty is None or logprobs.reference is None:
+        if self.penalty is None:
             return None
-        kl = kl_estimate(logprobs.actor, logprobs.reference, kind=self.penalty.estimator)
+        kl = kl_estimate(logprobs.actor, reference_of(logprobs), kind=self.penalty.estimator)
         return kl.where(mask, 0.0)
 
 

@@ -29,21 +29,29 @@ class RewardStage:
             for text, truth, prompt in zip(rollouts.texts, rollouts.answers, rollouts.prompt_ids, strict=True)
         ]
         scores = self.scorer.score(answers)
-        self._require_few_errors(scores, answers)
+        self._require_few_errors(scores, answers, rollouts)
         return collect(scores, answers, self.scale)
 
     def result(self, record: Record) -> Rewards:
         assert isinstance(record, Rewards)
         return record
 
-    def _require_few_errors(self, scores: list[Score], answers: list[Answer]) -> None:
+    def _require_few_errors(self, scores: list[Score], answers: list[Answer], rollouts: Rollouts) -> None:
         missing = [(score, answer) for score, answer in zip(scores, answers, strict=True) if score.outcome != "ok"]
-        share = len(missing) / len(scores)
-        if missing and share > self.max_error_frac:
-            score, answer = missing[0]
+        if not missing:
+            return
+        share, (score, answer) = len(missing) / len(scores), missing[0]
+        first = f"first `{answer.prompt_id}` {score.outcome} {score.message}".rstrip()
+        if share == 1:
+            raise RewardError(
+                f"none of the {len(scores)} samples of step {rollouts.step} has a score: there is nothing to learn "
+                f"from; {first}",
+                hint="the rollouts are kept: mend the reward, and `ppoctl resume RUN`",
+            )
+        if share > self.max_error_frac:
             raise RewardError(
                 f"{len(missing)} of {len(scores)} samples have no score ({share:.1%}, `reward.max_error_frac` is "
-                f"{self.max_error_frac:.1%}); first `{answer.prompt_id}` {score.outcome} {score.message}".rstrip(),
+                f"{self.max_error_frac:.1%}); {first}",
                 hint="the rollouts are kept: mend the reward and resume, or allow more with "
                 "`--set reward.max_error_frac=...`",
             )

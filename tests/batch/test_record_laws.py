@@ -1,0 +1,227 @@
+"""Each law of a record, broken once; and what a record says of itself when it is whole."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+from ppoctl.batch import codec
+from ppoctl.batch.records import (
+    RECORDS,
+    Advantages,
+    Carry,
+    Evaluation,
+    Logprobs,
+    Record,
+    Rewards,
+    Rollouts,
+    State,
+    Update,
+    Values,
+    decode,
+)
+
+GRID = torch.tensor([[0.5, -1.0, 0.0], [0.0, 0.0, 2.0], [1.5, 0.0, 0.0]])
+MASK = torch.tensor([[True, True, False], [False, False, True], [True, False, False]])
+
+
+def rollouts(**changes: Any) -> Rollouts:
+    """Three responses to two prompts: of two, three and two tokens, one of which only is counted in the last two."""
+    whole = Rollouts(
+        prompt_tokens=torch.tensor([5, 5, 6, 7]),
+        prompt_lengths=torch.tensor([1, 1, 2]),
+        tokens=torch.tensor([[2, 1, 0], [3, 4, 1], [8, 9, 0]]),
+        lengths=torch.tensor([2, 3, 2]),
+        mask=MASK,
+        sampler_logprobs=-GRID.abs(),
+        finish=torch.tensor([0, 0, 1]),
+        seeds=torch.tensor([1, 2, 3]),
+        prompt_ids=["a", "a", "b"],
+        sample_indices=[0, 1, 0],
+        texts=["2", "3 4", "8 9"],
+        answers=["x", "x", "y"],
+        stamps=["actor@4:abc", "actor@4:abc", "actor@4:abc+r1"],
+        sends=[1, 3, 2],
+    )
+    return replace(whole, **changes)
+
+
+def rewards(**changes: Any) -> Rewards:
+    """The second has no score, the third took too long."""
+    whole = Rewards(
+        scores=torch.tensor([1.0, 0.0, 0.0, 0.5]),
+        shaped=torch.tensor([3.0, 0.0, 0.0, 2.0]),
+        outcomes=torch.tensor([0, 2, 1, 0]),
+        extras={"words": [1.0, 9.0, 9.0, 4.0]},
+        outcome_messages=["", "boom", "10 s", ""],
+    )
+    return replace(whole, **changes)
+
+
+def advantages(**changes: Any) -> Advantages:
+    return replace(Advantages(GRID, GRID * 3, GRID * 2, MASK, {"kl_coef": 0.3}, {"b": 2.0, "a": 1.0}), **changes)
+
+
+def set_at(grid: torch.Tensor, row: int, column: int, value: float) -> torch.Tensor:
+    changed = grid.clone()
+    changed[row, column] = value
+    return changed
+
+
+BROKEN: list[tuple[str, Callable[[], Record]]] = [
+    ("prompt lengths add up", lambda: rollouts(prompt_lengths=torch.tensor([1, 1, 1]))),
+    ("counted tokens are present", lambda: rollouts(mask=set_at(MASK, 2, 2, True))),
+    (
+        "every response has a token",
+        lambda: rollouts(
+            lengths=torch.tensor([0, 3, 2]),
+            mask=MASK & torch.tensor([[False], [True], [True]]),
+            tokens=torch.tensor([[0, 0, 0], [3, 4, 1], [8, 9, 0]]),
+            sampler_logprobs=torch.zeros(3, 3),
+        ),
+    ),
+    ("log-probs under the mask are 0", lambda: rollouts(sampler_logprobs=set_at(-GRID.abs(), 1, 0, -0.1))),
+    ("ids beyond the length are 0", lambda: rollouts(tokens=torch.tensor([[2, 1, 7], [3, 4, 1], [8, 9, 0]]))),
+    ("prompt_ids has one entry per sequence", lambda: rollouts(prompt_ids=["a", "a"])),
+    ("sample_indices has one entry per sequence", lambda: rollouts(sample_indices=[0, 1])),
+    ("texts has one entry per sequence", lambda: rollouts(texts=["2", "3 4", "8 9", ""])),
+    ("answers has one entry per sequence", lambda: rollouts(answers=["x"])),
+    ("stamps has one entry per sequence", lambda: rollouts(stamps=[])),
+    ("sends has one entry per sequence", lambda: rollouts(sends=[1, 1])),
+    ("a missing score is stored as 0", lambda: rewards(scores=torch.tensor([1.0, 0.1, 0.0, 0.5]))),
+    ("a missing shaped score is stored as 0", lambda: rewards(shaped=torch.tensor([3.0, 0.0, -1.0, 2.0]))),
+    ("outcome_messages has one entry per sequence", lambda: rewards(outcome_messages=["", "boom"])),
+    ("words has one entry per sequence", lambda: rewards(extras={"words": [1.0]})),
+    ("advantages under the mask are 0", lambda: advantages(advantages=set_at(GRID, 1, 1, 0.1))),
+    ("returns under the mask are 0", lambda: advantages(returns=set_at(GRID, 2, 1, -0.1))),
+    ("token_rewards under the mask are 0", lambda: advantages(token_rewards=set_at(GRID, 0, 2, 0.1))),
+]
+
+
+@pytest.mark.parametrize(("law", "broken"), BROKEN, ids=[law for law, _ in BROKEN])
+def test_a_record_that_breaks_a_law_is_refused_by_its_name(law: str, broken: Callable[[], Record]) -> None:
+    with pytest.raises(ValueError, match=f"record breaks its law: {law}$"):
+        broken()
+
+
+WHOLE: list[Record] = [
+    rollouts(),
+    rewards(),
+    Values(GRID, "critic@1:x"),
+    Logprobs(GRID, GRID.abs(), None, "actor@1:x", {"gap_mean_abs": 0.5}),
+    Logprobs(GRID, GRID.abs(), GRID * 2, "actor@1:x", {"gap_mean_abs": 0.5}),
+    advantages(),
+    Update("actor", 3, "p", "q", 7, {"loss": [0.5, 0.25]}, {"policy/loss": 0.375}),
+    Evaluation("actor@1:x", {"eval/held/pass_at_1": 0.5}, [{"score": 1.0, "b": 2, "a": "x"}, {"score": None}]),
+]
+
+
+@pytest.mark.parametrize("record", WHOLE, ids=lambda record: type(record).__name__)
+def test_a_record_comes_back_as_it_was(record: Record) -> None:
+    back = decode(record.encoded)
+    assert type(back) is type(record)
+    assert (back.identity, back.encoded) == (record.identity, record.encoded)
+    for each in fields(record):
+        one, other = getattr(record, each.name), getattr(back, each.name)
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_every_kind_of_record_is_among_them() -> None:
+    assert {type(record) for record in WHOLE} == set(RECORDS.values())
+
+
+def test_what_is_no_record_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown record kind `tale`"):
+        decode(codec.encode("tale", {"x": torch.zeros(1)}, {}))
+
+
+@pytest.mark.parametrize("record", WHOLE, ids=lambda record: type(record).__name__)
+def test_identity_is_of_the_content_and_not_of_what_is_measured(record: Record) -> None:
+    for each in fields(record):
+        value = getattr(record, each.name)
+        changed = replace(record, **{each.name: another(value)}) if another(value) is not None else record
+        is_measured = each.name in record.measured
+        assert changed is record or (changed.identity == record.identity) is is_measured, each.name
+        assert changed is record or changed.encoded != record.encoded, each.name
+
+
+def another(value: Any) -> Any:
+    """Another value that breaks no law; None where there is none."""
+    if isinstance(value, torch.Tensor):
+        return value * 2 if value.is_floating_point() else None
+    if isinstance(value, list):
+        return value[::-1] if value[::-1] != value else None
+    if isinstance(value, dict):
+        return {**value, "another": [0.0] * 4}
+    return f"other {value}" if isinstance(value, str) else value + 1 if isinstance(value, int) else None
+
+
+def test_only_the_samplers_view_and_the_gap_are_measurements() -> None:
+    measured = {cls.__name__: cls.measured for cls in RECORDS.values() if cls.measured}
+    assert measured == {"Rollouts": ("sampler_logprobs", "sends"), "Logprobs": ("gap",)}
+
+
+def test_a_sequence_is_its_prompt_and_its_own_tokens() -> None:
+    assert [ids.tolist() for ids in rollouts().sequences()] == [[5, 2, 1], [5, 3, 4, 1], [6, 7, 8, 9]]
+    assert (rollouts().num_seqs, rollouts().step) == (3, 5)
+
+
+def test_figures_of_rollouts_by_hand() -> None:
+    figures = rollouts().figures()
+    assert figures["rollout/response_tokens_mean"] == pytest.approx(7 / 3)
+    assert figures["rollout/response_tokens_max"] == 3
+    assert figures["rollout/truncated_frac"] == pytest.approx(1 / 3)
+    assert figures["rollout/resent_seqs"] == 2
+
+
+def test_figures_of_rewards_are_those_of_the_rows_that_have_a_score() -> None:
+    assert rewards().valid.tolist() == [True, False, False, True]
+    assert rewards().figures() == {
+        "reward/error_frac": 0.25,
+        "reward/timeout_frac": 0.25,
+        "reward/score_mean": 0.75,
+        "reward/score_std": 0.25,
+        "reward/shaped_mean": 2.5,
+        "reward/words_mean": 2.5,
+    }
+    more_errors = rewards(outcomes=torch.tensor([0, 2, 2, 0])).figures()
+    assert (more_errors["reward/error_frac"], more_errors["reward/timeout_frac"]) == (0.5, 0.0)
+    none = rewards(scores=torch.zeros(4), shaped=torch.zeros(4), outcomes=torch.tensor([1, 2, 1, 1]))
+    assert none.figures() == {"reward/error_frac": 0.25, "reward/timeout_frac": 0.75}
+
+
+def test_other_figures_are_the_summaries_in_order() -> None:
+    found = {type(record).__name__: list(record.figures().items()) for record in WHOLE}
+    assert found["Logprobs"] == [("mismatch/gap_mean_abs", 0.5)]
+    assert found["Advantages"] == [("a", 1.0), ("b", 2.0)]
+    assert found["Update"] == [("policy/loss", 0.375)]
+    assert found["Evaluation"] == [("eval/held/pass_at_1", 0.5)]
+    assert found["Values"] == []
+
+
+def test_an_evaluations_samples_are_lines_that_people_read() -> None:
+    assert WHOLE[-1].readable_files() == {
+        "samples.jsonl": b'{"a": "x", "b": 2, "score": 1.0}\n{"score": null}\n',
+    }
+    assert WHOLE[0].readable_files() == {}
+
+
+def test_states_are_named_by_what_they_were_made_from() -> None:
+    state = State("actor", 3, 7, "0123456789abcdefXYZ")
+    assert (state.stamp, state.identity) == ("actor@3:0123456789abcdef", "actor:0123456789abcdefXYZ")
+    again = replace(state, replay=2)
+    assert (again.stamp, again.identity) == ("actor@3:0123456789abcdef+r2", state.identity)
+    assert replace(state, role="critic").identity != state.identity
+    update = WHOLE[-2]
+    assert isinstance(update, Update)
+    assert update.state == State("actor", 3, 7, "q")
+
+
+def test_a_carry_is_named_by_its_numbers() -> None:
+    advantages = WHOLE[-3]
+    assert isinstance(advantages, Advantages)
+    assert advantages.carry == Carry(0.3)
+    assert Carry(0.3).identity == Carry(0.3).identity != Carry(0.31).identity
+    assert Carry(0.3).as_dict() == {"kl_coef": 0.3}

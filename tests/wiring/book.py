@@ -1,0 +1,321 @@
+"""One PPO step by the book: the papers' formulas as loops over tokens, in float64, for models that are one table.
+
+Written from the papers alone; nothing of the product is imported. `tables` is a recipe as a person writes it, with
+every key spelled out: there is no default here to agree with by chance.
+
+An actor's table has a row of logits for each token (what comes next), a critic's one number (what is to come).
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = np.ndarray
+Tables = Mapping[str, Any]
+
+
+@dataclass
+class Drawn:
+    """What a step is made of: models, responses and their scores. B rows, R columns, left-justified."""
+
+    actor: Array
+    critic: Array
+    reference: Array
+    before: Array
+    """The token in front of each response token (the last of the prompt in column 0)."""
+    tokens: Array
+    present: Array
+    mask: Array
+    """Tokens that count: present ones without the holes."""
+    sampler: Array
+    scores: Sequence[float | None]
+    """None: the sample has no score."""
+    step: int
+    updates: Mapping[str, int]
+    """Optimizer steps of each role so far."""
+
+
+@dataclass
+class Learned:
+    """One update of one role."""
+
+    table: Array
+    moments: Array
+    count: int = 0
+    columns: dict[str, list[float]] = field(default_factory=dict)
+
+    def note(self, **figures: float) -> None:
+        for name, figure in figures.items():
+            self.columns.setdefault(name, []).append(figure)
+
+
+def derived(*parts: object) -> int:
+    """SHA-256 of the parts, joined by unit separators; its first eight bytes, little end first, without two bits."""
+    hashed = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(hashed[:8], "little") // 4
+
+
+def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
+    """Every number of one step, by name."""
+    valid = np.array([score is not None for score in drawn.scores])
+    shaped = np.array([0.0 if s is None else scaled(s, tables["reward"]["scale"]) for s in drawn.scores])
+    mask = drawn.mask & valid[:, None]
+    temperature = tables["rollout"]["temperature"]
+    actor, entropy = said(drawn.actor, drawn, temperature)
+    reference, _ = said(drawn.reference, drawn, temperature)
+    values = np.where(drawn.mask, drawn.critic[drawn.before], 0.0)
+    kl = tables["ppo"]["kl"]
+    has_kl = kl["place"] != "none"
+    away = np.where(mask, divergence(actor, reference, kl["estimator"]), 0.0) if has_kl else np.zeros_like(actor)
+    coef = kl["coef"] if has_kl else 0.0
+    rewards = at_the_last(shaped, mask) - (coef * away if kl["place"] == "reward" else 0.0)
+    gae_keys = tables["ppo"]["advantages"]
+    advantages, returns = gae(rewards, values, mask, gae_keys["gamma"], gae_keys["gae_lambda"])
+    if gae_keys["whiten"]:
+        counted = advantages[mask]
+        advantages = np.where(mask, (advantages - counted.mean()) / np.sqrt(counted.var(ddof=1) + 1e-8), 0.0)
+    told = {
+        "shaped": shaped,
+        "values": values,
+        "logprobs": np.where(drawn.mask, actor, 0.0),
+        "entropy": np.where(drawn.mask, entropy, 0.0),
+        "token_rewards": rewards,
+        "advantages": advantages,
+        "returns": returns,
+        "mask": mask.astype(float),
+    }
+    told |= figures_of_rewards(drawn.scores, shaped, valid) | figures_of_mismatch(actor, drawn)
+    if has_kl:
+        told["reference"] = np.where(drawn.mask, reference, 0.0)
+        told["kl/reference_mean"] = away[mask].mean()
+        told["kl/coef"] = coef
+        told["kl/penalty_mean"] = coef * away[mask].mean()
+    told |= critic_update(tables, drawn, values, returns, mask)
+    told |= actor_update(tables, drawn, mask, old=actor, reference=reference, advantages=advantages)
+    told["policy/entropy_mean"] = entropy[mask].mean()
+    return {name: np.asarray(value, dtype=float) for name, value in told.items()}
+
+
+def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
+    """Clamped to `from`, mapped linearly to `to`."""
+    if scale is None:
+        return score
+    (low, high), (to_low, to_high) = scale["from"], scale["to"]
+    return to_low + (min(max(score, low), high) - low) * (to_high - to_low) / (high - low)
+
+
+def said(table: Array, drawn: Drawn, temperature: float) -> tuple[Array, Array]:
+    """Log-prob of each response token, and entropy of what it was drawn from; 0 where there is none."""
+    logs = log_softmax(table / temperature)
+    chosen = np.where(drawn.present, logs[drawn.before, drawn.tokens], 0.0)
+    entropies = -(np.exp(logs) * logs).sum(1)
+    return chosen, np.where(drawn.present, entropies[drawn.before], 0.0)
+
+
+def log_softmax(logits: Array) -> Array:
+    shifted = logits - logits.max(1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
+
+
+def divergence(pi: Array, other: Array, kind: str) -> Array:
+    """Schulman's estimators of KL(pi || other) from tokens of pi: http://joschu.net/blog/kl-approx.html."""
+    log_r = other - pi
+    return {"k1": -log_r, "k2": log_r**2 / 2, "k3": np.exp(log_r) - 1 - log_r}[kind]
+
+
+def at_the_last(scores: Array, mask: Array) -> Array:
+    grid = np.zeros(mask.shape)
+    for row, counts in enumerate(mask):
+        if counts.any():
+            grid[row, np.flatnonzero(counts)[-1]] = scores[row]
+    return grid
+
+
+def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: float) -> tuple[Array, Array]:
+    """Schulman et al. 2016, equation 16, from the last counted token back; holes are not there."""
+    advantages, returns = np.zeros(mask.shape), np.zeros(mask.shape)
+    for row, counts in enumerate(mask):
+        next_value, next_advantage = 0.0, 0.0
+        for column in reversed(np.flatnonzero(counts)):
+            delta = rewards[row, column] + gamma * next_value - values[row, column]
+            next_advantage = delta + gamma * lam * next_advantage
+            next_value = values[row, column]
+            advantages[row, column] = next_advantage
+            returns[row, column] = next_advantage + next_value
+    return advantages, returns
+
+
+def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask: Array) -> dict[str, Any]:
+    """Schulman's PPO2: the larger of the two squared errors, halved, a mean over tokens."""
+    keys = tables["ppo"]["value_loss"]
+    clip, scale = keys["clip"], keys["scale"]
+    learned = Learned(drawn.critic.copy(), np.zeros((2, *drawn.critic.shape)))
+    for rows, lr in minibatches(tables, drawn, mask, role="critic"):
+        loss, gradient = 0.0, np.zeros_like(learned.table)
+        places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
+        errors = []
+        for row, column in places:
+            value, goal = learned.table[drawn.before[row, column]], returns[row, column]
+            bounded = value if clip is None else min(max(value, old[row, column] - clip), old[row, column] + clip)
+            plain, clipped = (value - goal) ** 2, (bounded - goal) ** 2
+            loss += scale * max(plain, clipped) / 2 / len(places)
+            if plain >= clipped:
+                gradient[drawn.before[row, column]] += scale * (value - goal) / len(places)
+            errors.append((value, abs(value - goal)))
+        learned.note(value_mean=float(np.mean([v for v, _ in errors])))
+        learned.note(value_error=float(np.mean([e for _, e in errors])))
+        adamw(learned, gradient, tables["critic"]["optimizer"], lr=lr, loss=loss)
+    told = as_figures("critic", "value", learned, drawn)
+    target, unexplained = returns[mask], (returns - old)[mask]
+    told["value/explained_variance"] = 1 - unexplained.var() / target.var()
+    told["value/value_mean"], told["value/return_mean"] = old[mask].mean(), target.mean()
+    told["value/return_std"] = target.std(ddof=1)
+    told["value/value_error"] = np.abs(unexplained).mean()
+    return told
+
+
+def actor_update(
+    tables: Tables, drawn: Drawn, mask: Array, *, old: Array, reference: Array, advantages: Array
+) -> dict[str, Any]:
+    """Schulman et al. 2017, equation 7, with the dual clip of Ye et al. 2020; entropy bonus, KL to the reference."""
+    ppo, temperature = tables["ppo"], tables["rollout"]["temperature"]
+    keys, kl = ppo["policy_loss"], ppo["kl"]
+    low, high, dual = 1 - keys["clip_low"], 1 + keys["clip_high"], keys["dual_clip"] or math.inf
+    correction = ppo["rollout_correction"]
+    weights = np.ones(mask.shape)
+    if correction["kind"] == "tis":
+        weights = np.minimum(np.exp(old - drawn.sampler), correction["max_ratio"])
+    learned = Learned(drawn.actor.copy(), np.zeros((2, *drawn.actor.shape)))
+    for rows, lr in minibatches(tables, drawn, mask, role="actor"):
+        logs = log_softmax(learned.table / temperature)
+        loss, gradient = 0.0, np.zeros_like(learned.table)
+        places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
+        seen = []
+        for row, column in places:
+            state, token = drawn.before[row, column], drawn.tokens[row, column]
+            share, chances = 1 / len(places), np.exp(logs[state])
+            log_prob = logs[state, token]
+            ratio = math.exp(log_prob - old[row, column])
+            gain = weights[row, column] * advantages[row, column]
+            plain, clipped = -gain * ratio, -gain * min(max(ratio, low), high)
+            surrogate, slope = (plain, plain) if plain >= clipped else (clipped, 0.0)
+            if gain < 0 and surrogate > -gain * dual:
+                surrogate, slope = -gain * dual, 0.0
+            if kl["place"] == "loss":
+                surrogate += kl["coef"] * divergence(log_prob, reference[row, column], kl["estimator"])
+                log_r = reference[row, column] - log_prob
+                slope += kl["coef"] * {"k2": -log_r, "k3": 1 - math.exp(log_r)}[kl["estimator"]]
+            entropy = -(chances * logs[state]).sum()
+            loss += share * (surrogate - keys["entropy_coef"] * entropy)
+            one_hot = np.eye(len(chances))[token]
+            gradient[state] += share * slope * (one_hot - chances) / temperature
+            # d entropy / d logit k = -p_k (log p_k + entropy)
+            gradient[state] += share * keys["entropy_coef"] * chances * (logs[state] + entropy) / temperature
+            seen.append((ratio, advantages[row, column], log_prob - old[row, column]))
+        learned.note(**moved(np.array(seen), low, high, dual))
+        adamw(learned, gradient, tables["actor"]["optimizer"], lr=lr, loss=loss)
+    return as_figures("actor", "policy", learned, drawn)
+
+
+def moved(seen: Array, low: float, high: float, dual: float) -> dict[str, float]:
+    """How far a minibatch's ratios lie from 1."""
+    ratio, advantage, log_r = seen.T
+    above, below = (advantage > 0) & (ratio > high), (advantage < 0) & (ratio < low)
+    ordered = np.sort(ratio)
+
+    def rank(share: float) -> float:
+        return float(ordered[round(share * (len(ordered) - 1))])
+
+    return {
+        "clip_frac_high": above.mean(),
+        "clip_frac_low": below.mean(),
+        "clip_frac": (above | below).mean(),
+        "dual_clip_frac": ((advantage < 0) & (ratio > dual)).mean(),
+        "approx_kl": (np.exp(log_r) - 1 - log_r).mean(),
+        "ratio_mean": ratio.mean(),
+        "ratio_p01": rank(0.01),
+        "ratio_p50": rank(0.5),
+        "ratio_p99": rank(0.99),
+        "ratio_max": ordered[-1],
+    }
+
+
+def minibatches(tables: Tables, drawn: Drawn, mask: Array, *, role: str) -> list[tuple[list[int], float]]:
+    """(rows, learning rate) of each optimizer step; one without a counted token is none."""
+    ppo = tables["ppo"]
+    epochs = ppo["epochs"] if role == "actor" or ppo["critic_epochs"] is None else ppo["critic_epochs"]
+    size, num_rows = ppo["minibatch_seqs"], len(mask)
+    steps = tables["steps"] - (ppo["critic_only_steps"] if role == "actor" else 0)
+    planned = steps * epochs * (num_rows // size)
+    found: list[tuple[list[int], float]] = []
+    for epoch in range(epochs):
+        generator = torch.Generator().manual_seed(derived(tables["seed"], drawn.step, role, epoch))
+        order = torch.randperm(num_rows, generator=generator).tolist()
+        for start in range(0, num_rows, size):
+            rows = order[start : start + size]
+            if mask[rows].any():
+                update = drawn.updates[role] + len(found)
+                found.append((rows, rate(tables[role]["optimizer"], update, planned)))
+    return found
+
+
+def rate(keys: Tables, update: int, planned: int) -> float:
+    """Linear warm-up, whose first step is not 0; then constant, or linear or half a cosine down to the floor."""
+    peak, warmup, floor = keys["lr"], keys["lr_warmup_updates"], keys["lr_min_frac"]
+    if update < warmup:
+        return float(peak * (update + 1) / warmup)
+    end = keys["lr_decay_updates"] or planned
+    done = min((update - warmup) / (end - warmup), 1.0)
+    shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[keys["lr_schedule"]]
+    return float(peak * (floor + (1 - floor) * shape) if keys["lr_schedule"] != "constant" else peak)
+
+
+def adamw(learned: Learned, gradient: Array, keys: Tables, *, lr: float, loss: float) -> None:
+    """Loshchilov and Hutter 2019, algorithm 2, behind a clip of the global norm."""
+    norm = float(np.sqrt((gradient**2).sum()))
+    if keys["grad_clip"] and norm > keys["grad_clip"]:
+        gradient = gradient * keys["grad_clip"] / norm
+    learned.count += 1
+    learned.moments[0] = keys["beta1"] * learned.moments[0] + (1 - keys["beta1"]) * gradient
+    learned.moments[1] = keys["beta2"] * learned.moments[1] + (1 - keys["beta2"]) * gradient**2
+    mean = learned.moments[0] / (1 - keys["beta1"] ** learned.count)
+    spread = learned.moments[1] / (1 - keys["beta2"] ** learned.count)
+    decayed = learned.table - lr * keys["weight_decay"] * learned.table
+    learned.table = decayed - lr * mean / (np.sqrt(spread) + keys["eps"])
+    learned.note(loss=loss, grad_norm=norm, lr=lr)
+
+
+def as_figures(role: str, prefix: str, learned: Learned, drawn: Drawn) -> dict[str, Any]:
+    """An update's numbers: each optimizer step's, and over them the mean, the last rate, the largest extreme."""
+    told: dict[str, Any] = {f"{role} table": learned.table, f"{role} updates": drawn.updates[role] + learned.count}
+    for name, column in learned.columns.items():
+        told[f"{prefix} minibatches {name}"] = column
+        over = column[-1] if name == "lr" else max(column) if name == "ratio_max" else float(np.mean(column))
+        told[f"{prefix}/{name}"] = over
+    return told
+
+
+def figures_of_rewards(scores: Sequence[float | None], shaped: Array, valid: Array) -> dict[str, Any]:
+    given = np.array([score for score in scores if score is not None])
+    return {
+        "reward/score_mean": given.mean(),
+        "reward/score_std": given.std(),
+        "reward/shaped_mean": shaped[valid].mean(),
+    }
+
+
+def figures_of_mismatch(actor: Array, drawn: Drawn) -> dict[str, Any]:
+    """Trainer against sampler over all counted tokens; the effective sample size is Kish's."""
+    gap = (actor - drawn.sampler)[drawn.mask]
+    weights = np.exp(gap)
+    return {
+        "mismatch/gap_mean_abs": np.abs(gap).mean(),
+        "mismatch/gap_max_abs": np.abs(gap).max(),
+        "mismatch/gap_k3": (np.exp(gap) - 1 - gap).mean(),
+        "mismatch/ess_frac": weights.sum() ** 2 / (len(weights) * (weights**2).sum()),
+    }

@@ -1,0 +1,32 @@
+"""Which result keys have a test here. A test that holds a key says so; a key that no test holds fails the suite."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+HELD: dict[str, list[str]] = {}
+"""Dotted key -> tests that hold it."""
+
+Test = TypeVar("Test", bound=Callable[..., object])
+
+
+def holds(*keys: str) -> Callable[[Test], Test]:
+    """Says that the test gives two values of each key their two results."""
+
+    def note(test: Test) -> Test:
+        for key in keys:
+            HELD.setdefault(key, []).append(test.__name__)
+        return test
+
+    return note
+
+
+def each_key(names: str, cases: list[tuple[str, ...]] | list[tuple[str, object]]) -> Callable[[Test], Test]:
+    """Parametrizes a test by cases whose first entry is the key that they hold."""
+
+    def note(test: Test) -> Test:
+        marked: Test = pytest.mark.parametrize(names, cases, ids=[f"{case[0]}={case[-1]}" for case in cases])(test)
+        return holds(*(str(case[0]) for case in cases))(marked)
+
+    return note

@@ -1,0 +1,129 @@
+"""The golden run: three steps on fakes with settings of which no two are alike, written down in `golden_run.json`.
+
+Each record that the run commits is there by field, each figure by name, and the ledger, and the tables that the roles
+end with: what the run computed, not the bytes of its files. Digests are left out, as they follow the last bit.
+
+    python tests/wiring/golden.py        writes the file anew; then look at `git diff`
+
+How to judge a difference: everything below a changed number may follow from it, so read from the top and judge the
+first one. It is right when the change you made says that very number should be another (a new figure, another name,
+a formula that was mended), and you can work the new number out. It is wrong when you meant to change nothing that is
+computed: then do not write the file anew, find out why. A number that differs on another machine by more than the
+tolerance is a finding too.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fakes.job import Witness
+from ppoctl.batch.records import Record
+from ppoctl.loop.run import run
+from ppoctl.store import manifest as manifests
+from ppoctl.store.journal import Line
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.once import load_record
+from wiring.bench import BASE, open_bench
+
+FILE = Path(__file__).parent / "golden_run.json"
+DIGESTS = ("used_by", "tokens")
+"""Of a line of the ledger."""
+DIGITS = 7
+
+
+def tables() -> dict[str, Any]:
+    """The bench's recipe with fewer and shorter responses."""
+    changed = deepcopy(BASE)
+    changed["steps"] = 3
+    changed["rollout"] |= {"prompts_per_step": 3, "max_new_tokens": 5}
+    changed["ppo"] |= {"minibatch_seqs": 3}
+    changed["eval"] |= {"every_steps": 2, "samples_per_prompt": 2, "at_start": False}
+    return changed
+
+
+@dataclass
+class Reader(Witness):
+    """Reads every record back as soon as it is committed."""
+
+    root: Path = Path()
+    read: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def on_committed(self, line: Line) -> None:
+        step, stage, layout = line["step"], line["stage"], RunLayout(self.root)
+        manifest = manifests.read(layout.stage(step, stage))
+        assert manifest is not None
+        record = load_record(layout, step, stage, manifest)
+        assert line["figures"] == manifest.figures == record.figures()
+        told = self.read.setdefault(f"step {step}", {})
+        told[stage] = {**_fields(record), "figures": _plain(line["figures"])}
+
+
+def golden_run() -> dict[str, Any]:
+    """Play it; everything that it committed, in the order of the steps."""
+    with TemporaryDirectory() as folder:
+        reader = Reader(root=Path(folder) / "run")
+        bench = open_bench(Path(folder), tables(), witness=reader)
+        run(bench.job)
+        samples = bench.job.layout.ledger.read_text().splitlines()
+    ledger = [{name: value for name, value in json.loads(line).items() if name not in DIGESTS} for line in samples]
+    tables_at_the_end = {"actor": _plain(bench.actor.table), "critic": _plain(bench.critic.table)}
+    return {**reader.read, "ledger": _plain(ledger), "tables at the end": tables_at_the_end}
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    # A summary is told among the figures.
+    names = [each.name for each in fields(record) if each.name not in ("parent", "lineage", "summary")]
+    return {name: _plain(getattr(record, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it, with so many digits of each number, and a stamp without its digest."""
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {name: _plain(value[name]) for name in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    return value.partition(":")[0] if isinstance(value, str) and "@" in value else value
+
+
+def written(value: Any, indent: str = "") -> str:
+    """JSON with a line for each name and for each row of a grid."""
+    if isinstance(value, Mapping):
+        lines = [f'{indent} "{name}": {written(each, indent + " ")}' for name, each in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}" if lines else "{}"
+    if isinstance(value, list) and any(isinstance(each, list | Mapping) for each in value):
+        lines = [f"{indent} {json.dumps(each)}" for each in value]
+        return "[\n" + ",\n".join(lines) + f"\n{indent}]"
+    return json.dumps(value)
+
+
+def entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf by its path; numbers of one list together."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from entries(each, f"{name} / {key}" if name else key)
+    elif isinstance(value, list) and not all(isinstance(each, int | float | bool) for each in value):
+        for place, each in enumerate(value):
+            yield from entries(each, f"{name} [{place}]")
+        yield f"{name} (how many)", len(value)
+    else:
+        yield name, value
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    FILE.write_text(written(golden_run()) + "\n", encoding="ascii")

@@ -1,0 +1,43 @@
+"""A result key without a test that gives two values of it their two results is a promise that nobody keeps."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+
+from ppoctl.recipe import shape
+from ppoctl.recipe.effects import Effect
+from ppoctl.recipe.schema import Recipe
+from wiring.cases import HELD
+
+for file in sorted(Path(__file__).parent.glob("test_*_keys.py")):
+    import_module(f"wiring.{file.stem}")
+
+
+def result_keys() -> dict[str, set[str]]:
+    """Dotted key -> the values it may have, where they are few."""
+    found: dict[str, set[str]] = {}
+    for path, key in shape.walk(shape.of(Recipe)):
+        if key.effect is Effect.RESULTS:
+            annotation = key.field.annotation
+            options = {str(option) for option in get_args(annotation)} if get_origin(annotation) is Literal else {"*"}
+            found.setdefault(".".join(path), set()).update(options)
+    return found
+
+
+TWO_VALUED = [key for key, options in result_keys().items() if options == {"*"} or len(options) > 1]
+
+
+@pytest.mark.parametrize("key", TWO_VALUED)
+def test_two_values_of_the_key_are_held_to_their_results(key: str) -> None:
+    assert HELD.get(key), f"no test in tests/wiring holds `{key}`: add a case to one of test_*_keys.py"
+
+
+def test_no_test_holds_a_key_that_does_not_exist() -> None:
+    tables = {"ppo.kl", "ppo.rollout_correction", "reward.scale"}
+    assert set(HELD) - set(result_keys()) == tables
+
+
+def test_a_key_with_one_value_is_no_choice() -> None:
+    assert set(result_keys()) - set(TWO_VALUED) == {"ppo.advantages.kind"}

@@ -1,0 +1,46 @@
+"""What each role's processes are made from is what the recipe's `[model]` says."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ppoctl.engines.megatron.factory import trainer_settings
+from ppoctl.recipe.schema import Recipe
+from wiring.bench import with_keys
+from wiring.cases import each_key
+
+
+@each_key(
+    "key, changes, told",
+    [
+        (
+            "model.path",
+            {"model.path": "other"},
+            {"actor": ("other", torch.float32), "critic": ("other", torch.float32)},
+        ),
+        (
+            "model.dtype",
+            {"model.dtype": "bfloat16"},
+            {"actor": ("bigram", torch.bfloat16), "critic": ("bigram", torch.bfloat16)},
+        ),
+        (
+            "model.critic",
+            {"model.critic": "judge"},
+            {"actor": ("bigram", torch.float32), "critic": ("judge", torch.float32)},
+        ),
+    ],
+)
+def test_a_role_starts_from_its_model_in_the_dtype_of_the_recipe(
+    key: str, changes: dict[str, Any], told: dict[str, tuple[str, torch.dtype]]
+) -> None:
+    for written, expected in (({}, dict.fromkeys(("actor", "critic"), ("bigram", torch.float32))), (changes, told)):
+        recipe = Recipe.model_validate(with_keys(written))
+        found = {role: trainer_settings(recipe, role) for role in ("actor", "critic")}
+        assert {role: (made.model, made.dtype) for role, made in found.items()} == expected
+
+
+@pytest.mark.parametrize("temperature", [1.25, 0.8])
+def test_updates_divide_logits_by_the_temperature_of_the_rollouts(temperature: float) -> None:
+    recipe = Recipe.model_validate(with_keys({"rollout.temperature": temperature}))
+    assert trainer_settings(recipe, "actor").temperature == temperature

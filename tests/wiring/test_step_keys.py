@@ -1,0 +1,277 @@
+"""Two values of a recipe key give two steps, each as the book says: from the recipe through the wired stages."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes.bigram import END
+from ppoctl.batch.records import Carry
+from ppoctl.errors import RewardError
+from ppoctl.ports import Score
+from ppoctl.recipe.schema import Recipe
+from ppoctl.wire.stages import read_by
+from wiring import bench, book
+from wiring.bench import BASE, STEP_NUMBER, found_in, open_bench, play_step, played_and_told, with_keys
+from wiring.cases import each_key, holds
+
+LOSS = {"place": "loss", "estimator": "k3", "coef": 0.4}
+
+CASES: list[tuple[str, Any]] = [
+    ("seed", 6),
+    ("rollout.prompts_per_step", 9),
+    ("rollout.samples_per_prompt", 3),
+    ("rollout.max_new_tokens", 3),
+    ("rollout.temperature", 0.8),
+    ("rollout.stop_strings", ["11 2"]),
+    ("reward.scale", None),
+    ("reward.scale.from", [-0.1, 0.7]),
+    ("reward.scale.to", [3.0, -0.5]),
+    ("ppo.epochs", 3),
+    ("ppo.epochs", 1),
+    ("ppo.critic_epochs", 1),
+    ("ppo.critic_epochs", None),
+    ("ppo.minibatch_seqs", 4),
+    ("ppo.minibatch_seqs", 1),
+    ("ppo.advantages.gamma", 0.6),
+    ("ppo.advantages.gae_lambda", 0.2),
+    ("ppo.advantages.whiten", True),
+    ("ppo.kl", {"place": "none"}),
+    ("ppo.kl", LOSS),
+    ("ppo.kl", {**LOSS, "estimator": "k2"}),
+    ("ppo.kl", {**LOSS, "coef": 0.1}),
+    ("ppo.kl.estimator", "k1"),
+    ("ppo.kl.estimator", "k2"),
+    ("ppo.kl.coef", 0.6),
+    ("ppo.policy_loss.clip_low", 0.4),
+    ("ppo.policy_loss.clip_high", 0.05),
+    ("ppo.policy_loss.dual_clip", 1.7),
+    ("ppo.policy_loss.dual_clip", None),
+    ("ppo.policy_loss.entropy_coef", 0.3),
+    ("ppo.policy_loss.entropy_coef", 0.0),
+    ("ppo.value_loss.clip", 0.05),
+    ("ppo.value_loss.clip", None),
+    ("ppo.value_loss.scale", 0.3),
+    ("ppo.rollout_correction", {"kind": "none"}),
+    ("ppo.rollout_correction.max_ratio", 1.05),
+    *(
+        (f"{role}.optimizer.{key}", value)
+        for role in ("actor", "critic")
+        for key, value in {
+            "lr": 0.07,
+            "weight_decay": 0.5,
+            "beta1": 0.4,
+            "beta2": 0.5,
+            "eps": 0.05,
+            "grad_clip": 0.0,
+            "lr_schedule": "constant",
+            "lr_warmup_updates": 1,
+            "lr_decay_updates": None,
+            "lr_min_frac": 0.6,
+        }.items()
+    ),
+    ("actor.optimizer.lr_schedule", "cosine"),
+    ("critic.optimizer.lr_schedule", "linear"),
+    ("actor.optimizer.grad_clip", 0.01),
+    ("critic.optimizer.grad_clip", 0.02),
+]
+
+MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "rollout": ((), ("drawn",)),
+    "reward": (("drawn",), ("shaped",)),
+    "values": (("drawn",), ("values",)),
+    "logprobs": (("drawn",), ("logprobs", "entropy", "reference")),
+    "advantages": (("drawn", "shaped", "values", "logprobs", "reference"), ("advantages", "returns", "kl/coef")),
+    "critic_update": (("drawn", "values", "advantages", "returns"), ("critic table",)),
+    "actor_update": (("drawn", "logprobs", "reference", "advantages", "kl/coef"), ("actor table",)),
+}
+"""Stage -> (what it reads, what it makes)."""
+
+
+def numbers(tables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    played, told = played_and_told(tables)
+    bench.require_told(found_in(played), told)
+    return told | {"drawn": played.rollouts.tokens.double().numpy()}
+
+
+@each_key("key, value", CASES)
+def test_two_values_give_two_steps_each_as_the_book_says(key: str, value: Any) -> None:
+    as_is, other = numbers(BASE), numbers(with_keys({key: value}))
+    different = bench.differing(as_is, other)
+    assert different, f"the case is too weak: nothing depends on `{key}`"
+    recipes = [Recipe.model_validate(tables) for tables in (BASE, with_keys({key: value}))]
+    for stage, (reads, makes) in MAKES.items():
+        if different & set(makes) and not different & set(reads):
+            before, after = (read_by(stage, recipe) for recipe in recipes)
+            assert before != after, f"{stage} makes something else of the same, and its fingerprint does not tell"
+
+
+KL_KEYS = [f"ppo.kl.{name}" for name in ("place", "estimator", "coef")]
+
+
+@holds(*KL_KEYS, "ppo.rollout_correction.kind")
+@pytest.mark.parametrize("place", ["reward", "loss"])
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_the_penalty_is_where_the_recipe_puts_it(place: str, estimator: str) -> None:
+    coefs = (0.2, 0.7)
+    found = [numbers(with_keys({"ppo.kl": {"place": place, "estimator": estimator, "coef": coef}})) for coef in coefs]
+    different = bench.differing(*found)
+    assert ("token_rewards" in different) == (place == "reward")
+    assert "policy minibatches loss" in different
+    assert [float(told["kl/coef"]) for told in found] == list(coefs)
+
+
+@holds("ppo.critic_only_steps")
+def test_the_actors_decay_is_over_when_its_last_update_is() -> None:
+    for decay in ("linear", "cosine"):
+        open_end = {"actor.optimizer.lr_decay_updates": None, "actor.optimizer.lr_schedule": decay}
+        found = [numbers(with_keys({**open_end, "ppo.critic_only_steps": waits})) for waits in (1, 2)]
+        # Four updates a step, warm-up of three: over after (4 - 1) * 4 and (4 - 2) * 4 updates.
+        assert bench.differing(*found) >= {"policy minibatches lr", "actor table"}
+        assert "critic table" not in bench.differing(*found)
+
+
+def test_a_decay_without_an_end_is_over_with_the_run() -> None:
+    open_end = {"critic.optimizer.lr_decay_updates": None}
+    found = [numbers(with_keys({**open_end, "steps": steps})) for steps in (4, 6)]
+    assert bench.differing(*found) >= {"value minibatches lr", "critic table"}
+
+
+@holds("reward.max_error_frac")
+def test_a_step_stops_when_more_samples_have_no_score_than_the_recipe_allows(tmp_path: Path) -> None:
+    # Two of twelve samples have none.
+    for share, stops in ((0.2, False), (0.15, True)):
+        played = open_bench(tmp_path / f"{share}", with_keys({"reward.max_error_frac": share}))
+        if stops:
+            with pytest.raises(RewardError, match=r"2 of 12 samples .*16\.7%.*15\.0%.*`riddle 13` error no number"):
+                play_step(played)
+        else:
+            play_step(played)
+
+
+def test_a_step_in_which_no_sample_has_a_score_stops_whatever_is_allowed(tmp_path: Path) -> None:
+    lost = {place: Score(None, "timeout", "10 s") for place in range(12)}
+    played = open_bench(tmp_path, with_keys({"reward.max_error_frac": 1.0}), lost=lost)
+    with pytest.raises(RewardError, match=r"none of the 12 samples of step 2 has a score.*`riddle 12` timeout") as e:
+        play_step(played)
+    assert (e.value.exit_code, "ppoctl resume" in str(e.value.hint)) == (4, True)
+
+
+def test_samples_are_drawn_for_their_prompt_with_seeds_of_the_run(tmp_path: Path) -> None:
+    for seed in (5, 6):
+        played = open_bench(tmp_path / f"{seed}", with_keys({"seed": seed}))
+        rollouts = play_step(played).rollouts
+        asked = played.questions.prompts_for(STEP_NUMBER).rows
+        owners = [(prompt, index) for prompt in asked for index in range(2)]
+        assert rollouts.prompt_ids == [prompt.id for prompt, _ in owners]
+        assert rollouts.sample_indices == [index for _, index in owners]
+        assert rollouts.answers == [prompt.answer for prompt, _ in owners]
+        assert rollouts.prompt_tokens.tolist() == [token for prompt, _ in owners for token in prompt.token_ids]
+        assert rollouts.seeds.tolist() == [book.derived(seed, 2, "rollout", p.id, index) for p, index in owners]
+        requests = {request.key: (request, params) for request, params, _ in played.generator.asked}
+        assert list(requests) == [f"{prompt.id}#{index}" for prompt, index in owners]
+        for row, (request, params) in enumerate(requests.values()):
+            assert (request.seed, request.prompt_tokens) == (int(rollouts.seeds[row]), owners[row][0].token_ids)
+            assert (params.temperature, params.max_new_tokens, params.stop_strings) == (1.25, 6, ("7 3",))
+            assert (params.top_p, params.top_k) == (1.0, None)
+
+
+def test_the_scorer_reads_each_response_with_the_truth_of_its_prompt(tmp_path: Path) -> None:
+    played = open_bench(tmp_path, BASE)
+    rollouts = play_step(played).rollouts
+    truths = {prompt.id: prompt.answer for prompt in played.questions.prompts_for(STEP_NUMBER).rows}
+    assert len(set(truths.values())) == 6
+    assert [(a.response, a.truth, a.prompt_id) for a in played.scorer.asked] == [
+        (text, truths[name], name) for text, name in zip(rollouts.texts, rollouts.prompt_ids, strict=True)
+    ]
+
+
+def test_responses_end_where_the_recipe_says(tmp_path: Path) -> None:
+    for length, stops in ((6, ["7 3"]), (3, ["7 3"]), (6, ["11 2"]), (6, ["2"])):
+        tables = with_keys({"rollout.max_new_tokens": length, "rollout.stop_strings": stops})
+        rollouts = played_and_told(tables)[0].rollouts
+        for row, size in enumerate(rollouts.lengths.tolist()):
+            ids = rollouts.tokens[row, :size].tolist()
+            words = " ".join(map(str, ids))
+            by_itself = ids[-1] == END or stops[0] in words
+            assert bool(rollouts.finish[row] == 0) == by_itself
+            assert by_itself or size == length
+            assert rollouts.texts[row] == words.partition(stops[0])[0]
+
+
+def test_rows_without_a_score_and_holes_teach_nobody() -> None:
+    """What lies there may be anything: the step comes out the same."""
+    played, _ = played_and_told(BASE)
+    counted = played.advantages.mask
+    assert counted.sum() < played.rollouts.mask.sum() < (played.rollouts.tokens > 0).sum()
+    for lost in (3, 6):
+        assert not counted[lost].any()
+        assert played.rollouts.mask[lost].any()
+    for grid in (played.advantages.advantages, played.advantages.returns, played.advantages.token_rewards):
+        assert not grid[~counted].any()
+    for grid in (played.values.values, played.logprobs.actor, played.logprobs.entropy, played.logprobs.reference):
+        assert grid is not None
+        assert not grid[~played.rollouts.mask].any()
+        assert grid[3].any()
+
+
+def test_a_carry_goes_from_step_to_step_with_the_recipes_coefficient(tmp_path: Path) -> None:
+    for kl, coef in (({"place": "none"}, 0.0), (LOSS, 0.4), (BASE["ppo"]["kl"], 0.15)):
+        assert played_and_told(with_keys({"ppo.kl": kl}))[0].advantages.carry == Carry(coef)
+
+
+def test_without_a_penalty_no_reference_is_read() -> None:
+    played, _ = played_and_told(with_keys({"ppo.kl": {"place": "none"}}))
+    assert played.logprobs.reference is None
+    assert not [name for name in played.advantages.figures() if name.startswith("kl/")]
+
+
+def test_figures_of_responses_and_scores_are_those_of_the_records() -> None:
+    played, _ = played_and_told(BASE)
+    lengths = played.rollouts.lengths.tolist()
+    figures = played.rollouts.figures() | played.rewards.figures()
+    told = {
+        "rollout/response_tokens_mean": sum(lengths) / 12,
+        "rollout/response_tokens_max": max(lengths),
+        "rollout/truncated_frac": sum(length == 6 and t[-1] != END for length, t in tokens_of(played)) / 12,
+        "rollout/resent_seqs": 0.0,
+        "reward/error_frac": 1 / 12,
+        "reward/timeout_frac": 1 / 12,
+        "reward/words_mean": np.mean([n for place, n in enumerate(words_of(played)) if place not in (3, 6)]),
+    }
+    assert {name: figures[name] for name in told} == pytest.approx(told)
+    assert played.rewards.outcome_messages == [{3: "no number", 6: "10 s"}.get(place, "") for place in range(12)]
+    assert played.rewards.outcomes.tolist() == [{3: 2, 6: 1}.get(place, 0) for place in range(12)]
+
+
+def tokens_of(played: bench.Played) -> list[tuple[int, list[int]]]:
+    lengths = played.rollouts.lengths.tolist()
+    return [(n, played.rollouts.tokens[row, :n].tolist()) for row, n in enumerate(lengths)]
+
+
+def words_of(played: bench.Played) -> list[int]:
+    return [len(text.split()) for text in played.rollouts.texts]
+
+
+def test_the_bench_is_not_blind() -> None:
+    """Everything that a key turns on is at work in the step of the bench."""
+    played, told = played_and_told(BASE)
+    assert (told["policy minibatches clip_frac_high"] > 0).any()
+    assert (told["policy minibatches clip_frac_low"] > 0).any()
+    assert (told["policy minibatches dual_clip_frac"] > 0).any()
+    assert played.critic_update.summary["value/loss"] > 0
+    assert len(told["policy minibatches loss"]) == 4
+    assert len(told["value minibatches loss"]) == 6
+    assert sorted(set(played.rollouts.lengths.tolist())) == [1, 2, 3, 5, 6]
+    assert (told["policy minibatches grad_norm"] > 0.05).any()
+    assert (told["value minibatches grad_norm"] > 0.06).all()
+    holes = (played.rollouts.lengths - played.rollouts.mask.sum(1)).tolist()
+    assert holes == [2, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0]
+
+
+def test_the_book_notices_advantages_of_other_rows() -> None:
+    played, told = played_and_told(BASE)
+    with pytest.raises(AssertionError, match="advantages"):
+        bench.require_told(found_in(played), {"advantages": told["advantages"][::-1].copy()})
