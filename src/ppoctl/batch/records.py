@@ -178,7 +178,7 @@ class Rewards(Record):
         ok = self.outcomes == REWARD_OK
         _require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
         _require(not bool(self.shaped[~ok].any()), "a missing shaped score is stored as 0")
-        columns: dict[str, Sized] = {"outcome_messages": self.outcome_messages, **self.extras}
+        columns: dict[str, list[Any]] = {"outcome_messages": self.outcome_messages, **self.extras}
         for name, column in columns.items():
             _require(len(column) == len(self.scores), f"{name} has one entry per sequence")
 
