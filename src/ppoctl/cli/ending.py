@@ -11,25 +11,25 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 """Where run directories are made."""
 
-SHOWN = (
-    ("reward", "reward/score_mean"),
-    ("truncated", "rollout/truncated_frac"),
-    ("kl per step", "policy/approx_kl"),
-    ("entropy", "policy/entropy_mean"),
-    ("explained variance", "value/explained_variance"),
-    ("sampler gap", "mismatch/gap_max_abs"),
-)
-
 
 def tell(ended: "Ended", *, as_json: bool) -> None:
     """The final table, first step against last; raises ExpectationError where the recipe's contract is not met."""
+    from ppoctl import metrics
     from ppoctl.loop.expectations import history, require_met
 
+    shown = (
+        ("reward", metrics.REWARD_SCORE_MEAN),
+        ("truncated", metrics.ROLLOUT_TRUNCATED_FRAC),
+        ("kl per step", metrics.POLICY_APPROX_KL),
+        ("entropy", metrics.POLICY_ENTROPY_MEAN),
+        ("explained variance", metrics.VALUE_EXPLAINED_VARIANCE),
+        ("sampler gap", metrics.MISMATCH_GAP_MAX_ABS),
+    )
     series = history(ended.lines)
     rows: list[tuple[Any, ...]] = []
-    metrics = [*SHOWN, *((name, name) for name in sorted(series) if name.endswith("pass_at_1"))]
-    for label, metric in metrics:
-        if points := series.get(metric):
+    passed = [(name, name) for name in sorted(series) if name.endswith("pass_at_1")]
+    for label, name in [*((label, metric.name) for label, metric in shown), *passed]:
+        if points := series.get(name):
             rows.append((label, points[0][0], f"{points[0][1]:.4g}", points[-1][0], f"{points[-1][1]:.4g}"))
     verdicts = [
         (v.metric, "-" if v.value is None else f"{v.value:.4g}", v.bound, "met" if v.met else "UNMET")

@@ -99,7 +99,7 @@ def keys(
 @app.command()
 def metrics(json: Json = False) -> None:
     """Print every metric that `[expect]` and `checkpoint.best` may name."""
-    from ppoctl.recipe.metrics import METRICS
+    from ppoctl.metrics import METRICS
 
     if json:
         fields = [{"name": m.name, "unit": m.unit, "says": m.says, "healthy": m.healthy} for m in METRICS]

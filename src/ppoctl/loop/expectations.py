@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppoctl.errors import ExpectationError
+from ppoctl.metrics import reported
 from ppoctl.recipe.schema import Expectation
 
 
@@ -25,7 +26,7 @@ def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, flo
     """Journal lines as metric -> [(step, value)], by step."""
     series: dict[str, dict[int, float]] = {}
     for line in lines:
-        for metric, value in line.get("figures", {}).items():
+        for metric, value in reported(line).items():
             series.setdefault(metric, {})[int(line["step"])] = float(value)
     return {metric: sorted(points.items()) for metric, points in series.items()}
 

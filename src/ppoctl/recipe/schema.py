@@ -240,6 +240,8 @@ class HealthTable(Table):
     """value/explained_variance."""
     reward_errors: HealthRule = HealthRule(max=0.01)
     """reward/error_frac + reward/timeout_frac."""
+    reward_spread: HealthRule = HealthRule(min=1e-6)
+    """reward/score_std: where all scores of a step are equal there is nothing to learn from."""
 
 
 class MlflowTracking(Table):

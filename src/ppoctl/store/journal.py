@@ -100,6 +100,7 @@ def stage_line(manifest: Manifest) -> Line:
         "attempt": manifest.attempt,
         "identity": manifest.identity,
         "figures": manifest.figures,
+        "clocked": manifest.extra.get("clocked", {}),
     }
 
 

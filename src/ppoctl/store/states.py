@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from ppoctl.batch.records import Carry, State, Update
+from ppoctl.clock import WORK
 from ppoctl.errors import StorageError
 from ppoctl.ports import Actor, Critic, Trainer
 from ppoctl.store import artifact
@@ -177,13 +178,14 @@ class States:
         engine = self.engines[state.role]
         if resident.lineage == state.lineage:
             return engine
-        start, updates = self._path_to(state)
-        if resident.lineage != start.lineage:
-            resident.lineage = None
-            self._start_from(start, engine)
-            resident.lineage = start.lineage
-        for recorded in updates:
-            self._replay_one(recorded)
+        with WORK.stopped():
+            start, updates = self._path_to(state)
+            if resident.lineage != start.lineage:
+                resident.lineage = None
+                self._start_from(start, engine)
+                resident.lineage = start.lineage
+            for recorded in updates:
+                self._replay_one(recorded)
         return engine
 
     def _path_to(self, state: State) -> tuple[State, list[Update]]:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ppoctl.metrics import reported
+
 MARKER = "progress/journal_seq"
 POINTS_PER_BATCH = 900
 """MLflow takes 1000 metrics in one transaction; a batch that stays below is stored whole or not at all."""
@@ -85,13 +87,10 @@ def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[Batch
 
 def points_of(line: Mapping[str, Any]) -> list[Point]:
     """The figures of a stage and its seconds; an event has none. What is not finite is left out (see `notes_of`)."""
-    if "stage" not in line:
-        return []
-    values = {**line.get("figures", {}), f"time/{line['stage']}_s": line["seconds"]}
     at_ms = _milliseconds(line)
     return [
         Point(metric_name(name), float(value), at_ms, line["step"])
-        for name, value in values.items()
+        for name, value in reported(line).items()
         if math.isfinite(value)
     ]
 
@@ -100,7 +99,7 @@ def notes_of(line: Mapping[str, Any]) -> dict[str, str]:
     """A tag for each figure that is not finite: MLflow stores infinity as 1.8e308, which ruins the chart."""
     return {
         f"nonfinite/{metric_name(name)}": f"{value} at step {line['step']}"
-        for name, value in line.get("figures", {}).items()
+        for name, value in reported(line).items()
         if not math.isfinite(value)
     }
 

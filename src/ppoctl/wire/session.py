@@ -36,6 +36,7 @@ from ppoctl.store.once import Observer
 from ppoctl.tracking.console import Console, open_console
 from ppoctl.tracking.health import HealthMonitor, figures_by_step
 from ppoctl.tracking.mirror import MlflowMirror
+from ppoctl.tracking.view import Cadence
 from ppoctl.wire import engines
 from ppoctl.wire.job import Surroundings, assemble
 from ppoctl.wire.sockets import Sockets
@@ -169,9 +170,16 @@ def _around(opened: Opened, watcher: Watcher, flag: StopFlag, journal: Journal) 
 
 @contextmanager
 def _watched(opened: Opened, journal: Journal) -> Iterator[Watcher]:
-    console = open_console(opened.recipe.name, opened.recipe.steps, verbose=opened.verbose, history=journal.lines())
+    recipe = opened.recipe
+    cadence = Cadence(
+        steps=recipe.steps,
+        eval_every_steps=recipe.eval.every_steps,
+        evaluates=bool(recipe.data.eval),
+        save_every_steps=recipe.checkpoint.every_steps,
+    )
+    console = open_console(recipe.name, cadence, verbose=opened.verbose, history=journal.lines())
     mirror = None
-    tracking = opened.recipe.tracking
+    tracking = recipe.tracking
     if isinstance(tracking, MlflowTracking):
         mirror = MlflowMirror(opened.layout.root, tracking, opened.layout.root.parent, say=console.on_message)
     try:
