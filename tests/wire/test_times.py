@@ -1,5 +1,5 @@
-"""What a step takes, as its journal says: a start is in no stage, sending weights is no drawing, and what was recalled
-was not drawn. The clock is moved by hand: 30 s to start, 2 s to send weights, 0.5 s a sample."""
+"""What a step takes, as its journal says: a start is in no stage, sending weights is no drawing, and what was
+recalled was not drawn. The clock is moved by hand: 30 s to start, 2 s to send weights, 0.5 s a sample."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

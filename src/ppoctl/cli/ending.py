@@ -46,7 +46,8 @@ def tell(ended: "Ended", *, as_json: bool) -> None:
             render.table(verdicts, ("expected", "reached", "bound", ""))
         render.line()
         render.line(f"run: {ended.layout.root}")
-    require_met(ended.verdicts)
+    steps = max((step for points in series.values() for step, _ in points), default=1)
+    require_met(ended.verdicts, longer=f"ppoctl resume {ended.layout.root} --set steps={2 * steps}")
 
 
 def tell_rollout(ended: "Ended", *, as_json: bool) -> None:

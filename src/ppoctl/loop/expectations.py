@@ -37,8 +37,8 @@ def judge(expect: Mapping[str, Expectation], lines: Iterable[Mapping[str, Any]])
     return [_judge_one(metric, wanted, series.get(metric, [])) for metric, wanted in expect.items()]
 
 
-def require_met(verdicts: Iterable[Verdict]) -> None:
-    """Raise ExpectationError naming every unmet expectation."""
+def require_met(verdicts: Iterable[Verdict], *, longer: str | None = None) -> None:
+    """Raise ExpectationError naming every unmet expectation; `longer` is the command that trains on."""
     unmet = [verdict for verdict in verdicts if not verdict.met]
     if unmet:
         parts = [
@@ -46,7 +46,7 @@ def require_met(verdicts: Iterable[Verdict]) -> None:
         ]
         raise ExpectationError(
             "the run ended without what its recipe expects: " + "; ".join(parts),
-            hint="look at the curves, then train longer with `ppoctl resume RUN --set steps=...`",
+            hint=longer,
         )
 
 

@@ -22,6 +22,7 @@ LONGEST_KEY = 250
 
 STATUS: dict[str, str] = {
     "finished": "FINISHED",
+    "unmet": "FAILED",
     "short": "FAILED",
     "failed": "FAILED",
     "stopped": "FAILED",
@@ -29,7 +30,8 @@ STATUS: dict[str, str] = {
     "interrupted": "KILLED",
 }
 """MLflow's word for how an attempt ended; ours is kept beside it in the tag `ppoctl.status`. A run that a health rule
-stopped or that ended short of its plan has failed; one that was told to go away was killed."""
+stopped, that ended short of its plan or without what its recipe expects has failed; one that was told to go away was
+killed."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,21 @@ def notes_of(line: Mapping[str, Any]) -> dict[str, str]:
 
 
 def ending(lines: Iterable[Mapping[str, Any]]) -> Ending | None:
-    """How the run stands by its last event; None when there is none."""
+    """How the run stands by the last event of its newest attempt, whatever an earlier one that woke up late says
+    after it; None when there is none."""
     last: Mapping[str, Any] | None = None
     for line in lines:
-        if line.get("event") in ("attempt_started", "attempt_ended"):
+        if line.get("event") in ("attempt_started", "attempt_ended") and line["attempt"] >= _attempt_of(last):
             last = line
     if last is None:
         return None
     if last["event"] == "attempt_started":
         return Ending("RUNNING", {"ppoctl.status": "running", "ppoctl.attempt": str(last["attempt"])})
     return ended(last["status"], at_ms=_milliseconds(last), attempt=last["attempt"])
+
+
+def _attempt_of(line: Mapping[str, Any] | None) -> int:
+    return 0 if line is None else int(line["attempt"])
 
 
 def ended(status: str, *, at_ms: int, attempt: int | None = None) -> Ending:

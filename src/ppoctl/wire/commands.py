@@ -73,7 +73,7 @@ def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
     if layout.root.exists() and not _holds_only_rollouts(layout):
         raise RunExistsError(
             f"run directory `{layout.root}` exists and has been trained",
-            hint="draw under another name: --set name=NAME",
+            hint=f"draw under another name: --set name={loaded.recipe.name}-2",
         )
     if layout.root.exists():
         return _continue(layout, loaded.recipe, verbose=verbose, do=_draw_and_score)
@@ -163,7 +163,7 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
         return Checkpoint(recipe, initial_state("actor", str(path.resolve())), None)
     raise RecipeError(
         f"`{path}` is no run, no saved actor state and no model folder",
-        hint="see what a run has saved: ppoctl status RUN",
+        hint=f"see what is there: ls {path}",
     )
 
 
@@ -173,7 +173,7 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     engines.set_threads(recipe)
     questions = engines.read_questions(recipe)
     if not questions.evaluation_sets():
-        raise RecipeError("the recipe has no `[data.eval.NAME]` table", hint="add one, or name another recipe")
+        raise RecipeError("the recipe has no table under `[data.eval]`", hint="ppoctl recipes keys data.eval")
     scorer = engines.open_scorer(recipe, questions)
     try:
         sockets = engines.plug_in(recipe, questions, scorer, model_digest="")

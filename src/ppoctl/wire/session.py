@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from ppoctl.errors import (
     PreemptedError,
     RecipeError,
     StorageError,
+    SupersededError,
 )
 from ppoctl.launch.signals import StopFlag, stop_flag
 from ppoctl.loop.expectations import Verdict, judge
@@ -141,7 +143,11 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
     artifact.sweep(layout)
     journal = Journal(layout, attempt)
     journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=opened.threads)
-    with stop_flag() as flag, _watched(opened, journal) as watcher, _ending(journal, attempt, watcher) as word:
+    with (
+        stop_flag() as flag,
+        _watched(opened, attempt, journal) as watcher,
+        _ending(journal, attempt, watcher) as word,
+    ):
         wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag, journal))
         if watcher.mirror is not None:
             watcher.mirror.start()
@@ -169,7 +175,7 @@ def _around(opened: Opened, watcher: Watcher, flag: StopFlag, journal: Journal) 
 
 
 @contextmanager
-def _watched(opened: Opened, journal: Journal) -> Iterator[Watcher]:
+def _watched(opened: Opened, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
     recipe = opened.recipe
     cadence = Cadence(
         steps=recipe.steps,
@@ -181,7 +187,7 @@ def _watched(opened: Opened, journal: Journal) -> Iterator[Watcher]:
     mirror = None
     tracking = recipe.tracking
     if isinstance(tracking, MlflowTracking):
-        mirror = MlflowMirror(opened.layout.root, tracking, opened.layout.root.parent, say=console.on_message)
+        mirror = MlflowMirror(opened.layout.root, tracking, attempt=attempt.number, say=console.on_message)
     try:
         yield Watcher(console, mirror)
     finally:
@@ -205,8 +211,10 @@ def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[La
             yield word
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise _out_of_memory(watcher.stage, error) from error
-        status, code = "finished", int(word.exit_code)
+        status, code = ("unmet" if word.exit_code else "finished"), int(word.exit_code)
     except PpoctlError as error:
+        if error.hint is not None:  # of rooms that do not know which run they work for
+            error.hint = re.sub(r"\bRUN\b", str(attempt.layout.root), error.hint)
         status, code = _status(error), int(error.exit_code)
         raise
     except BaseException:
@@ -228,6 +236,7 @@ def _status(error: PpoctlError) -> str:
         InterruptedByUserError: "interrupted",
         HealthStopError: "stopped",
         FinishedShortError: "short",
+        SupersededError: "superseded",
     }
     return next((word for kind, word in words.items() if isinstance(error, kind)), "failed")
 
