@@ -11,6 +11,7 @@ from ppoctl import errors
 from ppoctl.cli import app as app_module
 from ppoctl.cli import render
 from ppoctl.cli.app import app, run
+from ppoctl.cli.options import Json
 
 FAMILIES = [
     (errors.RecipeError, 2),
@@ -148,3 +149,28 @@ def test_colour_only_on_a_terminal_without_no_color(
 def test_a_table_aligns_words_left_and_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
     render.table([("a", 1, 0.5), ("long", 100, None)], ("name", "n", "x"))
     assert capsys.readouterr().out == "name  n    x\na       1  0.5\nlong  100  -\n"
+
+
+def test_with_json_there_is_one_object_whatever_is_printed_and_raised(
+    failing: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def chatty(json: Json = False) -> None:
+        print("a line of a library")
+        render.json({"figures": {"loss": float("nan"), "gap": [float("inf"), 0.5]}})
+        if isinstance(failing[0], BaseException):
+            raise failing[0]
+
+    app.command("chatty-for-the-test")(chatty)
+    for raised, code in (
+        (0, 0),
+        (errors.ExpectationError("unmet"), 5),
+        (KeyboardInterrupt(), 130),
+        (ValueError(), 1),
+    ):
+        failing[0] = raised
+        assert run(["chatty-for-the-test", "--json"]) == code
+        captured = capsys.readouterr()
+        told = json.loads(captured.out)
+        assert told["figures"] == {"loss": "nan", "gap": ["inf", 0.5]}
+        assert told.get("error", {"exit_code": 0})["exit_code"] == code
+        assert captured.err == "a line of a library\n"

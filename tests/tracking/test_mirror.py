@@ -271,6 +271,7 @@ def test_figures_arrive_even_where_files_cannot_be_stored(
 def test_an_attempt_that_was_superseded_leaves_the_status_alone(run: RunDir, said: Said) -> None:
     """It was stopped, woke up when the next one had finished, and found itself superseded."""
     target = FakeTarget()
+    target.gate.set()
     run.event("attempt_started")
     sleeper = faked(run, target, said)
     run.step(1)

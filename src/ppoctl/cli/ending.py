@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from ppoctl.cli import render
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ppoctl.wire.session import Ended
 
 RUNS = Path("runs")
@@ -31,23 +33,30 @@ def tell(ended: "Ended", *, as_json: bool) -> None:
     for label, name in [*((label, metric.name) for label, metric in shown), *passed]:
         if points := series.get(name):
             rows.append((label, points[0][0], f"{points[0][1]:.4g}", points[-1][0], f"{points[-1][1]:.4g}"))
-    verdicts = [
-        (v.metric, "-" if v.value is None else f"{v.value:.4g}", v.bound, "met" if v.met else "UNMET")
-        for v in ended.verdicts
-    ]
+    expect = [vars(verdict) for verdict in ended.verdicts]
     if as_json:
         figures = {metric: {"first": points[0], "last": points[-1]} for metric, points in sorted(series.items())}
-        expect = [vars(verdict) for verdict in ended.verdicts]
-        render.json({"run": str(ended.layout.root), "figures": figures, "expect": expect})
+        unmet = not all(verdict.met for verdict in ended.verdicts)
+        state = "unmet" if unmet else "finished"
+        render.json({"run": str(ended.layout.root), "state": state, "figures": figures, "expect": expect})
     else:
         render.table(rows, ("figure", "step", "first", "step", "last"))
-        if verdicts:
+        if expect:
             render.line()
-            render.table(verdicts, ("expected", "reached", "bound", ""))
+            render.table([expected_row(verdict) for verdict in expect], EXPECTED)
         render.line()
         render.line(f"run: {ended.layout.root}")
     steps = max((step for points in series.values() for step, _ in points), default=1)
     require_met(ended.verdicts, longer=f"ppoctl resume {ended.layout.root} --set steps={2 * steps}")
+
+
+EXPECTED = ("expected", "reached", "bound", "")
+
+
+def expected_row(verdict: "Mapping[str, Any]") -> tuple[str, str, str, str]:
+    """One line of the table of a contract, under the headers `EXPECTED`."""
+    reached = "-" if verdict["value"] is None else f"{verdict['value']:.4g}"
+    return verdict["metric"], reached, verdict["bound"], "met" if verdict["met"] else "UNMET"
 
 
 def tell_rollout(ended: "Ended", *, as_json: bool) -> None:
