@@ -103,8 +103,9 @@ CASES: list[tuple[str, list[str], str]] = [
     ),
     (
         "a_rule_that_stops_has_a_bound",
-        ["health.kl={action='stop'}"],
-        '--set: [health.kl] would stop the run and has neither `min` nor `max`: `health.kl.action` = `"stop"` (--set)',
+        ["health.entropy.action=stop"],
+        "--set: [health.entropy] would stop the run and has neither `min` nor `max`: `health.entropy.action` = "
+        '`"stop"` (--set)',
     ),
     (
         "health_speaks_of_figures_the_run_has",
@@ -278,3 +279,11 @@ def test_evaluations_happen_at_start_at_intervals_and_at_the_end(smallest: Path)
     assert steps() == []
     assert steps(EVAL) == [0, 10]
     assert steps(EVAL, "eval.every_steps=4", "eval.at_start=false") == [4, 8, 10]
+
+
+def test_a_ray_that_nothing_would_use_is_noted(smallest: Path) -> None:
+    address = "cluster.ray_address=head:6379"
+    [note] = rules.unused(load([smallest], [address], {}).recipe)
+    assert note.startswith("`cluster.ray_address` (`head:6379`) is not used: each role is one process")
+    assert rules.unused(load([smallest], [address, "actor.parallel={data=2}"], {}).recipe) == []
+    assert rules.unused(load([smallest], [], {}).recipe) == []

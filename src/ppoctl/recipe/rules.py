@@ -13,6 +13,7 @@ from ppoctl.recipe.explain import shown
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.metric_rules import METRIC_RULES
 from ppoctl.recipe.origins import DEFAULT, dotted
+from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schedule import planned_updates
 from ppoctl.recipe.schema import ByTokens, Gsm8kReward, Gsm8kRows, HealthRule, Recipe, TrainedTable
@@ -195,6 +196,16 @@ def violations(recipe: Recipe, place: Callable[[Path], str]) -> list[Problem]:
             if _is_whole(recipe):
                 raise
     return found
+
+
+def unused(recipe: Recipe) -> list[str]:
+    """What the recipe says and nothing would read: not wrong, and not what was meant either."""
+    if recipe.cluster.ray_address is not None and is_one_process(recipe):
+        return [
+            f"`cluster.ray_address` (`{recipe.cluster.ray_address}`) is not used: each role is one process, and all "
+            "live in the process of the command; more of them: --set 'actor.parallel={data=2}'"
+        ]
+    return []
 
 
 def longest_sequence(recipe: Recipe) -> int:

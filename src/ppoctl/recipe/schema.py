@@ -27,7 +27,7 @@ from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable
 from ppoctl.recipe.effects import REPORTING, RESULTS, SPEED
 from ppoctl.recipe.parallel import ParallelTable as ParallelTable
-from ppoctl.recipe.table import Array, AtLeastOne, Fraction, NotNegative, Positive
+from ppoctl.recipe.table import Array, AtLeastOne, Fraction, NotNegative, OrOff, Positive
 from ppoctl.recipe.table import Table as Table
 
 
@@ -50,7 +50,8 @@ class Gsm8kRows(Table):
     format: Annotated[Literal["gsm8k"], RESULTS]
     """GSM8K's own keys."""
     path: Annotated[str, RESULTS]
-    """JSONL file; `$NAME` at the start is an environment variable, relative paths start at the recipe file."""
+    """JSONL file; `$NAME` at the start is an environment variable (where a relative one starts, the command was
+    typed); other relative paths start at the recipe file."""
     system: Annotated[str, RESULTS] = ""
     """System message; empty: none."""
     instruction: Annotated[str, RESULTS] = ""
@@ -65,8 +66,8 @@ class ColumnRows(Table):
     format: Annotated[Literal["columns"], RESULTS]
     """Columns named below."""
     path: Annotated[str, RESULTS]
-    """`.jsonl` or `.parquet` file; `$NAME` at the start is an environment variable, relative paths start at the
-    recipe file."""
+    """`.jsonl` or `.parquet` file; `$NAME` at the start is an environment variable (where a relative one
+    starts, the command was typed); other relative paths start at the recipe file."""
     prompt: Annotated[str, RESULTS]
     """Column with the question (text, or a list of chat messages)."""
     answer: Annotated[str, RESULTS]
@@ -213,10 +214,10 @@ class EvalTable(Table):
 class HealthRule(Table):
     """Bounds on one figure."""
 
-    min: Annotated[float | None, REPORTING] = None
-    """Absent: no lower bound."""
-    max: Annotated[float | None, REPORTING] = None
-    """Absent: no upper bound."""
+    min: Annotated[float | None, REPORTING, OrOff] = None
+    """Absent or "off": no lower bound."""
+    max: Annotated[float | None, REPORTING, OrOff] = None
+    """Absent or "off": no upper bound."""
     action: Annotated[Literal["warn", "stop"], REPORTING] = "warn"
     """stop ends the run with exit 5 after the step's artifacts are committed."""
     from_step: Annotated[int, REPORTING, AtLeastOne] = 1

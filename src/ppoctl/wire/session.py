@@ -26,6 +26,7 @@ from ppoctl.launch.signals import StopFlag, stop_flag
 from ppoctl.loop.expectations import Verdict, judge
 from ppoctl.loop.run import Job, run
 from ppoctl.recipe.load import from_resolved
+from ppoctl.recipe.rules import unused
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.rewards.probe import probe, require_gold_wins
@@ -149,6 +150,8 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
         _ending(journal, attempt, watcher) as word,
     ):
         wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag, journal))
+        for note in unused(recipe):
+            watcher.console.on_message(f"note: {note}")
         if watcher.mirror is not None:
             watcher.mirror.start()
         try:
