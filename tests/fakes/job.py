@@ -21,6 +21,9 @@ class Calm:
     def judge(self, step: int, figures: Mapping[str, float]) -> list[object]:
         return []
 
+    def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
+        return False
+
 
 @dataclass
 class Witness:

@@ -191,7 +191,8 @@ class CheckpointTable(Table):
     keep_last: Annotated[int, SPEED, Field(ge=2)] = 2
     """Healthy actor and critic pairs to keep; the last healthy one is never deleted."""
     best: Annotated[str | None, REPORTING] = None
-    """Metric whose best state is kept besides, as weights only; absent: none."""
+    """Metric whose best actor is kept besides, as weights only: the actor that was measured, which is the one a step
+    began with for figures of training, and the one it made for evaluations. Absent: none."""
     keep_rollouts_every_steps: Annotated[int, REPORTING, NotNegative] = 10
     """Rollouts of every such step stay readable after its folder is no longer needed; 0: none."""
 

@@ -70,6 +70,18 @@ class HealthMonitor:
             self._verdicts = [verdict for verdict in found if verdict is not None]
         return list(self._verdicts)
 
+    def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
+        """Whether `judge` would find a rule that stops, were these all the figures of a step that it has not judged;
+        changes nothing."""
+        return any(
+            rule.action == "stop"
+            and step >= rule.from_step
+            and (value := _value(METRICS[name], figures)) is not None
+            and _broken_bound(rule, value) is not None
+            and self._counts[name] + 1 >= rule.for_steps
+            for name, rule in self._rules.items()
+        )
+
     def replay(self, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         """Start again from the figures of earlier steps, oldest first (see `figures_by_step`); says nothing."""
         self._counts = dict.fromkeys(METRICS, 0)
