@@ -8,12 +8,13 @@ from typing import NamedTuple
 import pytest
 
 from fakes.sockets import fake_recipe, fake_sockets
-from ppoctl.cli import ending
+from ppoctl.cli import ending, show
 from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire import session
+from ppoctl.wire.samples import ShownSample
 
 
 class Said(NamedTuple):
@@ -79,3 +80,18 @@ def test_a_training_without_what_its_recipe_expects_says_so_in_one_object(
     assert set(told) == {"run", "state", "figures", "expect", "error"}
     assert plain.err.splitlines()[-1] == f"hint: ppoctl resume {ended.layout.root} --set steps=4"
     assert plain.out.splitlines()[-1] == f"run: {ended.layout.root}"
+
+
+HOSTILE = "\x1b]0;owned\x07\u202etxt\x00\r\x9b2J caf\u00e9"
+
+
+def test_what_others_wrote_does_not_reach_the_terminal_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    sample = ShownSample(
+        step=1, row=0, prompt_id=HOSTILE, sample=0, stamp="actor@0", finish="terminated", prompt=HOSTILE + "\nnext", response="",
+        answer=HOSTILE, outcome="ok", score=1.0, tokens=[5, 6], pieces=[HOSTILE, "b"], logprobs=[-1.0, -2.0],
+        advantages=[0.5, -0.5], values=[0.0, 0.0],
+    )  # fmt: skip
+    show._print(sample)
+    out = capsys.readouterr().out
+    assert all(char == "\n" or char.isprintable() for char in out)
+    assert "\\x1b]0;owned\\x07\\u202etxt\\x00\\r\\x9b2J caf\u00e9\nnext\n" in out

@@ -1,4 +1,4 @@
-"""`checkpoint.best` keeps the actor that was measured, by the metric's own direction, and none of a step that stops."""
+"""`checkpoint.best` keeps the actor that was measured, by the metric's direction, and none of a step that stops."""
 
 from pathlib import Path
 

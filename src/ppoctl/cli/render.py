@@ -22,6 +22,15 @@ def line(text: str = "") -> None:
     print(text, flush=True)
 
 
+def printable(text: str) -> str:
+    """Text that others wrote, with every control character but line breaks as its escape: a terminal obeys those."""
+    return "".join(char if char == "\n" or char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
 def say(text: str) -> None:
     """A line of talk: progress, notes, what to type next."""
     print(text, file=sys.stderr, flush=True)

@@ -55,16 +55,15 @@ def resume(root: Path, sets: Sequence[str], *, allow_missing: bool, save_only: b
     return _continue(layout, recipe, verbose=verbose, do=_save_for_any_layout if save_only else run)
 
 
-def planned_change(root: Path, sets: Sequence[str]) -> int | None:
-    """The step from which a resume with these keys would hold them; None: they change nothing. Raises what it would
-    raise before it starts anything."""
+def planned_change(root: Path, sets: Sequence[str]) -> changes.Change | None:
+    """What a resume with these keys would change; None: nothing. Raises what it would raise before it starts
+    anything."""
     layout = RunLayout(root.resolve())
     recipe = load([layout.recipe_toml], sets, environ={}).recipe
     session.require_same_model(layout, recipe)
     changes.require_fitting_states(layout, recipe)
     recorded = session.recorded_recipes(layout)
-    newest = recorded[max(recorded)]
-    return None if recipe == newest else changes.holds_from(layout, newest, recipe)
+    return changes.change(layout, recorded[max(recorded)], recipe)
 
 
 def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
@@ -105,11 +104,12 @@ def _continue(layout: RunLayout, recipe: Recipe, *, verbose: bool, do: Callable[
     try:
         require_same_sources(layout, digests)
         changes.require_fitting_states(layout, recipe)
-        changes.adopt(layout, recorded[max(recorded)], recipe)
+        change = changes.adopt(layout, recorded[max(recorded)], recipe)
     except BaseException:
         sockets.scorer.close()
         raise
-    opened = Opened(layout, session.recorded_recipes(layout), sockets, threads, verbose=verbose)
+    notes = tuple(change.lines()) if change is not None else ()
+    opened = Opened(layout, session.recorded_recipes(layout), sockets, threads, verbose=verbose, notes=notes)
     return session.attempt_run(opened, do)
 
 

@@ -96,6 +96,8 @@ class Opened:
     threads: int
     observers: tuple[Observer, ...] = ()
     verbose: bool = False
+    notes: tuple[str, ...] = ()
+    """What is said first."""
 
     @property
     def recipe(self) -> Recipe:
@@ -150,8 +152,8 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
         _ending(journal, attempt, watcher) as word,
     ):
         wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag, journal))
-        for note in unused(recipe):
-            watcher.console.on_message(f"note: {note}")
+        for note in (*opened.notes, *(f"note: {text}" for text in unused(recipe))):
+            watcher.console.on_message(note)
         if watcher.mirror is not None:
             watcher.mirror.start()
         try:
