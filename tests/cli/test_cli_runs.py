@@ -87,7 +87,8 @@ HOSTILE = "\x1b]0;owned\x07\u202etxt\x00\r\x9b2J caf\u00e9"
 
 def test_what_others_wrote_does_not_reach_the_terminal_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     sample = ShownSample(
-        step=1, row=0, prompt_id=HOSTILE, sample=0, stamp="actor@0", finish="terminated", prompt=HOSTILE + "\nnext", response="",
+        step=1, row=0, prompt_id=HOSTILE, sample=0, stamp="actor@0", finish="terminated", prompt=HOSTILE + "\nnext",
+        response="",
         answer=HOSTILE, outcome="ok", score=1.0, tokens=[5, 6], pieces=[HOSTILE, "b"], logprobs=[-1.0, -2.0],
         advantages=[0.5, -0.5], values=[0.0, 0.0],
     )  # fmt: skip

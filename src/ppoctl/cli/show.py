@@ -7,7 +7,7 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, Run
-from ppoctl.errors import DataError, RecipeError
+from ppoctl.errors import RecipeError
 
 if TYPE_CHECKING:
     from ppoctl.store.layout import RunLayout
@@ -72,7 +72,7 @@ def _last_step(layout: "RunLayout") -> int:
 
     steps = [s for s in layout.committed_steps() if manifests.read(layout.stage(s, "rollout")) is not None]
     if not steps:
-        raise DataError(f"run `{layout.root}` has no rollouts yet", hint=f"ppoctl status {layout.root}")
+        raise RecipeError(f"run `{layout.root}` has no rollouts yet", hint=f"ppoctl status {layout.root}")
     return steps[-1]
 
 
