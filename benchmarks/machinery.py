@@ -75,6 +75,10 @@ class TimedGenerator:
         self.inner = inner
         self.clock = clock
 
+    def be_at(self, state: Any) -> None:
+        with self.clock.of("engines"):
+            self.inner.be_at(state)
+
     def generate(self, *arguments: Any, **settings: Any) -> Iterator[Any]:
         samples = self.inner.generate(*arguments, **settings)
         end = object()

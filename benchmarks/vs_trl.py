@@ -94,7 +94,7 @@ batching  = {{ microbatch_seqs = {microbatch} }}
 [checkpoint]
 every_steps = {save_every}
 [health]
-truncated = {{}}
+truncated = {{ max = "off" }}
 [tracking]
 kind = "none"
 [cluster]

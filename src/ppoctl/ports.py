@@ -67,6 +67,11 @@ class Sample:
 class Generator(Protocol):
     """Draws responses. Asked to *be at* a state; never told to synchronise."""
 
+    def be_at(self, state: State) -> None:
+        """Start what draws and give it the state's weights, where that has not been done; `generate` would do it
+        too, and a clock that starts now sees drawing alone. Raises WeightSyncError."""
+        ...
+
     def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
         """Finished samples, in any order, as they finish. Tokens are a function of weights, prompt, seed and params.
 

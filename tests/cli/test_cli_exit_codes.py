@@ -2,14 +2,23 @@
 
 import errno
 import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fakes.job import play
+from fakes.sockets import fake_recipe
+from house.conftest import ROOT
 from ppoctl import errors
 from ppoctl.cli import app as app_module
 from ppoctl.cli import render
 from ppoctl.cli.app import app, run
+from ppoctl.cli.options import Json
+from ppoctl.store.layout import RunLayout
+from recipe.conftest import SMALLEST
 
 FAMILIES = [
     (errors.RecipeError, 2),
@@ -147,3 +156,99 @@ def test_colour_only_on_a_terminal_without_no_color(
 def test_a_table_aligns_words_left_and_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
     render.table([("a", 1, 0.5), ("long", 100, None)], ("name", "n", "x"))
     assert capsys.readouterr().out == "name  n    x\na       1  0.5\nlong  100  -\n"
+
+
+def test_with_json_there_is_one_object_whatever_is_printed_and_raised(
+    failing: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def chatty(json: Json = False) -> None:
+        print("a line of a library")
+        render.json({"figures": {"loss": float("nan"), "gap": [float("inf"), 0.5]}})
+        if isinstance(failing[0], BaseException):
+            raise failing[0]
+
+    app.command("chatty-for-the-test")(chatty)
+    for raised, code in (
+        (0, 0),
+        (errors.ExpectationError("unmet"), 5),
+        (KeyboardInterrupt(), 130),
+        (ValueError(), 1),
+    ):
+        failing[0] = raised
+        assert run(["chatty-for-the-test", "--json"]) == code
+        captured = capsys.readouterr()
+        told = json.loads(captured.out)
+        assert told["figures"] == {"loss": "nan", "gap": ["inf", 0.5]}
+        assert told.get("error", {"exit_code": 0})["exit_code"] == code
+        assert captured.err == "a line of a library\n"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs") / "run"
+    play(root, fake_recipe(steps=2, tracking={"kind": "mlflow", "uri": "http://127.0.0.1:9"}))
+    return root
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Path) -> Path:
+    """A folder with a recipe, its data, and a run of two steps whose MLflow does not answer."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("PPOCTL_")]:
+        monkeypatch.delenv(name)
+    Path("r.toml").write_text(SMALLEST.replace('"base"', '"org/base"'), "utf-8")
+    Path("train.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n', "utf-8")
+    shutil.copytree(finished, "run")
+    return tmp_path
+
+
+def look_at_a_corrupt_record() -> list[str]:
+    record = RunLayout(Path("run")).stage(2, "rollout") / "record.safetensors"
+    record.write_bytes(record.read_bytes()[:-1])
+    return ["show", "run", "--step", "2"]
+
+
+Provoke = Callable[[], list[str] | BaseException | int]
+ROWS: dict[str, list[Provoke]] = {
+    "0": [lambda: ["recipes", "list"], lambda: ["status", "run"]],
+    "1": [lambda: ValueError("a bug")],
+    "2": [
+        lambda: ["plan", "r.toml", "--set", "stpes=3"],
+        lambda: ["plan", "r.toml", "--set", "steps=x"],
+        lambda: ["validate", "r.toml", "--set", "model.path=./none"],
+        lambda: ["validate", "r.toml", "--set", "data.train.path=none.jsonl"],
+        lambda: ["show", "run", "--step", "999"],
+        lambda: ["status", "run", "--sett"],
+        lambda: ["resume", "run", "--plan", "--set", "name=other"],
+        lambda: ["recipes", "copy", "quickstart", "r.toml"],
+    ],
+    "3": [lambda: ["track", "--rebuild", "run"]],
+    "4": [lambda: errors.DataError("row 3"), lambda: errors.RewardError("gold loses")],
+    "5": [lambda: errors.NonFiniteError("nan"), lambda: errors.ExpectationError("unmet")],
+    "6": [lambda: errors.HangError("late")],
+    "7": [lambda: MemoryError("too much"), lambda: errors.OutOfMemoryError("too much")],
+    "8": [look_at_a_corrupt_record, lambda: OSError(errno.ENOSPC, "No space left", "runs/x")],
+    "9": [lambda: errors.FinishedShortError("short")],
+    "75": [lambda: errors.PreemptedError("told to go")],
+    "130": [lambda: errors.InterruptedByUserError("told to stop"), lambda: KeyboardInterrupt()],
+}
+"""Code -> what ends with it: a command where one does so without an engine, else what an engine's command raises."""
+PROVOKED = [(code, number) for code, provoking in ROWS.items() for number in range(len(provoking))]
+
+
+@pytest.mark.parametrize(("code", "number"), PROVOKED, ids=[f"{code}-{number}" for code, number in PROVOKED])
+def test_every_row_of_the_table_can_be_provoked(
+    failing: list[object], place: Path, capsys: pytest.CaptureFixture[str], code: str, number: int
+) -> None:
+    provoked = ROWS[code][number]()
+    words = provoked if isinstance(provoked, list) else ["fail-for-the-test"]
+    failing[0] = provoked
+    assert run(words) == int(code), capsys.readouterr().err
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_table_has_every_code_once() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    codes = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")][2:]
+    assert codes == [*ROWS, "128+n"]
+    assert {int(code) for code in ROWS} == {int(code) for code in errors.ExitCode}

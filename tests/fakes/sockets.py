@@ -9,7 +9,7 @@ import torch
 from fakes.bigram import END, VOCABULARY, BigramTrainer, Tell, tell_nobody
 from ppoctl.batch.records import Prompt, Prompts, State
 from ppoctl.ports import Answer, Models, Sample, SampleRequest, SamplingParams, Score
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import Gsm8kReward, Recipe
 from ppoctl.wire.sockets import Sockets
 
 
@@ -22,13 +22,16 @@ class BigramGenerator:
         self.drawn = 0
         self.syncs = 0
 
-    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
-        if self.lineage != at.lineage:
-            (bucket,) = self.models.actor_at(at).weights(at).buckets()
+    def be_at(self, state: State) -> None:
+        if self.lineage != state.lineage:
+            (bucket,) = self.models.actor_at(state).weights(state).buckets()
             ((_, table),) = bucket.tensors()
             self.table = table.clone()
-            self.lineage = at.lineage
+            self.lineage = state.lineage
             self.syncs += 1
+
+    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
+        self.be_at(at)
         for request in reversed(requests):
             yield self._draw(request, params, at)
 
@@ -54,10 +57,12 @@ class BigramGenerator:
 
 
 class EvenScorer:
-    """Score: the share of even tokens. `outcomes` overrides single prompts."""
+    """Score: the share of even tokens. `outcomes` overrides single prompts; `other_reading` is reported beside the
+    score: 1 where the first token is even, else 0."""
 
-    def __init__(self, outcomes: Mapping[str, Score] | None = None) -> None:
+    def __init__(self, outcomes: Mapping[str, Score] | None = None, other_reading: str | None = None) -> None:
         self.outcomes = outcomes or {}
+        self.other_reading = other_reading
 
     def score(self, answers: Sequence[Answer]) -> list[Score]:
         return [self.outcomes.get(answer.prompt_id) or self._score(answer) for answer in answers]
@@ -67,9 +72,8 @@ class EvenScorer:
 
     def _score(self, answer: Answer) -> Score:
         tokens = [int(word) for word in answer.response.split()]
-        return Score(
-            sum(token % 2 == 0 for token in tokens) / len(tokens), "ok", extras={"length": float(len(tokens))}
-        )
+        extras = {} if self.other_reading is None else {self.other_reading: float(tokens[0] % 2 == 0)}
+        return Score(sum(token % 2 == 0 for token in tokens) / len(tokens), "ok", extras=extras)
 
 
 class CountingQuestions:
@@ -112,10 +116,17 @@ def fake_sockets(
         actor=trainer("actor"),
         critic=trainer("critic"),
         generator=lambda models, say: BigramGenerator(models),
-        scorer=EvenScorer(),
+        scorer=EvenScorer(other_reading=_other_reading(recipe)),
         questions=CountingQuestions(recipe.rollout.prompts_per_step),
         source_digest="bigram",
     )
+
+
+def _other_reading(recipe: Recipe) -> str | None:
+    """What the recipe's reward reports beside the score."""
+    if not isinstance(recipe.reward, Gsm8kReward):
+        return None
+    return "lenient" if recipe.reward.strict else "strict"
 
 
 def fake_recipe(**changes: Any) -> Recipe:

@@ -12,17 +12,19 @@ from house.conftest import trees
 # Room -> rooms it may import. Its own is always allowed, and `ppoctl.__version__` to everyone.
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
-    "recipe": {"errors"},
+    "metrics": set(),
+    "clock": set(),
+    "recipe": {"metrics", "errors"},
     "launch": {"recipe", "errors"},
     "ppo": set(),
-    "batch": {"errors"},
+    "batch": {"metrics", "errors"},
     "ports": {"batch"},
-    "stages": {"ports", "batch", "ppo", "errors"},
-    "store": {"ports", "batch", "errors"},
-    "loop": {"stages", "store", "ports", "batch", "recipe", "errors"},
+    "stages": {"ports", "batch", "ppo", "clock", "metrics", "errors"},
+    "store": {"ports", "batch", "clock", "metrics", "errors"},
+    "loop": {"stages", "store", "ports", "batch", "recipe", "metrics", "errors"},
     "data": {"ports", "batch", "recipe", "errors"},
     "rewards": {"ports", "batch", "recipe", "errors"},
-    "tracking": {"ports", "batch", "recipe", "errors"},
+    "tracking": {"ports", "batch", "recipe", "clock", "metrics", "errors"},
     "engines.turns": set(),
     "engines.loopback": set(),
     "engines.link": {"engines.loopback", "ports", "batch", "errors"},
@@ -31,8 +33,8 @@ ARROWS: dict[str, set[str]] = {
         "convert", "engines.link", "engines.loopback", "engines.sharing", "engines.turns", "ports", "batch", "recipe",
         "errors",
     },
-    "engines.vllm": {"engines.link", "engines.turns", "ports", "batch", "recipe", "errors"},
-    "engines.ray": {"ports", "batch", "recipe", "errors"},
+    "engines.vllm": {"clock", "engines.link", "engines.turns", "ports", "batch", "recipe", "errors"},
+    "engines.ray": {"clock", "ports", "batch", "recipe", "errors"},
     "convert": {"store", "batch", "recipe", "errors"},
     "wire": {
         "convert", "data", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch", "loop",
@@ -43,7 +45,7 @@ ARROWS: dict[str, set[str]] = {
 }  # fmt: skip
 
 # What a command may import inside its function, when it has been chosen.
-LATE: dict[str, set[str]] = {"cli": {"launch", "loop", "recipe", "store", "tracking", "wire"}}
+LATE: dict[str, set[str]] = {"cli": {"launch", "loop", "metrics", "recipe", "store", "tracking", "wire"}}
 
 # Foreign packages by room; the standard library is allowed to all.
 FOREIGN: dict[str, set[str]] = {

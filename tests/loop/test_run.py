@@ -81,10 +81,10 @@ def test_an_evaluation_changes_nothing_that_is_trained(tmp_path: Path) -> None:
 
 
 LINES = [
-    {"step": 1, "figures": {"eval/held/pass_at_1": 0.25, "kl/coef": 0.5}},
+    {"stage": "eval", "seconds": 1.0, "step": 1, "figures": {"eval/held/pass_at_1": 0.25, "kl/coef": 0.5}},
     {"event": "attempt_started"},
-    {"step": 4, "figures": {"eval/held/pass_at_1": 0.75}},
-    {"step": 2, "figures": {"eval/held/pass_at_1": 0.5}},
+    {"stage": "eval", "seconds": 1.0, "step": 4, "figures": {"eval/held/pass_at_1": 0.75}},
+    {"stage": "eval", "seconds": 1.0, "step": 2, "figures": {"eval/held/pass_at_1": 0.5}},
 ]
 
 

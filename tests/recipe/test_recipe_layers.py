@@ -7,7 +7,17 @@ import pytest
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.load import examine, from_resolved, load
 from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import ByTokens, KlInLoss, NoKl, Recipe
+from ppoctl.recipe.schema import (
+    BySequences,
+    ByTokens,
+    GaeAdvantages,
+    HealthRule,
+    KlInLoss,
+    MlflowTracking,
+    NoKl,
+    NoTracking,
+    Recipe,
+)
 from ppoctl.recipe.write import recipe_as_toml
 from recipe.conftest import SMALLEST, Write
 
@@ -27,7 +37,7 @@ def test_every_value_remembers_where_it_was_set(write: Write) -> None:
         write(SMALLEST),
         write('[ppo]\nkl = { place = "loss", coef = 0.1 }\n[model]\ndtype="float32"\n', "b.toml"),
     ]
-    environ = {"PPOCTL_ACTOR__OPTIMIZER__LR": "3e-6", "PPOCTL_DATA": "/no/key", "PPOCTL_HOME": "x"}
+    environ = {"PPOCTL_ACTOR__OPTIMIZER__LR": "3e-6", "PPOCTL_DATA": "/no/key"}
     loaded = load(files, ["rollout.temperature=0.5"], environ)
     assert loaded.origins["name"] == "r.toml:1"
     assert loaded.origins["model.path"] == "r.toml:4"
@@ -193,3 +203,43 @@ def test_a_resolved_recipe_of_another_version_says_so(smallest: Path) -> None:
     with pytest.raises(RecipeError, match=r"unknown key `ppo.gone`") as caught:
         from_resolved(resolved)
     assert "version" in str(caught.value.hint)
+
+
+def test_to_set_one_key_of_a_table_leaves_its_other_defaults(smallest: Path) -> None:
+    sets = [
+        "ppo.advantages.gae_lambda=0.95",
+        "tracking.uri=x",
+        "actor.batching.logits_chunk_tokens=8",
+        "health.kl.action=stop",
+        "health.explained_variance.min=0.25",
+        "health.truncated.min=0.1",
+    ]
+    loaded = load([smallest], sets, {})
+    recipe = loaded.recipe
+    assert recipe.ppo.advantages == GaeAdvantages(kind="gae", gae_lambda=0.95)
+    assert recipe.tracking == MlflowTracking(kind="mlflow", uri="x")
+    assert recipe.actor.batching == ByTokens(max_tokens_per_microbatch=16384, logits_chunk_tokens=8)
+    assert recipe.health.kl == HealthRule(max=0.5, action="stop")
+    assert recipe.health.explained_variance == HealthRule(min=0.25, from_step=10, for_steps=3)
+    assert recipe.health.truncated == HealthRule(min=0.1, max=0.5)
+    assert (loaded.origins["health.kl.max"], loaded.origins["health.kl.action"]) == ("default", "--set")
+
+
+def test_a_bound_can_be_taken_away_and_stays_away(smallest: Path, write: Write) -> None:
+    for sets in (['health.kl.max="off"'], ["health.kl={}"]):
+        recipe = load([smallest], [*sets, "health.kl.min=0.1"] if "{}" not in sets[0] else sets, {}).recipe
+        assert recipe.health.kl.max is None
+        assert load([write(recipe_as_toml(recipe), "kept.toml")], [], {}).recipe == recipe
+
+
+def test_another_alternative_has_none_of_the_defaults(smallest: Path) -> None:
+    recipe = load([smallest], ["actor.batching.microbatch_seqs=2", "tracking.kind=none"], {}).recipe
+    assert recipe.actor.batching == BySequences(microbatch_seqs=2)
+    assert recipe.tracking == NoTracking(kind="none")
+
+
+def test_a_path_behind_a_variable_starts_where_the_command_was_typed(write: Write) -> None:
+    file = write(SMALLEST.replace('"train.jsonl"', '"$PPOCTL_DATA/train.jsonl"'), "recipes/r.toml")
+    recipe = load([file], [], {"PPOCTL_DATA": "folder"}).recipe
+    assert recipe.data.train.path == str(Path.cwd() / "folder" / "train.jsonl")
+    assert recipe.model.path == str(Path.cwd() / "recipes" / "base")

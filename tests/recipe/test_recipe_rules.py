@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.errors import RecipeError
-from ppoctl.recipe import rules
+from ppoctl.recipe import metric_rules, rules
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.load import load
 from recipe.conftest import SMALLEST, Write
@@ -103,8 +103,9 @@ CASES: list[tuple[str, list[str], str]] = [
     ),
     (
         "a_rule_that_stops_has_a_bound",
-        ["health.kl={action='stop'}"],
-        '--set: [health.kl] would stop the run and has neither `min` nor `max`: `health.kl.action` = `"stop"` (--set)',
+        ["health.entropy.action=stop"],
+        "--set: [health.entropy] would stop the run and has neither `min` nor `max`: `health.entropy.action` = "
+        '`"stop"` (--set)',
     ),
     (
         "no_value_holds_a_secret",
@@ -141,32 +142,73 @@ CASES: list[tuple[str, list[str], str]] = [
         '`expect."policy/entropy_mean".at_step` = `11` (--set), `steps` = `10` (r.toml:2)',
     ),
     (
-        "metrics_of_a_reference_have_a_reference",
+        "metrics_that_are_watched_are_reported",
         ['expect."kl/reference_mean".max=1'],
         '--set: `kl/reference_mean` needs a reference, and none is loaded: `ppo.kl.place` = `"none"` (default)',
     ),
     (
-        "evaluations_that_are_watched_take_place",
+        "metrics_that_are_watched_are_reported",
+        ['expect."reward/strict_mean".min=0.1'],
+        "--set: `reward/strict_mean` is the score itself, which is reported as `reward/score_mean`: "
+        "`reward.strict` = `true` (default)",
+    ),
+    (
+        "metrics_that_are_watched_are_reported",
+        ["reward.kind=exact_match", "data.train.instruction=x", 'expect."reward/lenient_mean".min=0.1'],
+        "--set: `reward/lenient_mean` is one of the two readings of `gsm8k`, and this reward has one: "
+        '`reward.kind` = `"exact_match"` (--set)',
+    ),
+    (
+        "metrics_that_are_watched_are_reported",
+        ['expect."time/eval_s".max=9'],
+        "--set: `time/eval_s` needs an evaluation set, and [data.eval] has none",
+    ),
+    (
+        "metrics_that_are_watched_are_reported",
         [EVAL, "checkpoint.best=eval/f/pass_at_1"],
         "--set: `eval/f/pass_at_1` speaks of an evaluation set `f`; [data.eval] has `e`: `checkpoint.best` = "
         '`"eval/f/pass_at_1"` (--set)',
     ),
     (
-        "an_expected_evaluation_happens_at_that_step",
+        "an_expected_figure_is_reported_at_that_step",
+        ["ppo.critic_only_steps=3", 'expect."policy/loss"={max=9, at_step=3}'],
+        "--set: `policy/loss` is expected at step 3, where only the critic trains: "
+        '`expect."policy/loss".at_step` = `3` (--set), `ppo.critic_only_steps` = `3` (--set)',
+    ),
+    (
+        "an_expected_figure_is_reported_at_that_step",
+        ['expect."reward/score_mean"={min=0.1, at_step=0}'],
+        "--set: `reward/score_mean` is expected at step 0, which is before the first; steps count from 1: "
+        '`expect."reward/score_mean".at_step` = `0` (--set)',
+    ),
+    (
+        "an_expected_figure_is_reported_at_that_step",
         [EVAL, "eval.every_steps=4", 'expect."eval/e/pass_at_1"={min=0.5, at_step=6}'],
         "--set: `eval/e/pass_at_1` is expected at step 6, where nothing is evaluated: "
         '`expect."eval/e/pass_at_1".at_step` = `6` (--set), `eval.every_steps` = `4` (--set), `eval.at_start` = `true` '
         "(default)",
     ),
     (
-        "a_rise_has_two_evaluations",
+        "a_rise_has_two_values",
+        ["ppo.critic_only_steps=9", 'expect."policy/entropy_mean".rise_min=0.1'],
+        "--set: `policy/entropy_mean` must rise over its first value, and the run reports it once: "
+        '`expect."policy/entropy_mean".rise_min` = `0.1` (--set), `steps` = `10` (r.toml:2)',
+    ),
+    (
+        "a_rise_has_two_values",
         [EVAL, "eval.at_start=false", 'expect."eval/e/pass_at_1".rise_min=0.1'],
         "--set: `eval/e/pass_at_1` must rise over its first value, and the run evaluates once: "
         '`expect."eval/e/pass_at_1".rise_min` = `0.1` (--set), `eval.at_start` = `false` (--set), `eval.every_steps` = '
         "`0` (default)",
     ),
     (
-        "the_best_state_is_judged_by_a_known_metric",
+        "the_best_state_is_judged_by_a_metric_that_says_which_is_better",
+        ["checkpoint.best=policy/loss"],
+        "--set: `policy/loss` does not say which of two actors is better: `checkpoint.best` = "
+        '`"policy/loss"` (--set)',
+    ),
+    (
+        "the_best_state_is_judged_by_a_metric_that_says_which_is_better",
         ["checkpoint.best=reward/mean"],
         "--set: no metric is called `reward/mean`; did you mean `reward/score_mean`?: `checkpoint.best` = "
         '`"reward/mean"` (--set)',
@@ -238,8 +280,16 @@ def test_a_hint_is_one_change(smallest: Path) -> None:
 def test_evaluations_happen_at_start_at_intervals_and_at_the_end(smallest: Path) -> None:
     def steps(*sets: str) -> list[int]:
         recipe = load([smallest], sets, {}).recipe
-        return [step for step in range(11) if rules.evaluates(recipe, step)]
+        return [step for step in range(11) if metric_rules.evaluates(recipe, step)]
 
     assert steps() == []
     assert steps(EVAL) == [0, 10]
     assert steps(EVAL, "eval.every_steps=4", "eval.at_start=false") == [4, 8, 10]
+
+
+def test_a_ray_that_nothing_would_use_is_noted(smallest: Path) -> None:
+    address = "cluster.ray_address=head:6379"
+    [note] = rules.unused(load([smallest], [address], {}).recipe)
+    assert note.startswith("`cluster.ray_address` (`head:6379`) is not used: each role is one process")
+    assert rules.unused(load([smallest], [address, "actor.parallel={data=2}"], {}).recipe) == []
+    assert rules.unused(load([smallest], [], {}).recipe) == []

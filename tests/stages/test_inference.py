@@ -56,6 +56,9 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[tuple[float, SampleRequest]] = []
 
+    def be_at(self, state: State) -> None:
+        pass
+
     def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
         for request in reversed(requests):
             self.asked.append((params.temperature, request))

@@ -48,6 +48,9 @@ class StopsAt:
     def judge(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
         return [Stop()] if step in self.steps else []
 
+    def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
+        return bool(self.judge(step, figures))
+
 
 def trainer(wiring: Wiring, role: str) -> BigramTrainer:
     return cast(BigramTrainer, wiring.job.states.engines[role])
@@ -190,7 +193,7 @@ def test_a_state_that_nothing_leads_to_is_named(tmp_path: Path) -> None:
 
 
 def test_a_best_actor_of_a_run_that_was_drawn_again_is_the_new_one(tmp_path: Path) -> None:
-    tables = {"steps": 1, "checkpoint": {"best": "reward/score_mean", "every_steps": 5}}
+    tables = {"steps": 1, "checkpoint": {"best": "eval/held/pass_at_1", "every_steps": 5}}
     layout = stop_at(tmp_path / "run", "1 state/critic writing", **tables)
     for step in layout.committed_steps():
         shutil.rmtree(layout.step(step))

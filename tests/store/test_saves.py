@@ -166,6 +166,9 @@ class StopsAtOnce:
     def judge(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
         return [Stop()]
 
+    def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
+        return bool(self.judge(step, figures))
+
 
 def test_a_run_that_a_health_rule_stops_finishes_what_is_in_flight(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", fake_recipe(), Witness(looks=inf), health=StopsAtOnce())

@@ -25,7 +25,7 @@ from story.drill import in_a_process, kill_self
 from story.preloaded import preload
 from story.real_drill import outcome, real_recipe
 
-MARK = "PPOCTL_DRILL"
+MARK = "DRILL_OF_PPOCTL"
 """Environment variable of all processes of a drill: how those that are left behind are found."""
 TITLES = {"actor": "ray::actor", "critic": "ray::critic", "engine": "ray::generator_engine", "raylet": "raylet"}
 ENDS = {

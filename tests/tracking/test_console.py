@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console as RichConsole
 
+from ppoctl.clock import WorkClock
 from ppoctl.tracking.console import (
     Console,
     LiveConsole,
@@ -16,7 +17,7 @@ from ppoctl.tracking.console import (
     panel,
     plain,
 )
-from ppoctl.tracking.view import RunView, duration, number, sparkline
+from ppoctl.tracking.view import Cadence, Progress, RunView, duration, number, sparkline
 
 
 class Clock:
@@ -39,13 +40,14 @@ class Gone(io.StringIO):
         raise OSError(5, "Input/output error")
 
 
-def line(step: int, stage: str, seconds: float, figures: dict[str, float]) -> dict[str, Any]:
-    return {"seq": 1, "at": 0.0, "attempt": 1, "step": step, "stage": stage, "seconds": seconds, "figures": figures}
+def line(step: int, stage: str, seconds: float, figures: dict[str, float], **clocked: float) -> dict[str, Any]:
+    body = {"seq": 1, "at": 0.0, "attempt": 1, "step": step, "stage": stage, "seconds": seconds, "figures": figures}
+    return {**body, "clocked": {f"throughput/{name}": value for name, value in clocked.items()}}
 
 
 def step_lines(step: int) -> list[dict[str, Any]]:
     return [
-        line(step, "rollout", 4.0, {"rollout/tokens": 7360.0, "rollout/truncated_frac": 0.021}),
+        line(step, "rollout", 4.0, {"rollout/truncated_frac": 0.021}, generated_tokens_per_s=1840.0),
         line(step, "reward", 0.5, {"reward/score_mean": 0.1 + step / 10}),
         line(step, "critic_update", 3.0, {"value/explained_variance": 0.5234}),
         line(step, "actor_update", 5.5, {"policy/approx_kl": 0.00312, "policy/clip_frac": 0.0812}),
@@ -60,7 +62,7 @@ def play(console: Console, lines: Iterable[dict[str, Any]]) -> None:
 
 def plain_console(steps: int = 40, *, verbose: bool = False) -> tuple[PlainConsole, io.StringIO, Clock]:
     clock, stream = Clock(), io.StringIO()
-    return PlainConsole(RunView("demo", steps, clock), stream, verbose=verbose, clock=clock), stream, clock
+    return PlainConsole(RunView("demo", Cadence(steps), clock), stream, verbose=verbose, clock=clock), stream, clock
 
 
 def test_a_log_has_one_line_for_each_step_and_each_evaluation() -> None:
@@ -70,7 +72,7 @@ def test_a_log_has_one_line_for_each_step_and_each_evaluation() -> None:
     console.on_committed({"seq": 9, "event": "attempt_ended", "at": 0.0})
     console.on_message("mlflow: gone")
     console.close()
-    # 7360 tokens in 4.0 s; 4 + 0.5 + 3 + 5.5 = 13 s a step; 39 and 38 steps to go: 507 s and 494 s.
+    # 4 + 0.5 + 3 + 5.5 = 13 s a step; 39 and 38 steps to go: 507 s and 494 s.
     assert stream.getvalue() == (
         "step 0/40  eval  gsm8k/pass_at_1 0.25  gsm8k/greedy_pass_at_1 0.3\n"
         "step 1/40  reward 0.2  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 27s\n"
@@ -102,6 +104,7 @@ def test_a_step_without_an_actor_update_is_told_when_the_next_begins_and_borrows
 def test_a_long_rollout_says_once_a_minute_how_far_it_is() -> None:
     console, stream, clock = plain_console()
     console.on_stage_started(1, "rollout")
+    console.on_progress(0, 256, 0)
     for second in range(1, 131):
         clock.now = 1000.0 + second
         console.on_progress(second, 256, 100 * second)
@@ -110,13 +113,71 @@ def test_a_long_rollout_says_once_a_minute_how_far_it_is() -> None:
 
 def test_a_resumed_run_knows_its_history_and_does_not_tell_it_again() -> None:
     clock, stream = Clock(), io.StringIO()
-    view = RunView("demo", 3, clock)
+    view = RunView("demo", Cadence(3), clock)
     view.recall([*step_lines(1), *step_lines(2)[:2]])
     console = PlainConsole(view, stream, verbose=False, clock=clock)
     play(console, step_lines(2)[2:])
     assert stream.getvalue() == (
         "step 2/3  reward 0.3  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 13s\n"
     )
+
+
+def test_a_recalled_rollout_has_no_speed_and_recalled_samples_do_not_count() -> None:
+    clock = Clock()
+    view = RunView("demo", Cadence(3), clock)
+    view.committed(line(1, "rollout", 0.1, {}))
+    assert view.tokens_per_s is None
+    view.stage_started(2, "rollout")
+    view.progressed(Progress(200, 256, 0))
+    clock.now += 4.0
+    view.progressed(Progress(210, 256, 300))
+    assert view.tokens_per_s == 75.0
+
+
+def test_what_is_left_has_evaluations_and_saves() -> None:
+    """Steps of 10 s, evaluated (7 s) every second one, saved (3 s) every third one and at the end, of 5."""
+    clock = Clock()
+    view = RunView("demo", Cadence(5, eval_every_steps=2, evaluates=True, save_every_steps=3), clock)
+
+    def happens(step: int, stage: str, seconds: float) -> None:
+        view.stage_started(step, stage)
+        clock.now += seconds
+        view.committed(line(step, stage, seconds, {}))
+
+    happens(0, "eval", 7.0)
+    happens(1, "actor_update", 10.0)
+    assert view.eta_s == 4 * 10 + 3 * 7  # evaluations after 2, 4 and 5; what a save takes is not known
+    happens(2, "actor_update", 10.0)
+    assert view.eta_s == 3 * 10 + 3 * 7
+    happens(2, "eval", 7.0)
+    assert view.eta_s == 3 * 10 + 2 * 7
+    happens(3, "actor_update", 10.0)
+    clock.now += 3.0
+    view.stage_started(4, "actor_update")
+    assert view.eta_s == 2 * 10 + 2 * 7 + 1 * 3
+    clock.now += 10.0
+    view.committed(line(4, "actor_update", 10.0, {}))
+    happens(4, "eval", 7.0)
+    happens(5, "actor_update", 10.0)
+    assert view.eta_s == 1 * 7 + 1 * 3
+    happens(5, "eval", 7.0)
+    assert view.eta_s == 3
+    assert view.step_seconds(4) == 10.0
+
+
+def test_the_clock_of_work_stands_still_while_something_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+    work = WorkClock()
+    began = work.now()
+    clock.now += 1.0
+    with work.stopped():
+        clock.now += 20.0
+        with work.stopped():
+            clock.now += 5.0
+        assert work.now() - began == 1.0
+    clock.now += 2.0
+    assert work.now() - began == 3.0
 
 
 def test_logs_are_ascii_without_control_characters() -> None:
@@ -128,20 +189,22 @@ def test_logs_are_ascii_without_control_characters() -> None:
 
 def test_the_panel() -> None:
     clock = Clock()
-    view = RunView("demo", 40, clock)
+    view = RunView("demo", Cadence(40), clock)
     view.recall([*step_lines(1), *step_lines(2), *step_lines(3)])
     view.stage_started(4, "rollout")
     console = LiveConsole(view, RichConsole(file=io.StringIO(), width=60), refresh_per_second=1.0)
-    console.on_progress(12, 64, 5000)
+    clock.now += 1.0
+    console.on_progress(2, 64, 0)
     clock.now += 2.5
+    console.on_progress(12, 64, 5000)
     console.close()
     shown = {True: io.StringIO(), False: io.StringIO()}
     for unicode, stream in shown.items():
         RichConsole(file=stream, width=60).print(panel(view, unicode=unicode))
-    # 5000 tokens in 2.5 s; 37 steps of 13 s.
+    # 1 s until drawing began (weights are sent), then 5000 tokens in 2.5 s; 37 steps of 13 s.
     assert shown[False].getvalue() == (
         "+- demo ---------------------------------------------------+\n"
-        "| step 4/40  rollout 2.5s  12/64 samples                   |\n"
+        "| step 4/40  rollout 3.5s  12/64 samples                   |\n"
         "| reward 0.4  kl 0.00312  ev 0.523  clip 0.0812  trunc     |\n"
         "| 0.021                                                    |\n"
         "| rewards _+@                                              |\n"
@@ -153,7 +216,7 @@ def test_the_panel() -> None:
 
 def test_the_panel_of_a_run_that_has_nothing_yet() -> None:
     stream = io.StringIO()
-    RichConsole(file=stream, width=30).print(panel(RunView("demo", 3, Clock()), unicode=False))
+    RichConsole(file=stream, width=30).print(panel(RunView("demo", Cadence(3), Clock()), unicode=False))
     assert stream.getvalue().splitlines()[1:-1] == [
         "| step 0/3                   |",
         "|                            |",
@@ -165,7 +228,7 @@ def test_the_panel_of_a_run_that_has_nothing_yet() -> None:
 def test_messages_appear_above_the_live_panel_and_the_cursor_comes_back() -> None:
     stream = io.StringIO()
     rich = RichConsole(file=stream, width=60, force_terminal=True, color_system=None, legacy_windows=False)
-    console = LiveConsole(RunView("[demo]", 40, Clock()), rich)
+    console = LiveConsole(RunView("[demo]", Cadence(40), Clock()), rich)
     play(console, step_lines(1))
     console.on_message("mlflow: [bold]gone[/bold]")
     console.close()
@@ -180,7 +243,7 @@ def test_colour_is_left_out_on_request(monkeypatch: pytest.MonkeyPatch, no_color
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", no_color)
     stream = Terminal()
-    console = open_console("demo", 3, stream=stream)
+    console = open_console("demo", Cadence(3), stream=stream)
     assert isinstance(console, LiveConsole)
     console.close()
     assert "\x1b[3" not in stream.getvalue()
@@ -189,16 +252,16 @@ def test_colour_is_left_out_on_request(monkeypatch: pytest.MonkeyPatch, no_color
 @pytest.mark.parametrize("term", ["", "dumb"])
 def test_a_dumb_terminal_and_a_file_get_plain_lines(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
     monkeypatch.setenv("TERM", term)
-    assert isinstance(open_console("demo", 3, stream=Terminal()), PlainConsole)
+    assert isinstance(open_console("demo", Cadence(3), stream=Terminal()), PlainConsole)
     monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(open_console("demo", 3, stream=io.StringIO()), PlainConsole)
+    assert isinstance(open_console("demo", Cadence(3), stream=io.StringIO()), PlainConsole)
 
 
 def test_a_terminal_that_went_away_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     consoles: list[Console] = [
-        PlainConsole(RunView("demo", 3, clock), Gone(), verbose=True, clock=clock),
-        LiveConsole(RunView("demo", 3, clock), RichConsole(file=Gone()), refresh_per_second=0.01),
+        PlainConsole(RunView("demo", Cadence(3), clock), Gone(), verbose=True, clock=clock),
+        LiveConsole(RunView("demo", Cadence(3), clock), RichConsole(file=Gone()), refresh_per_second=0.01),
     ]
     for console in consoles:
         play(console, step_lines(1))
@@ -207,7 +270,7 @@ def test_a_terminal_that_went_away_does_not_stop_training(monkeypatch: pytest.Mo
         console.close()
     closed = io.StringIO()
     closed.close()
-    PlainConsole(RunView("demo", 3, clock), closed, verbose=False, clock=clock).on_message("hello")
+    PlainConsole(RunView("demo", Cadence(3), clock), closed, verbose=False, clock=clock).on_message("hello")
 
 
 def test_numbers_durations_and_sparklines_by_hand() -> None:

@@ -82,11 +82,11 @@ class FakeTarget:
 
 
 def faked(run: RunDir, target: FakeTarget, said: Said) -> MlflowMirror:
-    return MlflowMirror(run.root, SETTINGS, run.root.parent, say=said, open_target=target.open, patience=QUICK)
+    return MlflowMirror(run.root, SETTINGS, attempt=1, say=said, open_target=target.open, patience=QUICK)
 
 
-def mirrored(run: RunDir, said: Said, settings: MlflowTracking = SETTINGS) -> MlflowMirror:
-    mirror = MlflowMirror(run.root, settings, run.root.parent, say=said, patience=QUICK)
+def mirrored(run: RunDir, said: Said, settings: MlflowTracking = SETTINGS, attempt: int = 1) -> MlflowMirror:
+    mirror = MlflowMirror(run.root, settings, attempt=attempt, say=said, patience=QUICK)
     mirror.start()
     return mirror
 
@@ -237,7 +237,7 @@ def test_resumes_are_one_run_with_the_true_status(run: RunDir, mlflow: Mlflow, s
     endings = {"preempted": "KILLED", "interrupted": "KILLED", "short": "FAILED", "finished": "FINISHED"}
     for attempt, (word, expected) in enumerate(endings.items(), start=1):
         run.append({"event": "attempt_started", "attempt": attempt})
-        mirror = mirrored(run, said)
+        mirror = mirrored(run, said, attempt=attempt)
         run.step(attempt)
         mirror.notify()
         until(lambda: len(mlflow.runs()) == 1 and mlflow.run().info.status == "RUNNING")
@@ -269,6 +269,23 @@ def test_figures_arrive_even_where_files_cannot_be_stored(
     assert mlflow.run().info.status == "FINISHED"
 
 
+def test_an_attempt_that_was_superseded_leaves_the_status_alone(run: RunDir, said: Said) -> None:
+    """It was stopped, woke up when the next one had finished, and found itself superseded."""
+    target = FakeTarget()
+    target.gate.set()
+    run.event("attempt_started")
+    sleeper = faked(run, target, said)
+    run.step(1)
+    sleeper.start()
+    until(lambda: len(target.figures) == 5)
+    run.append({"event": "attempt_started", "attempt": 2})
+    run.append({"event": "attempt_ended", "attempt": 2, "status": "finished", "exit_code": 0})
+    target.statuses.append("FINISHED")
+    run.event("attempt_ended", status="superseded", exit_code=8)
+    assert sleeper.close("superseded", DEADLINE_S) == 0
+    assert target.statuses[-1] == "FINISHED"
+
+
 LIFE = """
 import os, signal, sys, time
 sys.path[:0] = [{tests!r}]
@@ -277,7 +294,7 @@ from tracking_lab import SETTINGS, Mlflow, RunDir
 from ppoctl.tracking.mirror import MlflowMirror, Patience
 
 run = RunDir(Path({runs!r}))
-mirror = MlflowMirror(run.root, SETTINGS, run.root.parent, say=sys.stderr.write, patience=Patience(poll_s=0.01))
+mirror = MlflowMirror(run.root, SETTINGS, attempt=1, say=sys.stderr.write, patience=Patience(poll_s=0.01))
 run.event("attempt_started")
 mirror.start()
 for step in range(1, 10_000):

@@ -156,6 +156,25 @@ def test_a_run_whose_process_died_keeps_running_unless_one_says_how_it_ended(run
     assert rebuild(run.root, SETTINGS, ended_as="failed").nothing
 
 
+def test_a_status_that_an_earlier_attempt_set_is_mended(run: RunDir, mlflow: Mlflow) -> None:
+    run.event("attempt_started")
+    run.append({"event": "attempt_started", "attempt": 2})
+    run.append({"event": "attempt_ended", "attempt": 2, "status": "finished", "exit_code": 0})
+    rebuild(run.root, SETTINGS)
+    mlflow.client.set_terminated(mlflow.run().info.run_id, "FAILED")
+    run.event("attempt_ended", status="failed", exit_code=8)
+    assert rebuild(run.root, SETTINGS).status == 1
+    assert mlflow.run().info.status == "FINISHED"
+    assert mlflow.run().data.tags["ppoctl.attempt"] == "2"
+
+
+def test_a_contract_that_is_not_met_is_a_failure(run: RunDir, mlflow: Mlflow) -> None:
+    run.event("attempt_started")
+    run.event("attempt_ended", status="unmet", exit_code=5)
+    rebuild(run.root, SETTINGS)
+    assert (mlflow.run().info.status, mlflow.run().data.tags["ppoctl.status"]) == ("FAILED", "unmet")
+
+
 @pytest.mark.parametrize("kind", ["refused", "no database", "unknown scheme", "locked"])
 def test_what_is_wrong_is_said_in_one_line_with_the_command_to_repeat(run: RunDir, runs_dir: Path, kind: str) -> None:
     (runs_dir / "folder").mkdir()

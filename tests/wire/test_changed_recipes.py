@@ -152,14 +152,42 @@ def test_the_plan_of_a_resume_says_from_where_a_change_would_hold(
     layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
     before = layout.recipe_toml.read_bytes()
     for key, end in [
-        ("actor.optimizer.lr=0.1", "\n  what --set changes holds from step 3\n"),
-        ("actor.optimizer.lr=0.05", "\n  --set changes nothing\n"),
+        ("actor.optimizer.lr=0.1", "\n  steps 3 to 5  run\n  actor.optimizer.lr 0.05 -> 0.1 from step 3\n"),
+        ("steps=9", "\n  steps 3 to 9  run\n  steps 5 -> 9 from step 3\n"),
+        ("actor.optimizer.lr=0.05", "\n  steps 3 to 5  run\n  --set changes nothing\n"),
     ]:
         code = app(["resume", str(layout.root), "--plan", "--set", key])
         assert code == 0, capsys.readouterr().err
         assert capsys.readouterr().out.endswith(end)
     assert layout.recipe_toml.read_bytes() == before
     assert starts(layout) == [1]
+
+
+def test_a_change_says_each_key_with_both_values(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
+    faster = fake_recipe(**{**REDO, "ppo": {"minibatch_seqs": 2, "epochs": 2}}, actor={"optimizer": {"lr": 0.1}})
+    change = adopt(layout, fake_recipe(**REDO), faster)
+    assert change is not None
+    assert change.lines() == [
+        "ppo.minibatch_seqs 4 -> 2 from step 3",
+        'ppo.kl.place "reward" -> "none" from step 3',
+        'ppo.kl.estimator "k1" -> absent from step 3',
+        "ppo.kl.coef 0.05 -> absent from step 3",
+        "actor.optimizer.lr 0.05 -> 0.1 from step 3",
+    ]
+    assert adopt(layout, faster, faster) is None
+
+
+def test_a_run_is_not_renamed_and_does_not_end_before_what_it_has_done(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "4 rollout starts", **REDO)
+    before = fake_recipe(**REDO)
+    with pytest.raises(RecipeError, match="`name` is `other`, and this run is `fake`: a run keeps its name"):
+        adopt(layout, before, before.model_copy(update={"name": "other"}))
+    with pytest.raises(RecipeError, match="`steps` is `2`, and 3 steps of the run are done") as caught:
+        adopt(layout, before, before.model_copy(update={"steps": 2}))
+    assert caught.value.hint == f"ppoctl resume {layout.root} --set steps=3"
+    assert starts(layout) == [1]
+    assert adopt(layout, before, before.model_copy(update={"steps": 3})) is not None
 
 
 @pytest.mark.parametrize(

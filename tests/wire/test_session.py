@@ -76,10 +76,16 @@ def test_an_attempt_that_did_everything_says_so(made: RunLayout) -> None:
     assert not half.exists()
 
 
-def test_an_unmet_contract_is_a_finished_run_with_an_exit_code_of_its_own(made: RunLayout) -> None:
+def test_a_hint_of_a_room_that_knows_no_run_names_the_run(made: RunLayout) -> None:
+    with pytest.raises(NonFiniteError) as caught:
+        attempt(made, BrokenScorer(NonFiniteError("x", hint="ppoctl resume RUN  # RUNS are many")))
+    assert caught.value.hint == f"ppoctl resume {made.root}  # RUNS are many"
+
+
+def test_an_unmet_contract_is_an_end_of_its_own(made: RunLayout) -> None:
     ended = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 2.0}}))
     assert [verdict.met for verdict in ended.verdicts] == [False]
-    assert ends(made) == [("finished", 5)]
+    assert ends(made) == [("unmet", 5)]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ppoctl import metrics
 from ppoctl.batch import codec
 
 TERMINATED = 0
@@ -37,6 +38,8 @@ class Record:
     kind: ClassVar[str]
     measured: ClassVar[tuple[str, ...]] = ()
     """Fields that are a measurement of the same thing, equal to rounding when taken again. No part of identity."""
+    unsaved: ClassVar[tuple[str, ...]] = ()
+    """Fields that only this process knows: they are neither written nor part of identity."""
 
     @cached_property
     def encoded(self) -> bytes:
@@ -53,13 +56,18 @@ class Record:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def _encode(self, *, without: tuple[str, ...]) -> bytes:
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in without}
+        left_out = (*without, *self.unsaved)
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         meta = {name: value for name, value in values.items() if name not in tensors and value is not None}
         return codec.encode(self.kind, tensors, meta)
 
     def figures(self) -> dict[str, float]:
         """What a person wants to see of this record: metric name -> number. Journaled when it is committed."""
+        return {}
+
+    def clocked(self) -> dict[str, float]:
+        """Figures of how it was made, which a clock decides: metric name -> number. Never part of the record."""
         return {}
 
     def readable_files(self) -> dict[str, bytes]:
@@ -93,6 +101,7 @@ class Rollouts(Record):
 
     kind: ClassVar[str] = "rollouts"
     measured: ClassVar[tuple[str, ...]] = ("sampler_logprobs", "sends")
+    unsaved: ClassVar[tuple[str, ...]] = ("drawing",)
 
     prompt_tokens: Int[Tensor, " T"]
     """All prompts, concatenated; int64."""
@@ -118,6 +127,8 @@ class Rollouts(Record):
     """The actor state each sample was made with, as `State.stamp`."""
     sends: list[int]
     """How often each sample was asked for: more than once where an engine died over it."""
+    drawing: tuple[int, float] | None = None
+    """Response tokens that were drawn for it here, and the seconds of drawing; None: it was recalled."""
 
     def __post_init__(self) -> None:
         rows, columns = self.tokens.shape
@@ -150,12 +161,16 @@ class Rollouts(Record):
     def figures(self) -> dict[str, float]:
         lengths = self.lengths.float()
         return {
-            "rollout/response_tokens_mean": float(lengths.mean()),
-            "rollout/response_tokens_max": float(lengths.max()),
-            "rollout/truncated_frac": float((self.finish == TRUNCATED).float().mean()),
-            "rollout/resent_seqs": float(sum(sends > 1 for sends in self.sends)),
-            "rollout/tokens": float(self.lengths.sum() + self.prompt_lengths.sum()),
+            metrics.ROLLOUT_RESPONSE_TOKENS_MEAN.name: float(lengths.mean()),
+            metrics.ROLLOUT_RESPONSE_TOKENS_MAX.name: float(lengths.max()),
+            metrics.ROLLOUT_TRUNCATED_FRAC.name: float((self.finish == TRUNCATED).float().mean()),
+            metrics.ROLLOUT_RESENT_SEQS.name: float(sum(sends > 1 for sends in self.sends)),
+            metrics.ROLLOUT_TOKENS.name: float(self.lengths.sum()),
         }
+
+    def clocked(self) -> dict[str, float]:
+        tokens, seconds = self.drawing or (0, 0.0)
+        return {metrics.THROUGHPUT_GENERATED.name: tokens / seconds} if tokens and seconds > 0 else {}
 
 
 @dataclass(frozen=True)
@@ -189,13 +204,13 @@ class Rewards(Record):
     def figures(self) -> dict[str, float]:
         ok = self.valid
         figures = {
-            "reward/error_frac": float((self.outcomes == REWARD_ERROR).float().mean()),
-            "reward/timeout_frac": float((self.outcomes == REWARD_TIMEOUT).float().mean()),
+            metrics.REWARD_ERROR_FRAC.name: float((self.outcomes == REWARD_ERROR).float().mean()),
+            metrics.REWARD_TIMEOUT_FRAC.name: float((self.outcomes == REWARD_TIMEOUT).float().mean()),
         }
         if bool(ok.any()):
-            figures["reward/score_mean"] = float(self.scores[ok].mean())
-            figures["reward/score_std"] = float(self.scores[ok].std(unbiased=False))
-            figures["reward/shaped_mean"] = float(self.shaped[ok].mean())
+            figures[metrics.REWARD_SCORE_MEAN.name] = float(self.scores[ok].mean())
+            figures[metrics.REWARD_SCORE_STD.name] = float(self.scores[ok].std(unbiased=False))
+            figures[metrics.REWARD_SHAPED_MEAN.name] = float(self.shaped[ok].mean())
             for name, column in sorted(self.extras.items()):
                 figures[f"reward/{name}_mean"] = float(torch.tensor(column)[ok].mean())
         return figures
@@ -226,7 +241,7 @@ class Logprobs(Record):
     """Sampler against trainer: see `ppo.diagnostics.sampler_gap`."""
 
     def figures(self) -> dict[str, float]:
-        return {f"mismatch/{name}": value for name, value in sorted(self.gap.items())}
+        return {metrics.named("mismatch", name): value for name, value in sorted(self.gap.items())}
 
 
 @dataclass(frozen=True)

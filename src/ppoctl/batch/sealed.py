@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import CorruptArtifactError
+from ppoctl.errors import CorruptArtifactError, quoted
 
 _SEAL = re.compile(r',\s+"seal": "([0-9a-f]{16})"\s?\}\s?\Z')
 
@@ -82,7 +82,7 @@ def intact_lines(data: bytes) -> Iterator[dict[str, Any]]:
 
 def how_to_mend(run: Path) -> str:
     """The command that sets damage of a run aside and makes again what depends on it."""
-    return f"set it aside and make again what depends on it: ppoctl resume {run} --allow-missing"
+    return f"set it aside and make again what depends on it: ppoctl resume {quoted(run)} --allow-missing"
 
 
 def _checksum(text: str) -> str:

@@ -68,18 +68,28 @@ def run(arguments: Sequence[str]) -> int:
     """One command line; returns its exit code. Every error of a command ends here."""
     own = list(arguments)[: list(arguments).index("--")] if "--" in arguments else list(arguments)
     # Read before parsing: an error of parsing, too, is told in the form that was asked for.
-    debug, as_json = "--debug" in own, "--json" in own
+    debug, as_json = "--debug" in own, "--json" in own and not {"--help", "-h"} & {*own}
+    if not as_json:
+        return _run(arguments, debug=debug, as_json=False)
+    with render.one_object():
+        return _run(arguments, debug=debug, as_json=True)
+
+
+def _run(arguments: Sequence[str], *, debug: bool, as_json: bool) -> int:
     try:
         words = [word for word in arguments if word != "--debug"] or ["--help"]
         result = app(words, prog_name="ppoctl", standalone_mode=False)
-        return int(result) if isinstance(result, int) else ExitCode.DONE
+        code = int(result) if isinstance(result, int) else ExitCode.DONE
     except PpoctlError as error:
         found = _Failure(type(error).__name__, error.message, error.hint, int(error.exit_code))
         return _tell(found, error, debug=debug, as_json=as_json)
     except typer.Abort:
-        return ExitCode.INTERRUPTED
+        code = ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort: nothing below may show a raw traceback
         return _tell(_foreign(error), error, debug=debug, as_json=as_json)
+    if code == ExitCode.INTERRUPTED and as_json:  # Ctrl-C outside a run, which typer made a code of
+        render.json(_Failure("InterruptedByUserError", "interrupted", None, code).as_json())
+    return code
 
 
 class _Failure:

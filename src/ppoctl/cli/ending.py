@@ -7,47 +7,57 @@ from ppoctl.cli import render
 from ppoctl.errors import quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ppoctl.wire.session import Ended
 
 RUNS = Path("runs")
 """Where run directories are made."""
 
-SHOWN = (
-    ("reward", "reward/score_mean"),
-    ("truncated", "rollout/truncated_frac"),
-    ("kl per step", "policy/approx_kl"),
-    ("entropy", "policy/entropy_mean"),
-    ("explained variance", "value/explained_variance"),
-    ("sampler gap", "mismatch/gap_max_abs"),
-)
-
 
 def tell(ended: "Ended", *, as_json: bool) -> None:
     """The final table, first step against last; raises ExpectationError where the recipe's contract is not met."""
+    from ppoctl import metrics
     from ppoctl.loop.expectations import history, require_met
 
+    shown = (
+        ("reward", metrics.REWARD_SCORE_MEAN),
+        ("truncated", metrics.ROLLOUT_TRUNCATED_FRAC),
+        ("kl per step", metrics.POLICY_APPROX_KL),
+        ("entropy", metrics.POLICY_ENTROPY_MEAN),
+        ("explained variance", metrics.VALUE_EXPLAINED_VARIANCE),
+        ("sampler gap", metrics.MISMATCH_GAP_MAX_ABS),
+    )
     series = history(ended.lines)
     rows: list[tuple[Any, ...]] = []
-    metrics = [*SHOWN, *((name, name) for name in sorted(series) if name.endswith("pass_at_1"))]
-    for label, metric in metrics:
-        if points := series.get(metric):
+    passed = [(name, name) for name in sorted(series) if name.endswith("pass_at_1")]
+    for label, name in [*((label, metric.name) for label, metric in shown), *passed]:
+        if points := series.get(name):
             rows.append((label, points[0][0], f"{points[0][1]:.4g}", points[-1][0], f"{points[-1][1]:.4g}"))
-    verdicts = [
-        (v.metric, "-" if v.value is None else f"{v.value:.4g}", v.bound, "met" if v.met else "UNMET")
-        for v in ended.verdicts
-    ]
+    expect = [vars(verdict) for verdict in ended.verdicts]
     if as_json:
         figures = {metric: {"first": points[0], "last": points[-1]} for metric, points in sorted(series.items())}
-        expect = [vars(verdict) for verdict in ended.verdicts]
-        render.json({"run": str(ended.layout.root), "figures": figures, "expect": expect})
+        unmet = not all(verdict.met for verdict in ended.verdicts)
+        state = "unmet" if unmet else "finished"
+        render.json({"run": str(ended.layout.root), "state": state, "figures": figures, "expect": expect})
     else:
         render.table(rows, ("figure", "step", "first", "step", "last"))
-        if verdicts:
+        if expect:
             render.line()
-            render.table(verdicts, ("expected", "reached", "bound", ""))
+            render.table([expected_row(verdict) for verdict in expect], EXPECTED)
         render.line()
         render.line(f"run: {ended.layout.root}")
-    require_met(ended.verdicts)
+    steps = max((step for points in series.values() for step, _ in points), default=1)
+    require_met(ended.verdicts, longer=f"ppoctl resume {quoted(ended.layout.root)} --set steps={2 * steps}")
+
+
+EXPECTED = ("expected", "reached", "bound", "")
+
+
+def expected_row(verdict: "Mapping[str, Any]") -> tuple[str, str, str, str]:
+    """One line of the table of a contract, under the headers `EXPECTED`."""
+    reached = "-" if verdict["value"] is None else f"{verdict['value']:.4g}"
+    return verdict["metric"], reached, verdict["bound"], "met" if verdict["met"] else "UNMET"
 
 
 def tell_rollout(ended: "Ended", *, as_json: bool) -> None:

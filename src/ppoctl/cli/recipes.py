@@ -72,35 +72,29 @@ def keys(
     prefix: Annotated[str, typer.Argument(metavar="[KEY]", help="Only the keys at or below this one.")] = "",
     json: Json = False,
 ) -> None:
-    """Print every key a recipe may have: default, what it changes, what it means."""
-    from ppoctl.recipe import shape
-    from ppoctl.recipe.explain import as_toml, similar
-    from ppoctl.recipe.origins import dotted
-    from ppoctl.recipe.schema import Recipe
+    """Print every key a recipe may have: type, default, range, what it changes, what it means."""
+    from dataclasses import asdict
 
-    parts = tuple(prefix.split(".")) if prefix else ()
-    known = [(path, key) for path, key in shape.walk(shape.of(Recipe)) if isinstance(key.shape, shape.Leaf)]
-    chosen = [(path, key) for path, key in known if path[: len(parts)] == parts]
+    from ppoctl.recipe.explain import similar
+    from ppoctl.recipe.keys import key_lines
+
+    known = key_lines()
+    chosen = [line for line in known if f"{line.key}.".startswith(f"{prefix}.") or not prefix]
     if not chosen:
-        near = similar(prefix, [dotted(path) for path, _ in known])
+        inside = [line.key for line in known if prefix in line.key.split(".")]
+        near = f"; did you mean `{inside[0]}`?" if inside else similar(prefix, [line.key for line in known])
         raise RecipeError(f"no key begins with `{prefix}`{near}", hint="ppoctl recipes keys")
-    rows = []
-    for path, key in chosen:
-        default = "required" if key.required else as_toml(key.field.get_default(call_default_factory=True))
-        allowed = " | ".join(f'"{value}"' for value in shape.allowed(key.field.annotation))
-        meaning = " ".join((key.field.description or "").split())
-        rows.append((".".join(path), allowed or default, key.effect.value if key.effect else "", meaning))
     if json:
-        fields = ("key", "default", "changes", "meaning")
-        render.json({"keys": [dict(zip(fields, row, strict=True)) for row in rows]})
-    else:
-        render.table(rows, ("key", "default or choices", "changes", "meaning"))
+        render.json({"keys": [asdict(line) for line in chosen]})
+        return
+    rows = [(line.key, line.only, line.type, line.default, line.range, line.changes, line.meaning) for line in chosen]
+    render.table(rows, ("key", "only with", "type", "default", "range", "changes", "meaning"))
 
 
 @app.command()
 def metrics(json: Json = False) -> None:
     """Print every metric that `[expect]` and `checkpoint.best` may name."""
-    from ppoctl.recipe.metrics import METRICS
+    from ppoctl.metrics import METRICS
 
     if json:
         fields = [{"name": m.name, "unit": m.unit, "says": m.says, "healthy": m.healthy} for m in METRICS]

@@ -2,9 +2,11 @@
 `NO_COLOR` is set. Without a terminal every line is plain, so that a log of a batch job has no control characters."""
 
 import json as json_module
+import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -20,14 +22,53 @@ def line(text: str = "") -> None:
     print(text, flush=True)
 
 
+def printable(text: str) -> str:
+    """Text that others wrote, with every control character but line breaks as its escape: a terminal obeys those."""
+    return "".join(char if char == "\n" or char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
 def say(text: str) -> None:
     """A line of talk: progress, notes, what to type next."""
     print(text, file=sys.stderr, flush=True)
 
 
 def json(value: Mapping[str, Any]) -> None:
-    """The one object that a command with `--json` prints."""
-    print(json_module.dumps(value, indent=2, default=str), flush=True)
+    """The one object that a command with `--json` prints: at once, or as part of `one_object`."""
+    if _parts is None:
+        print(json_module.dumps(_finite(value), indent=2, default=str, allow_nan=False), flush=True)
+    else:
+        _parts.update(value)
+
+
+_parts: dict[str, Any] | None = None
+"""Of the object that is being put together."""
+
+
+@contextmanager
+def one_object() -> Iterator[None]:
+    """Around a command that was asked for JSON: whatever it gives, its error included, is printed as one object when
+    it has ended, and nothing else reaches stdout (lines of libraries go to stderr)."""
+    global _parts
+    _parts = {}
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        whole, _parts = _parts, None
+        json(whole)
+
+
+def _finite(value: Any) -> Any:
+    """The value with what JSON has no number for as text: `"nan"`, `"inf"`."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def error(message: str) -> None:

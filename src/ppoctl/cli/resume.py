@@ -68,18 +68,39 @@ def resume(
 
 def _tell_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
     """What would be done, with the keys that would change."""
-    changes: dict[str, int | None] = {}
+    from ppoctl.store import run_dir
+    from ppoctl.store.layout import RunLayout
+
+    change = None
     if sets:
         from ppoctl.wire import commands
 
-        changes["changes_from"] = commands.planned_change(run, sets)
+        change = commands.planned_change(run, sets)
+    recipes = run_dir.recipes(RunLayout(run))
+    to_come = _to_come(table, change.steps if change else recipes[max(recipes)]["steps"])
     if as_json:
         items = [{"item": item.name, "action": item.action, "note": item.note} for item in table.items]
-        render.json({"from_step": table.start, "items": items, "notes": list(table.notes), **changes})
+        keys = [{"key": key, "from": old, "to": new} for key, old, new in change.keys] if change else []
+        told = {"changes_from": change.from_step if change else None, "changes": keys} if sets else {}
+        span = [*to_come[:1], *to_come[-1:]]
+        found = {"from_step": table.start, "items": items, "notes": list(table.notes), "steps_to_come": span}
+        render.json({**found, **told})
         return
     _print(run, table, to_stderr=False)
-    for step in changes.values():
-        render.line("  --set changes nothing" if step is None else f"  what --set changes holds from step {step}")
+    if to_come:
+        render.line(f"  {'step' if len(to_come) == 1 else 'steps'} {_span(to_come)}  run")
+    for line in change.lines() if change else ["--set changes nothing"] if sets else []:
+        render.line(f"  {line}")
+
+
+def _to_come(table: "ResumePlan", steps: int) -> range:
+    """Steps of which nothing is there yet."""
+    begun = max((int(item.name.split("/")[1]) for item in table.items if item.name.startswith("steps/")), default=0)
+    return range(max(begun, table.start) + 1, steps + 1)
+
+
+def _span(steps: range) -> str:
+    return str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
 
 
 def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, Run
-from ppoctl.errors import DataError, RecipeError, quoted
+from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.store.layout import RunLayout
@@ -44,18 +44,22 @@ def show(
 
 def _print(found: "ShownSample") -> None:
     rows = [
-        ("sample", f"{found.row} of step {found.step}: {found.prompt_id} #{found.sample}, {found.stamp}"),
+        (
+            "sample",
+            render.printable(f"{found.row} of step {found.step}: {found.prompt_id} #{found.sample}, {found.stamp}"),
+        ),
         ("finish", f"{found.finish} after {len(found.tokens)} tokens"),
-        ("answer", found.answer.splitlines()[-1] if found.answer else ""),
+        ("answer", render.printable(found.answer.splitlines()[-1] if found.answer else "")),
         ("reward", f"{found.outcome} {found.score:g}" if found.score is not None else f"{found.outcome}, no score"),
     ]
     render.table(rows)
     render.line()
     render.heading("prompt")
-    render.line(found.prompt)
+    render.line(render.printable(found.prompt))
     render.line()
     render.heading("response")
-    render.line(render.weighted(found.pieces, found.advantages or [0.0] * len(found.pieces)))
+    pieces = [render.printable(piece) for piece in found.pieces]
+    render.line(render.weighted(pieces, found.advantages or [0.0] * len(pieces)))
     if found.advantages:
         render.line()
         columns = zip(found.pieces, found.advantages, found.values or (), found.logprobs, strict=False)
@@ -68,7 +72,7 @@ def _last_step(layout: "RunLayout") -> int:
 
     steps = [s for s in layout.committed_steps() if manifests.read(layout.stage(s, "rollout")) is not None]
     if not steps:
-        raise DataError(f"run `{layout.root}` has no rollouts yet", hint=f"ppoctl status {quoted(layout.root)}")
+        raise RecipeError(f"run `{layout.root}` has no rollouts yet", hint=f"ppoctl status {quoted(layout.root)}")
     return steps[-1]
 
 

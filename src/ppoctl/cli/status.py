@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.cli import render
+from ppoctl.cli.ending import EXPECTED, expected_row
 from ppoctl.cli.options import Json, Run
 from ppoctl.errors import quoted
 
@@ -29,12 +30,20 @@ def status(run: Run, json: Json = False) -> None:
         render.line()
         shown = [(metric, f"{value:.4g}") for metric, value in sorted(report["figures"].items())]
         render.table(shown, (f"step {report['steps_done']}", "value"))
-    if report["state"] not in ("running", "finished"):
+    if report["expect"]:
+        render.line()
+        render.table([expected_row(verdict) for verdict in report["expect"]], EXPECTED)
+    if report["state"] == "unmet":
+        render.say(f"train longer: ppoctl resume {quoted(run)} --set steps={2 * report['steps_planned']}")
+    elif report["state"] not in ("running", "finished"):
         render.say(f"continue: ppoctl resume {quoted(run)}")
 
 
 def read_status(run: Path) -> dict[str, Any]:
     """What `status --json` prints."""
+    from ppoctl.loop.expectations import judge
+    from ppoctl.metrics import reported
+    from ppoctl.recipe.schema import Expectation
     from ppoctl.store import run_dir
     from ppoctl.store.journal import read_lines
     from ppoctl.store.layout import RunLayout
@@ -49,6 +58,9 @@ def read_status(run: Path) -> dict[str, Any]:
     done = max((line["step"] for line in stages if line["stage"] == _last_update(newest, line["step"])), default=0)
     last = max(stages, key=lambda line: line["seq"], default=None)
     attempts = _attempts(lines)
+    # A contract is judged when all steps are done; before that its figures are only on their way.
+    expect = newest["expect"] if attempts and attempts[-1]["status"] in ("finished", "unmet") else {}
+    wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
     return {
         "name": facts["name"],
         "state": attempts[-1]["status"] if attempts else "created",
@@ -57,7 +69,8 @@ def read_status(run: Path) -> dict[str, Any]:
         "last_stage": None if last is None else f"{last['stage']} of step {last['step']} ({last['seconds']:.1f} s)",
         "saved_pairs": saved_pairs(layout),
         "attempts": attempts,
-        "figures": {k: v for line in stages if line["step"] == done for k, v in line["figures"].items()},
+        "figures": {k: v for line in stages if line["step"] == done for k, v in reported(line).items()},
+        "expect": [vars(verdict) for verdict in judge(wanted, lines)],
     }
 
 

@@ -25,7 +25,7 @@ def validate(
     from ppoctl.recipe.assets import missing_assets
     from ppoctl.recipe.load import examine
     from ppoctl.recipe.problems import as_error
-    from ppoctl.recipe.rules import violations
+    from ppoctl.recipe.rules import unused, violations
 
     loaded, problems = examine(files, sets or (), judges=(violations, missing_assets))
     if loaded is None:
@@ -45,6 +45,8 @@ def validate(
         render.line(text)
     if not Path(loaded.recipe.model.path).is_absolute():
         render.say(f"note: `{loaded.recipe.model.path}` is no folder here; taken for a hub id and not looked up")
+    for note in unused(loaded.recipe):
+        render.say(f"note: {note}")
     render.say(f"ok: {' + '.join(str(file) for file in files)}")
 
 

@@ -174,7 +174,7 @@ class OpenDevice:
 def _lost(process: int) -> SenderLostError:
     return SenderLostError(
         f"weights were lost with process {process}, which sent them",
-        hint="everything finished is committed: `ppoctl resume RUN`",
+        hint="ppoctl resume RUN  # everything finished is committed",
     )
 
 

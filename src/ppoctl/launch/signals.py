@@ -36,7 +36,7 @@ class StopFlag:
         kind = InterruptedByUserError if self.received == signal.SIGINT else PreemptedError
         raise kind(
             f"stopped by {_NAMES[signal.Signals(self.received)]}; everything finished is committed",
-            hint="continue with `ppoctl resume RUN`",
+            hint="ppoctl resume RUN",
         )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal module's signature

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppoctl.errors import ExpectationError
+from ppoctl.metrics import reported
 from ppoctl.recipe.schema import Expectation
 
 
@@ -25,7 +26,7 @@ def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, flo
     """Journal lines as metric -> [(step, value)], by step."""
     series: dict[str, dict[int, float]] = {}
     for line in lines:
-        for metric, value in line.get("figures", {}).items():
+        for metric, value in reported(line).items():
             series.setdefault(metric, {})[int(line["step"])] = float(value)
     return {metric: sorted(points.items()) for metric, points in series.items()}
 
@@ -36,8 +37,8 @@ def judge(expect: Mapping[str, Expectation], lines: Iterable[Mapping[str, Any]])
     return [_judge_one(metric, wanted, series.get(metric, [])) for metric, wanted in expect.items()]
 
 
-def require_met(verdicts: Iterable[Verdict]) -> None:
-    """Raise ExpectationError naming every unmet expectation."""
+def require_met(verdicts: Iterable[Verdict], *, longer: str | None = None) -> None:
+    """Raise ExpectationError naming every unmet expectation; `longer` is the command that trains on."""
     unmet = [verdict for verdict in verdicts if not verdict.met]
     if unmet:
         parts = [
@@ -45,7 +46,7 @@ def require_met(verdicts: Iterable[Verdict]) -> None:
         ]
         raise ExpectationError(
             "the run ended without what its recipe expects: " + "; ".join(parts),
-            hint="look at the curves, then train longer with `ppoctl resume RUN --set steps=...`",
+            hint=longer,
         )
 
 

@@ -1,13 +1,14 @@
 """Over steps: tell the story, keep the ledger, evaluate, judge, save, retain. One loop for `train` and `resume`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
-from ppoctl.batch.records import Carry, Evaluation, Prompts, State
-from ppoctl.errors import FinishedShortError, HealthStopError, InterruptedByUserError, PreemptedError
+from ppoctl.batch.records import Carry, Evaluation, Prompts, Record, State
+from ppoctl.errors import FinishedShortError, HealthStopError, InterruptedByUserError, PreemptedError, quoted
 from ppoctl.loop.expectations import history
 from ppoctl.loop.step import Stages, StepResult, critic_only_step, ppo_step
+from ppoctl.metrics import eval_set, find
 from ppoctl.ports import SampleParts
 from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
@@ -59,6 +60,8 @@ class Health(Protocol):
 
     def judge(self, step: int, figures: Mapping[str, float]) -> Sequence[Verdict]: ...
 
+    def would_stop(self, step: int, figures: Mapping[str, float]) -> bool: ...
+
 
 @dataclass(frozen=True)
 class Job:
@@ -104,7 +107,7 @@ def _require_the_last_step(job: Job) -> None:
     if reached < planned:
         raise FinishedShortError(
             f"the run ended at its newest saved step {reached} of the {planned} that `steps` asks for",
-            hint=f"ppoctl resume {job.layout.root}",
+            hint=f"ppoctl resume {quoted(job.layout.root)}",
         )
 
 
@@ -117,7 +120,8 @@ def _do_steps(job: Job) -> None:
     while step < job.cadence.steps:
         step += 1
         story = critic_only_step if step <= job.cadence.critic_only_steps else ppo_step
-        result = story(job.once.at(step), job.stages(step), job.prompts(step), actor, critic, carry)
+        stages = _keeping_best(job, step, job.stages(step))
+        result = story(job.once.at(step), stages, job.prompts(step), actor, critic, carry)
         actor, critic, carry = result.actor, result.critic, result.carry
         job.parts.drop(step=step)
         _record_samples(job, step, result)
@@ -154,7 +158,8 @@ def _judge_and_save(job: Job, step: int, result: StepResult) -> None:
     for verdict in verdicts:
         job.say(f"{verdict.action}: {verdict.text}")
     stops = [verdict.text for verdict in verdicts if verdict.action == "stop"]
-    _save_best(job, result.actor, figures)
+    if not stops and not _is_measured_before_the_update(job, step):
+        _save_best(job, result.actor, figures)
     if job.cadence.saves(step) or stops:
         job.states.saves.finish()  # of the pair before; what it makes superfluous goes before the new one is written
         job.retention.apply()
@@ -170,15 +175,60 @@ def _judge_and_save(job: Job, step: int, result: StepResult) -> None:
 def _after_health_stop(layout: RunLayout) -> str:
     """How to go on: from the last healthy pair, or from the one that was saved as the rule stopped the run."""
     healthy = [step for step in saved_pairs(layout) if is_healthy(layout, step)]
-    resume = f"ppoctl resume {layout.root}"
+    resume = f"ppoctl resume {quoted(layout.root)}"
     if not healthy:
-        return f"everything up to this step is committed; go on from here: {resume} --set KEY=VALUE"
+        return f"everything up to this step is committed; go on from here, perhaps with changed keys: {resume}"
     return f"go on from the last healthy states: {resume} --back-to {healthy[-1]}; from the present ones: {resume}"
 
 
+def _keeping_best(job: Job, step: int, stages: Stages) -> Stages:
+    """The stages of a step that keep the actor it was drawn from, where its figures are the best so far."""
+    if not _is_measured_before_the_update(job, step):
+        return stages
+    return replace(stages, actor_update=_BestBefore(stages.actor_update, job, step))
+
+
+def _is_measured_before_the_update(job: Job, step: int) -> bool:
+    """Whether the metric of the best state is of the actor that the step began with, and an update leads away from
+    it: figures of training are; an evaluation is of the actor that the step made."""
+    best = job.cadence.best
+    return best is not None and eval_set(best) is None and step > job.cadence.critic_only_steps
+
+
+@dataclass(frozen=True)
+class _BestBefore:
+    """The actor's update, which first keeps the actor it is given if that is the best so far and its figures stop
+    nothing: all that measures it is committed by then, and afterwards its weights are gone."""
+
+    update: Stage[State]
+    job: Job
+    step: int
+
+    @property
+    def name(self) -> str:
+        return self.update.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.update.fingerprint
+
+    def run(self, actor: State, *inputs: Any) -> Record:
+        figures = self.job.journal.figures(self.step)
+        if not self.job.health.would_stop(self.step, figures):
+            _save_best(self.job, actor, figures)
+        return self.update.run(actor, *inputs)
+
+    def result(self, record: Record) -> State:
+        return self.update.result(record)
+
+
 def _save_best(job: Job, actor: State, figures: Mapping[str, float]) -> None:
+    """Keep the weights of the actor that the figures are of, if none before was as good."""
     metric = job.cadence.best
     if metric is None or metric not in figures:
         return
-    if figures[metric] >= max(value for _, value in history(job.journal.lines())[metric]):
+    seen = [value for _, value in history(job.journal.lines())[metric]]
+    registered = find(metric)
+    best = min(seen) if registered is not None and registered.better == "lower" else max(seen)
+    if figures[metric] == best:
         job.states.save_best(actor, metric, figures[metric])

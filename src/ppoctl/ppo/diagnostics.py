@@ -61,7 +61,7 @@ def value_diagnostics(
 
     explained_variance: 1 - Var(G - V_old) / Var(G) of the values GAE used; 0 when all returns are
     equal, but for rounding.
-    value_clip_frac: share of tokens where the clipped error is the larger one. value_error: mean |V - G|.
+    clip_frac: share of tokens where the clipped error is the larger one. value_error: mean |V - G|.
     Raises ValueError when no token counts.
     """
     with torch.no_grad():
@@ -70,7 +70,7 @@ def value_diagnostics(
         unexplained = masked_variance(returns - old_values, mask)
         figures = {
             "explained_variance": torch.where(variance > 0, 1.0 - unexplained / variance, 0.0),
-            "value_clip_frac": masked_mean((clipped_errors > errors).float(), mask),
+            "clip_frac": masked_mean((clipped_errors > errors).float(), mask),
             "value_mean": masked_mean(values, mask),
             "return_mean": masked_mean(returns, mask),
             "return_std": variance.sqrt(),

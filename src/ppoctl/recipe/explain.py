@@ -166,9 +166,15 @@ def _wrong_value(path: shape.Path, details: ErrorDetails) -> str:
 
 def _wrong_literal(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
     parent = shape.at(ROOT, path[:-1], layers.written)
+    is_of_an_alternative = isinstance(parent, shape.Choice)
+    if isinstance(parent, shape.Choice):
+        chosen = parent.chosen(_written(path[:-1], layers))
+        parent = parent.tables.get(chosen) if chosen else None
     key = parent.keys.get(path[-1]) if isinstance(parent, shape.TableShape) else None
     allowed = [str(value) for value in shape.allowed(key.field.annotation)] if key else []
-    return _not_one_of(path, details["input"], allowed)
+    # Another alternative may allow it: the key says why this one does not.
+    why = " ".join((key.field.description or "").split()) if key and is_of_an_alternative else ""
+    return _not_one_of(path, details["input"], allowed) + (f" ({why})" if why else "")
 
 
 def _wrong_tag(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
@@ -264,10 +270,6 @@ def _missing(path: shape.Path, layers: Layers) -> Problem:
 
 
 def _to_add(table: shape.Path, name: str, layers: Layers) -> str:
-    choice = shape.at(ROOT, table, layers.written)
-    if isinstance(choice, shape.Choice) and choice.chosen(_written(table, layers)) is None:
-        needed = [dotted((*table, *key)) for other in choice.tables.values() for key in _required(other)]
-        return " or ".join(f"`{key}`" for key in needed) + f"; add one under {section(table)}"
     known = shape.at(ROOT, (*table, name), layers.written)
     if isinstance(known, shape.Choice):
         first = next(iter(known.tables))

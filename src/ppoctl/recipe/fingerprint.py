@@ -31,9 +31,18 @@ def fingerprint(recipe: Recipe, paths: Sequence[str]) -> str:
 
 
 def result_differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
-    """(dotted key, old value, new value) of every key that changes results and differs; None where one of the two
-    does not have the key (another alternative was chosen, an evaluation set came or went)."""
-    before, after = _results(old), _results(new)
+    """The `differences` in keys that change results."""
+    return _differences(_results(old), _results(new))
+
+
+def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
+    """(dotted key, old value, new value) of every key that differs; None where one of the two does not have the key
+    (another alternative was chosen, an evaluation set came or went)."""
+    before, after = ({path: value for path, _, value in shape.values(recipe)} for recipe in (old, new))
+    return _differences(before, after)
+
+
+def _differences(before: dict[shape.Path, Any], after: dict[shape.Path, Any]) -> list[tuple[str, Any, Any]]:
     paths = list(dict.fromkeys([*before, *after]))
     differing = [path for path in paths if before.get(path) != after.get(path)]
     return [(dotted(path), before.get(path), after.get(path)) for path in differing]

@@ -4,9 +4,10 @@
        |       |                |                          |
        +-------+--- deep merge, pydantic-settings ---------+--> one dict, and for each value the layer it came from
 
-pydantic-settings asks the strongest source first and merges the weaker ones below it. Two things are added here: a
-table whose alternative (`kind`, `place`, `format`) a stronger layer changes is dropped whole from the weaker ones,
-and relative paths become absolute in the layer that wrote them. Nothing here judges values.
+pydantic-settings asks the strongest source first and merges the weaker ones below it; the defaults of a table that
+was written are the weakest. Two things are added here: a table whose alternative (`kind`, `place`, `format`) a
+stronger layer changes is dropped whole from the weaker ones, and relative paths become absolute: in the layer that
+wrote them, or where the command was typed where they begin with an environment variable. Nothing here judges values.
 """
 
 import os
@@ -31,9 +32,8 @@ from pydantic_settings import (
 from ppoctl.recipe import origins, shape
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.variables import NESTED, PREFIX, sets_a_key
 
-ENV_PREFIX = "PPOCTL_"
-NESTED = "__"
 MODELS = (("model", "path"), ("model", "critic"))
 """Keys that name a folder or a hub id."""
 PATHS = (*MODELS, ("data", "train", "path"), ("data", "eval", shape.ANY_NAME, "path"))
@@ -55,6 +55,8 @@ class Layers:
     """All layers merged: what the recipe is validated from."""
     sources: list["Layer"] = field(default_factory=list)
     """Strongest first."""
+    variables: set[str] = field(default_factory=set)
+    """Environment variables that paths of the recipe begin with."""
     replaced: set[shape.Path] = field(default_factory=set)
     """Alternatives that a stronger layer changed, tables that it wrote whole; weaker layers have no say there."""
 
@@ -92,16 +94,18 @@ class Layer(PydanticBaseSettingsSource):
 
     def _resolve(self, layers: Layers, path: shape.Path, table: dict[str, Any]) -> None:
         text = table[path[-1]]
-        variable = VARIABLE.match(text)
+        variable, base = VARIABLE.match(text), self.base
         if variable is not None:
             name = variable[1] or variable[2]
+            layers.variables.add(name)
+            base = FilePath.cwd()  # where somebody typed it
             if not layers.environ.get(name):
                 says = f"`{origins.dotted(path)}` is `{text}`, and the environment has no `{name}`"
                 layers.problems.append(Problem(self.place(path), says, f"export {name}=/path/to/folder"))
                 return
             text = layers.environ[name] + text[variable.end() :]
-        folder = (self.base / FilePath(text).expanduser()).absolute()
-        if path in MODELS and is_hub_id(text) and not (self.base / text.split("/")[0]).exists():
+        folder = (base / FilePath(text).expanduser()).absolute()
+        if path in MODELS and is_hub_id(text) and not (base / text.split("/")[0]).exists():
             table[path[-1]] = text
         else:
             # Without `..`, and without following links: a run keeps the name a person gave.
@@ -132,9 +136,9 @@ class EnvironmentLayer(Layer, EnvSettingsSource):
     """`PPOCTL_ACTOR__OPTIMIZER__LR`. A whole table has no variable (so that `PPOCTL_DATA` may name a folder)."""
 
     def __init__(self, settings_cls: type[BaseSettings], layers: Layers) -> None:
-        super().__init__(settings_cls, case_sensitive=False, env_prefix=ENV_PREFIX, env_nested_delimiter=NESTED)
+        super().__init__(settings_cls, case_sensitive=False, env_prefix=PREFIX, env_nested_delimiter=NESTED)
         self._layers, self.base = layers, FilePath.cwd()
-        self._names = {name.lower(): name for name in layers.environ if _names_a_key(name)}
+        self._names = {name.lower(): name for name in layers.environ if sets_a_key(name)}
         self.env_vars = {lower: layers.environ[name] for lower, name in self._names.items()}
 
     def __call__(self) -> dict[str, Any]:
@@ -144,7 +148,7 @@ class EnvironmentLayer(Layer, EnvSettingsSource):
             self._drop_unreadable()
             data = super().__call__()
         for lower, name in self._names.items():
-            first, *rest = lower.removeprefix(ENV_PREFIX.lower()).split(NESTED)
+            first, *rest = lower.removeprefix(PREFIX.lower()).split(NESTED)
             if first not in self.settings_cls.model_fields:
                 _put(data, (first, *rest), self._layers.environ[name])
         return self.compose(self._layers, data)
@@ -164,10 +168,10 @@ class EnvironmentLayer(Layer, EnvSettingsSource):
 
     def place(self, path: shape.Path) -> str:
         for length in range(len(path), 0, -1):
-            lower = (ENV_PREFIX + NESTED.join(path[:length])).lower()
+            lower = (PREFIX + NESTED.join(path[:length])).lower()
             if lower in self._names:
                 return f"environment {self._names[lower]}"
-        inside = (ENV_PREFIX + NESTED.join(path) + NESTED).lower()
+        inside = (PREFIX + NESTED.join(path) + NESTED).lower()
         first = next((name for lower, name in self._names.items() if lower.startswith(inside)), None)
         return f"environment {first}" if first else "environment"
 
@@ -199,6 +203,24 @@ class SetLayer(Layer):
 
     def place(self, path: shape.Path) -> str:  # noqa: ARG002
         return "--set"
+
+
+class DefaultLayer(Layer):
+    """What tables that were written keep of their defaults: `--set health.kl.action=stop` leaves its bound."""
+
+    def __init__(self, settings_cls: type[BaseSettings], layers: Layers) -> None:
+        super().__init__(settings_cls)
+        self._layers, self.base = layers, FilePath.cwd()
+
+    def __call__(self) -> dict[str, Any]:
+        return self.compose(self._layers, shape.defaults_beside(shape.of(Recipe), self.current_state))
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
+        """Not asked."""
+        return None, "", False
+
+    def place(self, path: shape.Path) -> str:  # noqa: ARG002
+        return origins.DEFAULT
 
 
 class Merged(PydanticBaseSettingsSource):
@@ -241,7 +263,8 @@ class LayeredRecipe(Recipe, BaseSettings):
         assert isinstance(init_settings, InitSettingsSource)
         layers: Layers = init_settings.init_kwargs["layers"]
         files = [FileLayer(settings_cls, layers, path) for path in reversed(layers.files)]
-        return SetLayer(settings_cls, layers), EnvironmentLayer(settings_cls, layers), *files, Merged(cls, layers)
+        stronger = SetLayer(settings_cls, layers), EnvironmentLayer(settings_cls, layers), *files
+        return *stronger, DefaultLayer(settings_cls, layers), Merged(cls, layers)
 
 
 def parse_set(text: str) -> tuple[shape.Path, Any] | None:
@@ -288,14 +311,6 @@ def _has(data: Any, path: shape.Path) -> bool:
             return False
         data = data[name]
     return True
-
-
-def _names_a_key(name: str) -> bool:
-    first, *rest = name.upper().removeprefix(ENV_PREFIX).lower().split(NESTED)
-    key = shape.of(Recipe).keys.get(first)
-    return name.upper().startswith(ENV_PREFIX) and (
-        bool(rest) or (key is not None and isinstance(key.shape, shape.Leaf))
-    )
 
 
 def _tables(data: Any, path: shape.Path = ()) -> dict[shape.Path, dict[str, Any]]:

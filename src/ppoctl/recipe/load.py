@@ -25,6 +25,7 @@ from ppoctl.recipe.partial import partial
 from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.rules import violations
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.variables import unknown_variables
 
 Judge = Callable[[Recipe, Callable[[shape.Path], str]], list[Problem]]
 """From a recipe and where its values were set to what is wrong with it."""
@@ -74,7 +75,12 @@ def examine(
     except ValidationError as error:
         wrong = problems_of(error, layers)
         recipe = partial(layers.written, error)
-    problems = [*layers.problems, *wrong, *(found for judge in judges for found in judge(recipe, layers.place))]
+    problems = [
+        *layers.problems,
+        *unknown_variables(environ, layers.variables),
+        *wrong,
+        *(found for judge in judges for found in judge(recipe, layers.place)),
+    ]
     if problems:
         return None, problems
     origins = {dotted(path): layers.place(path) for path, _, _ in shape.values(recipe)}

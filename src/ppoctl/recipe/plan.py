@@ -14,8 +14,9 @@ from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import records_of
 from ppoctl.recipe.memory.estimate import Memory, batch_of, estimate, with_totals
 from ppoctl.recipe.memory.families import decoder_of
+from ppoctl.recipe.metric_rules import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
-from ppoctl.recipe.rules import evaluates, longest_sequence
+from ppoctl.recipe.rules import longest_sequence
 from ppoctl.recipe.schedule import learning_rate, planned_updates, updates_per_step
 from ppoctl.recipe.schema import Recipe, Rows, TrainedTable
 

@@ -5,18 +5,19 @@ values and where they were set. A rule may meet a recipe with missing values (se
 AttributeError, and the rule is then not judged.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ppoctl.errors import holds_secret
-from ppoctl.recipe import metrics
 from ppoctl.recipe.conflict import Conflict, Rule
 from ppoctl.recipe.explain import shown
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
+from ppoctl.recipe.metric_rules import METRIC_RULES
 from ppoctl.recipe.origins import DEFAULT, dotted
+from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schedule import planned_updates
-from ppoctl.recipe.schema import ByTokens, Expectation, Gsm8kReward, Gsm8kRows, HealthRule, Recipe, TrainedTable
+from ppoctl.recipe.schema import ByTokens, Gsm8kReward, Gsm8kRows, HealthRule, Recipe, TrainedTable
 from ppoctl.recipe.shape import Path, of, values
 
 
@@ -161,83 +162,6 @@ def a_rule_that_stops_has_a_bound(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def health_speaks_of_figures_the_run_has(recipe: Recipe) -> Iterator[Conflict]:
-    rule = recipe.health.reference_kl
-    if recipe.ppo.kl.place == "none" and (rule.min is not None or rule.max is not None):
-        yield Conflict(
-            "`health.reference_kl` bounds the distance to a reference, and none is loaded",
-            (("health", "reference_kl"), ("ppo", "kl", "place")),
-        )
-
-
-def every_expectation_can_be_judged(recipe: Recipe) -> Iterator[Conflict]:
-    for name, wanted in recipe.expect.items():
-        key: Path = ("expect", name)
-        if metrics.find(name) is None:
-            yield Conflict(metrics.unknown(name), (key,), "ppoctl recipes metrics")
-        if wanted.min is None and wanted.max is None and wanted.rise_min is None:
-            yield Conflict(f"`{dotted(key)}` has none of `min`, `max` and `rise_min`", (key,))
-        if wanted.min is not None and wanted.max is not None and wanted.min > wanted.max:
-            says = f"nothing is at least {wanted.min} and at most {wanted.max}"
-            yield Conflict(says, ((*key, "min"), (*key, "max")))
-        if wanted.at_step is not None and wanted.at_step > recipe.steps:
-            says = f"`{name}` is expected at step {wanted.at_step} of a run of {recipe.steps} steps"
-            yield Conflict(says, ((*key, "at_step"), ("steps",)))
-
-
-def metrics_of_a_reference_have_a_reference(recipe: Recipe) -> Iterator[Conflict]:
-    if recipe.ppo.kl.place != "none":
-        return
-    for name, key in _watched(recipe):
-        if name.startswith("kl/"):
-            yield Conflict(f"`{name}` needs a reference, and none is loaded", (key, ("ppo", "kl", "place")))
-
-
-def evaluations_that_are_watched_take_place(recipe: Recipe) -> Iterator[Conflict]:
-    for name, key in _watched(recipe):
-        named = metrics.eval_set(name)
-        if named is not None and named not in recipe.data.eval:
-            have = ", ".join(f"`{other}`" for other in recipe.data.eval) or "none"
-            yield Conflict(
-                f"`{name}` speaks of an evaluation set `{named}`; [data.eval] has {have}",
-                (key, ("data", "eval")),
-            )
-
-
-def an_expected_evaluation_happens_at_that_step(recipe: Recipe) -> Iterator[Conflict]:
-    for name, wanted in recipe.expect.items():
-        if metrics.eval_set(name) is None or wanted.at_step is None or wanted.at_step > recipe.steps:
-            continue
-        if not evaluates(recipe, wanted.at_step):
-            yield Conflict(
-                f"`{name}` is expected at step {wanted.at_step}, where nothing is evaluated",
-                (("expect", name, "at_step"), ("eval", "every_steps"), ("eval", "at_start")),
-            )
-
-
-def a_rise_has_two_evaluations(recipe: Recipe) -> Iterator[Conflict]:
-    evaluations = [step for step in range(recipe.steps + 1) if evaluates(recipe, step)]
-    for name, wanted in recipe.expect.items():
-        if metrics.eval_set(name) and _rises(wanted) and len(evaluations) < 2:
-            yield Conflict(
-                f"`{name}` must rise over its first value, and the run evaluates once",
-                (("expect", name, "rise_min"), ("eval", "at_start"), ("eval", "every_steps")),
-                "--set eval.at_start=true",
-            )
-
-
-def the_best_state_is_judged_by_a_known_metric(recipe: Recipe) -> Iterator[Conflict]:
-    best = recipe.checkpoint.best
-    if best is not None and metrics.find(best) is None:
-        yield Conflict(metrics.unknown(best), (("checkpoint", "best"),), "ppoctl recipes metrics")
-
-
-def a_set_name_is_part_of_a_metric_name(recipe: Recipe) -> Iterator[Conflict]:
-    for name in recipe.data.eval:
-        if not name or "/" in name or name.strip() != name:
-            yield Conflict(f"`{name}` names an evaluation set and may not hold `/`", (("data", "eval", name),))
-
-
 def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
     """A recipe is kept in the run directory and sent to MLflow."""
     for path, _, value in values(recipe):
@@ -263,14 +187,7 @@ RULES: tuple[Rule, ...] = (
     the_reward_can_read_the_answers,
     bounds_of_a_health_rule_are_in_order,
     a_rule_that_stops_has_a_bound,
-    health_speaks_of_figures_the_run_has,
-    every_expectation_can_be_judged,
-    metrics_of_a_reference_have_a_reference,
-    evaluations_that_are_watched_take_place,
-    an_expected_evaluation_happens_at_that_step,
-    a_rise_has_two_evaluations,
-    the_best_state_is_judged_by_a_known_metric,
-    a_set_name_is_part_of_a_metric_name,
+    *METRIC_RULES,
     no_value_holds_a_secret,
     *LAYOUT_RULES,
 )
@@ -298,13 +215,14 @@ def violations(recipe: Recipe, place: Callable[[Path], str]) -> list[Problem]:
     return found
 
 
-def evaluates(recipe: Recipe, step: int) -> bool:
-    """Whether the run evaluates after this step; 0 is before the first."""
-    if not recipe.data.eval:
-        return False
-    if step == 0:
-        return recipe.eval.at_start
-    return step == recipe.steps or (recipe.eval.every_steps > 0 and step % recipe.eval.every_steps == 0)
+def unused(recipe: Recipe) -> list[str]:
+    """What the recipe says and nothing would read: not wrong, and not what was meant either."""
+    if recipe.cluster.ray_address is not None and is_one_process(recipe):
+        return [
+            f"`cluster.ray_address` (`{recipe.cluster.ray_address}`) is not used: each role is one process, and all "
+            "live in the process of the command; more of them: --set 'actor.parallel={data=2}'"
+        ]
+    return []
 
 
 def longest_sequence(recipe: Recipe) -> int:
@@ -346,15 +264,3 @@ def _roles(recipe: Recipe) -> Iterator[tuple[str, TrainedTable]]:
         table = getattr(recipe, role, None)
         if table is not None:
             yield role, table
-
-
-def _watched(recipe: Recipe) -> Sequence[tuple[str, Path]]:
-    """Known metrics that the recipe reads, with the key that does."""
-    named: list[tuple[str, Path]] = [(name, ("expect", name)) for name in recipe.expect]
-    if recipe.checkpoint.best is not None:
-        named.append((recipe.checkpoint.best, ("checkpoint", "best")))
-    return [(name, key) for name, key in named if metrics.find(name) is not None]
-
-
-def _rises(wanted: Expectation) -> bool:
-    return wanted.rise_min is not None

@@ -27,7 +27,7 @@ from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable
 from ppoctl.recipe.effects import REPORTING, RESULTS, SPEED
 from ppoctl.recipe.parallel import ParallelTable as ParallelTable
-from ppoctl.recipe.table import Array, AtLeastOne, Fraction, NotNegative, Positive
+from ppoctl.recipe.table import Array, AtLeastOne, Fraction, NotNegative, OrOff, Positive
 from ppoctl.recipe.table import Table as Table
 
 
@@ -50,7 +50,8 @@ class Gsm8kRows(Table):
     format: Annotated[Literal["gsm8k"], RESULTS]
     """GSM8K's own keys."""
     path: Annotated[str, RESULTS]
-    """JSONL file; `$NAME` at the start is an environment variable, relative paths start at the recipe file."""
+    """JSONL file; `$NAME` at the start is an environment variable (where a relative one starts, the command was
+    typed); other relative paths start at the recipe file."""
     system: Annotated[str, RESULTS] = ""
     """System message; empty: none."""
     instruction: Annotated[str, RESULTS] = ""
@@ -65,8 +66,8 @@ class ColumnRows(Table):
     format: Annotated[Literal["columns"], RESULTS]
     """Columns named below."""
     path: Annotated[str, RESULTS]
-    """`.jsonl` or `.parquet` file; `$NAME` at the start is an environment variable, relative paths start at the
-    recipe file."""
+    """`.jsonl` or `.parquet` file; `$NAME` at the start is an environment variable (where a relative one
+    starts, the command was typed); other relative paths start at the recipe file."""
     prompt: Annotated[str, RESULTS]
     """Column with the question (text, or a list of chat messages)."""
     answer: Annotated[str, RESULTS]
@@ -190,7 +191,8 @@ class CheckpointTable(Table):
     keep_last: Annotated[int, SPEED, Field(ge=2)] = 2
     """Healthy actor and critic pairs to keep; the last healthy one is never deleted."""
     best: Annotated[str | None, REPORTING] = None
-    """Metric whose best state is kept besides, as weights only; absent: none."""
+    """Metric whose best actor is kept besides, as weights only: the actor that was measured, which is the one a step
+    began with for figures of training, and the one it made for evaluations. Absent: none."""
     keep_rollouts_every_steps: Annotated[int, REPORTING, NotNegative] = 10
     """Rollouts of every such step stay readable after its folder is no longer needed; 0: none."""
 
@@ -213,10 +215,10 @@ class EvalTable(Table):
 class HealthRule(Table):
     """Bounds on one figure."""
 
-    min: Annotated[float | None, REPORTING] = None
-    """Absent: no lower bound."""
-    max: Annotated[float | None, REPORTING] = None
-    """Absent: no upper bound."""
+    min: Annotated[float | None, REPORTING, OrOff] = None
+    """Absent or "off": no lower bound."""
+    max: Annotated[float | None, REPORTING, OrOff] = None
+    """Absent or "off": no upper bound."""
     action: Annotated[Literal["warn", "stop"], REPORTING] = "warn"
     """stop ends the run with exit 5 after the step's artifacts are committed."""
     from_step: Annotated[int, REPORTING, AtLeastOne] = 1
@@ -240,6 +242,8 @@ class HealthTable(Table):
     """value/explained_variance."""
     reward_errors: HealthRule = HealthRule(max=0.01)
     """reward/error_frac + reward/timeout_frac."""
+    reward_spread: HealthRule = HealthRule(min=1e-6)
+    """reward/score_std: where all scores of a step are equal there is nothing to learn from."""
 
 
 class MlflowTracking(Table):

@@ -160,6 +160,31 @@ def values(table: BaseModel, path: Path = ()) -> Iterator[tuple[Path, Key, Any]]
             yield (*path, name), key, value
 
 
+def defaults_beside(table: TableShape, written: Mapping[str, Any]) -> dict[str, Any]:
+    """What the defaults of written tables say, key by key: to write one key of a table leaves the others as they
+    were. Of a table that was not written there is nothing."""
+    found: dict[str, Any] = {}
+    for name, key in table.keys.items():
+        inside = written.get(name)
+        if not isinstance(inside, Mapping):
+            continue
+        default = None if key.required else key.field.get_default(call_default_factory=True)
+        values = default.model_dump(by_alias=True, exclude_unset=True) if isinstance(default, BaseModel) else {}
+        found[name] = values | _defaults_inside(key.shape, {**values, **inside})
+    return {name: values for name, values in found.items() if values}
+
+
+def _defaults_inside(shape: Shape, written: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(shape, Choice):
+        chosen = shape.chosen(written)
+        table = shape.tables.get(chosen) if chosen else None
+        return defaults_beside(table, written) if table else {}
+    if isinstance(shape, Named):
+        tables = {name: each for name, each in written.items() if isinstance(each, Mapping)}
+        return {name: _defaults_inside(shape.each, each) for name, each in tables.items()}
+    return defaults_beside(shape, written) if isinstance(shape, TableShape) else {}
+
+
 def without_tags(shape: Shape, loc: tuple[str | int, ...]) -> Path:
     """A location as pydantic reports it (with the name of each chosen alternative) as the path in the TOML file."""
     path: list[str] = []

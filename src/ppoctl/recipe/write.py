@@ -4,12 +4,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ppoctl.recipe.explain import as_toml
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import HealthTable, Recipe
+from ppoctl.recipe.table import OFF
 
 
 def recipe_as_toml(recipe: Recipe) -> str:
-    """TOML text; absent values are left out (TOML has no null), so loading it gives an equal recipe."""
-    return "\n".join(_table(recipe.model_dump(mode="json", by_alias=True), ())).lstrip("\n") + "\n"
+    """TOML text; absent values are left out (TOML has no null) or, where they are not absent by default, `"off"`. So
+    loading it gives an equal recipe."""
+    values = recipe.model_dump(mode="json", by_alias=True)
+    for name, rule in HealthTable().model_dump().items():
+        bounds = values["health"][name]
+        bounds |= {side: OFF for side in ("min", "max") if bounds[side] is None and rule[side] is not None}
+    return "\n".join(_table(values, ())).lstrip("\n") + "\n"
 
 
 def _table(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ppoctl import metrics
 from ppoctl.batch import codec
 from ppoctl.batch.lineage import next_lineage
 from ppoctl.batch.records import Advantages, Logprobs, Record, Rollouts, State, Update
@@ -109,7 +110,7 @@ class ActorUpdateStage:
             )
             for minibatch, result in zip(minibatches, results, strict=True)
         ]
-        of_the_step = {"policy/entropy_mean": float(masked_mean(logprobs.entropy, advantages.mask))}
+        of_the_step = {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(logprobs.entropy, advantages.mask))}
         trained = Trained(actor, after, minibatches, results, diagnostics)
         return trained.record(prefix="policy", of_the_step=of_the_step)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Carry, Logprobs, Record, Rewards, Rollouts, Values
 from ppoctl.ppo.advantages import gae
 from ppoctl.ppo.kl import kl_estimate
@@ -63,12 +64,13 @@ def _summary(
     raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], kl: Float[Tensor, "B R"] | None, carry: Carry
 ) -> dict[str, float]:
     figures = {
-        "advantage/mean": float(masked_mean(raw, mask)),
-        "advantage/std": float(masked_variance(raw, mask).sqrt()),
-        "advantage/abs_max": float(raw.where(mask, 0.0).abs().max()),
+        metrics.ADVANTAGE_RAW_MEAN.name: float(masked_mean(raw, mask)),
+        metrics.ADVANTAGE_RAW_STD.name: float(masked_variance(raw, mask).sqrt()),
+        metrics.ADVANTAGE_RAW_ABS_MAX.name: float(raw.where(mask, 0.0).abs().max()),
     }
     if kl is not None:
-        figures["kl/reference_mean"] = float(masked_mean(kl, mask))
-        figures["kl/coef"] = carry.kl_coef
-        figures["kl/penalty_mean"] = carry.kl_coef * figures["kl/reference_mean"]
+        mean = float(masked_mean(kl, mask))
+        figures[metrics.KL_REFERENCE_MEAN.name] = mean
+        figures[metrics.KL_COEF.name] = carry.kl_coef
+        figures[metrics.KL_PENALTY_MEAN.name] = carry.kl_coef * mean
     return figures

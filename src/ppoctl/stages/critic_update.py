@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ppoctl import metrics
 from ppoctl.batch.lineage import next_lineage
 from ppoctl.batch.records import Advantages, Record, Rollouts, State, Update, Values
 from ppoctl.ports import Models
@@ -89,4 +90,4 @@ class CriticUpdateStage:
         """Explained variance and the like over all tokens of the step at once, from the values before the update."""
         whole = value_diagnostics(values.values, values.values, advantages.returns, advantages.mask, clip=self.clip)
         kept = ("explained_variance", "value_mean", "return_mean", "return_std", "value_error")
-        return {f"value/{name}": whole[name] for name in kept}
+        return {metrics.named("value", name): whole[name] for name in kept}

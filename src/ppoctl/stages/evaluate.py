@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ppoctl import metrics
 from ppoctl.batch.records import Evaluation, Prompts, Record, State
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import Answer, Generator, Sample, SampleRequest, SamplingParams, Score, Scorer
@@ -93,13 +94,15 @@ def summarise(name: str, mode: str, rows: list[dict[str, Any]]) -> dict[str, flo
         if row["score"] is not None:
             by_prompt.setdefault(row["prompt_id"], []).append(row["score"])
     means = [sum(scores) / len(scores) for scores in by_prompt.values()]
-    prefix = f"eval/{name}/" + ("greedy_" if mode == "greedy" else "")
-    figures = {f"{prefix}error_frac": sum(row["score"] is None for row in rows) / len(rows)}
-    figures[f"{prefix}truncated_frac"] = sum(not row["terminated"] for row in rows) / len(rows)
-    figures[f"{prefix}response_tokens_mean"] = sum(row["response_tokens"] for row in rows) / len(rows)
+    figures = {
+        "error_frac": sum(row["score"] is None for row in rows) / len(rows),
+        "truncated_frac": sum(not row["terminated"] for row in rows) / len(rows),
+        "response_tokens_mean": sum(row["response_tokens"] for row in rows) / len(rows),
+    }
     if means:
         mean = sum(means) / len(means)
-        figures[f"{prefix}pass_at_1"] = mean
+        figures["pass_at_1"] = mean
         variance = sum((value - mean) ** 2 for value in means) / max(len(means) - 1, 1)
-        figures[f"{prefix}pass_at_1_stderr"] = math.sqrt(variance / len(means))
-    return figures
+        figures["pass_at_1_stderr"] = math.sqrt(variance / len(means))
+    passed = "greedy_" if mode == "greedy" else ""
+    return {metrics.named(f"eval/{name}", passed + figure): value for figure, value in figures.items()}

@@ -14,6 +14,5 @@ def require_finite(x: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], what: str
         row, column = (int(i) for i in bad.nonzero()[0])
         raise NonFiniteError(
             f"{what} is `{float(x[row, column])}` (sequence {row}, response token {column})",
-            hint="nothing was trained on it; look at the step's figures with `ppoctl status`, lower a learning rate, "
-            "and resume",
+            hint="ppoctl status RUN  # nothing was trained on it; see its figures, lower a learning rate and resume",
         )

@@ -52,8 +52,8 @@ class RewardStage:
             raise RewardError(
                 f"{len(missing)} of {len(scores)} samples have no score ({share:.1%}, `reward.max_error_frac` is "
                 f"{self.max_error_frac:.1%}); {first}",
-                hint="the rollouts are kept: mend the reward and resume, or allow more with "
-                "`--set reward.max_error_frac=...`",
+                hint="the rollouts are kept: mend the reward and `ppoctl resume RUN`, or allow so many with "
+                f"`ppoctl resume RUN --set reward.max_error_frac={math.ceil(share * 100) / 100:g}`",
             )
 
 

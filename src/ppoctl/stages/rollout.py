@@ -2,16 +2,17 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Prompts, Record, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
+from ppoctl.clock import WORK
 from ppoctl.ports import Generator, Models, Sample, SampleParts, SampleRequest, SamplingParams
 
 Progress = Callable[[int, int, int], None]
-"""(finished samples, all samples, tokens drawn so far)."""
+"""(finished samples, all samples, tokens drawn so far; recalled ones are not)."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,21 @@ class RolloutStage:
         key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
         done = self.parts.recall(step=prompts.step, fingerprint=key)
         missing = [request for request in requests if request.key not in done]
-        tokens = sum(len(sample.tokens) for sample in done.values())
+        tokens = 0
         with self.parts.keep(step=prompts.step, fingerprint=key) as keep:
             at = self.models.stamped(actor) if missing else actor
+            if missing:
+                self.generator.be_at(at)
+                self.progress(len(done), len(requests), 0)
+            started = WORK.now()
             for sample in self.generator.generate(missing, self.params, at=at) if missing else ():
                 done[sample.key] = sample
                 tokens += len(sample.tokens)
                 keep(sample)
                 self.progress(len(done), len(requests), tokens)
                 self.check_stop()
-        return assemble(prompts, requests, done, samples=self.samples_per_prompt)
+        drawing = (tokens, WORK.now() - started)
+        return replace(assemble(prompts, requests, done, samples=self.samples_per_prompt), drawing=drawing)
 
     def result(self, record: Record) -> Rollouts:
         assert isinstance(record, Rollouts)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ppoctl import metrics
 from ppoctl.batch.records import State, Update
 from ppoctl.ports import Minibatch, MinibatchResult
 
@@ -30,7 +31,9 @@ class Trained:
         }
         for name in self.diagnostics[0] if self.diagnostics else ():
             per_minibatch[name] = [figures[name] for figures in self.diagnostics]
-        summary = {f"{prefix}/{name}": _summarise(name, column) for name, column in per_minibatch.items() if column}
+        summary = {
+            metrics.named(prefix, name): _summarise(name, column) for name, column in per_minibatch.items() if column
+        }
         return Update(
             role=self.after.role,
             step=self.after.step,

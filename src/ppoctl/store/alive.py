@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from ppoctl.errors import RunAliveError
+from ppoctl.errors import RunAliveError, quoted
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 
@@ -37,8 +37,8 @@ def require_idle(layout: RunLayout) -> None:
         if attempt["status"] == "running" and attempt["pid"] != os.getpid():
             raise RunAliveError(
                 f"run `{layout.root}` is at work: attempt {attempt['attempt']} is process {attempt['pid']} here",
-                hint=f"follow it: ppoctl status {layout.root}; or stop it and go on here: "
-                f"ppoctl resume {layout.root} --take-over",
+                hint=f"follow it: ppoctl status {quoted(layout.root)}; or stop it and go on here: "
+                f"ppoctl resume {quoted(layout.root)} --take-over",
             )
 
 

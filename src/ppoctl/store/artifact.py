@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppoctl.batch.digest import FileDigest, flushed_digest
-from ppoctl.errors import StorageError
+from ppoctl.errors import StorageError, quoted
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import storage_error
 from ppoctl.store.layout import MANIFEST, RunLayout
@@ -96,7 +96,7 @@ def commit(
 def require_covered(folder: Path, written: Mapping[str, FileDigest]) -> None:
     """Raise StorageError unless `written` has every file in the folder, none besides, each of its size on disk."""
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
-    hint = f"see whether something else writes into the run directory: ls -la {folder.parent}"
+    hint = f"see whether something else writes into the run directory: ls -la {quoted(folder.parent)}"
     for name in sorted(sizes.keys() | written.keys()):
         path = folder / name
         if name not in written:

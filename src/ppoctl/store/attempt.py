@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ppoctl.errors import StorageError, SupersededError
+from ppoctl.errors import StorageError, SupersededError, quoted
 from ppoctl.store.layout import RunLayout
 
 
@@ -23,13 +23,13 @@ class Attempt:
         if newest < self.number:
             raise StorageError(
                 f"`{self.layout.attempt(self.number)}` is gone: something moves or deletes the run's files",
-                hint=f"put it back, then resume: ls {self.layout.logs}",
+                hint=f"put it back, then resume: ls {quoted(self.layout.logs)}",
             )
         if newest != self.number:
             raise SupersededError(
                 f"attempt {self.number} of `{self.layout.root}` was superseded by attempt {newest}; "
                 "this one stops without publishing",
-                hint=f"look at the run: ppoctl status {self.layout.root}",
+                hint=f"look at the run: ppoctl status {quoted(self.layout.root)}",
             )
 
 
@@ -47,5 +47,5 @@ def claim(layout: RunLayout) -> Attempt:
     except OSError as error:
         raise StorageError(
             f"cannot write to run directory `{layout.root}`: {error.strerror}",
-            hint=f"check owner and free space: ls -ld {layout.root}; df -h {layout.root}",
+            hint=f"check owner and free space: ls -ld {quoted(layout.root)}; df -h {quoted(layout.root)}",
         ) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.sealed import intact_lines, sealed_line
-from ppoctl.errors import CorruptArtifactError, RecipeError
+from ppoctl.errors import CorruptArtifactError, RecipeError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.journal import MENDED, stage_line
@@ -40,7 +40,7 @@ def go_back(layout: RunLayout, step: int) -> tuple[ResumePlan, list[str]]:
         kept = ", ".join(map(str, pairs)) or "none"
         raise RecipeError(
             f"step {step} has no saved pair of states to go back to (there are: {kept})",
-            hint=f"see what there is: ppoctl status {layout.root}",
+            hint=f"see what there is: ppoctl status {quoted(layout.root)}",
         )
     done = _set_aside(layout, [*_states_from(layout, step + 1), *_steps_after(layout, step)])
     return plan_resume(layout), done

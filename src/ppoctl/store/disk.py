@@ -4,7 +4,7 @@ import errno
 import shutil
 from pathlib import Path
 
-from ppoctl.errors import StorageError
+from ppoctl.errors import StorageError, quoted
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 MIB = 1 << 20
@@ -18,7 +18,9 @@ def storage_error(
     if error.errno in FULL:
         return disk_full(path, reason, needed_bytes=needed_bytes)
     folder = _existing(path)
-    return StorageError(f"cannot {doing} `{path}`: {reason}", hint=f"look at owner and rights: ls -ld {folder}")
+    return StorageError(
+        f"cannot {doing} `{path}`: {reason}", hint=f"look at owner and rights: ls -ld {quoted(folder)}"
+    )
 
 
 def disk_full(path: Path, reason: str, *, needed_bytes: int | None = None) -> StorageError:
@@ -27,7 +29,7 @@ def disk_full(path: Path, reason: str, *, needed_bytes: int | None = None) -> St
     needed = "" if needed_bytes is None else f", {needed_bytes / MIB:.1f} MiB needed"
     return StorageError(
         f"cannot write `{path}`: {reason} ({free_bytes(folder) / MIB:.1f} MiB free{needed})",
-        hint=f"nothing committed is lost; make room, then resume: df -h {folder}",
+        hint=f"nothing committed is lost; make room, then resume: df -h {quoted(folder)}",
     )
 
 

@@ -108,4 +108,5 @@ def stage_line(manifest: Manifest) -> Line:
         "attempt": manifest.attempt,
         "identity": manifest.identity,
         "figures": manifest.figures,
+        "clocked": manifest.extra.get("clocked", {}),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from ppoctl.batch.digest import FileDigest, file_digest
 from ppoctl.batch.sealed import BrokenSealError, how_to_mend, seal, unseal
-from ppoctl.errors import CorruptArtifactError
+from ppoctl.errors import CorruptArtifactError, quoted
 from ppoctl.store.disk import storage_error
 from ppoctl.store.layout import FORMAT, MANIFEST
 
@@ -122,5 +122,5 @@ def _corrupt(path: Path, what: str) -> CorruptArtifactError:
     """The named error, with the command that mends a run, where the artifact is in one."""
     folder = path.parent
     runs = [parent for parent in folder.parents if (parent / "run.json").is_file()]
-    hint = how_to_mend(runs[0]) if runs else f"bring it again from where it was made: ls -la {folder}"
+    hint = how_to_mend(runs[0]) if runs else f"bring it again from where it was made: ls -la {quoted(folder)}"
     return CorruptArtifactError(f"`{path}` is corrupt: {what}", hint=hint)

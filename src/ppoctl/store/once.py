@@ -1,7 +1,7 @@
 """`once(stage, *inputs)`: what is committed is recalled, what is not is run and committed. There is no resume code.
 
-Timing, figures, journal and observers wrap here, so that stages and the story stay free of them. A recalled stage
-emits nothing.
+Timing (by `clock`), figures, journal and observers wrap here, so that stages and the story stay free of them. A
+recalled stage emits nothing.
 """
 
 import time
@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from ppoctl.batch import codec, records
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Record
-from ppoctl.errors import StorageError
+from ppoctl.clock import WORK
+from ppoctl.errors import StorageError, quoted
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
@@ -111,7 +112,7 @@ class OnceAt:
         self.once.check_stop()
         for observer in self.once.observers:
             observer.on_stage(self.step, stage.name)
-        started = time.monotonic()
+        started = WORK.now()
         record = stage.run(*inputs)
         manifest = Manifest(
             stage=stage.name,
@@ -120,11 +121,12 @@ class OnceAt:
             inputs=identities,
             fingerprint=stage.fingerprint,
             files={},
-            seconds=time.monotonic() - started,
+            seconds=WORK.now() - started,
             committed_at=time.time(),
             attempt=self.once.attempt.number,
             figures=record.figures(),
             versions=self.once.versions,
+            extra={"clocked": record.clocked()},
         )
         folder = self.once.layout.stage(self.step, stage.name)
         files = {RECORD: record.encoded, **record.readable_files()}
@@ -150,12 +152,12 @@ class OnceAt:
             changed = [old for old, new in zip(manifest.inputs, identities, strict=False) if old != new]
             raise StorageError(
                 f"`{folder}` was made from other inputs (it has `{(changed or ['another number of them'])[0][:24]}`)",
-                hint=f"remove this stage and those after it to make them again: rm -r {folder}",
+                hint=f"remove this stage and those after it to make them again: rm -r {quoted(folder)}",
             )
         if manifest.fingerprint != stage.fingerprint:
             raise StorageError(
                 f"`{folder}` was made with other recipe keys than step {self.step} is recorded with",
-                hint=f"remove this stage and those after it to make them again: rm -r {folder}",
+                hint=f"remove this stage and those after it to make them again: rm -r {quoted(folder)}",
             )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppoctl.batch.sealed import how_to_mend
-from ppoctl.errors import CorruptArtifactError, StorageError
+from ppoctl.errors import CorruptArtifactError, StorageError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import MENDED, read_lines
 from ppoctl.store.layout import MANIFEST, ROLES, STAGES, RunLayout
@@ -89,7 +89,7 @@ def _notes(layout: RunLayout, start: int) -> Sequence[str]:
     note = f"a health rule stopped the run at step {start}; it goes on from the states of that step"
     if not healthy:
         return [note]
-    back = f"ppoctl resume {layout.root} --back-to {healthy[-1]}"
+    back = f"ppoctl resume {quoted(layout.root)} --back-to {healthy[-1]}"
     return [note, f"to go on from the last healthy ones instead, and drop what came after: {back}"]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.sealed import seal, unseal
-from ppoctl.errors import CorruptArtifactError, RecipeError, RunExistsError, StorageError
+from ppoctl.errors import CorruptArtifactError, RecipeError, RunExistsError, StorageError, quoted
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.disk import storage_error
 from ppoctl.store.layout import FORMAT, MANIFEST, RunLayout
@@ -27,7 +27,7 @@ def create(layout: RunLayout, *, recipe_toml: str, resolved: Mapping[str, Any], 
     """
     if layout.root.exists():
         raise RunExistsError(
-            f"run directory `{layout.root}` exists", hint=f"continue it: ppoctl resume {layout.root}"
+            f"run directory `{layout.root}` exists", hint=f"continue it: ppoctl resume {quoted(layout.root)}"
         )
     _sweep(layout)
     aside = RunLayout(layout.root.with_name(f".{layout.root.name}.creating-{uuid.uuid4().hex[:8]}"))
@@ -60,7 +60,7 @@ def facts(layout: RunLayout) -> dict[str, Any]:
     made it, CorruptArtifactError when it is not as it was written."""
     if not layout.run_json.exists():
         raise RecipeError(f"`{layout.root}` is not a run directory", hint="see your runs: ls runs")
-    found = _load(layout.run_json, hint=f"bring it again from a copy of the run: ls {layout.root}")
+    found = _load(layout.run_json, hint=f"bring it again from a copy of the run: ls {quoted(layout.root)}")
     if found["format"] != FORMAT:
         raise StorageError(
             f"`{layout.run_json}` has format {found['format']}, this version of ppoctl reads {FORMAT}",
@@ -74,13 +74,13 @@ def recipes(layout: RunLayout) -> dict[int, dict[str, Any]]:
 
     Raises CorruptArtifactError when one is not as it was written, or when the first is gone.
     """
-    known = f"`ppoctl validate {layout.recipe_toml} --show` has what was asked last"
+    known = f"`ppoctl validate {quoted(layout.recipe_toml)} --show` has what was asked last"
     found = {
         int(path.stem): _load(path, hint=f"bring it again from a copy of the run; {known}")
         for path in sorted(layout.recipes.glob("*.json"))
     }
     if 1 not in found:
-        again = f"cp {layout.recipe_resolved} {layout.recipe_from(1)}"
+        again = f"cp {quoted(layout.recipe_resolved)} {quoted(layout.recipe_from(1))}"
         raise CorruptArtifactError(
             f"`{layout.recipe_from(1)}` is missing: the recipe that the run began with",
             hint=f"bring it again from a copy of the run; if no key was ever changed: {again}",

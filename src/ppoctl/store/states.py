@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ppoctl.batch.records import Carry, State, Update
-from ppoctl.errors import StorageError
+from ppoctl.clock import WORK
+from ppoctl.errors import StorageError, quoted
 from ppoctl.ports import Actor, Critic, Trainer
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
@@ -111,7 +112,7 @@ class States:
             if existing.identity != state.lineage:
                 raise StorageError(
                     f"`{folder}` holds another state than step {state.step} leads to",
-                    hint=f"remove it and resume: rm -r {folder}",
+                    hint=f"remove it and resume: rm -r {quoted(folder)}",
                 )
             return
         draft = Draft(folder, self.attempt, self._moment(state))
@@ -209,13 +210,14 @@ class States:
         engine = self.engines[state.role]
         if resident.lineage == state.lineage:
             return engine
-        start, updates = self._path_to(state)
-        if resident.lineage != start.lineage:
-            resident.lineage = None
-            self._start_from(start, engine)
-            resident.lineage = start.lineage
-        for recorded in updates:
-            self._replay_one(recorded)
+        with WORK.stopped():
+            start, updates = self._path_to(state)
+            if resident.lineage != start.lineage:
+                resident.lineage = None
+                self._start_from(start, engine)
+                resident.lineage = start.lineage
+            for recorded in updates:
+                self._replay_one(recorded)
         return engine
 
     def _path_to(self, state: State) -> tuple[State, list[Update]]:
@@ -227,7 +229,7 @@ class States:
             if update is None:
                 raise StorageError(
                     f"no saved state and no recorded update leads to {here.stamp}",
-                    hint=f"see what is there: ppoctl resume {self.layout.root} --plan",
+                    hint=f"see what is there: ppoctl resume {quoted(self.layout.root)} --plan",
                 )
             updates.append(update)
             # Both roles go through every step, so a parent is one step back (the initial state is known by lineage).
@@ -263,7 +265,7 @@ class States:
         if again.lineage != recorded.lineage:
             raise StorageError(
                 f"the {recorded.role} update of step {recorded.step} was recorded with other inputs or recipe keys",
-                hint=f"see what is there: ppoctl resume {self.layout.root} --plan",
+                hint=f"see what is there: ppoctl resume {quoted(self.layout.root)} --plan",
             )
         gap = largest_gap(recorded.per_minibatch, again.per_minibatch)
         if gap > INEXACT_TOLERANCE:
@@ -271,7 +273,7 @@ class States:
                 f"replaying {recorded.role} of step {recorded.step} gave other figures than recorded "
                 f"(relative gap {gap:.2g})",
                 hint="resume with the versions, threads and layout of the manifest: "
-                f"ppoctl show {self.layout.root} --step {recorded.step} --manifest",
+                f"ppoctl show {quoted(self.layout.root)} --step {recorded.step} --manifest",
             )
         if gap > 0:
             self._resident[recorded.role].replay += 1

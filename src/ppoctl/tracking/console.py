@@ -18,8 +18,10 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
+from ppoctl.clock import WORK
 from ppoctl.tracking.view import (
     LAST_STAGE,
+    Cadence,
     Progress,
     RunView,
     duration,
@@ -70,11 +72,11 @@ class Console(Protocol):
 
 
 def open_console(
-    name: str, steps: int, *, stream: Stream | None = None, verbose: bool = False, history: Iterable[Line] = ()
+    name: str, cadence: Cadence, *, stream: Stream | None = None, verbose: bool = False, history: Iterable[Line] = ()
 ) -> Console:
     """The console that fits the stream (default: stderr). `history` is the journal so far, for a resumed run."""
     stream = stream or sys.stderr
-    view = RunView(name, steps, time.monotonic)
+    view = RunView(name, cadence, WORK.now)
     view.recall(history)
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
         return LiveConsole(view, RichConsole(file=cast(IO[str], stream), highlight=False))

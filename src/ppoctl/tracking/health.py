@@ -9,15 +9,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ppoctl import metrics
 from ppoctl.recipe.schema import HealthRule, HealthTable
 
 METRICS: dict[str, tuple[str, ...]] = {
-    "kl": ("policy/approx_kl",),
-    "reference_kl": ("kl/reference_mean",),
-    "entropy": ("policy/entropy_mean",),
-    "truncated": ("rollout/truncated_frac",),
-    "explained_variance": ("value/explained_variance",),
-    "reward_errors": ("reward/error_frac", "reward/timeout_frac"),
+    "kl": (metrics.POLICY_APPROX_KL.name,),
+    "reference_kl": (metrics.KL_REFERENCE_MEAN.name,),
+    "entropy": (metrics.POLICY_ENTROPY_MEAN.name,),
+    "truncated": (metrics.ROLLOUT_TRUNCATED_FRAC.name,),
+    "explained_variance": (metrics.VALUE_EXPLAINED_VARIANCE.name,),
+    "reward_errors": (metrics.REWARD_ERROR_FRAC.name, metrics.REWARD_TIMEOUT_FRAC.name),
+    "reward_spread": (metrics.REWARD_SCORE_STD.name,),
 }
 """Which metrics each rule of `[health]` reads; several are added up."""
 
@@ -68,6 +70,18 @@ class HealthMonitor:
             self._verdicts = [verdict for verdict in found if verdict is not None]
         return list(self._verdicts)
 
+    def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
+        """Whether `judge` would find a rule that stops, were these all the figures of a step that it has not judged;
+        changes nothing."""
+        return any(
+            rule.action == "stop"
+            and step >= rule.from_step
+            and (value := _value(METRICS[name], figures)) is not None
+            and _broken_bound(rule, value) is not None
+            and self._counts[name] + 1 >= rule.for_steps
+            for name, rule in self._rules.items()
+        )
+
     def replay(self, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         """Start again from the figures of earlier steps, oldest first (see `figures_by_step`); says nothing."""
         self._counts = dict.fromkeys(METRICS, 0)
@@ -109,8 +123,8 @@ def figures_by_step(lines: Iterable[Mapping[str, Any]], *, before: int) -> list[
     return sorted(steps.items())
 
 
-def _value(metrics: tuple[str, ...], figures: Mapping[str, float]) -> float | None:
-    present = [figures[metric] for metric in metrics if metric in figures]
+def _value(names: tuple[str, ...], figures: Mapping[str, float]) -> float | None:
+    present = [figures[name] for name in names if name in figures]
     return sum(present) if present else None
 
 

@@ -52,15 +52,17 @@ class MlflowMirror:
         self,
         run_dir: Path,
         settings: MlflowTracking,
-        runs_dir: Path,
         *,
+        attempt: int,
         say: Say,
         open_target: OpenTarget = open_mlflow,
         patience: Patience = Patience(),
     ) -> None:
-        """`say` gets one line when MLflow goes away, one when it is back; it is called from the mirror's thread."""
+        """`attempt` is the one that is mirrored: once a newer one has started, the status is that one's to set. `say`
+        gets one line when MLflow goes away, one when it is back; it is called from the mirror's thread."""
         self._run_dir = run_dir.resolve()
-        self._address = address_of(settings, runs_dir)
+        self._address = address_of(settings, self._run_dir.parent)
+        self._attempt = attempt
         self._say = say
         self._open_target = open_target
         self._patience = patience
@@ -144,15 +146,19 @@ class MlflowMirror:
             self._forwarder = Forwarder(self._run_dir, self._open_target(self._run_dir, self._address))
             self._seq = self._forwarder.seq
             self._forwarder.describe(forwarder.versions())
-            if not closing:
+            if not closing and not self._is_superseded():
                 self._forwarder.end(Ending("RUNNING", {"ppoctl.status": "running"}))
         try:
             self._forwarder.forward(stop=self._abandoned.is_set)
         finally:
             self._seq = self._forwarder.seq
-        if closing and not self._abandoned.is_set():
+        if closing and not self._abandoned.is_set() and not self._is_superseded():
             self._forwarder.end(self._ending())
         self._forwarder.keep_files()
+
+    def _is_superseded(self) -> bool:
+        lines = (entry.body for entry in entries(self._journal))
+        return any(line.get("event") == "attempt_started" and line["attempt"] > self._attempt for line in lines)
 
     def _ending(self) -> Ending:
         """As the journal has it; by the word given to `close` where the journal's last event is another one."""

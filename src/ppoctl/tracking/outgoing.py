@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ppoctl.metrics import reported
+
 MARKER = "progress/journal_seq"
 POINTS_PER_BATCH = 900
 """MLflow takes 1000 metrics in one transaction; a batch that stays below is stored whole or not at all."""
@@ -20,6 +22,7 @@ LONGEST_KEY = 250
 
 STATUS: dict[str, str] = {
     "finished": "FINISHED",
+    "unmet": "FAILED",
     "short": "FAILED",
     "failed": "FAILED",
     "stopped": "FAILED",
@@ -27,7 +30,8 @@ STATUS: dict[str, str] = {
     "interrupted": "KILLED",
 }
 """MLflow's word for how an attempt ended; ours is kept beside it in the tag `ppoctl.status`. A run that a health rule
-stopped or that ended short of its plan has failed; one that was told to go away was killed."""
+stopped, that ended short of its plan or without what its recipe expects has failed; one that was told to go away was
+killed."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,10 @@ def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[Batch
 
 def points_of(line: Mapping[str, Any]) -> list[Point]:
     """The figures of a stage and its seconds; an event has none. What is not finite is left out (see `notes_of`)."""
-    if "stage" not in line:
-        return []
-    values = {**line.get("figures", {}), f"time/{line['stage']}_s": line["seconds"]}
     at_ms = _milliseconds(line)
     return [
         Point(metric_name(name), float(value), at_ms, line["step"])
-        for name, value in values.items()
+        for name, value in reported(line).items()
         if math.isfinite(value)
     ]
 
@@ -100,22 +101,27 @@ def notes_of(line: Mapping[str, Any]) -> dict[str, str]:
     """A tag for each figure that is not finite: MLflow stores infinity as 1.8e308, which ruins the chart."""
     return {
         f"nonfinite/{metric_name(name)}": f"{value} at step {line['step']}"
-        for name, value in line.get("figures", {}).items()
+        for name, value in reported(line).items()
         if not math.isfinite(value)
     }
 
 
 def ending(lines: Iterable[Mapping[str, Any]]) -> Ending | None:
-    """How the run stands by its last event; None when there is none."""
+    """How the run stands by the last event of its newest attempt, whatever an earlier one that woke up late says
+    after it; None when there is none."""
     last: Mapping[str, Any] | None = None
     for line in lines:
-        if line.get("event") in ("attempt_started", "attempt_ended"):
+        if line.get("event") in ("attempt_started", "attempt_ended") and line["attempt"] >= _attempt_of(last):
             last = line
     if last is None:
         return None
     if last["event"] == "attempt_started":
         return Ending("RUNNING", {"ppoctl.status": "running", "ppoctl.attempt": str(last["attempt"])})
     return ended(last["status"], at_ms=_milliseconds(last), attempt=last["attempt"])
+
+
+def _attempt_of(line: Mapping[str, Any] | None) -> int:
+    return 0 if line is None else int(line["attempt"])
 
 
 def ended(status: str, *, at_ms: int, attempt: int | None = None) -> Ending:

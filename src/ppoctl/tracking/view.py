@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ppoctl import metrics
+
 KEY_FIGURES: dict[str, str] = {
-    "reward": "reward/score_mean",
-    "kl": "policy/approx_kl",
-    "ev": "value/explained_variance",
-    "clip": "policy/clip_frac",
-    "trunc": "rollout/truncated_frac",
+    "reward": metrics.REWARD_SCORE_MEAN.name,
+    "kl": metrics.POLICY_APPROX_KL.name,
+    "ev": metrics.VALUE_EXPLAINED_VARIANCE.name,
+    "clip": metrics.POLICY_CLIP_FRAC.name,
+    "trunc": metrics.ROLLOUT_TRUNCATED_FRAC.name,
 }
 """Short word -> metric: what is shown of every step."""
 
@@ -41,14 +43,47 @@ class Progress:
     done: int
     total: int
     tokens: int
+    """Drawn here; recalled ones are not."""
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """What a run does besides its steps: evaluations and saves come every so many steps (0: never) and at the end."""
+
+    steps: int
+    eval_every_steps: int = 0
+    evaluates: bool = False
+    """Whether there is anything to evaluate."""
+    save_every_steps: int = 1
+
+    def evaluations_after(self, step: int) -> int:
+        """Those still to come when the step's has been done."""
+        return _times(self.eval_every_steps, step, self.steps) if self.evaluates else 0
+
+    def saves_after(self, step: int) -> int:
+        """Those still to come when the step's has been done."""
+        return _times(self.save_every_steps, step, self.steps)
+
+    def saves(self, step: int) -> bool:
+        """Whether states are saved after this step."""
+        return self.saves_after(step - 1) > self.saves_after(step)
+
+
+def _times(every: int, after: int, last: int) -> int:
+    if after >= last:
+        return 0
+    regular = last // every - after // every if every else 0
+    return regular + (1 if not every or last % every else 0)
 
 
 class RunView:
-    """The state of one run as its observers were told it. Not thread-safe."""
+    """The state of one run as its observers were told it. Not thread-safe. The clock is that of work (`clock`): time
+    in which an engine starts is in no figure."""
 
-    def __init__(self, name: str, steps: int, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, cadence: Cadence, clock: Callable[[], float]) -> None:
         self.name = name
-        self.steps = steps
+        self.cadence = cadence
+        self.steps = cadence.steps
         self.activity: Activity | None = None
         self.progress: Progress | None = None
         self.figures: dict[str, float] = {}
@@ -59,6 +94,13 @@ class RunView:
         self._seconds: dict[int, float] = {}
         self._by_step: dict[int, dict[str, float]] = {}
         self._tokens_per_s: float | None = None
+        self._drawing_since: float | None = None
+        self._evaluated_step = 0
+        self._eval_s = 0.0
+        self._save_s = 0.0
+        """From the last stage of a step whose states are saved to the first of the next."""
+        self._committed: tuple[int, float] | None = None
+        """Step and moment of what was committed last."""
 
     def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take in the journal of earlier attempts."""
@@ -67,28 +109,39 @@ class RunView:
 
     def stage_started(self, step: int, stage: str) -> None:
         """A stage runs from now on."""
-        self.activity = Activity(step, stage, self._clock())
+        now = self._clock()
+        if self._committed is not None and 0 < self._committed[0] < step and self.cadence.saves(self._committed[0]):
+            self._save_s = now - self._committed[1]
+        self.activity = Activity(step, stage, now)
         self.progress = None
+        self._drawing_since = None
 
     def progressed(self, progress: Progress) -> None:
         """A rollout has more samples."""
         self.progress = progress
+        if self._drawing_since is None:
+            self._drawing_since = self._clock()
 
     def committed(self, line: Mapping[str, Any]) -> None:
         """A journal line; events are of no interest here."""
         if "stage" not in line:
             return
         step, figures = line["step"], line.get("figures", {})
+        if self.activity is not None:
+            self._committed = (step, self._clock())
         self.activity = None
         self.progress = None
         self.figures.update(figures)
         self._by_step = {near: self._by_step[near] for near in self._by_step if near >= step - 1}
         self._by_step.setdefault(step, {}).update(figures)
-        self._seconds[step] = self._seconds.get(step, 0.0) + line["seconds"]
+        if line["stage"] == "eval":
+            self._eval_s, self._evaluated_step = line["seconds"], step
+        else:
+            self._seconds[step] = self._seconds.get(step, 0.0) + line["seconds"]
         if KEY_FIGURES["reward"] in figures:
             self.rewards.append(figures[KEY_FIGURES["reward"]])
-        if line["stage"] == "rollout" and line["seconds"] > 0 and "rollout/tokens" in figures:
-            self._tokens_per_s = figures["rollout/tokens"] / line["seconds"]
+        if line["stage"] == "rollout":
+            self._tokens_per_s = line.get("clocked", {}).get(metrics.THROUGHPUT_GENERATED.name)
         over = step if line["stage"] == LAST_STAGE else step - 1
         self.finished_step = max(self.finished_step, over)
 
@@ -97,7 +150,7 @@ class RunView:
         return self._by_step.get(step, {})
 
     def step_seconds(self, step: int) -> float:
-        """Of the step's stages, those committed so far."""
+        """Of the step's stages, those committed so far; an evaluation is not in it."""
         return self._seconds.get(step, 0.0)
 
     @property
@@ -107,20 +160,29 @@ class RunView:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of the rollout that runs, once it has produced something; else of the last one."""
-        if self.progress is not None and self.progress.tokens > 0 and self.stage_seconds > 0:
-            return self.progress.tokens / self.stage_seconds
+        """Generated tokens per second of drawing: of the rollout that runs, once it has produced something; else of
+        the last one. None where that was recalled."""
+        drawing_s = 0.0 if self._drawing_since is None else self._clock() - self._drawing_since
+        if self.progress is not None and self.progress.tokens > 0 and drawing_s > 0:
+            return self.progress.tokens / drawing_s
         return self._tokens_per_s
 
     @property
     def eta_s(self) -> float | None:
-        """Remaining steps times the mean of the last few; None before the first is over."""
+        """Remaining steps times the mean of the last few, and what comes between them: evaluations, as long as the
+        last one, and saves. None before the first step is over."""
         first = self.finished_step - STEPS_FOR_ETA + 1
         steps = range(max(first, 1), self.finished_step + 1)
         recent = [self._seconds[step] for step in steps if step in self._seconds]
         if not recent:
             return None
-        return max(self.steps - self.finished_step, 0) * sum(recent) / len(recent)
+        done = self.finished_step
+        steps_s = max(self.steps - done, 0) * sum(recent) / len(recent)
+        # The evaluation and the save of the step that is over may be still to come.
+        evaluations = self.cadence.evaluations_after(done if self._evaluated_step >= done else done - 1)
+        has_saved = self.activity is not None and self.activity.step > done
+        saves = self.cadence.saves_after(done if has_saved else done - 1)
+        return steps_s + evaluations * self._eval_s + saves * self._save_s
 
 
 def key_figures(figures: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -5,9 +5,12 @@ changed key (so that the step that failed can be mended). Keys that decide promp
 steps after the last saved pair are only in the redo log: replaying those reads them.
 """
 
-from ppoctl.errors import RecipeError, StorageError
+from dataclasses import dataclass
+from typing import Any
+
+from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.recipe.explain import shown
-from ppoctl.recipe.fingerprint import result_differences
+from ppoctl.recipe.fingerprint import differences, result_differences
 from ppoctl.recipe.saved_layout import saved_layout, what_differs
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
@@ -21,14 +24,61 @@ OF_THE_WHOLE_RUN = ("seed", "data", "rollout", "ppo.critic_only_steps")
 """Read when a step is drawn and when it is replayed, by parts of the job that know one recipe only."""
 
 
-def adopt(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> None:
-    """Record `recipe` as the run's from the step it holds from. Raises RecipeError when it cannot hold yet; nothing
-    is written then."""
+@dataclass(frozen=True)
+class Change:
+    """What a recipe changes of a run, and from when."""
+
+    keys: list[tuple[str, Any, Any]]
+    """(dotted key, value so far, value from then on)."""
+    from_step: int
+    steps: int
+    """How many the run has then."""
+
+    def lines(self) -> list[str]:
+        """`actor.optimizer.lr 0.0004 -> 1e-05 from step 5`, for each key."""
+        return [f"{key} {shown(old)} -> {shown(new)} from step {self.from_step}" for key, old, new in self.keys]
+
+
+def change(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> Change | None:
+    """What a resume with this recipe would change; None: nothing. Raises RecipeError for what no resume can do."""
     if recipe == recorded:
-        return
-    step = holds_from(layout, recorded, recipe)
-    run_dir.change_recipe(layout, recipe.model_dump(mode="json", by_alias=True), from_step=step)
+        return None
+    _require_the_same_run(layout, recorded, recipe)
+    return Change(differences(recorded, recipe), holds_from(layout, recorded, recipe), recipe.steps)
+
+
+def _require_the_same_run(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> None:
+    """Raise RecipeError where a recipe renames the run, or ends it before a step that it has done."""
+    if recipe.name != recorded.name:
+        raise RecipeError(
+            f"`name` is `{recipe.name}`, and this run is `{recorded.name}`: a run keeps its name",
+            hint=f"for a new run: ppoctl train {quoted(layout.recipe_toml)} --set name={quoted(recipe.name)}",
+        )
+    done = max(
+        [*saved_pairs(layout), *(step for step in layout.committed_steps() if _is_done(layout, step, recorded))],
+        default=0,
+    )
+    if recipe.steps < done:
+        raise RecipeError(
+            f"`steps` is `{recipe.steps}`, and {done} steps of the run are done",
+            hint=f"ppoctl resume {quoted(layout.root)} --set steps={done}",
+        )
+
+
+def _is_done(layout: RunLayout, step: int, recipe: Recipe) -> bool:
+    last = "critic_update" if step <= recipe.ppo.critic_only_steps else "actor_update"
+    return manifests.read(layout.stage(step, last)) is not None
+
+
+def adopt(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> Change | None:
+    """Record `recipe` as the run's from the step it holds from, and say what it changes. Raises RecipeError when it
+    cannot hold yet; nothing is written then."""
+    found = change(layout, recorded, recipe)
+    if found is None:
+        return None
+    run_dir.change_recipe(layout, recipe.model_dump(mode="json", by_alias=True), from_step=found.from_step)
     artifact.write_atomically(layout.recipe_toml, recipe_as_toml(recipe).encode())
+    return found
 
 
 def holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
@@ -43,7 +93,7 @@ def holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
         redo = [layout.step(s).as_posix() for s in layout.committed_steps() if s > (start or -1)]
         raise RecipeError(
             f"`{changed[0]}` cannot change now: steps after the saved pair of step {start} would be replayed with it",
-            hint=f"drop those steps, they are drawn again: rm -r {' '.join(redo)}",
+            hint=f"drop those steps, they are drawn again: rm -r {' '.join(map(quoted, redo))}",
         )
     return step
 
@@ -79,15 +129,14 @@ def _how_to_load(layout: RunLayout, keys: list[str]) -> str:
         return "keep `distributed_optimizer` as it was; no state fits the other kind of optimizer"
     return (
         "first save it for any layout, under the one it has (nothing is trained): "
-        f"ppoctl resume {layout.root} --save-only --set checkpoint.reshardable=full"
+        f"ppoctl resume {quoted(layout.root)} --save-only --set checkpoint.reshardable=full"
     )
 
 
 def _is_mendable(layout: RunLayout, step: int, recipe: Recipe) -> bool:
     """The step is unfinished, and its committed stages read nothing that has changed."""
     committed = {stage: manifests.read(layout.stage(step, stage)) for stage in STAGES if stage in READS}
-    last = "critic_update" if step <= recipe.ppo.critic_only_steps else "actor_update"
-    if committed[last] is not None:
+    if _is_done(layout, step, recipe):
         return False
     return all(item is None or item.fingerprint == read_by(stage, recipe) for stage, item in committed.items())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Evaluation, State
-from ppoctl.errors import RecipeError, RunExistsError
+from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.loop.run import Job, run, start_point
 from ppoctl.ports import Actor, Critic, Trainer
 from ppoctl.recipe.load import Loaded, load
@@ -35,7 +35,7 @@ def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ende
         if or_resume or _holds_only_rollouts(layout):
             return _continue(layout, loaded.recipe, _as_it_is(layout), verbose=verbose)
         raise RunExistsError(
-            f"run directory `{layout.root}` exists", hint=f"continue it: ppoctl resume {layout.root}"
+            f"run directory `{layout.root}` exists", hint=f"continue it: ppoctl resume {quoted(layout.root)}"
         )
     try:
         return _begin(layout, loaded.recipe, TRAIN, verbose=verbose, do=run)
@@ -84,16 +84,15 @@ def resume(layout: RunLayout, plan: ResumePlan, sets: Sequence[str], *, save_onl
     return _continue(layout, recipe, plan, verbose=verbose, do=_save_for_any_layout if save_only else run)
 
 
-def planned_change(root: Path, sets: Sequence[str]) -> int | None:
-    """The step from which a resume with these keys would hold them; None: they change nothing. Raises what it would
-    raise before it starts anything."""
+def planned_change(root: Path, sets: Sequence[str]) -> changes.Change | None:
+    """What a resume with these keys would change; None: nothing. Raises what it would raise before it starts
+    anything."""
     layout = RunLayout(root.resolve())
     recipe = load([layout.recipe_toml], sets, environ={}).recipe
     session.require_same_model(layout, recipe)
     changes.require_fitting_states(layout, recipe)
     recorded = session.recorded_recipes(layout)
-    newest = recorded[max(recorded)]
-    return None if recipe == newest else changes.holds_from(layout, newest, recipe)
+    return changes.change(layout, recorded[max(recorded)], recipe)
 
 
 def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
@@ -104,7 +103,7 @@ def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
     if not _holds_only_rollouts(layout):
         raise RunExistsError(
             f"run directory `{layout.root}` exists and has been trained",
-            hint="draw under another name: --set name=NAME",
+            hint=f"draw under another name: --set name={loaded.recipe.name}-2",
         )
     return _continue(layout, loaded.recipe, _as_it_is(layout), verbose=verbose, do=_draw_and_score)
 
@@ -121,7 +120,7 @@ def _save_for_any_layout(job: Job) -> None:
     if not job.states.widen(step):
         raise RecipeError(
             f"no state of step {step} is for some layouts only while the recipe asks for states for any",
-            hint=f"ppoctl resume {job.layout.root} --save-only --set checkpoint.reshardable=full",
+            hint=f"ppoctl resume {quoted(job.layout.root)} --save-only --set checkpoint.reshardable=full",
         )
 
 
@@ -134,11 +133,13 @@ def _continue(
     try:
         require_same_sources(layout, digests)
         changes.require_fitting_states(layout, recipe)
-        changes.adopt(layout, recorded[max(recorded)], recipe)
+        change = changes.adopt(layout, recorded[max(recorded)], recipe)
     except BaseException:
         sockets.scorer.close()
         raise
-    opened = Opened(layout, session.recorded_recipes(layout), sockets, threads, plan, verbose=verbose)
+    notes = tuple(change.lines()) if change is not None else ()
+    recipes = session.recorded_recipes(layout)
+    opened = Opened(layout, recipes, sockets, threads, plan, verbose=verbose, notes=notes)
     return session.attempt_run(opened, do)
 
 
@@ -171,7 +172,7 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
     if (path / "run.json").is_file():
         pairs = saved_pairs(RunLayout(path))
         if not pairs:
-            raise RecipeError(f"run `{path}` has no saved state yet", hint=f"ppoctl status {path}")
+            raise RecipeError(f"run `{path}` has no saved state yet", hint=f"ppoctl status {quoted(path)}")
         path = RunLayout(path).state("actor", pairs[-1])
     manifest = manifests.read(path)
     if manifest is not None and manifest.stage == "state/actor":
@@ -186,13 +187,13 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
         if not files:
             raise RecipeError(
                 f"`{path}` is a model folder; a recipe must say what to evaluate it on",
-                hint=f"ppoctl eval recipes/quickstart.toml --ckpt {path}",
+                hint=f"ppoctl eval recipes/quickstart.toml --ckpt {quoted(path)}",
             )
         recipe = load(files, [*sets, f"model.path={path.resolve()}"]).recipe
         return Checkpoint(recipe, initial_state("actor", str(path.resolve())), None)
     raise RecipeError(
         f"`{path}` is no run, no saved actor state and no model folder",
-        hint="see what a run has saved: ppoctl status RUN",
+        hint=f"see what is there: ls {quoted(path)}",
     )
 
 
@@ -203,7 +204,7 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     questions = engines.read_questions(recipe)
     sets = questions.evaluation_sets()
     if not sets:
-        raise RecipeError("the recipe has no `[data.eval.NAME]` table", hint="add one, or name another recipe")
+        raise RecipeError("the recipe has no table under `[data.eval]`", hint="ppoctl recipes keys data.eval")
     scorer = engines.open_scorer(recipe, questions)
     try:
         sockets = engines.plug_in(recipe, questions, scorer, model_digest="")

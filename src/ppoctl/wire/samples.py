@@ -13,7 +13,7 @@ from ppoctl.batch.records import (
     Values,
 )
 from ppoctl.data.template import load_tokenizer
-from ppoctl.errors import DataError, quoted
+from ppoctl.errors import RecipeError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
@@ -44,10 +44,10 @@ class ShownSample:
 
 
 def read_sample(layout: RunLayout, step: int, choice: int | Literal["worst", "best"]) -> ShownSample:
-    """The sample in that row, or the one with the lowest or highest reward. Raises DataError when there is none."""
+    """The sample in that row, or the one with the lowest or highest reward. Raises RecipeError when there is none."""
     rollouts = _read(layout, step, "rollout")
     if not isinstance(rollouts, Rollouts):
-        raise DataError(f"step {step} of `{layout.root}` has no rollouts", hint=f"ls {quoted(layout.steps)}")
+        raise _no_rollouts(layout, step)
     rewards, values, advantages = (_read(layout, step, name) for name in ("reward", "values", "advantages"))
     assert rewards is None or isinstance(rewards, Rewards)
     row = _row(rollouts, rewards, choice)
@@ -78,15 +78,26 @@ def read_sample(layout: RunLayout, step: int, choice: int | Literal["worst", "be
     )
 
 
+def _no_rollouts(layout: RunLayout, step: int) -> RecipeError:
+    kept = [s for s in layout.committed_steps() if manifests.read(layout.stage(s, "rollout")) is not None]
+    if not kept:
+        return RecipeError(f"run `{layout.root}` has no rollouts yet", hint=f"ppoctl status {quoted(layout.root)}")
+    nearest = min(kept, key=lambda s: abs(s - step))
+    return RecipeError(
+        f"step {step} of `{layout.root}` has no rollouts; kept are those of {', '.join(map(str, kept))}",
+        hint=f"ppoctl show {quoted(layout.root)} --step {nearest}",
+    )
+
+
 def _row(rollouts: Rollouts, rewards: Rewards | None, choice: int | str) -> int:
     if isinstance(choice, int):
         if not 0 <= choice < rollouts.num_seqs:
-            raise DataError(
+            raise RecipeError(
                 f"the step has {rollouts.num_seqs} samples, not a row `{choice}`", hint="count from 0, with --sample"
             )
         return choice
     if rewards is None:
-        raise DataError("the step is not scored yet", hint="name a row with --sample")
+        raise RecipeError("the step is not scored yet", hint="name a row with --sample")
     scores = rewards.scores.where(rewards.valid, float("inf") if choice == "worst" else float("-inf"))
     return int(scores.argmin() if choice == "worst" else scores.argmax())
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,12 +20,14 @@ from ppoctl.errors import (
     PreemptedError,
     RecipeError,
     StorageError,
+    SupersededError,
     without_secrets,
 )
 from ppoctl.launch.signals import StopFlag, stop_flag
 from ppoctl.loop.expectations import Verdict, judge
 from ppoctl.loop.run import Job, run
 from ppoctl.recipe.load import from_resolved
+from ppoctl.recipe.rules import unused
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.rewards.probe import probe, require_gold_wins
@@ -39,6 +42,7 @@ from ppoctl.tracking.console import Console, open_console
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
 from ppoctl.tracking.mlflow_run import require_uri
+from ppoctl.tracking.view import Cadence
 from ppoctl.wire import engines
 from ppoctl.wire.job import Surroundings, assemble
 from ppoctl.wire.sockets import Sockets
@@ -106,6 +110,8 @@ class Opened:
     """What was found when the run was opened."""
     observers: tuple[Observer, ...] = ()
     verbose: bool = False
+    notes: tuple[str, ...] = ()
+    """What is said first."""
 
     @property
     def recipe(self) -> Recipe:
@@ -156,8 +162,14 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
     artifact.sweep(layout)
     journal = Journal(layout, attempt)
     journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=opened.threads)
-    with stop_flag() as flag, _watched(opened, journal) as watcher, _ending(journal, attempt, watcher) as word:
+    with (
+        stop_flag() as flag,
+        _watched(opened, attempt, journal) as watcher,
+        _ending(journal, attempt, watcher) as word,
+    ):
         wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag))
+        for note in (*opened.notes, *(f"note: {text}" for text in unused(recipe))):
+            watcher.console.on_message(note)
         if run_dir.has_rollout(layout):
             watcher.start_mirror()
         try:
@@ -182,12 +194,19 @@ def _around(opened: Opened, watcher: Watcher, flag: StopFlag) -> Surroundings:
 
 
 @contextmanager
-def _watched(opened: Opened, journal: Journal) -> Iterator[Watcher]:
-    console = open_console(opened.recipe.name, opened.recipe.steps, verbose=opened.verbose, history=journal.lines())
+def _watched(opened: Opened, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
+    recipe = opened.recipe
+    cadence = Cadence(
+        steps=recipe.steps,
+        eval_every_steps=recipe.eval.every_steps,
+        evaluates=bool(recipe.data.eval),
+        save_every_steps=recipe.checkpoint.every_steps,
+    )
+    console = open_console(recipe.name, cadence, verbose=opened.verbose, history=journal.lines())
     mirror = None
-    tracking = opened.recipe.tracking
+    tracking = recipe.tracking
     if isinstance(tracking, MlflowTracking):
-        mirror = MlflowMirror(opened.layout.root, tracking, opened.layout.root.parent, say=console.on_message)
+        mirror = MlflowMirror(opened.layout.root, tracking, attempt=attempt.number, say=console.on_message)
     try:
         yield Watcher(console, mirror)
     finally:
@@ -211,8 +230,10 @@ def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[La
             yield word
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise _out_of_memory(watcher.stage, error) from error
-        status, code = "finished", int(word.exit_code)
+        status, code = ("unmet" if word.exit_code else "finished"), int(word.exit_code)
     except PpoctlError as error:
+        if error.hint is not None:  # of rooms that do not know which run they work for
+            error.hint = re.sub(r"\bRUN\b", str(attempt.layout.root), error.hint)
         status, code = _status(error), int(error.exit_code)
         raise
     except BaseException:
@@ -234,6 +255,7 @@ def _status(error: PpoctlError) -> str:
         InterruptedByUserError: "interrupted",
         HealthStopError: "stopped",
         FinishedShortError: "short",
+        SupersededError: "superseded",
     }
     return next((word for kind, word in words.items() if isinstance(error, kind)), "failed")
 

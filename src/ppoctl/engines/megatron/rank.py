@@ -378,7 +378,7 @@ class MegatronRank:
             key, most = limit(self.settings.batching, with_gradient=with_gradient)
             raise OutOfMemoryError(
                 f"the {role} ran out of device memory with `{role}.batching.{key} = {most}`",
-                hint=f"lower it with `--set {role}.batching.{key}=...`; results do not change",
+                hint=f"ppoctl resume RUN --set {role}.batching.{key}={max(most // 2, 1)}  # results do not change",
             ) from error
 
 

@@ -9,7 +9,7 @@ Several groups can be asked without waiting (`begin`), and whoever is ready firs
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
+from ppoctl.clock import WORK
 from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.member import Make, Member, Started
@@ -87,7 +88,8 @@ class RayProcesses:
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> "Pending":
         """Ask these ranks (all of them), and go on. Raises only when the processes cannot be started."""
-        starting = self._begin_start()
+        with WORK.stopped():
+            starting = self._begin_start()
         self.cluster.require_alive()
         # Put once: every process of a node reads the same copy.
         given = ray.put(arguments)
@@ -184,6 +186,11 @@ class Pending:
         """What has not been answered, by rank: the start first, where there is one."""
 
     @property
+    def is_starting(self) -> bool:
+        """Whether some of the processes have not come up."""
+        return any(reference in self.open for reference in self._starting)
+
+    @property
     def is_done(self) -> bool:
         return not self.open or (self._error is not None and time.monotonic() >= self._heard_until)
 
@@ -276,7 +283,8 @@ def first_done(pendings: Sequence[Pending]) -> list[Pending]:
             return done
         references = [reference for pending in pendings for reference in pending.open]
         until = min(say_at, *(pending.look_again_at for pending in pendings))
-        ready, _ = ray.wait(references, timeout=max(0.0, until - time.monotonic()))
+        with WORK.stopped() if any(pending.is_starting for pending in pendings) else nullcontext():
+            ready, _ = ray.wait(references, timeout=max(0.0, until - time.monotonic()))
         for pending in pendings:
             pending.take(ready)
             pending.expire()

@@ -30,6 +30,10 @@ class VllmGenerator:
         self._streaming = False
         self._closings = 0
 
+    def be_at(self, state: State) -> None:
+        """See `ports.Generator`."""
+        self._fleet.be_at(state)
+
     def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
         """See `ports.Generator`. Greedy samples report the log-probs of the untempered distribution.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from ppoctl.clock import WORK
 from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import join_tensor_ranks
@@ -62,7 +63,8 @@ class ThisProcess:
 
     def begin(self, method: str, *arguments: Any) -> Promise:
         if self.engine is None:
-            self.engine = Engine(self.settings)
+            with WORK.stopped():
+                self.engine = Engine(self.settings)
         return _Kept(getattr(self.engine, method)(*arguments))
 
     def close(self) -> None:

@@ -1,0 +1,201 @@
+"""Every figure that a run reports: name, unit, what it says, what a healthy run shows, and which way is better.
+
+This is the one place where a name is written. Emitters, console, health rules and final table take it from here; a
+test holds the registry against the journals of fake runs, both ways. A part in braces stands for a name that a person
+chose: `eval/{set}/pass_at_1`. `recipe.metric_rules` says which of them a recipe's settings report. Light.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure."""
+
+    name: str
+    unit: str
+    says: str
+    healthy: str = ""
+    """What to expect; empty: depends on the task."""
+    better: Literal["higher", "lower"] | None = None
+    """Which value is the better actor's; None: it does not say which actor is better."""
+
+
+ROLLOUT_RESPONSE_TOKENS_MEAN = Metric(
+    "rollout/response_tokens_mean", "tokens", "mean length of the responses", "no collapse towards 0"
+)
+ROLLOUT_RESPONSE_TOKENS_MAX = Metric(
+    "rollout/response_tokens_max", "tokens", "longest response", "below rollout.max_new_tokens"
+)
+ROLLOUT_TRUNCATED_FRAC = Metric(
+    "rollout/truncated_frac", "share", "responses cut by max_new_tokens", "below 0.1, not rising", "lower"
+)
+ROLLOUT_RESENT_SEQS = Metric(
+    "rollout/resent_seqs", "sequences", "responses asked for again because an engine died", "0"
+)
+ROLLOUT_TOKENS = Metric("rollout/tokens", "tokens", "response tokens of the step, without prompts")
+REWARD_SCORE_MEAN = Metric("reward/score_mean", "score", "mean score as the scorer gave it", "rising", "higher")
+REWARD_SCORE_STD = Metric(
+    "reward/score_std", "score", "spread of the scores", "above 0: with none there is nothing to learn from"
+)
+REWARD_SHAPED_MEAN = Metric(
+    "reward/shaped_mean", "reward", "mean score after reward.scale, before any KL penalty", "rising", "higher"
+)
+REWARD_ERROR_FRAC = Metric("reward/error_frac", "share", "samples whose scorer failed", "0")
+REWARD_TIMEOUT_FRAC = Metric(
+    "reward/timeout_frac", "share", "samples whose scorer was killed at reward.timeout_s", "0"
+)
+REWARD_LENIENT_MEAN = Metric(
+    "reward/lenient_mean",
+    "score",
+    "mean score by the lenient reading (with reward.strict)",
+    "above score_mean",
+    "higher",
+)
+REWARD_STRICT_MEAN = Metric(
+    "reward/strict_mean", "score", "mean score by the strict reading (without reward.strict)", "nears score_mean",
+    "higher",
+)  # fmt: skip
+MISMATCH_GAP_MEAN_ABS = Metric(
+    "mismatch/gap_mean_abs", "nats", "mean |trainer - sampler| log-prob of the sampled tokens", "below 0.05"
+)
+MISMATCH_GAP_MAX_ABS = Metric("mismatch/gap_max_abs", "nats", "largest |trainer - sampler| log-prob", "below 2")
+MISMATCH_GAP_K3 = Metric("mismatch/gap_k3", "nats", "k3 estimate of KL(sampler, trainer) per token", "below 0.01")
+MISMATCH_ESS_FRAC = Metric(
+    "mismatch/ess_frac", "share", "effective sample size of trainer/sampler weights", "above 0.9"
+)
+KL_REFERENCE_MEAN = Metric(
+    "kl/reference_mean", "nats", "estimated KL of the actor from the reference, per token", "below 1"
+)
+KL_COEF = Metric("kl/coef", "factor", "coefficient of the KL penalty")
+KL_PENALTY_MEAN = Metric("kl/penalty_mean", "reward", "mean KL penalty per token", "small beside the shaped reward")
+ADVANTAGE_RAW_MEAN = Metric("advantage/raw_mean", "reward", "mean advantage over counted tokens, before whitening")
+ADVANTAGE_RAW_STD = Metric(
+    "advantage/raw_std",
+    "reward",
+    "spread of the advantages before whitening",
+    "above 0, falling as the critic learns",
+)
+ADVANTAGE_RAW_ABS_MAX = Metric("advantage/raw_abs_max", "reward", "largest |advantage| before whitening")
+VALUE_EXPLAINED_VARIANCE = Metric(
+    "value/explained_variance", "share", "1 - Var(return - value) / Var(return)", "rising towards 1"
+)
+VALUE_CLIP_FRAC = Metric(
+    "value/clip_frac",
+    "share",
+    "tokens whose clipped value error is the larger; 0 without value_loss.clip",
+    "below 0.3",
+)
+VALUE_MEAN = Metric("value/value_mean", "reward", "mean value", "near return_mean")
+VALUE_RETURN_MEAN = Metric("value/return_mean", "reward", "mean return")
+VALUE_RETURN_STD = Metric("value/return_std", "reward", "spread of the returns")
+VALUE_ERROR = Metric("value/value_error", "reward", "mean |value - return|", "falling")
+VALUE_LOSS = Metric("value/loss", "loss", "the critic's loss", "falling")
+VALUE_GRAD_NORM = Metric("value/grad_norm", "norm", "global gradient norm of the critic before clipping", "no spikes")
+VALUE_LR = Metric("value/lr", "rate", "the critic's learning rate at the last update of the step")
+POLICY_LOSS = Metric("policy/loss", "loss", "the actor's loss", "near 0; it says little")
+POLICY_GRAD_NORM = Metric(
+    "policy/grad_norm", "norm", "global gradient norm of the actor before clipping", "no spikes"
+)
+POLICY_LR = Metric("policy/lr", "rate", "the actor's learning rate at the last update of the step")
+POLICY_APPROX_KL = Metric(
+    "policy/approx_kl", "nats", "how far the step moved the actor, per token (k3)", "below 0.05"
+)
+POLICY_CLIP_FRAC = Metric("policy/clip_frac", "share", "tokens whose ratio was clipped", "0.01 to 0.3")
+POLICY_CLIP_FRAC_HIGH = Metric("policy/clip_frac_high", "share", "tokens with A > 0 clipped above")
+POLICY_CLIP_FRAC_LOW = Metric("policy/clip_frac_low", "share", "tokens with A < 0 clipped below")
+POLICY_DUAL_CLIP_FRAC = Metric("policy/dual_clip_frac", "share", "tokens bounded by dual_clip; 0 without", "near 0")
+POLICY_RATIO_MEAN = Metric("policy/ratio_mean", "factor", "mean new / old probability", "near 1")
+POLICY_RATIO_P01 = Metric("policy/ratio_p01", "factor", "1st percentile of the ratio", "above 0.5")
+POLICY_RATIO_P50 = Metric("policy/ratio_p50", "factor", "median of the ratio", "near 1")
+POLICY_RATIO_P99 = Metric("policy/ratio_p99", "factor", "99th percentile of the ratio", "below 2")
+POLICY_RATIO_MAX = Metric("policy/ratio_max", "factor", "largest ratio", "below 10")
+POLICY_ENTROPY_MEAN = Metric(
+    "policy/entropy_mean", "nats", "entropy of the next-token distribution", "falling slowly, not to 0"
+)
+EVAL_PASS_AT_1 = Metric("eval/{set}/pass_at_1", "share", "mean score of sampled responses", "rising", "higher")
+EVAL_PASS_AT_1_STDERR = Metric("eval/{set}/pass_at_1_stderr", "share", "standard error of pass_at_1, over prompts")
+EVAL_TRUNCATED_FRAC = Metric(
+    "eval/{set}/truncated_frac", "share", "sampled responses cut by the length limit", "below 0.1", "lower"
+)
+EVAL_RESPONSE_TOKENS_MEAN = Metric(
+    "eval/{set}/response_tokens_mean", "tokens", "mean length of the sampled responses"
+)
+EVAL_ERROR_FRAC = Metric("eval/{set}/error_frac", "share", "sampled responses without a score", "0")
+EVAL_GREEDY_PASS_AT_1 = Metric(
+    "eval/{set}/greedy_pass_at_1", "share", "mean score of greedy responses", "rising", "higher"
+)
+EVAL_GREEDY_PASS_AT_1_STDERR = Metric(
+    "eval/{set}/greedy_pass_at_1_stderr", "share", "standard error of greedy_pass_at_1, over prompts"
+)
+EVAL_GREEDY_TRUNCATED_FRAC = Metric(
+    "eval/{set}/greedy_truncated_frac", "share", "greedy responses cut by the length limit", "below 0.1", "lower"
+)
+EVAL_GREEDY_RESPONSE_TOKENS_MEAN = Metric(
+    "eval/{set}/greedy_response_tokens_mean", "tokens", "mean length of the greedy responses"
+)
+EVAL_GREEDY_ERROR_FRAC = Metric("eval/{set}/greedy_error_frac", "share", "greedy responses without a score", "0")
+TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, weights sent to the engines included")
+TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
+TIME_VALUES_S = Metric("time/values_s", "s", "time of the critic's values")
+TIME_LOGPROBS_S = Metric("time/logprobs_s", "s", "time of log-probs, the reference's included")
+TIME_ADVANTAGES_S = Metric("time/advantages_s", "s", "time of the advantages")
+TIME_CRITIC_UPDATE_S = Metric("time/critic_update_s", "s", "time of the critic's update")
+TIME_ACTOR_UPDATE_S = Metric("time/actor_update_s", "s", "time of the actor's update")
+TIME_EVAL_S = Metric("time/eval_s", "s", "time of an evaluation, all sets")
+THROUGHPUT_GENERATED = Metric(
+    "throughput/generated_tokens_per_s",
+    "tokens/s",
+    "response tokens drawn by the attempt that finished the rollout, per second of drawing",
+)
+
+METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+"""All of them, in the order above. Times are of work (`clock`): waiting until an engine, a trainer or Ray has started
+is in none."""
+
+
+def named(group: str, figure: str) -> str:
+    """The full name of a figure that a stage calls `figure`. Raises KeyError where the registry does not have it, so
+    that nothing is reported under a name of its own."""
+    name = f"{group}/{figure}"
+    if find(name) is None:
+        raise KeyError(f"`{name}` is not in the registry of metrics")
+    return name
+
+
+def reported(line: Mapping[str, Any]) -> dict[str, float]:
+    """All figures of a journal line: those of the record, and those of the clock; an event has none."""
+    if "stage" not in line:
+        return {}
+    return {**line.get("figures", {}), **line.get("clocked", {}), f"time/{line['stage']}_s": line["seconds"]}
+
+
+def find(name: str) -> Metric | None:
+    """The registry's entry for a metric name, patterns included."""
+    return next((metric for metric, pattern in _patterns() if pattern.fullmatch(name)), None)
+
+
+def eval_set(name: str) -> str | None:
+    """The evaluation set that `eval/SET/...` speaks of; None for any other metric."""
+    parts = name.split("/")
+    return parts[1] if len(parts) == 3 and parts[0] == "eval" else None
+
+
+def unknown(name: str) -> str:
+    """What to say of a name that no metric has."""
+    named = eval_set(name)
+    known = [metric.name.replace("{set}", named or "SET") for metric in METRICS]
+    close = get_close_matches(name, known, n=1, cutoff=0.6)
+    last = [other for other in known if other.rsplit("/", 1)[-1] == name.rsplit("/", 1)[-1]]
+    near = close or last
+    return f"no metric is called `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
+
+
+@cache
+def _patterns() -> tuple[tuple[Metric, re.Pattern[str]], ...]:
+    return tuple((metric, re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(metric.name)))) for metric in METRICS)

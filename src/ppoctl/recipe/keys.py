@@ -1,0 +1,131 @@
+"""Every key a recipe may have, as `ppoctl recipes keys` prints it: type, default, range, effect, meaning."""
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from ppoctl.recipe import shape
+from ppoctl.recipe.explain import as_toml, section
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.table import OFF, OrOff
+
+REQUIRED = "required"
+
+
+@dataclass(frozen=True)
+class KeyLine:
+    """One line a person may write."""
+
+    key: str
+    only: str
+    """The alternative it belongs to, `place = "loss"`, or the table that must be written; empty: always there."""
+    type: str
+    default: str
+    """What holds where it is not written, as TOML; `absent`, or `required`."""
+    range: str
+    changes: str
+    meaning: str
+
+
+def key_lines() -> list[KeyLine]:
+    """All of them, in the order of the schema."""
+    return list(_of_table(shape.of(Recipe), (), None))
+
+
+def _of_table(table: shape.TableShape, path: shape.Path, default: BaseModel | None) -> Iterator[KeyLine]:
+    for name, key in table.keys.items():
+        inner, value = (*path, name), _default(key, default)
+        if isinstance(key.shape, shape.Leaf):
+            yield _line(inner, key, value)
+        elif isinstance(key.shape, shape.Named):
+            yield from _of_shape(key.shape.each, (*inner, shape.ANY_NAME), None)
+        else:
+            lines = _of_shape(key.shape, inner, value if isinstance(value, BaseModel) else None)
+            # A table that may be absent says nothing until it is written.
+            yield from lines if value is not None else (replace(line, only=section(inner)) for line in lines)
+
+
+def _of_shape(here: shape.Shape, path: shape.Path, default: BaseModel | None) -> Iterator[KeyLine]:
+    if isinstance(here, shape.TableShape):
+        yield from _of_table(here, path, default)
+    elif isinstance(here, shape.Choice):
+        yield from _of_choice(here, path, default)
+
+
+def _of_choice(choice: shape.Choice, path: shape.Path, default: BaseModel | None) -> Iterator[KeyLine]:
+    """Lines that are the same in all alternatives once, without a word of them."""
+    by_tag = {
+        tag: list(_of_table(table, path, default if isinstance(default, table.model) else None))
+        for tag, table in choice.tables.items()
+    }
+    if choice.tag is not None:
+        yield _tag_line(choice, (*path, choice.tag), default)
+    told: set[KeyLine] = set()
+    for lines in by_tag.values():
+        for line in lines:
+            if line in told or line.key.rsplit(".", 1)[-1] == choice.tag:
+                continue
+            told.add(line)
+            tags = [tag for tag, others in by_tag.items() if line in others]
+            only = "" if len(tags) == len(by_tag) or line.only else _alternatives(choice.tag, tags)
+            yield replace(line, only=line.only or only)
+
+
+def _alternatives(tag: str | None, names: list[str]) -> str:
+    return f"by {names[0]}" if tag is None else f"{tag} = " + " or ".join(f'"{name}"' for name in names)
+
+
+def _tag_line(choice: shape.Choice, path: shape.Path, default: BaseModel | None) -> KeyLine:
+    """The key that names the alternative."""
+    assert choice.tag is not None
+    keys = {name: table.keys[choice.tag] for name, table in choice.tables.items()}
+    first = next(iter(keys.values()))
+    meaning = " ".join(f"{name}: {_text(key)}" for name, key in keys.items())
+    value = REQUIRED if default is None else as_toml(getattr(default, first.attribute))
+    effect = first.effect.value if first.effect else ""
+    return KeyLine(".".join(path), "", " | ".join(f'"{name}"' for name in keys), value, "", effect, meaning)
+
+
+def _default(key: shape.Key, table: BaseModel | None) -> Any:
+    if table is not None:
+        return getattr(table, key.attribute)
+    return REQUIRED if key.required else key.field.get_default(call_default_factory=True)
+
+
+def _line(path: shape.Path, key: shape.Key, value: Any) -> KeyLine:
+    default = REQUIRED if key.required and value is REQUIRED else as_toml(value)
+    effect = key.effect.value if key.effect else ""
+    return KeyLine(".".join(path), "", _type(key.field.annotation), default, _range(key), effect, _text(key))
+
+
+def _text(key: shape.Key) -> str:
+    return " ".join((key.field.description or "").split())
+
+
+def _type(annotation: Any) -> str:
+    """In a person's words."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        annotation = next(member for member in get_args(annotation) if member is not type(None))
+    allowed = shape.allowed(annotation)
+    if allowed:
+        return " | ".join(f'"{value}"' for value in allowed)
+    if get_origin(annotation) is tuple:
+        first, *rest = get_args(annotation)
+        return f"array of {_type(first)}" if rest == [...] else f"array of {1 + len(rest)} {_type(first)}s"
+    return {bool: "true | false", int: "whole number", float: "number", str: "text"}[annotation]
+
+
+def _range(key: shape.Key) -> str:
+    """What pydantic holds it to, beyond its type."""
+    words = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+    parts = []
+    for constraint in key.field.metadata:
+        parts += [f"{word} {getattr(constraint, bound)}" for bound, word in words if hasattr(constraint, bound)]
+        if getattr(constraint, "pattern", None):
+            parts.append(f"matches {constraint.pattern}")
+    if OrOff in key.field.metadata:
+        parts.append(f'or "{OFF}"')
+    return ", ".join(parts)

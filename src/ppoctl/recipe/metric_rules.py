@@ -1,0 +1,159 @@
+"""Rules about metrics: `[expect]`, `[health]` and `checkpoint.best` name only what a run of this recipe reports, and
+ask for it only where it is reported. See `rules`."""
+
+from collections.abc import Iterator, Sequence
+
+from ppoctl import metrics
+from ppoctl.recipe.conflict import Conflict, Rule
+from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.schema import Gsm8kReward, Recipe
+from ppoctl.recipe.shape import Path
+
+
+def every_expectation_can_be_judged(recipe: Recipe) -> Iterator[Conflict]:
+    for name, wanted in recipe.expect.items():
+        key: Path = ("expect", name)
+        if metrics.find(name) is None:
+            yield Conflict(metrics.unknown(name), (key,), "ppoctl recipes metrics")
+        if wanted.min is None and wanted.max is None and wanted.rise_min is None:
+            yield Conflict(f"`{dotted(key)}` has none of `min`, `max` and `rise_min`", (key,))
+        if wanted.min is not None and wanted.max is not None and wanted.min > wanted.max:
+            says = f"nothing is at least {wanted.min} and at most {wanted.max}"
+            yield Conflict(says, ((*key, "min"), (*key, "max")))
+        if wanted.at_step is not None and wanted.at_step > recipe.steps:
+            says = f"`{name}` is expected at step {wanted.at_step} of a run of {recipe.steps} steps"
+            yield Conflict(says, ((*key, "at_step"), ("steps",)))
+
+
+def metrics_that_are_watched_are_reported(recipe: Recipe) -> Iterator[Conflict]:
+    for name, key in _watched(recipe):
+        yield from _not_reported(recipe, name, key)
+
+
+def _not_reported(recipe: Recipe, name: str, key: Path) -> Iterator[Conflict]:
+    """Why no step of this recipe reports the metric."""
+    named = metrics.eval_set(name)
+    if name.startswith("kl/") and recipe.ppo.kl.place == "none":
+        yield Conflict(f"`{name}` needs a reference, and none is loaded", (key, ("ppo", "kl", "place")))
+    elif named is not None and named not in recipe.data.eval:
+        have = ", ".join(f"`{other}`" for other in recipe.data.eval) or "none"
+        says = f"`{name}` speaks of an evaluation set `{named}`; [data.eval] has {have}"
+        yield Conflict(says, (key, ("data", "eval")))
+    elif name == metrics.TIME_EVAL_S.name and not recipe.data.eval:
+        yield Conflict(f"`{name}` needs an evaluation set, and [data.eval] has none", (key, ("data", "eval")))
+    elif name in (metrics.REWARD_STRICT_MEAN.name, metrics.REWARD_LENIENT_MEAN.name):
+        yield from _no_other_reading(recipe, name, key)
+
+
+def _no_other_reading(recipe: Recipe, name: str, key: Path) -> Iterator[Conflict]:
+    """Only the reading of an answer that does not score it is reported beside the score."""
+    if not isinstance(recipe.reward, Gsm8kReward):
+        says = f"`{name}` is one of the two readings of `gsm8k`, and this reward has one"
+        yield Conflict(says, (key, ("reward", "kind")), "ppoctl recipes metrics")
+    elif (name == metrics.REWARD_STRICT_MEAN.name) == recipe.reward.strict:
+        says = f"`{name}` is the score itself, which is reported as `{metrics.REWARD_SCORE_MEAN.name}`"
+        yield Conflict(says, (key, ("reward", "strict")), "ppoctl recipes metrics")
+
+
+def an_expected_figure_is_reported_at_that_step(recipe: Recipe) -> Iterator[Conflict]:
+    for name, wanted in recipe.expect.items():
+        step = wanted.at_step
+        if metrics.find(name) is None or step is None or step > recipe.steps:
+            continue
+        key: Path = ("expect", name, "at_step")
+        if metrics.eval_set(name) is not None or name == metrics.TIME_EVAL_S.name:
+            if not evaluates(recipe, step):
+                says = f"`{name}` is expected at step {step}, where nothing is evaluated"
+                yield Conflict(says, (key, ("eval", "every_steps"), ("eval", "at_start")))
+        elif step == 0:
+            yield Conflict(f"`{name}` is expected at step 0, which is before the first; steps count from 1", (key,))
+        elif _is_of_the_actors_update(name) and step <= recipe.ppo.critic_only_steps:
+            says = f"`{name}` is expected at step {step}, where only the critic trains"
+            yield Conflict(says, (key, ("ppo", "critic_only_steps")))
+
+
+def a_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
+    for name, wanted in recipe.expect.items():
+        if wanted.rise_min is None or metrics.find(name) is None:
+            continue
+        if metrics.eval_set(name) is None:
+            if reporting_steps(recipe, name) < 2:
+                says = f"`{name}` must rise over its first value, and the run reports it once"
+                yield Conflict(says, (("expect", name, "rise_min"), ("steps",)))
+        elif evaluations(recipe) < 2:
+            yield Conflict(
+                f"`{name}` must rise over its first value, and the run evaluates once",
+                (("expect", name, "rise_min"), ("eval", "at_start"), ("eval", "every_steps")),
+                "--set eval.at_start=true",
+            )
+
+
+def health_speaks_of_figures_the_run_has(recipe: Recipe) -> Iterator[Conflict]:
+    rule = recipe.health.reference_kl
+    if recipe.ppo.kl.place == "none" and (rule.min is not None or rule.max is not None):
+        yield Conflict(
+            "`health.reference_kl` bounds the distance to a reference, and none is loaded",
+            (("health", "reference_kl"), ("ppo", "kl", "place")),
+        )
+
+
+def the_best_state_is_judged_by_a_metric_that_says_which_is_better(recipe: Recipe) -> Iterator[Conflict]:
+    best = recipe.checkpoint.best
+    if best is None:
+        return
+    metric, key = metrics.find(best), ("checkpoint", "best")
+    if metric is None:
+        yield Conflict(metrics.unknown(best), (key,), "ppoctl recipes metrics")
+    elif metric.better is None:
+        yield Conflict(f"`{best}` does not say which of two actors is better", (key,), "ppoctl recipes metrics")
+
+
+def a_set_name_is_part_of_a_metric_name(recipe: Recipe) -> Iterator[Conflict]:
+    for name in recipe.data.eval:
+        if not name or "/" in name or name.strip() != name:
+            yield Conflict(f"`{name}` names an evaluation set and may not hold `/`", (("data", "eval", name),))
+
+
+METRIC_RULES: tuple[Rule, ...] = (
+    every_expectation_can_be_judged,
+    metrics_that_are_watched_are_reported,
+    an_expected_figure_is_reported_at_that_step,
+    a_rise_has_two_values,
+    health_speaks_of_figures_the_run_has,
+    the_best_state_is_judged_by_a_metric_that_says_which_is_better,
+    a_set_name_is_part_of_a_metric_name,
+)
+
+
+def evaluates(recipe: Recipe, step: int) -> bool:
+    """Whether the run evaluates after this step; 0 is before the first."""
+    if not recipe.data.eval:
+        return False
+    if step == 0:
+        return recipe.eval.at_start
+    return step == recipe.steps or (recipe.eval.every_steps > 0 and step % recipe.eval.every_steps == 0)
+
+
+def evaluations(recipe: Recipe) -> int:
+    """How often the run evaluates."""
+    every = recipe.eval.every_steps
+    regular = recipe.steps // every if every else 0
+    at_the_end = 0 if every and recipe.steps % every == 0 else 1
+    return (int(recipe.eval.at_start) + regular + at_the_end) if recipe.data.eval else 0
+
+
+def reporting_steps(recipe: Recipe, name: str) -> int:
+    """In how many steps a figure that no evaluation reports is there."""
+    return recipe.steps - (recipe.ppo.critic_only_steps if _is_of_the_actors_update(name) else 0)
+
+
+def _is_of_the_actors_update(name: str) -> bool:
+    return name.startswith("policy/") or name == metrics.TIME_ACTOR_UPDATE_S.name
+
+
+def _watched(recipe: Recipe) -> Sequence[tuple[str, Path]]:
+    """Known metrics that the recipe reads, with the key that does."""
+    named: list[tuple[str, Path]] = [(name, ("expect", name)) for name in recipe.expect]
+    if recipe.checkpoint.best is not None:
+        named.append((recipe.checkpoint.best, ("checkpoint", "best")))
+    return [(name, key) for name, key in named if metrics.find(name) is not None]

@@ -1,0 +1,98 @@
+"""What commands say of a run that is there, of runs on fakes: status, the end of a training, samples, resumes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fakes.sockets import fake_recipe, fake_sockets
+from ppoctl.cli import ending, show
+from ppoctl.cli import train as train_module
+from ppoctl.cli.app import app, run
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store.layout import RunLayout
+from ppoctl.wire import session
+from ppoctl.wire.samples import ShownSample
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Ask = Callable[..., Said]
+
+UNMET = {"reward/score_mean": {"min": 2.0}, "value/clip_frac": {"max": 1.0}}
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    def asked(*words: object) -> Said:
+        code = run([str(word) for word in words])
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return asked
+
+
+def trained(root: Path, recipe: Recipe) -> session.Ended:
+    """A run directory as `train` makes it, and an attempt on it."""
+    layout = RunLayout(root)
+    if not root.exists():
+        session.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+    return session.attempt_run(session.Opened(layout, {1: recipe}, fake_sockets(recipe), threads=1))
+
+
+def test_a_run_without_what_its_recipe_expects_is_unmet_everywhere(tmp_path: Path, ask: Ask) -> None:
+    root = tmp_path / "fake"
+    trained(root, fake_recipe(steps=2, expect=UNMET))
+    said = ask("status", root)
+    assert said.out.splitlines()[0] == "fake: unmet"
+    expected = [line.split() for line in said.out.splitlines()[-3:]]
+    assert expected[0] == ["expected", "reached", "bound"]
+    assert [(row[0], row[-1]) for row in expected[1:]] == [("reward/score_mean", "UNMET"), ("value/clip_frac", "met")]
+    assert said.err.endswith(f"train longer: ppoctl resume {root} --set steps=4\n")
+    told = json.loads(ask("status", root, "--json").out)
+    assert (told["state"], [verdict["met"] for verdict in told["expect"]]) == ("unmet", [False, True])
+    assert told["figures"]["time/rollout_s"] >= 0
+
+
+def test_a_training_without_what_its_recipe_expects_says_so_in_one_object(
+    tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = trained(tmp_path / "fake", fake_recipe(steps=2, expect=UNMET))
+    before = list(app.registered_commands)
+
+    def end_for_the_test(json: train_module.Json = False) -> None:
+        ending.tell(ended, as_json=json)
+
+    app.command("end-for-the-test")(end_for_the_test)
+    try:
+        said = ask("end-for-the-test", "--json")
+        plain = ask("end-for-the-test")
+    finally:
+        app.registered_commands[:] = before
+    told = json.loads(said.out)
+    assert (said.code, told["error"]["exit_code"], told["state"]) == (5, 5, "unmet")
+    assert set(told) == {"run", "state", "figures", "expect", "error"}
+    assert plain.err.splitlines()[-1] == f"hint: ppoctl resume {ended.layout.root} --set steps=4"
+    assert plain.out.splitlines()[-1] == f"run: {ended.layout.root}"
+
+
+HOSTILE = "\x1b]0;owned\x07\u202etxt\x00\r\x9b2J caf\u00e9"
+
+
+def test_what_others_wrote_does_not_reach_the_terminal_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    sample = ShownSample(
+        step=1, row=0, prompt_id=HOSTILE, sample=0, stamp="actor@0", finish="terminated", prompt=HOSTILE + "\nnext",
+        response="",
+        answer=HOSTILE, outcome="ok", score=1.0, tokens=[5, 6], pieces=[HOSTILE, "b"], logprobs=[-1.0, -2.0],
+        advantages=[0.5, -0.5], values=[0.0, 0.0],
+    )  # fmt: skip
+    show._print(sample)
+    out = capsys.readouterr().out
+    assert all(char == "\n" or char.isprintable() for char in out)
+    assert "\\x1b]0;owned\\x07\\u202etxt\\x00\\r\\x9b2J caf\u00e9\nnext\n" in out

@@ -1,0 +1,113 @@
+"""`recipes keys` is true: a default is what a recipe has that leaves the key out, a range is what is refused."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from ppoctl.recipe import shape
+from ppoctl.recipe.explain import as_toml
+from ppoctl.recipe.keys import REQUIRED, KeyLine, key_lines
+from ppoctl.recipe.load import load
+from ppoctl.recipe.origins import DEFAULT, dotted
+from ppoctl.recipe.schema import Recipe
+
+LINES = key_lines()
+COLUMNS = "{format='columns', path='x.jsonl', prompt='p', answer='a'}"
+RECIPES: list[list[str]] = [
+    [],
+    ["ppo.kl.place=reward", "ppo.kl.coef=1"],
+    ["ppo.kl.place=loss", "ppo.kl.coef=1"],
+    ["ppo.rollout_correction.kind=tis"],
+    ["tracking.kind=none"],
+    ["tracking.uri=x"],
+    [f"data.train={COLUMNS}", f"data.eval.c={COLUMNS}", "reward.scale={from=[0, 1], to=[0, 2]}"],
+    ["data.eval.e={format='gsm8k', path='x.jsonl'}", 'expect."eval/e/pass_at_1".min=0'],
+    ['expect."reward/score_mean".max=1'],
+    ["reward.kind=exact_match", "data.train.instruction=x"],
+    ["actor.batching.microbatch_seqs=1", "critic.batching.microbatch_seqs=1"],
+    ["actor.batching.logits_chunk_tokens=8", "health.explained_variance.max=2", "health.kl.min=0"],
+    ["actor.parallel={}", "critic.parallel={}"],
+]
+"""Each key is left out by one of them, and is there."""
+
+
+def fits(line: KeyLine, written: dict[str, Any]) -> bool:
+    """Whether the line is about this recipe: of the alternative that it has."""
+    tag, equals, names = line.only.partition(" = ")
+    if not equals:
+        return True
+    here: Any = written
+    for name in line.key.split(".")[:-1]:
+        here = next(iter(here.values())) if name == shape.ANY_NAME else here[name]
+    return f'"{here[tag]}"' in names.split(" or ")
+
+
+def test_every_default_is_what_a_recipe_has_that_leaves_the_key_out(smallest: Path) -> None:
+    held: set[KeyLine] = set()
+    for sets in RECIPES:
+        loaded = load([smallest], sets, {})
+        written = loaded.resolved()
+        for path, key, value in shape.values(loaded.recipe):
+            if loaded.origins[dotted(path)] != DEFAULT or not isinstance(key.shape, shape.Leaf):
+                continue
+            lines = [line for line in LINES if line.key == ".".join(with_stars(path)) and fits(line, written)]
+            assert [line.default for line in lines] == [as_toml(value)], path
+            held |= {*lines}
+    assert [line for line in LINES if line.default != REQUIRED and line not in held] == []
+
+
+def with_stars(path: shape.Path) -> shape.Path:
+    """The path with `*` for what a person named."""
+    named = {"expect": 1, "data": 2 if path[1:2] == ("eval",) else None}.get(path[0])
+    return path if named is None else (*path[:named], shape.ANY_NAME, *path[named + 1 :])
+
+
+def test_every_key_has_a_line_and_no_line_is_told_twice() -> None:
+    assert {line.key for line in LINES} == {
+        ".".join(path) for path, key in shape.walk(shape.of(Recipe)) if isinstance(key.shape, shape.Leaf)
+    }
+    assert len({(line.key, line.only) for line in LINES}) == len(LINES)
+    assert all(line.type and line.changes and line.meaning for line in LINES)
+
+
+BOUNDS = {"at least ": (0, -1), "above ": (1, 0), "at most ": (0, 1), "below ": (-1, 0)}
+"""Words -> where just inside and just outside are, in steps from the bound."""
+
+
+def accepts(key: shape.Key, value: object) -> bool:
+    held: Any = Annotated[(key.field.annotation, *key.field.metadata)] if key.field.metadata else key.field.annotation
+    try:
+        TypeAdapter(held).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+NUMBERS = [
+    (line, key)
+    for line in LINES
+    for path, key in shape.walk(shape.of(Recipe))
+    if ".".join(path) == line.key and line.type in ("number", "whole number")
+]
+
+
+@pytest.mark.parametrize(("line", "key"), NUMBERS, ids=[f"{line.key} {line.only}" for line, _ in NUMBERS])
+def test_every_range_is_what_is_refused(line: KeyLine, key: shape.Key) -> None:
+    tiny = 1 if line.type == "whole number" else 1e-6
+    number = int if line.type == "whole number" else float
+    lowest, highest = -(10**9), 10**9
+    for part in filter(None, line.range.split(", ")):
+        if part == 'or "off"':
+            assert accepts(key, "off")
+            continue
+        [word] = [word for word in BOUNDS if part.startswith(word)]
+        bound = number(float(part.removeprefix(word)))
+        inside, outside = (bound + sign * tiny for sign in BOUNDS[word])
+        assert accepts(key, inside), (line, inside)
+        assert not accepts(key, outside), (line, outside)
+        lowest, highest = (bound, highest) if word in ("at least ", "above ") else (lowest, bound)
+    # Where nothing is said, nothing is refused.
+    assert lowest != -(10**9) or accepts(key, number(lowest))
+    assert highest != 10**9 or accepts(key, number(highest))

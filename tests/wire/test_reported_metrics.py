@@ -1,0 +1,64 @@
+"""The registry against what runs say: all that is reported is registered, all that is registered is reported by some
+setting, and the recipe's rules refuse exactly what this recipe does not report."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from fakes.job import play
+from fakes.sockets import fake_recipe
+from ppoctl.metrics import METRICS, find, reported
+from ppoctl.recipe.metric_rules import metrics_that_are_watched_are_reported
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store.journal import read_lines
+from ppoctl.store.layout import RunLayout
+
+HELD = {"eval": {"held": {"format": "gsm8k", "path": "none"}}, "train": {"format": "gsm8k", "path": "none"}}
+PPO: Mapping[str, Any] = {"epochs": 2, "minibatch_seqs": 4}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "no reference": {"ppo": PPO},
+    "a reference in the reward": {"ppo": {**PPO, "kl": {"place": "reward", "coef": 0.05}}},
+    "a reference in the loss": {"ppo": {**PPO, "kl": {"place": "loss", "coef": 0.05}}},
+    "raw advantages": {"ppo": {**PPO, "advantages": {"kind": "gae", "whiten": False}}},
+    "clipped values, two clips": {"ppo": {**PPO, "value_loss": {"clip": 0.1}, "policy_loss": {"dual_clip": 3.0}}},
+    "a corrected rollout": {"ppo": {**PPO, "rollout_correction": {"kind": "tis"}}},
+    "the critic first": {"ppo": {**PPO, "critic_only_steps": 1}},
+    "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
+    "a lenient reward": {"reward": {"kind": "gsm8k", "strict": False}},
+    "a scaled reward": {"reward": {"kind": "exact_match", "scale": {"from": [0, 1], "to": [-1, 2]}}},
+    "evaluations": {"data": HELD},
+}
+
+
+def recipe_of(setting: str) -> Recipe:
+    return fake_recipe(steps=2, **SETTINGS[setting])
+
+
+@cache
+def names_of(setting: str) -> frozenset[str]:
+    """What a run of two steps says in its journal. A fake always has a set to evaluate; the recipe may have none."""
+    recipe = recipe_of(setting)
+    with TemporaryDirectory() as folder:
+        play(Path(folder) / "run", recipe)
+        lines = read_lines(RunLayout(Path(folder) / "run").journal)
+    found = {name for line in lines for name in reported(line)}
+    return frozenset(name for name in found if recipe.data.eval or "eval" not in name)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_is_reported_is_registered_and_nothing_else_may_be_expected(setting: str) -> None:
+    recipe = recipe_of(setting)
+    known = [metric.name.replace("{set}", "held") for metric in METRICS]
+    wanted = {name: {"max": 1.0} for name in known}
+    asking = Recipe.model_validate({**recipe.model_dump(by_alias=True), "expect": wanted})
+    refused = {conflict.keys[0][1] for conflict in metrics_that_are_watched_are_reported(asking)}
+    assert names_of(setting) == set(known) - refused
+
+
+def test_what_is_registered_is_reported_by_some_setting() -> None:
+    said = {found.name for setting in SETTINGS for name in names_of(setting) if (found := find(name)) is not None}
+    assert said == {metric.name for metric in METRICS}

@@ -1,0 +1,111 @@
+"""What a step takes, as its journal says: a start is in no stage, sending weights is no drawing, and what was
+recalled was not drawn. The clock is moved by hand: 30 s to start, 2 s to send weights, 0.5 s a sample."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fakes.job import no_stop
+from fakes.sockets import BigramGenerator, fake_recipe, fake_sockets
+from ppoctl.batch.records import Rollouts, State
+from ppoctl.clock import WORK
+from ppoctl.errors import PreemptedError
+from ppoctl.loop.run import run
+from ppoctl.ports import Models, Sample, SampleRequest, SamplingParams
+from ppoctl.store import manifest as manifests
+from ppoctl.store import run_dir
+from ppoctl.store.attempt import claim
+from ppoctl.store.journal import Line, read_lines
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.once import load_record
+from ppoctl.tracking.health import HealthMonitor
+from ppoctl.wire.job import Surroundings, assemble
+
+RECIPE = fake_recipe(steps=1, eval={"at_start": False})
+"""Eight samples a step."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowGenerator(BigramGenerator):
+    def __init__(self, models: Models, clock: Clock) -> None:
+        super().__init__(models)
+        self.clock = clock
+        self.is_started = False
+
+    def be_at(self, state: State) -> None:
+        if not self.is_started:
+            with WORK.stopped():
+                self.clock.now += 30.0
+            self.is_started = True
+        if self.lineage != state.lineage:
+            self.clock.now += 2.0
+        super().be_at(state)
+
+    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
+        for sample in super().generate(requests, params, at=at):
+            self.clock.now += 0.5
+            yield sample
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+    return clock
+
+
+def play(root: Path, clock: Clock, check_stop: Callable[[], None] = no_stop) -> None:
+    layout, recipe = RunLayout(root), RECIPE
+    if not root.exists():
+        run_dir.create(layout, recipe_toml="", resolved=recipe.model_dump(mode="json", by_alias=True), facts={})
+    around = Surroundings(check_stop, lambda text: None, (), HealthMonitor(recipe.health), {})
+    sockets = replace(fake_sockets(recipe), generator=lambda models, say: SlowGenerator(models, clock))
+    run(assemble(layout, claim(layout), {1: recipe}, sockets, around).job)
+
+
+def rollout_line(root: Path) -> Line:
+    [line] = [line for line in read_lines(RunLayout(root).journal) if line.get("stage") == "rollout"]
+    return line
+
+
+def test_a_start_is_in_no_stage_and_sending_weights_is_no_drawing(tmp_path: Path, clock: Clock) -> None:
+    play(tmp_path / "run", clock)
+    line = rollout_line(tmp_path / "run")
+    assert line["seconds"] == 2.0 + 8 * 0.5
+    tokens = line["figures"]["rollout/tokens"]
+    assert tokens == 8 * line["figures"]["rollout/response_tokens_mean"]
+    assert line["clocked"] == {"throughput/generated_tokens_per_s": tokens / (8 * 0.5)}
+
+
+def test_recalled_samples_were_not_drawn(tmp_path: Path, clock: Clock) -> None:
+    drawn: list[int] = []
+
+    def stop_after_five() -> None:
+        drawn.append(1)
+        if len(drawn) == 1 + 5:  # asked once before the stage
+            raise PreemptedError("enough")
+
+    with pytest.raises(PreemptedError):
+        play(tmp_path / "run", clock, check_stop=stop_after_five)
+    play(tmp_path / "run", clock)
+    whole = tmp_path / "whole"
+    play(whole, clock)
+    line, undisturbed = rollout_line(tmp_path / "run"), rollout_line(whole)
+    assert line["figures"] == undisturbed["figures"]
+    # The fake draws the last request first: five were kept, the first three are drawn here.
+    layout = RunLayout(tmp_path / "run")
+    manifest = manifests.read(layout.stage(1, "rollout"))
+    assert manifest is not None
+    rollouts = load_record(layout, 1, "rollout", manifest)
+    assert isinstance(rollouts, Rollouts)
+    assert line["clocked"] == {"throughput/generated_tokens_per_s": int(rollouts.lengths[:3].sum()) / (3 * 0.5)}
+    assert line["seconds"] == 2.0 + 3 * 0.5
