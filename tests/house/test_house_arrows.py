@@ -31,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
         "convert", "engines.link", "engines.loopback", "engines.sharing", "engines.turns", "ports", "batch", "recipe",
         "errors",
     },
-    "engines.vllm": {"engines.link", "engines.turns", "ports", "batch", "recipe", "errors"},
+    "engines.vllm": {"engines.link", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors"},
     "engines.ray": {"ports", "batch", "recipe", "errors"},
     "convert": {"store", "batch", "recipe", "errors"},
     "wire": {
