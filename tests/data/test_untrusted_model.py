@@ -1,4 +1,5 @@
-"""A tokenizer that a model folder brings as code is not run, also where somebody at a terminal says yes."""
+"""What a model folder brings runs nothing: no tokenizer made of code, also where somebody at a terminal says yes, and
+no chat template."""
 
 import builtins
 import json
@@ -8,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from ppoctl.data.template import load_tokenizer
+from ppoctl.data.rows import Row
+from ppoctl.data.template import PromptTemplate, load_tokenizer
 from ppoctl.engines.vllm.tokens import Detokenizer
+from ppoctl.errors import DataError
+from ppoctl.recipe.schema import ColumnRows
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, lambda path: Detokenizer(path, [2]).tokenizer])
@@ -27,3 +31,10 @@ def test_code_of_a_tokenizer_is_not_run(
     with pytest.raises(Exception, match="contains custom code"):
         load(str(tmp_path))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_chat_template_is_rendered_in_a_sandbox(make_tokenizer: Callable[..., Any]) -> None:
+    template = PromptTemplate(make_tokenizer(chat_template="{{ ().__class__.__base__.__subclasses__() }}"))
+    rows = ColumnRows(format="columns", path="f.jsonl", prompt="q", answer="a")
+    with pytest.raises(DataError, match="access to attribute '__class__' of 'tuple' object is unsafe"):
+        template.render([Row("train/000000-0", "one two", "3", "`f` line 1")], rows, name="train")
