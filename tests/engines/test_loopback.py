@@ -1,13 +1,15 @@
 """Where processes of a group meet is heard only where it was asked to be."""
 
 import os
+import socket
 from datetime import timedelta
 
 import psutil
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore, rendezvous
 
 from ppoctl.engines.link import meeting
 from ppoctl.engines.loopback import open_store
+from ppoctl.engines.vllm.environment import join_tensor_ranks
 
 SOON = timedelta(seconds=20)
 
@@ -30,3 +32,17 @@ def test_so_does_the_meeting_of_a_link_and_it_ends():
         host, port = address.split(":")
         assert heard_at(int(port)) == {host}
     assert not heard_at(int(port))
+
+
+def test_so_do_the_tensor_ranks_of_an_engine_which_vllm_brings_together(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "lo")  # gives back what is there
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    join_tensor_ranks(0, 1, f"127.0.0.1:{port}")
+    store, rank, size = next(rendezvous("env://", timeout=SOON))
+    store.set("said", "heard")
+    assert (rank, size, store.get("said")) == (0, 1, b"heard")
+    assert heard_at(port) == {"127.0.0.1"}

@@ -33,7 +33,9 @@ ARROWS: dict[str, set[str]] = {
         "convert", "engines.link", "engines.loopback", "engines.sharing", "engines.turns", "ports", "batch", "recipe",
         "errors",
     },
-    "engines.vllm": {"clock", "engines.link", "engines.turns", "ports", "batch", "recipe", "errors"},
+    "engines.vllm": {
+        "clock", "engines.link", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
+    },
     "engines.ray": {"clock", "ports", "batch", "recipe", "errors"},
     "convert": {"store", "batch", "recipe", "errors"},
     "wire": {

@@ -39,7 +39,8 @@ def load_tokenizer(path: str) -> Any:
             return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        # Otherwise it asks whoever sits at a terminal whether to run code of the folder.
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise EnvironmentProblemError(
             f"`model.path` is `{path}`, and no tokenizer can be loaded from it: {str(error).splitlines()[0]}",

@@ -123,9 +123,9 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str], int]:
 
     Returns the sockets, the digests of the sources, and the CPU threads in force.
     """
-    threads = engines.set_threads(recipe)
     if isinstance(recipe.tracking, MlflowTracking):
         require_uri(recipe.tracking)
+    threads = engines.set_threads(recipe)
     questions = engines.read_questions(recipe)
     digests = source_digests(recipe, questions)
     scorer = engines.open_scorer(recipe, questions)

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ppoctl.engines.ray.private_folder import PARENT, PrivateFolder, sweep
 from ppoctl.engines.ray.room import Room
-from ppoctl.errors import EnvironmentProblemError, ProcessLostError
+from ppoctl.errors import EnvironmentProblemError, ProcessLostError, quoted
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """Shared memory of a local Ray: rollouts and two buckets of weights pass through it; what is more goes to disk."""
@@ -168,8 +168,8 @@ class RayCluster:
         except Exception as error:
             raise EnvironmentProblemError(
                 f"no Ray answers at `cluster.ray_address = {address}`: {error}",
-                hint=f"see `ray status --address {address}`; a Ray that asks for a token lets in who has the same "
-                "`RAY_AUTH_TOKEN` or ~/.ray/auth_token",
+                hint=f"see `ray status --address {quoted(address)}`; a Ray that asks for a token lets in who has the "
+                "same `RAY_AUTH_TOKEN` or ~/.ray/auth_token",
             ) from error
 
 

@@ -2,12 +2,19 @@
 
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ppoctl.engines.loopback import open_store
 from ppoctl.engines.vllm.settings import VllmSettings
+
+MEET_S = 600.0
+"""For tensor ranks to come; whoever asks them gives up before."""
+_kept: list[Any] = []
+"""Stores live as long as the process."""
 
 
 def prepare_environment(settings: VllmSettings) -> None:
@@ -35,6 +42,10 @@ def prepare_environment(settings: VllmSettings) -> None:
 def join_tensor_ranks(rank: int, world_size: int, address: str) -> None:
     """Say, as torchrun would, which tensor rank of an engine this process is, and where (`host:port`) they meet."""
     host, port = address.rsplit(":", 1)
+    if rank == 0:
+        # Where vLLM's own would listen at every address; under this switch torch makes none.
+        _kept.append(open_store(host, int(port), timedelta(seconds=MEET_S)))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=host, MASTER_PORT=port)
     # Each process sees its own device only, except on a CPU, which has one.
     os.environ["LOCAL_RANK"] = str(rank) if not torch.cuda.is_available() else "0"

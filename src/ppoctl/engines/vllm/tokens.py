@@ -16,7 +16,7 @@ class Detokenizer:
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self._model)
+        return AutoTokenizer.from_pretrained(self._model, trust_remote_code=False)
 
     def text(self, tokens: Sequence[int], stop_strings: Sequence[str]) -> str:
         """Decoded response: special tokens skipped, the end token left out (also where the tokenizer does not call it

@@ -1,0 +1,40 @@
+"""What a model folder brings runs nothing: no tokenizer made of code, also where somebody at a terminal says yes, and
+no chat template."""
+
+import builtins
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.data.rows import Row
+from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.engines.vllm.tokens import Detokenizer
+from ppoctl.errors import DataError
+from ppoctl.recipe.schema import ColumnRows
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, lambda path: Detokenizer(path, [2]).tokenizer])
+def test_code_of_a_tokenizer_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[str], Any]
+) -> None:
+    (tmp_path / "crafted.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Odd: pass\nclass Config: pass\n"
+    )
+    named = {"tokenizer_class": "Odd", "auto_map": {"AutoTokenizer": ["crafted.Odd", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    config = {"model_type": "odd", "auto_map": {"AutoConfig": "crafted.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(builtins, "input", lambda *_: "y")
+    with pytest.raises(Exception, match="contains custom code"):
+        load(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_chat_template_is_rendered_in_a_sandbox(make_tokenizer: Callable[..., Any]) -> None:
+    template = PromptTemplate(make_tokenizer(chat_template="{{ ().__class__.__base__.__subclasses__() }}"))
+    rows = ColumnRows(format="columns", path="f.jsonl", prompt="q", answer="a")
+    with pytest.raises(DataError, match="access to attribute '__class__' of 'tuple' object is unsafe"):
+        template.render([Row("train/000000-0", "one two", "3", "`f` line 1")], rows, name="train")
