@@ -160,7 +160,8 @@ def _exchanged(node: ast.AST, one: ast.AST, other: ast.AST) -> str:
 
 def pair(tree: ast.Module, _: Names) -> Iterator[Change]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Return | ast.Assign) and isinstance(node.value, ast.Tuple):
+        is_unpacked = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
+        if (is_unpacked or isinstance(node, ast.Return)) and isinstance(node.value, ast.Tuple):
             for one, other in combinations(node.value.elts, 2):
                 yield node.value, _exchanged(node.value, one, other)
 

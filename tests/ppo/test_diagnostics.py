@@ -55,6 +55,12 @@ def test_the_clip_fractions_count_exactly_the_tokens_whose_gradient_stops():
     FLOAT32.check(found["clip_frac"] + found["dual_clip_frac"], stopped.item())
 
 
+def test_a_token_without_an_advantage_is_never_clipped():
+    ratio = torch.tensor([[0.1, 2.0, 9.0]])
+    found = policy_diagnostics(ratio.log(), 0 * ratio, 0 * ratio, every(ratio), clip=CLIP)
+    check(found, clip_frac=0.0, clip_frac_high=0.0, clip_frac_low=0.0, dual_clip_frac=0.0)
+
+
 def test_percentiles_are_those_of_the_counted_ratios():
     ratio = torch.arange(1.0, 102.0)[None].flip(1)  # 1 .. 101: rank q of 100 is q + 1
     mask = torch.nn.functional.pad(every(ratio), (0, 99))

@@ -176,3 +176,10 @@ def test_a_limit_of_zero_is_refused():
     one = torch.ones(1, 1)
     with pytest.raises(ValueError, match="max_ratio is"):
         truncated_importance_weights(one, one, one.bool(), max_ratio=0.0)
+
+
+def test_a_largest_weight_below_one_is_a_bound_like_any_other():
+    found = truncated_importance_weights(
+        torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]), torch.ones(1, 2) > 0, max_ratio=0.5
+    )
+    FLOAT32.check(found, torch.tensor([[0.5, math.exp(-1)]]))

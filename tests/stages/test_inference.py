@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -62,7 +62,7 @@ class Recorder:
     def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
         for request in reversed(requests):
             self.asked.append((params.temperature, request))
-            yield Sample(request.key, (2, 1), (0.0, 0.0), True, "2 1", "")
+            yield Sample(request.key, (2, 1), (0.0, 0.0), True, "2 1", at.stamp)
 
     def close(self) -> None:
         pass
@@ -84,6 +84,54 @@ class Keys:
 
     def drop(self, *, step: int) -> None:
         pass
+
+
+@dataclass
+class Some:
+    """The parts port: these samples are there."""
+
+    there: tuple[str, ...]
+
+    def recall(self, *, step: int, fingerprint: str) -> dict[str, Sample]:
+        return {key: a_sample(key, 2, 1) for key in self.there}
+
+    def keep(self, *, step: int, fingerprint: str) -> Any:
+        return nullcontext(lambda sample: None)
+
+    def drop(self, *, step: int) -> None:
+        pass
+
+
+class Replayed(hand.Models):
+    """An actor that was made again twice, inexactly."""
+
+    asked = 0
+
+    def stamped(self, state: State) -> State:
+        self.asked += 1
+        return replace(state, replay=2)
+
+
+@pytest.mark.parametrize(
+    ("there", "stamps"), [(("a#0",), ["", "actor@0:first+r2"]), (("a#0", "b#0"), ["", ""])], ids=["one", "both"]
+)
+def test_samples_say_how_often_their_actor_was_made_again(there: tuple[str, ...], stamps: list[str]) -> None:
+    """And nobody asks where no sample is missing: it would bring an engine to the actor for nothing."""
+    models, told = Replayed(), []
+    stage = RolloutStage(
+        models=cast(Any, models),
+        generator=Recorder(),
+        parts=cast(Any, Some(there)),
+        params=SamplingParams(1.0, 4),
+        samples_per_prompt=1,
+        seed=3,
+        fingerprint="",
+        check_stop=lambda: None,
+        progress=lambda *counts: told.append(counts),
+    )
+    assert stage.run(ACTOR, prompts()).stamps == stamps
+    assert models.asked == 2 - len(there)
+    assert told == [(2, 2, 4)] * (2 - len(there))
 
 
 def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe() -> None:
@@ -138,10 +186,10 @@ def test_a_counted_number_that_is_none_stops_and_one_under_the_mask_does_not(bad
     engine.reference[1, 0] = bad
     with pytest.raises(NonFiniteError, match=r"log-prob of the reference .*sequence 1, response token 0"):
         logprobs.run(ACTOR, hand.rollouts())
-    engine.outputs[1, 2] = bad
-    with pytest.raises(NonFiniteError, match=r"log-prob of the actor .*sequence 1, response token 2"):
+    engine.outputs[1, 1:] = bad
+    with pytest.raises(NonFiniteError, match=r"log-prob of the actor .*sequence 1, response token 1"):
         logprobs.run(ACTOR, hand.rollouts())
-    with pytest.raises(NonFiniteError, match=r"value of the critic .*sequence 1, response token 2"):
+    with pytest.raises(NonFiniteError, match=r"value of the critic .*sequence 1, response token 1"):
         values.run(ACTOR, hand.rollouts())
 
 
@@ -198,13 +246,14 @@ def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> Non
     stage = EvaluateStage(
         generator=generator,
         scorer=EvenScorer(),
-        sets={"held": prompts(step=0)},
+        sets={"held": Prompts(step=0, rows=(*ROWS, Prompt("a#2", (5,), "", "even")), identity="rows")},
         sampled=SamplingParams(0.8, 4),
         samples_per_prompt=3,
         seed=3,
         fingerprint="",
     )
     record = stage.run(ACTOR)
-    assert [temperature for temperature, _ in generator.asked] == [0.0] * 2 + [0.8] * 6
-    assert len({request.seed for _, request in generator.asked}) == 8
-    assert [(row["prompt_id"], row["sample"]) for row in record.rows[2:5]] == [("a", 0), ("a", 1), ("a", 2)]
+    assert [temperature for temperature, _ in generator.asked] == [0.0] * 3 + [0.8] * 9
+    assert len({request.seed for _, request in generator.asked}) == 12
+    owners = [(name, index) for name in ("a", "b", "a#2") for index in range(3)]
+    assert [(row["prompt_id"], row["sample"]) for row in record.rows[3:]] == owners
