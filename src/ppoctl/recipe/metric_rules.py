@@ -61,7 +61,7 @@ def an_expected_figure_is_reported_at_that_step(recipe: Recipe) -> Iterator[Conf
         if metrics.find(name) is None or step is None or step > recipe.steps:
             continue
         key: Path = ("expect", name, "at_step")
-        if metrics.eval_set(name) is not None or name == metrics.TIME_EVAL_S.name:
+        if _is_of_an_evaluation(name):
             if not evaluates(recipe, step):
                 says = f"`{name}` is expected at step {step}, where nothing is evaluated"
                 yield Conflict(says, (key, ("eval", "every_steps"), ("eval", "at_start")))
@@ -76,7 +76,7 @@ def a_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
         if wanted.rise_min is None or metrics.find(name) is None:
             continue
-        if metrics.eval_set(name) is None:
+        if not _is_of_an_evaluation(name):
             if reporting_steps(recipe, name) < 2:
                 says = f"`{name}` must rise over its first value, and the run reports it once"
                 yield Conflict(says, (("expect", name, "rise_min"), ("steps",)))
@@ -145,6 +145,10 @@ def evaluations(recipe: Recipe) -> int:
 def reporting_steps(recipe: Recipe, name: str) -> int:
     """In how many steps a figure that no evaluation reports is there."""
     return recipe.steps - (recipe.ppo.critic_only_steps if _is_of_the_actors_update(name) else 0)
+
+
+def _is_of_an_evaluation(name: str) -> bool:
+    return metrics.eval_set(name) is not None or name == metrics.TIME_EVAL_S.name
 
 
 def _is_of_the_actors_update(name: str) -> bool:
