@@ -4,16 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
-
+from ppoctl.convert.config import OF_EVERY_MODEL, InvalidFieldError, completed
 from ppoctl.convert.families import FAMILIES
 from ppoctl.convert.families.family import Family
 from ppoctl.convert.fields import UnsupportedValueError
 from ppoctl.convert.shape import ModelShape
 from ppoctl.errors import EnvironmentProblemError, RecipeError
-
-_OF_EVERY_MODEL = frozenset(PretrainedConfig().to_dict()) | {"model_type"}
-"""What transformers writes into any configuration: names, tokens, how text is generated."""
+from ppoctl.recipe.assets import read_config
 
 
 def model_folder(path: str, *, allow_pickle: bool = False) -> Path:
@@ -46,29 +43,37 @@ def read_shape(folder: Path) -> ModelShape:
     """
     if not (folder / "config.json").is_file():
         raise EnvironmentProblemError(f"no `config.json` in model folder `{folder}`", hint="check `model.path`")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).to_dict()
-    except (OSError, ValueError, KeyError) as error:
-        raise EnvironmentProblemError(f"`{folder / 'config.json'}` cannot be read: {error}") from error
-    family = FAMILIES.get(config["model_type"])
+    written = read_config(folder)
+    kind = written.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         raise RecipeError(
-            f"model family `{config['model_type']}` is not supported (config.json of `{folder}`)",
+            f"model family `{kind}` is not supported (config.json of `{folder}`)",
             hint=f"choose a model of {', '.join(sorted(FAMILIES))}",
         )
+    try:
+        config = completed(written, family)
+    except InvalidFieldError as error:
+        raise EnvironmentProblemError(f"config.json of `{folder}`: {error}", hint="fetch the model again") from error
+    return shape_of(config, folder)
+
+
+def shape_of(config: Mapping[str, Any], folder: Path) -> ModelShape:
+    """The model of a completed configuration of a known family. Raises RecipeError as `read_shape`."""
+    family = FAMILIES[config["model_type"]]
     _refuse_unsupported(config, family, folder)
     found = {}
     for name, source in family.reads.items():
         try:
             found[name] = source(config)
         except UnsupportedValueError as supported:
-            said = ", ".join(f"`{field} = {config.get(field)}`" for field in source.fields)
+            said = ", ".join(f"`{field} = {config.get(field)}`" for field in dict.fromkeys(source.fields))
             raise _refusal(said, config, folder, str(supported)) from supported
     return ModelShape(family=config["model_type"], **found, **family.constants)
 
 
 def _refuse_unsupported(config: Mapping[str, Any], family: Family, folder: Path) -> None:
-    known = family.fields_read | family.ignores | _OF_EVERY_MODEL
+    known = family.fields_read | family.ignores | OF_EVERY_MODEL
     for field, value in config.items():
         supported = family.requires[field](value) if field in family.requires else field in known
         if not supported:

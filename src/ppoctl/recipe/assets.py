@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
 from typing import Any
 
+from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.layers import is_hub_id
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
@@ -77,9 +78,28 @@ def model_config(recipe: Recipe) -> dict[str, Any]:
 
 
 def read_config(folder: FilePath) -> dict[str, Any]:
-    """The config.json of a model folder; empty where there is none."""
-    file = folder / "config.json"
-    return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
+    """The config.json of a model folder; empty where there is none. Raises EnvironmentProblemError where it is no
+    JSON object."""
+    return read_json_object(folder / "config.json")
+
+
+def read_json_object(file: FilePath) -> dict[str, Any]:
+    """What a JSON file of a model folder says; empty where there is none. Raises EnvironmentProblemError where it is
+    no JSON object."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_bytes())
+    except json.JSONDecodeError as error:
+        says = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise EnvironmentProblemError(f"`{file}` is no JSON: {says}", hint="fetch the model again") from error
+    except UnicodeDecodeError as error:
+        raise EnvironmentProblemError(f"`{file}` is no UTF-8 text", hint="fetch the model again") from error
+    except (OSError, RecursionError) as error:
+        raise EnvironmentProblemError(f"`{file}` cannot be read: {error}", hint=f"ls -l {file}") from error
+    if not isinstance(found, dict):
+        raise EnvironmentProblemError(f"`{file}` is JSON, but no object", hint="fetch the model again")
+    return found
 
 
 def _window_problems(recipe: Recipe, place: Callable[[Path], str]) -> Iterator[Problem]:
