@@ -54,6 +54,9 @@ def convert_ckpt(
     tensor by tensor, and both must say the same of fixed prompts. Nothing is left at OUT if anything fails."""
     if shard_gib <= 0:
         raise RecipeError(f"`--shard-gib {shard_gib:g}` must be above 0", hint="--shard-gib 4")
+    from ppoctl.preflight.folders import require_new
+
+    require_new(out, "folder")
     from ppoctl.wire.convert import REPORT, Asked, convert
 
     asked = Asked(
