@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.convert.destination import destination
-from ppoctl.errors import StorageError
+from ppoctl.errors import RecipeError, StorageError
 
 SLOW = """
 import sys, time
@@ -44,10 +44,10 @@ def test_an_error_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> 
 
 def test_what_exists_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(StorageError, match="exists"), destination(tmp_path / "out"):
+    with pytest.raises(RecipeError, match="exists"), destination(tmp_path / "out"):
         pytest.fail("entered")
     (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(StorageError, match="exists"), destination(tmp_path / "link"):
+    with pytest.raises(RecipeError, match="exists"), destination(tmp_path / "link"):
         pytest.fail("entered")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import ExitCode, RecipeError
+from ppoctl.errors import ExitCode, MissingAssetError, RecipeError
 from ppoctl.recipe.load import load
 from recipe.conftest import SMALLEST, Write
 
@@ -172,7 +172,9 @@ def test_every_file_that_cannot_be_read_is_named(write: Write, tmp_path: Path) -
 
 
 def test_a_missing_variable_is_named(write: Write) -> None:
-    lines, hint = said(write(SMALLEST.replace('"train.jsonl"', '"$PPOCTL_DATA/a.jsonl"')))
+    with pytest.raises(MissingAssetError) as caught:
+        load([write(SMALLEST.replace('"train.jsonl"', '"$PPOCTL_DATA/a.jsonl"'))], (), {})
+    lines, hint = caught.value.message.splitlines(), caught.value.hint
     assert lines == [
         "r.toml:7: `data.train.path` is `$PPOCTL_DATA/a.jsonl`, and the environment has no `PPOCTL_DATA`"
     ]

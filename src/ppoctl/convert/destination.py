@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ppoctl.errors import StorageError
+from ppoctl.errors import RecipeError, StorageError
 
 
 @contextmanager
@@ -15,10 +15,11 @@ def destination(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder` to write into. It takes that name when the block ends well, flushed to disk;
     otherwise nothing is left. What a killed process left there is swept by the next one.
 
-    Raises StorageError when `folder` exists, another process is writing it, or the disk does not take it.
+    Raises RecipeError when `folder` exists, StorageError when another process is writing it or the disk does not
+    take it.
     """
     if os.path.lexists(folder):
-        raise StorageError(f"`{folder}` exists", hint="name another folder, or remove this one")
+        raise RecipeError(f"`{folder}` exists", hint=f"name another folder, or remove it: rm -r {folder}")
     aside = folder.with_name(f".{folder.name}.converting")
     try:
         aside.mkdir(exist_ok=True)

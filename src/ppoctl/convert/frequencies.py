@@ -1,4 +1,4 @@
-"""How fast each pair of channels turns, in the order of transformers' operations, so that numbers are equal to the bit."""
+"""How fast each pair of channels turns, in the order of transformers' operations: equal to theirs to the bit."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021) as a configuration has them: the base period, and what stretches a context.
+"""Rotary position embeddings (Su et al. 2021) as a configuration has them: base period, and what stretches a context.
 
 Imports no torch; `frequencies` computes what these numbers mean.
 """

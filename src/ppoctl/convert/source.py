@@ -8,19 +8,21 @@ from ppoctl.convert.config import OF_EVERY_MODEL, InvalidFieldError, completed
 from ppoctl.convert.families import FAMILIES
 from ppoctl.convert.families.family import Family
 from ppoctl.convert.fields import UnsupportedValueError
+from ppoctl.convert.headers import SAFETENSORS, has_weights
 from ppoctl.convert.shape import ModelShape
 from ppoctl.errors import EnvironmentProblemError, RecipeError
-from ppoctl.recipe.assets import read_config
+from ppoctl.recipe.assets import local_folder, read_config, read_json_object
 
 
 def model_folder(path: str, *, allow_pickle: bool = False) -> Path:
-    """The folder with the model's files: `path` itself, or the local snapshot of a hub id (fetched when online; with
-    `allow_pickle` its pytorch_model.bin too).
+    """The folder with the model's files: `path` itself, or the local snapshot of a hub id (fetched where there is
+    none yet; with `allow_pickle` its pytorch_model.bin too).
 
     Raises EnvironmentProblemError when there is neither.
     """
-    if Path(path).is_dir():
-        return Path(path)
+    found = local_folder(path)
+    if found is not None and (Path(path).is_dir() or has_weights(found, SAFETENSORS)):
+        return found
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise EnvironmentProblemError(f"model folder `{path}` does not exist", hint="check `model.path`")
     from huggingface_hub import snapshot_download
@@ -83,3 +85,22 @@ def _refuse_unsupported(config: Mapping[str, Any], family: Family, folder: Path)
 
 def _refusal(said: str, config: Mapping[str, Any], folder: Path, hint: str) -> RecipeError:
     return RecipeError(f"{said} is not supported for `{config['model_type']}` (config.json of `{folder}`)", hint=hint)
+
+
+def end_token_ids(folder: Path) -> tuple[int, ...]:
+    """Tokens that end a response: the generation config's, else the model config's. Raises EnvironmentProblemError
+    where neither names one."""
+    for name in ("generation_config.json", "config.json"):
+        found = read_json_object(folder / name).get("eos_token_id")
+        if found is None:
+            continue
+        ids = tuple(found) if isinstance(found, list) else (found,)
+        if not ids or not all(isinstance(each, int) for each in ids):
+            raise EnvironmentProblemError(
+                f"`eos_token_id = {found}` in `{folder / name}` is no token", hint="fetch the model again"
+            )
+        return ids
+    raise EnvironmentProblemError(
+        f"model folder `{folder}` names no end-of-sequence token: responses would never end",
+        hint="add `eos_token_id` to its generation_config.json",
+    )

@@ -28,6 +28,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from ppoctl.errors import MissingAssetError
 from ppoctl.recipe import origins, shape
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
@@ -97,7 +98,8 @@ class Layer(PydanticBaseSettingsSource):
             name = variable[1] or variable[2]
             if not layers.environ.get(name):
                 says = f"`{origins.dotted(path)}` is `{text}`, and the environment has no `{name}`"
-                layers.problems.append(Problem(self.place(path), says, f"export {name}=/path/to/folder"))
+                hint = f"export {name}=/path/to/folder"
+                layers.problems.append(Problem(self.place(path), says, hint, MissingAssetError))
                 return
             text = layers.environ[name] + text[variable.end() :]
         folder = (self.base / FilePath(text).expanduser()).absolute()

@@ -47,10 +47,11 @@ class Loaded:
 def load(files: Sequence[Path], sets: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Loaded:
     """Compose files left to right, then environment, then `--set`, and check the result.
 
-    Raises RecipeError (exit 2) with one line per problem.
+    Raises RecipeError (exit 2) with one line per problem, MissingAssetError (exit 3) where all that is wrong is an
+    environment variable that is not set.
     """
     loaded, problems = examine(files, sets, environ)
-    if loaded is None:
+    if loaded is None or problems:
         raise as_error(problems)
     return loaded
 
@@ -61,8 +62,8 @@ def examine(
     environ: Mapping[str, str] = os.environ,
     judges: Sequence[Judge] = (violations,),
 ) -> tuple[Loaded | None, list[Problem]]:
-    """As `load`, but hands out the problems; Loaded is None when there are any. Each judge also sees a recipe with
-    errors, as far as it is usable (`partial`)."""
+    """As `load`, but hands out the problems; Loaded is None unless all there are is something missing on this
+    machine. Each judge also sees a recipe with errors, as far as it is usable (`partial`)."""
     layers = Layers(tuple(Path(file) for file in files), tuple(sets), environ)
     unreadable = [problem for file in layers.files for problem in _unreadable(file)]
     if unreadable or not files:
@@ -75,10 +76,10 @@ def examine(
         wrong = problems_of(error, layers)
         recipe = partial(layers.written, error)
     problems = [*layers.problems, *wrong, *(found for judge in judges for found in judge(recipe, layers.place))]
-    if problems:
+    if not all(problem.is_missing for problem in problems):
         return None, problems
     origins = {dotted(path): layers.place(path) for path, _, _ in shape.values(recipe)}
-    return Loaded(recipe, origins, layers.files), []
+    return Loaded(recipe, origins, layers.files), problems
 
 
 def from_resolved(resolved: Mapping[str, Any]) -> Recipe:

@@ -23,6 +23,7 @@ from ppoctl.errors import (
 from ppoctl.launch.signals import StopFlag, stop_flag
 from ppoctl.loop.expectations import Verdict, judge
 from ppoctl.loop.run import Job, run
+from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import from_resolved
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.recipe.write import recipe_as_toml
@@ -103,6 +104,7 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str], int]:
 
     Returns the sockets, the digests of the sources, and the CPU threads in force.
     """
+    preflight.require(recipe)
     threads = engines.set_threads(recipe)
     questions = engines.read_questions(recipe)
     digests = source_digests(recipe, questions)
