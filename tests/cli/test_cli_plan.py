@@ -235,7 +235,8 @@ def test_what_is_assumed_of_a_family(
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 20000}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 32}
-    config = {"model_type": family, "eos_token_id": 1, **numbers, **heads, **(experts if family == "qwen3_moe" else caps)}
+    own = experts if family == "qwen3_moe" else caps
+    config = {"model_type": family, "eos_token_id": 1, **numbers, **heads, **own}
     (tmp_path / "config.json").write_text(json.dumps(config))
     out = said(capsys, *LARGE, "--set", f"model.path={tmp_path}")
     assert out.count("assumed: ") == (1 if family == "qwen3_moe" else 2)

@@ -109,8 +109,11 @@ def _should_have_a_head(folder: Path) -> bool:
 def _require_fitting(part: Placement, found: Described, folder: Path) -> None:
     if found.shape != part.shape:
         says = f"has shape {list(found.shape)}; config.json says {list(part.shape)}"
-        raise EnvironmentProblemError(f"tensor `{part.name}` in `{folder}` {says}")
+        raise EnvironmentProblemError(
+            f"tensor `{part.name}` in `{folder}` {says}", hint="fetch weights and config.json again, of one model"
+        )
     if found.kind not in TRAINABLE:
         raise EnvironmentProblemError(
-            f"tensor `{part.name}` in `{folder}` is {found.kind}; quantised models cannot be trained"
+            f"tensor `{part.name}` in `{folder}` is {found.kind}; quantised models cannot be trained",
+            hint="name the model that it was made from",
         )

@@ -41,9 +41,9 @@ def resolve(path: str, *, key: str, base: Path) -> Path:
                 f"`{key}` is `{path}`, and the environment has no `{name}`", hint=f"export {name}=/path/to/folder"
             )
         file = Path(value + path[variable.end() :]).absolute()
-    if file.is_dir():
+    if os.path.isdir(file):  # noqa: PTH112 - no error where a folder above is closed
         raise RecipeError(f"`{key}` is `{file}`: a folder", hint=f"ls {file}  # then --set {key}=FILE")
-    if not file.exists():
+    if not os.path.exists(file):  # noqa: PTH110 - the same
         raise MissingAssetError(f"`{key}` is `{file}`: no such file", hint=f"ls {file.parent}")
     return file
 

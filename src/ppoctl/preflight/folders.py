@@ -14,7 +14,7 @@ from ppoctl.recipe.schema import Recipe
 def require_writable(folder: Path) -> None:
     """Raise StorageError where no file can be made in this folder, or it cannot be made itself."""
     above = _existing(folder)
-    if not above.is_dir():
+    if not os.path.isdir(above):  # noqa: PTH112 - no error where a folder above is closed
         raise StorageError(f"`{above}` is a file, and `{folder}` is to be a folder", hint=f"ls -l {above}")
     try:
         with tempfile.TemporaryDirectory(dir=above, prefix=".ppoctl-"):
@@ -28,7 +28,7 @@ def require_new(path: Path, option: str) -> None:
     name another one."""
     if os.path.lexists(path):
         raise RecipeError(f"`{path}` exists", hint=f"name another {option}, or remove it: rm -r {path}")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):  # noqa: PTH112 - the same
         raise StorageError(f"`{path.parent}` is no folder", hint=f"mkdir -p {path.parent}")
     require_writable(path.parent)
 

@@ -1,5 +1,6 @@
 """Can this model be trained, and drawn from? Its configuration and headers say."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -23,6 +24,10 @@ _URL = re.compile(r"(^|/)(s3|gs|hf|https?|file):/")
 def find_model(path: str, key: str) -> Path:
     """The folder of a model on this machine; `key` says where it was set. Raises MissingAssetError."""
     if found := local_folder(path):
+        if not os.access(found, os.R_OK | os.X_OK):
+            raise EnvironmentProblemError(
+                f"`{key}` is `{path}`: the folder cannot be read: Permission denied", hint=f"ls -ld {found}"
+            )
         return found
     if _URL.search(path):
         raise RecipeError(

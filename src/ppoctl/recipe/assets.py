@@ -17,9 +17,8 @@ def local_model(recipe: Recipe) -> FilePath | None:
 
 def local_folder(path: str) -> FilePath | None:
     """A model's folder, or what was fetched of a hub id; None where there is neither."""
-    folder = FilePath(path)
-    if folder.is_dir():
-        return folder
+    if os.path.isdir(path):  # noqa: PTH112 - no error where a folder above is closed
+        return FilePath(path)
     return fetched(path) if is_hub_id(path) else None
 
 
