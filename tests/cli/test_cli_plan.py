@@ -150,8 +150,8 @@ updates
   epochs                         1                     1
   optimizer steps per PPO step   8                     8
   optimizer steps in all         320                   320
-  warm-up                        80 updates, 10 steps  80 updates, 10 steps
-  learning rate, first           1.25e-08              2.5e-07
+  warm-up                        80 updates, 10 steps  none
+  learning rate, first           1.25e-08              2e-05
   learning rate, peak            1e-06                 2e-05
   learning rate, last            1e-06                 2e-05
   microbatches per minibatch     1 to 128              1 to 128
