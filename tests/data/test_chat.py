@@ -21,7 +21,7 @@ TEMPLATES = {
     "loop controls": LOOP + "{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}",
     "json": "{{ messages | tojson(indent=2) }}{{ {'b': 1, 'a': '<\u00e9>'} | tojson(sort_keys=true) }}",
     "what the assistant says": LOOP + "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-    "tools and the rest": "{% if tools %}T{% endif %}{% if documents is none %}D{% endif %}{{ add_generation_prompt }}",
+    "tools and the rest": "{% if tools %}T{% endif %}{% if documents %}D{% endif %}{{ add_generation_prompt }}",
     "a namespace": "{% set n = namespace(k=0) %}" + LOOP + "{% set n.k = n.k + 1 %}{{ n.k }}{% endfor %}",
 }
 MESSAGES = (Message("system", "Be brief. "), Message("user", "one & <two>?\n"))

@@ -45,18 +45,24 @@ def examined(
 def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
     """What `train` and `rollout` start with: nothing is known that would stop them. With `force` memory and disk may
     be judged too small."""
+    loaded, _ = examined(files, sets, strict=True)
+    require_room(loaded.recipe, runs / loaded.recipe.name, force=force)
+    return loaded
+
+
+def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
+    """Raise StorageError where the run directory cannot be written or its disk is too small, OutOfMemoryError where
+    this machine is; with `force` sizes are not asked."""
     from ppoctl.preflight.fit import gpu_gib_here, require_fit
     from ppoctl.preflight.folders import require_space, require_writable
 
-    loaded, _ = examined(files, sets, strict=True)
-    run = runs / loaded.recipe.name
     require_writable(run)
-    if not force:
-        require_space(loaded.recipe, run)
-        # What machines a running Ray has is only known once it is joined.
-        if loaded.recipe.cluster.ray_address is None:
-            require_fit(loaded.recipe, gpu_gib_here())
-    return loaded
+    if force:
+        return
+    require_space(recipe, run)
+    # What machines a running Ray has is only known once it is joined.
+    if recipe.cluster.ray_address is None:
+        require_fit(recipe, gpu_gib_here())
 
 
 def _count(name: str, rows: int) -> None:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppoctl.cli import ending, render
-from ppoctl.cli.options import Json, Run, Sets, Verbose
+from ppoctl.cli import ending, preflight, render
+from ppoctl.cli.options import Force, Json, Run, Sets, Verbose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ def resume(
         bool,
         typer.Option("--save-only", help="Save the newest states again, for any layout, and stop; train nothing."),
     ] = False,
+    force: Force = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -40,6 +41,9 @@ def resume(
         _tell_plan(run, table, sets or (), as_json=json)
         return
     _print(run, table, to_stderr=True)
+    from ppoctl.recipe.load import load
+
+    preflight.require_room(load([RunLayout(run).recipe_toml], sets or (), environ={}).recipe, run, force=force)
     from ppoctl.wire import commands
 
     ended = commands.resume(run, sets or (), allow_missing=allow_missing, save_only=save_only, verbose=verbose)

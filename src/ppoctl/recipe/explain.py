@@ -121,7 +121,7 @@ def shown(value: Any) -> str:
 
 def similar(name: str, known: Sequence[str]) -> str:
     """`; did you mean ...?` for the nearest known name, or nothing."""
-    close = get_close_matches(name, known, n=1, cutoff=0.7)
+    close = get_close_matches(name, known, n=1, cutoff=0.7) or get_close_matches(name.lower(), known, n=1, cutoff=0.7)
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
@@ -164,10 +164,19 @@ def _wrong_value(path: shape.Path, details: ErrorDetails) -> str:
 
 
 def _wrong_literal(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
-    parent = shape.at(ROOT, path[:-1], layers.written)
-    key = parent.keys.get(path[-1]) if isinstance(parent, shape.TableShape) else None
-    allowed = [str(value) for value in shape.allowed(key.field.annotation)] if key else []
-    return _not_one_of(path, details["input"], allowed)
+    parent, value = shape.at(ROOT, path[:-1], layers.written), details["input"]
+    if not isinstance(parent, shape.Choice):
+        return _not_one_of(path, value, _literals(parent, path[-1]))
+    chosen = parent.chosen(_written(path[:-1], layers))
+    says = _not_one_of(path, value, _literals(parent.tables.get(chosen or ""), path[-1]))
+    others = [tag for tag, table in parent.tables.items() if value in _literals(table, path[-1])]
+    return f'{says}; `"{value}"` goes with `{parent.tag} = "{others[0]}"`' if others and parent.tag else says
+
+
+def _literals(table: shape.Shape | None, name: str) -> list[str]:
+    """The values that a key of a table may have, where they are listed."""
+    key = table.keys.get(name) if isinstance(table, shape.TableShape) else None
+    return [str(value) for value in shape.allowed(key.field.annotation)] if key else []
 
 
 def _wrong_tag(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:

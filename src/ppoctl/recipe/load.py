@@ -100,13 +100,16 @@ def _unreadable(file: Path) -> list[Problem]:
     """Why this file is no TOML document."""
     try:
         text = file.read_text("utf-8")
+        if text.startswith("\ufeff"):
+            mend = f"sed -i '1s/^\\xef\\xbb\\xbf//' {file}"
+            return [Problem(f"{file}:1", "begins with a byte order mark, which is no TOML", mend)]
         tomllib.loads(text)
     except FileNotFoundError:
         return [Problem(str(file), "no such recipe", "ppoctl recipes list")]
     except IsADirectoryError:
         return [Problem(str(file), "is a folder; a recipe is a `.toml` file", "ppoctl recipes list")]
     except UnicodeDecodeError as error:
-        return [Problem(str(file), f"is no UTF-8 text (byte {error.start})")]
+        return [Problem(str(file), f"is no UTF-8 text (byte {error.start})", f"file {file}")]
     except OSError as error:
         return [Problem(str(file), f"cannot be read: {error.strerror}")]
     except tomllib.TOMLDecodeError as error:
@@ -119,5 +122,7 @@ def _syntax(file: Path, text: str, message: str) -> Problem:
     found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", message, re.DOTALL)
     what, line = (found[1], int(found[2] or len(lines))) if found else (message, 1)
     written = lines[line - 1].strip() if line <= len(lines) else ""
-    says = f"no TOML: {what[0].lower()}{what[1:]} in `{written}`"
-    return Problem(f"{file}:{line}", says, f"ppoctl validate {file}")
+    # tomllib shows a table's name as a tuple.
+    what = re.sub(r"\('(.*?)',?\)", lambda name: f"[{name[1].replace(chr(39) + ', ' + chr(39), '.')}]", what)
+    says = f"not valid TOML: {what[0].lower()}{what[1:]} in `{written}`"
+    return Problem(f"{file}:{line}", says, f"${{EDITOR:-vi}} +{line} {file}")
