@@ -76,7 +76,9 @@ def shape_of(config: Mapping[str, Any], folder: Path) -> ModelShape:
 
 def _refuse_unsupported(config: Mapping[str, Any], family: Family, folder: Path) -> None:
     known = family.fields_read | family.ignores | OF_EVERY_MODEL
-    for field, value in config.items():
+    required = [field for field in family.requires if field in config]  # switches before what they turn on
+    for field in dict.fromkeys((*required, *config)):
+        value = config[field]
         supported = family.requires[field](value) if field in family.requires else field in known
         if not supported:
             hint = "choose another model; a copy with this field edited would be another model"
