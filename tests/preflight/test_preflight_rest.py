@@ -11,11 +11,12 @@ from typing import ClassVar
 import pytest
 
 from ppoctl.cli.app import run
+from ppoctl.cli.evaluate import _write
 from ppoctl.data.rows import Message
 from ppoctl.errors import DataError, OutOfMemoryError, PpoctlError, RecipeError, StorageError
 from ppoctl.preflight import fit, folders, prompts
 from ppoctl.preflight.check import check
-from ppoctl.preflight.fit import require_fit
+from ppoctl.preflight.fit import gpu_gib_here, require_fit
 from ppoctl.preflight.folders import require_new, require_space, require_writable
 from ppoctl.preflight.model import find_model
 from ppoctl.recipe.load import load
@@ -236,3 +237,31 @@ def test_train_looks_at_disk_and_memory_and_can_be_told_not_to(
     loaded = preflight.startable([Path("r.toml")], [], Path("runs"), force=True)
     assert loaded.recipe.name == "small"
     assert not Path("runs").exists()
+
+
+def test_a_container_has_what_it_may_have(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    physical = estimate.machine_bytes(limit)
+    assert physical > 2**28
+    for said, wanted in (("max\n", physical), (f"{2**28}\n", 2**28), (f"{2**60}\n", physical)):
+        limit.write_text(said, "ascii")
+        assert estimate.machine_bytes(limit) == wanted
+
+
+def test_samples_that_cannot_be_written_are_an_error_handed_back(tmp_path: Path) -> None:
+    """The caller prints the figures first."""
+    assert _write(tmp_path / "out.jsonl", b"x\n") is None
+    found = _write(tmp_path / "gone" / "out.jsonl", b"x\n")
+    assert isinstance(found, StorageError)
+    assert found.message == f"cannot write `{tmp_path}/gone/out.jsonl`: No such file or directory"
+
+
+@pytest.mark.parametrize(("said", "gib"), [("81559\n40960\n", 40.0), ("81920\n", 80.0), ("[N/A]\n", None)])
+def test_gpus_are_asked_for_the_smallest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, gib: float | None
+) -> None:
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\nprintf '{said}'\n", "utf-8")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert gpu_gib_here() == gib
