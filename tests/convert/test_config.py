@@ -45,9 +45,10 @@ SIZES = {"hidden_size": 96, "num_attention_heads": 6, "num_hidden_layers": 4, "m
         {**SIZES, "num_key_value_heads": 6, "rope_parameters": {**LLAMA3, "rope_theta": 9e4}, "attention_bias": True},
         {**SIZES, "num_key_value_heads": 6, "num_experts": 7, "num_local_experts": 9, "rope_parameters": None},
         {**SIZES, "num_key_value_heads": 6, "partial_rotary_factor": 0.5, "sliding_window": 32},
+        {**SIZES, "num_key_value_heads": 6, "use_sliding_window": False, "sliding_window": 32},
         {**SIZES, "num_key_value_heads": 6, "use_sliding_window": True, "sliding_window": 32, "surprise": [1]},
     ],
-    ids=["nothing", "theta", "linear, old", "yarn", "llama3", "experts", "partial", "window"],
+    ids=["nothing", "theta", "linear, old", "yarn", "llama3", "experts", "partial", "window off", "window"],
 )
 def test_a_configuration_is_completed_as_by_transformers(tmp_path: Path, family: str, said: dict[str, Any]) -> None:
     if family in ("gemma2", "qwen3_moe") and "num_key_value_heads" in said:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,12 @@ WRONG: dict[str, tuple[Break, int, str]] = {
 }
 
 
+@pytest.fixture
+def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if what is wrong is let through: importing the engines fails."""
+    monkeypatch.setitem(sys.modules, "ppoctl.wire", None)
+
+
 def test_what_is_whole_is_right(folder: Path) -> None:
     found = check(load([Path("r.toml")]).recipe, device="cpu")
     assert (found.problems, found.notes) == ([], [])
@@ -198,6 +205,7 @@ def test_a_wrong_model_is_refused_in_one_sentence(folder: Path, case: str) -> No
 
 
 @pytest.mark.parametrize("command", ["validate", "plan", "train", "rollout"])
+@pytest.mark.usefixtures("_nothing_starts")
 def test_every_command_says_the_same_first(folder: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
     edit(folder / "base/config.json", hidden_act="gelu")
     assert run([command, "r.toml"]) == 2
@@ -256,6 +264,7 @@ def test_a_base_model_without_a_template_is_worth_a_note(folder: Path) -> None:
         ("s3://bucket/model", 2, "`model.path` is `{here}/s3:/bucket/model`, a URL; a model is a folder or a hub id"),
     ],
 )
+@pytest.mark.usefixtures("_nothing_starts")
 def test_a_model_that_is_not_here_is_a_note_until_it_is_needed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str, code: int, says: str
 ) -> None:

@@ -75,7 +75,7 @@ class Memory:
 
 
 def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Physical memory of this machine, or what its container may have of it: what the file `limit` says, if it does."""
+    """Physical memory of this machine, or what its container may have of it: what the file `limit` says."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(physical, int(limit.read_text("ascii")))
