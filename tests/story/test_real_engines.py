@@ -34,6 +34,9 @@ BEHIND = [
 """Of saves in the background: while one is written, between its manifest and its name, after one of a pair."""
 
 
+PATIENCE_S = 3500.0
+
+
 def start_drill(forked: Forked, folder: Path, checkpoint: dict[str, object], moments: list[str]) -> int:
     """In a process of its own, because this one may hold engines whose threads do not survive a fork."""
     words = ["story.real_drill", str(folder), json.dumps(checkpoint), json.dumps(moments)]
@@ -43,7 +46,7 @@ def start_drill(forked: Forked, folder: Path, checkpoint: dict[str, object], mom
 
 def reached(forked: Forked, folder: Path, pid: int) -> list[str]:
     """The moments at which it killed; fails when the killed run did not end as the other."""
-    assert forked.wait(pid) == 0, (folder / "log").read_text()[-4000:]
+    assert forked.wait(pid, timeout_s=PATIENCE_S) == 0, (folder / "log").read_text()[-4000:]
     return list(json.loads((folder / "out").read_text().splitlines()[-1]))
 
 
@@ -66,7 +69,7 @@ def test_the_whole_grid_of_kills_with_saves_every_step_and_every_third(tmp_path:
     for every_steps in (1, 3):  # side by side: one thread each
         folder = tmp_path / str(every_steps)
         folder.mkdir()
-        server = Forked(timeout_s=3600)
+        server = Forked()
         checkpoint = {"every_steps": every_steps, "asynchronous": False}
         running[every_steps] = server, start_drill(server, folder, checkpoint, moments_of_the_grid(every_steps))
     for every_steps, (server, drill) in running.items():

@@ -17,6 +17,7 @@ import ray
 import torch
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RaySystemError
 
+import ray_forks
 from ppoctl.batch.bucket import Bucket, bucket_of, flatten
 from ppoctl.batch.checksum import Print, fingerprint
 from ppoctl.engines.megatron import process_group
@@ -106,7 +107,14 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def forks() -> Iterator[None]:
+    """Workers are forked: most of these tests need new ones. (Others: `test_ray_workers.py`.)"""
+    with ray_forks.served():
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(forks: None) -> Iterator[RayCluster]:
     made = RayCluster(Room({"actor": 2, "critic": 2}, colocated=True), None, start_deadline_s=60.0)
     yield made
     made.close()
