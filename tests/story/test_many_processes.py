@@ -73,6 +73,7 @@ def test_any_process_may_be_killed_and_the_run_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.story
+@pytest.mark.minutes(2)
 def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path, wholes: Path, forked: Forked) -> None:
     whole = wholes / "both"
     assert run_drill(forked, tmp_path, whole, LAYOUT, BEFORE_THE_CHANGE) == expected_ends(BEFORE_THE_CHANGE)
@@ -99,6 +100,7 @@ def first_tokens(folder: Path) -> Tensor:
 
 
 @pytest.mark.story
+@pytest.mark.minutes(4)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("who", ["actor", "critic", "raylet", "driver"])
 def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, wholes: Path, forked: Forked, who: str) -> None:
@@ -109,6 +111,7 @@ def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, wholes: Pat
 
 
 @pytest.mark.story
+@pytest.mark.minutes(2)
 @pytest.mark.parametrize("weights", ["shared", "broadcast"])
 def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(
     tmp_path: Path, wholes: Path, forked: Forked, weights: str
@@ -129,6 +132,7 @@ def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(
 
 
 @pytest.mark.story
+@pytest.mark.minutes(2)
 def test_actor_tp2_critic_dp2_and_two_engines_colocated_draw_the_same_as_one_process(
     tmp_path: Path, forked: Forked
 ) -> None:

@@ -34,7 +34,7 @@ BEHIND = [
 """Of saves in the background: while one is written, between its manifest and its name, after one of a pair."""
 
 
-PATIENCE_S = 3500.0
+PATIENCE_S = 1700.0
 
 
 def start_drill(forked: Forked, folder: Path, checkpoint: dict[str, object], moments: list[str]) -> int:
@@ -62,16 +62,17 @@ def test_a_run_killed_while_states_are_written_behind_it_ends_as_if_it_had_not_b
     assert reached(forked, tmp_path, start_drill(forked, tmp_path, {"every_steps": 1}, BEHIND)) == BEHIND
 
 
+PARTS = 4
+
+
 @pytest.mark.story
-@pytest.mark.timeout(3600)
-def test_the_whole_grid_of_kills_with_saves_every_step_and_every_third(tmp_path: Path) -> None:
-    running = {}
-    for every_steps in (1, 3):  # side by side: one thread each
-        folder = tmp_path / str(every_steps)
-        folder.mkdir()
-        server = Forked()
-        checkpoint = {"every_steps": every_steps, "asynchronous": False}
-        running[every_steps] = server, start_drill(server, folder, checkpoint, moments_of_the_grid(every_steps))
-    for every_steps, (server, drill) in running.items():
-        assert reached(server, tmp_path / str(every_steps), drill) == moments_of_the_grid(every_steps)
-        server.close()
+@pytest.mark.one_each_time
+@pytest.mark.minutes(3)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("every_steps", [1, 3])
+def test_the_whole_grid_of_kills(tmp_path: Path, forked: Forked, every_steps: int, part: int) -> None:
+    """Every moment of a run is in one of the parts, which have them in turn."""
+    moments = moments_of_the_grid(every_steps)[part::PARTS]
+    checkpoint = {"every_steps": every_steps, "asynchronous": False}
+    assert reached(forked, tmp_path, start_drill(forked, tmp_path, checkpoint, moments)) == moments
