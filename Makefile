@@ -22,14 +22,14 @@ $(VENV)/.installed: pyproject.toml requirements/cpu.txt requirements/cpu-overrid
 quickstart: setup ## Train the quickstart model with PPO until it solves held-out problems (minutes on two cores)
 	$(BIN)/ppoctl train recipes/quickstart.toml --or-resume
 
-# Three parts, two at a time. Those that mostly wait for processes to start come first, beside those that compute.
+# Three parts, two at a time, the longest first: the others run one after the other beside it.
 # Where `make` cannot keep their output apart they run one after the other.
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
 
 RUNS = tests/story tests/engines/ray
 
 test: setup ## The tests, in three parts of which two run side by side (minutes; each is printed when it ends)
-	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) runs fakes engines
+	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs fakes
 
 fakes: setup ## A part of the tests: mathematics, records, store, every kill drill on fakes
 	$(BIN)/python -m pytest -m "not story and not engines" $(ARGS)

@@ -19,6 +19,7 @@ import warnings
 from dataclasses import dataclass
 
 import ray_forks
+from vllm_inspection import inspect_in_this_process
 
 HEAVY = (
     "ppoctl.wire.commands",
@@ -64,6 +65,7 @@ def preload() -> None:
     with _third_party_quiet():
         for name in HEAVY if torch.cuda.is_available() else HEAVY + HEAVY_ON_A_CPU:
             importlib.import_module(name)
+        inspect_in_this_process()
     # A thread or a device that exists now would be missing, or broken, in every child.
     assert psutil.Process().num_threads() == 1
     assert not torch.distributed.is_initialized()
