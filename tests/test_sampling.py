@@ -7,7 +7,7 @@ import pytest
 from sampling import Cell, draw
 
 SHORT = [Cell(f"layouts[{number}]") for number in range(27)]
-LONG = [Cell("kills[actor]", 4.0), Cell("kills[driver]", 5.0), Cell("joins", 2.0)]
+LONG = [Cell("any kill", 4.0), Cell("layouts[15] of a run", 5.0), Cell("zero left", 2.0)]
 GRID = [Cell(f"grid[{number}]", 1.5, grid="grid") for number in range(8)]
 ALONE = Cell("quickstart", 6.0, grid="quickstart")
 CELLS = [*SHORT, *GRID, *LONG, ALONE]

@@ -122,9 +122,9 @@ def adopt() -> None:
     assert ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1) == 0
 
 
-def left_behind() -> list[str]:
-    """Processes that outlive this drill, after a while."""
-    until = time.monotonic() + LEFT_DEADLINE_S
+def left_behind(*, deadline_s: float = LEFT_DEADLINE_S) -> list[str]:
+    """Processes that outlive what this one has run, after a while."""
+    until = time.monotonic() + deadline_s
     while True:
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

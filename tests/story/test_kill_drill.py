@@ -116,8 +116,12 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how
     def go_on(left: Left) -> None:
         root = folder / f"{left.number}"
         left.restore(root)
-        play(root, recipe)
-        assert result(root) == expected, f"killed at: {left.moments}"
+        try:
+            play(root, recipe)
+            assert result(root) == expected
+        except Exception as error:
+            error.add_note(f"killed at: {left.moments}")
+            raise
         shutil.rmtree(root)
 
     def die_and_go_on(number: int, name: str) -> None:

@@ -141,6 +141,7 @@ def test_all_are_asked_and_answer_in_the_order_of_their_ranks(processes):
     assert places[0].split(":")[0] == "127.0.0.1"
     pids = processes.call("pid")
     assert len({*pids, os.getpid()}) == 3
+    assert {psutil.Process(pid).parent().name() for pid in pids} != {"raylet"}  # they are forked, see `ray_forks`
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere"])
