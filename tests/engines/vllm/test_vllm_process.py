@@ -76,7 +76,7 @@ print("left clean")
 
 
 def test_groups_of_the_trainer_survive_an_engine_and_none_of_its_own_do(model_folder: Callable[[str], Path]) -> None:
-    path = [str(Path(__file__).parents[3] / "src"), str(Path(__file__).parent)]
+    path = [str(Path(__file__).parents[3] / "src"), str(Path(__file__).parents[2]), str(Path(__file__).parent)]
     code = ALONE.format(path=path, folder=str(model_folder("tied")))
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stdout.endswith("left clean\n"), run.stderr[-3000:]
