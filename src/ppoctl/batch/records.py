@@ -178,8 +178,9 @@ class Rewards(Record):
         ok = self.outcomes == REWARD_OK
         _require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
         _require(not bool(self.shaped[~ok].any()), "a missing shaped score is stored as 0")
-        for name, column in {"outcome_messages": self.outcome_messages, **self.extras}.items():
-            _require(len(column) == len(self.scores), f"{name} has one entry per sequence")
+        lengths = {"outcome_messages": len(self.outcome_messages)}
+        for name, length in {**lengths, **{name: len(column) for name, column in self.extras.items()}}.items():
+            _require(length == len(self.scores), f"{name} has one entry per sequence")
 
     @property
     def valid(self) -> Bool[Tensor, " B"]:
