@@ -60,5 +60,5 @@ def _write(out: Path, samples: bytes) -> StorageError | None:
         out.write_bytes(samples)
     except OSError as error:
         out.unlink(missing_ok=True)
-        return StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"df -h {out.parent}")
+        return StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"df -h {quoted(out.parent)}")
     return None

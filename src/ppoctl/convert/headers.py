@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import EnvironmentProblemError
+from ppoctl.errors import EnvironmentProblemError, quoted
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 BITS = {
@@ -98,7 +98,8 @@ def unreadable(file: Path, error: Exception) -> EnvironmentProblemError:
     """A weight file that is not what it should be."""
     first = next(iter(str(error).splitlines()), type(error).__name__)
     return EnvironmentProblemError(
-        f"`{file}` cannot be read: {first}", hint=f"it is cut short or damaged, fetch it again: ls -la {file.parent}"
+        f"`{file}` cannot be read: {first}",
+        hint=f"it is cut short or damaged, fetch it again: ls -la {quoted(file.parent)}",
     )
 
 

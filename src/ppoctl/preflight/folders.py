@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from ppoctl.errors import RecipeError, StorageError
+from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.recipe.memory.estimate import GIB
 from ppoctl.recipe.plan import storage_of
 from ppoctl.recipe.schema import Recipe
@@ -15,21 +15,23 @@ def require_writable(folder: Path) -> None:
     """Raise StorageError where no file can be made in this folder, or it cannot be made itself."""
     above = _existing(folder)
     if not os.path.isdir(above):  # noqa: PTH112 - no error where a folder above is closed
-        raise StorageError(f"`{above}` is a file, and `{folder}` is to be a folder", hint=f"ls -l {above}")
+        raise StorageError(f"`{above}` is a file, and `{folder}` is to be a folder", hint=f"ls -l {quoted(above)}")
     try:
         with tempfile.TemporaryDirectory(dir=above, prefix=".ppoctl-"):
             pass
     except OSError as error:
-        raise StorageError(f"cannot write in `{above}`: {error.strerror or error}", hint=f"ls -ld {above}") from error
+        raise StorageError(
+            f"cannot write in `{above}`: {error.strerror or error}", hint=f"ls -ld {quoted(above)}"
+        ) from error
 
 
 def require_new(path: Path, option: str) -> None:
     """Raise RecipeError where `path` exists, StorageError where it cannot be made in its folder. `option`: how to
     name another one."""
     if os.path.lexists(path):
-        raise RecipeError(f"`{path}` exists", hint=f"name another {option}, or remove it: rm -r {path}")
+        raise RecipeError(f"`{path}` exists", hint=f"name another {option}, or remove it: rm -r {quoted(path)}")
     if not os.path.isdir(path.parent):  # noqa: PTH112 - the same
-        raise StorageError(f"`{path.parent}` is no folder", hint=f"mkdir -p {path.parent}")
+        raise StorageError(f"`{path.parent}` is no folder", hint=f"mkdir -p {quoted(path.parent)}")
     require_writable(path.parent)
 
 
@@ -46,7 +48,7 @@ def require_space(recipe: Recipe, folder: Path) -> None:
         raise StorageError(
             f"the disk of `{above}` has {_gib(free)} free, and the run needs {_gib(needed)} at one time "
             f"({_gib(stored.states_bytes)} of saved states, {_gib(stored.records_kept_bytes)} of records)",
-            hint=f"make room (df -h {above}), lower `checkpoint.keep_last`, or go on all the same: --force",
+            hint=f"make room (df -h {quoted(above)}), lower `checkpoint.keep_last`, or go on all the same: --force",
         )
 
 

@@ -12,7 +12,7 @@ from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, hea
 from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.source import end_token_ids, read_shape
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD
-from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError
+from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
 from ppoctl.recipe.assets import local_folder, read_config, read_json_object
 from ppoctl.recipe.generator_limits import require_head_size, unread_router_bias
 from ppoctl.recipe.layers import is_hub_id
@@ -26,18 +26,18 @@ def find_model(path: str, key: str) -> Path:
     if found := local_folder(path):
         if not os.access(found, os.R_OK | os.X_OK):
             raise EnvironmentProblemError(
-                f"`{key}` is `{path}`: the folder cannot be read: Permission denied", hint=f"ls -ld {found}"
+                f"`{key}` is `{path}`: the folder cannot be read: Permission denied", hint=f"ls -ld {quoted(found)}"
             )
         return found
     if _URL.search(path):
         raise RecipeError(
             f"`{key}` is `{path}`, a URL; a model is a folder or a hub id",
-            hint=f"fetch it first, then --set {key}=FOLDER",
+            hint=f"fetch it first, then --set {key}=./models/fetched",
         )
     if is_hub_id(path):
-        raise MissingAssetError(f"`{key}` is `{path}`: it has not been fetched", hint=f"hf download {path}")
+        raise MissingAssetError(f"`{key}` is `{path}`: it has not been fetched", hint=f"hf download {quoted(path)}")
     raise MissingAssetError(
-        f"`{key}` is `{path}`: no such folder", hint=f"ls {Path(path).parent}  # a hub id is ORGANISATION/NAME"
+        f"`{key}` is `{path}`: no such folder", hint=f"ls {quoted(Path(path).parent)}  # a hub id has one slash"
     )
 
 
@@ -78,7 +78,7 @@ def require_critic(path: str, base: str) -> None:
     if (folder / ".metadata").is_file():
         return  # Megatron's format: only torch reads it
     if not has_weights(folder, SAFETENSORS):
-        raise MissingAssetError(f"`model.critic` is `{path}`: the folder has no weights", hint=f"ls {folder}")
+        raise MissingAssetError(f"`model.critic` is `{path}`: the folder has no weights", hint=f"ls {quoted(folder)}")
     found = headers(folder)
     if VALUE_HEAD not in found:
         raise RecipeError(
@@ -90,7 +90,7 @@ def require_critic(path: str, base: str) -> None:
 
 def _require_file(folder: Path, name: str, key: str) -> None:
     if not (folder / name).is_file():
-        raise MissingAssetError(f"`{key}` is `{folder}`: the folder has no {name}", hint=f"ls {folder}")
+        raise MissingAssetError(f"`{key}` is `{folder}`: the folder has no {name}", hint=f"ls {quoted(folder)}")
 
 
 def _require_generator(folder: Path, shape: ModelShape, device: str | None) -> None:
@@ -111,7 +111,9 @@ def _require_weights(folder: Path, shape: ModelShape) -> None:
             f"the weights in `{folder}` are pickles (`{PICKLE}`), which are not trained from",
             hint=f"read the model and write it again: transformers' save_pretrained, or fetch {SAFETENSORS}",
         )
-    raise MissingAssetError(f"`model.path` is `{folder}`: the folder has no *.safetensors", hint=f"ls {folder}")
+    raise MissingAssetError(
+        f"`model.path` is `{folder}`: the folder has no *.safetensors", hint=f"ls {quoted(folder)}"
+    )
 
 
 def _require_bytes(found: Mapping[str, Header], folder: Path, shape: ModelShape, role: Any) -> None:
@@ -146,7 +148,9 @@ def _require_end_tokens(folder: Path, shape: ModelShape) -> None:
 
 def _require_tokenizer(folder: Path, shape: ModelShape) -> None:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise MissingAssetError(f"`model.path` is `{folder}`: the folder has no tokenizer", hint=f"ls {folder}")
+        raise MissingAssetError(
+            f"`model.path` is `{folder}`: the folder has no tokenizer", hint=f"ls {quoted(folder)}"
+        )
     read_json_object(folder / "tokenizer_config.json")
     file = folder / "tokenizer.json"
     if not file.is_file():

@@ -171,11 +171,11 @@ def _wrong_literal(path: shape.Path, details: ErrorDetails, layers: Layers) -> s
     chosen = parent.tables.get(parent.chosen(_written(path[:-1], layers)) or "")
     says = _not_one_of(path, value, _literals(chosen, path[-1]))
     others = [tag for tag, table in parent.tables.items() if value in _literals(table, path[-1])]
-    if others and parent.tag:
-        says += f'; `"{value}"` goes with `{parent.tag} = "{others[0]}"`'
-    # Another alternative may allow it: the key says why this one does not.
+    if not others:
+        return says
+    # Another alternative allows it: the key says why this one does not.
     why = _description(chosen, path[-1])
-    return says + (f" ({why})" if why else "")
+    return f'{says}; `"{value}"` goes with `{parent.tag} = "{others[0]}"`' + (f" ({why})" if why else "")
 
 
 def _literals(table: shape.Shape | None, name: str) -> list[str]:
