@@ -48,6 +48,14 @@ FOREIGN: list[tuple[BaseException, int, str]] = [
     (TornError("CUDA out of memory\nlong table"), 7, "out of memory: CUDA out of memory"),
     (OSError(errno.ENOSPC, "No space left", "runs/x"), 8, "the disk is full (`runs/x`)"),
     (OSError(errno.EDQUOT, "Quota"), 8, "the disk is full"),
+    (
+        PermissionError(errno.EACCES, "Permission denied", "runs/x/run.json"),
+        8,
+        "`runs/x/run.json`: permission denied",
+    ),
+    (IsADirectoryError(errno.EISDIR, "Is a directory", "runs/x"), 8, "`runs/x`: is a directory"),
+    (OSError(errno.EMFILE, "Too many open files"), 3, "too many open files: this shell allows few to a process"),
+    (RuntimeError("pipe: Too many open files"), 3, "too many open files: this shell allows few to a process"),
     (ValueError("first\nsecond"), 1, "internal: ValueError: first"),
     (ZeroDivisionError(), 1, "internal: ZeroDivisionError: ZeroDivisionError"),
 ]

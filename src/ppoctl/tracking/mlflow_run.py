@@ -6,11 +6,13 @@ Calls block; who must not wait calls from another thread (`mirror`).
 """
 
 import contextlib
+import glob
 import hashlib
 import logging
 import os
 import shutil
 import sqlite3
+import time
 import uuid
 import warnings
 from collections.abc import Mapping
@@ -39,6 +41,7 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
 _LOCK_WAIT_S = 2.0
+_ABANDONED_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,10 @@ def _check_sqlite(address: Address) -> None:
 def _make_sqlite(path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.made*"):
+        with contextlib.suppress(OSError):  # of a process that was killed here: nobody needs an hour for it
+            if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                left.unlink()
     # Two files: MLflow keeps a connection to the first, which must not become one to the real database.
     made = path.with_name(f".{path.name}.{uuid.uuid4().hex}.made")
     copy = made.with_suffix(".copy")
