@@ -8,10 +8,10 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test fakes engines runs story check format clean
+.PHONY: help setup quickstart test fakes engines runs story story-sample check format clean
 
 help: ## Explain the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.installed ## Make .venv with everything for CPU: torch, Megatron-Core, vLLM, MLflow, test tools
 
@@ -22,14 +22,14 @@ $(VENV)/.installed: pyproject.toml requirements/cpu.txt requirements/cpu-overrid
 quickstart: setup ## Train the quickstart model with PPO until it solves held-out problems (minutes on two cores)
 	$(BIN)/ppoctl train recipes/quickstart.toml --or-resume
 
-# Three parts, two at a time. Those that mostly wait for processes to start come first, beside those that compute.
+# Three parts, two at a time, the longest first: the others run one after the other beside it.
 # Where `make` cannot keep their output apart they run one after the other.
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
 
 RUNS = tests/story tests/engines/ray
 
 test: setup ## The tests, in three parts of which two run side by side (minutes; each is printed when it ends)
-	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) runs fakes engines
+	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs fakes
 
 fakes: setup ## A part of the tests: mathematics, records, store, every kill drill on fakes
 	$(BIN)/python -m pytest -m "not story and not engines" $(ARGS)
@@ -42,6 +42,11 @@ runs: setup ## A part of the tests: whole commands on the real engines, processe
 
 story: setup ## The long tests: the whole kill grid on the real engines, and the quickstart itself
 	$(BIN)/python -m pytest -m story $(ARGS)
+
+SEED ?= $(shell git rev-parse HEAD)
+
+story-sample: setup ## The quickstart, kills on the real engines, and of the other stories one in eight, drawn with SEED
+	$(BIN)/python -m pytest -m story --one-in 8 --seed "$(SEED)" $(ARGS)
 
 check: setup ## Lint, format, types: exactly what CI gates on
 	$(BIN)/ruff check src tests benchmarks recipes

@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ppoctl.batch.balance import TokenCost, balance, sequence_costs
+from ppoctl.batch.balance import balance, sequence_costs
+from ppoctl.batch.cost import TokenCost
 from ppoctl.batch.packing import by_tokens
 
 LLAMA_7B = TokenCost.of_decoder(parameters=6_607_077_376, num_layers=32, num_heads=32, head_dim=128)

@@ -8,10 +8,22 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from sampling import Cell, draw
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-in", type=int, default=1, help="of so many cells of the stories, run one")
+    parser.addoption("--seed", default="0", help="which one: CI gives the commit")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_samples(items)
+    if config.option.one_in > 1:
+        _draw_stories(config, items)
+
+
+def _leave_samples(items: list[pytest.Item]) -> None:
     """Leave a sample of each grid that is marked `sampled`; mark the rest `story`."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -25,6 +37,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(grid):
             if number not in kept:
                 item.add_marker(pytest.mark.story)
+
+
+def _draw_stories(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the stories that this seed draws, and what is no story."""
+    stories = {item.nodeid: item for item in items if item.get_closest_marker("story") is not None}
+    drawn = draw([_cell(item) for item in stories.values()], config.option.seed, config.option.one_in)
+    left_out = [item for name, item in stories.items() if name not in drawn]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _cell(item: pytest.Item) -> Cell:
+    minutes, always = item.get_closest_marker("minutes"), item.get_closest_marker("one_each_time")
+    return Cell(item.nodeid, minutes.args[0] if minutes else 0.0, item.nodeid.split("[")[0] if always else "")
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """What was drawn, and how to draw it again."""
+    if config.option.one_in == 1:
+        return []
+    again = f"make story-sample SEED={config.option.seed}"
+    return [f"drawn, one in {config.option.one_in} ({again}):", *(f"  {item.nodeid}" for item in items)]
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,11 @@ class PpoctlError(Exception):
         self.hint = None if hint is None else without_secrets(hint)
         super().__init__(self.message)
 
+    def as_json(self) -> dict[str, object]:
+        """What `--json` prints of it."""
+        fields = {"kind": type(self).__name__, "message": self.message, "problems": self.message.splitlines()}
+        return {**fields, "hint": self.hint, "exit_code": int(self.exit_code)}
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.hint)
 
@@ -82,6 +87,11 @@ class EnvironmentProblemError(PpoctlError):
     """Something outside the recipe is missing: a package, a model folder, a writable directory."""
 
     exit_code = ExitCode.ENVIRONMENT
+
+
+class MissingAssetError(EnvironmentProblemError):
+    """A model folder, a hub model that was not fetched, or a data file is not here. It may be elsewhere: `validate`
+    and `plan` only note it."""
 
 
 class ProcessLostError(EnvironmentProblemError):

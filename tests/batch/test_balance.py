@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from batch.lengths import LLAMA_7B, distributions
-from ppoctl.batch.balance import TokenCost, _exchange, balance, sequence_costs
+from ppoctl.batch.balance import _exchange, balance, sequence_costs
+from ppoctl.batch.cost import TokenCost
 from tolerance import EXACT, FLOAT32
 
 RANKS = 64

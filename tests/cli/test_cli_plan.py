@@ -23,8 +23,8 @@ def _a_machine_of_8_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPOCTL_DATA", "/data")
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert run(["plan", *words]) == 0
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert run(["plan", *words]) == code
     return capsys.readouterr().out
 
 
@@ -74,7 +74,7 @@ stages, on this machine with all processes, 8 GiB
 
 
 def test_a_large_model_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80")
+    out = said(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", code=7)
     assert (
         out[out.index("memory") :]
         == """\
@@ -150,8 +150,8 @@ updates
   epochs                         1                     1
   optimizer steps per PPO step   8                     8
   optimizer steps in all         320                   320
-  warm-up                        80 updates, 10 steps  80 updates, 10 steps
-  learning rate, first           1.25e-08              2.5e-07
+  warm-up                        80 updates, 10 steps  none
+  learning rate, first           1.25e-08              2e-05
   learning rate, peak            1e-06                 2e-05
   learning rate, last            1e-06                 2e-05
   microbatches per minibatch     1 to 128              1 to 128
@@ -231,13 +231,13 @@ what is largest in actor_update, and what to do
 def test_what_is_assumed_of_a_family(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, family: str, assumed: str
 ) -> None:
-    numbers = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
+    numbers = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 32}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 20000}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 32}
-    config = {"model_type": family, **numbers, **heads, **(experts if family == "qwen3_moe" else caps)}
-    for name, content in (("config.json", json.dumps(config)), ("model.safetensors", ""), ("tokenizer.json", "{}")):
-        (tmp_path / name).write_text(content)
+    own = experts if family == "qwen3_moe" else caps
+    config = {"model_type": family, "eos_token_id": 1, **numbers, **heads, **own}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     out = said(capsys, *LARGE, "--set", f"model.path={tmp_path}")
     assert out.count("assumed: ") == (1 if family == "qwen3_moe" else 2)
     assert assumed in out
@@ -245,7 +245,7 @@ def test_what_is_assumed_of_a_family(
 
 
 def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    memory = json.loads(said(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", "--json"))["memory"]
+    memory = json.loads(said(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", "--json", code=7))["memory"]
     actor = memory["roles"]["actor"]
     assert [rank["stage"] for rank in actor["ranks"]] == [0, 1]
     rank = actor["ranks"][1]
@@ -265,8 +265,12 @@ def test_an_unknown_model_cannot_be_simulated(capsys: pytest.CaptureFixture[str]
     assert run(["plan", LARGE[0], "--simulate"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == (
-        "error: `model.path = deepseek-ai/DeepSeek-R1-Distill-Qwen-7B` is no local folder of a known family: nothing "
+    notes, error = captured.err.split("error: ")
+    assert notes.splitlines()[0] == (
+        "note: `model.path` is `deepseek-ai/DeepSeek-R1-Distill-Qwen-7B`: it has not been fetched; not checked"
+    )
+    assert error == (
+        "`model.path = deepseek-ai/DeepSeek-R1-Distill-Qwen-7B` is no local folder of a known family: nothing "
         "to simulate with\n\nhint: name a folder with the model's config.json: --set model.path=FOLDER\n"
     )
 
@@ -301,8 +305,11 @@ processes
     )
 
 
-def test_engines_that_cannot_start(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, QUICKSTART, "--set", "generator.kv_cache_mib=1", "--set", "rollout.max_new_tokens=1000")
+def test_engines_that_cannot_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = json.loads((ROOT / "recipes/quickstart/model/config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
+    sets = ["generator.kv_cache_mib=1", "rollout.max_new_tokens=1000", f"model.path={tmp_path}"]
+    out = said(capsys, QUICKSTART, *(word for key in sets for word in ("--set", key)))
     assert "  rollout        665 MiB  no cache for one sequence\n" in out
     assert out.endswith(
         "  vLLM will not start: a sequence of full length takes 2.08 MiB; raise `generator.kv_cache_mib`\n"

@@ -13,6 +13,7 @@ from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.wire import session
 from ppoctl.wire.samples import ShownSample
 
@@ -43,7 +44,8 @@ def trained(root: Path, recipe: Recipe) -> session.Ended:
     layout = RunLayout(root)
     if not root.exists():
         session.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
-    return session.attempt_run(session.Opened(layout, {1: recipe}, fake_sockets(recipe), threads=1))
+    opened = session.Opened(layout, {1: recipe}, fake_sockets(recipe), threads=1, plan=ResumePlan(start=0, items=()))
+    return session.attempt_run(opened)
 
 
 def test_a_run_without_what_its_recipe_expects_is_unmet_everywhere(tmp_path: Path, ask: Ask) -> None:

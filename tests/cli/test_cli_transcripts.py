@@ -1,6 +1,7 @@
 """The command line as a person meets it: command, exit code, stdout and stderr, word for word."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,8 @@ import pytest
 
 from ppoctl.cli.app import run
 from recipe.conftest import SMALLEST
+
+MODEL = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
 
 
 class Said(NamedTuple):
@@ -26,7 +29,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PPOCTL_DATA", raising=False)
     Path("r.toml").write_text(SMALLEST.replace('"base"', '"org/base"'), "utf-8")
-    Path("train.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 3, "utf-8")
+    Path("train.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 4, "utf-8")
 
     def asked(*words: str) -> Said:
         code = run(list(words))
@@ -37,7 +40,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_a_right_recipe_is_ok_and_says_so_on_stderr(ask: Ask) -> None:
-    note = "note: `org/base` is no folder here; taken for a hub id and not looked up\n"
+    note = "note: `model.path` is `org/base`: it has not been fetched; not checked\n"
     assert ask("validate", "r.toml") == Said(0, "", f"{note}ok: r.toml\n")
 
 
@@ -52,7 +55,17 @@ def test_show_prints_every_value_and_who_set_it(ask: Ask) -> None:
 
 def test_a_wrong_recipe_is_told_in_one_pass_with_missing_files(ask: Ask) -> None:
     Path("train.jsonl").unlink()
-    said = ask("validate", "r.toml", "--set", "sed=7", "--set", "ppo.minibatch_seqs=3", "--set", "model.path=./no")
+    said = ask(
+        "validate",
+        "r.toml",
+        "--set",
+        "sed=7",
+        "--set",
+        "ppo.minibatch_seqs=3",
+        "--set",
+        "model.path=./no",
+        "--assets",
+    )
     here = Path.cwd()
     assert said == Said(
         2,
@@ -71,25 +84,28 @@ hint: ppoctl recipes keys
 
 def test_a_window_must_fit_the_model(ask: Ask) -> None:
     Path("m").mkdir()
-    Path("m/config.json").write_text('{"max_position_embeddings": 32}', "utf-8")
-    Path("m/tokenizer.json").write_text("{}", "utf-8")
-    Path("m/model.safetensors").write_bytes(b"")
+    config = json.loads((MODEL / "config.json").read_text("utf-8"))
+    Path("m/config.json").write_text(json.dumps({**config, "max_position_embeddings": 32}), "utf-8")
     said = ask("validate", "r.toml", "--set", "model.path=m")
     assert said.code == 2
-    assert said.err.splitlines()[0] == (
+    assert (
         "error: r.toml:11: a window of 33 tokens (`rollout.max_prompt_tokens` `20` + `rollout.max_new_tokens` `13`) "
         "does not fit the model's 32 positions"
-    )
+    ) in said.err.splitlines()
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_model_folder_is_complete(ask: Ask, missing: str) -> None:
-    Path("m").mkdir()
-    for name in {"config.json", "tokenizer.json", "model.safetensors"} - {missing}:
-        Path("m", name).write_text("{}", "utf-8")
+    shutil.copytree(MODEL, "m")
+    for file in Path("m").glob("tokenizer*" if missing == "tokenizer.json" else missing):
+        file.unlink()
+    said = ask("validate", "r.toml", "--set", "model.path=m", "--assets")
+    assert said.code == 3
+    word = {"tokenizer.json": "tokenizer", "model.safetensors": "*.safetensors"}.get(missing, missing)
+    assert f"error: --set: `model.path` is `{Path('m').absolute()}`: the folder has no {word}\n" in said.err
     said = ask("validate", "r.toml", "--set", "model.path=m")
-    assert said.code == 2
-    assert missing.split(".")[0].replace("model", "safetensors") in said.err
+    assert said.code == 0
+    assert f": the folder has no {word}; not checked\n" in said.err
 
 
 def test_a_dataset_is_a_file_with_something_in_it(ask: Ask) -> None:
@@ -99,10 +115,11 @@ def test_a_dataset_is_a_file_with_something_in_it(ask: Ask) -> None:
     sets = [f"data.eval.{name}={{format='gsm8k', path='{name}.jsonl'}}" for name in ("folder", "empty")]
     said = ask("validate", "r.toml", "--set", sets[0], "--set", sets[1], "--set", "data.train.path=rows.csv")
     here = Path.cwd()
-    assert said.err.splitlines()[:3] == [
+    assert said.code == 2
+    assert said.err.splitlines()[1:4] == [
         f"error: --set: `data.train.path` is `{here}/rows.csv`: must end in `.jsonl`",
-        f"error: --set: `data.eval.folder.path` is `{here}/folder.jsonl`: not a file",
-        f"error: --set: `data.eval.empty.path` is `{here}/empty.jsonl`: the file is empty",
+        f"error: --set: `data.eval.folder.path` is `{here}/folder.jsonl`: a folder",
+        f"error: --set: `data.eval.empty.path` is `{here}/empty.jsonl`: the file has no rows",
     ]
 
 
@@ -139,9 +156,9 @@ updates
   replayed by a resume, at most  2 updates      2 updates
 
 data
-  train        3 rows; 40 prompts drawn, 13.3 epochs
-  eval.e       3 rows
-  evaluations  2, at steps 0, 10, 6 responses each
+  train        4 rows; 40 prompts drawn, 10 epochs
+  eval.e       4 rows
+  evaluations  2, at steps 0, 10, 8 responses each
 
 disk
   saves    10, of which 2 pairs are kept
@@ -149,9 +166,9 @@ disk
   size     unknown: the model is no local folder of a known family
 
 memory
-  unknown: name a folder with the model's config.json (--set model.path=FOLDER)
+  unknown: the model's config.json is not here (--set model.path=FOLDER names one that is)
 """,
-        "",
+        "note: `model.path` is `org/base`: it has not been fetched; not checked\n",
     )
     assert sorted(Path().rglob("*")) == before
 

@@ -234,7 +234,7 @@ ERRORS = {
     "no format": (["base", "out"], 2, "error: missing option `--to`. Choose from:"),
     "another format": (["base", "out", "--to", "gguf"], 2, "error: invalid value for `--to`: `gguf` is not one of"),
     "the same format": (["base", "out", "--to", "hf"], 2, "error: `base` is in that format already (`--to hf`)\n"),
-    "an existing folder": (["base", "base", "--to", "megatron"], 8, "error: `base` exists\n"),
+    "an existing folder": (["base", "base", "--to", "megatron"], 2, "error: `base` exists\n"),
     "no parent": (["base", "no/out", "--to", "megatron"], 8, "error: `no` is no folder\n\nhint: mkdir -p no\n"),
     "a step of no run": (["base", "out", "--to", "megatron", "--step", "3"], 2, "error: `--step 3` is for a run"),
     "files of no bytes": (

@@ -16,9 +16,9 @@ from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronCritic
 from ppoctl.errors import RecipeError
+from ppoctl.preflight.model import require_critic
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import Recipe
-from ppoctl.wire.engines import require_fitting_critic
 from recipe.conftest import SMALLEST
 
 Model = Callable[[str], Path]
@@ -74,13 +74,13 @@ def test_paths_start_at_the_recipe_and_hub_ids_stay(model: Model, reward: Path, 
 
 
 def test_another_architecture_is_refused_by_name(model: Model, reward: Path, tmp_path: Path) -> None:
-    require_fitting_critic(recipe(model("qwen2"), reward, tmp_path))
+    require_critic(str(reward), str(model("qwen2")))
     other = shutil.copytree(reward, tmp_path / "other")
     edit_json(other / "config.json", num_key_value_heads=3)
     with pytest.raises(RecipeError, match=r"`model\.critic` is `.*`, whose `num_kv_heads` is `3`; .* is `2`"):
-        require_fitting_critic(recipe(model("qwen2"), other, tmp_path))
+        require_critic(str(other), str(model("qwen2")))
 
 
-def test_a_model_without_a_value_head_is_no_start_of_a_critic(model: Model, tmp_path: Path) -> None:
+def test_a_model_without_a_value_head_is_no_start_of_a_critic(model: Model) -> None:
     with pytest.raises(RecipeError, match=r"which has no value head \(`score\.weight`\)"):
-        require_fitting_critic(recipe(model("qwen2"), model("qwen2"), tmp_path))
+        require_critic(str(model("qwen2")), str(model("qwen2")))

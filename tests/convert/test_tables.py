@@ -8,8 +8,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ppoctl.convert.families import FAMILIES
+from ppoctl.convert.parts import part_of
 from ppoctl.convert.source import read_shape
-from ppoctl.convert.tensors import Placement, part_of, placements, tied_copy, weight_names
+from ppoctl.convert.tensors import Placement, placements, tied_copy, weight_names
 from ppoctl.convert.transformer_engine import transformer_engine_name
 
 SIZES = {
@@ -32,6 +33,7 @@ DEEPSEEK = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 8,
     "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
     "n_group": 2,
     "topk_group": 1,
     "moe_intermediate_size": 16,

@@ -10,7 +10,7 @@ import pytest
 
 from ppoctl.data.rows import Message, digest_of, read_datasets, read_rows, require_enough
 from ppoctl.data.tables import columns_of, lookup, resolve
-from ppoctl.errors import DataError, ExitCode
+from ppoctl.errors import DataError, ExitCode, MissingAssetError, RecipeError
 from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
 
 MakeTable = Callable[..., Any]
@@ -109,20 +109,25 @@ def test_a_path_starts_at_the_recipe_or_at_a_variable(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("$NO_DATA/x.jsonl", "the environment variable `NO_DATA` is not set"),
-        ("x.jsonl", "there is no file `{base}/x.jsonl`"),
-        (".", "`{base}` is a folder"),
+        ("$NO_DATA/x.jsonl", "`$NO_DATA/x.jsonl`, and the environment has no `NO_DATA`"),
+        ("x.jsonl", "`{base}/x.jsonl`: no such file"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
 ) -> None:
     monkeypatch.delenv("NO_DATA", raising=False)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(MissingAssetError) as caught:
         read_rows(Gsm8kRows(format="gsm8k", path=path), name="train", base=tmp_path)
-    assert caught.value.message == f"`data.train.path` is `{path}`, and {message.format(base=tmp_path)}"
+    assert caught.value.message == f"`data.train.path` is {message.format(base=tmp_path)}"
     assert caught.value.hint is not None
-    assert caught.value.exit_code == ExitCode.DATA
+    assert caught.value.exit_code == ExitCode.ENVIRONMENT
+
+
+def test_a_folder_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_rows(Gsm8kRows(format="gsm8k", path="."), name="train", base=tmp_path)
+    assert caught.value.message == f"`data.train.path` is `{tmp_path}`: a folder"
 
 
 @pytest.mark.parametrize(
@@ -193,11 +198,11 @@ def test_bytes_that_are_no_text_are_an_error(jsonl: MakeTable, tmp_path: Path) -
 
 
 def test_an_empty_dataset_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"rows.jsonl` has no rows"):
+    with pytest.raises(DataError, match=r"rows.jsonl`: the file has no rows"):
         read_rows(jsonl("", " "), name="train", base=tmp_path)
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}], keep=0)
     table = ColumnRows(format="columns", path="x.parquet", prompt="q", answer="a")
-    with pytest.raises(DataError, match=r"x.parquet` has no rows"):
+    with pytest.raises(DataError, match=r"x.parquet`: the file has no rows"):
         read_rows(table, name="train", base=tmp_path)
 
 
@@ -218,25 +223,25 @@ def test_a_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (Gsm8kRows(format="gsm8k", path="x.parquet"), '`.parquet`, and `format = "gsm8k"` reads `.jsonl`'),
+        (Gsm8kRows(format="gsm8k", path="x.parquet"), "must end in `.jsonl`"),
         (
             ColumnRows(format="columns", path="x.csv", prompt="q", answer="a"),
-            '`.csv`, and `format = "columns"` reads `.jsonl` and `.parquet`',
+            "must end in `.jsonl` or `.parquet`",
         ),
     ],
 )
 def test_a_file_of_another_kind_is_an_error(tmp_path: Path, table: Gsm8kRows | ColumnRows, message: str) -> None:
     (tmp_path / table.path).touch()
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(RecipeError) as caught:
         read_rows(table, name="train", base=tmp_path)
-    assert caught.value.message == f"`{tmp_path / table.path}` ends in {message}"
+    assert caught.value.message == f"`data.train.path` is `{tmp_path / table.path}`: {message}"
 
 
 def test_fewer_rows_than_one_step_takes_are_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
     rows = read_rows(jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}'), name="train", base=tmp_path)
-    require_enough(rows, 2)
+    require_enough(len(rows), 2)
     with pytest.raises(DataError) as caught:
-        require_enough(rows, 3)
+        require_enough(len(rows), 3)
     assert caught.value.message == "`data.train` has 2 rows, and a step takes 3 (`rollout.prompts_per_step`)"
     assert str(caught.value.hint).startswith("--set rollout.prompts_per_step=2")
 

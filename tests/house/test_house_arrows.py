@@ -38,21 +38,25 @@ ARROWS: dict[str, set[str]] = {
     },
     "engines.ray": {"clock", "ports", "batch", "recipe", "errors"},
     "convert": {"store", "batch", "recipe", "errors"},
+    "preflight": {"convert", "data", "recipe", "errors"},
     "wire": {
-        "convert", "data", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch", "loop",
-        "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "errors",
+        "convert", "data", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch",
+        "loop", "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "errors",
     },
     "cli": {"errors"},
     "__main__": {"cli"},
 }  # fmt: skip
 
 # What a command may import inside its function, when it has been chosen.
-LATE: dict[str, set[str]] = {"cli": {"launch", "loop", "metrics", "recipe", "store", "tracking", "wire"}}
+LATE: dict[str, set[str]] = {
+    "cli": {"launch", "loop", "metrics", "preflight", "recipe", "store", "tracking", "wire"},
+}
 
 # Foreign packages by room; the standard library is allowed to all.
 FOREIGN: dict[str, set[str]] = {
     "errors": set(),
     "launch": set(),
+    "preflight": set(),
     "recipe": {"pydantic", "pydantic_core", "pydantic_settings"},
     "cli": {"typer", "rich"},
     "ppo": {"torch", "jaxtyping"},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from house.conftest import ROOT
-from ppoctl.errors import ExitCode, RecipeError
+from ppoctl.errors import ExitCode, MissingAssetError, RecipeError
 from ppoctl.recipe.load import load
 from ppoctl.recipe.variables import NO_KEYS, sets_a_key
 from recipe.conftest import SMALLEST, Write
@@ -119,8 +119,8 @@ def test_a_missing_choice_lists_what_may_be_chosen(write: Write) -> None:
 def test_a_choice_within_an_alternative_lists_what_may_be_chosen_there(write: Write) -> None:
     lines, _ = said(write(SMALLEST + '[ppo.kl]\nplace = "loss"\nestimator = "k1"\ncoef = 0.1\n'))
     assert lines == [
-        'r.toml:22: `ppo.kl.estimator` is `"k1"`: must be one of `"k2"`, `"k3"` (k1 has no useful gradient as a '
-        "loss (its expectation is zero), so it is not offered.)"
+        'r.toml:22: `ppo.kl.estimator` is `"k1"`: must be one of `"k2"`, `"k3"`; `"k1"` goes with '
+        '`place = "reward"` (k1 has no useful gradient as a loss (its expectation is zero), so it is not offered.)'
     ]
 
 
@@ -151,15 +151,37 @@ def test_a_date_is_no_text(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ('a = 1\nb = "x\n', "r.toml:2: no TOML: illegal character '\\n' in `b = \"x`"),
-        ("a = 1\nb = [1,\n", "r.toml:2: no TOML: invalid value in `b = [1,`"),
-        ("a = 1\na = 2\n", "r.toml:2: no TOML: cannot overwrite a value in `a = 2`"),
-        ("[a]\n[b]\n[a]\n", "r.toml:3: no TOML: cannot declare ('a',) twice in `[a]`"),
-        ("steps 3\n", "r.toml:1: no TOML: expected '=' after a key in a key/value pair in `steps 3`"),
+        ('a = 1\nb = "x\n', "r.toml:2: not valid TOML: illegal character '\\n' in `b = \"x`"),
+        ("a = 1\nb = [1,\n", "r.toml:2: not valid TOML: invalid value in `b = [1,`"),
+        ("a = 1\na = 2\n", "r.toml:2: not valid TOML: cannot overwrite a value in `a = 2`"),
+        ("[a]\n[b]\n[a]\n", "r.toml:3: not valid TOML: cannot declare [a] twice in `[a]`"),
+        ("[a.b]\n[a.b]\n", "r.toml:2: not valid TOML: cannot declare [a.b] twice in `[a.b]`"),
+        ("steps 3\n", "r.toml:1: not valid TOML: expected '=' after a key in a key/value pair in `steps 3`"),
     ],
 )
 def test_a_syntax_error_shows_its_line(write: Write, text: str, line: str) -> None:
-    assert said(write(text)) == ([line], "ppoctl validate r.toml")
+    number = line.split(":")[1]
+    assert said(write(text)) == ([line], f"${{EDITOR:-vi}} +{number} r.toml")
+
+
+def test_an_invisible_mark_at_the_beginning_is_named(write: Write) -> None:
+    lines, hint = said(write("\ufeff" + SMALLEST))
+    assert lines == ["r.toml:1: begins with a byte order mark, which is no TOML"]
+    assert hint == r"sed -i '1s/^\xef\xbb\xbf//' r.toml"
+
+
+@pytest.mark.parametrize(
+    ("sets", "line"),
+    [
+        (("actor.optimizer.Lr=1",), "--set: unknown key `actor.optimizer.Lr`; did you mean `lr`?"),
+        (
+            ("ppo.kl={place='loss', estimator='k7', coef=0.1}",),
+            '--set: `ppo.kl.estimator` is `"k7"`: must be one of `"k2"`, `"k3"`',
+        ),
+    ],
+)
+def test_what_may_be_written_instead_is_said(smallest: Path, sets: tuple[str, ...], line: str) -> None:
+    assert said(smallest, sets=sets)[0] == [line]
 
 
 def test_every_file_that_cannot_be_read_is_named(write: Write, tmp_path: Path) -> None:
@@ -176,7 +198,9 @@ def test_every_file_that_cannot_be_read_is_named(write: Write, tmp_path: Path) -
 
 
 def test_a_missing_variable_is_named(write: Write) -> None:
-    lines, hint = said(write(SMALLEST.replace('"train.jsonl"', '"$PPOCTL_DATA/a.jsonl"')))
+    with pytest.raises(MissingAssetError) as caught:
+        load([write(SMALLEST.replace('"train.jsonl"', '"$PPOCTL_DATA/a.jsonl"'))], (), {})
+    lines, hint = caught.value.message.splitlines(), caught.value.hint
     assert lines == [
         "r.toml:7: `data.train.path` is `$PPOCTL_DATA/a.jsonl`, and the environment has no `PPOCTL_DATA`"
     ]
@@ -230,3 +254,9 @@ def test_the_variables_that_code_and_tests_use_are_listed_in_one_place() -> None
     ]
     named = {name for text in texts for name in re.findall(r"\bPPOCTL_[A-Z_]*", text)} - wrong - {"PPOCTL_MODELS"}
     assert {name for name in named if not sets_a_key(name)} == set(NO_KEYS)
+
+
+def test_the_nearest_size_that_divides_is_the_hint(smallest: Path) -> None:
+    assert "`--set ppo.minibatch_seqs=32`" in str(
+        said(smallest, sets=("rollout.prompts_per_step=64", "ppo.minibatch_seqs=30"))[1]
+    )

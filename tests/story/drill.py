@@ -13,12 +13,12 @@ import torch
 
 def in_a_process(action: Callable[[], object], *, exits: bool = False) -> int:
     """Run in a forked child; returns the signal that ended it, 0 when it ended well. Where it `exits` by itself, its
-    exit code, and signals are negative.
+    exit code, and signals are negative; what it leaves to this process is taken off the kernel's list as it ends.
 
     The parent must not have computed with several threads before: their pool does not survive a fork.
     """
     child = _start(action)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if exits else _end_of(child)
+    return os.waitstatus_to_exitcode(_status_of(child)) if exits else _end_of(child)
 
 
 def side_by_side(actions: Sequence[Callable[[], object]]) -> None:
@@ -49,6 +49,13 @@ def _start(action: Callable[[], object]) -> int:
             sys.stderr.flush()
             os._exit(status)
     return child
+
+
+def _status_of(child: int) -> int:
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == child:
+            return status
 
 
 def _end_of(child: int) -> int:

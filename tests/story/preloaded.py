@@ -1,10 +1,11 @@
 """Stands where `python -m MODULE WORDS` would, minus the seconds of imports: `python -m story.preloaded FD`.
 
-This process has imported torch, Megatron-Core and vLLM, holds no engine, no process group and no second thread, and
-does nothing but fork. A child takes the place of a fresh interpreter: arguments, folder, environment and both output
-streams are those of the request, and it ends as any interpreter does, so that exit code, stdout, stderr and death by
-a signal are those of a process of its own. What it cannot show is how the imports go (their order, their warnings):
-one whole command in `test_command_line.py` therefore stays a real `python -m ppoctl`.
+This process has imported torch, Megatron-Core and vLLM, and not Ray (see `ray_forks`); it holds no engine, no process
+group and no second thread, and does nothing but fork. A child takes the place of a fresh interpreter: arguments,
+folder, environment and both output streams are those of the request, and it ends as any interpreter does, so that
+exit code, stdout, stderr and death by a signal are those of a process of its own. What it cannot show is how the
+imports go (their order, their warnings): one whole command in `test_command_line.py` therefore stays a real
+`python -m ppoctl`.
 """
 
 import gc
@@ -16,6 +17,9 @@ import socket
 import sys
 import warnings
 from dataclasses import dataclass
+
+import ray_forks
+from vllm_inspection import inspect_in_this_process
 
 HEAVY = (
     "ppoctl.wire.commands",
@@ -56,10 +60,12 @@ def preload() -> None:
     from ppoctl.engines.vllm.engine import _third_party_quiet
     from ppoctl.recipe.schema import GeneratorTable
 
+    ray_forks.hide_ray()
     prepare_environment(VllmSettings("", "float32", 3, (), GeneratorTable()))
     with _third_party_quiet():
         for name in HEAVY if torch.cuda.is_available() else HEAVY + HEAVY_ON_A_CPU:
             importlib.import_module(name)
+        inspect_in_this_process()
     # A thread or a device that exists now would be missing, or broken, in every child.
     assert psutil.Process().num_threads() == 1
     assert not torch.distributed.is_initialized()
@@ -105,6 +111,9 @@ def become(request: Request) -> None:
     os.environ.update(request.environment)
     sys.path[0] = request.folder
     sys.argv[1:] = request.words[1:]
+    if request.words[0] == "ppoctl":  # a drill does so in each of its attempts
+        ray_forks.start()
+        ray_forks.show_ray()
     runpy.run_module(request.words[0], run_name="__main__", alter_sys=True)
 
 

@@ -7,16 +7,19 @@ attempt ledger, states and figures must be those of the run that was not killed,
 left. That run is in WHOLE; where it is not there yet it is made. Prints how each attempt ended.
 """
 
+import ctypes
 import json
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+import ray_forks
 from ppoctl.errors import ExitCode, PpoctlError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import Line
@@ -25,8 +28,7 @@ from story.drill import in_a_process, kill_self
 from story.preloaded import preload
 from story.real_drill import outcome, real_recipe
 
-MARK = "DRILL_OF_PPOCTL"
-"""Environment variable of all processes of a drill: how those that are left behind are found."""
+SET_CHILD_SUBREAPER = 36
 TITLES = {"actor": "ray::actor", "critic": "ray::critic", "engine": "ray::generator_engine", "raylet": "raylet"}
 ENDS = {
     "driver": -signal.SIGKILL,
@@ -90,6 +92,8 @@ def _has_title(process: psutil.Process, title: str) -> bool:
 
 
 def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
+    ray_forks.start()
+    ray_forks.show_ray()
     from ppoctl.wire import session
 
     layout = RunLayout(root)
@@ -113,14 +117,22 @@ def drill(root: Path, recipe: Recipe, attempts: list[list[str]]) -> list[int]:
     return ends
 
 
-def left_behind() -> list[str]:
-    """Processes of this drill that outlive it, after a while; this one is not counted."""
-    until = time.monotonic() + LEFT_DEADLINE_S
+def adopt() -> None:
+    """Be told of every process that a driver leaves behind: it becomes a child of this one."""
+    assert ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1) == 0
+
+
+def left_behind(*, deadline_s: float = LEFT_DEADLINE_S) -> list[str]:
+    """Processes that outlive what this one has run, after a while."""
+    until = time.monotonic() + deadline_s
     while True:
-        left = [process for process in psutil.process_iter() if process.pid != os.getpid() and _is_ours(process)]
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        left = psutil.Process().children(recursive=True)
         if not left or time.monotonic() > until:
             return [" ".join(process.cmdline())[:120] for process in left]
-        time.sleep(0.5)
+        time.sleep(0.2)
 
 
 def segments() -> set[Path]:
@@ -128,16 +140,8 @@ def segments() -> set[Path]:
     return {path for path in Path("/dev/shm").iterdir() if not path.is_dir()}
 
 
-def _is_ours(process: psutil.Process) -> bool:
-    try:
-        marked = process.environ().get(MARK) == os.environ[MARK]
-        return marked and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
 def main(folder: Path, whole_run: Path, layout: dict[str, object], attempts: list[list[str]]) -> None:
-    os.environ[MARK] = str(os.getpid())
+    adopt()
     shared = segments()
     preload()
     recipe = real_recipe(every_steps=1, **layout)

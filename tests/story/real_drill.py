@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+import ray_forks
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import Line, read_lines
@@ -132,6 +133,7 @@ def moments_of_the_grid(every_steps: int) -> list[str]:
 
 def main(folder: Path, checkpoint: dict[str, object], moments: list[str]) -> None:
     preload()  # the imports cost more than a whole attempt; nothing computes in this process
+    ray_forks.show_ray()
     recipe = real_recipe(every_steps=1, checkpoint=checkpoint)
     drill(folder / "whole", recipe, [])
     reached = drill(folder / "killed", recipe, moments)

@@ -103,6 +103,7 @@ def test_it_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str) -> 
 
 
 @pytest.mark.story
+@pytest.mark.minutes(1.5)
 @pytest.mark.parametrize("kind", ["deepseek_v3", "qwen2_moe", "qwen3_moe"])
 def test_it_trains_with_experts_on_two_ranks(tmp_path: Path, forked: Forked, kind: str) -> None:
     experts = tiny_model(kind, tmp_path / "model")

@@ -3,12 +3,20 @@
 Proved: ledger, final weights, optimizer and every journaled figure are those of the run that was never killed, with
 states saved every step and every third while training waits, and in the background at three paces. Not proved here:
 that the real engines replay bit-equal (see `tests/story/test_real_engines.py`).
+
+All that a kill leaves is what is on disk. So the run directory is copied at every moment of one run, and every state
+of it, byte by byte, is gone on from once; two neighbouring moments may share one. That a process which is really
+killed leaves such a directory, and that another process goes on from it, is seen at every sixteenth moment.
 """
 
+import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 
@@ -39,6 +47,54 @@ HOW_SAVED = {
 }
 
 
+EACH = 16
+"""Of so many moments one is a real kill."""
+
+
+@dataclass
+class Left:
+    """What a kill leaves at these moments: files with their bytes, folders with None."""
+
+    number: int
+    files: dict[str, bytes | None]
+    moments: list[str]
+
+    def restore(self, root: Path) -> None:
+        for name, data in self.files.items():
+            if data is None:
+                (root / name).mkdir(parents=True)
+            else:
+                (root / name).write_bytes(data)
+
+
+class Walk:
+    """A run that is looked at, at every moment."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.all: list[Left] = []
+
+    def on_moment(self, number: int, name: str) -> None:
+        files = contents(self.root)
+        if self.all and self.all[-1].files == files:
+            self.all[-1].moments.append(name)
+        else:
+            self.all.append(Left(number, files, [name]))
+
+    def left_at(self, number: int) -> Left:
+        return next(left for left in reversed(self.all) if left.number <= number)
+
+
+def contents(root: Path) -> dict[str, bytes | None]:
+    """Of a directory; a folder comes before what is in it."""
+    found: dict[str, bytes | None] = {}
+    for folder, folders, files in os.walk(root):
+        inside = os.path.relpath(folder, root)
+        found |= {os.path.join(inside, name): None for name in folders}  # noqa: PTH118 - names, not paths
+        found |= {os.path.join(inside, name): (Path(folder) / name).read_bytes() for name in files}  # noqa: PTH118
+    return found
+
+
 @pytest.mark.parametrize("how", HOW_SAVED)
 def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how: str) -> None:
     checkpoint, looks = HOW_SAVED[how]
@@ -52,20 +108,49 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how
             "keep_finished_every_s": 1e-9,
         },
     )
-    witness = Witness(looks=looks)
-    play(folder / "whole", recipe, witness)
-    expected = result(folder / "whole")
+    whole = Walk(folder / "whole")
+    witness = Witness(act=whole.on_moment, looks=looks)
+    play(whole.root, recipe, witness)
+    expected = result(whole.root)
     stages = {moment.split()[1] for moment in witness.moments}
     assert {"rollout", "critic_update", "state/actor", "eval"} <= stages
 
+    def go_on(left: Left) -> None:
+        root = folder / f"{left.number}"
+        left.restore(root)
+        try:
+            play(root, recipe)
+            assert result(root) == expected
+        except Exception as error:
+            error.add_note(f"killed at: {left.moments}")
+            raise
+        shutil.rmtree(root)
+
     def die_and_go_on(number: int, name: str) -> None:
-        root = folder / f"{number}"
+        root = folder / f"{number} killed"
         died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=looks)))
         assert died == signal.SIGKILL, f"not killed at {name}"
+        assert contents(root).keys() == whole.left_at(number).files.keys(), f"killed at: {name}"
         assert in_a_process(lambda: play(root, recipe)) == 0
         assert result(root) == expected, f"killed at: {name}"
 
-    side_by_side([partial(die_and_go_on, *moment) for moment in enumerate(witness.moments)])
+    killed = list(enumerate(witness.moments))[len(how) % EACH :: EACH]
+    side_by_side(
+        [partial(die_and_go_on, *moment) for moment in killed] + [partial(go_on, left) for left in whole.all]
+    )
+
+
+def test_every_moment_has_the_state_that_a_kill_leaves(folder: Path) -> None:
+    whole = Walk(folder / "whole")
+    witness = Witness(act=whole.on_moment)
+    play(whole.root, fake_recipe(), witness)
+    assert [name for left in whole.all for name in left.moments] == witness.moments
+    assert 50 < len(whole.all) < len(witness.moments)
+    # Neighbours that share a state are of one directory, whose bytes differ from those before and after.
+    assert all(one.files != other.files for one, other in pairwise(whole.all))
+    last = folder / "last"
+    whole.all[-1].restore(last)
+    assert contents(last) == whole.all[-1].files
 
 
 @pytest.mark.parametrize("first", ["actor", "critic"])

@@ -1,7 +1,6 @@
 """A run whose roles are several processes each: any of them killed at any stage, resumed, laid out anew."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +37,9 @@ cores."""
 BEFORE_THE_CHANGE = [["1 critic_update critic"]]
 """What happens to a run that then goes on in another layout."""
 
+PATIENCE_S = 3500.0
+"""A drill is one command of many attempts: as patient as the tests themselves."""
+
 STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
 
 
@@ -47,14 +49,6 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("wholes")
 
 
-@pytest.fixture(scope="module")
-def forked() -> Iterator[Forked]:
-    """A drill is one command of many attempts: as patient as the tests themselves."""
-    forked = Forked(timeout_s=3500)
-    yield forked
-    forked.close()
-
-
 def run_drill(
     forked: Forked, folder: Path, whole: Path, layout: dict[str, object], attempts: list[list[str]]
 ) -> list[int]:
@@ -62,7 +56,7 @@ def run_drill(
     words = ["story.ray_drill", str(folder), str(whole), json.dumps(layout), json.dumps(attempts)]
     with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
         pid = forked.start(TESTS, words, out, log)
-    assert forked.wait(pid) == 0, (folder / "log").read_text()[-4000:]
+    assert forked.wait(pid, timeout_s=PATIENCE_S) == 0, (folder / "log").read_text()[-4000:]
     ends: list[int] = json.loads((folder / "out").read_text().splitlines()[-1])
     return ends
 
@@ -79,6 +73,7 @@ def test_any_process_may_be_killed_and_the_run_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.story
+@pytest.mark.minutes(2)
 def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path, wholes: Path, forked: Forked) -> None:
     whole = wholes / "both"
     assert run_drill(forked, tmp_path, whole, LAYOUT, BEFORE_THE_CHANGE) == expected_ends(BEFORE_THE_CHANGE)
@@ -105,6 +100,7 @@ def first_tokens(folder: Path) -> Tensor:
 
 
 @pytest.mark.story
+@pytest.mark.minutes(4)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("who", ["actor", "critic", "raylet", "driver"])
 def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, wholes: Path, forked: Forked, who: str) -> None:
@@ -115,6 +111,7 @@ def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, wholes: Pat
 
 
 @pytest.mark.story
+@pytest.mark.minutes(2)
 @pytest.mark.parametrize("weights", ["shared", "broadcast"])
 def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(
     tmp_path: Path, wholes: Path, forked: Forked, weights: str
@@ -135,6 +132,7 @@ def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(
 
 
 @pytest.mark.story
+@pytest.mark.minutes(2)
 def test_actor_tp2_critic_dp2_and_two_engines_colocated_draw_the_same_as_one_process(
     tmp_path: Path, forked: Forked
 ) -> None:

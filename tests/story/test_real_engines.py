@@ -34,6 +34,9 @@ BEHIND = [
 """Of saves in the background: while one is written, between its manifest and its name, after one of a pair."""
 
 
+PATIENCE_S = 1700.0
+
+
 def start_drill(forked: Forked, folder: Path, checkpoint: dict[str, object], moments: list[str]) -> int:
     """In a process of its own, because this one may hold engines whose threads do not survive a fork."""
     words = ["story.real_drill", str(folder), json.dumps(checkpoint), json.dumps(moments)]
@@ -43,7 +46,7 @@ def start_drill(forked: Forked, folder: Path, checkpoint: dict[str, object], mom
 
 def reached(forked: Forked, folder: Path, pid: int) -> list[str]:
     """The moments at which it killed; fails when the killed run did not end as the other."""
-    assert forked.wait(pid) == 0, (folder / "log").read_text()[-4000:]
+    assert forked.wait(pid, timeout_s=PATIENCE_S) == 0, (folder / "log").read_text()[-4000:]
     return list(json.loads((folder / "out").read_text().splitlines()[-1]))
 
 
@@ -59,16 +62,17 @@ def test_a_run_killed_while_states_are_written_behind_it_ends_as_if_it_had_not_b
     assert reached(forked, tmp_path, start_drill(forked, tmp_path, {"every_steps": 1}, BEHIND)) == BEHIND
 
 
+PARTS = 4
+
+
 @pytest.mark.story
-@pytest.mark.timeout(3600)
-def test_the_whole_grid_of_kills_with_saves_every_step_and_every_third(tmp_path: Path) -> None:
-    running = {}
-    for every_steps in (1, 3):  # side by side: one thread each
-        folder = tmp_path / str(every_steps)
-        folder.mkdir()
-        server = Forked(timeout_s=3600)
-        checkpoint = {"every_steps": every_steps, "asynchronous": False}
-        running[every_steps] = server, start_drill(server, folder, checkpoint, moments_of_the_grid(every_steps))
-    for every_steps, (server, drill) in running.items():
-        assert reached(server, tmp_path / str(every_steps), drill) == moments_of_the_grid(every_steps)
-        server.close()
+@pytest.mark.one_each_time
+@pytest.mark.minutes(3)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("every_steps", [1, 3])
+def test_the_whole_grid_of_kills(tmp_path: Path, forked: Forked, every_steps: int, part: int) -> None:
+    """Every moment of a run is in one of the parts, which have them in turn."""
+    moments = moments_of_the_grid(every_steps)[part::PARTS]
+    checkpoint = {"every_steps": every_steps, "asynchronous": False}
+    assert reached(forked, tmp_path, start_drill(forked, tmp_path, checkpoint, moments)) == moments

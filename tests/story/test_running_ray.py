@@ -19,7 +19,7 @@ from ppoctl.store.layout import RunLayout
 from story.real_drill import real_recipe
 from story.typed import fresh
 
-pytestmark = [pytest.mark.engines, pytest.mark.story, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engines, pytest.mark.story, pytest.mark.minutes(1), pytest.mark.timeout(600)]
 
 TOKEN = {"RAY_AUTH_TOKEN": "of-the-tests-own-ray"}
 PROCESSES = 4

@@ -40,9 +40,8 @@ class Running:
 class Forked:
     """Forks them from one process that has the imports behind it. One command at a time."""
 
-    def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self) -> None:
         self._channel, theirs = socket.socketpair()
-        self._channel.settimeout(timeout_s)
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "story.preloaded", str(theirs.fileno())],
@@ -89,8 +88,9 @@ class Forked:
         self._channel.sendall(text[sent:])
         return int(self._answer())
 
-    def wait(self, pid: int) -> int:
+    def wait(self, pid: int, *, timeout_s: float = TIMEOUT_S) -> int:
         """The exit code of the command that was started last; minus the number of the signal that killed it."""
+        self._channel.settimeout(timeout_s)
         try:
             return int(self._answer())
         except TimeoutError:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -134,13 +135,18 @@ def _foreign(error: Exception) -> _Failure:
 def _usage(error: Any) -> _Failure:
     """What typer says of a command line, in our form."""
     text = re.sub(r"'([^']*)'", r"`\1`", error.format_message().strip()).replace("Value error, ", "")
-    text = re.sub(r" \(Possible options: (\S+?)(,.*)?\)$", r"; did you mean `\1`?", text)
+    text = re.sub(r"(-\S+) \(Possible options: (.*)\)$", _closest, text)
     text = re.sub(r"\. Did you mean ", "; did you mean ", text)
     text = re.sub(r"(No such option:?) (-\S+?)(?=$|;)", r"\1 `\2`", text).replace("option: `", "option `")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "ppoctl"
     message = (text[:1].lower() + text[1:]).rstrip(".")
     return _Failure("UsageError", message, f"{command} --help", ExitCode.USAGE)
+
+
+def _closest(found: re.Match[str]) -> str:
+    word, options = found[1], found[2].split(", ")
+    return f"{word}; did you mean `{get_close_matches(word, options, n=1, cutoff=0)[0]}`?"
 
 
 def _first_line(error: BaseException) -> str:

@@ -54,6 +54,7 @@ def convert_ckpt(
     tensor by tensor, and both must say the same of fixed prompts. Nothing is left at OUT if anything fails."""
     if shard_gib <= 0:
         raise RecipeError(f"`--shard-gib {shard_gib:g}` must be above 0", hint="--shard-gib 4")
+    _require_new(out)
     from ppoctl.wire.convert import REPORT, Asked, convert
 
     asked = Asked(
@@ -76,6 +77,13 @@ def convert_ckpt(
     _tell(report)
     render.line(f"{'verified' if report['verified'] else 'NOT VERIFIED'}: {out}")
     render.say(f"report: {out / REPORT}")
+
+
+def _require_new(out: Path) -> None:
+    """Asked before anything is imported, which takes seconds."""
+    from ppoctl.preflight.folders import require_new
+
+    require_new(out, "folder")
 
 
 def _tell(report: dict[str, Any]) -> None:

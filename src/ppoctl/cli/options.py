@@ -16,3 +16,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, error
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, runs/NAME.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also a line per stage.")]
+Force = Annotated[bool, typer.Option("--force", help="Start although memory or disk are judged too small.")]
+GpuGib = Annotated[
+    float | None, typer.Option("--gpu-gib", metavar="GIB", min=1, help="Judge the fit on GPUs of so much memory.")
+]
+Here = Annotated[bool, typer.Option("--here", help="Judge the fit on this machine: its GPUs, else its memory.")]
+Assets = Annotated[
+    bool, typer.Option("--assets", help="Model and data must be on this machine; otherwise a note says what is not.")
+]

@@ -4,39 +4,59 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppoctl.cli import plan_simulation, render
-from ppoctl.cli.options import Json, Recipes, Sets
+from ppoctl.cli import plan_simulation, preflight, render
+from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Sets
 from ppoctl.cli.plan_memory import print_memory
 
 if TYPE_CHECKING:
+    from ppoctl.errors import OutOfMemoryError
     from ppoctl.recipe.plan import DataPlan, Plan, RolePlan
-
-
-GpuGib = Annotated[
-    float | None,
-    typer.Option("--gpu-gib", metavar="GIB", min=1, help="Memory of a GPU; without it: this machine's CPU."),
-]
 
 
 Simulate = Annotated[bool, typer.Option("--simulate", help="Instead: a step on 8 to 1,024 GPUs, from stated costs.")]
 
 
 def plan(
-    files: Recipes, sets: Sets = None, gpu_gib: GpuGib = None, simulate: Simulate = False, json: Json = False
-) -> None:
-    """Print batch arithmetic, schedules, evaluations, disk and memory of a run; nothing is started or written."""
-    from ppoctl.recipe.load import load
+    files: Recipes,
+    sets: Sets = None,
+    gpu_gib: GpuGib = None,
+    here: Here = False,
+    assets: Assets = False,
+    simulate: Simulate = False,
+    json: Json = False,
+) -> int | None:
+    """Print batch arithmetic, schedules, evaluations, disk and memory of a run; nothing is started or written.
+    Where --gpu-gib or --here says what it is to fit and it does not, the exit code is 7."""
     from ppoctl.recipe.plan import plan as plan_of
 
-    recipe = load(files, sets or ()).recipe
+    if here and gpu_gib is None:
+        from ppoctl.preflight.fit import gpu_gib_here
+
+        gpu_gib = gpu_gib_here()
+    device = None if gpu_gib is None else "gpu"
+    loaded, _ = preflight.examined(files, sets or (), strict=assets, device=device)
     if simulate:
-        plan_simulation.show(recipe, gpu_gib, as_json=json)
-        return
-    planned = plan_of(recipe, gpu_gib)
+        plan_simulation.show(loaded.recipe, gpu_gib, as_json=json)
+        return None
+    planned = plan_of(loaded.recipe, gpu_gib)
+    too_much = _misfit(planned) if here or gpu_gib is not None else None
     if json:
-        render.json(planned.as_dict())
+        wrong = {} if too_much is None else {"error": too_much.as_json()}
+        render.json({**planned.as_dict(), **wrong})
     else:
         _print(planned)
+    if too_much is None:
+        return None
+    if not json:
+        render.error(too_much.message)
+        render.hint(too_much.hint or "")
+    return int(too_much.exit_code)
+
+
+def _misfit(planned: "Plan") -> "OutOfMemoryError | None":
+    from ppoctl.preflight.fit import misfit
+
+    return None if planned.memory is None else misfit(planned.memory)
 
 
 def _print(planned: "Plan") -> None:
@@ -70,7 +90,7 @@ def _print(planned: "Plan") -> None:
         return
     render.line()
     render.heading("memory")
-    render.line("  unknown: name a folder with the model's config.json (--set model.path=FOLDER)")
+    render.line("  unknown: the model's config.json is not here (--set model.path=FOLDER names one that is)")
 
 
 def _indented(rows: list[tuple[str, str]]) -> list[tuple[str, str, str]]:

@@ -36,6 +36,12 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def passing(text: str = "") -> None:
+    """How far something is, in a line of a terminal that the next one replaces; elsewhere nothing."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
 def json(value: Mapping[str, Any]) -> None:
     """The one object that a command with `--json` prints: at once, or as part of `one_object`."""
     if _parts is None:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppoctl.cli import ending, render
-from ppoctl.cli.options import Json, Run, Sets, Verbose
+from ppoctl.cli import ending, preflight, render
+from ppoctl.cli.options import Force, Json, Run, Sets, Verbose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,7 @@ def resume(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Go on although another process of this host is at work on the run.")
     ] = False,
+    force: Force = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -60,6 +61,9 @@ def resume(
     for text in done:
         render.say(text)
     _print(run, table, to_stderr=True)
+    from ppoctl.recipe.load import load
+
+    preflight.require_room(load([RunLayout(run).recipe_toml], sets or (), environ={}).recipe, run, force=force)
     from ppoctl.wire import commands
 
     ended = commands.resume(layout, table, sets or (), save_only=save_only, verbose=verbose)

@@ -1,14 +1,11 @@
 """`ppoctl train`: do a recipe."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ppoctl.cli import ending
-from ppoctl.cli.options import Json, Recipes, Runs, Sets, Verbose
-
-if TYPE_CHECKING:
-    from ppoctl.recipe.load import Loaded
+from ppoctl.cli import ending, preflight
+from ppoctl.cli.options import Force, Json, Recipes, Runs, Sets, Verbose
 
 
 def train(
@@ -18,28 +15,28 @@ def train(
     or_resume: Annotated[
         bool, typer.Option("--or-resume", help="Continue the run if it exists (batch scripts use this).")
     ] = False,
+    force: Force = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Train: create the run RUNS/NAME and do it. An existing one is refused; `resume` continues it."""
-    loaded = _load(files, sets)
+    loaded = preflight.startable(files, sets or (), runs, force=force)
     from ppoctl.wire import commands
 
     ending.tell(commands.train(loaded, runs=runs, or_resume=or_resume, verbose=verbose), as_json=json)
 
 
 def rollout(
-    files: Recipes, sets: Sets = None, runs: Runs = ending.RUNS, verbose: Verbose = False, json: Json = False
+    files: Recipes,
+    sets: Sets = None,
+    runs: Runs = ending.RUNS,
+    force: Force = False,
+    verbose: Verbose = False,
+    json: Json = False,
 ) -> None:
     """Draw and score the responses of the first step, and stop. `train` with the same recipe goes on from them."""
-    loaded = _load(files, sets)
+    loaded = preflight.startable(files, sets or (), runs, force=force)
     from ppoctl.wire import commands
 
     ended = commands.rollout(loaded, runs=runs, verbose=verbose)
     ending.tell_rollout(ended, as_json=json)
-
-
-def _load(files: Recipes, sets: Sets) -> "Loaded":
-    from ppoctl.recipe.load import load
-
-    return load(files, sets or ())

@@ -1,12 +1,11 @@
 """`ppoctl validate`: everything that is wrong with a recipe, in one pass, without loading a model."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppoctl.cli import render
-from ppoctl.cli.options import Json, Recipes, Sets
+from ppoctl.cli import preflight, render
+from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Sets
 
 if TYPE_CHECKING:
     from ppoctl.recipe.load import Loaded
@@ -19,20 +18,26 @@ def validate(
     reward: Annotated[
         bool, typer.Option("--reward", help="Ask the scorer: gold answers must beat wrong ones.")
     ] = False,
+    assets: Assets = False,
+    gpu_gib: GpuGib = None,
+    here: Here = False,
     json: Json = False,
 ) -> None:
-    """Check a recipe: keys, values, rules across tables, model folder and data files."""
-    from ppoctl.recipe.assets import missing_assets
-    from ppoctl.recipe.load import examine
-    from ppoctl.recipe.problems import as_error
-    from ppoctl.recipe.rules import unused, violations
+    """Check a recipe: keys, values, rules across tables, every row of data, and whether the model can be trained."""
+    from ppoctl.preflight.fit import gpu_gib_here, require_fit
+    from ppoctl.recipe.rules import unused
 
-    loaded, problems = examine(files, sets or (), judges=(violations, missing_assets))
-    if loaded is None:
-        raise as_error(problems)
+    loaded, notes = preflight.examined(files, sets or (), strict=assets, device=None if gpu_gib is None else "gpu")
+    if here or gpu_gib is not None:
+        require_fit(loaded.recipe, gpu_gib or gpu_gib_here())
     probe = _probe(loaded) if reward else None
     if json:
-        answer: dict[str, Any] = {"ok": True, "name": loaded.recipe.name, "files": [str(file) for file in files]}
+        answer: dict[str, Any] = {
+            "ok": True,
+            "name": loaded.recipe.name,
+            "files": [str(file) for file in files],
+            "notes": notes,
+        }
         if show:
             answer |= {"recipe": loaded.resolved(), "origins": loaded.origins}
         if probe is not None:
@@ -43,8 +48,6 @@ def validate(
         _show(loaded)
     for text in probe or ():
         render.line(text)
-    if not Path(loaded.recipe.model.path).is_absolute():
-        render.say(f"note: `{loaded.recipe.model.path}` is no folder here; taken for a hub id and not looked up")
     for note in unused(loaded.recipe):
         render.say(f"note: {note}")
     render.say(f"ok: {' + '.join(str(file) for file in files)}")

@@ -15,13 +15,12 @@ def destination(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder` to write into. It takes that name when the block ends well, flushed to disk;
     otherwise nothing is left. What a killed process left there is swept by the next one.
 
-    Raises RecipeError when `folder` exists, StorageError when another process is writing it or the disk does not take
-    it.
+    Raises RecipeError when `folder` exists, StorageError when another process is writing it or the disk does not
+    take it.
     """
     if os.path.lexists(folder):
-        raise RecipeError(
-            f"`{folder}` exists, and nothing is overwritten", hint=f"mv {quoted(folder)} {quoted(f'{folder}.old')}"
-        )
+        away = f"mv {quoted(folder)} {quoted(f'{folder}.old')}"
+        raise RecipeError(f"`{folder}` exists, and nothing is overwritten", hint=away)
     aside = folder.with_name(f".{folder.name}.converting")
     try:
         aside.mkdir(exist_ok=True)

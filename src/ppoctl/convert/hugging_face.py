@@ -1,19 +1,17 @@
 """Reading the weights of a Hugging Face folder, tensor by tensor."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, headers, unreadable, weight_files
 from ppoctl.convert.plain import load_plain
 from ppoctl.errors import EnvironmentProblemError, quoted
 
-SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -29,6 +27,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 """As a safetensors header spells them."""
+_SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,11 @@ class Spec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def kind(self) -> str:
+        """As a safetensors header spells it."""
+        return _SPELLED.get(self.dtype, str(self.dtype))
 
     @property
     def nbytes(self) -> int:
@@ -64,21 +68,9 @@ class SafetensorsFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._place: dict[str, Path] = {}
-        self.specs: dict[str, Spec] = {}
-        for file in _files(folder, SAFETENSORS):
-            for name, spec in _header(file).items():
-                if name in self._place:
-                    raise EnvironmentProblemError(f"tensor `{name}` is in `{self._place[name]}` and in `{file}`")
-                self._place[name], self.specs[name] = file, spec
-        index = folder / f"{SAFETENSORS}.index.json"
-        if index.is_file():
-            promised: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-            for name in sorted(promised.keys() ^ self._place.keys()):
-                where = "in the index and in no file" if name in promised else "in a file and not in the index"
-                raise EnvironmentProblemError(
-                    f"tensor `{name}` of `{folder}` is {where}", hint="fetch the model again"
-                )
+        found = headers(folder)
+        self._place = {name: header.file for name, header in found.items()}
+        self.specs = {name: _spec(name, header) for name, header in found.items()}
 
     def tensor(self, name: str) -> Tensor:
         try:
@@ -96,7 +88,7 @@ class PickledFolder:
         self._place: dict[str, Path] = {}
         self._open: tuple[Path, dict[str, Tensor]] | None = None
         self.specs: dict[str, Spec] = {}
-        for file in _files(folder, PICKLE):
+        for file in weight_files(folder, PICKLE):
             for name, tensor in self._tensors(file).items():
                 self._place[name], self.specs[name] = file, Spec(tuple(tensor.shape), tensor.dtype)
 
@@ -119,9 +111,9 @@ def open_weights(folder: Path, *, allow_pickle: bool) -> Weights:
 
     Raises EnvironmentProblemError.
     """
-    if any((folder / name).is_file() for name in (SAFETENSORS, f"{SAFETENSORS}.index.json")):
+    if has_weights(folder, SAFETENSORS):
         return SafetensorsFolder(folder)
-    has_pickle = any((folder / name).is_file() for name in (PICKLE, f"{PICKLE}.index.json"))
+    has_pickle = has_weights(folder, PICKLE)
     if has_pickle and allow_pickle:
         return PickledFolder(folder)
     if has_pickle:
@@ -132,39 +124,7 @@ def open_weights(folder: Path, *, allow_pickle: bool) -> Weights:
     raise EnvironmentProblemError(f"no `{SAFETENSORS}` in model folder `{folder}`", hint=f"ls {quoted(folder)}")
 
 
-def unreadable(file: Path, error: Exception) -> EnvironmentProblemError:
-    """A weight file that is not what it should be."""
-    first = next(iter(str(error).splitlines()), type(error).__name__)
-    return EnvironmentProblemError(
-        f"`{file}` cannot be read: {first}",
-        hint=f"it is cut short or damaged, fetch it again: ls -la {quoted(file.parent)}",
-    )
-
-
-def _files(folder: Path, name: str) -> Iterator[Path]:
-    index = folder / f"{name}.index.json"
-    names = [name]
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise unreadable(index, error) from error
-    for each in names:
-        file = folder / Path(each).name
-        if not file.is_file():
-            raise EnvironmentProblemError(
-                f"`{file.name}` missing from model folder `{folder}`", hint="fetch the model again"
-            )
-        yield file
-
-
-def _header(file: Path) -> dict[str, Spec]:
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            return {name: _spec(tensors.get_slice(name)) for name in tensors.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError) as error:
-        raise unreadable(file, error) from error
-
-
-def _spec(tensor: Any) -> Spec:
-    return Spec(tuple(tensor.get_shape()), DTYPES[tensor.get_dtype()])
+def _spec(name: str, header: Header) -> Spec:
+    if header.kind not in DTYPES:
+        raise unreadable(header.file, ValueError(f"`{name}` is of the unknown kind {header.kind}"))
+    return Spec(header.shape, DTYPES[header.kind])

@@ -1,13 +1,12 @@
-"""Rotary position embeddings: how fast each pair of channels turns (Su et al. 2021), and what stretches a context."""
+"""Rotary position embeddings (Su et al. 2021) as a configuration has them: base period, and what stretches a context.
+
+Imports no torch; `frequencies` computes what these numbers mean.
+"""
 
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
-
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from ppoctl.convert.fields import UnsupportedValueError
 
@@ -23,16 +22,6 @@ class Llama3Scaling:
 
     attention_factor: ClassVar[float] = 1.0
 
-    def __call__(self, frequencies: Tensor, theta: float) -> Tensor:  # noqa: ARG002 - all scalings are called alike
-        """Scaled frequencies, in the order of transformers' operations."""
-        original, low, high = self.original_max_position_embeddings, self.low_freq_factor, self.high_freq_factor
-        wavelengths = 2 * math.pi / frequencies
-        slow = torch.where(wavelengths > original / low, frequencies / self.factor, frequencies)
-        smooth = (original / wavelengths - low) / (high - low)
-        between = (1 - smooth) * slow / self.factor + smooth * slow
-        is_between = ~(wavelengths < original / high) & ~(wavelengths > original / low)
-        return torch.where(is_between, between, slow)
-
 
 @dataclass(frozen=True)
 class LinearScaling:
@@ -40,9 +29,6 @@ class LinearScaling:
 
     factor: float
     attention_factor: ClassVar[float] = 1.0
-
-    def __call__(self, frequencies: Tensor, theta: float) -> Tensor:  # noqa: ARG002 - all scalings are called alike
-        return frequencies / self.factor
 
 
 @dataclass(frozen=True)
@@ -69,20 +55,6 @@ class YarnScaling:
         above 1."""
         return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
-    def __call__(self, frequencies: Tensor, theta: float) -> Tensor:
-        """Scaled frequencies, in the order of transformers' operations."""
-        half = len(frequencies)
-        first, last = self._pair(self.beta_fast, half, theta), self._pair(self.beta_slow, half, theta)
-        low, high = max(math.floor(first), 0), min(math.ceil(last), 2 * half - 1)
-        ramp = (torch.arange(half, dtype=torch.float32) - low) / (high - low or 0.001)
-        stays = 1 - ramp.clamp(0, 1)
-        periods = theta ** (torch.arange(0, 2 * half, 2, dtype=torch.float32) / (2 * half))
-        return 1.0 / (self.factor * periods) * (1 - stays) + frequencies * stays
-
-    def _pair(self, turns: float, half: int, theta: float) -> float:
-        """The number of the pair that turns so often over the original context."""
-        return half * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
-
 
 Scaling = LinearScaling | Llama3Scaling | YarnScaling
 _KINDS: dict[str, type[Scaling]] = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling}
@@ -94,11 +66,6 @@ class Rope:
 
     theta: float
     scaling: Scaling | None = None
-
-    def frequencies(self, head_dim: int) -> Float[Tensor, " half"]:
-        """Radians per token of each pair of channels (i, i + head_dim / 2), float32."""
-        plain = 1.0 / self.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-        return plain if self.scaling is None else self.scaling(plain, self.theta)
 
     @property
     def attention_factor(self) -> float:

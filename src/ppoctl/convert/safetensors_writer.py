@@ -12,7 +12,8 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from ppoctl.convert.hugging_face import DTYPES, SAFETENSORS, Spec
+from ppoctl.convert.headers import SAFETENSORS
+from ppoctl.convert.hugging_face import DTYPES, Spec
 
 SHARD_BYTES = 4 * 2**30
 """Most bytes of tensors in one file."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ppoctl.batch.balance import TokenCost
+from ppoctl.batch.cost import TokenCost
 from ppoctl.convert.rope import Rope
 
 VOCAB_MULTIPLE = 64

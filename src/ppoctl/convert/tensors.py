@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from torch import Tensor
-
 from ppoctl.convert.families import FAMILIES
 from ppoctl.convert.rows import Place, Row
 from ppoctl.convert.shape import LatentShape, ModelShape
@@ -102,20 +100,6 @@ def _latent_sizes(latent: LatentShape, heads: int) -> dict[str, int]:
         "values": heads * latent.value_dim,
         "keys+values": heads * (latent.nope_dim + latent.value_dim),
     }
-
-
-def part_of(parameter: Tensor, place: Place, shape: ModelShape) -> Tensor:
-    """A view of a part of a parameter, or of a tensor rank's slice of it: the tensor's numbers in their order. Of
-    queries, keys and values its rows are cut into three dimensions: groups, heads of a group, channels."""
-    if place is Place.WHOLE:
-        return parameter
-    if place in (Place.GATE, Place.UP):
-        half = len(parameter) // 2
-        return parameter[:half] if place is Place.GATE else parameter[half:]
-    queries = shape.num_heads // shape.num_kv_heads
-    groups = parameter.view(-1, queries + 2, shape.head_dim, *parameter.shape[1:])
-    start, heads = {Place.QUERY: (0, queries), Place.KEY: (queries, 1), Place.VALUE: (queries + 1, 1)}[place]
-    return groups[:, start : start + heads]
 
 
 def _expanded(rows: Iterable[Row], shape: ModelShape) -> Iterator[tuple[Row, int | None]]:

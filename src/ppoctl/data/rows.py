@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.data.tables import Place, columns_of, lookup, read_jsonl, read_parquet, resolve
-from ppoctl.errors import DataError
+from ppoctl.errors import DataError, RecipeError
 from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
 
 _GSM8K_MARK = "####"
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Of chat messages."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,23 @@ def read_datasets(data: DataTable, *, base: Path) -> dict[str, list[Row]]:
 
 
 def read_rows(table: Gsm8kRows | ColumnRows, *, name: str, base: Path) -> list[Row]:
-    """The rows of one dataset, in file order. `name` is its key below `data`; `base` is the recipe's folder.
+    """The rows of one dataset, in file order, as `stream_rows`."""
+    return list(stream_rows(table, name=name, base=base))
 
-    Raises DataError on a file that is missing, unreadable or empty, and on the first row without the columns asked
-    for, or with something in them that is no question or answer.
+
+def stream_rows(table: Gsm8kRows | ColumnRows, *, name: str, base: Path) -> Iterator[Row]:
+    """The rows of one dataset, one at a time, in file order. `name` is its key below `data`; `base` is the recipe's
+    folder.
+
+    Raises MissingAssetError where there is no file, RecipeError on one of another format, and DataError on a file
+    that is unreadable or empty, and on the first row without the columns asked for, or with something in them that is
+    no question or answer.
     """
     key = f"data.{name}"
     path = resolve(table.path, key=f"{key}.path", base=base)
     prompt_column, answer_column = _columns(table)
-    rows: list[Row] = []
-    for place, raw in islice(_raw_rows(table, path), table.max_rows):
+    number = 0
+    for place, raw in islice(_raw_rows(table, path, key), table.max_rows):
         question = _question(_value(raw, prompt_column, place, key), prompt_column, place)
         answer = _answer(_value(raw, answer_column, place, key), answer_column, place)
         if isinstance(table, Gsm8kRows) and _GSM8K_MARK not in answer:
@@ -64,18 +73,18 @@ def read_rows(table: Gsm8kRows | ColumnRows, *, name: str, base: Path) -> list[R
                 f"{place}: `answer` does not end in `{_GSM8K_MARK} N`",
                 hint=f'answers that are bare numbers are read with `format = "columns"` in [{key}]',
             )
-        rows.append(Row(_row_id(name, len(rows), question), question, answer, str(place)))
-    if not rows:
-        raise DataError(f"`{path}` has no rows", hint=f"--set {key}.path=FILE")
-    return rows
+        yield Row(_row_id(name, number, question), question, answer, str(place))
+        number += 1
+    if not number:
+        raise DataError(f"`{key}.path` is `{path}`: the file has no rows", hint=f"--set {key}.path=FILE")
 
 
-def require_enough(rows: Sequence[Row], prompts_per_step: int) -> None:
+def require_enough(rows: int, prompts_per_step: int) -> None:
     """Raises DataError when one step takes more prompts than the training set has."""
-    if len(rows) < prompts_per_step:
+    if rows < prompts_per_step:
         raise DataError(
-            f"`data.train` has {len(rows)} rows, and a step takes {prompts_per_step} (`rollout.prompts_per_step`)",
-            hint=f"--set rollout.prompts_per_step={len(rows)}, or use more rows (`data.train.max_rows`); for more "
+            f"`data.train` has {rows} rows, and a step takes {prompts_per_step} (`rollout.prompts_per_step`)",
+            hint=f"--set rollout.prompts_per_step={rows}, or use more rows (`data.train.max_rows`); for more "
             "responses to the same prompts raise `rollout.samples_per_prompt`",
         )
 
@@ -92,14 +101,14 @@ def _columns(table: Gsm8kRows | ColumnRows) -> tuple[str, str]:
     return ("question", "answer") if isinstance(table, Gsm8kRows) else (table.prompt, table.answer)
 
 
-def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path, key: str) -> Iterator[tuple[Place, dict[str, Any]]]:
     if path.suffix == ".jsonl":
         return read_jsonl(path)
     if path.suffix == ".parquet" and isinstance(table, ColumnRows):
         return read_parquet(path)
-    readable = "`.jsonl`" if isinstance(table, Gsm8kRows) else "`.jsonl` and `.parquet`"
-    raise DataError(
-        f'`{path}` ends in `{path.suffix}`, and `format = "{table.format}"` reads {readable}',
+    readable = "`.jsonl`" if isinstance(table, Gsm8kRows) else "`.jsonl` or `.parquet`"
+    raise RecipeError(
+        f"`{key}.path` is `{path}`: must end in {readable}",
         hint='`format = "columns"` with `prompt` and `answer` reads .jsonl and .parquet',
     )
 
@@ -130,6 +139,11 @@ def _question(value: Any, column: str, place: Place) -> str | tuple[Message, ...
             raise DataError(
                 f"{place}: message {len(messages) + 1} in `{column}` is not a `role` and a `content` of text",
                 hint='chat messages look like {"role": "user", "content": "..."}',
+            )
+        if role not in ROLES:
+            raise DataError(
+                f"{place}: message {len(messages) + 1} in `{column}` has the role `{role}`",
+                hint=f"roles are {', '.join(ROLES)}",
             )
         messages.append(Message(role, _text(content, column, place)))
     if messages[-1].role == "assistant":

@@ -35,7 +35,7 @@ class PromptSource:
     ) -> "PromptSource":
         """Read, render and check all datasets of a recipe; `base` is the recipe's folder. Raises DataError."""
         datasets = read_datasets(data, base=base)
-        require_enough(datasets["train"], rollout.prompts_per_step)
+        require_enough(len(datasets["train"]), rollout.prompts_per_step)
         prompts: dict[str, tuple[Prompt, ...]] = {}
         for name, rows in datasets.items():
             table = data.train if name == "train" else data.eval[name.removeprefix("eval.")]

@@ -1,6 +1,7 @@
 """Files of rows: where they are, and their rows as dictionaries with the place they stand at. Imports no torch;
 pyarrow only where a parquet file is read. Knows nothing of prompts: see `rows`."""
 
+import codecs
 import json
 import os
 import re
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.errors import DataError, EnvironmentProblemError
+from ppoctl.errors import DataError, EnvironmentProblemError, MissingAssetError, RecipeError
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))(?=/|$)")
 
@@ -28,7 +29,7 @@ class Place:
 
 def resolve(path: str, *, key: str, base: Path) -> Path:
     """The file a recipe means: `$NAME` at the start is read from the environment, a relative path starts at `base`
-    (the recipe's folder). `key` says where it was set. Raises DataError where there is no such file."""
+    (the recipe's folder). `key` says where it was set. Raises MissingAssetError where there is no such file."""
     variable = _VARIABLE.match(path)
     if variable is None:
         file = base / path
@@ -36,19 +37,20 @@ def resolve(path: str, *, key: str, base: Path) -> Path:
         name = variable[1] or variable[2]
         value = os.environ.get(name)
         if not value:
-            raise DataError(
-                f"`{key}` is `{path}`, and the environment variable `{name}` is not set", hint=f"export {name}=FOLDER"
+            raise MissingAssetError(
+                f"`{key}` is `{path}`, and the environment has no `{name}`", hint=f"export {name}=/path/to/folder"
             )
         file = Path(value + path[variable.end() :]).absolute()
-    if file.is_dir():
-        raise DataError(f"`{key}` is `{path}`, and `{file}` is a folder", hint=f"--set {key}=FILE names a file in it")
-    if not file.exists():
-        raise DataError(f"`{key}` is `{path}`, and there is no file `{file}`", hint=f"--set {key}=FILE")
+    if os.path.isdir(file):  # noqa: PTH112 - no error where a folder above is closed
+        raise RecipeError(f"`{key}` is `{file}`: a folder", hint=f"ls {file}  # then --set {key}=FILE")
+    if not os.path.exists(file):  # noqa: PTH110 - the same
+        raise MissingAssetError(f"`{key}` is `{file}`: no such file", hint=f"ls {file.parent}")
     return file
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Its rows, in order; blank lines are none. Raises DataError naming the line that is not a JSON object."""
+    _require_utf8(path)
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -63,13 +65,31 @@ def read_jsonl(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
                 ) from error
             except UnicodeDecodeError as error:
                 raise DataError(
-                    f"{place} is not UTF-8: {error.reason} (byte {error.start + 1})", hint="convert the file to UTF-8"
+                    f"{place} is not UTF-8: {error.reason} (byte {error.start + 1})",
+                    hint=f"if it is Latin-1: iconv -f LATIN1 -t UTF-8 {path} > utf8{path.suffix}",
                 ) from error
+            except RecursionError as error:
+                raise DataError(f"{place} is nested too deep", hint="JSONL has one JSON object per line") from error
             if not isinstance(row, dict):
                 raise DataError(
                     f"{place} is JSON, but no object with columns", hint="JSONL has one JSON object per line"
                 )
             yield place, row
+
+
+def _require_utf8(path: Path) -> None:
+    """Raise DataError where the first bytes say that the file is in another encoding, or begins with what no JSON
+    begins with."""
+    with _opened(path) as file:
+        first = file.read(3)
+    if first == codecs.BOM_UTF8:
+        raise DataError(
+            f"`{path}` begins with a byte order mark, which is no JSON", hint=f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}"
+        )
+    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise DataError(
+            f"`{path}` is UTF-16, and JSONL is UTF-8", hint=f"iconv -f UTF-16 -t UTF-8 {path} > utf8{path.suffix}"
+        )
 
 
 def read_parquet(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:

@@ -41,9 +41,10 @@ def load_tokenizer(path: str) -> Any:
 
         # Otherwise it asks whoever sits at a terminal whether to run code of the folder.
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers raises Exception itself for a file that it cannot read
+        first = next(iter(str(error).splitlines()), type(error).__name__)
         raise EnvironmentProblemError(
-            f"`model.path` is `{path}`, and no tokenizer can be loaded from it: {str(error).splitlines()[0]}",
+            f"`model.path` is `{path}`, and no tokenizer can be loaded from it: {first}",
             hint="name a folder with `tokenizer.json`; a hub model is fetched first, with `hf download MODEL`",
         ) from error
 
@@ -95,16 +96,11 @@ class PromptTemplate:
         return getattr(self._tokenizer, "chat_template", None)
 
     def _apply(self, chat: tuple[Message, ...], row: Row) -> str:
-        from jinja2 import TemplateError
-
         messages = [{"role": message.role, "content": message.content} for message in chat]
         try:
             text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except (TemplateError, ValueError) as error:
-            raise DataError(
-                f"the model's chat template refuses row `{row.id}` ({row.place}): {error}",
-                hint="many templates take no system message, or want user and assistant to take turns",
-            ) from error
+        except Exception as error:  # a template is code: it can fail in any way
+            raise refused(row, error) from error
         return str(text)
 
     def _opening_ids(self) -> tuple[int, ...]:
@@ -113,6 +109,14 @@ class PromptTemplate:
         bos = self._tokenizer.bos_token_id
         with_special = self._tokenizer("x", add_special_tokens=True)["input_ids"]
         return (bos,) if bos is not None and with_special[:1] == [bos] else ()
+
+
+def refused(row: Row, error: Exception) -> DataError:
+    """The error of a row that the model's chat template does not take."""
+    return DataError(
+        f"the model's chat template refuses row `{row.id}` ({row.place}): {error}",
+        hint="many templates take no system message, or want user and assistant to take turns",
+    )
 
 
 def chat_of(row: Row, table: Gsm8kRows | ColumnRows, *, name: str) -> tuple[Message, ...]:

@@ -122,7 +122,7 @@ def shown(value: Any) -> str:
 
 def similar(name: str, known: Sequence[str]) -> str:
     """`; did you mean ...?` for the nearest known name, or nothing."""
-    close = get_close_matches(name, known, n=1, cutoff=0.7)
+    close = get_close_matches(name, known, n=1, cutoff=0.7) or get_close_matches(name.lower(), known, n=1, cutoff=0.7)
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
@@ -165,16 +165,29 @@ def _wrong_value(path: shape.Path, details: ErrorDetails) -> str:
 
 
 def _wrong_literal(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
-    parent = shape.at(ROOT, path[:-1], layers.written)
-    is_of_an_alternative = isinstance(parent, shape.Choice)
-    if isinstance(parent, shape.Choice):
-        chosen = parent.chosen(_written(path[:-1], layers))
-        parent = parent.tables.get(chosen) if chosen else None
-    key = parent.keys.get(path[-1]) if isinstance(parent, shape.TableShape) else None
-    allowed = [str(value) for value in shape.allowed(key.field.annotation)] if key else []
-    # Another alternative may allow it: the key says why this one does not.
-    why = " ".join((key.field.description or "").split()) if key and is_of_an_alternative else ""
-    return _not_one_of(path, details["input"], allowed) + (f" ({why})" if why else "")
+    parent, value = shape.at(ROOT, path[:-1], layers.written), details["input"]
+    if not isinstance(parent, shape.Choice):
+        return _not_one_of(path, value, _literals(parent, path[-1]))
+    chosen = parent.tables.get(parent.chosen(_written(path[:-1], layers)) or "")
+    says = _not_one_of(path, value, _literals(chosen, path[-1]))
+    others = [tag for tag, table in parent.tables.items() if value in _literals(table, path[-1])]
+    if not others:
+        return says
+    # Another alternative allows it: the key says why this one does not.
+    why = _description(chosen, path[-1])
+    return f'{says}; `"{value}"` goes with `{parent.tag} = "{others[0]}"`' + (f" ({why})" if why else "")
+
+
+def _literals(table: shape.Shape | None, name: str) -> list[str]:
+    """The values that a key of a table may have, where they are listed."""
+    key = table.keys.get(name) if isinstance(table, shape.TableShape) else None
+    return [str(value) for value in shape.allowed(key.field.annotation)] if key else []
+
+
+def _description(table: shape.Shape | None, name: str) -> str:
+    """What the key of a table is said to be, on one line."""
+    key = table.keys.get(name) if isinstance(table, shape.TableShape) else None
+    return " ".join((key.field.description or "").split()) if key else ""
 
 
 def _wrong_tag(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:

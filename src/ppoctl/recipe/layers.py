@@ -29,6 +29,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from ppoctl.errors import MissingAssetError
 from ppoctl.recipe import origins, shape
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
@@ -101,7 +102,8 @@ class Layer(PydanticBaseSettingsSource):
             base = FilePath.cwd()  # where somebody typed it
             if not layers.environ.get(name):
                 says = f"`{origins.dotted(path)}` is `{text}`, and the environment has no `{name}`"
-                layers.problems.append(Problem(self.place(path), says, f"export {name}=/path/to/folder"))
+                hint = f"export {name}=/path/to/folder"
+                layers.problems.append(Problem(self.place(path), says, hint, MissingAssetError))
                 return
             text = layers.environ[name] + text[variable.end() :]
         folder = (base / FilePath(text).expanduser()).absolute()

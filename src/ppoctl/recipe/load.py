@@ -48,10 +48,11 @@ class Loaded:
 def load(files: Sequence[Path], sets: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Loaded:
     """Compose files left to right, then environment, then `--set`, and check the result.
 
-    Raises RecipeError (exit 2) with one line per problem.
+    Raises RecipeError (exit 2) with one line per problem, MissingAssetError (exit 3) where all that is wrong is an
+    environment variable that is not set.
     """
     loaded, problems = examine(files, sets, environ)
-    if loaded is None:
+    if loaded is None or problems:
         raise as_error(problems)
     return loaded
 
@@ -62,8 +63,8 @@ def examine(
     environ: Mapping[str, str] = os.environ,
     judges: Sequence[Judge] = (violations,),
 ) -> tuple[Loaded | None, list[Problem]]:
-    """As `load`, but hands out the problems; Loaded is None when there are any. Each judge also sees a recipe with
-    errors, as far as it is usable (`partial`)."""
+    """As `load`, but hands out the problems; Loaded is None unless all there are is something missing on this
+    machine. Each judge also sees a recipe with errors, as far as it is usable (`partial`)."""
     layers = Layers(tuple(Path(file) for file in files), tuple(sets), environ)
     unreadable = [problem for file in layers.files for problem in _unreadable(file)]
     if unreadable or not files:
@@ -81,10 +82,10 @@ def examine(
         *wrong,
         *(found for judge in judges for found in judge(recipe, layers.place)),
     ]
-    if problems:
+    if not all(problem.is_missing for problem in problems):
         return None, problems
     origins = {dotted(path): layers.place(path) for path, _, _ in shape.values(recipe)}
-    return Loaded(recipe, origins, layers.files), []
+    return Loaded(recipe, origins, layers.files), problems
 
 
 def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
@@ -105,13 +106,16 @@ def _unreadable(file: Path) -> list[Problem]:
     """Why this file is no TOML document."""
     try:
         text = file.read_text("utf-8")
+        if text.startswith("\ufeff"):
+            mend = f"sed -i '1s/^\\xef\\xbb\\xbf//' {file}"
+            return [Problem(f"{file}:1", "begins with a byte order mark, which is no TOML", mend)]
         tomllib.loads(text)
     except FileNotFoundError:
         return [Problem(str(file), "no such recipe", "ppoctl recipes list")]
     except IsADirectoryError:
         return [Problem(str(file), "is a folder; a recipe is a `.toml` file", "ppoctl recipes list")]
     except UnicodeDecodeError as error:
-        return [Problem(str(file), f"is no UTF-8 text (byte {error.start})")]
+        return [Problem(str(file), f"is no UTF-8 text (byte {error.start})", f"file {file}")]
     except OSError as error:
         return [Problem(str(file), f"cannot be read: {error.strerror}")]
     except tomllib.TOMLDecodeError as error:
@@ -124,5 +128,7 @@ def _syntax(file: Path, text: str, message: str) -> Problem:
     found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", message, re.DOTALL)
     what, line = (found[1], int(found[2] or len(lines))) if found else (message, 1)
     written = lines[line - 1].strip() if line <= len(lines) else ""
-    says = f"no TOML: {what[0].lower()}{what[1:]} in `{written}`"
-    return Problem(f"{file}:{line}", says, f"ppoctl validate {quoted(file)}")
+    # tomllib shows a table's name as a tuple.
+    what = re.sub(r"\('(.*?)',?\)", lambda name: f"[{name[1].replace(chr(39) + ', ' + chr(39), '.')}]", what)
+    says = f"not valid TOML: {what[0].lower()}{what[1:]} in `{written}`"
+    return Problem(f"{file}:{line}", says, f"${{EDITOR:-vi}} +{line} {quoted(file)}")

@@ -240,6 +240,12 @@ def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:
     return EvalPlan(tuple(step for step in range(recipe.steps + 1) if evaluates(recipe, step)), responses)
 
 
+def storage_of(recipe: Recipe) -> StoragePlan:
+    """What the run will have on disk."""
+    decoder = decoder_of(model_config(recipe))
+    return _storage(recipe, decoder, None if decoder is None else estimate(recipe, decoder))
+
+
 def _storage(recipe: Recipe, decoder: Decoder | None, memory: Memory | None) -> StoragePlan:
     every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
     saves, records = ceil(recipe.steps / every), records_of(batch_of(recipe)).total

@@ -1,9 +1,9 @@
-"""One thing wrong with a recipe, and all of them as one error."""
+"""One thing wrong with a recipe or with what it names, and all of them as one error."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppoctl.errors import RecipeError
+from ppoctl.errors import MissingAssetError, PpoctlError, RecipeError
 
 
 @dataclass(frozen=True)
@@ -13,12 +13,19 @@ class Problem:
     where: str
     says: str
     hint: str | None = None
+    kind: type[PpoctlError] = RecipeError
+    """Whose exit code it has."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.says}" if self.where else self.says
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether something is only not here; it may be right where the run will be."""
+        return issubclass(self.kind, MissingAssetError)
 
-def as_error(problems: Sequence[Problem]) -> RecipeError:
-    """All problems as one error, one line each; the hint is the first one's."""
+
+def as_error(problems: Sequence[Problem]) -> PpoctlError:
+    """All problems as one error of the first one's kind, one line each; the hint is the first there is."""
     hint = next((problem.hint for problem in problems if problem.hint), None)
-    return RecipeError("\n".join(str(problem) for problem in problems), hint=hint)
+    return problems[0].kind("\n".join(str(problem) for problem in problems), hint=hint)

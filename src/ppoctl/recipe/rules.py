@@ -25,7 +25,8 @@ def sequences_of_a_step_fill_whole_minibatches(recipe: Recipe) -> Iterator[Confl
     sequences = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     minibatch = recipe.ppo.minibatch_seqs
     if sequences % minibatch:
-        fits = max(size for size in range(1, min(minibatch, sequences) + 1) if sequences % size == 0)
+        sizes = (size for size in range(1, sequences + 1) if sequences % size == 0)
+        fits = min(sizes, key=lambda size: abs(size - minibatch))
         yield Conflict(
             f"the {sequences} sequences of a step do not divide into minibatches of {minibatch}",
             (_MINIBATCH, _PROMPTS, _SAMPLES),

@@ -10,6 +10,7 @@ from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.loop.run import Job, run, start_point
 from ppoctl.ports import Actor, Critic, Trainer
+from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import Loaded, load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
@@ -200,6 +201,7 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
 def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     """The evaluation that `train` does every N steps, of any checkpoint."""
     recipe = checkpoint.recipe
+    preflight.require(recipe)
     engines.set_threads(recipe)
     questions = engines.read_questions(recipe)
     sets = questions.evaluation_sets()

@@ -1,20 +1,14 @@
 """The real engines: Megatron-Core, vLLM and child processes, plugged into the sockets."""
 
-import json
 import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ppoctl.batch.records import TRUNCATED, Rollouts, State
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
-from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.ports import Generator, Models
-from ppoctl.recipe.assets import local_model
-from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.probe import probe, require_gold_wins
 from ppoctl.rewards.processes import ProcessScorer
@@ -42,45 +36,6 @@ def open_scorer(recipe: Recipe, questions: PromptSource) -> ProcessScorer:
     return scorer
 
 
-def require_fitting_critic(recipe: Recipe) -> None:
-    """Raise RecipeError unless the critic's start has a value head and the base's architecture: `plan` reckons with
-    one, and layouts are checked against it."""
-    from ppoctl.convert.hugging_face import open_weights
-    from ppoctl.convert.source import model_folder, read_shape
-    from ppoctl.convert.tensors import VALUE_HEAD
-    from ppoctl.convert.torch_dist import is_torch_dist
-
-    if recipe.model.critic is None:
-        return
-    base, critic = (asdict(read_shape(model_folder(path))) for path in (recipe.model.path, recipe.model.critic))
-    for name, value in base.items():
-        if name != "tied_embeddings" and critic[name] != value:
-            raise RecipeError(
-                f"`model.critic` is `{recipe.model.critic}`, whose `{name}` is `{critic[name]}`; "
-                f"that of `model.path` is `{value}`",
-                hint="name a reward model that was made from the same base",
-            )
-    folder = model_folder(recipe.model.critic)
-    if not is_torch_dist(folder) and VALUE_HEAD not in open_weights(folder, allow_pickle=False).specs:
-        raise RecipeError(
-            f"`model.critic` is `{recipe.model.critic}`, which has no value head (`{VALUE_HEAD}`)",
-            hint="name a reward model or a saved critic; without it the critic starts at the base, its head at zero",
-        )
-
-
-def require_fitting_layout(recipe: Recipe) -> None:
-    """Raise RecipeError where a layout does not fit the model: of a hub id nothing was known when the recipe was
-    read."""
-    from ppoctl.convert.source import model_folder
-
-    if local_model(recipe) is not None:
-        return
-    model = recipe.model.model_copy(update={"path": str(model_folder(recipe.model.path))})
-    for conflict in (found for rule in LAYOUT_RULES for found in rule(recipe.model_copy(update={"model": model}))):
-        keys = ", ".join(f"`{'.'.join(key)}`" for key in conflict.keys)
-        raise RecipeError(f"{conflict.says} ({keys})", hint=conflict.hint)
-
-
 def set_threads(recipe: Recipe) -> int:
     """CPU threads of this process, of trainer and generator alike."""
     threads = recipe.cluster.threads or len(os.sched_getaffinity(0))
@@ -95,8 +50,6 @@ def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, m
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
 
-    require_fitting_layout(recipe)
-    require_fitting_critic(recipe)
     placed = place(recipe)
     folder = str(model_folder(recipe.model.path))
     return Sockets(
@@ -111,6 +64,7 @@ def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, m
 
 
 def _generator(recipe: Recipe, folder: str, placed: Placed, models: Models, say: Say) -> Generator:
+    from ppoctl.convert.source import end_token_ids
     from ppoctl.engines.vllm import TrainerSide, VllmGenerator, VllmSettings
 
     new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
@@ -118,7 +72,7 @@ def _generator(recipe: Recipe, folder: str, placed: Placed, models: Models, say:
         model=folder,
         dtype=recipe.model.dtype,
         max_model_len=recipe.rollout.max_prompt_tokens + new_tokens,
-        eos_token_ids=end_token_ids(folder),
+        eos_token_ids=end_token_ids(Path(folder)),
         table=recipe.generator,
         sleeps=recipe.cluster.offload,
         seed=0,
@@ -134,19 +88,6 @@ def _generator(recipe: Recipe, folder: str, placed: Placed, models: Models, say:
         export=lambda state, folder: models.actor_at(state).save_weights(folder),
     )
     return VllmGenerator(settings, trainer, placed.generator(settings, say), say)
-
-
-def end_token_ids(folder: str) -> tuple[int, ...]:
-    """Tokens that end a response: the generation config's, else the model config's."""
-    for name in ("generation_config.json", "config.json"):
-        path = Path(folder) / name
-        found: Any = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-        if found is not None:
-            return tuple(found) if isinstance(found, list) else (int(found),)
-    raise EnvironmentProblemError(
-        f"model folder `{folder}` names no end-of-sequence token: responses would never end",
-        hint="add `eos_token_id` to its generation_config.json",
-    )
 
 
 def as_rollout(tokens: tuple[int, ...]) -> Rollouts:

@@ -26,6 +26,7 @@ from ppoctl.errors import (
 from ppoctl.launch.signals import StopFlag, stop_flag
 from ppoctl.loop.expectations import Verdict, judge
 from ppoctl.loop.run import Job, run
+from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import from_resolved
 from ppoctl.recipe.rules import unused
 from ppoctl.recipe.schema import MlflowTracking, Recipe
@@ -125,6 +126,7 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str], int]:
     """
     if isinstance(recipe.tracking, MlflowTracking):
         require_uri(recipe.tracking)
+    preflight.require(recipe)
     threads = engines.set_threads(recipe)
     questions = engines.read_questions(recipe)
     digests = source_digests(recipe, questions)

@@ -386,7 +386,7 @@ def test_a_missing_model_is_an_environment_problem(tmp_path):
     with pytest.raises(EnvironmentProblemError, match=r"no `config\.json`"):
         read_shape(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(EnvironmentProblemError, match="cannot be read"):
+    with pytest.raises(EnvironmentProblemError, match="is no JSON"):
         read_shape(tmp_path)
 
 

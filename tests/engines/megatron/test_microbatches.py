@@ -4,7 +4,7 @@ import megatron_lab as lab
 import pytest
 import torch
 
-from ppoctl.batch.balance import TokenCost
+from ppoctl.batch.cost import TokenCost
 from ppoctl.batch.grid import input_lengths
 from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows, merge
 from ppoctl.engines.megatron.packed_input import Reading

@@ -20,6 +20,7 @@ import ray
 import torch
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RaySystemError
 
+import ray_forks
 from ppoctl.batch.bucket import Bucket, bucket_of, flatten
 from ppoctl.batch.checksum import Print, fingerprint
 from ppoctl.engines.megatron import process_group
@@ -109,7 +110,14 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def forks() -> Iterator[None]:
+    """Workers are forked: most of these tests need new ones. (Others: `test_ray_workers.py`.)"""
+    with ray_forks.served():
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(forks: None) -> Iterator[RayCluster]:
     made = RayCluster(Room({"actor": 2, "critic": 2}, colocated=True), None, start_deadline_s=60.0)
     yield made
     made.close()
@@ -136,6 +144,7 @@ def test_all_are_asked_and_answer_in_the_order_of_their_ranks(processes):
     assert places[0].split(":")[0] == "127.0.0.1"
     pids = processes.call("pid")
     assert len({*pids, os.getpid()}) == 3
+    assert {psutil.Process(pid).parent().name() for pid in pids} != {"raylet"}  # they are forked, see `ray_forks`
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere"])

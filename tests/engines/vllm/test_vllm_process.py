@@ -9,10 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from vllm_bench import Bench, prompts, settings_for, surroundings
 
 from ppoctl.engines.vllm import VllmGenerator, this_process
-from ppoctl.engines.vllm.engine import Engine, _start_error
+from ppoctl.engines.vllm.engine import Engine, _start_error, drawing_error
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
 from ppoctl.ports import SamplingParams
 
@@ -75,7 +76,7 @@ print("left clean")
 
 
 def test_groups_of_the_trainer_survive_an_engine_and_none_of_its_own_do(model_folder: Callable[[str], Path]) -> None:
-    path = [str(Path(__file__).parents[3] / "src"), str(Path(__file__).parent)]
+    path = [str(Path(__file__).parents[3] / "src"), str(Path(__file__).parents[2]), str(Path(__file__).parent)]
     code = ALONE.format(path=path, folder=str(model_folder("tied")))
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stdout.endswith("left clean\n"), run.stderr[-3000:]
@@ -123,3 +124,25 @@ def test_reasons_not_to_start_name_what_to_change(
     error = _start_error(settings_for(tmp_path), ValueError(text))
     assert type(error) is kind
     assert re.search(hint, str(error.hint))
+
+
+def test_what_fails_in_a_forward_pass_is_named_with_its_key(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    found = drawing_error(settings, RuntimeError("Unsupported CPU attention configuration\nmore"))
+    assert isinstance(found, EnvironmentProblemError)
+    assert found.message == (
+        f"vLLM failed while drawing from `model.path` `{tmp_path}`: RuntimeError: Unsupported CPU attention "
+        "configuration"
+    )
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    assert drawing_error(settings, full) is full
+
+
+def test_an_error_without_words_says_where_it_is_from(tmp_path: Path) -> None:
+    try:
+        assert not tmp_path
+    except AssertionError as error:
+        bare = AssertionError().with_traceback(error.__traceback__)
+    found = _start_error(settings_for(tmp_path), bare)
+    assert re.search(r"AssertionError: no words, from .*test_vllm_process\.py:\d+$", found.message)
+    assert found.exit_code == 3

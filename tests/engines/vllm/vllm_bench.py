@@ -15,6 +15,7 @@ from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.hosts import ThisProcess
 from ppoctl.ports import NamedWeights, Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import GeneratorTable
+from vllm_inspection import inspect_in_this_process
 
 END = 41
 """Ends a response: an ordinary token, not the end-of-sequence token of the model folder."""
@@ -140,6 +141,7 @@ class Bench:
 
     @staticmethod
     def start(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", seats: int = 8) -> "Bench":
+        inspect_in_this_process()
         trainer = HfTrainer(folder, dtype)
         settings = settings_for(folder, dtype=dtype, seats=seats)
         hosts = this_process(settings)

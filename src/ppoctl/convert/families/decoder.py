@@ -1,24 +1,56 @@
 """What most families share: the fields of a decoder's configuration, and the tensors of its layers."""
 
-from ppoctl.convert.fields import Allowed, From, Only
+from typing import Any
+
+from ppoctl.convert.fields import Allowed, From, Only, UnsupportedValueError
 from ppoctl.convert.rope import read_rope
 from ppoctl.convert.rows import Place, Row
+
+
+def _groups(groups: int | None, heads: int) -> int:
+    if groups is not None and heads % groups:
+        raise UnsupportedValueError("supported are query heads that share key/value heads evenly")
+    return groups or heads
+
+
+def _head_dim(channels: int | None, hidden: int, heads: int) -> int:
+    if channels is None and hidden % heads:
+        raise UnsupportedValueError("supported are heads that divide the hidden size, or a `head_dim`")
+    found = channels or hidden // heads
+    if found % 2:
+        raise UnsupportedValueError("supported are heads of an even number of channels: RoPE turns pairs of them")
+    return found
+
+
+def divided_by_heads(hidden: int, heads: int) -> int:
+    """The hidden size, in families that have it divided by the number of heads whatever `head_dim` says."""
+    if hidden % heads:
+        raise UnsupportedValueError("supported are heads that divide the hidden size")
+    return hidden
+
 
 READS: dict[str, From] = {
     "num_layers": From("num_hidden_layers"),
     "hidden_size": From("hidden_size"),
     "ffn_hidden_size": From("intermediate_size"),
     "num_heads": From("num_attention_heads"),
-    "num_kv_heads": From("num_key_value_heads num_attention_heads", lambda groups, heads: groups or heads),
-    "head_dim": From(
-        "head_dim hidden_size num_attention_heads", lambda channels, hidden, heads: channels or hidden // heads
-    ),
+    "num_kv_heads": From("num_key_value_heads num_attention_heads", _groups),
+    "head_dim": From("head_dim hidden_size num_attention_heads", _head_dim),
     "vocab_size": From("vocab_size"),
     "max_positions": From("max_position_embeddings"),
     "norm_eps": From("rms_norm_eps"),
     "rope": From("rope_parameters", read_rope),
     "tied_embeddings": From("tie_word_embeddings"),
 }
+DEFAULTS: dict[str, Any] = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+"""Of most families; each adds its own."""
 REQUIRES: dict[str, Allowed] = {"hidden_act": Only("silu"), "attention_dropout": Only(0, 0.0)}
 IGNORES = frozenset({"initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id"})
 
@@ -32,11 +64,18 @@ def layers_with_experts(dense: list[int] | None, step: int, layers: int) -> tupl
     return tuple(layer not in (dense or ()) and (layer + 1) % step == 0 for layer in range(layers))
 
 
+def fewer_than_all(per_token: int, experts: int) -> int:
+    """Experts of a token, of which there must be so many."""
+    if per_token > experts:
+        raise UnsupportedValueError("supported are tokens that are routed to at most as many experts as there are")
+    return per_token
+
+
 def expert_reads(count: str) -> dict[str, From]:
     """The mixture of Qwen's configurations; `count`: how they spell the number of experts."""
     return {
         "count": From(count),
-        "per_token": From("num_experts_per_tok"),
+        "per_token": From(f"num_experts_per_tok {count}", fewer_than_all),
         "ffn_hidden_size": From("moe_intermediate_size"),
         "renormalise": From("norm_topk_prob"),
         "layers": From("mlp_only_layers decoder_sparse_step num_hidden_layers", layers_with_experts),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppoctl.convert.families.decoder import (
+    DEFAULTS,
     EXPERTS,
     IGNORES,
     INPUT_NORM,
@@ -15,6 +16,7 @@ from ppoctl.convert.families.decoder import (
     READS,
     REQUIRES,
     ROUTER,
+    fewer_than_all,
     gated_mlp,
 )
 from ppoctl.convert.families.family import Family
@@ -112,7 +114,7 @@ DEEPSEEK_V3 = _DeepseekV3(
             ExpertShape,
             {
                 "count": From("n_routed_experts"),
-                "per_token": From("num_experts_per_tok"),
+                "per_token": From("num_experts_per_tok n_routed_experts", fewer_than_all),
                 "ffn_hidden_size": From("moe_intermediate_size"),
                 "renormalise": From("norm_topk_prob"),
                 "layers": From("first_k_dense_replace num_hidden_layers", _layers),
@@ -128,6 +130,31 @@ DEEPSEEK_V3 = _DeepseekV3(
             },
         ),
     },
+    defaults={
+        **DEFAULTS,
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "vocab_size": 129280,
+        "max_position_embeddings": 4096,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3,
+        "moe_intermediate_size": 2048,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
+    renamed={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
     requires={
         **REQUIRES,
         "attention_bias": off,

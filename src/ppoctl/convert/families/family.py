@@ -25,6 +25,10 @@ class Family:
     """Tensors of a layer's MLP."""
     experts: tuple[Row, ...] = ()
     """The same of a layer that has experts."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers takes for a field that is read and that a configuration leaves out."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Older names of fields, and those they have now."""
     ignores: frozenset[str] = frozenset()
     """Fields without effect on the weights or on what is computed, given `requires`."""
     constants: Mapping[str, Any] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 and values."""
 
 from ppoctl.convert.families.decoder import (
+    DEFAULTS,
     IGNORES,
     INPUT_NORM,
     MLP,
@@ -22,9 +23,13 @@ NO_WINDOW: dict[str, Allowed] = {
 }
 """Qwen's configurations have a sliding window that none of the published models turns on."""
 
+QWENS = {**DEFAULTS, "intermediate_size": 22016, "vocab_size": 151936, "max_position_embeddings": 32768}
+"""Of a configuration of Qwen2 or 3."""
+
 QWEN2 = Family(
     classes="Qwen2",
     reads=READS,
+    defaults=QWENS,
     requires={**REQUIRES, **NO_WINDOW, "use_mrope": off},
     ignores=IGNORES | {"max_window_layers"},
     constants={"qkv_bias": True},

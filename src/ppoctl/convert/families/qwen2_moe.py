@@ -20,6 +20,20 @@ QWEN2_MOE = replace(
             {**expert_reads("num_experts"), "shared_ffn_hidden_size": From("shared_expert_intermediate_size")},
         ),
     },
+    defaults={
+        **QWEN2.defaults,
+        "num_hidden_layers": 24,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+    },
     requires={**QWEN2.requires, "qkv_bias": Only(True)},  # noqa: FBT003 - a value
     ignores=QWEN2.ignores | EXPERT_IGNORES,
     experts=(

@@ -12,12 +12,13 @@ from ppoctl.convert.families.decoder import (
     REQUIRES,
 )
 from ppoctl.convert.families.family import Family
-from ppoctl.convert.families.qwen2 import NO_WINDOW
+from ppoctl.convert.families.qwen2 import NO_WINDOW, QWENS
 from ppoctl.convert.fields import off
 
 QWEN3 = Family(
     classes="Qwen3",
     reads=READS,
+    defaults={**QWENS, "head_dim": 128},
     requires={**REQUIRES, **NO_WINDOW, "attention_bias": off},
     ignores=IGNORES | {"max_window_layers"},
     constants={"qk_norm": True},

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ppoctl.batch.balance import TokenCost, balance, sequence_costs
+from ppoctl.batch.balance import balance, sequence_costs
+from ppoctl.batch.cost import TokenCost
 from ppoctl.batch.grid import Packed, input_lengths, pack
 from ppoctl.batch.packing import by_sequences, by_tokens
 from ppoctl.batch.records import Rollouts

@@ -20,6 +20,7 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
+from ppoctl.convert.frequencies import frequencies
 from ppoctl.convert.shape import ModelShape
 from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.engines.megatron.layer_spec import layer_spec
@@ -78,7 +79,7 @@ class PackedModel(GPTModel):
             pg_collection=groups,
             vp_stage=virtual_stage,
         )
-        self.turns_per_token = shape.rope.frequencies(shape.rope_dim).to(settings.device)
+        self.turns_per_token = frequencies(shape.rope, shape.rope_dim).to(settings.device)
         self.settings = settings
         self.first_layer = first_layer
 

@@ -49,7 +49,7 @@ from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights, parts_of
 from ppoctl.engines.sharing import Staging
-from ppoctl.errors import NonFiniteError, OutOfMemoryError
+from ppoctl.errors import EnvironmentProblemError, NonFiniteError, OutOfMemoryError
 from ppoctl.ports import Departed, Link, Minibatch, Objective
 from ppoctl.recipe.batching import limit
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
@@ -283,8 +283,15 @@ class MegatronRank:
         model = ModelSettings(
             self.source[1], settings.dtype, self.device, chunk_tokens, settings.parallel, settings.recompute
         )
-        with megatron_device():
-            return build_stages(self.model_classes[settings.role], model, self.groups)
+        try:
+            with megatron_device():
+                return build_stages(self.model_classes[settings.role], model, self.groups)
+        except (ValueError, AssertionError) as error:
+            role, first = settings.role, next(iter(str(error).splitlines()), "no words")
+            raise EnvironmentProblemError(
+                f"Megatron-Core cannot build `{self.source[0]}` as `{role}.parallel` asks: {first}",
+                hint=f"--set '{role}.parallel={{}}'",
+            ) from error
 
     def _build_once(self) -> list[PackedModel]:
         if not self._stages:

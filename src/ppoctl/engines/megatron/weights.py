@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ppoctl.convert.accounted import Accounted
 from ppoctl.convert.hugging_face import open_weights
+from ppoctl.convert.parts import part_of
 from ppoctl.convert.tensors import (
     EMBEDDING,
     Placement,
     Role,
-    part_of,
     placements,
     tied_copy,
 )

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ from ppoctl.engines.vllm.process_state import TENANCY, undisturbed
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.engines.vllm.tokens import Detokenizer
 from ppoctl.engines.vllm.weights import Held, WeightReceiver
-from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
+from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
 from ppoctl.ports import Link, SamplingParams
+from ppoctl.recipe.generator_limits import too_long_a_window, unread_router_bias
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on a CPU."""
@@ -194,8 +196,11 @@ class Engine:
 
     def step(self) -> list[Finished]:
         """One forward pass over the running requests; those that ended with it."""
-        with undisturbed():
-            outputs = self._llm.step()
+        try:
+            with undisturbed():
+                outputs = self._llm.step()
+        except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
+            raise drawing_error(self._settings, error) from error
         finished = [_finished(output) for output in outputs if output.finished]
         self._open.difference_update(one.id for one in finished)
         return finished
@@ -316,20 +321,32 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
             hint=f"lower `generator.gpu_memory_frac` (now {table.gpu_memory_frac}), or take turns: `cluster.offload`",
         )
     if "max_model_len" in text:
-        return RecipeError(
-            f"prompt and response may have {settings.max_model_len} tokens together, more than `{settings.model}` "
-            "can attend to (max_position_embeddings in its config.json)",
-            hint="lower `rollout.max_prompt_tokens` or `rollout.max_new_tokens`",
-        )
+        return too_long_a_window(settings.model, settings.max_model_len)
     if "e_score_correction_bias" in text:
-        return RecipeError(
-            f"vLLM does not take the experts' bias of `{settings.model}`: its config.json does not say `topk_method`",
-            hint='add `"topk_method": "noaux_tc", "scoring_func": "sigmoid"` to it; transformers writes neither',
-        )
+        return unread_router_bias(settings.model)
     return EnvironmentProblemError(
-        f"vLLM could not start on `{settings.model}`: {type(error).__name__}: {text}",
-        hint="look at its own lines above; a model it cannot take at all cannot be trained here",
+        f"vLLM could not start on `model.path` `{settings.model}`: {_in_words(error)}",
+        hint="the same command with VLLM_LOGGING_LEVEL=INFO in front prints what vLLM says",
     )
+
+
+def drawing_error(settings: VllmSettings, error: Exception) -> Exception:
+    """What vLLM's own error in a forward pass is to a person; one of memory stays what it is."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return error
+    return EnvironmentProblemError(
+        f"vLLM failed while drawing from `model.path` `{settings.model}`: {_in_words(error)}",
+        hint="the same command with VLLM_LOGGING_LEVEL=INFO in front prints what vLLM says",
+    )
+
+
+def _in_words(error: Exception) -> str:
+    """An error of others on one line; one without a text says where it is from."""
+    text = next(iter(str(error).splitlines()), "")
+    if not text:
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        text = "".join(f"no words, from {frame.filename}:{frame.lineno}" for frame in last) or "no words"
+    return f"{type(error).__name__}: {text}"
 
 
 def _finished(output: Any) -> Finished:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 from ppoctl.recipe.batching import microbatches, most_tokens
@@ -73,9 +74,13 @@ class Memory:
         return sum(role.state for role in self.roles.values())
 
 
-def machine_bytes() -> int:
-    """Physical memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Physical memory of this machine, or what its container may have of it: what the file `limit` says."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(physical, int(limit.read_text("ascii")))
+    except (OSError, ValueError):  # `max`: all of it
+        return physical
 
 
 def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> Memory:

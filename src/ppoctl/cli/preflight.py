@@ -1,0 +1,69 @@
+"""A recipe that a command is about to do or to judge, with everything that is known to be wrong with it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ppoctl.cli import render
+
+if TYPE_CHECKING:
+    from ppoctl.preflight.check import Place
+    from ppoctl.recipe.load import Loaded
+    from ppoctl.recipe.problems import Problem
+    from ppoctl.recipe.schema import Recipe
+
+
+def examined(
+    files: Sequence[Path], sets: Sequence[str], *, strict: bool, device: str | None = None
+) -> "tuple[Loaded, list[str]]":
+    """The recipe, and what is worth knowing of what it names. Raises all problems of both as one error; unless
+    `strict`, what is only missing on this machine is such a note. `device`: what the generator will compute on."""
+    from ppoctl.preflight.check import Findings, check
+    from ppoctl.recipe.load import examine
+    from ppoctl.recipe.problems import as_error
+    from ppoctl.recipe.rules import violations
+
+    notes: list[str] = []
+
+    def assets(recipe: "Recipe", place: "Place") -> "list[Problem]":
+        found = check(recipe, place, device=device, counted=_count)
+        notes.extend(found.notes)
+        return found.problems
+
+    try:
+        loaded, problems = examine(files, sets, judges=(violations, assets))
+    finally:
+        render.passing()
+    wrong, said = Findings(problems, notes).judged(strict=strict)
+    for note in said:
+        render.say(f"note: {note}")
+    if wrong or loaded is None:
+        raise as_error(wrong or problems)
+    return loaded, said
+
+
+def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
+    """What `train` and `rollout` start with: nothing is known that would stop them. With `force` memory and disk may
+    be judged too small."""
+    loaded, _ = examined(files, sets, strict=True)
+    require_room(loaded.recipe, runs / loaded.recipe.name, force=force)
+    return loaded
+
+
+def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
+    """Raise StorageError where the run directory cannot be written or its disk is too small, OutOfMemoryError where
+    this machine is; with `force` sizes are not asked."""
+    from ppoctl.preflight.fit import gpu_gib_here, require_fit
+    from ppoctl.preflight.folders import require_space, require_writable
+
+    require_writable(run)
+    if force:
+        return
+    require_space(recipe, run)
+    # What machines a running Ray has is only known once it is joined.
+    if recipe.cluster.ray_address is None:
+        require_fit(recipe, gpu_gib_here())
+
+
+def _count(name: str, rows: int) -> None:
+    render.passing(f"`data.{name}`: {rows:,} rows")

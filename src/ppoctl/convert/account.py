@@ -1,0 +1,119 @@
+"""Every tensor of a checkpoint is part of the model, known to be left out, or refused: by name, shape and kind alone.
+
+Imports no torch. What only the numbers can say is left in `Account` for whoever reads them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ppoctl.convert.headers import TRAINABLE
+from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, ROPE_CONSTANTS, VALUE_HEAD, Placement, Role, placements
+from ppoctl.errors import EnvironmentProblemError
+from ppoctl.recipe.assets import read_config
+
+VALUE_BIAS = "score.bias"
+"""Of a ...ForTokenClassification; the critic's head has none."""
+
+
+class Described(Protocol):
+    """A tensor whose numbers were not read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def kind(self) -> str:
+        """As a safetensors header spells it."""
+        ...
+
+
+@dataclass
+class Account:
+    """What became of each tensor."""
+
+    parts: list[Placement] = field(default_factory=list)
+    """Of the model, in the order of its layers."""
+    made_up: bool = False
+    """There is no value head; it is zero."""
+    notes: list[str] = field(default_factory=list)
+    """What is left out or made up, for people."""
+    must_be_tied: bool = False
+    """The output layer must be the embedding again, number by number."""
+    must_be_zero: tuple[str, ...] = ()
+    """Tensors without effect if all their numbers are zero, and not part of the model otherwise."""
+
+
+def account(found: Mapping[str, Described], folder: Path, shape: ModelShape, role: Role) -> Account:
+    """Raises EnvironmentProblemError naming the first tensor that is missing, not expected, of another shape or
+    quantised."""
+    result = Account(list(placements(shape, role)))
+    missing = [part.name for part in result.parts if part.name not in found]
+    if VALUE_HEAD in missing and not _should_have_a_head(folder):
+        missing.remove(VALUE_HEAD)
+        result.made_up = True
+        result.notes.append(f"`{VALUE_HEAD}` is not in `{folder}`: the value head is zero")
+    for part in result.parts:
+        if part.name in found:
+            _require_fitting(part, found[part.name], folder)
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        hint = "fetch the model again" if missing != [LM_HEAD] else "a critic has none: add --role critic"
+        raise EnvironmentProblemError(f"tensor `{missing[0]}`{more} missing from `{folder}`", hint=hint)
+    others = sorted(found.keys() - {part.name for part in result.parts})
+    constants = [name for name in others if name.endswith(ROPE_CONSTANTS)]
+    if constants:
+        more = f" and {len(constants) - 1} more" if len(constants) > 1 else ""
+        result.notes.append(f"`{constants[0]}`{more} left out: config.json says what they are")
+    _leave_out(result, (name for name in others if name not in constants), folder, shape, role)
+    return result
+
+
+def not_part_of(name: str, folder: Path, role: Role) -> EnvironmentProblemError:
+    """The error of a tensor that belongs to another model or role."""
+    hint = "name the configuration that belongs to it, or another role"
+    hint = "a critic's: add --role critic" if name in (VALUE_HEAD, VALUE_BIAS) and role == "actor" else hint
+    return EnvironmentProblemError(f"tensor `{name}` in `{folder}` is not part of the {role}", hint=hint)
+
+
+def not_tied(folder: Path) -> EnvironmentProblemError:
+    """The error of an output layer of its own in a model whose configuration ties it to the embedding."""
+    return EnvironmentProblemError(
+        f"`{LM_HEAD}` in `{folder}` is not `{EMBEDDING}`, although config.json ties them",
+        hint='if the output layer is its own, write `"tie_word_embeddings": false` into config.json',
+    )
+
+
+def _leave_out(result: Account, names: Iterable[str], folder: Path, shape: ModelShape, role: Role) -> None:
+    for name in names:
+        if name == LM_HEAD and role == "critic":
+            result.notes.append(f"`{name}` is left out: a critic has a value head instead")
+        elif name == LM_HEAD and shape.tied_embeddings:
+            result.must_be_tied = True
+            result.notes.append(f"`{name}` is left out: it is `{EMBEDDING}` again")
+        elif name == VALUE_BIAS and role == "critic":
+            result.must_be_zero = (name,)
+            result.notes.append(f"`{name}` is left out: it is zero")
+        else:
+            raise not_part_of(name, folder, role)
+
+
+def _should_have_a_head(folder: Path) -> bool:
+    """Whether config.json names a class with a head: then one that is missing was lost, and is not to be zero."""
+    classes = read_config(folder).get("architectures") or ()
+    return any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in classes)
+
+
+def _require_fitting(part: Placement, found: Described, folder: Path) -> None:
+    if found.shape != part.shape:
+        says = f"has shape {list(found.shape)}; config.json says {list(part.shape)}"
+        raise EnvironmentProblemError(
+            f"tensor `{part.name}` in `{folder}` {says}", hint="fetch weights and config.json again, of one model"
+        )
+    if found.kind not in TRAINABLE:
+        raise EnvironmentProblemError(
+            f"tensor `{part.name}` in `{folder}` is {found.kind}; quantised models cannot be trained",
+            hint="name the model that it was made from",
+        )

@@ -1,0 +1,110 @@
+"""A model's chat template, rendered as transformers renders it, without transformers: in jinja's sandbox.
+
+That it says the same is held by tests/data/test_chat.py.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ppoctl.data.rows import Message
+from ppoctl.errors import EnvironmentProblemError
+from ppoctl.recipe.assets import read_json_object
+
+_FILE = "chat_template.jinja"
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """The template of a model folder. `text` is None where the model has none."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises EnvironmentProblemError where its files cannot be read, or the template is no jinja."""
+        self._folder = folder
+        config = read_json_object(folder / "tokenizer_config.json")
+        special = {**read_json_object(folder / "special_tokens_map.json"), **config}
+        self._special = {name: _token(special[name]) for name in _SPECIAL if special.get(name) is not None}
+        self.text = _text(folder, config)
+        self._compiled = None if self.text is None else self._compile(self.text)
+
+    def render(self, chat: Sequence[Message]) -> str:
+        """What opens the assistant's turn after these messages. Raises whatever the template raises, which may be
+        anything; it must have a text."""
+        assert self._compiled is not None
+        messages = [{"role": message.role, "content": message.content} for message in chat]
+        return self._compiled.render(
+            messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
+        )
+
+    def _compile(self, text: str) -> jinja2.Template:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        try:
+            return environment.from_string(text)
+        except (jinja2.TemplateError, RecursionError) as error:
+            line = getattr(error, "lineno", None)
+            where = "" if line is None else f" (line {line})"
+            raise EnvironmentProblemError(
+                f"the chat template of `{self._folder}` is no jinja: {error}{where}", hint="fetch the model again"
+            ) from error
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}`: marks what the assistant says, and changes nothing of it."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's own form
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+def _text(folder: Path, config: Mapping[str, Any]) -> str | None:
+    file = folder / _FILE
+    if file.is_file():
+        try:
+            return file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise EnvironmentProblemError(
+                f"`{file}` cannot be read: {error}", hint="fetch the model again"
+            ) from error
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        found = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}.get("default")
+    if found is not None and not isinstance(found, str):
+        raise EnvironmentProblemError(
+            f"`chat_template` in `{folder / 'tokenizer_config.json'}` is no text", hint="fetch the model again"
+        )
+    return found
+
+
+def _token(written: Any) -> str:
+    """A special token is a text, or a table with its text and how it is split off."""
+    return str(written.get("content")) if isinstance(written, Mapping) else str(written)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates call it by these names
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,126 @@
+"""All that can be known to be wrong with what a recipe names, in one pass."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from ppoctl.data.chat import ChatTemplate
+from ppoctl.errors import PpoctlError
+from ppoctl.preflight.model import model_faults, require_critic
+from ppoctl.preflight.prompts import Counted, require_rows
+from ppoctl.recipe.assets import local_folder, read_config
+from ppoctl.recipe.generator_limits import device_of_the_build
+from ppoctl.recipe.problems import Problem, as_error
+from ppoctl.recipe.schema import ColumnRows, Gsm8kRows, Recipe
+from ppoctl.recipe.shape import Path
+
+_WINDOW = ("max_prompt_tokens", "max_new_tokens")
+Place = Callable[[Path], str]
+"""Where a key was set, in words."""
+
+
+@dataclass
+class Findings:
+    """What was found."""
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What is right, and worth knowing."""
+
+    def judged(self, *, strict: bool) -> tuple[list[Problem], list[str]]:
+        """Errors and notes; unless `strict`, what is only missing on this machine is a note."""
+        wrong = [problem for problem in self.problems if strict or not problem.is_missing]
+        missing = [problem for problem in self.problems if problem not in wrong]
+        return wrong, [*(f"{problem.says}; not checked" for problem in missing), *self.notes]
+
+
+def check(
+    recipe: Recipe,
+    place: Place = lambda _: "",
+    *,
+    rows: bool = True,
+    device: str | None = None,
+    counted: Counted | None = None,
+) -> Findings:
+    """Look at the model, the tokenizer with its template, and with `rows` at every row of the data.
+
+    `recipe` may lack what is wrong in it (`recipe.partial`). `device`: what the generator will compute on, `cpu` or
+    `gpu`; None: what the vLLM that is installed was built for. `counted`: told how many rows were read.
+    """
+    found = Findings()
+    model = getattr(recipe, "model", None)
+    path, critic = getattr(model, "path", None), getattr(model, "critic", None)
+    if isinstance(path, str) and not path.startswith("$"):
+        for error in model_faults(path, device or device_of_the_build()):
+            found.problems.append(_problem(error, place(("model", "path"))))
+        if isinstance(critic, str) and not critic.startswith("$"):
+            _try(found, place(("model", "critic")), lambda: require_critic(critic, path))
+        found.problems += _window_problems(recipe, path, place)
+    template = _template(path, found, place)
+    if rows:
+        for key, table in _datasets(recipe):
+            enough = getattr(getattr(recipe, "rollout", None), "prompts_per_step", 1) if key[1] == "train" else 1
+            ask = partial(require_rows, table, ".".join(key[1:]), template, at_least=enough, counted=counted)
+            _try(found, place((*key, "path")), ask)
+    return found
+
+
+def require(recipe: Recipe) -> None:
+    """Raise the error of what cannot work, one line for each thing, before an engine starts. Rows are read, with the
+    same sentences, by whoever starts."""
+    if problems := check(recipe, rows=False).problems:
+        raise as_error(problems)
+
+
+def _try(found: Findings, where: str, ask: Callable[[], object]) -> None:
+    try:
+        ask()
+    except PpoctlError as error:
+        found.problems.append(_problem(error, where))
+
+
+def _problem(error: PpoctlError, where: str) -> Problem:
+    return Problem(where, error.message, error.hint, type(error))
+
+
+def _template(path: object, found: Findings, place: Place) -> ChatTemplate | None:
+    """None where there is no model to ask, or it has no template that can be used."""
+    folder = local_folder(path) if isinstance(path, str) else None
+    if folder is None or not (folder / "tokenizer_config.json").is_file():
+        return None
+    try:
+        template = ChatTemplate(folder)
+    except PpoctlError as error:
+        if error.message not in {problem.says for problem in found.problems}:
+            found.problems.append(_problem(error, place(("model", "path"))))
+        return None
+    if template.text is None:
+        found.notes.append(f"the model in `{folder}` has no chat template: prompts are plain text")
+    return template
+
+
+def _datasets(recipe: Recipe) -> Iterator[tuple[Path, Gsm8kRows | ColumnRows]]:
+    """The tables that are whole; a path with a variable that is not set was reported when the recipe was read."""
+    data = getattr(recipe, "data", None)
+    tables: dict[Path, Gsm8kRows | ColumnRows | None] = {("data", "train"): getattr(data, "train", None)}
+    tables.update({("data", "eval", name): table for name, table in (getattr(data, "eval", None) or {}).items()})
+    for key, table in tables.items():
+        is_whole = table is not None and all(hasattr(table, name) for name in type(table).model_fields)
+        if table is not None and is_whole and not table.path.startswith("$"):
+            yield key, table
+
+
+def _window_problems(recipe: Recipe, path: str, place: Place) -> Iterator[Problem]:
+    """Generator and trainer would fail at the first long response, or worse, go on without positions."""
+    folder = local_folder(path)
+    try:
+        window = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
+        positions = {} if folder is None else read_config(folder)
+    except (AttributeError, PpoctlError):  # part of the recipe is wrong (`partial`); config.json is named already
+        return
+    found = positions.get("max_position_embeddings")
+    if isinstance(found, int) and window > found:
+        parts = " + ".join(f"`rollout.{name}` `{getattr(recipe.rollout, name)}`" for name in _WINDOW)
+        says = f"a window of {window} tokens ({parts}) does not fit the model's {found} positions"
+        key = ("rollout", "max_new_tokens")
+        yield Problem(place(key), says, f"shorten `{key[0]}.{key[1]}` or `rollout.max_prompt_tokens`")

@@ -1,0 +1,68 @@
+"""Can what will be written be written? Asked by writing, as only that knows of rights, quotas and read-only disks."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from ppoctl.errors import RecipeError, StorageError, quoted
+from ppoctl.recipe.memory.estimate import GIB
+from ppoctl.recipe.plan import storage_of
+from ppoctl.recipe.schema import Recipe
+
+
+def require_writable(folder: Path) -> None:
+    """Raise StorageError where no file can be made in this folder, or it cannot be made itself."""
+    above = _existing(folder)
+    if not os.path.isdir(above):  # noqa: PTH112 - no error where a folder above is closed
+        raise StorageError(f"`{above}` is a file, and `{folder}` is to be a folder", hint=f"ls -l {quoted(above)}")
+    try:
+        with tempfile.TemporaryDirectory(dir=above, prefix=".ppoctl-"):
+            pass
+    except OSError as error:
+        raise StorageError(
+            f"cannot write in `{above}`: {error.strerror or error}", hint=f"ls -ld {quoted(above)}"
+        ) from error
+
+
+def require_new(path: Path, option: str) -> None:
+    """Raise RecipeError where `path` exists, StorageError where it cannot be made in its folder. `option`: how to
+    name another one."""
+    if os.path.lexists(path):
+        raise RecipeError(f"`{path}` exists", hint=f"name another {option}, or remove it: rm -r {quoted(path)}")
+    if not os.path.isdir(path.parent):  # noqa: PTH112 - the same
+        raise StorageError(f"`{path.parent}` is no folder", hint=f"mkdir -p {quoted(path.parent)}")
+    require_writable(path.parent)
+
+
+def require_space(recipe: Recipe, folder: Path) -> None:
+    """Raise StorageError where the disk has less free space than the run will have on it at one time: kept states,
+    one pair being written, and records of the steps since. What is there of the run already counts as free."""
+    stored = storage_of(recipe)
+    if stored.states_bytes is None:
+        return
+    above = _existing(folder)
+    free = shutil.disk_usage(above).free + _size(folder)
+    needed = stored.states_bytes + stored.records_kept_bytes
+    if needed > free:
+        raise StorageError(
+            f"the disk of `{above}` has {_gib(free)} free, and the run needs {_gib(needed)} at one time "
+            f"({_gib(stored.states_bytes)} of saved states, {_gib(stored.records_kept_bytes)} of records)",
+            hint=f"make room (df -h {quoted(above)}), lower `checkpoint.keep_last`, or go on all the same: --force",
+        )
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    here = folder.absolute()
+    while not os.path.lexists(here):
+        here = here.parent
+    return here
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.3g} GiB"

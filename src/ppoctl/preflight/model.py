@@ -1,0 +1,177 @@
+"""Can this model be trained, and drawn from? Its configuration and headers say."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ppoctl.convert.account import account, not_part_of, not_tied
+from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, headers
+from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.source import end_token_ids, read_shape
+from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD
+from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
+from ppoctl.recipe.assets import local_folder, read_config, read_json_object
+from ppoctl.recipe.generator_limits import require_head_size, unread_router_bias
+from ppoctl.recipe.layers import is_hub_id
+
+_CHUNK_BYTES = 1 << 22
+_URL = re.compile(r"(^|/)(s3|gs|hf|https?|file):/")
+
+
+def find_model(path: str, key: str) -> Path:
+    """The folder of a model on this machine; `key` says where it was set. Raises MissingAssetError."""
+    if found := local_folder(path):
+        if not os.access(found, os.R_OK | os.X_OK):
+            raise EnvironmentProblemError(
+                f"`{key}` is `{path}`: the folder cannot be read: Permission denied", hint=f"ls -ld {quoted(found)}"
+            )
+        return found
+    if _URL.search(path):
+        raise RecipeError(
+            f"`{key}` is `{path}`, a URL; a model is a folder or a hub id",
+            hint=f"fetch it first, then --set {key}=./models/fetched",
+        )
+    if is_hub_id(path):
+        raise MissingAssetError(f"`{key}` is `{path}`: it has not been fetched", hint=f"hf download {quoted(path)}")
+    raise MissingAssetError(
+        f"`{key}` is `{path}`: no such folder", hint=f"ls {quoted(Path(path).parent)}  # a hub id has one slash"
+    )
+
+
+def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
+    """All that is wrong with the base model; `device`: what the generator computes on, None where that is unknown."""
+    try:
+        folder = find_model(path, "model.path")
+        _require_file(folder, "config.json", "model.path")
+        shape = read_shape(folder)
+    except PpoctlError as error:
+        yield error
+        return
+    for check in (_require_weights, _require_end_tokens, _require_tokenizer):
+        try:
+            check(folder, shape)
+        except PpoctlError as error:
+            yield error
+    try:
+        _require_generator(folder, shape, device)
+    except PpoctlError as error:
+        yield error
+
+
+def require_critic(path: str, base: str) -> None:
+    """Raise RecipeError unless the critic's start has a value head and the base's architecture: `plan` reckons with
+    one, and layouts are checked against it. Raises what `model_faults` yields for what it lacks."""
+    folder, base_folder = find_model(path, "model.critic"), local_folder(base)
+    _require_file(folder, "config.json", "model.critic")
+    shape = read_shape(folder)
+    wanted = {} if base_folder is None else asdict(read_shape(base_folder))
+    for name, value in wanted.items():
+        if name != "tied_embeddings" and asdict(shape)[name] != value:
+            raise RecipeError(
+                f"`model.critic` is `{path}`, whose `{name}` is `{asdict(shape)[name]}`; that of `model.path` is "
+                f"`{value}`",
+                hint="name a reward model that was made from the same base",
+            )
+    if (folder / ".metadata").is_file():
+        return  # Megatron's format: only torch reads it
+    if not has_weights(folder, SAFETENSORS):
+        raise MissingAssetError(f"`model.critic` is `{path}`: the folder has no weights", hint=f"ls {quoted(folder)}")
+    found = headers(folder)
+    if VALUE_HEAD not in found:
+        raise RecipeError(
+            f"`model.critic` is `{path}`, which has no value head (`{VALUE_HEAD}`)",
+            hint="name a reward model or a saved critic; without it the critic starts at the base, its head at zero",
+        )
+    _require_bytes(found, folder, shape, "critic")
+
+
+def _require_file(folder: Path, name: str, key: str) -> None:
+    if not (folder / name).is_file():
+        raise MissingAssetError(f"`{key}` is `{folder}`: the folder has no {name}", hint=f"ls {quoted(folder)}")
+
+
+def _require_generator(folder: Path, shape: ModelShape, device: str | None) -> None:
+    if device is not None:
+        require_head_size(shape.head_dim, str(folder), device)
+    has_bias = shape.experts is not None and shape.experts.sigmoid is not None
+    if has_bias and "topk_method" not in read_config(folder):
+        raise unread_router_bias(str(folder))
+
+
+def _require_weights(folder: Path, shape: ModelShape) -> None:
+    if has_weights(folder, SAFETENSORS):
+        found = headers(folder)
+        _require_bytes(found, folder, shape, "actor")
+        return
+    if has_weights(folder, PICKLE):
+        raise EnvironmentProblemError(
+            f"the weights in `{folder}` are pickles (`{PICKLE}`), which are not trained from",
+            hint=f"read the model and write it again: transformers' save_pretrained, or fetch {SAFETENSORS}",
+        )
+    raise MissingAssetError(
+        f"`model.path` is `{folder}`: the folder has no *.safetensors", hint=f"ls {quoted(folder)}"
+    )
+
+
+def _require_bytes(found: Mapping[str, Header], folder: Path, shape: ModelShape, role: Any) -> None:
+    """The account of all tensors, and what only their numbers can say."""
+    result = account(found, folder, shape, role)
+    if result.must_be_tied and not _same_bytes(found[LM_HEAD], found[EMBEDDING]):
+        raise not_tied(folder)
+    for name in result.must_be_zero:
+        if any(any(chunk) for chunk in _chunks(found[name])):
+            raise not_part_of(name, folder, role)
+
+
+def _same_bytes(one: Header, other: Header) -> bool:
+    return one.kind == other.kind and all(a == b for a, b in zip(_chunks(one), _chunks(other), strict=True))
+
+
+def _chunks(header: Header) -> Iterator[bytes]:
+    with header.file.open("rb") as file:
+        file.seek(header.start)
+        for start in range(header.start, header.end, _CHUNK_BYTES):
+            yield file.read(min(_CHUNK_BYTES, header.end - start))
+
+
+def _require_end_tokens(folder: Path, shape: ModelShape) -> None:
+    for token in end_token_ids(folder):
+        if not 0 <= token < shape.vocab_size:
+            raise EnvironmentProblemError(
+                f"`eos_token_id = {token}` of `{folder}` is not in the vocabulary of {shape.vocab_size} tokens",
+                hint="fetch the model again",
+            )
+
+
+def _require_tokenizer(folder: Path, shape: ModelShape) -> None:
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise MissingAssetError(
+            f"`model.path` is `{folder}`: the folder has no tokenizer", hint=f"ls {quoted(folder)}"
+        )
+    read_json_object(folder / "tokenizer_config.json")
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return  # of another kind, which only transformers reads
+    last = _last_token(file)
+    if last >= shape.vocab_size:
+        raise EnvironmentProblemError(
+            f"`{file}` has tokens up to {last}, and the model's vocabulary ends at {shape.vocab_size - 1} "
+            "(`vocab_size` in config.json)",
+            hint="put the model's own tokenizer beside it",
+        )
+
+
+def _last_token(file: Path) -> int:
+    """The largest id that the tokenizer can say."""
+    written = read_json_object(file)
+    try:
+        vocabulary = written["model"]["vocab"]
+        ids = range(len(vocabulary)) if isinstance(vocabulary, list) else vocabulary.values()
+        return int(max((*ids, *(token["id"] for token in written.get("added_tokens") or ()))))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EnvironmentProblemError(
+            f"`{file}` is no tokenizer: it has no vocabulary of tokens and ids", hint="fetch the model again"
+        ) from error

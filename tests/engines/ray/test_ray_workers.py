@@ -1,0 +1,47 @@
+"""Workers as Ray starts them, each from nothing. (Those of `test_ray_processes.py` are forked.)"""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from ppoctl.engines.ray.cluster import RayCluster
+from ppoctl.engines.ray.processes import Group, RayProcesses
+from ppoctl.engines.ray.room import Room
+from ppoctl.errors import ProcessLostError
+
+
+def worker() -> Callable[[int, int, str], Any]:
+    """Made here, so that Ray sends the class along instead of importing this file."""
+
+    class Worker:
+        def __init__(self, rank: int, size: int, address: str) -> None:
+            self.rank = rank
+
+        def who(self) -> tuple[int, int]:
+            return self.rank, os.getpid()
+
+        def die_at(self, rank: int) -> None:
+            if self.rank == rank:
+                os.kill(os.getpid(), 9)
+            time.sleep(60)  # the other waits for the dead one
+
+    return Worker
+
+
+def test_they_start_answer_and_die_as_forked_ones_do() -> None:
+    cluster = RayCluster(Room({"actor": 2}, colocated=True), None, start_deadline_s=120.0)
+    group = Group("actor", "actor", 2, worker(), threads=1, start_deadline_s=120.0, call_deadline_s=60.0)
+    processes = RayProcesses(group, cluster)
+    try:
+        answers = processes.call("who")
+        assert [rank for rank, _ in answers] == [0, 1]
+        assert [psutil.Process(pid).parent().name() for _, pid in answers] == ["raylet"] * 2
+        with pytest.raises(ProcessLostError, match="process 1 of the actor's 2 died during `die_at`"):
+            processes.call("die_at", 1)
+    finally:
+        processes.close()
+        cluster.close()

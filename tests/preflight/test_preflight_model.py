@@ -1,0 +1,299 @@
+"""Every wrong model, and the sentence that says so before anything starts."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.cli.app import run
+from ppoctl.errors import RecipeError
+from ppoctl.preflight.check import check
+from ppoctl.preflight.model import find_model
+from ppoctl.recipe.assets import fetched
+from ppoctl.recipe.generator_limits import require_head_size
+from ppoctl.recipe.load import load
+from preflight.conftest import edit, edit_header
+
+Break = Callable[[Path], None]
+
+
+def config(**changes: Any) -> Break:
+    return lambda base: edit(base / "config.json", **changes)
+
+
+def header(change: Callable[[dict[str, Any]], None]) -> Break:
+    return lambda base: edit_header(base / "model.safetensors", change)
+
+
+def text(name: str, content: str | bytes) -> Break:
+    def write(base: Path) -> None:
+        (base / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return write
+
+
+def cut(base: Path) -> None:
+    file = base / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def index(base: Path) -> None:
+    whole = {"weight_map": {"model.norm.weight": "model.safetensors"}}
+    (base / "model.safetensors.index.json").write_text(json.dumps(whole), "utf-8")
+
+
+def pickled(base: Path) -> None:
+    (base / "model.safetensors").rename(base / "pytorch_model.bin")
+
+
+def no_end(base: Path) -> None:
+    edit(base / "config.json", eos_token_id=...)
+    edit(base / "generation_config.json", eos_token_id=...)
+
+
+def own_head(base: Path) -> None:
+    """An output layer beside the embedding that config.json ties it to, and not equal to it."""
+    file = base / "model.safetensors"
+    end = max(entry["data_offsets"][1] for entry in header_of(file).values())
+    entry = {"dtype": "F32", "shape": [576, 128], "data_offsets": [end, end + 576 * 128 * 4]}
+    edit_header(file, lambda found: found.update({"lm_head.weight": entry}))
+    with file.open("ab") as opened:
+        opened.write(b"\1" * 576 * 128 * 4)
+
+
+def header_of(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    edit_header(file, found.update)
+    return {name: entry for name, entry in found.items() if name != "__metadata__"}
+
+
+def rope(**parameters: Any) -> Break:
+    return config(rope_parameters={"rope_theta": 1e4, **parameters})
+
+
+NORM = "model.norm.weight"
+WRONG: dict[str, tuple[Break, int, str]] = {
+    "no family of ours": (config(model_type="gpt2"), 2, "model family `gpt2` is not supported"),
+    "no family at all": (config(model_type=...), 2, "model family `None` is not supported"),
+    "broken config": (text("config.json", "{bad"), 3, "config.json` is no JSON: line 1, column 2: Expecting"),
+    "config of no object": (text("config.json", "[1]"), 3, "config.json` is JSON, but no object"),
+    "config in Latin-1": (text("config.json", b'{"a": "\xe9"}'), 3, "config.json` is no UTF-8 text"),
+    "another activation": (config(hidden_act="gelu"), 2, "`hidden_act = gelu` is not supported for `qwen2`"),
+    "a field nobody knows": (config(surprise=1), 2, "`surprise = 1` is not supported for `qwen2`"),
+    "a window": (config(use_sliding_window=True), 2, "`use_sliding_window = True` is not supported"),
+    "dynamic RoPE": (rope(rope_type="dynamic", factor=2.0), 2, "'dynamic', 'factor': 2.0}}` is not supported"),
+    "RoPE of no kind": (rope(rope_type="foo"), 2, "'rope_type': 'foo'}}` is not supported"),
+    "a RoPE base in words": (
+        rope(rope_theta="1e4"),
+        3,
+        "`rope_parameters.rope_theta = 1e4` must be a number above 0",
+    ),
+    "a count in words": (config(num_hidden_layers="4"), 3, "`num_hidden_layers = 4` must be a whole number above 0"),
+    "no layers": (config(num_hidden_layers=0), 3, "`num_hidden_layers = 0` must be a whole number above 0"),
+    "too few kinds": (config(num_hidden_layers=3), 3, "`layer_types` has 4 entries, and `num_hidden_layers` is 3"),
+    "uneven heads": (config(num_key_value_heads=3), 2, "`num_key_value_heads = 3`, `num_attention_heads = 4` is not"),
+    "odd heads": (config(head_dim=33), 2, "`head_dim = 33`, `hidden_size = 128`, `num_attention_heads = 4` is not"),
+    "more layers than weights": (
+        config(num_hidden_layers=5, layer_types=...),
+        3,
+        "tensor `model.layers.4.input_layernorm.weight` and 11 more missing from",
+    ),
+    "fewer layers than weights": (
+        config(num_hidden_layers=3, layer_types=...),
+        3,
+        "tensor `model.layers.3.input_layernorm.weight` in `{base}` is not part of the actor",
+    ),
+    "another vocabulary": (
+        config(vocab_size=640),
+        3,
+        "tensor `model.embed_tokens.weight` in `{base}` has shape [576, 128]; config.json says [640, 128]",
+    ),
+    "a tokenizer too large": (
+        config(vocab_size=570),
+        3,
+        "has tokens up to 575, and the model's vocabulary ends at 569",
+    ),
+    "a norm of bytes": (
+        header(lambda found: found[NORM].update(dtype="I8", shape=[512])),
+        3,
+        f"tensor `{NORM}` in `{{base}}` has shape [512]; config.json says [128]",
+    ),
+    "eight bits": (
+        header(lambda found: found[NORM].update(dtype="I32")),
+        3,
+        f"tensor `{NORM}` in `{{base}}` is I32; quantised models cannot be trained",
+    ),
+    "a shape without its bytes": (
+        header(lambda found: found[NORM].update(shape=[127])),
+        3,
+        "`model.norm.weight` of shape [127] in F32 does not have 512 bytes",
+    ),
+    "a tensor twice as far": (
+        header(lambda found: found[NORM].update(data_offsets=[8, 520])),
+        3,
+        "model.safetensors` cannot be read: `",
+    ),
+    "cut short": (
+        cut,
+        3,
+        "model.safetensors` cannot be read: its tensors end at byte 3,454,584, the file at 3,453,584",
+    ),
+    "no header": (
+        text("model.safetensors", b"\xff" * 100),
+        3,
+        "cannot be read: its header has 18,446,744,073,709,551",
+    ),
+    "empty": (text("model.safetensors", b""), 3, "cannot be read: its header has 0 bytes, the file 0"),
+    "an index of something else": (index, 3, "of `{base}` is in a file and not in the index"),
+    "pickles": (pickled, 3, "the weights in `{base}` are pickles (`pytorch_model.bin`)"),
+    "an output layer of its own": (own_head, 3, "`lm_head.weight` in `{base}` is not `model.embed_tokens.weight`"),
+    "no end": (no_end, 3, "model folder `{base}` names no end-of-sequence token"),
+    "an end that is no token": (
+        lambda base: edit(base / "generation_config.json", eos_token_id=576),
+        3,
+        "`eos_token_id = 576` of `{base}` is not in the vocabulary of 576 tokens",
+    ),
+    "a broken tokenizer": (text("tokenizer.json", "{"), 3, "tokenizer.json` is no JSON: line 1, column 2"),
+    "no tokenizer in it": (text("tokenizer.json", "{}"), 3, "tokenizer.json` is no tokenizer: it has no vocabulary"),
+    "a broken template": (
+        text("chat_template.jinja", "\n{% if"),
+        3,
+        "the chat template of `{base}` is no jinja: unexpected 'end of template' (line 2)",
+    ),
+    "a template without questions": (
+        text("chat_template.jinja", "hello"),
+        3,
+        "the model's chat template leaves out the question of row `train/000000-",
+    ),
+    "a template that fails": (
+        text("chat_template.jinja", "{{ messages[0]['content'] + 1 }}"),
+        4,
+        "the model's chat template refuses row `train/000000-",
+    ),
+    "a window too long": (
+        config(max_position_embeddings=32),
+        2,
+        "a window of 33 tokens (`rollout.max_prompt_tokens`",
+    ),
+}
+
+
+@pytest.fixture
+def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if what is wrong is let through: importing the engines fails."""
+    monkeypatch.setitem(sys.modules, "ppoctl.wire", None)
+
+
+def test_what_is_whole_is_right(folder: Path) -> None:
+    found = check(load([Path("r.toml")]).recipe, device="cpu")
+    assert (found.problems, found.notes) == ([], [])
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_model_is_refused_in_one_sentence(folder: Path, case: str) -> None:
+    damage, code, says = WRONG[case]
+    damage(folder / "base")
+    problems = check(load([Path("r.toml")]).recipe, device="cpu").problems
+    wanted = says.format(base=folder / "base", here=folder)
+    [found] = [problem for problem in problems if wanted in problem.says]
+    assert found.kind.exit_code == code
+    assert found.hint
+
+
+@pytest.mark.parametrize("command", ["validate", "plan", "train", "rollout"])
+@pytest.mark.usefixtures("_nothing_starts")
+def test_every_command_says_the_same_first(folder: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    edit(folder / "base/config.json", hidden_act="gelu")
+    assert run([command, "r.toml"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: r.toml:4: `hidden_act = gelu` is not supported for `qwen2` (config.json of `{folder}/base`)",
+        "",
+        "hint: choose another model; a copy with this field edited would be another model",
+    ]
+    assert not (folder / "runs").exists()
+
+
+def test_all_that_is_wrong_is_said_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut(folder / "base")
+    (folder / "base/tokenizer.json").write_text("{", "utf-8")
+    (folder / "train.jsonl").write_text("\n", "utf-8")
+    assert run(["validate", "r.toml", "--set", "steps=0"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    wanted = ("steps", "cannot be read", "is no JSON", "has no rows")
+    assert [word in line for line, word in zip(lines, wanted, strict=False)] == [True] * 4
+
+
+def test_the_device_decides_about_head_sizes() -> None:
+    require_head_size(48, "m", "cpu")
+    require_head_size(16, "m", "gpu")
+    with pytest.raises(RecipeError) as caught:
+        require_head_size(16, "m", "cpu")
+    assert caught.value.message == (
+        "`model.path` is `m`, whose heads have 16 channels (`head_dim`); vLLM on a CPU computes heads of 32, 48, 64, "
+        "80, 96, 112, 128, 160, 192, 224, 256, 512"
+    )
+
+
+def test_head_sizes_are_asked_of_the_model(folder: Path) -> None:
+    edit(folder / "base/config.json", head_dim=16)
+    says = [problem.says for problem in check(load([Path("r.toml")]).recipe, device="cpu", rows=False).problems]
+    assert sum("whose heads have 16 channels" in text for text in says) == 1
+    says = [problem.says for problem in check(load([Path("r.toml")]).recipe, device="gpu", rows=False).problems]
+    assert not any("channels" in text for text in says)
+
+
+def test_a_base_model_without_a_template_is_worth_a_note(folder: Path) -> None:
+    (folder / "base/chat_template.jinja").unlink()
+    found = check(load([Path("r.toml")]).recipe)
+    assert (found.problems, found.notes) == (
+        [],
+        [f"the model in `{folder}/base` has no chat template: prompts are plain text"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "says"),
+    [
+        ("./no", 3, "`model.path` is `{here}/no`: no such folder"),
+        ("gpt2", 3, "`model.path` is `{here}/gpt2`: no such folder"),
+        ("org/model", 3, "`model.path` is `org/model`: it has not been fetched"),
+        ("s3://bucket/model", 2, "`model.path` is `{here}/s3:/bucket/model`, a URL; a model is a folder or a hub id"),
+    ],
+)
+@pytest.mark.usefixtures("_nothing_starts")
+def test_a_model_that_is_not_here_is_a_note_until_it_is_needed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str, code: int, says: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))
+    words, said = ["r.toml", "--set", f"model.path={path}"], says.format(here=folder)
+    for command in (["train"], ["validate", "--assets"], ["plan", "--assets"]):
+        assert run([*command, *words]) == code
+        assert f"error: --set: {said}\n" in capsys.readouterr().err
+    for command in ("validate", "plan"):
+        assert run([command, *words]) == (0 if code == 3 else code)
+        assert (f"note: {said}; not checked\n" in capsys.readouterr().err) == (code == 3)
+
+
+def test_a_model_that_was_fetched_is_found_where_the_hub_puts_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its configuration is held against the layout too: four tensor ranks do not divide two key/value heads."""
+    from huggingface_hub import try_to_load_from_cache
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))
+    model = folder / "cache/models--org--model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs/main").write_text("abc123", "utf-8")
+    shutil.copytree(folder / "base", model / "snapshots/abc123")
+    assert fetched("org/model") == model / "snapshots/abc123" == find_model("org/model", "model.path")
+    theirs = try_to_load_from_cache("org/model", "config.json", cache_dir=folder / "cache")
+    assert theirs == str(model / "snapshots/abc123/config.json")
+    assert check(load([Path("r.toml")], ["model.path=org/model"]).recipe).problems == []
+    with pytest.raises(RecipeError, match="4 tensor ranks do not divide the model's 2 key/value heads"):
+        load([Path("r.toml")], ["model.path=org/model", "actor.parallel={tensor=4}"])
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "other"))
+    assert fetched("org/model") is None

@@ -1,0 +1,270 @@
+"""Rows, folders, memory and disk, each asked before anything starts."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from ppoctl.cli.app import run
+from ppoctl.cli.evaluate import _write
+from ppoctl.data.rows import Message
+from ppoctl.errors import DataError, OutOfMemoryError, PpoctlError, RecipeError, StorageError
+from ppoctl.preflight import fit, folders, prompts
+from ppoctl.preflight.check import check
+from ppoctl.preflight.fit import gpu_gib_here, require_fit
+from ppoctl.preflight.folders import require_new, require_space, require_writable
+from ppoctl.preflight.model import find_model
+from ppoctl.recipe.load import load
+from ppoctl.recipe.memory import estimate
+from ppoctl.recipe.schema import Recipe
+from preflight.conftest import ROWS
+
+GOOD = "\n".join(ROWS) + "\n"
+CHAT = '{"question": [{"role": "%s", "content": "1 + 1?"}], "answer": "#### 2"}\n'
+WRONG_ROWS: dict[str, tuple[str | bytes, str]] = {
+    "no JSON": (GOOD + "{oops\n", "`{file}` line 6 is not JSON: Expecting property name"),
+    "no object": ("[1]\n" + GOOD, "`{file}` line 1 is JSON, but no object with columns"),
+    "no column": (GOOD + '{"query": "x", "answer": "#### 1"}\n', "line 6 has no column `question`; its columns are"),
+    "null": (GOOD + '{"question": null, "answer": "#### 1"}\n', "line 6: `question` is null, and a prompt is a text"),
+    "no gold": (GOOD + '{"question": "x", "answer": "1"}\n', "line 6: `answer` does not end in `#### N`"),
+    "a byte order mark": (
+        b"\xef\xbb\xbf" + GOOD.encode(),
+        "`{file}` begins with a byte order mark, which is no JSON",
+    ),
+    "UTF-16": (GOOD.encode("utf-16"), "`{file}` is UTF-16, and JSONL is UTF-8"),
+    "Latin-1": ('{"question": "\xe9", "answer": "#### 1"}\n'.encode("latin-1"), "line 1 is not UTF-8: invalid cont"),
+    "too deep": ("[" * 100_000 + "\n", "line 1 is nested too deep"),
+    "a boss": (GOOD + CHAT % "boss", "line 6: message 1 in `question` has the role `boss`"),
+    "an assistant": (GOOD + CHAT % "assistant", "line 6: the last message in `question` is the assistant's"),
+    "nothing": ("\n\n", "`data.train.path` is `{file}`: the file has no rows"),
+    "too few": (ROWS[0], "`data.train` has 1 rows, and a step takes 4 (`rollout.prompts_per_step`)"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_ROWS)
+def test_a_wrong_row_is_refused_by_its_line(folder: Path, case: str) -> None:
+    content, says = WRONG_ROWS[case]
+    file = folder / "train.jsonl"
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    [found] = check(load([Path("r.toml")]).recipe).problems
+    assert says.format(file=file) in found.says
+    assert (found.kind, bool(found.hint)) == (DataError, True)
+
+
+def test_each_kind_of_chat_is_rendered_once(folder: Path) -> None:
+    """The third row is the first of its roles: it is the one that is refused."""
+
+    class Template:
+        text = "refuses systems"
+        asked: ClassVar[list[tuple[str, ...]]] = []
+
+        def render(self, chat: tuple[Message, ...]) -> str:
+            self.asked.append(tuple(message.role for message in chat))
+            if chat[0].role == "system":
+                raise ValueError("no system here")
+            return chat[-1].content
+
+    rows = [[("user", "a")], [("user", "b")], [("system", "s"), ("user", "c")], [("system", "s"), ("user", "d")]]
+    lines = [
+        json.dumps({"question": [{"role": role, "content": text} for role, text in row], "answer": "#### 1"})
+        for row in rows
+    ]
+    (folder / "train.jsonl").write_text("\n".join(lines), "utf-8")
+    table = load([Path("r.toml")]).recipe.data.train
+    with pytest.raises(DataError, match=r"refuses row `train/000002-.{8}` \(`.*` line 3\): no system here"):
+        prompts.require_rows(table, "train", Template(), at_least=1)  # type: ignore[arg-type]
+    assert Template.asked == [("user",), ("user",), ("system", "user")]
+
+
+def test_reading_says_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "EVERY_ROWS", 2)
+    told: list[tuple[str, int]] = []
+    check(load([Path("r.toml")]).recipe, counted=lambda name, rows: told.append((name, rows)))
+    assert told == [("train", 2), ("train", 4)]
+
+
+def locked(folder: Path) -> Path:
+    folder.mkdir()
+    folder.chmod(0o500)
+    return folder
+
+
+def in_a_file(folder: Path) -> Path:
+    folder.write_text("", "utf-8")
+    return folder / "runs"
+
+
+@pytest.mark.parametrize(("make", "says"), [(in_a_file, "`{0}/x` is a file, and `{0}/x/runs` is to be a folder")])
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, make: Callable[[Path], Path], says: str) -> None:
+    with pytest.raises(StorageError) as caught:
+        require_writable(make(tmp_path / "x"))
+    assert caught.value.message == says.format(tmp_path)
+
+
+def as_nobody(ask: Callable[[], None]) -> int:
+    """Exit code of the error when a process without rights asks; root may write anywhere."""
+    child = os.fork()
+    if not child:
+        code = 99
+        try:
+            if os.getuid() == 0:
+                os.setuid(65534)
+            ask()
+        except PpoctlError as error:
+            code = int(error.exit_code) if "Permission denied" in error.message else 98
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_folder_without_rights_is_refused() -> None:
+    # Every folder above must let others in, or nobody sees `shut` at all.
+    with tempfile.TemporaryDirectory() as above:
+        Path(above).chmod(0o755)
+        seen = locked(Path(above) / "seen")
+        seen.chmod(0o555)
+        assert as_nobody(lambda: require_writable(seen / "runs" / "small")) == 8
+        assert as_nobody(lambda: require_new(seen / "out", "folder")) == 8
+        closed = locked(Path(above) / "closed")
+        assert as_nobody(lambda: require_writable(closed / "runs" / "small")) == 8
+        assert as_nobody(lambda: find_model(str(closed), "model.path")) == 3
+        assert list(seen.iterdir()) == list(closed.iterdir()) == []
+
+
+def test_nothing_is_left_where_a_folder_was_tried(tmp_path: Path) -> None:
+    require_writable(tmp_path / "runs" / "small")
+    require_new(tmp_path / "out", "folder")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "out").mkdir()
+    with pytest.raises(RecipeError, match=r"`.*/out` exists"):
+        require_new(tmp_path / "out", "folder")
+    with pytest.raises(StorageError, match=r"`.*/no` is no folder"):
+        require_new(tmp_path / "no" / "out", "folder")
+
+
+def test_outputs_are_looked_at_before_engines(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ppoctl.wire", None)  # importing it would fail
+    (folder / "there").touch()
+    assert run(["eval", "r.toml", "--ckpt", "base", "--out", "there"]) == 2
+    assert run(["convert-ckpt", "base", "there", "--to", "megatron"]) == 2
+    assert run(["eval", "--ckpt", "base"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert lines == [
+        "error: `there` exists",
+        "error: `there` exists",
+        "error: `base` is a model folder; a recipe must say what to evaluate it on",
+    ]
+
+
+@pytest.fixture
+def small(folder: Path) -> Recipe:
+    return load([Path("r.toml")], ['model.dtype="float32"', "generator.kv_cache_mib=64"]).recipe
+
+
+def test_a_machine_that_is_too_small_is_refused(small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "machine_bytes", lambda: 8 * 2**30)
+    require_fit(small, None)
+    monkeypatch.setattr(estimate, "machine_bytes", lambda: 2**29)
+    with pytest.raises(OutOfMemoryError) as caught:
+        require_fit(small, None)
+    assert "GiB on this machine with all processes, which has 0.5; most of it is libraries" in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_cache_without_room_for_a_sequence_is_refused(small: Recipe) -> None:
+    """33 tokens of 4 layers with keys and values of 2 heads of 32 numbers, 4 bytes each: 66 KiB; blocks need more."""
+    tiny = small.generator.model_copy(update={"kv_cache_mib": 0})
+    with pytest.raises(OutOfMemoryError, match="vLLM will not start: a sequence of full length takes") as caught:
+        require_fit(small.model_copy(update={"generator": tiny}), None)
+    assert caught.value.hint == "raise `generator.kv_cache_mib`"
+
+
+def test_plan_and_validate_judge_what_they_are_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(estimate, "machine_bytes", lambda: 2**29)
+    monkeypatch.setattr(fit, "shutil", type("NoGpu", (), {"which": staticmethod(lambda _: None)}))
+    for command in ("validate", "plan"):
+        assert run([command, "r.toml"]) == 0
+        assert run([command, "r.toml", "--here"]) == 7
+        assert "which has 0.5; most of it is libraries" in capsys.readouterr().err
+        assert run([command, "r.toml", "--gpu-gib", "80"]) == 0
+    capsys.readouterr()
+    assert run(["plan", "r.toml", "--here", "--json"]) == 7
+    said = json.loads(capsys.readouterr().out)
+    assert (said["name"], said["error"]["kind"], said["error"]["exit_code"]) == ("small", "OutOfMemoryError", 7)
+
+
+def test_a_disk_that_is_too_small_is_refused(small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three pairs of two float32 states of weights and two moments: 3 * 2 * 12 bytes * 862,336 or 862,464."""
+    stored = folders.storage_of(small)
+    assert stored.states_bytes is not None
+    needed = stored.states_bytes + stored.records_kept_bytes
+    usage = type(shutil.disk_usage(tmp_path))
+    for free, is_enough in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(folders.shutil, "disk_usage", lambda _, free=free: usage(2**40, 0, free))
+        if is_enough:
+            require_space(small, tmp_path / "runs/small")
+            continue
+        with pytest.raises(StorageError, match=r"the disk of `.*` has 0.0578 GiB free, and the run needs 0.0578 GiB"):
+            require_space(small, tmp_path / "runs/small")
+    (tmp_path / "runs/small").mkdir(parents=True)
+    (tmp_path / "runs/small/state").write_bytes(b"x")  # what the run has already is not needed again
+    require_space(small, tmp_path / "runs/small")
+
+
+def test_train_looks_at_disk_and_memory_and_can_be_told_not_to(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ppoctl.cli import preflight
+
+    monkeypatch.setitem(sys.modules, "ppoctl.wire", None)  # nothing starts, even if all of this is let through
+    usage = type(shutil.disk_usage(folder))
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda _: usage(2**40, 0, 1000))
+    assert run(["train", "r.toml"]) == 8
+    assert "free, and the run needs" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(sys.modules, "ppoctl.wire", None)
+    monkeypatch.setattr(estimate, "machine_bytes", lambda: 2**29)
+    assert run(["train", "r.toml"]) == 7
+    assert "stage `" in capsys.readouterr().err
+    loaded = preflight.startable([Path("r.toml")], [], Path("runs"), force=True)
+    assert loaded.recipe.name == "small"
+    assert not Path("runs").exists()
+
+
+def test_a_container_has_what_it_may_have(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    physical = estimate.machine_bytes(limit)
+    assert physical > 2**28
+    for said, wanted in (("max\n", physical), (f"{2**28}\n", 2**28), (f"{2**60}\n", physical)):
+        limit.write_text(said, "ascii")
+        assert estimate.machine_bytes(limit) == wanted
+
+
+def test_samples_that_cannot_be_written_are_an_error_handed_back(tmp_path: Path) -> None:
+    """The caller prints the figures first."""
+    assert _write(tmp_path / "out.jsonl", b"x\n") is None
+    found = _write(tmp_path / "gone" / "out.jsonl", b"x\n")
+    assert isinstance(found, StorageError)
+    assert found.message == f"cannot write `{tmp_path}/gone/out.jsonl`: No such file or directory"
+
+
+@pytest.mark.parametrize(("said", "gib"), [("81559\n40960\n", 40.0), ("81920\n", 80.0), ("[N/A]\n", None)])
+def test_gpus_are_asked_for_the_smallest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, gib: float | None
+) -> None:
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\nprintf '{said}'\n", "utf-8")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert gpu_gib_here() == gib
