@@ -18,7 +18,7 @@ from ppoctl.convert.rope import Rope
 from ppoctl.convert.rows import Place
 from ppoctl.convert.shape import ModelShape
 from ppoctl.engines.megatron.scoring import Scorer
-from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError, StorageError
+from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError
 from ppoctl.wire import convert_parity
 from ppoctl.wire.convert import REPORT, Asked, Conversion, convert
 
@@ -347,7 +347,7 @@ def test_a_megatron_folder_needs_a_configuration_and_the_right_one(model: Model,
 
 def test_an_existing_destination_is_refused(model: Model, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(StorageError, match="exists"):
+    with pytest.raises(RecipeError, match="exists"):
         run(model("qwen2"), "megatron", tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 

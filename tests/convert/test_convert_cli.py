@@ -5,6 +5,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -191,7 +192,7 @@ def test_a_state_on_its_own_needs_a_model_folder(ask: Ask, trained: RunLayout) -
 
 def test_a_state_that_a_health_rule_stopped_at_says_so(ask: Ask, trained: RunLayout) -> None:
     path = trained.state("actor", 4) / MANIFEST
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"extra": {"healthy": False}}))
+    path.write_text(replace(Manifest.from_text(path.read_text()), extra={"healthy": False}).to_text())
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--json")
     note = "a health rule stopped the run at this state: its last step was not healthy"
     assert json.loads(said.out)["notes"] == [note]

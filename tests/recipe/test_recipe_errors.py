@@ -260,3 +260,32 @@ def test_the_nearest_size_that_divides_is_the_hint(smallest: Path) -> None:
     assert "`--set ppo.minibatch_seqs=32`" in str(
         said(smallest, sets=("rollout.prompts_per_step=64", "ppo.minibatch_seqs=30"))[1]
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = " + "[" * 100_000, "not valid TOML: arrays or tables are nested too deep"),
+        (
+            "x = " + "9" * 5_000,
+            "not valid TOML: Exceeds the limit (4300 digits) for integer string conversion: value has 5000 digits",
+        ),
+        ("#" * (1 << 20) + "\n", "has 1048577 bytes; a recipe has at most 1048576"),
+    ],
+    ids=["deep", "long", "large"],
+)
+def test_a_file_that_no_reader_takes_is_named(write: Write, text: str, says: str) -> None:
+    lines, _ = said(write(text))
+    assert [line.partition(": ")[2] for line in lines] == [says]
+
+
+def test_a_device_is_no_recipe() -> None:
+    lines, _ = said(Path("/dev/zero"))
+    assert lines == ["/dev/zero: is no regular file"]
+
+
+@pytest.mark.parametrize("wrong", ["steps=1000000000000", f"name={'x' * 101}"])
+def test_what_no_run_could_have_is_refused_at_once(smallest: Path, wrong: str) -> None:
+    lines, _ = said(smallest, sets=(wrong,))
+    assert len(lines) == 1
+    assert lines[0].startswith(f"--set: `{wrong.partition('=')[0]}` is")

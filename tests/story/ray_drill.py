@@ -24,6 +24,7 @@ from ppoctl.errors import ExitCode, PpoctlError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import Line
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import plan_resume
 from story.drill import in_a_process, kill_self
 from story.preloaded import preload
 from story.real_drill import outcome, real_recipe
@@ -102,7 +103,7 @@ def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
         if not root.exists():
             session.create(layout, recipe, digests, command="train")
         recipes = session.recorded_recipes(layout)
-        session.attempt_run(session.Opened(layout, recipes, sockets, threads, observers=(Killer(kills),)))
+        session.attempt_run(session.Opened(layout, recipes, sockets, threads, plan_resume(layout), (Killer(kills),)))
     except PpoctlError as error:
         print(f"{type(error).__name__}: {error.message}", file=sys.stderr, flush=True)
         os._exit(int(error.exit_code))

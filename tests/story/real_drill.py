@@ -16,6 +16,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import ROLES, STAGES, RunLayout
+from ppoctl.store.resume_plan import plan_resume
 from story.drill import in_a_process, kill_self
 from story.preloaded import preload
 
@@ -88,7 +89,9 @@ def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
     if not root.exists():
         session.create(layout, recipe, digests, command="train")
     recipes = session.recorded_recipes(layout)
-    session.attempt_run(session.Opened(layout, recipes, sockets, threads, observers=(Executioner(moment),)))
+    session.attempt_run(
+        session.Opened(layout, recipes, sockets, threads, plan_resume(layout), (Executioner(moment),))
+    )
 
 
 def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:

@@ -9,6 +9,8 @@ import pytest
 
 from ppoctl.batch.records import Evaluation
 from ppoctl.ports import Score
+from ppoctl.recipe.schema import Recipe
+from ppoctl.wire.stages import evaluation_stage
 from wiring import book
 from wiring.bench import Bench, open_bench, riddle, with_keys
 from wiring.cases import holds
@@ -71,8 +73,11 @@ def test_what_changes_an_evaluation_changes_its_fingerprint(tmp_path: Path) -> N
     stages: list[Any] = [bench.job.evaluate(2) for bench in benches]
     assert len({stage.fingerprint for stage in stages}) == len(changes)
     benches[0].questions.first_held += 1
-    changed: Any = benches[0].job.evaluate(2)
-    assert changed.fingerprint != stages[0].fingerprint
+    first = stages[0]
+    other = evaluation_stage(
+        Recipe.model_validate(with_keys({})), first.generator, first.scorer, benches[0].questions.evaluation_sets()
+    )
+    assert other.fingerprint != first.fingerprint
 
 
 def test_figures_of_an_evaluation_are_those_of_its_samples(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ standard library only; everything else is imported inside the function, so that 
 `PpoctlError`, prints through `render`, and returns None (exit 0) or an exit code.
 """
 
+import errno
 import os
 import re
 import sys
@@ -123,13 +124,15 @@ def _foreign(error: Exception) -> _Failure:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         says = f"out of memory: {_first_line(error)}"
         return _Failure("OutOfMemoryError", says, "lower [actor.batching] and [critic.batching]", ExitCode.MEMORY)
-    if isinstance(error, OSError):
-        from ppoctl.store.disk import FULL, refused
-
-        if (named := refused(error)) is not None:
-            return _Failure("StorageError", named.message, named.hint, ExitCode.STORAGE)
-        if error.errno in FULL:
-            return _Failure("StorageError", "the disk is full", "df -h .", ExitCode.STORAGE)
+    if "Too many open files" in str(error):
+        says = "too many open files: this shell allows few to a process"
+        return _Failure("EnvironmentProblemError", says, "ulimit -n 4096", ExitCode.ENVIRONMENT)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" (`{error.filename}`)" if error.filename else ""
+        return _Failure("StorageError", f"the disk is full{where}", "df -h .", ExitCode.STORAGE)
+    if isinstance(error, OSError) and error.filename:
+        says = f"`{error.filename}`: {(error.strerror or str(error)).lower()}"
+        return _Failure("StorageError", says, f"ls -ld {quoted(str(error.filename))}", ExitCode.STORAGE)
     says = f"internal: {type(error).__name__}: {_first_line(error)}"
     look = f"less {quoted(_keep_traceback(error))}  # the traceback, for a bug report"
     return _Failure("InternalError", says, look, ExitCode.INTERNAL)

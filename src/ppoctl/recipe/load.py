@@ -27,6 +27,9 @@ from ppoctl.recipe.rules import violations
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.variables import unknown_variables
 
+MOST_BYTES = 1 << 20
+"""More is no recipe: it would be read for minutes."""
+
 Judge = Callable[[Recipe, Callable[[shape.Path], str]], list[Problem]]
 """From a recipe and where its values were set to what is wrong with it."""
 
@@ -105,6 +108,11 @@ def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
 def _unreadable(file: Path) -> list[Problem]:
     """Why this file is no TOML document."""
     try:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            return [Problem(str(file), "is no regular file", f"ls -l {quoted(file)}")]
+        if file.is_file() and file.stat().st_size > MOST_BYTES:
+            says = f"has {file.stat().st_size} bytes; a recipe has at most {MOST_BYTES}"
+            return [Problem(str(file), says, f"ls -l {quoted(file)}")]
         text = file.read_text("utf-8")
         if text.startswith("\ufeff"):
             mend = f"sed -i '1s/^\\xef\\xbb\\xbf//' {file}"
@@ -120,7 +128,15 @@ def _unreadable(file: Path) -> list[Problem]:
         return [Problem(str(file), f"cannot be read: {error.strerror}")]
     except tomllib.TOMLDecodeError as error:
         return [_syntax(file, text, str(error))]
+    except RecursionError:
+        return [Problem(str(file), "not valid TOML: arrays or tables are nested too deep", _open(file, 1))]
+    except ValueError as error:  # an integer of thousands of digits, which Python refuses to read
+        return [Problem(str(file), f"not valid TOML: {str(error).split(';')[0]}", _open(file, 1))]
     return []
+
+
+def _open(file: Path, line: int) -> str:
+    return f"${{EDITOR:-vi}} +{line} {quoted(file)}"
 
 
 def _syntax(file: Path, text: str, message: str) -> Problem:
@@ -131,4 +147,4 @@ def _syntax(file: Path, text: str, message: str) -> Problem:
     # tomllib shows a table's name as a tuple.
     what = re.sub(r"\('(.*?)',?\)", lambda name: f"[{name[1].replace(chr(39) + ', ' + chr(39), '.')}]", what)
     says = f"not valid TOML: {what[0].lower()}{what[1:]} in `{written}`"
-    return Problem(f"{file}:{line}", says, f"${{EDITOR:-vi}} +{line} {quoted(file)}")
+    return Problem(f"{file}:{line}", says, _open(file, line))

@@ -324,11 +324,11 @@ class Expectation(Table):
 class Recipe(Table):
     """A job."""
 
-    name: Annotated[str, REPORTING, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, REPORTING, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     """Names the run directory, `runs/NAME`."""
     seed: Annotated[int, RESULTS, NotNegative] = 42
     """All randomness is a hash of it and of where it is used."""
-    steps: Annotated[int, REPORTING, AtLeastOne]
+    steps: Annotated[int, REPORTING, AtLeastOne, Field(le=1_000_000)]
     """PPO steps to do. Raising it continues a finished run."""
     model: ModelTable
     data: DataTable
