@@ -204,7 +204,8 @@ class Soak:
             blow = Blow(kind, self.moment(root, reference, rng), rng.uniform(0.01, 1.5)) if strikes else None
             ended = self.run(case, command, blow=blow, slow=slowness(rng) if strikes else None)
             if ended.struck:
-                counts[kind] += 1
+                # One that met nothing but the end of the process is no blow.
+                counts[kind] += ended.code != 0 or kind == "reward child"
                 told.append(f"{ended.struck}: {ended.code}")
             expected = {0} | (ENDS[kind.split()[0]] if ended.struck else set())
             if ended.code not in expected:
@@ -307,7 +308,9 @@ class Soak:
                 return outcome
             while ended.code != 0:
                 hint = str(hinted(ended.screen))
-                followed = self.follow(case, ended, **how) if asked.count(hint) < 2 else None
+                if asked.count(hint) > 1:
+                    raise Mismatch(f"{damage.what}: the hint `{hint}` was executed twice and mends nothing")
+                followed = self.follow(case, ended, **how)
                 asked.append(hint)
                 if followed is None:
                     if outcome == "restored":

@@ -169,6 +169,7 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
         stop_flag() as flag,
         _watched(opened, attempt, journal) as watcher,
         _ending(journal, attempt, watcher) as word,
+        flag.outlasting(),
     ):
         wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag))
         for note in (*opened.notes, *(f"note: {text}" for text in unused(recipe))):
