@@ -84,6 +84,12 @@ def test_a_hint_of_a_room_that_knows_no_run_names_the_run(made: RunLayout) -> No
     assert caught.value.hint == f"ppoctl resume {made.root}  # RUNS are many"
 
 
+def test_a_contract_that_is_met_is_judged_by_what_this_attempt_did(made: RunLayout) -> None:
+    (verdict,) = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 0.01}})).verdicts
+    assert (verdict.step, verdict.met) == (3, True)
+    assert ends(made) == [("finished", 0)]
+
+
 def test_an_unmet_contract_is_an_end_of_its_own(made: RunLayout) -> None:
     ended = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 2.0}}))
     assert [verdict.met for verdict in ended.verdicts] == [False]

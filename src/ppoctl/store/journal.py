@@ -65,7 +65,9 @@ class Journal:
             return self._append(file, body)
 
     def lines(self) -> list[Line]:
-        """Every line so far, those of other attempts included up to the last time that this one wrote."""
+        """Every line so far, whoever appended it."""
+        with locked(self._path) as file:
+            self._catch_up(file)
         return list(self._lines)
 
     def figures(self, step: int) -> dict[str, float]:

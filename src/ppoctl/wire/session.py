@@ -21,6 +21,7 @@ from ppoctl.errors import (
     RecipeError,
     StorageError,
     SupersededError,
+    quoted,
     without_secrets,
 )
 from ppoctl.launch.signals import StopFlag, stop_flag
@@ -241,7 +242,7 @@ def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[La
         status, code = ("unmet" if word.exit_code else "finished"), int(word.exit_code)
     except PpoctlError as error:
         if error.hint is not None:  # of rooms that do not know which run they work for
-            error.hint = re.sub(r"\bRUN\b", str(attempt.layout.root), error.hint)
+            error.hint = re.sub(r"\bRUN\b", lambda _: quoted(attempt.layout.root), error.hint)
         status, code = _status(error), int(error.exit_code)
         raise
     except BaseException:
