@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+WEIGHT_AT_THE_TOP = 4
 KINDS = ("flip", "cut", "swap", "delete", "mode")
 
 
@@ -22,7 +23,8 @@ class Damage:
 
 
 def hurt(root: Path, original: Path, rng: random.Random) -> Damage:
-    """Damage this copy of `original`. Every kind of file is as likely as any other, however many there are of it."""
+    """Damage this copy of `original`. Every kind of file is as likely as any other, however many there are; those
+    at the top, in which a run is told, are likelier."""
     kind = rng.choice(KINDS)
     files = sorted(path for path in root.rglob("*") if path.is_file())
     folders = sorted(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())
@@ -32,7 +34,8 @@ def hurt(root: Path, original: Path, rng: random.Random) -> Damage:
         by_kind.setdefault(_kind_of(root, path), []).append(path)
     if kind == "swap":
         by_kind = {name: paths for name, paths in by_kind.items() if _differ(paths)}
-    name = rng.choice(sorted(by_kind))
+    names = sorted(by_kind)
+    name = rng.choices(names, [WEIGHT_AT_THE_TOP if "/" not in each and "." in each else 1 for each in names])[0]
     path = rng.choice(by_kind[name])
     if kind == "swap":
         return _swap(root, original, path, rng.choice([each for each in by_kind[name] if _differ([path, each])]))
