@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from ppoctl.errors import InterruptedByUserError, PreemptedError
+from ppoctl.errors import EnvironmentProblemError, InterruptedByUserError, PreemptedError
 from ppoctl.launch.signals import stop_flag
 
 
@@ -22,6 +22,26 @@ def test_the_first_signal_is_a_flag_and_the_second_an_error() -> None:
             flag.check()
         with pytest.raises(PreemptedError):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stopped_and_renamed(signals: int) -> None:
+    """A library that meets so many signals, and calls whatever it met by another name."""
+    try:
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise KeyError("device")
+    except Exception as error:
+        raise EnvironmentProblemError(f"could not start: {error}") from error
+
+
+def test_a_second_signal_that_a_library_calls_by_another_name_is_still_that_signal() -> None:
+    with stop_flag() as flag, pytest.raises(PreemptedError, match="SIGTERM"), flag.outlasting():
+        stopped_and_renamed(signals=2)
+
+
+def test_an_error_after_one_signal_is_that_error() -> None:
+    with stop_flag() as flag, pytest.raises(EnvironmentProblemError, match="device"), flag.outlasting():
+        stopped_and_renamed(signals=1)
 
 
 def test_a_second_signal_inside_a_callback_of_the_collector_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:

@@ -113,3 +113,16 @@ def test_a_stage_folder_that_lost_its_manifest_is_made_again(tmp_path: Path) -> 
     play(layout.root, fake_recipe(**REDO))
     play(tmp_path / "whole", fake_recipe(**REDO))
     assert result(layout.root) == result(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("stage", ["60-critic_update", "70-actor_update"])
+def test_what_is_older_than_the_saved_pair_is_not_read_again(tmp_path: Path, stage: str) -> None:
+    # The folders of steps before a pair stay until the next one: none of them is in the plan, so none may be needed.
+    tables = {"steps": 5, "checkpoint": {"every_steps": 3}}
+    half = stop_at(tmp_path / "half", "4 actor_update starts", **tables)
+    record = half.step(1) / stage / "record.safetensors"
+    record.unlink()
+    assert plan_resume(half).start == 3
+    play(half.root, fake_recipe(**tables))
+    play(tmp_path / "whole", fake_recipe(**tables))
+    assert result(half.root) == result(tmp_path / "whole")

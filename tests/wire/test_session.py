@@ -1,5 +1,7 @@
 """One attempt: what it refuses to go on from, and the true word it leaves about how it ended."""
 
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
-from ppoctl.errors import NonFiniteError, RecipeError, StorageError
+from ppoctl.errors import NonFiniteError, PreemptedError, RecipeError, StorageError
 from ppoctl.ports import Answer, Score
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import read_lines
@@ -92,6 +94,25 @@ def test_an_unmet_contract_is_an_end_of_its_own(made: RunLayout) -> None:
     ended = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 2.0}}))
     assert [verdict.met for verdict in ended.verdicts] == [False]
     assert ends(made) == [("unmet", 5)]
+
+
+class TwiceStopped(EvenScorer):
+    """Meets two signals, and calls the error of the second by another name, as libraries do."""
+
+    def score(self, answers: Sequence[Answer]) -> list[Score]:
+        try:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("nothing stopped it")
+        except PreemptedError as error:
+            raise RuntimeError(f"device gone: {error}") from error
+
+
+def test_a_second_signal_is_how_the_attempt_ended_whatever_a_library_makes_of_it(made: RunLayout) -> None:
+    with pytest.raises(PreemptedError) as caught:
+        attempt(made, TwiceStopped())
+    assert caught.value.hint == f"ppoctl resume {made.root}"
+    assert ends(made) == [("preempted", 75)]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ class StopFlag:
     """Raised by signals, read between stages."""
 
     received: int | None = None
+    abandons: bool = False
+    """A second signal came."""
 
     def check(self) -> None:
         """Raise PreemptedError after SIGTERM, InterruptedByUserError after SIGINT."""
@@ -41,8 +43,21 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal module's signature
         if self.received is not None:
+            self.abandons = True
             self.check()
         self.received = number
+
+    @contextmanager
+    def outlasting(self) -> Iterator[None]:
+        """Around code that may make another error of what a second signal raised, as libraries do."""
+        try:
+            yield
+        except (InterruptedByUserError, PreemptedError):
+            raise
+        except Exception:
+            if self.abandons:
+                self.check()
+            raise
 
 
 @contextmanager

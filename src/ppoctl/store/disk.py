@@ -1,12 +1,14 @@
 """What a disk refuses, said in words: full (with how much is free), read-only, not allowed. Light."""
 
 import errno
+import os
 import shutil
 from pathlib import Path
 
 from ppoctl.errors import StorageError, quoted
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 MIB = 1 << 20
 
 
@@ -21,6 +23,13 @@ def storage_error(
     return StorageError(
         f"cannot {doing} `{path}`: {reason}", hint=f"look at owner and rights: ls -ld {quoted(folder)}"
     )
+
+
+def refused(error: OSError) -> StorageError | None:
+    """The named error where a disk refused what nobody on the way up has put in words; None for other causes."""
+    if error.errno not in REFUSED or not isinstance(error.filename, str):
+        return None
+    return storage_error(Path(error.filename), error, doing="write" if error.errno in FULL else "use")
 
 
 def disk_full(path: Path, reason: str, *, needed_bytes: int | None = None) -> StorageError:
@@ -43,4 +52,5 @@ def free_bytes(path: Path) -> int:
 
 def _existing(path: Path) -> Path:
     """The path itself, or the nearest folder above it that is there."""
-    return next((folder for folder in (path, *path.parents) if folder.exists()), path)
+    # Not `exists`, which raises below a folder that nobody may look into.
+    return next((folder for folder in (path, *path.parents) if os.access(folder, os.F_OK)), path)

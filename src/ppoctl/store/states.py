@@ -222,10 +222,9 @@ class States:
 
     def _path_to(self, state: State) -> tuple[State, list[Update]]:
         """The nearest ancestor that can be had at once, and the updates from there to `state`, oldest first."""
-        made_by = self._updates(state.role, up_to=state.step)
         here, updates = state, list[Update]()
         while not self._at_hand(here):
-            update = made_by.get(here.lineage)
+            update = self._update_that_made(here)
             if update is None:
                 raise StorageError(
                     f"no saved state and no recorded update leads to {here.stamp}",
@@ -279,17 +278,17 @@ class States:
             self._resident[recorded.role].replay += 1
         self.say(f"replayed {recorded.role} update of step {recorded.step} (largest gap {gap:.2g})")
 
-    def _updates(self, role: str, *, up_to: int) -> dict[str, Update]:
-        """Recorded updates of a role by the lineage they made."""
-        found: dict[str, Update] = {}
-        for step in self.layout.committed_steps():
-            stage = f"{role}_update"
-            manifest = manifests.read(self.layout.stage(step, stage)) if step <= up_to else None
+    def _update_that_made(self, state: State) -> Update | None:
+        """The recorded update that leads to a state. Older steps than it takes are not read: nothing needs them."""
+        stage = f"{state.role}_update"
+        for step in reversed([step for step in self.layout.committed_steps() if step <= state.step]):
+            manifest = manifests.read(self.layout.stage(step, stage))
             if manifest is not None:
                 update = load_record(self.layout, step, stage, manifest)
                 assert isinstance(update, Update)
-                found[update.lineage] = update
-        return found
+                if update.lineage == state.lineage:
+                    return update
+        return None
 
 
 def largest_gap(recorded: Mapping[str, list[float]], again: Mapping[str, list[float]]) -> float:

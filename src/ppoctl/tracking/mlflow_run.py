@@ -6,16 +6,15 @@ Calls block; who must not wait calls from another thread (`mirror`).
 """
 
 import contextlib
-import glob
+import fcntl
 import hashlib
 import logging
 import os
 import shutil
 import sqlite3
-import time
-import uuid
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -41,7 +40,6 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
 _LOCK_WAIT_S = 2.0
-_ABANDONED_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -253,6 +251,7 @@ def _check_sqlite(address: Address) -> None:
         # Escaping would do for sqlalchemy, but MLflow reads the same URI unescaped and makes stray folders.
         raise ValueError(f"a database URI cannot carry the `%` or `?` in `{address.file}`; set `tracking.uri`")
     path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
     if not path.exists():
         _make_sqlite(path)
     with contextlib.closing(sqlite3.connect(path, timeout=_LOCK_WAIT_S)) as connection:
@@ -263,21 +262,45 @@ def _check_sqlite(address: Address) -> None:
 def _make_sqlite(path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.made*"):
-        with contextlib.suppress(OSError):  # of a process that was killed here: nobody needs an hour for it
-            if time.time() - left.stat().st_mtime > _ABANDONED_S:
-                left.unlink()
-    # Two files: MLflow keeps a connection to the first, which must not become one to the real database.
-    made = path.with_name(f".{path.name}.{uuid.uuid4().hex}.made")
-    copy = made.with_suffix(".copy")
-    try:
+    with _folder_to_make(path) as folder:
+        # Two files: MLflow keeps a connection to the first, which must not become one to the real database.
+        made, copy = folder / "made.db", folder / "copy.db"
         MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments(max_results=1)
         shutil.copyfile(made, copy)
         with contextlib.suppress(FileExistsError):
             os.link(copy, path)  # unlike a rename, it refuses to replace what another run made meanwhile
-    finally:
-        made.unlink(missing_ok=True)
-        copy.unlink(missing_ok=True)
+
+
+_ASIDE = ".making-"
+
+
+@contextlib.contextmanager
+def _folder_to_make(path: Path) -> Iterator[Path]:
+    """A folder beside the file, locked for as long as this process lives, so that others know what a kill left."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}{_ASIDE}", dir=path.parent))
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX)
+            if folder.is_dir():  # or it was taken for a left one before it was locked
+                yield folder
+                return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(number)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed processes were making for this file."""
+    left = [folder for folder in path.parent.iterdir() if folder.name.startswith(f".{path.name}{_ASIDE}")]
+    for folder in left:
+        with contextlib.suppress(OSError):
+            number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(number)
 
 
 def _find(client: Any, address: Address, card: RunCard) -> Any | None:

@@ -36,6 +36,7 @@ from ppoctl.rewards.probe import probe, require_gold_wins
 from ppoctl.rewards.processes import ProcessScorer
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
+from ppoctl.store.disk import refused
 from ppoctl.store.journal import Journal, Line
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Observer
@@ -169,6 +170,7 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
         stop_flag() as flag,
         _watched(opened, attempt, journal) as watcher,
         _ending(journal, attempt, watcher) as word,
+        flag.outlasting(),
     ):
         wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag))
         for note in (*opened.notes, *(f"note: {text}" for text in unused(recipe))):
@@ -233,6 +235,10 @@ def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[La
             yield word
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise _out_of_memory(watcher.stage, error) from error
+        except OSError as error:
+            if (named := refused(error)) is not None:
+                raise named from error
+            raise
         status, code = ("unmet" if word.exit_code else "finished"), int(word.exit_code)
     except PpoctlError as error:
         if error.hint is not None:  # of rooms that do not know which run they work for
