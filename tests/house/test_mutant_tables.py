@@ -1,4 +1,4 @@
-"""The tables of planted defects speak of the code as it is: `benchmarks/mutants.py` could not plant them otherwise."""
+"""Planted defects speak of the code as it is: `benchmarks/mutants.py` could not plant them otherwise."""
 
 import tomllib
 

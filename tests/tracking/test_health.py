@@ -29,6 +29,13 @@ def test_a_verdict_names_metric_value_bound_and_key() -> None:
     assert verdict.text == "step 1: policy/approx_kl is 0.73, above 0.5 (`health.kl.max`)"
 
 
+def test_a_step_whose_scores_are_all_equal_is_warned_of() -> None:
+    monitor = HealthMonitor(HealthTable())
+    assert monitor.judge(1, {"reward/score_std": 0.001}) == []
+    (verdict,) = monitor.judge(2, {"reward/score_std": 0.0})
+    assert (verdict.action, verdict.key) == ("warn", "health.reward_spread.min")
+
+
 def test_errors_and_timeouts_of_the_reward_are_added() -> None:
     monitor = HealthMonitor(HealthTable())
     assert monitor.judge(1, {"reward/error_frac": 0.006, "reward/timeout_frac": 0.004}) == []
