@@ -132,3 +132,13 @@ def test_a_dropped_step_that_is_drawn_again_with_another_seed_is_what_ledger_and
     assert layout.ledger.read_bytes() == whole.ledger.read_bytes()
     again, expected = (Journal(run, Attempt(run, 2)) for run in (layout, whole))
     assert [again.figures(step) for step in (1, 2, 3)] == [expected.figures(step) for step in (1, 2, 3)]
+
+
+def test_a_journal_tells_the_figures_of_whole_steps_and_not_those_of_an_evaluation_before_the_first(
+    layout: RunLayout,
+) -> None:
+    journal = Journal(layout, Attempt(layout, 1))
+    for step, stage, value in ((0, "eval", 1.0), (1, "values", 2.0), (1, "reward", 3.0), (2, "values", 4.0)):
+        journal.ensure(a_manifest(step=step, stage=stage, identity=f"{step}{stage}", figures={stage: value}))
+    assert journal.history(up_to=1) == [(1, {"values": 2.0, "reward": 3.0})]
+    assert [step for step, _ in journal.history(up_to=9)] == [1, 2]

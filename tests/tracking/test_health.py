@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ppoctl.recipe.schema import HealthRule, HealthTable
-from ppoctl.tracking.health import METRICS, HealthMonitor, figures_by_step
+from ppoctl.tracking.health import METRICS, HealthMonitor
 
 EV = "value/explained_variance"
 
@@ -92,19 +92,11 @@ def test_judging_a_step_again_gives_the_same_answer_and_counts_once() -> None:
 @pytest.mark.parametrize("killed_in_step", range(1, 18))
 def test_a_resumed_run_judges_as_the_uninterrupted_one(killed_in_step: int) -> None:
     values = {step: -2.0 if step not in (12,) else 0.0 for step in range(1, 18)}
-    lines = [
-        line
-        for step, value in values.items()
-        for line in (
-            {"step": step, "stage": "rollout", "figures": {"rollout/truncated_frac": 0.9}},
-            {"event": "attempt_ended"},
-            {"step": step, "stage": "critic_update", "figures": {EV: value}},
-        )
-    ]
+    history = [(step, {"rollout/truncated_frac": 0.9, EV: value}) for step, value in values.items()]
     whole = HealthMonitor(HealthTable())
-    expected = [whole.judge(step, figures) for step, figures in figures_by_step(lines, before=18)]
+    expected = [whole.judge(step, figures) for step, figures in history]
     resumed = HealthMonitor(HealthTable())
-    resumed.replay(figures_by_step(lines, before=killed_in_step))
-    rest = [resumed.judge(step, figures) for step, figures in figures_by_step(lines, before=18)[killed_in_step - 1 :]]
+    resumed.replay(history[: killed_in_step - 1])
+    rest = [resumed.judge(step, figures) for step, figures in history[killed_in_step - 1 :]]
     assert rest == expected[killed_in_step - 1 :]
     assert any(expected)

@@ -7,7 +7,7 @@ a resumed run judges as the uninterrupted one would have.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ppoctl import metrics
 from ppoctl.recipe.schema import HealthRule, HealthTable
@@ -83,7 +83,7 @@ class HealthMonitor:
         )
 
     def replay(self, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        """Start again from the figures of earlier steps, oldest first (see `figures_by_step`); says nothing."""
+        """Start again from the figures of earlier steps, oldest first; says nothing."""
         self._counts = dict.fromkeys(METRICS, 0)
         self._step = 0
         self._verdicts = []
@@ -109,18 +109,6 @@ class HealthMonitor:
             key=f"health.{name}.{side}",
             num_steps=self._counts[name],
         )
-
-
-def figures_by_step(lines: Iterable[Mapping[str, Any]], *, before: int) -> list[tuple[int, dict[str, float]]]:
-    """All figures of each step below `before`, oldest step first, from the lines of a journal.
-
-    `before` is the step a resumed run is at: that one is not over, and judging half of it would count it.
-    """
-    steps: dict[int, dict[str, float]] = {}
-    for line in lines:
-        if "stage" in line and 0 < line["step"] < before:
-            steps.setdefault(line["step"], {}).update(line["figures"])
-    return sorted(steps.items())
 
 
 def _value(names: tuple[str, ...], figures: Mapping[str, float]) -> float | None:
