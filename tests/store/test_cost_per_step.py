@@ -61,7 +61,7 @@ def test_a_late_step_asks_as_much_of_the_disk_as_an_early_one(
         eval={"every_steps": 5},
         rollout={"prompts_per_step": 2, "samples_per_prompt": 1, "max_prompt_tokens": 4, "max_new_tokens": 2},
         ppo={"epochs": 1, "minibatch_seqs": 2},
-        checkpoint={"every_steps": 2, "keep_rollouts_every_steps": 10, "best": "reward/score_mean"},
+        checkpoint={"every_steps": 2, "keep_rollouts_every_steps": 10},
     )
     try:
         play(tmp_path / "run", recipe, Witness(act=operations.begin))
