@@ -1,16 +1,18 @@
 """States: the nearest ancestor is loaded, the rest is replayed, and a replay that differs is noticed."""
 
+import shutil
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from fakes.bigram import BigramTrainer
-from fakes.job import Witness, open_run, play
+from fakes.job import Witness, open_run, play, result
 from fakes.sockets import fake_recipe
 from ppoctl.errors import StorageError
 from ppoctl.loop.run import run, start_point
 from ppoctl.store.layout import STAGES, RunLayout
+from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.states import largest_gap
 
 EVERY_SECOND = {"checkpoint": {"every_steps": 2}, "steps": 4}
@@ -126,6 +128,23 @@ def test_critic_only_steps_leave_the_actor_where_it_is(tmp_path: Path) -> None:
     assert layout.stage(3, "actor_update").is_dir()
     assert trainers(wiring)["actor"].count == 2
     assert trainers(wiring)["critic"].count == 6
+
+
+def test_an_actor_that_waits_for_the_critic_is_on_the_disk_once(tmp_path: Path) -> None:
+    tables = {"steps": 3, "checkpoint": {"keep_last": 3}}
+    ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
+    play(tmp_path / "run", fake_recipe(ppo=ppo, **tables))
+    layout = RunLayout(tmp_path / "run")
+    first, second, third = (layout.state("actor", step) / "table.bin" for step in (1, 2, 3))
+    assert first.samefile(second)
+    assert not second.samefile(third)
+    assert plan_resume(layout).broken == ()
+    shutil.rmtree(layout.state("actor", 1))  # each name is a state of its own
+    for role in ("actor", "critic"):
+        shutil.rmtree(layout.state(role, 3))
+    play(layout.root, fake_recipe(ppo=ppo, **tables))
+    play(tmp_path / "whole", fake_recipe(ppo=ppo, **tables))
+    assert result(layout.root) == result(tmp_path / "whole")
 
 
 def test_the_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:
     width = max((len(item.name) for item in table.items), default=0)
     lines += [f"  {item.name.ljust(width)}  {item.action}" for item in table.items]
     lines += [f"note: {note}" for note in table.notes]
+    lines += table.complaints(run.resolve())
     for text in lines:
         if to_stderr:
             render.say(text)

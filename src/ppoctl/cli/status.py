@@ -1,7 +1,5 @@
 """`ppoctl status`: where a run stands, from its own files; answers on a login node."""
 
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +43,7 @@ def read_status(run: Path) -> dict[str, Any]:
     from ppoctl.metrics import reported
     from ppoctl.recipe.schema import Expectation
     from ppoctl.store import run_dir
+    from ppoctl.store.alive import attempts as attempts_in
     from ppoctl.store.journal import read_lines
     from ppoctl.store.layout import RunLayout
     from ppoctl.store.retention import saved_pairs
@@ -57,7 +56,7 @@ def read_status(run: Path) -> dict[str, Any]:
     newest = recipes[max(recipes)]
     done = max((line["step"] for line in stages if line["stage"] == _last_update(newest, line["step"])), default=0)
     last = max(stages, key=lambda line: line["seq"], default=None)
-    attempts = _attempts(lines)
+    attempts = attempts_in(lines)
     # A contract is judged when all steps are done; before that its figures are only on their way.
     expect = newest["expect"] if attempts and attempts[-1]["status"] in ("finished", "unmet") else {}
     wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
@@ -77,38 +76,3 @@ def read_status(run: Path) -> dict[str, Any]:
 def _last_update(recipe: dict[str, Any], step: int) -> str:
     """The stage that ends a step."""
     return "critic_update" if step <= recipe["ppo"]["critic_only_steps"] else "actor_update"
-
-
-def _attempts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each attempt with its end. One without an end runs, if its process is alive on this host, or was killed."""
-    found: dict[int, dict[str, Any]] = {}
-    for line in lines:
-        if line.get("event") == "attempt_started":
-            elsewhere = line["host"] != platform.node()
-            alive = "running" if elsewhere or _is_alive(int(line["pid"])) else "killed"
-            found[line["attempt"]] = {
-                "attempt": line["attempt"],
-                "status": f"running or killed on {line['host']}" if elsewhere else alive,
-                "pid": line["pid"],
-                "host": line["host"],
-            }
-        elif line.get("event") == "attempt_ended" and line["attempt"] in found:
-            found[line["attempt"]] |= {"status": line["status"], "exit_code": line["exit_code"]}
-    return list(found.values())
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[-1].split()[0] == "Z"
-    except (OSError, IndexError):
-        return False

@@ -27,6 +27,11 @@ class Item:
     """restored | recalled | replayed | run | missing | corrupt"""
     note: str = ""
 
+    @property
+    def complaint(self) -> str:
+        """What is wrong with it, for a person."""
+        return f"`{self.name}` ({self.action}{': ' + self.note if self.note else ''})"
+
 
 @dataclass(frozen=True)
 class ResumePlan:
@@ -47,13 +52,16 @@ class ResumePlan:
     def broken(self) -> tuple[Item, ...]:
         return tuple(item for item in self.items if item.action in ("missing", "corrupt"))
 
+    def complaints(self, run: Path) -> list[str]:
+        """A line for each missing or corrupt item, and one with the command that mends the run; none where all is
+        there."""
+        return [item.complaint for item in self.broken] + ([how_to_mend(run)] if self.broken else [])
+
     def require_whole(self, layout: RunLayout) -> None:
         """Raise StorageError naming every missing or corrupt item."""
         if not self.broken:
             return
-        names = ", ".join(
-            f"`{item.name}` ({item.action}{': ' + item.note if item.note else ''})" for item in self.broken
-        )
+        names = ", ".join(item.complaint for item in self.broken)
         error = CorruptArtifactError if any(item.action == "corrupt" for item in self.broken) else StorageError
         raise error(
             f"cannot resume `{layout.root}` as it was: {names}",

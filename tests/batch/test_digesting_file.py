@@ -1,0 +1,25 @@
+"""A full disk is told again when the file is closed: who wrote may have taken it for something else."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from ppoctl.batch.digest import DigestingFile, file_digest
+
+
+def test_what_is_written_is_digested_on_the_way(tmp_path: Path) -> None:
+    file = DigestingFile(tmp_path / "a")
+    assert file.write(b"ab") + file.write(memoryview(b"cde")) == 5
+    file.close()
+    assert file.digest == file_digest(tmp_path / "a")
+
+
+def test_a_full_disk_is_said_by_closing_too() -> None:
+    # As large as a tensor: Python then keeps none of it, and closing alone would find nothing wrong.
+    file = DigestingFile(Path("/dev/full"))
+    with pytest.raises(OSError, match="No space"):
+        file.write(bytes(1 << 20))
+    with pytest.raises(OSError, match="No space") as raised:
+        file.close()
+    assert raised.value.errno == errno.ENOSPC
