@@ -2,20 +2,26 @@
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+from ppoctl.errors import PpoctlError
+from ppoctl.store import run_dir
 from ppoctl.store.disk import refused
+from ppoctl.store.layout import RunLayout
 
 
-def told_to_nobody(path: Path) -> str:
-    """What is said, hint and all, when a process without rights looks at the path."""
+def told_to_nobody(look: Callable[[], object]) -> str:
+    """What is said, hint and all, when a process without rights looks at something."""
     reading, writing = os.pipe()
     if not os.fork():
         text = "something else went wrong"
         try:
             if os.getuid() == 0:
                 os.setuid(65534)
-            path.stat()
+            look()
+        except PpoctlError as error:
+            text = f"{error} | {error.hint}"
         except PermissionError as error:
             named = refused(error)
             text = f"{named} | {named.hint}" if named else "nothing"
@@ -34,10 +40,23 @@ def test_a_file_below_a_shut_folder_is_named_and_the_folder_is_what_to_look_at()
         Path(above).chmod(0o755)
         shut = Path(above) / "shut"
         shut.mkdir(mode=0)
-        told = told_to_nobody(shut / "manifest.json")
+        told = told_to_nobody((shut / "manifest.json").stat)
         shut.chmod(0o700)
     says = f"cannot use `{shut}/manifest.json`: Permission denied"
     assert told == f"{says} | look at owner and rights: ls -ld {shut}"
+
+
+def test_recipes_that_may_not_be_read_are_not_called_missing() -> None:
+    with tempfile.TemporaryDirectory() as above:
+        Path(above).chmod(0o755)
+        layout = RunLayout(Path(above) / "run")
+        run_dir.create(layout, recipe_toml="", resolved={"steps": 1}, facts={})
+        layout.root.chmod(0o755)
+        layout.recipes.chmod(0)
+        told = told_to_nobody(lambda: run_dir.recipes(layout))
+        layout.recipes.chmod(0o700)
+    says = f"cannot read `{layout.recipes}`: Permission denied"
+    assert told == f"{says} | look at owner and rights: ls -ld {layout.recipes}"
 
 
 def test_an_error_without_a_file_or_of_another_kind_is_left_as_it_is() -> None:

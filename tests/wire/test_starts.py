@@ -57,6 +57,25 @@ def test_an_attempt_that_ended_or_is_this_process_or_elsewhere_is_in_nobodys_way
     alive.require_idle(made)
 
 
+def test_a_damaged_journal_is_believed_where_it_is_whole(made: RunLayout) -> None:
+    started(made, parent().pid)
+    Journal(made, Attempt(made, 1)).event("attempt_ended", status="failed", exit_code=3)
+    data = bytearray(made.journal.read_bytes())
+    data[-10] ^= 1  # in the second line: nobody knows that the first attempt ended
+    made.journal.write_bytes(data)
+    with pytest.raises(RunAliveError, match="attempt 1"):
+        alive.require_idle(made)
+    data[10] ^= 1
+    made.journal.write_bytes(data)
+    alive.require_idle(made)
+
+
+def test_a_journal_that_is_gone_is_not_in_the_way_of_what_brings_it_again(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "2 values starts", steps=3, checkpoint={"every_steps": 1})
+    layout.journal.unlink()
+    alive.require_idle(layout)
+
+
 def test_a_number_that_a_later_process_has_got_is_not_the_attempt(made: RunLayout) -> None:
     started(made, parent().pid, at=parent().create_time() - 60)
     alive.require_idle(made)

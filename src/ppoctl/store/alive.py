@@ -3,11 +3,13 @@
 import os
 import platform
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ppoctl.errors import RunAliveError, quoted
+from ppoctl.batch.sealed import intact_lines
+from ppoctl.errors import CorruptArtifactError, RunAliveError, quoted
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 
@@ -32,14 +34,22 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def require_idle(layout: RunLayout) -> None:
     """Raise RunAliveError when another process of this host is at work on the run. (Of other hosts nobody knows: a
-    job that was moved to another node takes its run over.)"""
-    for attempt in attempts(read_lines(layout.journal)):
+    job that was moved to another node takes its run over.) Of a damaged journal what can be believed counts:
+    whether the damage stops the run is for others to say."""
+    for attempt in attempts(_believed(layout.journal)):
         if attempt["status"] == "running" and attempt["pid"] != os.getpid():
             raise RunAliveError(
                 f"run `{layout.root}` is at work: attempt {attempt['attempt']} is process {attempt['pid']} here",
                 hint=f"follow it: ppoctl status {quoted(layout.root)}; or stop it and go on here: "
                 f"ppoctl resume {quoted(layout.root)} --take-over",
             )
+
+
+def _believed(journal: Path) -> list[dict[str, Any]]:
+    try:
+        return read_lines(journal)
+    except CorruptArtifactError:
+        return list(intact_lines(journal.read_bytes())) if journal.is_file() else []
 
 
 def _is_alive(pid: int, *, since: float) -> bool:

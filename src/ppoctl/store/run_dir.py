@@ -72,20 +72,32 @@ def facts(layout: RunLayout) -> dict[str, Any]:
 def recipes(layout: RunLayout) -> dict[int, dict[str, Any]]:
     """Resolved recipes by the first step they hold for.
 
-    Raises CorruptArtifactError when one is not as it was written, or when the first is gone.
+    Raises CorruptArtifactError when one is not as it was written, or when the first is gone, StorageError when they
+    cannot be read.
     """
-    known = f"`ppoctl validate {quoted(layout.recipe_toml)} --show` has what was asked last"
+    known = f"what was asked last: ppoctl validate {quoted(layout.recipe_toml)} --show"
     found = {
         int(path.stem): _load(path, hint=f"bring it again from a copy of the run; {known}")
-        for path in sorted(layout.recipes.glob("*.json"))
+        for path in _recipe_files(layout)
     }
     if 1 not in found:
-        again = f"cp {quoted(layout.recipe_resolved)} {quoted(layout.recipe_from(1))}"
+        there = f"mkdir -p {quoted(layout.recipes)}"
+        again = f"{there} && cp {quoted(layout.recipe_resolved)} {quoted(layout.recipe_from(1))}"
         raise CorruptArtifactError(
             f"`{layout.recipe_from(1)}` is missing: the recipe that the run began with",
             hint=f"bring it again from a copy of the run; if no key was ever changed: {again}",
         )
     return found
+
+
+def _recipe_files(layout: RunLayout) -> list[Path]:
+    try:
+        # Not `glob`, for which a folder that may not be read is an empty one.
+        return sorted(path for path in layout.recipes.iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise storage_error(layout.recipes, error, doing="read") from error
 
 
 def change_recipe(layout: RunLayout, resolved: Mapping[str, Any], *, from_step: int) -> None:
