@@ -9,8 +9,7 @@ from typing import Any
 import psutil
 
 from ppoctl.batch.sealed import intact_lines
-from ppoctl.errors import CorruptArtifactError, RunAliveError, quoted
-from ppoctl.store.journal import read_lines
+from ppoctl.errors import RunAliveError, quoted
 from ppoctl.store.layout import RunLayout
 
 
@@ -46,10 +45,7 @@ def require_idle(layout: RunLayout) -> None:
 
 
 def _believed(journal: Path) -> list[dict[str, Any]]:
-    try:
-        return read_lines(journal)
-    except CorruptArtifactError:
-        return list(intact_lines(journal.read_bytes())) if journal.is_file() else []
+    return list(intact_lines(journal.read_bytes())) if journal.is_file() else []
 
 
 def _is_alive(pid: int, *, since: float) -> bool:
