@@ -61,9 +61,9 @@ def resume(
     for text in done:
         render.say(text)
     _print(run, table, to_stderr=True)
-    from ppoctl.recipe.load import load
+    from ppoctl.wire.run_recipe import recipe_of
 
-    preflight.require_room(load([RunLayout(run).recipe_toml], sets or (), environ={}).recipe, run, force=force)
+    preflight.require_room(recipe_of(layout, sets or ()), run, force=force)
     from ppoctl.wire import commands
 
     ended = commands.resume(layout, table, sets or (), save_only=save_only, verbose=verbose)

@@ -20,6 +20,7 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.retention import saved_pairs
 from ppoctl.wire import changes, engines, session
+from ppoctl.wire.run_recipe import recipe_of
 from ppoctl.wire.session import Ended, Opened
 from ppoctl.wire.sources import require_same_companions, require_same_sources, run_of
 from ppoctl.wire.stages import evaluation_stage
@@ -81,7 +82,7 @@ def _as_it_is(layout: RunLayout) -> ResumePlan:
 
 def resume(layout: RunLayout, plan: ResumePlan, sets: Sequence[str], *, save_only: bool, verbose: bool) -> Ended:
     """Continue a run that was found whole, or only save its newest pair of states again."""
-    recipe = load([layout.recipe_toml], sets, environ={}).recipe
+    recipe = recipe_of(layout, sets)
     return _continue(layout, recipe, plan, verbose=verbose, do=_save_for_any_layout if save_only else run)
 
 
@@ -89,7 +90,7 @@ def planned_change(root: Path, sets: Sequence[str]) -> changes.Change | None:
     """What a resume with these keys would change; None: nothing. Raises what it would raise before it starts
     anything."""
     layout = RunLayout(root.resolve())
-    recipe = load([layout.recipe_toml], sets, environ={}).recipe
+    recipe = recipe_of(layout, sets)
     session.require_same_model(layout, recipe)
     changes.require_fitting_states(layout, recipe)
     recorded = session.recorded_recipes(layout)
@@ -178,7 +179,7 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
     manifest = manifests.read(path)
     if manifest is not None and manifest.stage == "state/actor":
         layout = run_of(path)
-        recipe = load(files or [layout.recipe_toml], sets, environ={}).recipe
+        recipe = load(files, sets, environ={}).recipe if files else recipe_of(layout, sets)
         manifests.verify(path, manifest)
         if layout.run_json.is_file():
             require_same_companions(layout, model_folder(recipe.model.path))

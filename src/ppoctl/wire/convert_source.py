@@ -10,10 +10,10 @@ from ppoctl.convert.torch_dist import BACKEND, TorchDist, is_torch_dist
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.recipe.assets import read_config
 from ppoctl.recipe.layers import is_hub_id
-from ppoctl.recipe.load import load
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
+from ppoctl.wire.run_recipe import recipe_of
 from ppoctl.wire.sources import require_same_companions, run_of
 
 
@@ -92,7 +92,7 @@ def _base(layout: RunLayout) -> Path:
             f"the state is in no run directory: `{layout.recipe_toml}` does not exist",
             hint="name a folder of the same model, for config and tokenizer: --like FOLDER",
         )
-    folder = model_folder(load([layout.recipe_toml], environ={}).recipe.model.path)
+    folder = model_folder(recipe_of(layout).model.path)
     require_same_companions(layout, folder, otherwise=", or name a folder that has it: --like FOLDER")
     return folder
 

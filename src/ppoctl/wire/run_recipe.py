@@ -1,0 +1,39 @@
+"""The recipe of a run: `recipe.toml`, which a person may edit, or what was recorded where that is gone. Light."""
+
+from collections.abc import Sequence
+
+from ppoctl.errors import RecipeError, quoted
+from ppoctl.recipe.load import from_resolved, load
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.store import artifact, run_dir
+from ppoctl.store.layout import RunLayout
+
+
+def recipe_of(layout: RunLayout, sets: Sequence[str] = ()) -> Recipe:
+    """The run's recipe with `sets` over it.
+
+    Raises RecipeError naming every wrong key; where the file itself is wrong, the hint goes on with what was recorded.
+    """
+    file = layout.recipe_toml
+    if not file.exists():
+        recorded = run_dir.recipes(layout)
+        newest = from_resolved(recorded[max(recorded)])
+        artifact.write_atomically(file, recipe_as_toml(newest).encode("utf-8"))
+    try:
+        return load([file], sets, environ={}).recipe
+    except RecipeError as error:
+        if sets and _is_right(layout):
+            raise
+        aside = file.with_name(f"{file.name}.wrong")
+        command = f"mv {quoted(file)} {quoted(aside)} && ppoctl resume {quoted(layout.root)}"
+        raise RecipeError(error.message, hint=f"edit it, or go on with what was recorded: {command}") from error
+
+
+def _is_right(layout: RunLayout) -> bool:
+    """Whether the file alone is a recipe; what is wrong is then in what was said beside it."""
+    try:
+        load([layout.recipe_toml], environ={})
+    except RecipeError:
+        return False
+    return True
