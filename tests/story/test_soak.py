@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.engines
 @pytest.mark.story
-@pytest.mark.minutes(1)
+@pytest.mark.minutes(3)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cell", [*cells("kill", KILLS), *cells("damage", DAMAGES)])
 def test_a_run_that_is_struck_or_damaged_ends_as_if_it_had_not_been(folder: Path, cell: str) -> None:

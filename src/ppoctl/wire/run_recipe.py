@@ -13,7 +13,7 @@ from ppoctl.store.layout import RunLayout
 def recipe_of(layout: RunLayout, sets: Sequence[str] = ()) -> Recipe:
     """The run's recipe with `sets` over it.
 
-    Raises RecipeError naming every wrong key; where the file itself is wrong, the hint goes on with what was recorded.
+    Raises RecipeError naming every wrong key; of a wrong file, the hint goes on with what was recorded.
     """
     file = layout.recipe_toml
     if not file.exists():
