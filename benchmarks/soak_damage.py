@@ -57,6 +57,21 @@ def hurt(root: Path, original: Path, rng: random.Random) -> Damage:
     return Damage(kind, what, lambda: _put_back(root, original, path), {path.name: lost} if lost else {})
 
 
+def changed(root: Path, original: Path) -> dict[Path, bytes]:
+    """Files of this copy whose content is not the original's."""
+    pairs = ((path, original / path.relative_to(root)) for path in root.rglob("*"))
+    found = ((path, source) for path, source in pairs if os.access(path, os.R_OK) and path.is_file())
+    return {path: path.read_bytes() for path, source in found if source.read_bytes() != path.read_bytes()}
+
+
+def put_back(root: Path, original: Path, hurt: dict[Path, bytes]) -> bool:
+    """Bring the originals of files that are still hurt as they were; whether there were any."""
+    left = [path for path, data in hurt.items() if path.is_file() and path.read_bytes() == data]
+    for path in left:
+        _put_back(root, original, path)
+    return bool(left)
+
+
 def _kind_of(root: Path, path: Path) -> str:
     """Names without numbers: states/actor/N/common.pt and states/critic/N/common.pt are two kinds."""
     words = [word for word in path.relative_to(root).parts if not word.isdigit()]
