@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from ppoctl.batch.digest import flushed_digest
 from ppoctl.cli.app import run
 from ppoctl.convert.companions import companions_digest
+from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import MANIFEST, RunLayout
 from ppoctl.store.manifest import Manifest
@@ -191,8 +192,10 @@ def test_a_state_on_its_own_needs_a_model_folder(ask: Ask, trained: RunLayout) -
 
 
 def test_a_state_that_a_health_rule_stopped_at_says_so(ask: Ask, trained: RunLayout) -> None:
-    path = trained.state("actor", 4) / MANIFEST
-    path.write_text(replace(Manifest.from_text(path.read_text()), extra={"healthy": False}).to_text())
+    state = trained.state("actor", 4)
+    manifest = manifests.read(state)
+    assert manifest is not None
+    (state / MANIFEST).write_text(replace(manifest, extra={"healthy": False}).to_text())
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--json")
     note = "a health rule stopped the run at this state: its last step was not healthy"
     assert json.loads(said.out)["notes"] == [note]

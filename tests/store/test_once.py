@@ -3,6 +3,7 @@
 import re
 import resource
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import pytest
 
 from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
+from ppoctl.batch.sealed import seal, unseal
 from ppoctl.errors import CorruptArtifactError, StorageError, SupersededError
 from ppoctl.loop.run import run
 from ppoctl.store import attempt as attempts
 from ppoctl.store import manifest as manifests
+from ppoctl.store import run_dir
 from ppoctl.store.discard import make_whole
 from ppoctl.store.journal import Journal, read_lines
-from ppoctl.store.layout import MANIFEST, STAGES, RunLayout
+from ppoctl.store.layout import FORMAT, MANIFEST, STAGES, RunLayout
 from ppoctl.store.resume_plan import plan_resume
 
 SAVES_AT_THE_END = {"checkpoint": {"every_steps": 3}}
@@ -188,3 +191,23 @@ def test_parts_of_a_rollout_go_when_its_step_is_done(tmp_path: Path) -> None:
     rollout = {"prompts_per_step": 4, "max_prompt_tokens": 4, "max_new_tokens": 6, "keep_finished_every_s": 1e-9}
     play(tmp_path / "run", fake_recipe(rollout=rollout))
     assert not list((tmp_path / "run").rglob("*.parts"))
+
+
+def test_what_another_version_wrote_is_refused_by_name_and_not_taken_for_damage(stopped: Path) -> None:
+    layout = RunLayout(stopped)
+    readers: dict[Path, Callable[[], object]] = {
+        layout.stage(2, "values") / MANIFEST: lambda: plan_resume(layout),
+        layout.run_json: lambda: run_dir.facts(layout),
+    }
+    for path, read in readers.items():
+        path.write_text(seal({**unseal(path.read_text()), "format": 7}, indent=1))
+        with pytest.raises(StorageError, match=re.escape(f"`{path}` has format 7, this version")) as raised:
+            read()
+        assert not isinstance(raised.value, CorruptArtifactError)  # which `--allow-missing` would set aside
+
+
+def test_a_manifest_of_nonsense_is_named_even_where_its_checksum_is_right(stopped: Path) -> None:
+    folder = RunLayout(stopped).stage(2, "values")
+    (folder / MANIFEST).write_text(seal({"format": FORMAT, "files": ["record.safetensors"]}, indent=1))
+    with pytest.raises(CorruptArtifactError, match=r"30-values/manifest\.json` is corrupt: not a manifest"):
+        manifests.read(folder)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from ppoctl.errors import StorageError, quoted
+from ppoctl.store.layout import FORMAT
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
@@ -54,3 +55,12 @@ def _existing(path: Path) -> Path:
     """The path itself, or the nearest folder above it that is there."""
     # Not `exists`, which raises below a folder that nobody may look into.
     return next((folder for folder in (path, *path.parents) if os.access(folder, os.F_OK)), path)
+
+
+def require_format(path: Path, found: object) -> None:
+    """Raise StorageError, naming the file, when the format it says it has is not the one that is read here."""
+    if found != FORMAT:
+        raise StorageError(
+            f"`{path}` has format {found}, this version of ppoctl reads {FORMAT}",
+            hint="go on with the version that made the run, or start a new run with another `name`",
+        )

@@ -55,14 +55,13 @@ class Ledger:
         self._blocks = {earlier: block for earlier, block in self._blocks.items() if earlier < step}
 
     def _catch_up(self, file: LockedFile) -> None:
-        """Read the blocks that this and other attempts have appended since; cut one that a kill left unfinished."""
+        """Read the blocks that this and other attempts have appended since, up to one that a kill left unfinished."""
         if file.size == self._end:
             return
         for line in whole_lines(self._path, file.read(start=self._end), offset=self._end):
             if line.body.get("end_of_step"):
                 self._blocks[int(line.body["step"])] = (self._end, line.end)
                 self._end = line.end
-        file.truncate(self._end)
 
 
 def end_of_blocks(path: Path) -> int:

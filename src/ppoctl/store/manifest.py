@@ -10,7 +10,7 @@ from typing import Any
 from ppoctl.batch.digest import FileDigest, file_digest
 from ppoctl.batch.sealed import BrokenSealError, how_to_mend, seal, unseal
 from ppoctl.errors import CorruptArtifactError, quoted
-from ppoctl.store.disk import storage_error
+from ppoctl.store.disk import require_format, storage_error
 from ppoctl.store.layout import FORMAT, MANIFEST
 
 DIGEST_THREADS = 8
@@ -44,21 +44,12 @@ class Manifest:
         """The file: JSON that ends with its own checksum."""
         return seal({"format": FORMAT, **asdict(self)}, indent=1)
 
-    @staticmethod
-    def from_text(text: str) -> "Manifest":
-        """What `to_text` wrote. Raises ValueError, TypeError or KeyError when the file is something else."""
-        raw = unseal(text)
-        if raw.pop("format") != FORMAT:
-            raise ValueError("it was written by another version of ppoctl")
-        raw["files"] = {name: FileDigest(**entry) for name, entry in raw["files"].items()}
-        raw["inputs"] = tuple(raw["inputs"])
-        return Manifest(**raw)
-
 
 def read(folder: Path) -> Manifest | None:
     """The manifest of a committed artifact, or None where none is committed.
 
-    Raises CorruptArtifactError when the manifest is not as it was written, StorageError when it cannot be read.
+    Raises CorruptArtifactError when the manifest is not as it was written, StorageError when it cannot be read or
+    another version of ppoctl wrote it.
     """
     path = folder / MANIFEST
     try:
@@ -70,7 +61,11 @@ def read(folder: Path) -> Manifest | None:
     except UnicodeDecodeError as error:
         raise _corrupt(path, "not a manifest") from error
     try:
-        return Manifest.from_text(text)
+        raw = unseal(text)
+        require_format(path, raw.pop("format"))
+        raw["files"] = {name: FileDigest(**entry) for name, entry in raw["files"].items()}
+        raw["inputs"] = tuple(raw["inputs"])
+        return Manifest(**raw)
     except BrokenSealError as error:
         raise _corrupt(path, str(error)) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.sealed import seal, unseal
-from ppoctl.errors import CorruptArtifactError, RecipeError, RunExistsError, StorageError, quoted
+from ppoctl.errors import CorruptArtifactError, RecipeError, RunExistsError, quoted
 from ppoctl.store.artifact import write_atomically
-from ppoctl.store.disk import storage_error
+from ppoctl.store.disk import require_format, storage_error
 from ppoctl.store.layout import FORMAT, MANIFEST, RunLayout
 
 
@@ -61,11 +61,7 @@ def facts(layout: RunLayout) -> dict[str, Any]:
     if not layout.run_json.exists():
         raise RecipeError(f"`{layout.root}` is not a run directory", hint="see your runs: ls runs")
     found = _load(layout.run_json, hint=f"bring it again from a copy of the run: ls {quoted(layout.root)}")
-    if found["format"] != FORMAT:
-        raise StorageError(
-            f"`{layout.run_json}` has format {found['format']}, this version of ppoctl reads {FORMAT}",
-            hint="go on with the version that made the run, or start a new run with another `name`",
-        )
+    require_format(layout.run_json, found.get("format"))
     return found
 
 
