@@ -10,18 +10,21 @@ import pytest
 from ppoctl.errors import EnvironmentProblemError, InterruptedByUserError, PreemptedError
 from ppoctl.launch.signals import stop_flag
 
+GOES_ON = "ppoctl resume runs/mine"
+
 
 class Thing:
     """Something that can be collected."""
 
 
 def test_the_first_signal_is_a_flag_and_the_second_an_error() -> None:
-    with stop_flag() as flag:
+    with stop_flag(GOES_ON) as flag:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(PreemptedError, match="SIGTERM"):
             flag.check()
-        with pytest.raises(PreemptedError):
+        with pytest.raises(PreemptedError) as second:
             os.kill(os.getpid(), signal.SIGTERM)
+        assert second.value.hint == GOES_ON
 
 
 def stopped_and_renamed(signals: int) -> None:
@@ -35,12 +38,12 @@ def stopped_and_renamed(signals: int) -> None:
 
 
 def test_a_second_signal_that_a_library_calls_by_another_name_is_still_that_signal() -> None:
-    with stop_flag() as flag, pytest.raises(PreemptedError, match="SIGTERM"), flag.outlasting():
+    with stop_flag(GOES_ON) as flag, pytest.raises(PreemptedError, match="SIGTERM"), flag.outlasting():
         stopped_and_renamed(signals=2)
 
 
 def test_an_error_after_one_signal_is_that_error() -> None:
-    with stop_flag() as flag, pytest.raises(EnvironmentProblemError, match="device"), flag.outlasting():
+    with stop_flag(GOES_ON) as flag, pytest.raises(EnvironmentProblemError, match="device"), flag.outlasting():
         stopped_and_renamed(signals=1)
 
 
@@ -48,7 +51,7 @@ def test_a_second_signal_inside_a_callback_of_the_collector_is_not_lost(capfd: p
     def callback(_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    with stop_flag():
+    with stop_flag(GOES_ON):
         os.kill(os.getpid(), signal.SIGINT)
         things = [Thing()]
         reference = weakref.ref(things[0], callback)

@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.engines, pytest.mark.story, pytest.mark.minutes(1), py
 
 TOKEN = {"RAY_AUTH_TOKEN": "of-the-tests-own-ray"}
 PROCESSES = 4
+MEMORY_BYTES = 2**29
+"""What this Ray says that its node has: less than a run takes."""
 OURS = ("ray::actor", "ray::critic", "ray::generator")
 PATIENCE_S = 60.0
 
@@ -43,6 +45,7 @@ def running_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, psutil.P
         "node-ip-address": "127.0.0.1",
         "num-cpus": PROCESSES,
         "object-store-memory": 2**27,
+        "memory": MEMORY_BYTES,
         "temp-dir": folder,
         "ray-client-server-port": client_port,
         "min-worker-port": 0,  # any that is free
@@ -81,7 +84,11 @@ def test_a_run_joins_a_running_ray_and_leaves_it_as_it_was(
     }
     recipe = real_recipe(every_steps=1, name="guest", steps=1, **tables)
     (tmp_path / "guest.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
-    done = fresh(tmp_path, "train", "guest.toml")
+    refused = fresh(tmp_path, "train", "guest.toml")
+    assert refused.returncode == 7, refused.stderr
+    assert "GiB on all nodes of the Ray together, which has 0.5; most of it is libraries" in refused.stderr
+    assert not (tmp_path / "runs").exists()
+    done = fresh(tmp_path, "train", "guest.toml", "--force")
     assert done.returncode == 0, done.stderr
     assert manifests.read(RunLayout(tmp_path / "runs/guest").stage(1, "actor_update")) is not None
 

@@ -53,16 +53,15 @@ def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: 
 def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
     """Raise StorageError where the run directory cannot be written or its disk is too small, OutOfMemoryError where
     this machine is; with `force` sizes are not asked."""
-    from ppoctl.preflight.fit import gpu_gib_here, require_fit
+    from ppoctl.preflight.fit import require_fit
     from ppoctl.preflight.folders import require_space, require_writable
+    from ppoctl.wire.machines import memory_of
 
     require_writable(run)
     if force:
         return
     require_space(recipe, run)
-    # What machines a running Ray has is only known once it is joined.
-    if recipe.cluster.ray_address is None:
-        require_fit(recipe, gpu_gib_here())
+    require_fit(recipe, *memory_of(recipe))
 
 
 def _count(name: str, rows: int) -> None:

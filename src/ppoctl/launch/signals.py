@@ -27,6 +27,8 @@ AGAIN_S = 0.05
 class StopFlag:
     """Raised by signals, read between stages."""
 
+    goes_on: str
+    """The command that goes on later, for whoever is told of the stop."""
     received: int | None = None
     abandons: bool = False
     """A second signal came."""
@@ -38,7 +40,7 @@ class StopFlag:
         kind = InterruptedByUserError if self.received == signal.SIGINT else PreemptedError
         raise kind(
             f"stopped by {_NAMES[signal.Signals(self.received)]}; everything finished is committed",
-            hint="ppoctl resume RUN",
+            hint=self.goes_on,
         )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal module's signature
@@ -61,9 +63,9 @@ class StopFlag:
 
 
 @contextmanager
-def stop_flag() -> Iterator[StopFlag]:
+def stop_flag(goes_on: str) -> Iterator[StopFlag]:
     """A flag wired to SIGTERM and SIGINT; earlier handlers come back afterwards."""
-    flag = StopFlag()
+    flag = StopFlag(goes_on)
     earlier = {number: signal.signal(number, flag._handle) for number in _NAMES}
     unraisable = sys.unraisablehook
 

@@ -23,11 +23,11 @@ def gpu_gib_here() -> float | None:
         return None
 
 
-def require_fit(recipe: Recipe, gpu_gib: float | None) -> None:
-    """Raise OutOfMemoryError where a stage needs more than a GPU of so much memory has, or without one this machine;
-    a model that is not here is not judged."""
+def require_fit(recipe: Recipe, gpu_gib: float | None, ray_bytes: int | None = None) -> None:
+    """Raise OutOfMemoryError where a stage needs more than a GPU of so much memory has, or without one this machine
+    or all nodes of the Ray that is joined; a model that is not here is not judged."""
     decoder = decoder_of(model_config(recipe))
-    if decoder is not None and (error := misfit(estimate(recipe, decoder, gpu_gib))) is not None:
+    if decoder is not None and (error := misfit(estimate(recipe, decoder, gpu_gib, ray_bytes))) is not None:
         raise error
 
 

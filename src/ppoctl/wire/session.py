@@ -167,7 +167,8 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
     journal = Journal(layout, attempt)
     journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=opened.threads)
     with (
-        stop_flag() as flag,
+        # Not left to `_ending`: a second signal may come while that closes the mirror.
+        stop_flag(f"ppoctl resume {quoted(layout.root)}") as flag,
         _watched(opened, attempt, journal) as watcher,
         _ending(journal, attempt, watcher) as word,
         flag.outlasting(),

@@ -59,12 +59,11 @@ class RayCluster:
         if self._group is not None:
             return
         self.close()  # of a start that went half way
-        # Ray prints what happens to its processes into our output, in colour; it comes as our errors instead.
-        ray._private.worker.print_to_stdstream = _print_nothing
-        # So does an error that nobody asks for any more, because another one has ended the question.
-        os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
-        with _keeping_signal_handler():
-            self._start_own() if self.address is None else self._join(self.address)
+        _silence()
+        if self.address is None:
+            self._start_own()
+        else:
+            join(self.address)
         self._connected = True
         self.require_room()
         bundles = self.room.bundles(has_gpus=_has_gpus())
@@ -144,7 +143,7 @@ class RayCluster:
         # Ray's workers are nice (15) to everything else: ours are the work.
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - in the spelling Ray reads
         try:
-            with _on_loopback():
+            with _on_loopback(), _keeping_signal_handler():
                 ray.init(
                     address="local",
                     num_cpus=self.room.processes,  # what is counted is processes; threads are set in each
@@ -158,19 +157,30 @@ class RayCluster:
         except Exception as error:
             raise EnvironmentProblemError(f"Ray could not be started on this machine: {error}") from error
 
-    def _join(self, address: str) -> None:
-        _show_token()
-        try:
-            # Ray itself goes on trying for longer than anyone waits.
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S).close()
+
+def join(address: str) -> None:
+    """Connect this process to a running Ray. Raises EnvironmentProblemError when none answers."""
+    _silence()
+    _show_token()
+    try:
+        # Ray itself goes on trying for longer than anyone waits.
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S).close()
+        with _keeping_signal_handler():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:
-            raise EnvironmentProblemError(
-                f"no Ray answers at `cluster.ray_address = {address}`: {error}",
-                hint=f"see `ray status --address {quoted(address)}`; a Ray that asks for a token lets in who has the "
-                "same `RAY_AUTH_TOKEN` or ~/.ray/auth_token",
-            ) from error
+    except Exception as error:
+        raise EnvironmentProblemError(
+            f"no Ray answers at `cluster.ray_address = {address}`: {error}",
+            hint=f"see `ray status --address {quoted(address)}`; a Ray that asks for a token lets in who has the "
+            "same `RAY_AUTH_TOKEN` or ~/.ray/auth_token",
+        ) from error
+
+
+def _silence() -> None:
+    # Ray prints what happens to its processes into our output, in colour; it comes as our errors instead.
+    ray._private.worker.print_to_stdstream = _print_nothing
+    # So does an error that nobody asks for any more, because another one has ended the question.
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
 
 
 def _show_token() -> None:

@@ -83,8 +83,9 @@ def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
         return physical
 
 
-def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> Memory:
-    """For GPUs of `gpu_gib`; without it for CPUs, where this machine's memory is what everything has to fit."""
+def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory:
+    """For GPUs of `gpu_gib`; without it for CPUs, where this machine's memory is what everything has to fit, or that
+    of all nodes of a running Ray, `ray_bytes`, where it is known."""
     weight = 4 if recipe.model.dtype == "float32" else 2
     at = Precision(weight, "cpu" if gpu_gib is None else "gpu")
     trainings = {role: training_of(recipe, role, decoder, at) for role in ROLES}
@@ -108,7 +109,9 @@ def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None) -> 
         batch=batch,
         states={role: found.state for role, found in roles.items()},
     )
-    places = on_machines(known, machine_bytes()) if gpu_gib is None else on_gpus(known, int(gpu_gib * GIB))
+    joins = recipe.cluster.ray_address is not None
+    host = ray_bytes if joins else machine_bytes()
+    places = on_machines(known, host) if gpu_gib is None else on_gpus(known, int(gpu_gib * GIB))
     turns = None if gpu_gib is None else _taking_turns(known, int(gpu_gib * GIB))
     return Memory(
         device=at.device,

@@ -60,11 +60,10 @@ def on_gpus(known: Known, gpu_bytes: int) -> list[Residency]:
     return [max(shared.values(), key=lambda found: found.fullest.bytes)]
 
 
-def on_machines(known: Known, machine_bytes: int) -> list[Residency]:
-    """All processes together, on this machine or on the nodes of a Ray."""
-    place = Place("this machine with all processes", machine_bytes)
-    if known.recipe.cluster.ray_address is not None:
-        place = Place("all nodes of the Ray together", None)
+def on_machines(known: Known, host_bytes: int | None) -> list[Residency]:
+    """All processes together, on this machine or on the nodes of a Ray; `host_bytes`: what there is, if known."""
+    joins = known.recipe.cluster.ray_address is not None
+    place = Place("all nodes of the Ray together" if joins else "this machine with all processes", host_bytes)
     items: list[Item] = []
     for role, training in known.trainings.items():
         layout = training.layout
