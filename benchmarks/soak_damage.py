@@ -57,19 +57,27 @@ def hurt(root: Path, original: Path, rng: random.Random) -> Damage:
     return Damage(kind, what, lambda: _put_back(root, original, path), {path.name: lost} if lost else {})
 
 
-def changed(root: Path, original: Path) -> dict[Path, bytes]:
-    """Files of this copy whose content is not the original's."""
-    pairs = ((path, original / path.relative_to(root)) for path in root.rglob("*"))
-    found = ((path, source) for path, source in pairs if os.access(path, os.R_OK) and path.is_file())
-    return {path: path.read_bytes() for path, source in found if source.read_bytes() != path.read_bytes()}
+def changed(root: Path, original: Path) -> dict[Path, bytes | None]:
+    """Files of the original whose content is another in this copy; None: that are gone."""
+    pairs = ((root / source.relative_to(original), source) for source in original.rglob("*") if source.is_file())
+    found = (
+        (path, source, _content(path)) for path, source in pairs if os.access(path, os.R_OK) or not path.exists()
+    )
+    return {path: data for path, source, data in found if source.read_bytes() != data}
 
 
-def put_back(root: Path, original: Path, hurt: dict[Path, bytes]) -> bool:
-    """Bring the originals of files that are still hurt as they were; whether there were any."""
-    left = [path for path, data in hurt.items() if path.is_file() and path.read_bytes() == data]
+def put_back(root: Path, original: Path, hurt: dict[Path, bytes | None]) -> bool:
+    """Bring the originals of files that are still hurt as they were; whether there were any. Folders that are gone
+    have had their day, but for evaluations, which nobody reads again and nobody removes."""
+    stays = {path for path in hurt if path.parent.is_dir() or path.parent.name.endswith("-eval")}
+    left = [path for path in stays if _content(path) == hurt[path]]
     for path in left:
         _put_back(root, original, path)
     return bool(left)
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def _kind_of(root: Path, path: Path) -> str:

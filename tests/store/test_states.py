@@ -11,6 +11,7 @@ from fakes.job import Witness, open_run, play, result
 from fakes.sockets import fake_recipe
 from ppoctl.errors import StorageError
 from ppoctl.loop.run import run, start_point
+from ppoctl.store import manifest as manifests
 from ppoctl.store.layout import STAGES, RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.states import largest_gap
@@ -155,3 +156,19 @@ def test_the_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:
     # What is drawn in step n measures the actor that it began with, the one of step n - 1.
     assert int(kept.name) == max(range(4), key=lambda i: (scores[i], i))
     assert sorted(path.name for path in kept.iterdir()) == ["manifest.json", "table.bin"]
+
+
+def test_a_state_that_is_saved_late_tells_of_the_ledger_as_it_was_at_its_step(tmp_path: Path) -> None:
+    """Steps 3 and 4 are in the ledger already when the pair of step 2 is made again; they may be drawn anew."""
+    told = []
+    for lost in (False, True):
+        layout = RunLayout(tmp_path / f"lost {lost}")
+        with pytest.raises(StopError):
+            play(layout.root, fake_recipe(**EVERY_SECOND), stop_at("4 reward starts"))
+        for role in ("actor", "critic") if lost else ():
+            shutil.rmtree(layout.state(role, 2))
+        play(layout.root, fake_recipe(**EVERY_SECOND))
+        found = manifests.read(layout.state("actor", 2))
+        assert found is not None
+        told.append(found.extra["ledger_bytes"])
+    assert told[0] == told[1] > 0

@@ -163,7 +163,7 @@ def _judge_and_save(job: Job, step: int, result: StepResult) -> None:
     if job.cadence.saves(step) or stops:
         job.states.saves.finish()  # of the pair before; what it makes superfluous goes before the new one is written
         job.retention.apply()
-        lines = Recorded(job.journal.seq, job.ledger.size_bytes)
+        lines = Recorded(job.journal.seq, job.ledger.end_of(step))
         for state in (result.critic, result.actor):
             job.states.save(state, result.carry, figures, lines, healthy=not stops)
     if stops:

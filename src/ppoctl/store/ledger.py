@@ -28,10 +28,10 @@ class Ledger:
         self._end = 0
         """Up to here the file has been read."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Where the last finished step ends in the file."""
-        return self._end
+    def end_of(self, step: int) -> int:
+        """How long the file was when this step had been recorded, in bytes; later steps may be there already, where
+        a run goes over them again."""
+        return max((end for known, (_, end) in self._blocks.items() if known <= step), default=0)
 
     def record(self, step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[str, str]) -> None:
         """Append the samples of a finished step unless they are there. `used_by`: role -> lineage it led to."""

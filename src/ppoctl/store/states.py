@@ -51,7 +51,8 @@ class Resident:
 
 @dataclass(frozen=True)
 class Recorded:
-    """How far journal and ledger reached when a state was saved: shorter ones were cut since."""
+    """How far the journal reached when a state was saved, and the ledger at the end of its step: shorter ones were
+    cut since."""
 
     journal_seq: int
     ledger_bytes: int
