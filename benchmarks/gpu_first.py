@@ -1,0 +1,745 @@
+# ruff: noqa
+"""First look at ppoctl's trainer on one GPU, without vLLM, Ray or a network.
+
+    PYTHONPATH=src:benchmarks python3 gpu_first.py env attention logprobs rank ...   [--tiny: a dry run on a CPU]
+
+Each part prints lines of JSON and goes on after an error. Parts: env attention logprobs prints ipc pinned rank shard
+variants soak capped experts.
+"""
+
+import dataclasses
+import inspect
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+TINY = "--tiny" in sys.argv
+CUDA = torch.cuda.is_available()
+DEV = torch.device("cuda", 0) if CUDA else torch.device("cpu")
+BF16 = torch.bfloat16
+
+
+def say(part, **what):
+    print(json.dumps({"part": part} | what, default=str), flush=True)
+
+
+def sync():
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+def seconds(run, repeats=5, warm=2):
+    for _ in range(warm):
+        run()
+    times = []
+    for _ in range(repeats):
+        sync()
+        start = time.perf_counter()
+        run()
+        sync()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def gap(found, expected):
+    return float((found.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm())
+
+
+def gib(number):
+    return round(number / 2**30, 2)
+
+
+def fix_varlen():
+    """torch before 2.12 has another signature; its kernels take fewer key heads all the same."""
+    import torch.nn.attention.varlen as varlen
+
+    names, old = inspect.signature(varlen.varlen_attn).parameters, varlen.varlen_attn
+    if "enable_gqa" in names:
+        return "as is"
+    if "window_size" in names:
+        varlen.varlen_attn = lambda *a, enable_gqa=False, **k: old(*a, **k)
+        return "without enable_gqa"
+    varlen.varlen_attn = lambda *a, **k: old(*a, is_causal=True)
+    return "is_causal only"
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+def env():
+    say("env", torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], cores=os.cpu_count())
+    if CUDA:
+        p = torch.cuda.get_device_properties(0)
+        say(
+            "env",
+            gpu=p.name,
+            gib=gib(p.total_memory),
+            sms=p.multi_processor_count,
+            free=gib(torch.cuda.mem_get_info()[0]),
+            nccl=torch.cuda.nccl.version(),
+            cudnn=torch.backends.cudnn.version(),
+        )
+        a, b = (torch.randn(8192, 8192, device=DEV, dtype=BF16) for _ in range(2))
+        say("env", matmul_tflops=round(2 * 8192**3 / seconds(lambda: a @ b) / 1e12))
+        x = torch.empty(2**31, dtype=torch.uint8, device=DEV)
+        say("env", copy_tb_s=round(2 * x.numel() / seconds(lambda: x.clone()) / 1e12, 2))
+    say(
+        "env",
+        varlen=fix_varlen(),
+        grouped_mm=hasattr(torch.nn.functional, "grouped_mm"),
+        addmm_out_dtype="dtype_out" in torch.ops.aten.addmm.overloads(),
+    )
+    import megatron.core
+
+    say("env", megatron=megatron.core.__version__, te="transformer_engine" in sys.modules)
+    import ppoctl.engines.megatron.rank  # noqa: F401
+
+    say("env", ppoctl="imports")
+
+
+def _packed(lengths, key_lengths=None):
+    from ppoctl.engines.megatron.packed_input import PackedInput, _starts
+
+    keys = tuple(key_lengths or lengths)
+    nothing = torch.zeros(0, dtype=torch.int64, device=DEV)
+    return PackedInput(
+        qkv_format="thd",
+        cu_seqlens_q=_starts(lengths).to(DEV),
+        cu_seqlens_kv=_starts(keys).to(DEV),
+        max_seqlen_q=max(lengths),
+        max_seqlen_kv=max(keys),
+        tokens=nothing,
+        positions=nothing,
+        query_lengths=tuple(lengths),
+        key_lengths=keys,
+        read_at=nothing,
+        targets=nothing,
+    )
+
+
+def _reference(q, k, v, packed):
+    """float64, one piece at a time."""
+    from ppoctl.engines.megatron.attention import pieces, sees
+
+    out = []
+    for a, b, c in pieces(q.double(), k.double(), v.double(), packed):
+        b, c = (x.repeat_interleave(a.shape[1] // x.shape[1], 1) for x in (b, c))
+        scores = torch.einsum("shd,thd->hst", a, b) * a.shape[-1] ** -0.5
+        scores = scores.masked_fill(~sees(len(a), len(b), a.device), -torch.inf)
+        out.append(torch.einsum("hst,thd->shd", scores.softmax(-1), c))
+    return torch.cat(out)
+
+
+def attention():
+    from ppoctl.engines.megatron.attention import _per_piece, _varlen
+
+    fix_varlen()
+    kernel = _varlen if CUDA else _per_piece
+    cases = [
+        (4, 2, 64, (37, 1, 130), None),
+        (7, 1, 128, (300, 5), None),
+        (28, 4, 128, (257,), None),
+        (4, 2, 128, (64, 64), (64, 512)),
+        (4, 4, 192, (129,), None),
+        (8, 4, 256, (200, 33), None),
+        (4, 2, 32, (99,), None),
+    ]
+    for heads, groups, dim, lengths, keys in cases:
+        packed = _packed(lengths, keys)
+        n, m = sum(lengths), sum(keys or lengths)
+        q = torch.randn(n, heads, dim, device=DEV, dtype=BF16, requires_grad=True)
+        fused = torch.randn(m, groups, 2 * dim, device=DEV, dtype=BF16, requires_grad=True)
+        k, v = fused.split(dim, -1)  # as in the model: views of a fused projection
+        out = kernel(q, k, v, packed, None)
+        grad = torch.randn_like(out)
+        found = torch.autograd.grad(out, (q, fused), grad)
+        expected_out = _reference(q, k, v, packed)
+        expected = torch.autograd.grad(expected_out, (q, fused), grad.double())
+        say(
+            "attention",
+            shape=(heads, groups, dim),
+            lengths=lengths,
+            keys=keys,
+            out=gap(out, expected_out),
+            grads=[gap(a, b) for a, b in zip(found, expected, strict=True)],
+        )
+    n = 64 if TINY else 8192
+    for heads, groups in ((28, 4), (7, 1)):
+        packed = _packed((n,))
+        q, k, v = (
+            torch.randn(n, h, 128, device=DEV, dtype=BF16, requires_grad=True) for h in (heads, groups, groups)
+        )
+        grad = torch.randn_like(q)
+        flops = 2 * 2 * heads * 128 * n * (n + 1) / 2
+        forward = seconds(lambda: kernel(q, k, v, packed, None))
+        both = seconds(lambda: torch.autograd.grad(kernel(q, k, v, packed, None), (q, k, v), grad))
+        line = {
+            "varlen_fwd_tflops": flops / forward / 1e12,
+            "varlen_bwd_tflops": 2.5 * flops / (both - forward) / 1e12,
+        }
+        if CUDA:
+            from torch.nn.attention import SDPBackend, sdpa_kernel
+
+            a, b, c, g = (x.detach().transpose(0, 1)[None].contiguous().requires_grad_() for x in (q, k, v, grad))
+
+            def dense():
+                return torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=True, enable_gqa=True)
+
+            for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
+                try:
+                    with sdpa_kernel(backend):
+                        fwd = seconds(dense)
+                        all_ = seconds(lambda: torch.autograd.grad(dense(), (a, b, c), g))
+                    line |= {
+                        f"{name}_fwd_tflops": flops / fwd / 1e12,
+                        f"{name}_bwd_tflops": 2.5 * flops / (all_ - fwd) / 1e12,
+                    }
+                except RuntimeError as error:
+                    line[name] = str(error).splitlines()[0]
+        say(
+            "attention",
+            tokens=n,
+            heads=heads,
+            **{k: round(v, 1) if isinstance(v, float) else v for k, v in line.items()},
+        )
+    if CUDA:  # equal inputs, equal bits?
+        grads = [torch.autograd.grad(kernel(q, k, v, packed, None), (q, k, v), grad) for _ in range(2)]
+        say("attention", backward_repeats=[bool(torch.equal(x, y)) for x, y in zip(*grads, strict=True)])
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        slow = seconds(lambda: torch.autograd.grad(kernel(q, k, v, packed, None), (q, k, v), grad))
+        grads = [torch.autograd.grad(kernel(q, k, v, packed, None), (q, k, v), grad) for _ in range(2)]
+        torch.use_deterministic_algorithms(False)
+        say(
+            "attention",
+            deterministic=[bool(torch.equal(x, y)) for x, y in zip(*grads, strict=True)],
+            slower=round(slow / both, 2),
+        )
+
+
+def _addmm(grad_weight, grad_logits, hidden):
+    """In place of `logprobs._accumulate`: one product that adds in float32 (torch >= 2.8, CUDA)."""
+    if grad_weight.dtype == hidden.dtype or not CUDA:
+        grad_weight.add_((grad_logits.t().float() @ hidden.float()).to(grad_weight.dtype))
+    else:
+        torch.addmm(grad_weight, grad_logits.t(), hidden, out_dtype=torch.float32, out=grad_weight)
+
+
+def logprobs():
+    from ppoctl.engines.megatron import logprobs as ours
+
+    n, hidden_size, vocab = (64, 32, 97) if TINY else (8192, 3584, 152064 // 4)
+    hidden = torch.randn(n, hidden_size, device=DEV, dtype=BF16, requires_grad=True)
+    weight = (torch.randn(vocab, hidden_size, device=DEV) * 0.02).to(BF16).requires_grad_()
+    targets = torch.randint(0, vocab, (n,), device=DEV)
+    grad = torch.randn(n, device=DEV)
+    few = slice(0, 256)
+    exact = (hidden[few].double() @ weight.double().t()).log_softmax(-1).gather(1, targets[few, None])[:, 0]
+    for chunk in (1024, 4096, 8192):
+        for name, accumulate in (("bands", ours._accumulate), ("addmm", _addmm)):
+            weight.main_grad = torch.zeros(weight.shape, device=DEV)
+            settings = ours.LogprobSettings(1.0, chunk, with_entropy=False)
+
+            def both(settings=settings):
+                found, _ = ours.token_logprobs(hidden, weight, targets, settings)
+                torch.autograd.grad(found, hidden, grad)
+                return found
+
+            with patch.object(ours, "_accumulate", accumulate):
+                both()
+                once = weight.main_grad.clone()
+                took = seconds(both, repeats=3, warm=0)
+            say(
+                "logprobs",
+                chunk=chunk,
+                how=name,
+                ms=round(took * 1e3, 2),
+                gap=float((both()[few] - exact).abs().max()),
+                share_of_matmul_time=round(8 * n * vocab * hidden_size / took / 7.5e14, 2),
+                main_grad_norm=float(once.norm()),
+            )
+
+
+def prints():
+    from ppoctl.batch.checksum import fingerprint
+
+    shapes = [(64, 32)] * 3 if TINY else [(152064, 3584), (37888, 3584), (3584, 18944), (4608, 3584), (3584,)]
+    for shape in shapes:
+        t = torch.randn(shape, device=DEV, dtype=BF16)
+        if CUDA:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        took = seconds(lambda t=t: fingerprint(t))
+        peak = gib(torch.cuda.max_memory_allocated() - before) if CUDA else None
+        say(
+            "prints",
+            shape=shape,
+            ms=round(took * 1e3, 3),
+            gb_s=round(t.nbytes / took / 1e9, 1),
+            extra_gib=peak,
+            same_on_cpu=fingerprint(t[:64]) == fingerprint(t[:64].cpu()),
+        )
+
+
+def _reader(connection):
+    torch.cuda.init() if CUDA else None
+    while (shared := connection.recv()) is not None:
+        try:
+            start = time.perf_counter()
+            found = shared.tensors()
+            took = time.perf_counter() - start
+            connection.send([(name, float(t.float().sum()), tuple(t.shape)) for name, t in found] + [took])
+        except Exception as error:  # noqa: BLE001
+            connection.send(f"{type(error).__name__}: {error}")
+
+
+def ipc():
+    """`sharing.Staging` between two processes of one GPU; then with expandable segments."""
+    from ppoctl.engines.sharing import Staging
+
+    for conf in ("expandable_segments:False", "expandable_segments:True"):
+        if CUDA:
+            torch.cuda.empty_cache()
+            torch._C._accelerator_setAllocatorSettings(conf)
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_reader, args=(theirs,), daemon=True)
+        process.start()
+        staging = Staging(DEV)
+        size = 2**10 if TINY else 2**27
+        for value in (1.0, 2.0, 3.0, 4.0):
+            tensors = [
+                ("a", torch.full((size,), value, dtype=BF16, device=DEV)),
+                ("b", torch.tensor([value], device=DEV)),
+            ]
+            start = time.perf_counter()
+            shared = staging.put(tensors)
+            put = time.perf_counter() - start
+            ours.send(shared)
+            answer = ours.recv() if ours.poll(60) else "no answer in 60 s"
+            right = isinstance(answer, list) and answer[0][1] == size * value and answer[1][1] == value
+            say("ipc", conf=conf, right=right, put_ms=round(put * 1e3, 2), answer=answer if not right else answer[-1])
+        del staging, shared
+        if CUDA:
+            torch.cuda.empty_cache()
+            say("ipc", conf=conf, free_after=gib(torch.cuda.mem_get_info()[0]))
+        ours.send(None)
+        process.join(10)
+    if CUDA:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+
+
+def pinned():
+    """What moving out costs in host memory and time, first and again."""
+    from ppoctl.engines.megatron.host_memory import HostMemory
+
+    sizes = [1000] * 3 if TINY else [152064 * 3584 * 2, *[37888 * 3584 * 2, 3584 * 18944 * 2, 33030144, 25690112] * 8]
+    tensors = [torch.ones(size, dtype=torch.uint8, device=DEV) for size in sizes]
+    host = HostMemory()
+    for turn in range(3):
+        sync()
+        start = time.perf_counter()
+        host.take("x", tensors)
+        sync()
+        out = time.perf_counter() - start
+        start = time.perf_counter()
+        host.bring_back("x")
+        sync()
+        back = time.perf_counter() - start
+        stats = (
+            torch.cuda.memory.host_memory_stats() if CUDA and hasattr(torch.cuda.memory, "host_memory_stats") else {}
+        )
+        say(
+            "pinned",
+            turn=turn,
+            gib=gib(sum(sizes)),
+            out_gb_s=round(sum(sizes) / out / 1e9, 1),
+            back_gb_s=round(sum(sizes) / back / 1e9, 1),
+            host_gib=gib(stats.get("allocated_bytes.current", 0)),
+            right=all(bool(t.eq(1).all()) for t in tensors),
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- whole ranks
+
+MODELS = {
+    "1.5b": dict(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        head_dim=128,
+        tie_word_embeddings=True,
+    ),
+    # What a rank of tensor = 4 has of the 7B model: its time without messages.
+    "shard": dict(
+        vocab_size=38016,
+        hidden_size=3584,
+        intermediate_size=4736,
+        num_hidden_layers=28,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+        head_dim=128,
+        tie_word_embeddings=False,
+    ),
+    "tiny": dict(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+    ),
+}
+_folders = {}
+
+
+def folder(kind):
+    kind = "tiny" if TINY else kind
+    if kind not in _folders:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        path = Path(tempfile.mkdtemp(prefix=f"{kind}-"))
+        with torch.device(DEV):
+            model = LlamaForCausalLM(LlamaConfig(max_position_embeddings=16384, **MODELS[kind])).to(BF16)
+        model.save_pretrained(path)
+        _folders[kind] = path
+        del model
+        torch.cuda.empty_cache() if CUDA else None
+    return _folders[kind]
+
+
+def _rollouts(kind, count, shortest, longest):
+    import roofline
+
+    return roofline.made_up_rollouts(
+        count, *((8, 24) if TINY else (shortest, longest)), MODELS["tiny" if TINY else kind]["vocab_size"]
+    )
+
+
+def _open(kind, role="actor", most=16384, chunk=1024, recompute="none"):
+    from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+    from ppoctl.recipe.schema import ByTokens
+
+    batching = ByTokens(max_tokens_per_microbatch=64 if TINY else most, logits_chunk_tokens=chunk)
+    rank = MegatronRank(TrainerSettings(role, str(folder(kind)), BF16, batching, recompute=recompute))
+    start = time.perf_counter()
+    rank.start()
+    sync()
+    say("open", kind=kind, role=role, start_s=round(time.perf_counter() - start, 1))
+    return rank
+
+
+def _flops(kind, rollouts, tied_head=True):
+    c = MODELS["tiny" if TINY else kind]
+    inputs = (rollouts.prompt_lengths + rollouts.lengths - 1).double()
+    per_token = 2 * (
+        c["hidden_size"] * (c["num_attention_heads"] * 2 + 2 * c["num_key_value_heads"]) * c["head_dim"]
+        + 3 * c["hidden_size"] * c["intermediate_size"]
+    )
+    pairs = float((inputs * (inputs + 1) / 2).sum())
+    layers = c["num_hidden_layers"] * (
+        per_token * float(inputs.sum()) + 4 * c["num_attention_heads"] * c["head_dim"] * pairs
+    )
+    return 3 * (layers + 2 * c["hidden_size"] * c["vocab_size"] * float(rollouts.lengths.sum()))
+
+
+def _objective(rollouts):
+    import roofline
+
+    return roofline.Objective(rollouts.mask, needs_entropy=False)
+
+
+def _minibatch(rollouts):
+    import roofline
+
+    from ppoctl.ports import Minibatch
+
+    return Minibatch(torch.arange(rollouts.num_seqs), int(rollouts.mask.sum()), roofline.STEP)
+
+
+def _timed_update(part, kind, rank, rollouts, **extra):
+    objective, minibatch = _objective(rollouts), _minibatch(rollouts)
+    rank.update(rollouts, [minibatch], objective)
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    took = seconds(lambda: rank.update(rollouts, [minibatch], objective), repeats=3, warm=1)
+    tokens = int((rollouts.prompt_lengths + rollouts.lengths - 1).sum())
+    peak = (
+        {"peak_gib": gib(torch.cuda.max_memory_allocated()), "reserved_gib": gib(torch.cuda.max_memory_reserved())}
+        if CUDA
+        else {}
+    )
+    say(
+        part,
+        kind=kind,
+        tokens=tokens,
+        s=round(took, 3),
+        tokens_s=round(tokens / took),
+        tflops=round(_flops(kind, rollouts) / took / 1e12, 1),
+        mfu=round(_flops(kind, rollouts) / took / 989e12, 3),
+        **peak,
+        **extra,
+    )
+    return took
+
+
+def _close(rank):
+    rank._stages.clear()
+    rank._optimizer = None
+    import gc
+
+    gc.collect()
+    torch.cuda.empty_cache() if CUDA else None
+
+
+def rank():
+    """A whole update, its memory beside what `plan` says, its kernels, moving out, saving and loading."""
+    fix_varlen()
+    from ppoctl.recipe.assets import read_config
+    from ppoctl.recipe.memory.families import decoder_of
+    from ppoctl.recipe.memory.part import Microbatch, Precision
+    from ppoctl.recipe.memory.trainer import Training, ranks_of
+    from ppoctl.recipe.parallel import ParallelTable
+
+    one = _open("1.5b")
+    rollouts = _rollouts("1.5b", 16, 8192, 8192)
+    _timed_update("rank", "1.5b", one, rollouts)
+    tokens = 16382 if not TINY else 48
+    batch = Microbatch(tokens, tokens * 3 // 4, 1024, 8191)
+    said = ranks_of(
+        Training(
+            "actor", decoder_of(read_config(folder("1.5b"))), ParallelTable(), Precision(2, "gpu"), batch, batch, 8
+        )
+    )[0]
+    say("rank", plan_resident=gib(said.resident), plan_update=gib(said.update), plan_peak=gib(said.peak))
+    forward = seconds(lambda: one.forward(rollouts, 1.0), repeats=2, warm=1)
+    say("rank", forward_s=round(forward, 3))
+    if CUDA:
+        from torch.profiler import ProfilerActivity, profile
+
+        few = _rollouts("1.5b", 4, 8192, 8192)
+        one.update(few, [_minibatch(few)], _objective(few))
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
+            one.update(few, [_minibatch(few)], _objective(few))
+            sync()
+        print(prof.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=70))
+    before = {name: t.detach().cpu() for name, t in one.weights()}
+    for turn in range(2):
+        free = torch.cuda.mem_get_info()[0] if CUDA else 0
+        sync()
+        start = time.perf_counter()
+        one.leave()
+        sync()
+        out = time.perf_counter() - start
+        gone = torch.cuda.mem_get_info()[0] if CUDA else 0
+        start = time.perf_counter()
+        one._have("weights", "training")
+        sync()
+        back = time.perf_counter() - start
+        say(
+            "rank",
+            leave_s=round(out, 2),
+            back_s=round(back, 2),
+            freed_gib=gib(gone - free),
+            free_gib=gib(gone),
+            turn=turn,
+            host_gib=gib(torch.cuda.memory.host_memory_stats().get("allocated_bytes.current", 0))
+            if CUDA and hasattr(torch.cuda.memory, "host_memory_stats")
+            else None,
+        )
+    say("rank", same_after=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
+    with tempfile.TemporaryDirectory() as name:
+        start = time.perf_counter()
+        one.begin_save(Path(name), True)
+        copied = time.perf_counter() - start
+        one.finish_save()
+        say("rank", save_copied_s=round(copied, 2), save_s=round(time.perf_counter() - start, 2))
+        one.update(rollouts, [_minibatch(rollouts)], _objective(rollouts))
+        one.load(Path(name))
+        say("rank", same_after_load=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
+    _close(one)
+
+
+def shard():
+    fix_varlen()
+    one = _open("shard", most=10240)
+    _timed_update("shard", "shard", one, _rollouts("shard", 8, 10239, 10239))
+    _close(one)
+
+
+class _Apex:
+    """What Megatron-Core asks of Apex for gradients that add up inside the product."""
+
+    @staticmethod
+    def wgrad_gemm_accum_fp32(inputs, grads, main_grad):
+        _addmm(main_grad, grads, inputs)
+
+
+def variants():
+    """One change at a time, same rows, same seed."""
+    fix_varlen()
+    from megatron.core.tensor_parallel import layers
+
+    from ppoctl.engines.megatron import logprobs as ours
+    from ppoctl.engines.megatron import model
+
+    original = model.transformer_config
+
+    def config(**changes):
+        def made(*arguments):
+            found = original(*arguments)
+            for name, value in changes.items():
+                setattr(found, name, value)
+            return found
+
+        return patch.object(model, "transformer_config", made)
+
+    rollouts = _rollouts("1.5b", 8, 8192, 8192)
+    layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = _Apex, True
+    cases = [
+        ("base", {}, {}, False),
+        ("swiglu fused", {"bias_activation_fusion": True}, {}, False),
+        ("wgrad in product", {"gradient_accumulation_fusion": True}, {}, False),
+        ("chunk 8192", {}, {"chunk": 8192}, False),
+        ("head addmm", {}, {"chunk": 8192}, True),
+        ("all", {"bias_activation_fusion": True, "gradient_accumulation_fusion": True}, {"chunk": 8192}, True),
+        ("selective", {}, {"recompute": "selective"}, False),
+        ("full", {}, {"recompute": "full"}, False),
+    ]
+    for name, changes, how, head in cases:
+        try:
+            with config(**changes), patch.object(ours, "_accumulate", _addmm if head else ours._accumulate):
+                one = _open("1.5b", **how)
+                loss = one.update(rollouts, [_minibatch(rollouts)], _objective(rollouts))[0]
+                _timed_update(
+                    "variants",
+                    "1.5b",
+                    one,
+                    rollouts,
+                    variant=name,
+                    loss=round(loss.loss, 6),
+                    grad_norm=round(loss.grad_norm, 6),
+                )
+                _close(one)
+        except Exception as error:  # noqa: BLE001
+            say("variants", variant=name, error=f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def soak():
+    """Lengths as they come: does what torch keeps beyond what is used grow?"""
+    fix_varlen()
+    one = _open("1.5b")
+    for turn in range(2 if TINY else 12):
+        torch.manual_seed(turn)
+        rollouts = _rollouts("1.5b", 24, 300 + 97 * turn, 8192)
+        start = time.perf_counter()
+        one.update(rollouts, [_minibatch(rollouts)], _objective(rollouts))
+        sync()
+        line = {"s": round(time.perf_counter() - start, 2)}
+        if CUDA:
+            stats = torch.cuda.memory_stats()
+            line |= {
+                "peak": gib(stats["allocated_bytes.all.peak"]),
+                "reserved": gib(stats["reserved_bytes.all.current"]),
+                "retries": stats["num_alloc_retries"],
+            }
+        say("soak", turn=turn, **line)
+    _close(one)
+
+
+def capped():
+    """Gemma's attention: written out, and FlexAttention with a cap and a window."""
+    from ppoctl.engines.megatron.capped_attention import CappedAttention
+
+    n, heads, groups, dim, cap, window = (64, 4, 2, 32, 50.0, 16) if TINY else (4096, 8, 4, 256, 50.0, 2048)
+    ours = CappedAttention.__new__(CappedAttention)
+    torch.nn.Module.__init__(ours)
+    ours.softmax_scale, ours.softcap, ours.window = dim**-0.5, cap, window
+    q, k, v = (torch.randn(n, h, dim, device=DEV, dtype=BF16, requires_grad=True) for h in (heads, groups, groups))
+    packed = _packed((n,))
+    torch.cuda.reset_peak_memory_stats() if CUDA else None
+    out = ours.attend_pieces(q, k, v, packed)
+    g = torch.randn_like(out)
+    took = seconds(lambda: torch.autograd.grad(ours.attend_pieces(q, k, v, packed), (q, k, v), g), repeats=2, warm=1)
+    say(
+        "capped",
+        how="written out",
+        ms=round(took * 1e3, 1),
+        peak_gib=gib(torch.cuda.max_memory_allocated()) if CUDA else None,
+    )
+    if not CUDA:
+        return
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, i, j: (j <= i) & (i - j < window), None, None, n, n, device=DEV)
+    flex = torch.compile(flex_attention)
+
+    def run():
+        a, b, c = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return flex(a, b, c, score_mod=lambda s, *_: cap * torch.tanh(s / cap), block_mask=mask, enable_gqa=True)[
+            0
+        ].transpose(0, 1)
+
+    found = run()
+    torch.cuda.reset_peak_memory_stats()
+    took = seconds(lambda: torch.autograd.grad(run(), (q, k, v), g), repeats=3, warm=1)
+    say(
+        "capped",
+        how="flex",
+        ms=round(took * 1e3, 1),
+        gap=gap(found, out),
+        peak_gib=gib(torch.cuda.max_memory_allocated()),
+    )
+
+
+def experts():
+    """One expert after the other, and torch's grouped products."""
+    n, hidden, inner, count, top = (64, 16, 16, 4, 2) if TINY else (10240, 2048, 768, 128, 8)
+    x = torch.randn(n * top, hidden, device=DEV, dtype=BF16)
+    one = torch.randn(count, 2 * inner, hidden, device=DEV, dtype=BF16) * 0.02
+    two = torch.randn(count, hidden, inner, device=DEV, dtype=BF16) * 0.02
+    counts = torch.bincount(torch.randint(0, count, (n * top,)), minlength=count)
+    offsets = counts.cumsum(0).to(torch.int32).to(DEV)
+    act = torch.nn.functional.silu
+
+    def loop():
+        out = []
+        for e, tokens in enumerate(x.split(counts.tolist())):
+            a, b = (tokens @ one[e].t()).chunk(2, -1)
+            out.append((act(a) * b) @ two[e].t())
+        return torch.cat(out)
+
+    def grouped():
+        a, b = torch.nn.functional.grouped_mm(x, one.transpose(-2, -1), offs=offsets).chunk(2, -1)
+        return torch.nn.functional.grouped_mm(act(a) * b, two.transpose(-2, -1), offs=offsets)
+
+    flops = 2 * n * top * hidden * inner * 3
+    for name, run in (("loop", loop), ("grouped", grouped)):
+        took = seconds(run)
+        say(
+            "experts", how=name, ms=round(took * 1e3, 2), tflops=round(flops / took / 1e12, 1), gap=gap(run(), loop())
+        )
+
+
+if __name__ == "__main__":
+    parts = [name for name in sys.argv[1:] if not name.startswith("--")]
+    for name in parts:
+        began = time.perf_counter()
+        try:
+            globals()[name]()
+        except BaseException as error:  # noqa: BLE001
+            say(name, error=f"{type(error).__name__}: {str(error)[:400]}")
+            traceback.print_exc()
+        say(name, done_s=round(time.perf_counter() - began, 1))
