@@ -178,9 +178,11 @@ class Starter:
         while not self._over(0.002):
             now = time.monotonic() - began
             if to_come and now >= to_come[0][0]:
-                os.kill(pid, signal.SIGSTOP)
-                self._over(to_come.pop(0)[1])
-                os.kill(pid, signal.SIGCONT)
+                pause_s = to_come.pop(0)[1]
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(pid, signal.SIGSTOP)
+                    self._over(pause_s)
+                    os.kill(pid, signal.SIGCONT)
             if blow is not None and not struck and blow.reached(now) and self._hit(pid, blow):
                 struck = f"{blow.kind} at {now:.2f} s"
             if now > HANG_S:
