@@ -129,7 +129,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
 
     from ppoctl.ports import Answer, Score
     from ppoctl.recipe.load import load
-    from ppoctl.store.layout import STAGES, RunLayout
+    from ppoctl.store.layout import NUMBERS, RunLayout
     from ppoctl.wire import session
 
     class ShareOfLetter:
@@ -154,7 +154,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     counted = steps[1:]
     ends = [lines[step, "actor_update"]["at"] for step in steps]
     lengths = [lines[step, "rollout"]["figures"]["rollout/response_tokens_mean"] for step in counted]
-    stages = [stage for stage in STAGES if (1, stage) in lines and stage != "eval"]
+    stages = [stage for stage in NUMBERS if (1, stage) in lines and stage != "eval"]
     shutil.rmtree(layout.root)
     result.write_text(
         json.dumps(

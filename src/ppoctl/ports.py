@@ -321,14 +321,14 @@ class Scorer(Protocol):
 class SampleParts(Protocol):
     """Finished samples of a rollout that is not committed yet, kept over a crash."""
 
-    def recall(self, *, step: int, fingerprint: str) -> dict[str, Sample]:
+    def recall(self, *, step: int, stage: str, fingerprint: str) -> dict[str, Sample]:
         """By key, those that an earlier attempt finished under the same actor state, prompts and settings."""
         ...
 
-    def keep(self, *, step: int, fingerprint: str) -> AbstractContextManager[Callable[[Sample], None]]:
+    def keep(self, *, step: int, stage: str, fingerprint: str) -> AbstractContextManager[Callable[[Sample], None]]:
         """A function that takes each finished sample; written out in groups, and when the context fails."""
         ...
 
     def drop(self, *, step: int) -> None:
-        """Forget them: the rollout is committed."""
+        """Forget those of a step: its rollouts are committed."""
         ...

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from fakes.job import PPO_FACTS
 from ppoctl.batch.digest import flushed_digest
 from ppoctl.cli.app import run
 from ppoctl.convert.companions import companions_digest
@@ -61,7 +62,7 @@ def trained(ask: Ask, model: Model) -> RunLayout:
     recipe = SMALLEST.replace('"base"', f'"{Path("source").resolve()}"')
     layout.root.parent.mkdir()
     sources = {COMPANIONS: companions_digest(Path("source"))}
-    run_dir.create(layout, recipe_toml=recipe, resolved={}, facts={"sources": sources})
+    run_dir.create(layout, recipe_toml=recipe, resolved={}, facts={"sources": sources, **PPO_FACTS})
     rollouts = lab.make_rollouts()
     actor, critic = lab.actor(model("qwen2"), dtype="bfloat16"), lab.critic(model("qwen2"), dtype="bfloat16")
     for step in (2, 4):

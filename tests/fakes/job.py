@@ -7,14 +7,18 @@ from pathlib import Path
 
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.loop.run import Health, run
+from ppoctl.loop.stories import PPO, outline
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.outline import Outlines, outlines_of
+from ppoctl.store.retention import saved_steps
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.job import Surroundings, Wiring, assemble
 from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.stories import StoryAt, outlines, story_at
 
 
 @dataclass
@@ -53,6 +57,15 @@ class Witness:
             self.tell(f"inside rollout after {done} samples")
 
 
+PPO_FACTS = {"stories": Outlines({1: outline(PPO)}).as_json()}
+"""What run.json says of a run that tells one story."""
+
+
+def saved_pairs(layout: RunLayout) -> list[int]:
+    """Steps with saved states of both roles."""
+    return saved_steps(layout, ("actor", "critic"))
+
+
 def no_stop() -> None:
     """Nobody asks the job to stop."""
 
@@ -66,11 +79,17 @@ def open_run(
     health: Health | None = None,
     check_stop: Callable[[], None] = no_stop,
     sockets: Sockets | None = None,
+    choose: StoryAt = story_at,
 ) -> Wiring:
     """What `train --or-resume` does, on fakes: the bigram's, or those of `sockets`."""
     layout = RunLayout(root)
     if not root.exists():
-        run_dir.create(layout, recipe_toml="", resolved=recipe.model_dump(mode="json", by_alias=True), facts={})
+        run_dir.create(
+            layout,
+            recipe_toml="",
+            resolved=recipe.model_dump(mode="json", by_alias=True),
+            facts={"stories": outlines(recipe, choose).as_json()},
+        )
     attempt = claim(layout)
     artifact.sweep(layout)
     around = Surroundings(
@@ -83,12 +102,14 @@ def open_run(
     sockets = sockets or fake_sockets(
         recipe, on_minibatch=witness.on_minibatch, on_file=witness.on_file, looks=witness.looks
     )
-    return assemble(layout, attempt, recipes or {1: recipe}, sockets, around)
+    return assemble(layout, attempt, recipes or {1: recipe}, sockets, around, choose)
 
 
-def play(root: Path, recipe: Recipe | None = None, witness: Witness | None = None) -> Wiring:
+def play(
+    root: Path, recipe: Recipe | None = None, witness: Witness | None = None, choose: StoryAt = story_at
+) -> Wiring:
     """Run to the end."""
-    wiring = open_run(root, recipe or fake_recipe(), witness or Witness())
+    wiring = open_run(root, recipe or fake_recipe(), witness or Witness(), choose=choose)
     run(wiring.job)
     return wiring
 
@@ -98,7 +119,7 @@ def result(root: Path) -> dict[str, object]:
     layout = RunLayout(root)
     states = {
         f"{role}/{path.name}": path.read_bytes()
-        for role in ("actor", "critic")
+        for role in outlines_of(layout).roles
         for path in sorted(layout.state(role, layout.saved_steps(role)[-1]).iterdir())
         if path.name != "manifest.json"
     }

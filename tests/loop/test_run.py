@@ -21,7 +21,6 @@ from ppoctl.store.states import saved_state
 def test_the_last_step_is_saved_and_evaluated_whatever_the_cadence() -> None:
     cadence = Cadence(
         steps=5,
-        critic_only_steps=0,
         save_every_steps=2,
         eval_every_steps=3,
         eval_at_start=True,
@@ -41,7 +40,6 @@ def test_the_ledger_says_which_updates_used_a_sample(tmp_path: Path) -> None:
     lineages = {}
     for step, role in ((1, "critic"), (2, "critic"), (2, "actor")):
         saved = saved_state(layout, role, step)
-        assert saved is not None
         lineages[step, role] = saved[0].lineage[:16]
     assert {line["step"]: line["used_by"] for line in lines} == {
         1: {"critic": lineages[1, "critic"]},
@@ -54,7 +52,7 @@ def test_a_run_that_did_too_little_does_not_end_well(tmp_path: Path, monkeypatch
     play(tmp_path / "run", fake_recipe(steps=2, checkpoint={"every_steps": 1}))
     began = run_module.start_point
 
-    def further(job: Job) -> tuple[int, State, State, Carry]:
+    def further(job: Job) -> tuple[int, dict[str, State], Carry]:
         step, *rest = began(job)
         return step + 1, *rest
 
@@ -68,7 +66,6 @@ def test_what_is_evaluated_is_the_actor_that_the_step_made(tmp_path: Path) -> No
     layout = RunLayout(tmp_path / "run")
     saved = saved_state(layout, "actor", 1)
     evaluated = manifests.read(layout.stage(1, "eval"))
-    assert saved is not None
     assert evaluated is not None
     assert evaluated.inputs == (saved[0].identity,)
 

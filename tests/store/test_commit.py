@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.job import PPO_FACTS
 from ppoctl.errors import StorageError, SupersededError
 from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
@@ -105,7 +106,7 @@ def test_an_attempt_that_was_overtaken_at_the_last_moment_does_not_publish(layou
 
 
 def test_a_sweep_takes_what_was_half_written_or_half_removed_and_nothing_else(layout: RunLayout) -> None:
-    kept = [layout.stage(1, "values"), layout.state("actor", 1), layout.parts(2)]
+    kept = [layout.stage(1, "values"), layout.state("actor", 1), layout.parts(2, "rollout")]
     half = [folder.with_name(f"{folder.name}.attempt-1") for folder in kept[:2]]
     half_removed = layout.state("critic", 1)
     for folder in (*kept, *half, half_removed):
@@ -126,7 +127,7 @@ def test_a_small_file_is_old_or_new_and_never_half(layout: RunLayout, disk: Disk
 
 def test_a_run_directory_that_does_not_fit_is_not_made(tmp_path: Path, disk: Disk) -> None:
     with disk(10), pytest.raises(StorageError, match="cannot write"):
-        run_dir.create(RunLayout(tmp_path / "run"), recipe_toml="x" * 50, resolved={}, facts={})
+        run_dir.create(RunLayout(tmp_path / "run"), recipe_toml="x" * 50, resolved={}, facts=PPO_FACTS)
     assert list(tmp_path.iterdir()) == []
 
 

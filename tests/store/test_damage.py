@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.job import play, result
+from fakes.job import play, result, saved_pairs
 from fakes.sockets import fake_recipe
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store.compare import compare
@@ -14,7 +14,6 @@ from ppoctl.store.discard import go_back, make_whole
 from ppoctl.store.journal import MENDED, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.store.retention import saved_pairs
 from store.conftest import stop_at
 
 SAVES = {

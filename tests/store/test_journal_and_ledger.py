@@ -97,7 +97,7 @@ def test_half_a_step_is_cut_from_the_ledger_and_written_whole(tmp_path: Path, to
     second = whole.index(b"\n", len(whole) // 2 - 40) + 1
     assert json.loads(whole[second:].split(b"\n")[0])["step"] == 2
     layout.ledger.write_bytes(whole[: second + int(torn_after * (len(whole) - second))])
-    Ledger(layout.ledger, claim(layout)).record(2, *samples_of(layout, 2), {"critic": "x", "actor": "y"})
+    Ledger(layout.ledger, claim(layout)).record(2, [samples_of(layout, 2)], {"critic": "x", "actor": "y"})
     lines = [json.loads(line) for line in layout.ledger.read_bytes().splitlines()]
     assert [line["step"] for line in lines] == [1] * 8 + [2] * 8
     assert [line.get("end_of_step", False) for line in lines] == ([False] * 7 + [True]) * 2
@@ -110,7 +110,7 @@ def test_a_replayed_step_leaves_the_ledger_as_it_is(tmp_path: Path) -> None:
     used_by = [json.loads(line)["used_by"] for line in before.splitlines()]
     ledger = Ledger(layout.ledger, claim(layout))
     for step, roles in ((1, used_by[0]), (2, used_by[-1])):
-        ledger.record(step, *samples_of(layout, step), roles)
+        ledger.record(step, [samples_of(layout, step)], roles)
         assert layout.ledger.read_bytes() == before
 
 
@@ -119,7 +119,7 @@ def test_a_superseded_attempt_does_not_write_the_ledger(tmp_path: Path) -> None:
     ledger = Ledger(layout.ledger, claim(layout))
     claim(layout)
     with pytest.raises(SupersededError):
-        ledger.record(2, *samples_of(layout, 1), {"critic": "x"})
+        ledger.record(2, [samples_of(layout, 1)], {"critic": "x"})
 
 
 def test_a_dropped_step_that_is_drawn_again_with_another_seed_is_what_ledger_and_journal_tell(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ppoctl.ports import Sample
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.discard import make_whole
-from ppoctl.store.layout import MANIFEST, STAGES, RunLayout
+from ppoctl.store.layout import MANIFEST, NUMBERS, RunLayout
 from ppoctl.store.parts import RolloutParts
 from ppoctl.store.resume_plan import plan_resume
 from store.conftest import stop_at
@@ -55,7 +55,7 @@ def test_nothing_starts_once_the_job_was_asked_to_stop(tmp_path: Path) -> None:
 
 def test_finished_samples_of_a_rollout_that_stopped_are_not_drawn_again(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "inside rollout after 4 samples", steps=1)
-    assert len(list(layout.parts(1).glob("*.json"))) == 1
+    assert len(list(layout.parts(1, "rollout").glob("*.json"))) == 1
     wiring = open_run(layout.root, fake_recipe(steps=1, eval={"at_start": False}), Witness())
     generator = cast(BigramGenerator, wiring.generator)
     stages, actor = wiring.job.stages(1), wiring.job.states.initial["actor"]
@@ -68,21 +68,21 @@ def test_finished_samples_of_a_rollout_that_stopped_are_not_drawn_again(tmp_path
 
 def test_samples_are_recalled_for_what_they_were_drawn_for_and_only_unaltered(layout: RunLayout) -> None:
     parts = RolloutParts(layout, claim(layout), every_s=1e-9)
-    with parts.keep(step=1, fingerprint="one") as keep:
+    with parts.keep(step=1, stage="rollout", fingerprint="one") as keep:
         keep(a_sample("p#0"))
-    assert parts.recall(step=1, fingerprint="one") == {"p#0": a_sample("p#0")}
-    assert parts.recall(step=1, fingerprint="other") == {}
-    (path,) = layout.parts(1).glob("*.json")
+    assert parts.recall(step=1, stage="rollout", fingerprint="one") == {"p#0": a_sample("p#0")}
+    assert parts.recall(step=1, stage="rollout", fingerprint="other") == {}
+    (path,) = layout.parts(1, "rollout").glob("*.json")
     path.write_bytes(path.read_bytes().replace(b"[2, 1]", b"[3, 1]"))
-    assert parts.recall(step=1, fingerprint="one") == {}
+    assert parts.recall(step=1, stage="rollout", fingerprint="one") == {}
 
 
 def test_a_superseded_attempt_keeps_no_samples(layout: RunLayout) -> None:
     parts = RolloutParts(layout, claim(layout), every_s=1e-9)
     claim(layout)
-    with pytest.raises(SupersededError), parts.keep(step=1, fingerprint="one") as keep:
+    with pytest.raises(SupersededError), parts.keep(step=1, stage="rollout", fingerprint="one") as keep:
         keep(a_sample("p#0"))
-    assert not layout.parts(1).exists()
+    assert not layout.parts(1, "rollout").exists()
 
 
 def test_a_hole_is_named_and_everything_after_it_is_set_aside(tmp_path: Path) -> None:
@@ -93,8 +93,10 @@ def test_a_hole_is_named_and_everything_after_it_is_set_aside(tmp_path: Path) ->
     with pytest.raises(StorageError, match=r"`steps/000001/30-values` \(missing\)"):
         plan.require_whole(layout)
     whole, moved = make_whole(layout, plan)
-    after = [f"steps/000001/{layout.stage(1, name).name}" for name in STAGES if STAGES[name] > 30 and name != "eval"]
-    second = [f"steps/000002/{layout.stage(2, name).name}" for name in list(STAGES)[:5]]
+    after = [
+        f"steps/000001/{layout.stage(1, name).name}" for name in NUMBERS if NUMBERS[name] > 30 and name != "eval"
+    ]
+    second = [f"steps/000002/{layout.stage(2, name).name}" for name in list(NUMBERS)[:5]]
     assert moved == [f"set aside {name}" for name in after + second]
     assert not whole.broken
     assert not plan_resume(layout).broken

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from fakes.bigram import BigramTrainer
-from fakes.job import Witness, open_run, play, result
+from fakes.job import Witness, open_run, play, result, saved_pairs
 from fakes.sockets import fake_recipe
 from ppoctl.batch.records import Carry, State
 from ppoctl.errors import HealthStopError, StorageError
@@ -18,8 +18,9 @@ from ppoctl.loop.run import run, start_point
 from ppoctl.store import manifest as manifests
 from ppoctl.store.discard import make_whole
 from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.store.retention import Retention, saved_pairs
+from ppoctl.store.retention import Retention
 from ppoctl.store.states import Recorded, saved_state
 from ppoctl.wire.job import Wiring
 from store.conftest import stop_at
@@ -156,7 +157,7 @@ def test_the_last_healthy_pair_stays_while_newer_ones_are_not_healthy(tmp_path: 
         with pytest.raises(HealthStopError):
             run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt(stops)).job)
     layout = RunLayout(tmp_path / "run")
-    Retention(layout, keep_last=2, keep_rollouts_every_steps=0).apply()
+    Retention(layout, outlines_of(layout), keep_last=2, keep_rollouts_every_steps=0).apply()
     assert saved_pairs(layout) == [1, 2, 3, 4]
     assert layout.stage(2, "actor_update").is_dir()
 
@@ -170,7 +171,7 @@ def test_a_state_that_was_half_removed_no_longer_counts(tmp_path: Path, monkeypa
     )
     with monkeypatch.context() as killed:  # a kill before the first file of a folder is gone
         killed.setattr(shutil, "rmtree", lambda folder, **options: None)
-        Retention(layout, keep_last=1, keep_rollouts_every_steps=0).apply()
+        Retention(layout, outlines_of(layout), keep_last=1, keep_rollouts_every_steps=0).apply()
     assert saved_pairs(layout) == [3]
     assert manifests.read(layout.stage(2, "rollout")) is None
 
@@ -200,7 +201,7 @@ def test_a_best_actor_of_a_run_that_was_drawn_again_is_the_new_one(tmp_path: Pat
     again = play(layout.root, fake_recipe(**tables, seed=9))
     manifest = manifests.read(layout.best / "000001")
     assert manifest is not None
-    assert manifest.identity == start_point(again.job)[1].lineage
+    assert manifest.identity == start_point(again.job)[1]["actor"].lineage
 
 
 def manifest_of(layout: RunLayout, role: str, step: int) -> manifests.Manifest:

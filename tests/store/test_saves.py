@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.bigram import BigramSaving
-from fakes.job import Witness, open_run, play, result
+from fakes.job import Witness, open_run, play, result, saved_pairs
 from fakes.sockets import fake_recipe
 from ppoctl.batch.digest import FileDigest
 from ppoctl.errors import HealthStopError, PreemptedError, StorageError
@@ -19,7 +19,6 @@ from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import MANIFEST, RunLayout
-from ppoctl.store.retention import saved_pairs
 from store.conftest import a_manifest, stop_at
 
 STEPS = 5

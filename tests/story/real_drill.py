@@ -15,7 +15,7 @@ import ray_forks
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import Line, read_lines
-from ppoctl.store.layout import ROLES, STAGES, RunLayout
+from ppoctl.store.layout import NUMBERS, RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from story.drill import in_a_process, kill_self
 from story.preloaded import preload
@@ -104,7 +104,7 @@ def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
 def outcome(root: Path) -> dict[str, object]:
     layout = RunLayout(root)
     states = {}
-    for role in ROLES:
+    for role in ("actor", "critic"):
         manifest = manifests.read(layout.state(role, STEPS))
         assert manifest is not None
         # `.metadata` is torch's index of the tensor files; it differs from process to process, they must not.
@@ -122,7 +122,7 @@ def moments_of_the_grid(every_steps: int) -> list[str]:
     for saves."""
     grid: list[str] = []
     for step in range(1, STEPS + 1):
-        stages = [stage for stage in STAGES if stage != "eval" or step in (2, 3)]
+        stages = [stage for stage in NUMBERS if stage != "eval" or step in (2, 3)]
         grid += [
             f"{step} {stage} {moment}"
             for stage in stages

@@ -51,7 +51,7 @@ def test_rollout_train_show_eval_and_resume(tmp_path: Path, ppoctl_data: Path, f
     assert all(line.startswith(("step ", "saved ", "restored ", "warn")) for line in trained.stderr.splitlines())
 
     status = answer(fresh, tmp_path, "status", "runs/gsm8k-smoke")
-    assert (status["state"], status["steps_done"], status["saved_pairs"]) == ("finished", 2, [1, 2])
+    assert (status["state"], status["steps_done"], status["saved_steps"]) == ("finished", 2, [1, 2])
     assert [attempt["status"] for attempt in status["attempts"]] == ["finished", "finished"]
 
     sample = answer(forked, tmp_path, "show", "runs/gsm8k-smoke", "--step", "2", "--best")

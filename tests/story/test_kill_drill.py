@@ -22,10 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from fakes.job import Witness, play, result
+from fakes.job import Witness, play, result, saved_pairs
 from fakes.sockets import fake_recipe
 from ppoctl.store.layout import RunLayout
-from ppoctl.store.retention import saved_pairs
 from story.drill import in_a_process, killer, side_by_side
 
 

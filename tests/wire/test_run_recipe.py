@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.job import PPO_FACTS
 from fakes.sockets import fake_recipe
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.schema import Recipe
@@ -25,7 +26,9 @@ def recipe(tmp_path: Path) -> Recipe:
 @pytest.fixture
 def run(tmp_path: Path, recipe: Recipe) -> RunLayout:
     layout = RunLayout(tmp_path / "run")
-    run_dir.create(layout, recipe_toml=recipe_as_toml(recipe), resolved=recipe.model_dump(mode="json"), facts={})
+    run_dir.create(
+        layout, recipe_toml=recipe_as_toml(recipe), resolved=recipe.model_dump(mode="json"), facts=PPO_FACTS
+    )
     return layout
 
 

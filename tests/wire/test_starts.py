@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fakes.job import Witness, open_run, play
+from fakes.job import PPO_FACTS, Witness, open_run, play
 from fakes.sockets import fake_recipe
 from ppoctl.errors import HealthStopError, RunAliveError
 from ppoctl.loop.run import run
@@ -30,7 +30,7 @@ def started(layout: RunLayout, pid: int, *, host: str = "", at: float | None = N
 @pytest.fixture
 def made(tmp_path: Path) -> RunLayout:
     layout = RunLayout(tmp_path / "run")
-    run_dir.create(layout, recipe_toml="", resolved={"steps": 1}, facts={"command": "train"})
+    run_dir.create(layout, recipe_toml="", resolved={"steps": 1}, facts={"command": "train", **PPO_FACTS})
     return layout
 
 
@@ -94,10 +94,10 @@ def test_a_start_that_failed_does_not_burn_the_name(made: RunLayout) -> None:
 
 def test_a_run_with_a_rollout_or_something_that_is_no_run_is_never_replaced(tmp_path: Path) -> None:
     began = stop_at(tmp_path / "began", "1 reward starts")
-    assert run_dir.has_rollout(began)
+    assert run_dir.has_begun(began)
     assert not is_replaceable(began)
     failed = stop_at(tmp_path / "failed", "1 rollout starts")
-    assert not run_dir.has_rollout(failed)
+    assert not run_dir.has_begun(failed)
     assert is_replaceable(failed)
     retired = RunLayout(tmp_path / "whole")
     play(retired.root, fake_recipe(steps=4, checkpoint={"keep_last": 2, "keep_rollouts_every_steps": 0}))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.job import no_stop
+from fakes.job import PPO_FACTS, no_stop
 from fakes.sockets import BigramGenerator, fake_recipe, fake_sockets
 from ppoctl.batch.records import Rollouts, State
 from ppoctl.clock import WORK
@@ -66,7 +66,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def play(root: Path, clock: Clock, check_stop: Callable[[], None] = no_stop) -> None:
     layout, recipe = RunLayout(root), RECIPE
     if not root.exists():
-        run_dir.create(layout, recipe_toml="", resolved=recipe.model_dump(mode="json", by_alias=True), facts={})
+        run_dir.create(
+            layout, recipe_toml="", resolved=recipe.model_dump(mode="json", by_alias=True), facts=PPO_FACTS
+        )
     around = Surroundings(check_stop, lambda text: None, (), HealthMonitor(recipe.health), {})
     sockets = replace(fake_sockets(recipe), generator=lambda models, say: SlowGenerator(models, clock))
     run(assemble(layout, claim(layout), {1: recipe}, sockets, around).job)

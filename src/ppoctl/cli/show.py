@@ -62,8 +62,9 @@ def _print(found: "ShownSample") -> None:
     render.line(render.weighted(pieces, found.advantages or [0.0] * len(pieces)))
     if found.advantages:
         render.line()
-        columns = zip(found.pieces, found.advantages, found.values or (), found.logprobs, strict=False)
-        table = [(json_module.dumps(p), f"{a:+.3f}", f"{v:+.3f}", f"{lp:.3f}") for p, a, v, lp in columns]
+        values = ["-"] * len(pieces) if found.values is None else [f"{value:+.3f}" for value in found.values]
+        columns = zip(found.pieces, found.advantages, values, found.logprobs, strict=False)
+        table = [(json_module.dumps(p), f"{a:+.3f}", v, f"{lp:.3f}") for p, a, v, lp in columns]
         render.table(table, ("token", "advantage", "value", "log-prob"))
 
 
@@ -80,9 +81,10 @@ def _manifests(layout: "RunLayout", step: int) -> dict[str, Any]:
     from dataclasses import asdict
 
     from ppoctl.store import manifest as manifests
-    from ppoctl.store.layout import STAGES
+    from ppoctl.store.outline import EVAL, outlines_of
 
-    found = {stage: manifests.read(layout.stage(step, stage)) for stage in STAGES}
+    names = (*outlines_of(layout).at(step).names, EVAL)
+    found = {stage: manifests.read(layout.stage(step, stage)) for stage in names}
     shown = {stage: asdict(item) for stage, item in found.items() if item is not None}
     if not shown:
         raise RecipeError(f"step {step} of `{layout.root}` has no artifacts", hint=f"ls {quoted(layout.steps)}")

@@ -20,7 +20,7 @@ def status(run: Run, json: Json = False) -> None:
     rows = [
         ("steps", f"{report['steps_done']} of {report['steps_planned']}"),
         ("last stage", report["last_stage"] or "none yet"),
-        ("saved pairs", ", ".join(map(str, report["saved_pairs"])) or "none yet"),
+        ("saved steps", ", ".join(map(str, report["saved_steps"])) or "none yet"),
         ("attempts", ", ".join(f"{a['attempt']} {a['status']}" for a in report["attempts"]) or "none"),
     ]
     render.table(rows)
@@ -46,15 +46,16 @@ def read_status(run: Path) -> dict[str, Any]:
     from ppoctl.store.alive import attempts as attempts_in
     from ppoctl.store.journal import read_lines
     from ppoctl.store.layout import RunLayout
-    from ppoctl.store.retention import saved_pairs
+    from ppoctl.store.outline import outlines_of
+    from ppoctl.store.retention import saved_steps
 
     layout = RunLayout(run)
-    facts = run_dir.facts(layout)
+    facts, outlines = run_dir.facts(layout), outlines_of(layout)
     lines = read_lines(layout.journal)
     stages = [line for line in lines if "stage" in line]
     recipes = run_dir.recipes(layout)
     newest = recipes[max(recipes)]
-    done = max((line["step"] for line in stages if line["stage"] == _last_update(newest, line["step"])), default=0)
+    done = max((line["step"] for line in stages if line["stage"] == outlines.at(line["step"]).last), default=0)
     last = max(stages, key=lambda line: line["seq"], default=None)
     attempts = attempts_in(lines)
     # A contract is judged when all steps are done; before that its figures are only on their way.
@@ -66,13 +67,8 @@ def read_status(run: Path) -> dict[str, Any]:
         "steps_done": done,
         "steps_planned": newest["steps"],
         "last_stage": None if last is None else f"{last['stage']} of step {last['step']} ({last['seconds']:.1f} s)",
-        "saved_pairs": saved_pairs(layout),
+        "saved_steps": saved_steps(layout, outlines.roles),
         "attempts": attempts,
         "figures": {k: v for line in stages if line["step"] == done for k, v in reported(line).items()},
         "expect": [vars(verdict) for verdict in judge(wanted, lines)],
     }
-
-
-def _last_update(recipe: dict[str, Any], step: int) -> str:
-    """The stage that ends a step."""
-    return "critic_update" if step <= recipe["ppo"]["critic_only_steps"] else "actor_update"

@@ -7,14 +7,15 @@ from typing import Any, Protocol, runtime_checkable
 from ppoctl.batch.records import Carry, Evaluation, Prompts, Record, State
 from ppoctl.errors import FinishedShortError, HealthStopError, InterruptedByUserError, PreemptedError, quoted
 from ppoctl.loop.expectations import history
-from ppoctl.loop.step import Stages, StepResult, critic_only_step, ppo_step
+from ppoctl.loop.stories import Given, Outcome, Stages, Story
 from ppoctl.metrics import eval_set, find
 from ppoctl.ports import SampleParts
 from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger
 from ppoctl.store.once import Once, Stage
-from ppoctl.store.retention import Retention, is_healthy, saved_pairs
+from ppoctl.store.outline import Outlines
+from ppoctl.store.retention import Retention, healthy_steps, saved_steps
 from ppoctl.store.states import Recorded, States, saved_state
 
 
@@ -23,7 +24,6 @@ class Cadence:
     """When what happens. Steps count from 1; 0 is before the first."""
 
     steps: int
-    critic_only_steps: int
     save_every_steps: int
     eval_every_steps: int
     eval_at_start: bool
@@ -76,8 +76,10 @@ class Job:
     states: States
     retention: Retention
     health: Health
+    story: Callable[[int], Story]
+    outlines: Outlines
     stages: Callable[[int], Stages]
-    """Of a step: settings that were changed on the way hold from their step on."""
+    """Settings that were changed on the way hold from their step on."""
     prompts: Callable[[int], Prompts]
     evaluate: Callable[[int], Stage[Evaluation] | None]
     """Asked for steps that are evaluated only. None: no evaluation set."""
@@ -102,8 +104,7 @@ def run(job: Job) -> None:
 
 def _require_the_last_step(job: Job) -> None:
     """The plan against what is on disk: a run that did too little must not look like one that did all."""
-    pairs, planned = saved_pairs(job.layout), job.cadence.steps
-    reached = pairs[-1] if pairs else 0
+    reached, planned = last_saved(job), job.cadence.steps
     if reached < planned:
         raise FinishedShortError(
             f"the run ended at its newest saved step {reached} of the {planned} that `steps` asks for",
@@ -111,40 +112,42 @@ def _require_the_last_step(job: Job) -> None:
         )
 
 
+def last_saved(job: Job) -> int:
+    """The newest step with the states of all roles saved; 0: none."""
+    return max(saved_steps(job.layout, job.outlines.roles), default=0)
+
+
 def _do_steps(job: Job) -> None:
-    step, actor, critic, carry = start_point(job)
-    # Up to the pair, not further: of a state that was saved without the other role's the step is judged again.
+    step, states, carry = start_point(job)
+    # Up to the saved step, not further: what is run again after it is judged again.
     job.health.replay(job.journal.history(up_to=step))
     if step == 0:
-        _evaluate(job, 0, actor)
+        _evaluate(job, 0, states["actor"])
     while step < job.cadence.steps:
         step += 1
-        story = critic_only_step if step <= job.cadence.critic_only_steps else ppo_step
-        stages = _keeping_best(job, step, job.stages(step))
-        result = story(job.once.at(step), stages, job.prompts(step), actor, critic, carry)
-        actor, critic, carry = result.actor, result.critic, result.carry
+        given = Given(job.prompts(step), states, carry)
+        outcome = job.story(step).tell(job.once.at(step), _keeping_best(job, step, job.stages(step)), given)
+        waiting = {role: replace(state, step=step) for role, state in states.items() if role not in outcome.states}
+        states = {**outcome.states, **waiting}
+        carry = outcome.carry
         job.parts.drop(step=step)
-        _record_samples(job, step, result)
-        _evaluate(job, step, actor)
-        _judge_and_save(job, step, result)
+        job.ledger.record(step, outcome.samples, _used_by(outcome))
+        _evaluate(job, step, states["actor"])
+        _judge_and_save(job, step, states, carry)
 
 
-def start_point(job: Job) -> tuple[int, State, State, Carry]:
-    """The newest step with both states saved, or the beginning."""
-    pairs = saved_pairs(job.layout)
-    if not pairs:
-        return 0, job.states.initial["actor"], job.states.initial["critic"], job.first_carry
-    actor, critic = (saved_state(job.layout, role, pairs[-1]) for role in ("actor", "critic"))
-    assert actor is not None
-    assert critic is not None
-    return pairs[-1], actor[0], critic[0], actor[1]
+def start_point(job: Job) -> tuple[int, dict[str, State], Carry]:
+    """The newest step with the states of all roles saved, or the beginning."""
+    step = last_saved(job)
+    if step == 0:
+        return 0, dict(job.states.initial), job.first_carry
+    saved = {role: saved_state(job.layout, role, step) for role in job.outlines.roles}
+    return step, {role: state for role, (state, _) in saved.items()}, saved["actor"][1]
 
 
-def _record_samples(job: Job, step: int, result: StepResult) -> None:
-    used_by = {"critic": result.critic.lineage[:16]}
-    if step > job.cadence.critic_only_steps:
-        used_by["actor"] = result.actor.lineage[:16]
-    job.ledger.record(step, result.rollouts, result.rewards, used_by)
+def _used_by(outcome: Outcome) -> dict[str, str]:
+    """Role -> the lineage that the step's samples led it to."""
+    return {role: state.lineage[:16] for role, state in outcome.states.items()}
 
 
 def _evaluate(job: Job, step: int, actor: State) -> None:
@@ -152,30 +155,30 @@ def _evaluate(job: Job, step: int, actor: State) -> None:
         job.once.at(step)(stage, actor)
 
 
-def _judge_and_save(job: Job, step: int, result: StepResult) -> None:
+def _judge_and_save(job: Job, step: int, states: Mapping[str, State], carry: Carry) -> None:
     figures = job.journal.figures(step)
     verdicts = job.health.judge(step, figures)
     for verdict in verdicts:
         job.say(f"{verdict.action}: {verdict.text}")
     stops = [verdict.text for verdict in verdicts if verdict.action == "stop"]
     if not stops and not _is_measured_before_the_update(job, step):
-        _save_best(job, result.actor, figures)
+        _save_best(job, states["actor"], figures)
     if job.cadence.saves(step) or stops:
-        job.states.saves.finish()  # of the pair before; what it makes superfluous goes before the new one is written
+        job.states.saves.finish()  # of the step before; what they make superfluous goes before the new ones come
         job.retention.apply()
         lines = Recorded(job.journal.seq, job.ledger.end_of(step))
-        for state in (result.critic, result.actor):
-            job.states.save(state, result.carry, figures, lines, healthy=not stops)
+        for state in states.values():
+            job.states.save(state, carry, figures, lines, healthy=not stops)
     if stops:
         job.states.saves.finish()
-        raise HealthStopError("; ".join(stops), hint=_after_health_stop(job.layout))
+        raise HealthStopError("; ".join(stops), hint=_after_health_stop(job))
     job.retention.apply()
 
 
-def _after_health_stop(layout: RunLayout) -> str:
-    """How to go on: from the last healthy pair, or from the one that was saved as the rule stopped the run."""
-    healthy = [step for step in saved_pairs(layout) if is_healthy(layout, step)]
-    resume = f"ppoctl resume {quoted(layout.root)}"
+def _after_health_stop(job: Job) -> str:
+    """How to go on: from the last healthy states, or from those that were saved as the rule stopped the run."""
+    healthy = healthy_steps(job.layout, job.outlines.roles)
+    resume = f"ppoctl resume {quoted(job.layout.root)}"
     if not healthy:
         return f"everything up to this step is committed; go on from here, perhaps with changed keys: {resume}"
     return f"go on from the last healthy states: {resume} --back-to {healthy[-1]}; from the present ones: {resume}"
@@ -192,7 +195,8 @@ def _is_measured_before_the_update(job: Job, step: int) -> bool:
     """Whether the metric of the best state is of the actor that the step began with, and an update leads away from
     it: figures of training are; an evaluation is of the actor that the step made."""
     best = job.cadence.best
-    return best is not None and eval_set(best) is None and step > job.cadence.critic_only_steps
+    is_trained = job.outlines.at(step).training("actor") is not None
+    return best is not None and eval_set(best) is None and is_trained
 
 
 @dataclass(frozen=True)

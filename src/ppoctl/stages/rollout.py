@@ -31,12 +31,12 @@ class RolloutStage:
     name: str = "rollout"
 
     def run(self, actor: State, prompts: Prompts) -> Rollouts:
-        requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed)
+        requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed, stage=self.name)
         key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
-        done = self.parts.recall(step=prompts.step, fingerprint=key)
+        done = self.parts.recall(step=prompts.step, stage=self.name, fingerprint=key)
         missing = [request for request in requests if request.key not in done]
         tokens = 0
-        with self.parts.keep(step=prompts.step, fingerprint=key) as keep:
+        with self.parts.keep(step=prompts.step, stage=self.name, fingerprint=key) as keep:
             at = self.models.stamped(actor) if missing else actor
             if missing:
                 self.generator.be_at(at)
@@ -56,13 +56,14 @@ class RolloutStage:
         return record
 
 
-def sample_requests(prompts: Prompts, *, samples: int, seed: int) -> list[SampleRequest]:
-    """One request per sample, prompt-major. Each has its own seed: equal prompts must not give equal samples."""
+def sample_requests(prompts: Prompts, *, samples: int, seed: int, stage: str = "rollout") -> list[SampleRequest]:
+    """One request per sample, prompt-major. Each has its own seed: equal prompts must not give equal samples, nor do
+    two rounds of one step (`rollout.2`)."""
     return [
         SampleRequest(
             key=f"{prompt.id}#{index}",
             prompt_tokens=prompt.token_ids,
-            seed=derive_seed(seed, prompts.step, "rollout", prompt.id, index),
+            seed=derive_seed(seed, prompts.step, stage, prompt.id, index),
         )
         for prompt in prompts.rows
         for index in range(samples)

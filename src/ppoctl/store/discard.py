@@ -11,11 +11,12 @@ from ppoctl.errors import CorruptArtifactError, RecipeError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.journal import MENDED, stage_line
-from ppoctl.store.layout import ROLES, STAGES, RunLayout
+from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import whole_blocks
 from ppoctl.store.manifest import Manifest
+from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
-from ppoctl.store.retention import saved_pairs
+from ppoctl.store.retention import saved_steps
 
 
 def make_whole(layout: RunLayout, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
@@ -31,15 +32,15 @@ def make_whole(layout: RunLayout, plan: ResumePlan) -> tuple[ResumePlan, list[st
 
 
 def go_back(layout: RunLayout, step: int) -> tuple[ResumePlan, list[str]]:
-    """Set aside everything after the saved pair of `step`. Raises RecipeError when there is none.
+    """Set aside everything after the saved states of `step`. Raises RecipeError when there is none.
 
     Returns the plan that holds then, and what was done, for people.
     """
-    pairs = saved_pairs(layout)
-    if step not in pairs:
-        kept = ", ".join(map(str, pairs)) or "none"
+    saved = saved_steps(layout, outlines_of(layout).roles)
+    if step not in saved:
+        kept = ", ".join(map(str, saved)) or "none"
         raise RecipeError(
-            f"step {step} has no saved pair of states to go back to (there are: {kept})",
+            f"step {step} has no saved states to go back to (there are: {kept})",
             hint=f"see what there is: ppoctl status {quoted(layout.root)}",
         )
     done = _set_aside(layout, [*_states_from(layout, step + 1), *_steps_after(layout, step)])
@@ -67,7 +68,7 @@ def _steps_after(layout: RunLayout, step: int) -> list[str]:
 
 
 def _states_from(layout: RunLayout, step: int) -> list[str]:
-    folders = [layout.state(role, saved) for role in ROLES for saved in layout.saved_steps(role) if saved >= step]
+    folders = [layout.state(role, saved) for role, saved in layout.saved_states() if saved >= step]
     folders += [folder for folder in layout.best_states() if int(folder.name) >= step]
     return [folder.relative_to(layout.root).as_posix() for folder in folders]
 
@@ -131,8 +132,9 @@ def _with_committed(layout: RunLayout, lines: list[dict[str, Any]]) -> list[dict
     seq = max([_told_seq(layout), *(int(line["seq"]) for line in lines)])
     last = {(line["step"], line["stage"]): line["identity"] for line in lines if "stage" in line}
     again: list[dict[str, Any]] = []
+    outlines = outlines_of(layout)
     for step in layout.committed_steps():
-        for stage in STAGES:
+        for stage in (*outlines.at(step).names, EVAL):
             manifest = _readable(layout.stage(step, stage))
             if manifest is not None and last.get((step, stage)) != manifest.identity:
                 again.append({"seq": seq + len(again) + 1, **stage_line(manifest)})
@@ -141,7 +143,7 @@ def _with_committed(layout: RunLayout, lines: list[dict[str, Any]]) -> list[dict
 
 def _told_seq(layout: RunLayout) -> int:
     """The highest number that a saved state knows of."""
-    states = (_readable(layout.state(role, step)) for role in ROLES for step in layout.saved_steps(role))
+    states = (_readable(layout.state(role, step)) for role, step in layout.saved_states())
     return max((int(state.extra["journal_seq"]) for state in states if state is not None), default=0)
 
 

@@ -10,7 +10,7 @@ runs/NAME/  recipe.toml  recipe.resolved.json  run.json  journal.jsonl  ledger.j
 from dataclasses import dataclass
 from pathlib import Path
 
-STAGES: dict[str, int] = {
+NUMBERS = {
     "rollout": 10,
     "reward": 20,
     "values": 30,
@@ -20,16 +20,13 @@ STAGES: dict[str, int] = {
     "actor_update": 70,
     "eval": 80,
 }
-"""Stage names and their place in a step, so that `ls` teaches PPO."""
+"""What stands before a stage's name, so that `ls` tells the story; a stage that is not here has its name alone."""
 
-ROLES = ("actor", "critic")
-FORMAT = 2
+FORMAT = 3
 """The version of everything below, written into run.json and every manifest."""
 
 MANIFEST = "manifest.json"
 RECORD = "record.safetensors"
-READABLE_STAGES = ("rollout", "reward", "values", "advantages", "eval")
-"""What `show` needs; kept for some steps after the rest of the folder is gone."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +81,18 @@ class RunLayout:
         return self.steps / f"{step:06d}"
 
     def stage(self, step: int, stage: str) -> Path:
-        return self.step(step) / f"{STAGES[stage]}-{stage}"
+        """`10-rollout`, and `10-rollout.2` for the second round of one step."""
+        number = NUMBERS.get(stage.partition(".")[0])
+        return self.step(step) / (stage if number is None else f"{number}-{stage}")
 
-    def parts(self, step: int) -> Path:
-        return self.step(step) / f"{STAGES['rollout']}-rollout.parts"
+    def parts(self, step: int, stage: str) -> Path:
+        """Finished samples of a stage that is not finished."""
+        folder = self.stage(step, stage)
+        return folder.with_name(f"{folder.name}.parts")
+
+    def all_parts(self, step: int) -> list[Path]:
+        """Whatever such samples a step has."""
+        return [path for path in _folders(self.step(step)) if path.suffix == ".parts"]
 
     @property
     def states(self) -> Path:
@@ -112,6 +117,16 @@ class RunLayout:
     def committed_steps(self) -> list[int]:
         """Steps that have a folder, oldest first."""
         return sorted(int(path.name) for path in _folders(self.steps) if path.name.isdigit())
+
+    def has_committed(self, step: int) -> bool:
+        """Whether any stage of the step is committed. Setting aside and kills leave folders without."""
+        folders = _folders(self.step(step))
+        return any((folder / MANIFEST).is_file() for folder in folders if ".attempt-" not in folder.name)
+
+    def saved_states(self) -> list[tuple[str, int]]:
+        """Role and step of every committed state."""
+        roles = sorted(path.name for path in _folders(self.states) if path != self.best)
+        return [(role, step) for role in roles for step in self.saved_steps(role)]
 
     def saved_steps(self, role: str) -> list[int]:
         """Steps with a committed state of the role, oldest first."""

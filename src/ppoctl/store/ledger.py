@@ -7,7 +7,7 @@ dropped and came out otherwise replaces its block and all after it.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,11 @@ class Ledger:
         a run goes over them again."""
         return max((end for known, (_, end) in self._blocks.items() if known <= step), default=0)
 
-    def record(self, step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[str, str]) -> None:
-        """Append the samples of a finished step unless they are there. `used_by`: role -> lineage it led to."""
-        lines = sample_lines(step, rollouts, rewards, used_by)
+    def record(self, step: int, samples: Sequence[tuple[Rollouts, Rewards]], used_by: dict[str, str]) -> None:
+        """Append the samples of a finished step, round by round, unless they are there. `used_by`: role -> lineage it
+        led to."""
+        count = sum(rollouts.num_seqs for rollouts, _ in samples)
+        lines = [line for drawn in samples for line in _sample_lines(step, *drawn, used_by, of=count)]
         lines[-1]["end_of_step"] = True
         block = b"".join(map(sealed_line, lines))
         with locked(self._path) as file:
@@ -84,7 +86,9 @@ def whole_blocks(lines: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any
             block = []
 
 
-def sample_lines(step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[str, str]) -> list[dict[str, Any]]:
+def _sample_lines(
+    step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[str, str], *, of: int
+) -> list[dict[str, Any]]:
     """One JSON-able line per sample, in row order."""
     lines: list[dict[str, Any]] = []
     for row in range(rollouts.num_seqs):
@@ -93,7 +97,7 @@ def sample_lines(step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[
         lines.append(
             {
                 "step": step,
-                "of": rollouts.num_seqs,
+                "of": of,
                 "prompt": rollouts.prompt_ids[row],
                 "sample": rollouts.sample_indices[row],
                 "seed": int(rollouts.seeds[row]),

@@ -72,6 +72,14 @@ def read(folder: Path) -> Manifest | None:
         raise _corrupt(path, f"not a manifest: {error}") from error
 
 
+def require(folder: Path) -> Manifest:
+    """The manifest of an artifact that must be there. Raises CorruptArtifactError where it is gone, and as `read`."""
+    found = read(folder)
+    if found is None:
+        raise _corrupt(folder / MANIFEST, "missing")
+    return found
+
+
 def verify(folder: Path, manifest: Manifest) -> None:
     """Read every file and compare; raises CorruptArtifactError naming the first that differs."""
     with ThreadPoolExecutor(DIGEST_THREADS) as pool:  # hashing leaves Python's lock: a 7B pair is 200 GB

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 from ppoctl.ports import Sample
 from ppoctl.store.artifact import write_atomically
@@ -27,9 +28,9 @@ class RolloutParts:
         self._attempt = attempt
         self._every_s = every_s
 
-    def recall(self, *, step: int, fingerprint: str) -> dict[str, Sample]:
+    def recall(self, *, step: int, stage: str, fingerprint: str) -> dict[str, Sample]:
         found: dict[str, Sample] = {}
-        folder = self._layout.parts(step)
+        folder = self._layout.parts(step, stage)
         for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
             data = path.read_bytes()
             if not path.stem.endswith(_digest(data)):
@@ -41,7 +42,8 @@ class RolloutParts:
         return found
 
     @contextmanager
-    def keep(self, *, step: int, fingerprint: str) -> Iterator[Callable[[Sample], None]]:
+    def keep(self, *, step: int, stage: str, fingerprint: str) -> Iterator[Callable[[Sample], None]]:
+        folder = self._layout.parts(step, stage)
         pending: list[Sample] = []
         written_at = time.monotonic()
 
@@ -49,7 +51,7 @@ class RolloutParts:
             nonlocal written_at
             pending.append(sample)
             if time.monotonic() - written_at >= self._every_s:
-                self._write(step, fingerprint, pending)
+                self._write(folder, fingerprint, pending)
                 pending.clear()
                 written_at = time.monotonic()
 
@@ -57,15 +59,15 @@ class RolloutParts:
             yield take
         except BaseException:
             if pending:
-                self._write(step, fingerprint, pending)
+                self._write(folder, fingerprint, pending)
             raise
 
     def drop(self, *, step: int) -> None:
-        shutil.rmtree(self._layout.parts(step), ignore_errors=True)
+        for folder in self._layout.all_parts(step):
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def _write(self, step: int, fingerprint: str, samples: list[Sample]) -> None:
+    def _write(self, folder: Path, fingerprint: str, samples: list[Sample]) -> None:
         self._attempt.require_newest()
-        folder = self._layout.parts(step)
         body = {"fingerprint": fingerprint, "samples": [asdict(sample) for sample in samples]}
         data = json.dumps(body, sort_keys=True).encode("ascii")
         try:

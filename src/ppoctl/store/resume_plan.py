@@ -12,9 +12,10 @@ from ppoctl.batch.sealed import how_to_mend
 from ppoctl.errors import CorruptArtifactError, StorageError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import MENDED, read_lines
-from ppoctl.store.layout import MANIFEST, ROLES, STAGES, RunLayout
+from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import end_of_blocks
-from ppoctl.store.retention import is_healthy, saved_pairs
+from ppoctl.store.outline import EVAL, Outline, outlines_of
+from ppoctl.store.retention import healthy_steps, is_healthy, saved_steps
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ResumePlan:
     """The whole table."""
 
     start: int
-    """Step of the saved pair it goes on from; 0: the model source."""
+    """Step of the saved states it goes on from; 0: the model source."""
     items: tuple[Item, ...]
     notes: tuple[str, ...] = ()
     """What a person should know before the run goes on."""
@@ -71,27 +72,29 @@ class ResumePlan:
 
 def plan_resume(layout: RunLayout) -> ResumePlan:
     """Look at manifests and digests, touching nothing."""
-    start = (saved_pairs(layout) or [0])[-1]
-    items = _lines_items(layout, start)
-    for role in ROLES:
+    outlines = outlines_of(layout)
+    roles = outlines.roles
+    start = (saved_steps(layout, roles) or [0])[-1]
+    items = _lines_items(layout, roles if start else (), start)
+    for role in roles:
         items += _older_states(layout, role, start)
     if start:
-        items += [_state_item(layout, role, start) for role in ROLES]
-    steps = [step for step in layout.committed_steps() if step > start and _has_something(layout, step)]
+        items += [_state_item(layout, role, start) for role in roles]
+    steps = [step for step in layout.committed_steps() if step > start and layout.has_committed(step)]
     if steps:
         last = max(steps)
         for step in range(start + 1, last + 1):
-            items += _step_items(layout, step, is_last=step == last)
-    notes = tuple(_notes(layout, start))
+            items += _step_items(layout, step, outlines.at(step), is_last=step == last)
+    notes = tuple(_notes(layout, roles, start))
     return ResumePlan(start=start, items=tuple(items), notes=notes)
 
 
-def _notes(layout: RunLayout, start: int) -> Sequence[str]:
+def _notes(layout: RunLayout, roles: Sequence[str], start: int) -> Sequence[str]:
     """What a person should know before the run goes on."""
     try:
-        if not start or is_healthy(layout, start):
+        if not start or is_healthy(layout, roles, start):
             return []
-        healthy = [step for step in saved_pairs(layout) if is_healthy(layout, step)]
+        healthy = healthy_steps(layout, roles)
     except CorruptArtifactError:
         return []  # an item of the table says so
     note = f"a health rule stopped the run at step {start}; it goes on from the states of that step"
@@ -101,10 +104,10 @@ def _notes(layout: RunLayout, start: int) -> Sequence[str]:
     return [note, f"to go on from the last healthy ones instead, and drop what came after: {back}"]
 
 
-def _lines_items(layout: RunLayout, start: int) -> list[Item]:
+def _lines_items(layout: RunLayout, saved: Sequence[str], start: int) -> list[Item]:
     """Journal and ledger, where they are damaged, gone, or end before what the saved states were told of them."""
     items: list[Item] = []
-    told_seq, told_bytes = _told_by_states(layout, start)
+    told_seq, told_bytes = _told_by_states(layout, saved, start)
     mended_seq = -1
     try:
         lines = read_lines(layout.journal)
@@ -122,10 +125,10 @@ def _lines_items(layout: RunLayout, start: int) -> list[Item]:
     return items
 
 
-def _told_by_states(layout: RunLayout, start: int) -> tuple[int, int]:
-    """The journal's last number and the ledger's size in bytes when the newest pair was saved."""
+def _told_by_states(layout: RunLayout, saved: Sequence[str], start: int) -> tuple[int, int]:
+    """The journal's last number and the ledger's size in bytes when the newest states were saved."""
     seq, size_bytes = 0, 0
-    for role in ROLES if start else ():
+    for role in saved:
         try:
             manifest = manifests.read(layout.state(role, start))
         except CorruptArtifactError:
@@ -133,11 +136,6 @@ def _told_by_states(layout: RunLayout, start: int) -> tuple[int, int]:
         if manifest is not None:
             seq, size_bytes = max(seq, manifest.extra["journal_seq"]), max(size_bytes, manifest.extra["ledger_bytes"])
     return seq, size_bytes
-
-
-def _has_something(layout: RunLayout, step: int) -> bool:
-    """Setting aside and kills leave folders of steps in which nothing is committed; they make no hole before them."""
-    return any((layout.stage(step, stage) / MANIFEST).is_file() for stage in STAGES)
 
 
 def _state_item(layout: RunLayout, role: str, step: int) -> Item:
@@ -158,28 +156,32 @@ def _older_states(layout: RunLayout, role: str, start: int) -> list[Item]:
     return found
 
 
-def _step_items(layout: RunLayout, step: int, *, is_last: bool) -> list[Item]:
-    found: list[tuple[str, Item]] = []
-    for stage in STAGES:
-        folder = layout.stage(step, stage)
-        name = folder.relative_to(layout.root).as_posix()
-        action = "replayed" if stage.endswith("_update") else "recalled"
-        try:
-            committed = manifests.read(folder) is not None
-        except CorruptArtifactError as error:
-            found.append((stage, Item(name, "corrupt", error.message)))
+def _step_items(layout: RunLayout, step: int, told: Outline, *, is_last: bool) -> list[Item]:
+    """The step's stages in the order of its story. One that is not there is a hole where later ones are, or where a
+    later step is; an evaluation, which not every step has, never is."""
+    stages = (*told.names, EVAL)
+    items = {stage: _stage_item(layout, step, stage, told) for stage in stages}
+    there = [number for number, stage in enumerate(stages) if items[stage].action != "run"]
+    last_there = max(there, default=-1)
+    found: list[Item] = []
+    for number, stage in enumerate(stages):
+        item = items[stage]
+        if item.action == "run" and stage == EVAL:
             continue
-        found.append((stage, Item(name, *_checked(folder, action)) if committed else Item(name, "run")))
-    done = [stage for stage, item in found if item.action != "run"]
-    last_done = max((list(STAGES).index(stage) for stage in done), default=-1)
-    items: list[Item] = []
-    for stage, item in found:
-        hole = item.action == "run" and (list(STAGES).index(stage) < last_done or not is_last)
-        optional = stage in ("eval", "actor_update")  # not every step evaluates; a critic-only step has no actor's
-        if hole and optional:
-            continue
-        items.append(Item(item.name, "missing") if hole else item)
-    return [item for item in items if not (item.action == "run" and item.name.endswith("eval"))]
+        is_hole = item.action == "run" and (number < last_there or not is_last)
+        found.append(Item(item.name, "missing") if is_hole else item)
+    return found
+
+
+def _stage_item(layout: RunLayout, step: int, stage: str, told: Outline) -> Item:
+    folder = layout.stage(step, stage)
+    name = folder.relative_to(layout.root).as_posix()
+    try:
+        committed = manifests.read(folder) is not None
+    except CorruptArtifactError as error:
+        return Item(name, "corrupt", error.message)
+    action = "replayed" if told.is_update(stage) else "recalled"
+    return Item(name, *_checked(folder, action)) if committed else Item(name, "run")
 
 
 def _checked(folder: Path, action: str) -> tuple[str, str]:

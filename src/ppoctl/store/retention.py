@@ -1,33 +1,43 @@
 """What may go: never the last healthy state, never an artifact that some kept state still needs to move on from."""
 
 import shutil
+from collections.abc import Sequence
 
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import READABLE_STAGES, ROLES, STAGES, RunLayout
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.outline import Outlines
 
 
-def saved_pairs(layout: RunLayout) -> list[int]:
-    """Steps at which both roles have a committed state, oldest first."""
-    steps = [set(layout.saved_steps(role)) for role in ROLES]
-    return sorted(set.intersection(*steps))
+def saved_steps(layout: RunLayout, roles: Sequence[str]) -> list[int]:
+    """Steps at which every one of the roles has a committed state, oldest first."""
+    return sorted(set.intersection(*(set(layout.saved_steps(role)) for role in roles)))
 
 
-def is_healthy(layout: RunLayout, step: int) -> bool:
-    """Whether no health rule stopped the run at the step of this saved pair."""
-    found = [manifests.read(layout.state(role, step)) for role in ROLES]
+def is_healthy(layout: RunLayout, roles: Sequence[str], step: int) -> bool:
+    """Whether no health rule stopped the run at this step, of which the states are saved."""
+    found = [manifests.read(layout.state(role, step)) for role in roles]
     return all(item is not None and bool(item.extra.get("healthy", True)) for item in found)
 
 
-class Retention:
-    """Deletes states older than the last `keep_last` healthy pairs, and step folders that no kept pair needs.
+def healthy_steps(layout: RunLayout, roles: Sequence[str]) -> list[int]:
+    """Saved steps at which no health rule stopped the run, oldest first."""
+    return [step for step in saved_steps(layout, roles) if is_healthy(layout, roles, step)]
 
-    Steps up to the oldest kept pair are not needed to restore anything; a sample of them keeps what `show` reads. A
-    folder is looked at once by each process, so that a step costs the same however long the run is.
+
+class Retention:
+    """Deletes states older than those of the last `keep_last` healthy steps, and step folders that no kept state
+    needs.
+
+    Steps up to the oldest kept state are not needed to restore anything; a sample of them keeps what people look at.
+    A folder is looked at once by each process, so that a step costs the same however long the run is.
     """
 
-    def __init__(self, layout: RunLayout, keep_last: int, keep_rollouts_every_steps: int) -> None:
+    def __init__(
+        self, layout: RunLayout, outlines: Outlines, *, keep_last: int, keep_rollouts_every_steps: int
+    ) -> None:
         self._layout = layout
+        self._outlines = outlines
         self._keep_last = keep_last
         self._keep_rollouts_every_steps = keep_rollouts_every_steps
         self._retired = 0
@@ -36,11 +46,11 @@ class Retention:
     def apply(self) -> list[int]:
         """Delete what may go by now. Returns the steps whose folders were looked at."""
         layout = self._layout
-        healthy = [step for step in saved_pairs(layout) if is_healthy(layout, step)]
+        healthy = healthy_steps(layout, self._outlines.roles)
         if len(healthy) < self._keep_last:
             return []
         oldest_kept = healthy[-self._keep_last]
-        for role in ROLES:
+        for role in self._outlines.roles:
             for step in layout.saved_steps(role):
                 if step < oldest_kept:
                     artifact.remove(layout.state(role, step))
@@ -52,11 +62,12 @@ class Retention:
 
     def _retire(self, step: int) -> None:
         every = self._keep_rollouts_every_steps
-        keep = READABLE_STAGES if every > 0 and step % every == 0 else ("eval",)
-        for stage in STAGES:
-            if stage not in keep:
-                artifact.remove(self._layout.stage(step, stage))
-        shutil.rmtree(self._layout.parts(step), ignore_errors=True)
+        is_kept = every > 0 and step % every == 0
+        for stage in self._outlines.at(step).stages:
+            if not is_kept or stage.trains is not None:
+                artifact.remove(self._layout.stage(step, stage.name))
+        for folder in self._layout.all_parts(step):
+            shutil.rmtree(folder, ignore_errors=True)
         folder = self._layout.step(step)
         if not any(folder.iterdir()):
             folder.rmdir()

@@ -17,11 +17,11 @@ from ppoctl.batch.sealed import seal, unseal
 from ppoctl.errors import CorruptArtifactError, RecipeError, RunExistsError, quoted
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.disk import require_format, storage_error
-from ppoctl.store.layout import FORMAT, MANIFEST, RunLayout
+from ppoctl.store.layout import FORMAT, RunLayout
 
 
 def create(layout: RunLayout, *, recipe_toml: str, resolved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Make the run directory, complete or not at all. `facts` go into `run.json` (sources, versions, command).
+    """Make the run directory, complete or not at all. `facts`: stories, sources, versions, command.
 
     Raises RunExistsError when it exists, StorageError when it cannot be written.
     """
@@ -116,17 +116,15 @@ def remove(layout: RunLayout) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def has_rollout(layout: RunLayout) -> bool:
-    """Whether the run ever committed a rollout; without one it never began."""
-    return bool(layout.saved_steps("actor")) or any(
-        (layout.stage(step, "rollout") / MANIFEST).is_file() for step in layout.committed_steps()
-    )
+def has_begun(layout: RunLayout) -> bool:
+    """Whether the run ever committed a stage of a step."""
+    return bool(layout.saved_states()) or any(layout.has_committed(step) for step in layout.committed_steps() if step)
 
 
 def first_free_step(layout: RunLayout, *, after: int) -> int:
-    """The first step later than `after` that has no committed rollout."""
+    """The first step later than `after` of which nothing is committed."""
     step = after + 1
-    while (layout.stage(step, "rollout") / MANIFEST).is_file():
+    while layout.has_committed(step):
         step += 1
     return step
 

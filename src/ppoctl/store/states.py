@@ -10,6 +10,7 @@ one, or the model source), loaded, and the recorded updates are run again from c
 import math
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -24,9 +25,10 @@ from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.artifact import Draft
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.layout import ROLES, RunLayout
+from ppoctl.store.layout import RunLayout
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.once import Observer, load_record
+from ppoctl.store.outline import Outlines
 from ppoctl.store.saves import Saves
 
 Replay = Callable[[int, str, State], Update]
@@ -60,9 +62,10 @@ class Recorded:
 
 @dataclass
 class States:
-    """States of both roles of one run."""
+    """States of all roles of one run."""
 
     layout: RunLayout
+    outlines: Outlines
     attempt: Attempt
     engines: Mapping[str, Trainer]
     initial: Mapping[str, State]
@@ -77,7 +80,7 @@ class States:
     """Told of saves, restores and replays."""
     verified: frozenset[str] = frozenset()
     """Folders of states, within the run's, whose files were compared with their manifests when the run was opened."""
-    _resident: dict[str, Resident] = field(default_factory=lambda: {role: Resident() for role in ROLES})
+    _resident: dict[str, Resident] = field(default_factory=lambda: defaultdict(Resident))
 
     def actor_at(self, state: State) -> Actor:
         """The actor engine, holding exactly this state's weights and optimizer."""
@@ -152,16 +155,17 @@ class States:
         """Save the states of this step again, for any layout, where they are for some and the recipe asks for any.
         A kill between the old and the new one costs a replay: the redo log leads there again. Returns the roles."""
         widened: list[str] = []
-        for role in ROLES:
+        for role in self.outlines.roles:
             folder, layout = self.layout.state(role, step), dict(self.layouts[role])
-            manifest, saved = manifests.read(folder), saved_state(self.layout, role, step)
-            if manifest is None or saved is None:
+            manifest = manifests.read(folder)
+            if manifest is None:
                 continue
             if (manifest.extra["layout"]["reshardable"], layout["reshardable"]) != ("dp", "full"):
                 continue
-            engine = self._bring(saved[0])
+            state = saved_state(self.layout, role, step)[0]
+            engine = self._bring(state)
             again = replace(manifest, attempt=self.attempt.number, extra={**manifest.extra, "layout": layout})
-            draft = Draft(folder, self.attempt, self._moment(saved[0]))
+            draft = Draft(folder, self.attempt, self._moment(state))
             with draft.work():
                 draft.open()
                 draft.publish(again, engine.save(draft.aside, in_background=False).finish(), in_place_of=True)
@@ -232,7 +236,7 @@ class States:
                     hint=f"see what is there: ppoctl resume {quoted(self.layout.root)} --plan",
                 )
             updates.append(update)
-            # Both roles go through every step, so a parent is one step back (the initial state is known by lineage).
+            # All roles go through every step, so a parent is one step back (the initial state is known by lineage).
             here = State(role=here.role, step=update.step - 1, updates=0, lineage=update.parent)
         return here, updates[::-1]
 
@@ -281,11 +285,11 @@ class States:
 
     def _update_that_made(self, state: State) -> Update | None:
         """The recorded update that leads to a state. Older steps than it takes are not read: nothing needs them."""
-        stage = f"{state.role}_update"
         for step in reversed([step for step in self.layout.committed_steps() if step <= state.step]):
-            manifest = manifests.read(self.layout.stage(step, stage))
-            if manifest is not None:
-                update = load_record(self.layout, step, stage, manifest)
+            told = self.outlines.at(step).training(state.role)
+            manifest = None if told is None else manifests.read(self.layout.stage(step, told.name))
+            if told is not None and manifest is not None:
+                update = load_record(self.layout, step, told.name, manifest)
                 assert isinstance(update, Update)
                 if update.lineage == state.lineage:
                     return update
@@ -308,10 +312,8 @@ def largest_gap(recorded: Mapping[str, list[float]], again: Mapping[str, list[fl
     return max((gap if math.isfinite(gap) else math.inf for gap in gaps), default=0.0) or math.ulp(0.0)
 
 
-def saved_state(layout: RunLayout, role: str, step: int) -> tuple[State, Carry] | None:
-    """The handle of a saved state and the carry that goes with it."""
-    manifest = manifests.read(layout.state(role, step))
-    if manifest is None:
-        return None
+def saved_state(layout: RunLayout, role: str, step: int) -> tuple[State, Carry]:
+    """The handle of a saved state and the carry that goes with it. Raises CorruptArtifactError when it is gone."""
+    manifest = manifests.require(layout.state(role, step))
     state = State(role=role, step=step, updates=int(manifest.extra["updates"]), lineage=manifest.identity)
     return state, Carry(**manifest.extra["carry"])

@@ -20,7 +20,6 @@ from rich.text import Text
 
 from ppoctl.clock import WORK
 from ppoctl.tracking.view import (
-    LAST_STAGE,
     Cadence,
     Progress,
     RunView,
@@ -111,7 +110,7 @@ class PlainConsole:
             step, stage, figures = line["step"], line["stage"], line.get("figures", {})
             if self._verbose:
                 self._write(f"{self._place(step)}  {stage} {duration(line['seconds'])}")
-            if stage == LAST_STAGE:
+            if stage == self._view.cadence.last_stage(step):
                 self._report(step)
             if stage == "eval":
                 shown = [

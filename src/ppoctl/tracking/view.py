@@ -17,9 +17,6 @@ KEY_FIGURES: dict[str, str] = {
 }
 """Short word -> metric: what is shown of every step."""
 
-LAST_STAGE = "actor_update"
-"""Committed: the step is over (an evaluation may follow)."""
-
 REWARDS_SHOWN = 20
 STEPS_FOR_ETA = 5
 
@@ -51,6 +48,8 @@ class Cadence:
     """What a run does besides its steps: evaluations and saves come every so many steps (0: never) and at the end."""
 
     steps: int
+    last_stage: Callable[[int], str]
+    """The stage after which a step is over; an evaluation may follow."""
     eval_every_steps: int = 0
     evaluates: bool = False
     """Whether there is anything to evaluate."""
@@ -140,9 +139,9 @@ class RunView:
             self._seconds[step] = self._seconds.get(step, 0.0) + line["seconds"]
         if KEY_FIGURES["reward"] in figures:
             self.rewards.append(figures[KEY_FIGURES["reward"]])
-        if line["stage"] == "rollout":
+        if line["stage"].partition(".")[0] == "rollout":
             self._tokens_per_s = line.get("clocked", {}).get(metrics.THROUGHPUT_GENERATED.name)
-        over = step if line["stage"] == LAST_STAGE else step - 1
+        over = step if line["stage"] == self.cadence.last_stage(step) else step - 1
         self.finished_step = max(self.finished_step, over)
 
     def step_figures(self, step: int) -> Mapping[str, float]:

@@ -2,7 +2,7 @@
 
 The first step without a committed rollout; or the unfinished step before it, when nothing committed of it reads a
 changed key (so that the step that failed can be mended). Keys that decide prompts and sampling cannot change while
-steps after the last saved pair are only in the redo log: replaying those reads them.
+steps after the last saved states are only in the redo log: replaying those reads them.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import ROLES, STAGES, RunLayout
-from ppoctl.store.retention import saved_pairs
-from ppoctl.wire.stages import READS, read_by
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.outline import EVAL, outlines_of
+from ppoctl.store.retention import saved_steps
+from ppoctl.wire.stages import read_by
 
 OF_THE_WHOLE_RUN = ("seed", "data", "rollout", "ppo.critic_only_steps")
 """Read when a step is drawn and when it is replayed, by parts of the job that know one recipe only."""
@@ -54,10 +55,8 @@ def _require_the_same_run(layout: RunLayout, recorded: Recipe, recipe: Recipe) -
             f"`name` is `{recipe.name}`, and this run is `{recorded.name}`: a run keeps its name",
             hint=f"for a new run: ppoctl train {quoted(layout.recipe_toml)} --set name={quoted(recipe.name)}",
         )
-    done = max(
-        [*saved_pairs(layout), *(step for step in layout.committed_steps() if _is_done(layout, step, recorded))],
-        default=0,
-    )
+    finished = (step for step in layout.committed_steps() if _is_done(layout, step))
+    done = max([_last_saved(layout), *finished])
     if recipe.steps < done:
         raise RecipeError(
             f"`steps` is `{recipe.steps}`, and {done} steps of the run are done",
@@ -65,9 +64,12 @@ def _require_the_same_run(layout: RunLayout, recorded: Recipe, recipe: Recipe) -
         )
 
 
-def _is_done(layout: RunLayout, step: int, recipe: Recipe) -> bool:
-    last = "critic_update" if step <= recipe.ppo.critic_only_steps else "actor_update"
-    return manifests.read(layout.stage(step, last)) is not None
+def _is_done(layout: RunLayout, step: int) -> bool:
+    return manifests.read(layout.stage(step, outlines_of(layout).at(step).last)) is not None
+
+
+def _last_saved(layout: RunLayout) -> int:
+    return max(saved_steps(layout, outlines_of(layout).roles), default=0)
 
 
 def adopt(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> Change | None:
@@ -83,16 +85,16 @@ def adopt(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> Change | None:
 
 def holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
     """The first step that a changed recipe would hold for. Raises RecipeError when it cannot hold yet."""
-    start = (saved_pairs(layout) or [0])[-1]
+    start = _last_saved(layout)
     step = run_dir.first_free_step(layout, after=start)
     if step - 1 > start and _is_mendable(layout, step - 1, recipe):
         step -= 1
     changed = [key for key, _, _ in result_differences(recorded, recipe) if _is_of_the_whole_run(key)]
     if changed and run_dir.first_free_step(layout, after=start) > start + 1:
-        # Without a saved pair the evaluation of step 0 goes too: it was drawn with the old keys.
+        # Without saved states the evaluation of step 0 goes too: it was drawn with the old keys.
         redo = [layout.step(s).as_posix() for s in layout.committed_steps() if s > (start or -1)]
         raise RecipeError(
-            f"`{changed[0]}` cannot change now: steps after the saved pair of step {start} would be replayed with it",
+            f"`{changed[0]}` cannot change now: steps after the saved step {start} would be replayed with it",
             hint=f"drop those steps, they are drawn again: rm -r {' '.join(map(quoted, redo))}",
         )
     return step
@@ -100,8 +102,8 @@ def holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
 
 def require_fitting_states(layout: RunLayout, recipe: Recipe) -> None:
     """Raise StorageError, before anything is started, when the recipe lays a role out as a saved state cannot be."""
-    start = (saved_pairs(layout) or [0])[-1]
-    for role in ROLES:
+    start = _last_saved(layout)
+    for role in outlines_of(layout).roles:
         for step in layout.saved_steps(role):
             manifest = manifests.read(layout.state(role, step)) if step >= start else None
             if manifest is None:
@@ -135,10 +137,11 @@ def _how_to_load(layout: RunLayout, keys: list[str]) -> str:
 
 def _is_mendable(layout: RunLayout, step: int, recipe: Recipe) -> bool:
     """The step is unfinished, and its committed stages read nothing that has changed."""
-    committed = {stage: manifests.read(layout.stage(step, stage)) for stage in STAGES if stage in READS}
-    if _is_done(layout, step, recipe):
+    if _is_done(layout, step):
         return False
-    return all(item is None or item.fingerprint == read_by(stage, recipe) for stage, item in committed.items())
+    names = (*outlines_of(layout).at(step).names, EVAL)
+    committed = {name: manifests.read(layout.stage(step, name)) for name in names}
+    return all(item is None or item.fingerprint == read_by(name, recipe) for name, item in committed.items())
 
 
 def _is_of_the_whole_run(key: str) -> bool:

@@ -1,7 +1,7 @@
 """What `train`, `resume`, `rollout` and `eval` do, once the command line is parsed."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.loop.run import Job, run, start_point
+from ppoctl.loop.stories import Given
 from ppoctl.ports import Actor, Critic, Trainer
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import Loaded, load
@@ -17,8 +18,10 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.alive import require_idle
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.once import Identified, Result, Stage
+from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
-from ppoctl.store.retention import saved_pairs
+from ppoctl.store.retention import saved_steps
 from ppoctl.wire import changes, engines, session
 from ppoctl.wire.run_recipe import recipe_of
 from ppoctl.wire.session import Ended, Opened
@@ -63,7 +66,7 @@ def _begin(layout: RunLayout, recipe: Recipe, command: str, *, verbose: bool, do
 def is_replaceable(layout: RunLayout) -> bool:
     """Whether the corrected command may take the name: of a run without a rollout, which never began. Raises
     RunAliveError while somebody is at work on it."""
-    if not layout.run_json.is_file() or run_dir.has_rollout(layout):
+    if not layout.run_json.is_file() or run_dir.has_begun(layout):
         return False
     run_dir.facts(layout)
     require_idle(layout)
@@ -111,10 +114,25 @@ def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
 
 
 def _draw_and_score(job: Job) -> None:
-    step, actor, _, _ = start_point(job)
-    once, stages = job.once.at(step + 1), job.stages(step + 1)
-    rollouts = once(stages.rollout, actor, job.prompts(step + 1))
-    once(stages.reward, rollouts)
+    """Tell the story of the next step as far as it draws and scores."""
+    step, states, carry = start_point(job)
+    once, given = job.once.at(step + 1), Given(job.prompts(step + 1), states, carry)
+
+    def until_it_learns(stage: Stage[Result], *inputs: Identified) -> Result:
+        if not _draws_or_scores(stage.name):
+            raise _Enough
+        return once(stage, *inputs)
+
+    with suppress(_Enough):
+        job.story(step + 1).tell(until_it_learns, job.stages(step + 1), given)
+
+
+class _Enough(Exception):  # noqa: N818 - it ends a story, and is no error
+    """What was asked of a story has been told."""
+
+
+def _draws_or_scores(stage: str) -> bool:
+    return stage.partition(".")[0] in ("rollout", "reward")
 
 
 def _save_for_any_layout(job: Job) -> None:
@@ -148,10 +166,14 @@ def _continue(
 def _holds_only_rollouts(layout: RunLayout) -> bool:
     if run_dir.facts(layout).get("command") != ROLLOUT:
         return False
-    later = ("values", "logprobs", "advantages", "critic_update", "actor_update")
-    return all(
-        manifests.read(layout.stage(step, name)) is None for step in layout.committed_steps() for name in later
+    outlines = outlines_of(layout)
+    later = (
+        layout.stage(step, name)
+        for step in layout.committed_steps()
+        for name in outlines.at(step).names
+        if not _draws_or_scores(name)
     )
+    return all(manifests.read(folder) is None for folder in later)
 
 
 @dataclass(frozen=True)
@@ -172,10 +194,10 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
     from ppoctl.convert.source import model_folder
 
     if (path / "run.json").is_file():
-        pairs = saved_pairs(RunLayout(path))
-        if not pairs:
+        saved = saved_steps(RunLayout(path), outlines_of(RunLayout(path)).roles)
+        if not saved:
             raise RecipeError(f"run `{path}` has no saved state yet", hint=f"ppoctl status {quoted(path)}")
-        path = RunLayout(path).state("actor", pairs[-1])
+        path = RunLayout(path).state("actor", saved[-1])
     manifest = manifests.read(path)
     if manifest is not None and manifest.stage == "state/actor":
         layout = run_of(path)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Carry, Evaluation, State, Update
 from ppoctl.loop.run import Cadence, Health, Job
-from ppoctl.loop.step import Stages
+from ppoctl.loop.stories import Stages
 from ppoctl.ports import Generator, Scorer
 from ppoctl.recipe.saved_layout import saved_layout
 from ppoctl.recipe.schema import Recipe
@@ -14,15 +14,17 @@ from ppoctl.stages.rollout import Progress
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import ROLES, RunLayout
+from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger
 from ppoctl.store.once import Observer, Once, Stage, load_record
+from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.parts import RolloutParts
 from ppoctl.store.retention import Retention
 from ppoctl.store.saves import Saves
 from ppoctl.store.states import States
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.stages import StageBuilder, evaluation_stage
+from ppoctl.wire.stories import StoryAt, story_at
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,12 @@ def assemble(
     recipes: Mapping[int, Recipe],
     sockets: Sockets,
     around: Surroundings,
+    choose: StoryAt = story_at,
 ) -> Wiring:
     """A job on a run directory. `recipes` by the first step they hold for; older ones are read for result keys."""
     newest = recipes[max(recipes)]
-    journal = Journal(layout, attempt)
-    states = _states(attempt, newest, sockets, around)
+    journal, outlines = Journal(layout, attempt), outlines_of(layout)
+    states = _states(attempt, newest, outlines, sockets, around)
 
     def between_work() -> None:
         """What is written by now is published; then the job stops if it was asked to."""
@@ -91,7 +94,7 @@ def assemble(
     def evaluate(step: int) -> Stage[Evaluation] | None:
         return evaluation_stage(_recipe_at(recipes, step), generator, sockets.scorer, sets) if sets else None
 
-    states.replay = _replayer(layout, stages)
+    states.replay = _replayer(layout, outlines, stages)
     job = Job(
         layout=layout,
         cadence=cadence(newest),
@@ -100,8 +103,15 @@ def assemble(
         ledger=Ledger(layout.ledger, attempt),
         parts=parts,
         states=states,
-        retention=Retention(layout, newest.checkpoint.keep_last, newest.checkpoint.keep_rollouts_every_steps),
+        retention=Retention(
+            layout,
+            outlines,
+            keep_last=newest.checkpoint.keep_last,
+            keep_rollouts_every_steps=newest.checkpoint.keep_rollouts_every_steps,
+        ),
         health=around.health,
+        story=lambda step: choose(newest, step),
+        outlines=outlines,
         stages=stages,
         prompts=sockets.questions.prompts_for,
         evaluate=evaluate,
@@ -111,13 +121,14 @@ def assemble(
     return Wiring(job, generator, sockets.scorer, sockets.close_trainers)
 
 
-def _states(attempt: Attempt, recipe: Recipe, sockets: Sockets, around: Surroundings) -> States:
+def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Sockets, around: Surroundings) -> States:
     return States(
         layout=attempt.layout,
+        outlines=outlines,
         attempt=attempt,
         engines={"actor": sockets.actor, "critic": sockets.critic},
-        initial={role: initial_state(role, sockets.source_digest) for role in ROLES},
-        layouts={role: saved_layout(recipe, role) for role in ROLES},
+        initial={role: initial_state(role, sockets.source_digest) for role in outlines.roles},
+        layouts={role: saved_layout(recipe, role) for role in outlines.roles},
         saves=Saves(around.say, recipe.checkpoint.asynchronous),
         versions=around.versions,
         observers=around.observers,
@@ -138,7 +149,6 @@ def cadence(recipe: Recipe) -> Cadence:
     """When what happens, from the recipe's tables."""
     return Cadence(
         steps=recipe.steps,
-        critic_only_steps=recipe.ppo.critic_only_steps,
         save_every_steps=recipe.checkpoint.every_steps,
         eval_every_steps=recipe.eval.every_steps,
         eval_at_start=recipe.eval.at_start,
@@ -150,18 +160,19 @@ def _recipe_at(recipes: Mapping[int, Recipe], step: int) -> Recipe:
     return recipes[max(start for start in recipes if start <= max(step, 1))]
 
 
-def _replayer(layout: RunLayout, stages: Callable[[int], Stages]) -> Callable[[int, str, State], Update]:
+def _replayer(
+    layout: RunLayout, outlines: Outlines, stages: Callable[[int], Stages]
+) -> Callable[[int, str, State], Update]:
     """Re-runs a recorded update from the committed inputs of its step."""
 
     def recall(step: int, stage: str) -> object:
-        manifest = manifests.read(layout.stage(step, stage))
-        assert manifest is not None
-        return load_record(layout, step, stage, manifest)
+        return load_record(layout, step, stage, manifests.require(layout.stage(step, stage)))
 
     def replay(step: int, role: str, parent: State) -> Update:
-        inputs = ("rollout", "values" if role == "critic" else "logprobs", "advantages")
-        stage: Stage[State] = stages(step).critic_update if role == "critic" else stages(step).actor_update
-        record = stage.run(parent, *(recall(step, name) for name in inputs))
+        told = outlines.at(step).training(role)
+        assert told is not None, "an update of this role was recorded in this step"
+        update: Stage[State] = getattr(stages(step), told.name)
+        record = update.run(*(parent if name == role else recall(step, name) for name in told.reads))
         assert isinstance(record, Update)
         return record
 

@@ -40,6 +40,7 @@ from ppoctl.store.disk import refused
 from ppoctl.store.journal import Journal, Line
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Observer
+from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.tracking.console import Console, open_console
 from ppoctl.tracking.health import HealthMonitor
@@ -50,6 +51,7 @@ from ppoctl.wire import engines
 from ppoctl.wire.job import Surroundings, assemble
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.sources import source_digests
+from ppoctl.wire.stories import outlines
 from ppoctl.wire.versions import versions
 
 MIRROR_DEADLINE_S = 20.0
@@ -89,7 +91,7 @@ class Watcher:
 
     def on_committed(self, line: Line) -> None:
         self.console.on_committed(line)
-        if line["stage"] == "rollout":
+        if line["step"] > 0:
             self.start_mirror()
         if self.mirror is not None and self.mirror_started:
             self.mirror.notify()
@@ -147,7 +149,12 @@ def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, com
         layout,
         recipe_toml=recipe_as_toml(recipe),
         resolved=recipe.model_dump(mode="json", by_alias=True),
-        facts={"sources": dict(digests), "versions": versions(), "command": command},
+        facts={
+            "stories": outlines(recipe).as_json(),
+            "sources": dict(digests),
+            "versions": versions(),
+            "command": command,
+        },
     )
 
 
@@ -164,19 +171,19 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
     layout, recipe = opened.layout, opened.recipe
     attempt = claim(layout)
     artifact.sweep(layout)
-    journal = Journal(layout, attempt)
+    journal, told = Journal(layout, attempt), outlines_of(layout)
     journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=opened.threads)
     with (
         # Not left to `_ending`: a second signal may come while that closes the mirror.
         stop_flag(f"ppoctl resume {quoted(layout.root)}") as flag,
-        _watched(opened, attempt, journal) as watcher,
-        _ending(journal, attempt, watcher) as word,
+        _watched(opened, told, attempt, journal) as watcher,
+        _ending(journal, told, attempt, watcher) as word,
         flag.outlasting(),
     ):
         wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag))
         for note in (*opened.notes, *(f"note: {text}" for text in unused(recipe))):
             watcher.console.on_message(note)
-        if run_dir.has_rollout(layout):
+        if run_dir.has_begun(layout):
             watcher.start_mirror()
         try:
             do(wiring.job)
@@ -200,10 +207,11 @@ def _around(opened: Opened, watcher: Watcher, flag: StopFlag) -> Surroundings:
 
 
 @contextmanager
-def _watched(opened: Opened, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
+def _watched(opened: Opened, told: Outlines, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
     recipe = opened.recipe
     cadence = Cadence(
         steps=recipe.steps,
+        last_stage=lambda step: told.at(step).last,
         eval_every_steps=recipe.eval.every_steps,
         evaluates=bool(recipe.data.eval),
         save_every_steps=recipe.checkpoint.every_steps,
@@ -227,7 +235,7 @@ class LastWord:
 
 
 @contextmanager
-def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[LastWord]:
+def _ending(journal: Journal, told: Outlines, attempt: Attempt, watcher: Watcher) -> Iterator[LastWord]:
     """Write down how the attempt ended, whatever ended it."""
     status, code = "failed", int(ExitCode.INTERNAL)
     word = LastWord()
@@ -235,7 +243,7 @@ def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[La
         try:
             yield word
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise _out_of_memory(watcher.stage, error) from error
+            raise _out_of_memory(told, *watcher.stage, error) from error
         except OSError as error:
             if (named := refused(error)) is not None:
                 raise named from error
@@ -270,11 +278,10 @@ def _status(error: PpoctlError) -> str:
     return next((word for kind, word in words.items() if isinstance(error, kind)), "failed")
 
 
-def _out_of_memory(stage: tuple[int, str], error: BaseException) -> OutOfMemoryError:
-    step, name = stage
-    key = {"critic_update": "critic.batching", "values": "critic.batching", "rollout": "generator"}.get(
-        name, "actor.batching"
-    )
+def _out_of_memory(told: Outlines, step: int, name: str, error: BaseException) -> OutOfMemoryError:
+    reads = told.at(step)[name].reads if name in told.at(step).names else ("prompts",)
+    roles = [read for read in reads if read in told.roles]
+    key = "generator" if "prompts" in reads else f"{(roles or ['actor'])[0]}.batching"
     return OutOfMemoryError(
         f"out of memory in stage `{name}` of step {step}: {str(error).splitlines()[0] if str(error) else 'host'}",
         hint=f"everything before it is committed: resume with a lower `{key}.max_tokens_per_microbatch` or KV cache",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ppoctl.batch.records import Prompts
-from ppoctl.loop.step import Stages
+from ppoctl.loop.stories import Stages
 from ppoctl.ports import Generator, Models, OptimizerStep, SampleParts, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe.fingerprint import fingerprint
@@ -47,7 +47,10 @@ READS: dict[str, tuple[str, ...]] = {
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
-    """Fingerprint of the result keys that a stage reads."""
+    """Fingerprint of the result keys that a stage reads; "" for one that no recipe describes."""
+    stage = stage.partition(".")[0]
+    if stage not in READS:
+        return ""
     plan = repr(_plan(recipe, stage.removesuffix("_update"))) if stage.endswith("_update") else ""
     return _hash(fingerprint(recipe, READS[stage]), plan)
 

@@ -1,0 +1,150 @@
+"""The stories: what one step is.
+
+A story is told to `once`, line by line. Told to a `once` that only writes down what it hears, it gives its own
+outline; layout, resume, retention, replay and every screen ask that, and know no stage or role of their own.
+
+Our differences from textbook PPO (Schulman et al. 2017; Ouyang et al. 2022):
+
+1. The critic trains before the actor, each for its own number of epochs. Returns and advantages are fixed before
+   either moves, so this equals the interleaved order and moves each model in and out once.
+2. Every line is durable: `once` recalls what is committed and commits what it runs. There is no resume code.
+3. Losses are sums over counted tokens over the minibatch's global count, so no memory setting changes a gradient.
+4. The ratio's denominator is the trainer's own log-prob, not the generator's.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ppoctl.store.outline import Outline, ToldStage
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import Advantages, Carry, Logprobs, Prompts, Rewards, Rollouts, State, Values
+    from ppoctl.store.once import Identified, Result, Stage
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages that a recipe describes. A story tells those it needs, and may bring others of its own."""
+
+    rollout: "Stage[Rollouts]"
+    reward: "Stage[Rewards]"
+    values: "Stage[Values]"
+    logprobs: "Stage[Logprobs]"
+    advantages: "Stage[Advantages]"
+    critic_update: "Stage[State]"
+    actor_update: "Stage[State]"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a step begins with."""
+
+    prompts: "Prompts"
+    states: "Mapping[str, State]"
+    """By role."""
+    carry: "Carry"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where a step leads, and what the ledger records of it."""
+
+    states: "Mapping[str, State]"
+    """The roles that were trained; the others stay as they were."""
+    carry: "Carry"
+    samples: "tuple[tuple[Rollouts, Rewards], ...]"
+    """Each round of drawing, with its scores."""
+
+
+class Once(Protocol):
+    """Whoever a story is told to: the memory of a run, or somebody who only listens."""
+
+    def __call__(self, stage: "Stage[Result]", *inputs: "Identified") -> "Result": ...
+
+
+Tell = Callable[[Once, Stages, Given], Outcome]
+
+
+@dataclass(frozen=True)
+class Story:
+    """What a step is, and what it is called."""
+
+    name: str
+    tell: Tell
+
+
+def _ppo(once: Once, stages: Stages, given: Given) -> Outcome:
+    """Draw, score, judge, learn."""
+    actor, critic = given.states["actor"], given.states["critic"]
+    rollouts = once(stages.rollout, actor, given.prompts)
+    rewards = once(stages.reward, rollouts)
+    values = once(stages.values, critic, rollouts)
+    logprobs = once(stages.logprobs, actor, rollouts)
+    advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
+    critic = once(stages.critic_update, critic, rollouts, values, advantages)
+    actor = once(stages.actor_update, actor, rollouts, logprobs, advantages)
+    return Outcome({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
+
+
+def _critic_only(once: Once, stages: Stages, given: Given) -> Outcome:
+    """As in PPO, but the actor waits until the critic knows something."""
+    actor, critic = given.states["actor"], given.states["critic"]
+    rollouts = once(stages.rollout, actor, given.prompts)
+    rewards = once(stages.reward, rollouts)
+    values = once(stages.values, critic, rollouts)
+    logprobs = once(stages.logprobs, actor, rollouts)
+    advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
+    critic = once(stages.critic_update, critic, rollouts, values, advantages)
+    return Outcome({"critic": critic}, advantages.carry, ((rollouts, rewards),))
+
+
+PPO = Story("ppo", _ppo)
+CRITIC_ONLY = Story("critic_only", _critic_only)
+
+
+def outline(story: Story) -> Outline:
+    """The lines of the story, heard by telling it once to nobody."""
+    listener = _Listener()
+    once: Any = listener
+    given: Any = Given(prompts=_Heard("prompts"), states=_Roles(), carry=_Heard("carry"))  # type: ignore[arg-type]
+    names: Any = _Names()
+    outcome = story.tell(once, names, given)
+    trained = {str(state): role for role, state in outcome.states.items()}
+    return Outline(story.name, tuple(ToldStage(name, reads, trained.get(name)) for name, reads in listener.heard))
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """What stands for a result while a story is only listened to: the name of what gave it."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __getattr__(self, part: str) -> "_Heard":
+        return self if not part.startswith("__") else super().__getattribute__(part)
+
+
+@dataclass
+class _Listener:
+    heard: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+
+    def __call__(self, stage: Any, *inputs: Any) -> _Heard:
+        self.heard.append((stage.name, tuple(map(str, inputs))))
+        return _Heard(stage.name)
+
+
+class _Names:
+    """Stages that are names only; `dataclasses.replace` may give them others."""
+
+    def __getattr__(self, name: str) -> _Heard:
+        return _Heard(name)
+
+
+class _Roles(dict[str, _Heard]):
+    """Every role that is asked for is there."""
+
+    def __missing__(self, role: str) -> _Heard:
+        return _Heard(role)
