@@ -24,7 +24,9 @@ import pytest
 
 from fakes.job import Witness, play, result, saved_pairs
 from fakes.sockets import fake_recipe
+from fakes.stories import NO_CRITIC, TWO_ROUNDS
 from ppoctl.store.layout import RunLayout
+from ppoctl.wire.stories import story_at
 from story.drill import in_a_process, killer, side_by_side
 
 
@@ -45,6 +47,9 @@ HOW_SAVED = {
     "when the next one waits": ({"every_steps": 1}, inf),
 }
 
+
+STORIES = {"ppo": story_at, "no critic": lambda _, __: NO_CRITIC, "two rounds": lambda _, __: TWO_ROUNDS}
+"""Two are told nowhere but here: nothing but the story may know what a step is."""
 
 EACH = 16
 """Of so many moments one is a real kill."""
@@ -94,9 +99,12 @@ def contents(root: Path) -> dict[str, bytes | None]:
     return found
 
 
-@pytest.mark.parametrize("how", HOW_SAVED)
-def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how: str) -> None:
-    checkpoint, looks = HOW_SAVED[how]
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [*((how, "ppo") for how in HOW_SAVED), ("every third", "no critic"), ("behind the rollout", "two rounds")],
+)
+def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how: str, told: str) -> None:
+    (checkpoint, looks), choose = HOW_SAVED[how], STORIES[told]
     recipe = fake_recipe(
         checkpoint=checkpoint,
         rollout={
@@ -109,16 +117,16 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how
     )
     whole = Walk(folder / "whole")
     witness = Witness(act=whole.on_moment, looks=looks)
-    play(whole.root, recipe, witness)
+    play(whole.root, recipe, witness, choose)
     expected = result(whole.root)
     stages = {moment.split()[1] for moment in witness.moments}
-    assert {"rollout", "critic_update", "state/actor", "eval"} <= stages
+    assert {"rollout", "actor_update", "state/actor", "eval"} <= stages
 
     def go_on(left: Left) -> None:
         root = folder / f"{left.number}"
         left.restore(root)
         try:
-            play(root, recipe)
+            play(root, recipe, choose=choose)
             assert result(root) == expected
         except Exception as error:
             error.add_note(f"killed at: {left.moments}")
@@ -127,10 +135,10 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how
 
     def die_and_go_on(number: int, name: str) -> None:
         root = folder / f"{number} killed"
-        died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=looks)))
+        died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=looks), choose))
         assert died == signal.SIGKILL, f"not killed at {name}"
         assert contents(root).keys() == whole.left_at(number).files.keys(), f"killed at: {name}"
-        assert in_a_process(lambda: play(root, recipe)) == 0
+        assert in_a_process(lambda: play(root, recipe, choose=choose)) == 0
         assert result(root) == expected, f"killed at: {name}"
 
     killed = list(enumerate(witness.moments))[len(how) % EACH :: EACH]

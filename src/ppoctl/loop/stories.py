@@ -13,7 +13,7 @@ Our differences from textbook PPO (Schulman et al. 2017; Ouyang et al. 2022):
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ppoctl.store.outline import Outline, ToldStage
@@ -105,13 +105,27 @@ CRITIC_ONLY = Story("critic_only", _critic_only)
 
 def outline(story: Story) -> Outline:
     """The lines of the story, heard by telling it once to nobody."""
-    listener = _Listener()
-    once: Any = listener
-    given: Any = Given(prompts=_Heard("prompts"), states=_Roles(), carry=_Heard("carry"))  # type: ignore[arg-type]
     names: Any = _Names()
-    outcome = story.tell(once, names, given)
+    heard, outcome = _listen(story, names)
     trained = {str(state): role for role, state in outcome.states.items()}
-    return Outline(story.name, tuple(ToldStage(name, reads, trained.get(name)) for name, reads in listener.heard))
+    return Outline(story.name, tuple(ToldStage(stage.name, reads, trained.get(stage.name)) for stage, reads in heard))
+
+
+def stage_of(story: Story, stages: Stages, name: str) -> "Stage[Any]":
+    """The stage that the story tells by this name. Raises KeyError when it tells none."""
+    return {stage.name: stage for stage, _ in _listen(story, stages)[0]}[name]
+
+
+def _listen(story: Story, stages: Stages) -> "tuple[list[tuple[Stage[Any], tuple[str, ...]]], Outcome]":
+    """Each stage with the names of what it is given, and what the story ends with; nothing is run."""
+    heard: list[tuple[Any, tuple[str, ...]]] = []
+
+    def once(stage: Any, *inputs: Any) -> Any:
+        heard.append((stage, tuple(map(str, inputs))))
+        return _Heard(stage.name)
+
+    given: Any = Given(prompts=_Heard("prompts"), states=_Roles(), carry=_Heard("carry"))  # type: ignore[arg-type]
+    return heard, story.tell(once, stages, given)
 
 
 @dataclass(frozen=True)
@@ -125,15 +139,6 @@ class _Heard:
 
     def __getattr__(self, part: str) -> "_Heard":
         return self if not part.startswith("__") else super().__getattribute__(part)
-
-
-@dataclass
-class _Listener:
-    heard: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-
-    def __call__(self, stage: Any, *inputs: Any) -> _Heard:
-        self.heard.append((stage.name, tuple(map(str, inputs))))
-        return _Heard(stage.name)
 
 
 class _Names:

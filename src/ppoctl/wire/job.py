@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Carry, Evaluation, State, Update
 from ppoctl.loop.run import Cadence, Health, Job
-from ppoctl.loop.stories import Stages
+from ppoctl.loop.stories import Stages, stage_of
 from ppoctl.ports import Generator, Scorer
 from ppoctl.recipe.saved_layout import saved_layout
 from ppoctl.recipe.schema import Recipe
@@ -89,12 +89,15 @@ def assemble(
     def stages(step: int) -> Stages:
         return by_start[max(start for start in by_start if start <= max(step, 1))]
 
+    def update(step: int, name: str) -> Stage[State]:
+        return stage_of(choose(newest, step), stages(step), name)
+
     sets = sockets.questions.evaluation_sets()
 
     def evaluate(step: int) -> Stage[Evaluation] | None:
         return evaluation_stage(_recipe_at(recipes, step), generator, sockets.scorer, sets) if sets else None
 
-    states.replay = _replayer(layout, outlines, stages)
+    states.replay = _replayer(layout, outlines, update)
     job = Job(
         layout=layout,
         cadence=cadence(newest),
@@ -161,7 +164,7 @@ def _recipe_at(recipes: Mapping[int, Recipe], step: int) -> Recipe:
 
 
 def _replayer(
-    layout: RunLayout, outlines: Outlines, stages: Callable[[int], Stages]
+    layout: RunLayout, outlines: Outlines, stage: Callable[[int, str], Stage[State]]
 ) -> Callable[[int, str, State], Update]:
     """Re-runs a recorded update from the committed inputs of its step."""
 
@@ -171,8 +174,7 @@ def _replayer(
     def replay(step: int, role: str, parent: State) -> Update:
         told = outlines.at(step).training(role)
         assert told is not None, "an update of this role was recorded in this step"
-        update: Stage[State] = getattr(stages(step), told.name)
-        record = update.run(*(parent if name == role else recall(step, name) for name in told.reads))
+        record = stage(step, told.name).run(*(parent if name == role else recall(step, name) for name in told.reads))
         assert isinstance(record, Update)
         return record
 
