@@ -1,7 +1,7 @@
 """Each law of a record, broken once; and what a record says of itself when it is whole."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -110,8 +110,8 @@ WHOLE: list[Record] = [
     rollouts(),
     rewards(),
     Values(GRID, "critic@1:x"),
-    Logprobs(GRID, GRID.abs(), None, "actor@1:x", {"gap_mean_abs": 0.5}),
-    Logprobs(GRID, GRID.abs(), GRID * 2, "actor@1:x", {"gap_mean_abs": 0.5}),
+    Logprobs(GRID, GRID.abs(), "actor@1:x", {"gap_mean_abs": 0.5}),
+    Logprobs(GRID, GRID.abs(), "actor@1:x", {"gap_mean_abs": 0.5}, GRID * 2),
     advantages(),
     Update("actor", 3, "p", "q", 7, {"loss": [0.5, 0.25]}, {"policy/loss": 0.375}),
     Evaluation("actor@1:x", {"eval/held/pass_at_1": 0.5}, [{"score": 1.0, "b": 2, "a": "x"}, {"score": None}]),
@@ -225,3 +225,22 @@ def test_a_carry_is_named_by_its_numbers() -> None:
     assert advantages.carry == Carry(0.3)
     assert Carry(0.3).identity == Carry(0.3).identity != Carry(0.31).identity
     assert Carry(0.3).as_dict() == {"kl_coef": 0.3}
+
+
+def test_a_field_that_came_later_leaves_the_names_of_carries_as_they_were() -> None:
+    @dataclass(frozen=True)
+    class Later(Carry):
+        moments: float = 0.0
+
+    assert Later(0.3).identity == Carry(0.3).identity != Later(0.3, 0.1).identity
+
+
+def test_a_record_of_before_a_field_was_has_its_default_and_what_is_not_known_is_named() -> None:
+    whole = {"actor": GRID, "entropy": GRID.abs()}
+    found = decode(codec.encode("logprobs", whole, {"stamp": "actor@1:x", "gap": {}}))
+    assert isinstance(found, Logprobs)
+    assert found.reference is None
+    with pytest.raises(ValueError, match="kind `logprobs` with no field `stamp`"):
+        decode(codec.encode("logprobs", whole, {"gap": {}}))
+    with pytest.raises(ValueError, match="kind `logprobs` with unknown field `later`"):
+        decode(codec.encode("logprobs", whole, {"stamp": "x", "gap": {}, "later": 1}))

@@ -56,3 +56,16 @@ def test_differences_name_key_old_and_new(smallest: Path) -> None:
         ("ppo.kl.place", "none", "loss"),
         ("seed", 42, 1),
     ]
+
+
+def test_a_key_that_has_its_default_does_not_count_as_if_it_were_not_there(smallest: Path) -> None:
+    """A later version may add it."""
+    losses = ("ppo.value_loss", "ppo.policy_loss", "ppo.rollout_correction")
+    assert of(smallest, paths=losses) == of(smallest, paths=())
+    assert of(smallest, "ppo.policy_loss.clip_high=0.28", paths=losses) != of(smallest, paths=())
+
+
+def test_an_alternative_counts_also_where_all_its_keys_have_their_defaults(smallest: Path) -> None:
+    paths = ("ppo.rollout_correction",)
+    chosen = of(smallest, "ppo.rollout_correction={kind='tis'}", paths=paths)
+    assert chosen != of(smallest, paths=paths)

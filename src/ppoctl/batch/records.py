@@ -8,7 +8,7 @@ Text (prompts, answers) stays in `Prompts`; everything after it is token ids: no
 """
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -235,10 +235,10 @@ class Logprobs(Record):
 
     actor: Float[Tensor, "B R"]
     entropy: Float[Tensor, "B R"]
-    reference: Float[Tensor, "B R"] | None
     stamp: str
     gap: dict[str, float]
     """Sampler against trainer: see `ppo.diagnostics.sampler_gap`."""
+    reference: Float[Tensor, "B R"] | None = None
 
     def figures(self) -> dict[str, float]:
         return {metrics.named("mismatch", name): value for name, value in sorted(self.gap.items())}
@@ -246,16 +246,21 @@ class Logprobs(Record):
 
 @dataclass(frozen=True)
 class Carry:
-    """What truly adapts from step to step, computed from committed data only and copied into every saved state."""
+    """What truly adapts from step to step, computed from committed data only and copied into every saved state.
 
-    kl_coef: float
+    Every field has a default, which is what a run had that was made before the field was.
+    """
+
+    kl_coef: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
-        return {"kl_coef": self.kl_coef}
+        return asdict(self)
 
     @property
     def identity(self) -> str:
-        return codec.digest(json.dumps(self.as_dict(), sort_keys=True).encode())
+        """Digest of the fields that have not their default."""
+        told = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return codec.digest(json.dumps(told, sort_keys=True).encode())
 
 
 @dataclass(frozen=True)
@@ -361,13 +366,19 @@ RECORDS: dict[str, type[Record]] = {
 
 
 def decode(data: bytes) -> Record:
-    """The record that `Record.encoded` wrote; raises ValueError on bytes that are none."""
+    """The record that `Record.encoded` wrote; a field that an older version did not have gets its declared default.
+    Raises ValueError on bytes that are no record, and naming a field that is missing, unknown or breaks a law."""
     kind, tensors, meta = codec.decode(data)
     if kind not in RECORDS:
         raise ValueError(f"unknown record kind `{kind}`")
-    cls = RECORDS[kind]
-    optional = {f.name: None for f in fields(cls)}
-    return cls(**{**optional, **tensors, **meta})
+    cls, found = RECORDS[kind], {**tensors, **meta}
+    known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(cls)}
+    unknown = sorted(found.keys() - known.keys())
+    missing = [name for name, is_required in known.items() if is_required and name not in found]
+    if unknown or missing:
+        what = f"unknown field `{unknown[0]}`" if unknown else f"no field `{missing[0]}`"
+        raise ValueError(f"a record of kind `{kind}` with {what}")
+    return cls(**found)
 
 
 def _require(condition: bool, law: str) -> None:  # noqa: FBT001 - reads as a sentence at the call

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
 
 from ppoctl.recipe import shape
 from ppoctl.recipe.effects import Effect
@@ -12,8 +14,9 @@ from ppoctl.recipe.schema import Recipe
 
 
 def fingerprint(recipe: Recipe, paths: Sequence[str]) -> str:
-    """sha256 (hex) of the keys at or below these dotted paths that change results; speed and reporting keys never
-    count. Canonical JSON, so that the order of tables and the spelling of a number in TOML do not count either.
+    """sha256 (hex) of the keys at or below these dotted paths that change results and have not their default; speed
+    and reporting keys never count. A key that a later version adds with a default changes no fingerprint therefore.
+    Canonical JSON, so that the order of tables and the spelling of a number in TOML do not count either.
 
     Raises ValueError for a path that the schema does not have (a stage that misspells what it reads would be
     recalled although it changed).
@@ -23,8 +26,9 @@ def fingerprint(recipe: Recipe, paths: Sequence[str]) -> str:
             raise ValueError(f"`{path}` is no key of a recipe")
     chosen = {
         dotted(path): value
-        for path, value in _results(recipe).items()
-        if any(path[: len(prefix)] == prefix for prefix in (tuple(item.split(".")) for item in paths))
+        for path, key, value in _not_default(recipe, None, ())
+        if key.effect is Effect.RESULTS
+        and any(path[: len(prefix)] == prefix for prefix in (tuple(item.split(".")) for item in paths))
     }
     text = json.dumps(chosen, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -50,6 +54,30 @@ def _differences(before: dict[shape.Path, Any], after: dict[shape.Path, Any]) ->
 
 def _results(recipe: Recipe) -> dict[shape.Path, Any]:
     return {path: value for path, key, value in shape.values(recipe) if key.effect is Effect.RESULTS}
+
+
+def _not_default(table: BaseModel, default: object, path: shape.Path) -> Iterator[tuple[shape.Path, shape.Key, Any]]:
+    """Values that differ from `default`, or, where that is another table or none, from their keys' defaults. In a
+    table chosen instead of another, the key that says which always counts."""
+    is_another = type(default) is not type(table)
+    for name, key in shape.of(type(table)).keys.items():
+        value = getattr(table, key.attribute)
+        usual = _default_of(key) if is_another else getattr(default, key.attribute)
+        if isinstance(value, BaseModel):
+            yield from _not_default(value, usual, (*path, name))
+        elif isinstance(key.shape, shape.Named):
+            for each, inner in value.items():
+                yield from _not_default(inner, None, (*path, name, each))
+        elif value != usual or (is_another and _says_which(key)):
+            yield (*path, name), key, value
+
+
+def _default_of(key: shape.Key) -> object:
+    return None if key.required else key.field.get_default(call_default_factory=True)
+
+
+def _says_which(key: shape.Key) -> bool:
+    return get_origin(key.field.annotation) is Literal and len(get_args(key.field.annotation)) == 1
 
 
 def _is_known(path: shape.Path) -> bool:

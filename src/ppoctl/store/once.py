@@ -162,7 +162,8 @@ class OnceAt:
 
 
 def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) -> Record:
-    """A committed record, verified against its manifest; raises CorruptArtifactError naming the file."""
+    """A committed record, verified against its manifest. Raises CorruptArtifactError naming the file, StorageError
+    where another version of ppoctl wrote it."""
     folder = layout.stage(step, stage)
     for name in manifest.files:
         if name != RECORD:
@@ -171,4 +172,11 @@ def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) ->
     expected = manifest.files.get(RECORD, FileDigest("", 0))
     data = manifests.contents(path)
     manifests.verify_bytes(path, FileDigest(codec.digest(data), len(data)), expected)
-    return records.decode(data)
+    try:
+        return records.decode(data)
+    except ValueError as error:
+        raise StorageError(
+            f"`{path}` was written by a version of ppoctl that this one does not know: {error}",
+            hint="go on with the version that wrote it; which one, says: "
+            f"ppoctl show {quoted(layout.root)} --step {step} --manifest",
+        ) from error

@@ -30,10 +30,19 @@ READS: dict[str, tuple[str, ...]] = {
     "values": ("model",),
     "logprobs": ("model", "rollout.temperature", "ppo.kl"),
     "advantages": ("ppo.advantages", "ppo.kl"),
-    "critic_update": ("seed", "model", "ppo.critic_epochs", "ppo.epochs", "ppo.minibatch_seqs", "ppo.value_loss"),
+    "critic_update": (
+        "seed",
+        "model",
+        "critic.optimizer",
+        "ppo.critic_epochs",
+        "ppo.epochs",
+        "ppo.minibatch_seqs",
+        "ppo.value_loss",
+    ),
     "actor_update": (
         "seed",
         "model",
+        "actor.optimizer",
         "rollout.temperature",
         "ppo.epochs",
         "ppo.minibatch_seqs",
@@ -43,7 +52,7 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads. An update also reads its role's optimizer, as the schedule made from it."""
+"""The recipe keys each stage reads. An update also reads how many optimizer steps its schedule spans, if it ends."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -51,8 +60,9 @@ def read_by(stage: str, recipe: Recipe) -> str:
     stage = stage.partition(".")[0]
     if stage not in READS:
         return ""
-    plan = repr(_plan(recipe, stage.removesuffix("_update"))) if stage.endswith("_update") else ""
-    return _hash(fingerprint(recipe, READS[stage]), plan)
+    role = stage.removesuffix("_update")
+    span = _plan(recipe, role).schedule.total_updates if role != stage else 0
+    return _hash(fingerprint(recipe, READS[stage]), *([f"{span} updates"] if span else []))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ and `load` refuses a state with anything missing, left over or of another shape.
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -76,7 +76,7 @@ def load_state(trained: Trained, folder: Path) -> None:
     try:
         with _without_torch_deprecations():
             saved = CommonDataOnly().load_common(folder)
-            _require_same(saved.get("of"), _model_of(trained), folder)
+            _require_same(saved.get("of"), trained, folder)
             _require_layout(saved["layout"], trained, folder)
             template = _sharded_state(trained, saved["layout"]["reshardable"], is_loading=True)
             loaded = dist_checkpointing.load(
@@ -119,8 +119,11 @@ def _model_of(trained: Trained) -> dict[str, Any]:
     return asdict(trained.stages[0].module.settings.shape)
 
 
-def _require_same(saved: Any, wanted: dict[str, Any], folder: Path) -> None:
-    differing = [name for name, value in wanted.items() if saved is None or saved.get(name) != value]
+def _require_same(saved: Any, trained: Trained, folder: Path) -> None:
+    """A field that the state's version did not have yet had its default then."""
+    usual = {field.name: field.default for field in fields(trained.stages[0].module.settings.shape)}
+    found = {**usual, **(saved or {})}
+    differing = [name for name, value in _model_of(trained).items() if found[name] != value]
     if differing:
         raise StorageError(
             f"saved state in `{folder}` cannot be read: of another model ({', '.join(differing)} differ)"

@@ -1,0 +1,48 @@
+"""What the first commit of a format wrote is gone on from by every later one (see `kept_runs`)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes.job import play
+from ppoctl.cli.app import run
+from ppoctl.store.journal import read_lines
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.outline import outlines_of
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.wire.session import recorded_recipes
+from store.kept_runs import STOPS, bring, recipe
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_kept_run_is_whole_and_goes_on_to_the_end_of_a_run_of_today(tmp_path: Path, name: str) -> None:
+    root = bring(name, tmp_path)
+    layout, before = RunLayout(root), RunLayout(root).ledger.read_bytes()
+    assert not plan_resume(layout).broken
+    assert recorded_recipes(layout)[1] == recipe()
+    play(root, recipe(steps=5))
+    play(tmp_path / "today", recipe(steps=5))
+    assert layout.ledger.read_bytes().startswith(before)
+    told, today = (figures(each) for each in (layout, RunLayout(tmp_path / "today")))
+    assert told.keys() - today.keys() <= {(3, "eval")}  # which was the last step of the finished one
+    for line in today:
+        assert told[line] == pytest.approx(today[line], rel=1e-4, abs=1e-6), line
+
+
+def figures(layout: RunLayout) -> dict[tuple[int, str], dict[str, float]]:
+    """By step and stage: where one was journaled twice, the later."""
+    lines = [line for line in read_lines(layout.journal) if "stage" in line]
+    return {(line["step"], line["stage"]): line["figures"] for line in lines}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_kept_run_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    root = bring(name, tmp_path)
+    assert [outlines_of(RunLayout(root)).at(step).story for step in (1, 2)] == ["critic_only", "ppo"]
+    assert run(["status", str(root), "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert status["steps_done"] == (2 if STOPS[name] else 3)
+    assert status["saved_steps"] == ([2] if STOPS[name] else [2, 3])
+    assert run(["show", str(root), "--manifest", "--step", "3"]) == 0
+    assert "70-actor_update" not in capsys.readouterr().out
