@@ -72,7 +72,8 @@ def put_back(root: Path, original: Path, hurt: dict[Path, bytes | None]) -> bool
     stays = {path for path in hurt if path.parent.is_dir() or path.parent.name.endswith("-eval")}
     left = [path for path in stays if _content(path) == hurt[path]]
     for path in left:
-        _put_back(root, original, path)
+        # Without its manifest a folder is swept, with all that is in it.
+        _put_back(root, original, path.parent if path.parent.name.endswith("-eval") else path)
     return bool(left)
 
 

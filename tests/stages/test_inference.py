@@ -74,11 +74,11 @@ class Keys:
 
     seen: list[str] = field(default_factory=list)
 
-    def recall(self, *, step: int, fingerprint: str) -> dict[str, Sample]:
+    def recall(self, *, step: int, stage: str, fingerprint: str) -> dict[str, Sample]:
         self.seen.append(fingerprint)
         return {f"{row}#0": a_sample(f"{row}#0", 2, 1) for row in "ab"}
 
-    def keep(self, *, step: int, fingerprint: str) -> Any:
+    def keep(self, *, step: int, stage: str, fingerprint: str) -> Any:
         assert fingerprint == self.seen[-1]
         return nullcontext(lambda sample: None)
 
@@ -92,10 +92,10 @@ class Some:
 
     there: tuple[str, ...]
 
-    def recall(self, *, step: int, fingerprint: str) -> dict[str, Sample]:
+    def recall(self, *, step: int, stage: str, fingerprint: str) -> dict[str, Sample]:
         return {key: a_sample(key, 2, 1) for key in self.there}
 
-    def keep(self, *, step: int, fingerprint: str) -> Any:
+    def keep(self, *, step: int, stage: str, fingerprint: str) -> Any:
         return nullcontext(lambda sample: None)
 
     def drop(self, *, step: int) -> None:
@@ -258,3 +258,9 @@ def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> Non
     assert len({request.seed for _, request in generator.asked}) == 12
     owners = [(name, index) for name in ("a", "b", "a#2") for index in range(3)]
     assert [(row["prompt_id"], row["sample"]) for row in record.rows[3:]] == owners
+
+
+def test_two_rounds_of_one_step_draw_with_other_seeds() -> None:
+    first, second = (sample_requests(prompts(), samples=2, seed=3, stage=name) for name in ("rollout", "rollout.2"))
+    assert {request.seed for request in first} & {request.seed for request in second} == set()
+    assert [request.key for request in first] == [request.key for request in second]

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -57,8 +57,8 @@ def _results(recipe: Recipe) -> dict[shape.Path, Any]:
 
 
 def _not_default(table: BaseModel, default: object, path: shape.Path) -> Iterator[tuple[shape.Path, shape.Key, Any]]:
-    """Values that differ from `default`, or, where that is another table or none, from their keys' defaults. In a
-    table chosen instead of another, the key that says which always counts."""
+    """Values that differ from `default`, or, where that is another table or none, from their keys' defaults. The key
+    that says which table was chosen has none, and counts then."""
     is_another = type(default) is not type(table)
     for name, key in shape.of(type(table)).keys.items():
         value = getattr(table, key.attribute)
@@ -68,16 +68,12 @@ def _not_default(table: BaseModel, default: object, path: shape.Path) -> Iterato
         elif isinstance(key.shape, shape.Named):
             for each, inner in value.items():
                 yield from _not_default(inner, None, (*path, name, each))
-        elif value != usual or (is_another and _says_which(key)):
+        elif value != usual:
             yield (*path, name), key, value
 
 
 def _default_of(key: shape.Key) -> object:
     return None if key.required else key.field.get_default(call_default_factory=True)
-
-
-def _says_which(key: shape.Key) -> bool:
-    return get_origin(key.field.annotation) is Literal and len(get_args(key.field.annotation)) == 1
 
 
 def _is_known(path: shape.Path) -> bool:
