@@ -151,7 +151,7 @@ def test_nothing_is_left_where_a_folder_was_tried(tmp_path: Path) -> None:
 def test_outputs_are_looked_at_before_engines(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ppoctl.wire", None)  # importing it would fail
+    monkeypatch.setitem(sys.modules, "ppoctl.wire.commands", None)  # importing it would fail
     (folder / "there").touch()
     assert run(["eval", "r.toml", "--ckpt", "base", "--out", "there"]) == 2
     assert run(["convert-ckpt", "base", "there", "--to", "megatron"]) == 2
@@ -226,14 +226,14 @@ def test_train_looks_at_disk_and_memory_and_can_be_told_not_to(
 ) -> None:
     from ppoctl.cli import preflight
 
-    monkeypatch.setitem(sys.modules, "ppoctl.wire", None)  # nothing starts, even if all of this is let through
+    monkeypatch.setitem(sys.modules, "ppoctl.wire.commands", None)  # nothing starts, even if all of this is let through
     usage = type(shutil.disk_usage(folder))
     monkeypatch.setattr(folders.shutil, "disk_usage", lambda _: usage(2**40, 0, 1000))
     assert run(["train", "r.toml"]) == 8
     assert "free, and the run needs" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.chdir(folder)
-    monkeypatch.setitem(sys.modules, "ppoctl.wire", None)
+    monkeypatch.setitem(sys.modules, "ppoctl.wire.commands", None)
     monkeypatch.setattr(estimate, "machine_bytes", lambda: 2**29)
     assert run(["train", "r.toml"]) == 7
     assert "stage `" in capsys.readouterr().err
