@@ -511,7 +511,7 @@ def rank():
     from ppoctl.recipe.memory.families import decoder_of
     from ppoctl.recipe.memory.part import Microbatch, Precision
     from ppoctl.recipe.memory.trainer import Training, ranks_of
-    from ppoctl.recipe.parallel import ParallelTable
+    from ppoctl.recipe.schema import ParallelTable
 
     one = _open("1.5b")
     rollouts = _rollouts("1.5b", 16, 8192, 8192)

@@ -8,7 +8,8 @@ import pytest
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.load import load
-from ppoctl.recipe.parallel import ParallelTable, layouts, processes
+from ppoctl.recipe.parallel import layouts, processes
+from ppoctl.recipe.schema import ParallelTable
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 

@@ -19,8 +19,8 @@ from ppoctl.recipe.memory.node import NodeBytes
 from ppoctl.recipe.memory.part import Microbatch, Part, Precision
 from ppoctl.recipe.memory.stages import rank_parameters, stages_of
 from ppoctl.recipe.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
-from ppoctl.recipe.parallel import ParallelTable, devices, is_one_process, processes
-from ppoctl.recipe.schema import GeneratorTable, LocalCluster, Recipe, Recompute
+from ppoctl.recipe.parallel import devices, is_one_process, processes
+from ppoctl.recipe.schema import GeneratorTable, LocalCluster, ParallelTable, Recipe, Recompute
 
 DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
 

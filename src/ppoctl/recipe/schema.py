@@ -19,6 +19,7 @@ from ppoctl.recipe.algorithm import KlInReward as KlInReward
 from ppoctl.recipe.algorithm import NoCorrection as NoCorrection
 from ppoctl.recipe.algorithm import NoKl as NoKl
 from ppoctl.recipe.algorithm import OptimizerTable as OptimizerTable
+from ppoctl.recipe.algorithm import ParallelTable as ParallelTable
 from ppoctl.recipe.algorithm import PolicyLossTable as PolicyLossTable
 from ppoctl.recipe.algorithm import PpoTable as PpoTable
 from ppoctl.recipe.algorithm import Recompute as Recompute
@@ -26,7 +27,6 @@ from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
 from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable
 from ppoctl.recipe.effects import REPORTING, RESULTS, SPEED
-from ppoctl.recipe.parallel import ParallelTable as ParallelTable
 from ppoctl.recipe.table import Array, AtLeastOne, Fraction, NotNegative, OrOff, Positive
 from ppoctl.recipe.table import Table as Table
 

@@ -3,8 +3,7 @@
 import torch
 
 from ppoctl.engines.megatron.rank import TrainerSettings
-from ppoctl.recipe.parallel import layouts
-from ppoctl.recipe.saved_layout import saved_layout
+from ppoctl.recipe.parallel import layouts, saved_layout
 from ppoctl.recipe.schema import Recipe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

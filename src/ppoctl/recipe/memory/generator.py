@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.stages import Stage, rank_parameters, stages_of, whole_model
-from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import GeneratorTable, LocalCluster
+from ppoctl.recipe.schema import GeneratorTable, LocalCluster, ParallelTable
 
 
 @dataclass(frozen=True)
