@@ -51,7 +51,7 @@ ARROWS: dict[str, set[str]] = {
 
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
-    "cli": {"launch", "loop", "metrics", "preflight", "recipe", "store", "tracking", "wire"},
+    "cli": {"loop", "metrics", "preflight", "recipe", "store", "tracking", "wire"},
 }
 
 # Foreign packages by room; the standard library is allowed to all.
