@@ -6,9 +6,9 @@ from math import gcd
 from typing import Any
 
 from ppoctl.recipe.assets import model_config
-from ppoctl.recipe.conflict import Conflict, Rule
 from ppoctl.recipe.memory.decoder import VOCAB_MULTIPLE
 from ppoctl.recipe.parallel import layouts
+from ppoctl.recipe.problems import Conflict, Rule
 from ppoctl.recipe.schema import ParallelTable, Recipe
 from ppoctl.recipe.shape import Path
 
