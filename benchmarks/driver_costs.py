@@ -1,6 +1,6 @@
 """What the driver's one thread costs per token and byte: `PYTHONPATH=src python benchmarks/driver_costs.py`.
 
-These are units of `ppoctl plan --simulate` (`recipe/simulate.py`). CPU time is counted, so that other work on the
+These are units of `benchmarks/simulate.py`. CPU time is counted, so that other work on the
 machine matters less; the best of several runs counts.
 """
 

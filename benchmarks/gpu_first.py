@@ -1,13 +1,14 @@
-# ruff: noqa
-"""First look at ppoctl's trainer on one GPU, without vLLM, Ray or a network.
+"""A first look at the trainer on one GPU, without vLLM, Ray or a network.
 
-    PYTHONPATH=src:benchmarks python3 gpu_first.py env attention logprobs rank ...   [--tiny: a dry run on a CPU]
+    PYTHONPATH=src:benchmarks python benchmarks/gpu_first.py [PART ...] [--tiny]
 
-Each part prints lines of JSON and goes on after an error. Parts: env attention logprobs prints ipc pinned rank shard
-variants soak capped experts.
+Parts, all of them where none is named: env attention logprobs prints ipc pinned rank shard variants soak capped
+experts. Each prints lines of JSON, and an error of one is a line of it too: the next part goes on. `--tiny` is a dry
+run with tiny models, two minutes on a CPU: it shows that every part still finds what it measures.
 """
 
-import dataclasses
+import argparse
+import gc
 import inspect
 import json
 import multiprocessing
@@ -25,18 +26,23 @@ TINY = "--tiny" in sys.argv
 CUDA = torch.cuda.is_available()
 DEV = torch.device("cuda", 0) if CUDA else torch.device("cpu")
 BF16 = torch.bfloat16
+H200_FLOPS = 989e12
+"""FLOP/s of an H200 in bfloat16, dense (data sheet)."""
 
 
 def say(part, **what):
+    """Print one line of JSON."""
     print(json.dumps({"part": part} | what, default=str), flush=True)
 
 
 def sync():
+    """Wait until the GPU has done what it was given."""
     if CUDA:
         torch.cuda.synchronize()
 
 
 def seconds(run, repeats=5, warm=2):
+    """The median of so many runs, after some that are not counted."""
     for _ in range(warm):
         run()
     times = []
@@ -50,39 +56,46 @@ def seconds(run, repeats=5, warm=2):
 
 
 def gap(found, expected):
+    """Norm of the difference over the norm of what was expected."""
     return float((found.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm())
 
 
 def gib(number):
+    """Bytes in GiB, two decimals."""
     return round(number / 2**30, 2)
 
 
+def host_gib():
+    """What torch holds of pinned host memory; 0 where it does not say."""
+    stats = getattr(torch.cuda.memory, "host_memory_stats", dict)() if CUDA else {}
+    return gib(stats.get("allocated_bytes.current", 0))
+
+
 def fix_varlen():
-    """torch before 2.12 has another signature; its kernels take fewer key heads all the same."""
+    """Give torch's variable-length attention the signature of torch 2.12, where it has an older one: its kernels take
+    fewer key heads all the same. Returns what was done."""
     import torch.nn.attention.varlen as varlen
 
     names, old = inspect.signature(varlen.varlen_attn).parameters, varlen.varlen_attn
     if "enable_gqa" in names:
         return "as is"
     if "window_size" in names:
-        varlen.varlen_attn = lambda *a, enable_gqa=False, **k: old(*a, **k)
+        varlen.varlen_attn = lambda *a, enable_gqa=False, **k: old(*a, **k)  # noqa: ARG005 - the newer signature
         return "without enable_gqa"
-    varlen.varlen_attn = lambda *a, **k: old(*a, is_causal=True)
+    varlen.varlen_attn = lambda *a, **_: old(*a, is_causal=True)
     return "is_causal only"
 
 
-# ---------------------------------------------------------------------------------------------------------------- parts
-
-
 def env():
+    """What this machine and its packages are, and how fast it multiplies and copies."""
     say("env", torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], cores=os.cpu_count())
     if CUDA:
-        p = torch.cuda.get_device_properties(0)
+        properties = torch.cuda.get_device_properties(0)
         say(
             "env",
-            gpu=p.name,
-            gib=gib(p.total_memory),
-            sms=p.multi_processor_count,
+            gpu=properties.name,
+            gib=gib(properties.total_memory),
+            sms=properties.multi_processor_count,
             free=gib(torch.cuda.mem_get_info()[0]),
             nccl=torch.cuda.nccl.version(),
             cudnn=torch.backends.cudnn.version(),
@@ -106,6 +119,7 @@ def env():
 
 
 def _packed(lengths, key_lengths=None):
+    """Sequences of these lengths one behind another, as a microbatch has them; keys may be more than queries."""
     from ppoctl.engines.megatron.packed_input import PackedInput, _starts
 
     keys = tuple(key_lengths or lengths)
@@ -126,7 +140,7 @@ def _packed(lengths, key_lengths=None):
 
 
 def _reference(q, k, v, packed):
-    """float64, one piece at a time."""
+    """Attention written out in float64, one sequence at a time."""
     from ppoctl.engines.megatron.attention import pieces, sees
 
     out = []
@@ -139,6 +153,8 @@ def _reference(q, k, v, packed):
 
 
 def attention():
+    """The packed attention: gaps of outputs and gradients to float64, FLOP/s beside torch's dense kernels, and
+    whether a backward repeats itself."""
     from ppoctl.engines.megatron.attention import _per_piece, _varlen
 
     fix_varlen()
@@ -154,9 +170,8 @@ def attention():
     ]
     for heads, groups, dim, lengths, keys in cases:
         packed = _packed(lengths, keys)
-        n, m = sum(lengths), sum(keys or lengths)
-        q = torch.randn(n, heads, dim, device=DEV, dtype=BF16, requires_grad=True)
-        fused = torch.randn(m, groups, 2 * dim, device=DEV, dtype=BF16, requires_grad=True)
+        q = torch.randn(sum(lengths), heads, dim, device=DEV, dtype=BF16, requires_grad=True)
+        fused = torch.randn(sum(keys or lengths), groups, 2 * dim, device=DEV, dtype=BF16, requires_grad=True)
         k, v = fused.split(dim, -1)  # as in the model: views of a fused projection
         out = kernel(q, k, v, packed, None)
         grad = torch.randn_like(out)
@@ -171,61 +186,69 @@ def attention():
             out=gap(out, expected_out),
             grads=[gap(a, b) for a, b in zip(found, expected, strict=True)],
         )
-    n = 64 if TINY else 8192
     for heads, groups in ((28, 4), (7, 1)):
-        packed = _packed((n,))
-        q, k, v = (
-            torch.randn(n, h, 128, device=DEV, dtype=BF16, requires_grad=True) for h in (heads, groups, groups)
-        )
-        grad = torch.randn_like(q)
-        flops = 2 * 2 * heads * 128 * n * (n + 1) / 2
-        forward = seconds(lambda: kernel(q, k, v, packed, None))
-        both = seconds(lambda: torch.autograd.grad(kernel(q, k, v, packed, None), (q, k, v), grad))
-        line = {
-            "varlen_fwd_tflops": flops / forward / 1e12,
-            "varlen_bwd_tflops": 2.5 * flops / (both - forward) / 1e12,
-        }
-        if CUDA:
-            from torch.nn.attention import SDPBackend, sdpa_kernel
-
-            a, b, c, g = (x.detach().transpose(0, 1)[None].contiguous().requires_grad_() for x in (q, k, v, grad))
-
-            def dense():
-                return torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=True, enable_gqa=True)
-
-            for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
-                try:
-                    with sdpa_kernel(backend):
-                        fwd = seconds(dense)
-                        all_ = seconds(lambda: torch.autograd.grad(dense(), (a, b, c), g))
-                    line |= {
-                        f"{name}_fwd_tflops": flops / fwd / 1e12,
-                        f"{name}_bwd_tflops": 2.5 * flops / (all_ - fwd) / 1e12,
-                    }
-                except RuntimeError as error:
-                    line[name] = str(error).splitlines()[0]
-        say(
-            "attention",
-            tokens=n,
-            heads=heads,
-            **{k: round(v, 1) if isinstance(v, float) else v for k, v in line.items()},
-        )
+        backward, both_s = _attention_speed(kernel, heads, groups)
     if CUDA:  # equal inputs, equal bits?
-        grads = [torch.autograd.grad(kernel(q, k, v, packed, None), (q, k, v), grad) for _ in range(2)]
+        grads = [backward() for _ in range(2)]
         say("attention", backward_repeats=[bool(torch.equal(x, y)) for x, y in zip(*grads, strict=True)])
         torch.use_deterministic_algorithms(True, warn_only=True)
-        slow = seconds(lambda: torch.autograd.grad(kernel(q, k, v, packed, None), (q, k, v), grad))
-        grads = [torch.autograd.grad(kernel(q, k, v, packed, None), (q, k, v), grad) for _ in range(2)]
+        slow_s = seconds(backward)
+        grads = [backward() for _ in range(2)]
         torch.use_deterministic_algorithms(False)
         say(
             "attention",
             deterministic=[bool(torch.equal(x, y)) for x, y in zip(*grads, strict=True)],
-            slower=round(slow / both, 2),
+            slower=round(slow_s / both_s, 2),
         )
 
 
+def _attention_speed(kernel, heads, groups):
+    """Say the FLOP/s of one long sequence. Returns its forward and backward as a function, and their seconds."""
+    n = 64 if TINY else 8192
+    packed = _packed((n,))
+    q, k, v = (torch.randn(n, h, 128, device=DEV, dtype=BF16, requires_grad=True) for h in (heads, groups, groups))
+    grad = torch.randn_like(q)
+
+    def backward():
+        return torch.autograd.grad(kernel(q, k, v, packed, None), (q, k, v), grad)
+
+    flops = 2 * 2 * heads * 128 * n * (n + 1) / 2
+    forward_s, both_s = seconds(lambda: kernel(q, k, v, packed, None)), seconds(backward)
+    line = {
+        "varlen_fwd_tflops": flops / forward_s / 1e12,
+        "varlen_bwd_tflops": 2.5 * flops / (both_s - forward_s) / 1e12,
+    }
+    if CUDA:
+        line |= _dense_speed(q, k, v, grad, flops)
+    rounded = {name: round(value, 1) if isinstance(value, float) else value for name, value in line.items()}
+    say("attention", tokens=n, heads=heads, **rounded)
+    return backward, both_s
+
+
+def _dense_speed(q, k, v, grad, flops):
+    """FLOP/s of torch's dense kernels on the same sequence, by backend, or why one does not run."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    a, b, c, g = (x.detach().transpose(0, 1)[None].contiguous().requires_grad_() for x in (q, k, v, grad))
+
+    def dense():
+        return torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=True, enable_gqa=True)
+
+    line = {}
+    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
+        try:
+            with sdpa_kernel(backend):
+                forward_s = seconds(dense)
+                both_s = seconds(lambda: torch.autograd.grad(dense(), (a, b, c), g))
+            line[f"{name}_fwd_tflops"] = flops / forward_s / 1e12
+            line[f"{name}_bwd_tflops"] = 2.5 * flops / (both_s - forward_s) / 1e12
+        except RuntimeError as error:
+            line[name] = str(error).splitlines()[0]
+    return line
+
+
 def _addmm(grad_weight, grad_logits, hidden):
-    """In place of `logprobs._accumulate`: one product that adds in float32 (torch >= 2.8, CUDA)."""
+    """What may stand in for `logprobs._accumulate`: one product that adds in float32 (torch >= 2.8, CUDA)."""
     if grad_weight.dtype == hidden.dtype or not CUDA:
         grad_weight.add_((grad_logits.t().float() @ hidden.float()).to(grad_weight.dtype))
     else:
@@ -233,6 +256,7 @@ def _addmm(grad_weight, grad_logits, hidden):
 
 
 def logprobs():
+    """Log-probs of a large vocabulary by chunk size, with the weight's gradient added in bands or in one product."""
     from ppoctl.engines.megatron import logprobs as ours
 
     n, hidden_size, vocab = (64, 32, 97) if TINY else (8192, 3584, 152064 // 4)
@@ -268,40 +292,43 @@ def logprobs():
 
 
 def prints():
+    """Checksums of tensors as large as a model's: time, memory beside the tensor, and the same on a CPU."""
     from ppoctl.batch.checksum import fingerprint
 
     shapes = [(64, 32)] * 3 if TINY else [(152064, 3584), (37888, 3584), (3584, 18944), (4608, 3584), (3584,)]
     for shape in shapes:
-        t = torch.randn(shape, device=DEV, dtype=BF16)
+        tensor = torch.randn(shape, device=DEV, dtype=BF16)
         if CUDA:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        took = seconds(lambda t=t: fingerprint(t))
+        took = seconds(lambda tensor=tensor: fingerprint(tensor))
         peak = gib(torch.cuda.max_memory_allocated() - before) if CUDA else None
         say(
             "prints",
             shape=shape,
             ms=round(took * 1e3, 3),
-            gb_s=round(t.nbytes / took / 1e9, 1),
+            gb_s=round(tensor.nbytes / took / 1e9, 1),
             extra_gib=peak,
-            same_on_cpu=fingerprint(t[:64]) == fingerprint(t[:64].cpu()),
+            same_on_cpu=fingerprint(tensor[:64]) == fingerprint(tensor[:64].cpu()),
         )
 
 
 def _reader(connection):
-    torch.cuda.init() if CUDA else None
+    """The other process: opens what it is shown, answers with sums and the seconds it took."""
+    if CUDA:
+        torch.cuda.init()
     while (shared := connection.recv()) is not None:
         try:
             start = time.perf_counter()
             found = shared.tensors()
             took = time.perf_counter() - start
             connection.send([(name, float(t.float().sum()), tuple(t.shape)) for name, t in found] + [took])
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
             connection.send(f"{type(error).__name__}: {error}")
 
 
 def ipc():
-    """`sharing.Staging` between two processes of one GPU; then with expandable segments."""
+    """Memory of one process read by another on the same GPU, without and with expandable segments."""
     from ppoctl.engines.sharing import Staging
 
     for conf in ("expandable_segments:False", "expandable_segments:True"):
@@ -337,7 +364,7 @@ def ipc():
 
 
 def pinned():
-    """What moving out costs in host memory and time, first and again."""
+    """What moving a trainer's tensors to the host and back costs in host memory and time, first and again."""
     from ppoctl.engines.megatron.host_memory import HostMemory
 
     sizes = [1000] * 3 if TINY else [152064 * 3584 * 2, *[37888 * 3584 * 2, 3584 * 18944 * 2, 33030144, 25690112] * 8]
@@ -353,59 +380,57 @@ def pinned():
         host.bring_back("x")
         sync()
         back = time.perf_counter() - start
-        stats = (
-            torch.cuda.memory.host_memory_stats() if CUDA and hasattr(torch.cuda.memory, "host_memory_stats") else {}
-        )
         say(
             "pinned",
             turn=turn,
             gib=gib(sum(sizes)),
             out_gb_s=round(sum(sizes) / out / 1e9, 1),
             back_gb_s=round(sum(sizes) / back / 1e9, 1),
-            host_gib=gib(stats.get("allocated_bytes.current", 0)),
+            host_gib=host_gib(),
             right=all(bool(t.eq(1).all()) for t in tensors),
         )
 
 
-# --------------------------------------------------------------------------------------------------------- whole ranks
-
 MODELS = {
-    "1.5b": dict(
-        vocab_size=151936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        head_dim=128,
-        tie_word_embeddings=True,
-    ),
+    "1.5b": {
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
     # What a rank of tensor = 4 has of the 7B model: its time without messages.
-    "shard": dict(
-        vocab_size=38016,
-        hidden_size=3584,
-        intermediate_size=4736,
-        num_hidden_layers=28,
-        num_attention_heads=7,
-        num_key_value_heads=1,
-        head_dim=128,
-        tie_word_embeddings=False,
-    ),
-    "tiny": dict(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=True,
-    ),
+    "shard": {
+        "vocab_size": 38016,
+        "hidden_size": 3584,
+        "intermediate_size": 4736,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 7,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+    },
 }
+"""Configurations by the name that the lines have as `kind`."""
 _folders = {}
+"""Where those are that were made."""
 
 
 def folder(kind):
+    """A Hugging Face folder with random weights, made once in each run."""
     kind = "tiny" if TINY else kind
     if kind not in _folders:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -416,19 +441,21 @@ def folder(kind):
         model.save_pretrained(path)
         _folders[kind] = path
         del model
-        torch.cuda.empty_cache() if CUDA else None
+        if CUDA:
+            torch.cuda.empty_cache()
     return _folders[kind]
 
 
 def _rollouts(kind, count, shortest, longest):
+    """Sequences of so many tokens, a quarter of each prompt."""
     import roofline
 
-    return roofline.made_up_rollouts(
-        count, *((8, 24) if TINY else (shortest, longest)), MODELS["tiny" if TINY else kind]["vocab_size"]
-    )
+    shortest, longest = (8, 24) if TINY else (shortest, longest)
+    return roofline.made_up_rollouts(count, shortest, longest, MODELS["tiny" if TINY else kind]["vocab_size"])
 
 
-def _open(kind, role="actor", most=16384, chunk=1024, recompute="none"):
+def _open(kind, role="actor", *, most=16384, chunk=1024, recompute="none"):
+    """A rank of a model, started. `most` tokens are a microbatch, `chunk` of them have their logits at a time."""
     from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
     from ppoctl.recipe.schema import ByTokens
 
@@ -441,7 +468,9 @@ def _open(kind, role="actor", most=16384, chunk=1024, recompute="none"):
     return rank
 
 
-def _flops(kind, rollouts, tied_head=True):
+def _flops(kind, rollouts):
+    """What an update of these sequences has to compute: a forward, and twice that backward; of the head only what
+    responses need."""
     c = MODELS["tiny" if TINY else kind]
     inputs = (rollouts.prompt_lengths + rollouts.lengths - 1).double()
     per_token = 2 * (
@@ -456,12 +485,14 @@ def _flops(kind, rollouts, tied_head=True):
 
 
 def _objective(rollouts):
+    """The cheapest loss there is."""
     import roofline
 
     return roofline.Objective(rollouts.mask, needs_entropy=False)
 
 
 def _minibatch(rollouts):
+    """All rows as one optimizer step."""
     import roofline
 
     from ppoctl.ports import Minibatch
@@ -470,17 +501,17 @@ def _minibatch(rollouts):
 
 
 def _timed_update(part, kind, rank, rollouts, **extra):
+    """Say the seconds, FLOP/s and memory of an update."""
     objective, minibatch = _objective(rollouts), _minibatch(rollouts)
     rank.update(rollouts, [minibatch], objective)
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
     took = seconds(lambda: rank.update(rollouts, [minibatch], objective), repeats=3, warm=1)
     tokens = int((rollouts.prompt_lengths + rollouts.lengths - 1).sum())
-    peak = (
-        {"peak_gib": gib(torch.cuda.max_memory_allocated()), "reserved_gib": gib(torch.cuda.max_memory_reserved())}
-        if CUDA
-        else {}
-    )
+    peak = {}
+    if CUDA:
+        peak["peak_gib"] = gib(torch.cuda.max_memory_allocated())
+        peak["reserved_gib"] = gib(torch.cuda.max_memory_reserved())
     say(
         part,
         kind=kind,
@@ -488,20 +519,19 @@ def _timed_update(part, kind, rank, rollouts, **extra):
         s=round(took, 3),
         tokens_s=round(tokens / took),
         tflops=round(_flops(kind, rollouts) / took / 1e12, 1),
-        mfu=round(_flops(kind, rollouts) / took / 989e12, 3),
+        mfu=round(_flops(kind, rollouts) / took / H200_FLOPS, 3),
         **peak,
         **extra,
     )
-    return took
 
 
 def _close(rank):
+    """Let go of a rank's memory."""
     rank._stages.clear()
     rank._optimizer = None
-    import gc
-
     gc.collect()
-    torch.cuda.empty_cache() if CUDA else None
+    if CUDA:
+        torch.cuda.empty_cache()
 
 
 def rank():
@@ -511,7 +541,7 @@ def rank():
     from ppoctl.recipe.memory.families import decoder_of
     from ppoctl.recipe.memory.part import Microbatch, Precision
     from ppoctl.recipe.memory.trainer import Training, ranks_of
-    from ppoctl.recipe.parallel import ParallelTable
+    from ppoctl.recipe.schema import ParallelTable
 
     one = _open("1.5b")
     rollouts = _rollouts("1.5b", 16, 8192, 8192)
@@ -527,14 +557,7 @@ def rank():
     forward = seconds(lambda: one.forward(rollouts, 1.0), repeats=2, warm=1)
     say("rank", forward_s=round(forward, 3))
     if CUDA:
-        from torch.profiler import ProfilerActivity, profile
-
-        few = _rollouts("1.5b", 4, 8192, 8192)
-        one.update(few, [_minibatch(few)], _objective(few))
-        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as prof:
-            one.update(few, [_minibatch(few)], _objective(few))
-            sync()
-        print(prof.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=70))
+        _profiled(one)
     before = {name: t.detach().cpu() for name, t in one.weights()}
     for turn in range(2):
         free = torch.cuda.mem_get_info()[0] if CUDA else 0
@@ -555,9 +578,7 @@ def rank():
             freed_gib=gib(gone - free),
             free_gib=gib(gone),
             turn=turn,
-            host_gib=gib(torch.cuda.memory.host_memory_stats().get("allocated_bytes.current", 0))
-            if CUDA and hasattr(torch.cuda.memory, "host_memory_stats")
-            else None,
+            host_gib=host_gib(),
         )
     say("rank", same_after=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
     with tempfile.TemporaryDirectory() as name:
@@ -572,7 +593,20 @@ def rank():
     _close(one)
 
 
+def _profiled(rank):
+    """Print the kernels of an update that take longest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    few = _rollouts("1.5b", 4, 8192, 8192)
+    rank.update(few, [_minibatch(few)], _objective(few))
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as kernels:
+        rank.update(few, [_minibatch(few)], _objective(few))
+        sync()
+    print(kernels.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=70))
+
+
 def shard():
+    """An update of what a rank of four tensor ranks has of a 7B model, without messages."""
     fix_varlen()
     one = _open("shard", most=10240)
     _timed_update("shard", "shard", one, _rollouts("shard", 8, 10239, 10239))
@@ -588,7 +622,7 @@ class _Apex:
 
 
 def variants():
-    """One change at a time, same rows, same seed."""
+    """Updates of one model with one change at a time, same rows, same seed."""
     fix_varlen()
     from megatron.core.tensor_parallel import layers
 
@@ -633,12 +667,12 @@ def variants():
                     grad_norm=round(loss.grad_norm, 6),
                 )
                 _close(one)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - a variant that this torch cannot do is a line of the table
             say("variants", variant=name, error=f"{type(error).__name__}: {str(error)[:300]}")
 
 
 def soak():
-    """Lengths as they come: does what torch keeps beyond what is used grow?"""
+    """Updates of lengths as they come: whether what torch keeps beyond what is used grows."""
     fix_varlen()
     one = _open("1.5b")
     for turn in range(2 if TINY else 12):
@@ -660,7 +694,7 @@ def soak():
 
 
 def capped():
-    """Gemma's attention: written out, and FlexAttention with a cap and a window."""
+    """Gemma's attention with a cap and a window: written out, and by FlexAttention."""
     from ppoctl.engines.megatron.capped_attention import CappedAttention
 
     n, heads, groups, dim, cap, window = (64, 4, 2, 32, 50.0, 16) if TINY else (4096, 8, 4, 256, 50.0, 2048)
@@ -669,7 +703,8 @@ def capped():
     ours.softmax_scale, ours.softcap, ours.window = dim**-0.5, cap, window
     q, k, v = (torch.randn(n, h, dim, device=DEV, dtype=BF16, requires_grad=True) for h in (heads, groups, groups))
     packed = _packed((n,))
-    torch.cuda.reset_peak_memory_stats() if CUDA else None
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
     out = ours.attend_pieces(q, k, v, packed)
     g = torch.randn_like(out)
     took = seconds(lambda: torch.autograd.grad(ours.attend_pieces(q, k, v, packed), (q, k, v), g), repeats=2, warm=1)
@@ -683,7 +718,7 @@ def capped():
         return
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    mask = create_block_mask(lambda b, h, i, j: (j <= i) & (i - j < window), None, None, n, n, device=DEV)
+    mask = create_block_mask(lambda _b, _h, i, j: (j <= i) & (i - j < window), None, None, n, n, device=DEV)
     flex = torch.compile(flex_attention)
 
     def run():
@@ -705,7 +740,7 @@ def capped():
 
 
 def experts():
-    """One expert after the other, and torch's grouped products."""
+    """Products of experts: one expert after the other, and torch's grouped products."""
     n, hidden, inner, count, top = (64, 16, 16, 4, 2) if TINY else (10240, 2048, 768, 128, 8)
     x = torch.randn(n * top, hidden, device=DEV, dtype=BF16)
     one = torch.randn(count, 2 * inner, hidden, device=DEV, dtype=BF16) * 0.02
@@ -733,13 +768,32 @@ def experts():
         )
 
 
-if __name__ == "__main__":
-    parts = [name for name in sys.argv[1:] if not name.startswith("--")]
-    for name in parts:
+PARTS = {
+    part.__name__: part
+    for part in (
+        env, attention, logprobs, prints, ipc, pinned, rank, shard, variants, soak, capped, experts,
+    )
+}  # fmt: skip
+
+
+def main():
+    """Run the parts that were named, or all."""
+    parser = argparse.ArgumentParser(description="A first look at the trainer on one GPU.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=" ".join(PARTS))
+    parser.add_argument("--tiny", action="store_true", help="a dry run, which a CPU can do")
+    names = parser.parse_args().parts
+    if unknown := set(names) - PARTS.keys():
+        parser.error(f"no part is called {', '.join(sorted(unknown))}; there are: {' '.join(PARTS)}")
+    for name in names or PARTS:
         began = time.perf_counter()
         try:
-            globals()[name]()
-        except BaseException as error:  # noqa: BLE001
+            PARTS[name]()
+        except Exception as error:  # noqa: BLE001 - the other parts go on
             say(name, error=f"{type(error).__name__}: {str(error)[:400]}")
             traceback.print_exc()
         say(name, done_s=round(time.perf_counter() - began, 1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

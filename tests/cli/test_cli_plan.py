@@ -255,24 +255,6 @@ def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["place"]["bytes"] == 80 * 2**30
     assert {stage["stage"]: stage["fits"] for stage in found["stages"]}["actor_update"] is False
     assert memory["pair"] == actor["state"] + memory["roles"]["critic"]["state"]
-    found = json.loads(said(capsys, *LARGE, "--simulate", "--json"))
-    assert [step["gpus"] for step in found["same_step"]] == [8, 64, 256, 1024]
-    assert found["growing_step"][1]["step_s"] > 0
-    assert found["units"]["gpu_flops"] == 989e12
-
-
-def test_an_unknown_model_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", LARGE[0], "--simulate"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    notes, error = captured.err.split("error: ")
-    assert notes.splitlines()[0] == (
-        "note: `model.path` is `deepseek-ai/DeepSeek-R1-Distill-Qwen-7B`: it has not been fetched; not checked"
-    )
-    assert error == (
-        "`model.path = deepseek-ai/DeepSeek-R1-Distill-Qwen-7B` is no local folder of a known family: nothing "
-        "to simulate with\n\nhint: name a folder with the model's config.json: --set model.path=FOLDER\n"
-    )
 
 
 def processes(capsys: pytest.CaptureFixture[str], *sets: str) -> str:

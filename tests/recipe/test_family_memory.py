@@ -14,8 +14,7 @@ from ppoctl.recipe.memory.families import count_parameters, decoder_of
 from ppoctl.recipe.memory.part import Microbatch, Part, Precision
 from ppoctl.recipe.memory.stages import Parameters, rank_parameters, stages_of, whole_model
 from ppoctl.recipe.memory.trainer import Training, ranks_of
-from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import GeneratorTable
+from ppoctl.recipe.schema import GeneratorTable, ParallelTable
 
 QWEN_0_5B = {
     "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,

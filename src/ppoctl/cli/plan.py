@@ -1,10 +1,8 @@
 """`ppoctl plan`: what a recipe will do, in numbers, touching nothing."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from ppoctl.cli import plan_simulation, preflight, render
+from ppoctl.cli import preflight, render
 from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Sets
 from ppoctl.cli.plan_memory import print_memory
 
@@ -13,16 +11,12 @@ if TYPE_CHECKING:
     from ppoctl.recipe.plan import DataPlan, Plan, RolePlan
 
 
-Simulate = Annotated[bool, typer.Option("--simulate", help="Instead: a step on 8 to 1,024 GPUs, from stated costs.")]
-
-
 def plan(
     files: Recipes,
     sets: Sets = None,
     gpu_gib: GpuGib = None,
     here: Here = False,
     assets: Assets = False,
-    simulate: Simulate = False,
     json: Json = False,
 ) -> int | None:
     """Print batch arithmetic, schedules, evaluations, disk and memory of a run; nothing is started or written.
@@ -35,9 +29,6 @@ def plan(
         gpu_gib = gpu_gib_here()
     device = None if gpu_gib is None else "gpu"
     loaded, _ = preflight.examined(files, sets or (), strict=assets, device=device)
-    if simulate:
-        plan_simulation.show(loaded.recipe, gpu_gib, as_json=json)
-        return None
     planned = plan_of(loaded.recipe, gpu_gib)
     too_much = _misfit(planned) if here or gpu_gib is not None else None
     if json:

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from ppoctl.recipe import shape
-from ppoctl.recipe.effects import Effect
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.table import Effect
 
 
 def fingerprint(recipe: Recipe, paths: Sequence[str]) -> str:

@@ -6,10 +6,10 @@ from math import gcd
 from typing import Any
 
 from ppoctl.recipe.assets import model_config
-from ppoctl.recipe.conflict import Conflict, Rule
 from ppoctl.recipe.memory.decoder import VOCAB_MULTIPLE
-from ppoctl.recipe.parallel import ParallelTable, layouts
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.parallel import layouts
+from ppoctl.recipe.problems import Conflict, Rule
+from ppoctl.recipe.schema import ParallelTable, Recipe
 from ppoctl.recipe.shape import Path
 
 _END_KEYS = ("first_stage_layers", "last_stage_layers")

@@ -20,9 +20,8 @@ from ppoctl.convert.shape import ExpertShape, LatentShape, ModelShape
 from ppoctl.engines.megatron.attention import PackedCausalAttention
 from ppoctl.engines.megatron.capped_attention import CappedAttention
 from ppoctl.engines.megatron.latent_attention import LatentAttention, LatentAttentionSubmodules
-from ppoctl.engines.megatron.norms import OffsetRmsNorm, RmsNorm
+from ppoctl.engines.megatron.modules import NormedRowLinear, OffsetRmsNorm, RmsNorm, RowLinear
 from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
-from ppoctl.engines.megatron.row_linear import NormedRowLinear, RowLinear
 
 
 def layer_spec(shape: ModelShape, layers: range) -> TransformerBlockSubmodules:

@@ -25,8 +25,8 @@ from ppoctl.convert.shape import ModelShape
 from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logprobs import LogprobSettings, VocabularyShard, token_logprobs
+from ppoctl.engines.megatron.modules import ValueHead
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
-from ppoctl.engines.megatron.value_head import ValueHead
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
 

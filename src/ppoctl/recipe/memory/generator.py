@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.stages import Stage, rank_parameters, stages_of, whole_model
-from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import GeneratorTable, LocalCluster
+from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Sending:
         return self.on_sender + self.on_engine + self.on_host
 
 
-def copies_of(cluster: LocalCluster, nodes: int) -> Copies:
+def copies_of(cluster: ClusterTable, nodes: int) -> Copies:
     """By the way that weights go. Apart, engines may be on other nodes than all ranks, and find in the store what is
     shared on theirs."""
     if cluster.weights != "shared":

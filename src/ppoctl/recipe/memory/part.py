@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.stages import Stage
-from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import Recompute
+from ppoctl.recipe.schema import ParallelTable, Recompute
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ppoctl.recipe.memory.decoder import Decoder
-from ppoctl.recipe.parallel import ParallelTable
+from ppoctl.recipe.schema import ParallelTable
 
 
 @dataclass(frozen=True)

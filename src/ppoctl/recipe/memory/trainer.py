@@ -16,8 +16,7 @@ from ppoctl.recipe.memory.activations import backward_bytes, forward_bytes, gath
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.part import Kept, Microbatch, Part, Precision
 from ppoctl.recipe.memory.stages import Parameters, rank_parameters, runs_of, stages_of, whole_model
-from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import Recompute
+from ppoctl.recipe.schema import ParallelTable, Recompute
 
 FLOAT32 = 4
 

@@ -1,4 +1,8 @@
-"""A PPO step on 8 to 1,024 GPUs, in bytes and seconds, from the recipe and from stated costs per unit.
+"""A PPO step on 8 to 1,024 GPUs, in bytes and seconds, from a recipe and from stated costs per unit.
+
+    PYTHONPATH=src python benchmarks/simulate.py RECIPE [--set KEY=VALUE ...] [--gpu-gib 141]
+
+Nothing is measured here: docs/scaling.md shows the table of one recipe and what it teaches.
 
 It models what the code does, not what it might: engines of the generator on all GPUs (colocated), or on their part of
 them (apart), asked by the driver every few tokens; the driver holds every rollout, puts it into Ray's object store
@@ -9,33 +13,42 @@ may take it from a node that has it already), and all responses are of full leng
 other, as they do; only states are written behind training, and a bucket of weights is read while the next is made.
 """
 
+import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil, lcm
+from pathlib import Path
 from typing import Any
 
+from ppoctl.cli import render
+from ppoctl.errors import PpoctlError, RecipeError
+from ppoctl.recipe.assets import model_config
+from ppoctl.recipe.load import load
 from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
 from ppoctl.recipe.memory.estimate import GIB, batch_of
+from ppoctl.recipe.memory.families import decoder_of
 from ppoctl.recipe.memory.generator import on_gpu, sending
 from ppoctl.recipe.memory.trainer import state_bytes
-from ppoctl.recipe.parallel import GPUS_PER_NODE, ParallelTable, devices, layouts
+from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
 from ppoctl.recipe.schedule import updates_per_step
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import ParallelTable, Recipe
 
 WORLDS = (8, 64, 256, 1024)
+H200_GIB = 141.0
 STEPS_PER_CALL = 16
 """Tokens of each sequence between two questions to an engine (`engines.vllm.engine`)."""
 
 
 def _unit(value: float, means: str) -> Any:
-    """A field of a cost: what it is per, and where it is from."""
+    """A field that holds a cost, with what it is per and where it is from."""
     return field(default=value, metadata={"means": means})
 
 
 @dataclass(frozen=True)
 class Units:
-    """Costs per unit."""
+    """The costs per unit."""
 
     gpu_flops: float = _unit(989e12, "FLOP/s of an H200 in bfloat16, dense (data sheet)")
     gpu_utilisation: float = _unit(0.35, "share of it that training and scoring reach (assumed)")
@@ -61,7 +74,7 @@ class Units:
 
 @dataclass(frozen=True)
 class World:
-    """So many GPUs, and what a step on them computes."""
+    """A number of GPUs, and what a step on them computes."""
 
     gpus: int
     actor: ParallelTable
@@ -88,11 +101,11 @@ class SimulatedStep:
     driver_bytes: int
     """Host memory of the driver at its fullest."""
     object_bytes: int
-    """Put into the object store of the driver's node."""
+    """What is put into the object store of the driver's node."""
     sent_bytes: int
-    """Out of that node, to all others."""
+    """What leaves that node for all others."""
     sent_weights_bytes: int
-    """Out of the nodes of the ranks that send them, to all others."""
+    """What leaves the nodes of the ranks that send weights."""
     weights_s: float
     """The actor's weights, from its ranks into all engines."""
     rollout_s: float
@@ -126,7 +139,7 @@ class SimulatedStep:
 
     @property
     def scaling_s(self) -> float:
-        """Of that, what more GPUs share."""
+        """The part of a step that more GPUs share."""
         return self.rollout_s + self.forward_s + self.critic_update_s + self.actor_update_s
 
 
@@ -209,8 +222,8 @@ def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units:
 def rollout_seconds(
     recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units: Units
 ) -> tuple[float, float]:
-    """Of the engines, and of the driver that asks them meanwhile. Waves of sequences are decoded together; a token of
-    all of them reads the weights, and each one's cache, once."""
+    """Seconds that the engines decode, and that the driver spends asking them meanwhile. Waves of sequences are
+    decoded together; a token of all of them reads the weights, and each one's cache, once."""
     batch = world.batch
     window = batch.prompt_tokens + batch.response_tokens
     engine = on_gpu(decoder, world.weight, recipe.generator, gpu_gib * GIB, window)
@@ -225,8 +238,9 @@ def rollout_seconds(
 
 
 def _copies_sent(recipe: Recipe, world: World) -> int:
-    """Of weights, out of the node of the rank that sends them. In a broadcast others send on what they receive.
-    Shared, a node that has a copy of the stage needs none: colocated, each stage is on its part of the nodes."""
+    """Copies of the weights that leave the node of the rank that sends them. In a broadcast others send on what they
+    receive. Shared, a node that has a copy of the stage needs none: colocated, each stage is on its part of the
+    nodes."""
     others, way = world.nodes - 1, recipe.cluster.weights
     if way == "broadcast":
         return min(1, others)
@@ -261,9 +275,9 @@ def _weights_seconds(recipe: Recipe, size: int, world: World, units: Units) -> f
 
 
 def _save_seconds(recipe: Recipe, decoder: Decoder, world: World, step_s: float, units: Units) -> float:
-    """Per step. Ranks that write copy their part first; a state of a distributed optimizer is gathered before that,
-    unless it is for any number of data ranks only. What is still being written when the next save comes is waited
-    for; without `asynchronous` all of it."""
+    """Seconds of saving per step. Ranks that write copy their part first; a state of a distributed optimizer is
+    gathered before that, unless it is for any number of data ranks only. What is still being written when the next
+    save comes is waited for; without `asynchronous` all of it."""
     table = recipe.checkpoint
     copied, disk_s, digests = 0.0, 0.0, []
     for role in ("actor", "critic"):
@@ -284,8 +298,8 @@ def _save_seconds(recipe: Recipe, decoder: Decoder, world: World, step_s: float,
 
 
 def forward_flops(decoder: Decoder, tokens: int) -> float:
-    """Of one sequence: a product and a sum per parameter and token, and two of each per pair of tokens that see each
-    other and channel of a query (`batch.balance.TokenCost`)."""
+    """Operations of one sequence: a product and a sum per parameter and token, and two of each per pair of tokens
+    that see each other and channel of a query (`batch.balance.TokenCost`)."""
     pairs = tokens * (tokens + 1) / 2
     return 2.0 * decoder.multiplied_parameters * tokens + 4.0 * decoder.layers * decoder.queries * pairs
 
@@ -295,13 +309,13 @@ class Call:
     """One question to all ranks of a role."""
 
     bytes: int
-    """Of what each of them reads."""
+    """What each of them reads."""
     grids: int
-    """[B, R] in float32 that come back."""
+    """How many [B, R] in float32 come back."""
 
 
 def calls(recipe: Recipe, batch: Batch) -> list[Call]:
-    """Of one step: values, log-probs with entropies, the reference's (with entropies too), updates."""
+    """The calls of one step: values, log-probs with entropies, the reference's (with entropies too), updates."""
     rollouts, ppo = records_of(batch).rollout, recipe.ppo
     entropies = ppo.epochs if ppo.policy_loss.entropy_coef else 0
     return [
@@ -350,3 +364,94 @@ def _data_seconds(asked: Sequence[Call], world: World, units: Units) -> float:
     grids = 4 * world.batch.cells * sum(call.grids for call in asked)
     remote = 1 / units.store_bytes_s if world.nodes > 1 else 0.0
     return there + grids * (2 / units.copy_bytes_s + remote) + len(asked) * world.gpus * units.call_s
+
+
+SECONDS = [
+    ("weights to the engines", "weights_s"),
+    ("rollout, engines", "rollout_s"),
+    ("engines, waiting for the driver", "asking_s"),
+    ("samples, driver's Python", "samples_s"),
+    ("reward", "reward_s"),
+    ("values and log-probs", "forward_s"),
+    ("critic update", "critic_update_s"),
+    ("actor update", "actor_update_s"),
+    ("rollouts to ranks, answers", "data_s"),
+    ("records committed", "commit_s"),
+    ("states saved, per step", "save_s"),
+    ("step", "step_s"),
+    ("of it, work of all GPUs", "scaling_s"),
+]
+WORK = {"rollout_s", "forward_s", "critic_update_s", "actor_update_s"}
+
+
+def show(recipe: Recipe, gpu_gib: float) -> None:
+    """Print the step of the recipe's size, one that grows with the GPUs, and the units. Raises RecipeError when the
+    model is not known here, or when no number of GPUs holds it."""
+    decoder = decoder_of(model_config(recipe))
+    if decoder is None:
+        raise RecipeError(
+            f"`model.path = {recipe.model.path}` is no local folder of a known family: nothing to simulate with",
+            hint="name a folder with the model's config.json: --set model.path=FOLDER",
+        )
+    same = simulate(recipe, decoder, gpu_gib=gpu_gib)
+    if not same:
+        raise RecipeError(
+            "no number of GPUs from 8 to 1,024 holds whole copies of actor, critic and engines as they are laid out",
+            hint="lay them out over powers of two: `tensor`, `pipeline` and `context` of each role",
+        )
+    growing = simulate(recipe, decoder, gpu_gib=gpu_gib, growing=True)
+    for title, steps in (
+        (f"{recipe.name}: the same step on more GPUs", same),
+        ("a step that grows with the GPUs", growing),
+    ):
+        render.heading(title)
+        render.table(_rows(steps), ["", "GPUs", *(f"{step.gpus:,}" for step in steps)])
+        render.line()
+    render.heading("units")
+    render.table([("", name, f"{value:g}", means) for name, value, means in Units().described()])
+
+
+def _rows(steps: list[SimulatedStep]) -> list[list[str]]:
+    rows = [["sequences", *(f"{step.sequences:,}" for step in steps)]]
+    rows.append(["data ranks of the actor", *(f"{step.data_ranks:,}" for step in steps)])
+    rows.append(["engines", *(f"{step.engines:,}" for step in steps)])
+    for name, key in (
+        ("driver", "driver_bytes"),
+        ("put into its object store", "object_bytes"),
+        ("sent to other nodes", "sent_bytes"),
+        ("weights sent to other nodes", "sent_weights_bytes"),
+    ):
+        rows.append([name, *(render.size(getattr(step, key)) for step in steps)])
+    rows += [[name, *(_seconds(getattr(step, key)) for step in steps)] for name, key in SECONDS]
+    rows.append(["largest of the rest", *(_largest(step) for step in steps)])
+    return [["", *row] for row in rows]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s" if value else "-"
+
+
+def _largest(step: SimulatedStep) -> str:
+    """The longest cost that is not work of all GPUs."""
+    rest = [(name, key) for name, key in SECONDS if key in step.costs and key not in WORK]
+    name, _ = max(rest, key=lambda row: step.costs[row[1]])
+    return name.split(",")[0].split(" to ")[0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A PPO step on 8 to 1,024 GPUs.")
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
+    parser.add_argument("--gpu-gib", type=float, default=H200_GIB)
+    asked = parser.parse_args()
+    try:
+        show(load([asked.recipe], asked.sets).recipe, asked.gpu_gib)
+    except PpoctlError as error:
+        render.error(error.message)
+        render.hint(error.hint or "")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
