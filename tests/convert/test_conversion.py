@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from convert.conftest import edit_json
 from ppoctl.convert import parameters, parts, written
-from ppoctl.convert.rope import Rope
 from ppoctl.convert.rows import Place
-from ppoctl.convert.shape import ModelShape
 from ppoctl.engines.megatron.scoring import Scorer
 from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError
+from ppoctl.model.rope import Rope
+from ppoctl.model.shape import ModelShape
 from ppoctl.wire import convert_parity
 from ppoctl.wire.convert import REPORT, Asked, Conversion, convert
 

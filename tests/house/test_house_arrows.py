@@ -12,17 +12,18 @@ from house.conftest import trees
 # Room -> rooms it may import. Its own is always allowed, and `ppoctl.__version__` to everyone.
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
+    "model": {"errors"},
     "metrics": set(),
     "clock": set(),
-    "recipe": {"metrics", "errors"},
+    "recipe": {"model", "metrics", "errors"},
     "launch": {"recipe", "errors"},
     "ppo": set(),
-    "batch": {"metrics", "errors"},
+    "batch": {"model", "metrics", "errors"},
     "ports": {"batch"},
     "stages": {"ports", "batch", "ppo", "clock", "metrics", "errors"},
     "store": {"ports", "batch", "clock", "metrics", "errors"},
     "loop": {"stages", "store", "ports", "batch", "recipe", "metrics", "errors"},
-    "data": {"ports", "batch", "recipe", "errors"},
+    "data": {"ports", "batch", "recipe", "model", "errors"},
     "rewards": {"ports", "batch", "recipe", "errors"},
     "tracking": {"ports", "batch", "recipe", "clock", "metrics", "errors"},
     "engines.turns": set(),
@@ -31,17 +32,17 @@ ARROWS: dict[str, set[str]] = {
     "engines.sharing": {"batch", "errors"},
     "engines.megatron": {
         "convert", "engines.link", "engines.loopback", "engines.sharing", "engines.turns", "ports", "batch", "recipe",
-        "errors",
+        "model", "errors",
     },
     "engines.vllm": {
         "clock", "engines.link", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
     },
     "engines.ray": {"clock", "ports", "batch", "recipe", "errors"},
-    "convert": {"store", "batch", "recipe", "errors"},
-    "preflight": {"convert", "data", "recipe", "errors"},
+    "convert": {"batch", "model", "errors"},
+    "preflight": {"convert", "data", "recipe", "model", "errors"},
     "wire": {
         "convert", "data", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch",
-        "loop", "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "errors",
+        "loop", "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "model", "errors",
     },
     "cli": {"errors"},
     "__main__": {"cli"},
@@ -49,12 +50,13 @@ ARROWS: dict[str, set[str]] = {
 
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
-    "cli": {"launch", "loop", "metrics", "preflight", "recipe", "store", "tracking", "wire"},
+    "cli": {"launch", "loop", "metrics", "model", "preflight", "recipe", "store", "tracking", "wire"},
 }
 
 # Foreign packages by room; the standard library is allowed to all.
 FOREIGN: dict[str, set[str]] = {
     "errors": set(),
+    "model": set(),
     "launch": set(),
     "preflight": set(),
     "recipe": {"pydantic", "pydantic_core", "pydantic_settings"},

@@ -1,138 +1,40 @@
 """Bytes of models of other families, worked by hand. What real engines have is compared in tests/engines/megatron."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
-
+from ppoctl.model.cost import count_parameters, token_cost
+from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape, SigmoidRouting
 from ppoctl.recipe.memory import generator
 from ppoctl.recipe.memory.activations import backward_bytes, forward_bytes, kept
 from ppoctl.recipe.memory.attention import attention_at_work, norm_at_work
-from ppoctl.recipe.memory.decoder import Decoder, Experts, Latent, Scores
-from ppoctl.recipe.memory.families import count_parameters, decoder_of
 from ppoctl.recipe.memory.part import Microbatch, Part, Precision
 from ppoctl.recipe.memory.stages import Parameters, rank_parameters, stages_of, whole_model
 from ppoctl.recipe.memory.trainer import Training, ranks_of
 from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import GeneratorTable
+from recipe.small_model import SMALL
 
-QWEN_0_5B = {
-    "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-    "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
-}  # fmt: skip
-LLAMA_8B = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
-}  # fmt: skip
-QWEN3_0_6B = {
-    "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "head_dim": 128,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151936, "tie_word_embeddings": True,
-}  # fmt: skip
-QWEN3_30B_A3B = {
-    "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
-    "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151936,
-    "tie_word_embeddings": False, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
-    "mlp_only_layers": [], "decoder_sparse_step": 1,
-}  # fmt: skip
-QWEN_MOE_A2_7B = {
-    "model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
-    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 151936, "tie_word_embeddings": False,
-    "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "decoder_sparse_step": 1,
-    "shared_expert_intermediate_size": 5632,
-}  # fmt: skip
-GEMMA_2B = {
-    "model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000,
-    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096,
-}  # fmt: skip
-MOONLIGHT = {
-    "model_type": "deepseek_v3", "hidden_size": 2048, "intermediate_size": 11264, "num_hidden_layers": 27,
-    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 163840, "tie_word_embeddings": False,
-    "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2, "moe_intermediate_size": 1408,
-    "first_k_dense_replace": 1,
-}  # fmt: skip
-DEEPSEEK_V3 = {
-    **MOONLIGHT, "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
-    "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280, "q_lora_rank": 1536,
-    "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 2048,
-    "first_k_dense_replace": 3,
-}  # fmt: skip
-DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
-
-SMALL = Decoder(layers=2, hidden=8, inner=20, heads=4, kv_heads=2, head_dim=4, vocab=100, tied=False)
 PLAIN = 2 * 128 + 2 * 64  # query and output 8 x 16 each, key and value 8 x 8 each
 TABLE = 128 * 8  # 100 rows, padded to 128
-MIXED = replace(SMALL, experts=Experts(number=6, per_token=2, inner=5, layers=(False, True)))
+MIXED = replace(SMALL, experts=ExpertShape(6, 2, 5, renormalise=False, layers=(False, True)))
 LATENT = replace(
     SMALL,
-    kv_heads=4,
+    num_kv_heads=4,
     head_dim=6,
-    latent=Latent(query_rank=3, kv_rank=5, rope_dim=2, value_dim=4),
-    experts=Experts(6, 2, 5, (False, True), shared=7, renormalised=True, by_sigmoid=True),
+    latent=LatentShape(query_rank=3, kv_rank=5, nope_dim=4, rope_dim=2, value_dim=4, norm_eps=1e-6),
+    experts=ExpertShape(
+        6,
+        2,
+        5,
+        renormalise=True,
+        layers=(False, True),
+        shared_ffn_hidden_size=7,
+        sigmoid=SigmoidRouting(1, 1, 1.0),
+    ),
 )
-CAPPED = replace(SMALL, post_norms=True, capped_logits=True, scores=Scores(capped=True, layers=(True, True)))
+CAPPED = replace(SMALL, post_norms=True, norm_offset=True, logit_softcap=30.0, attention_softcap=50.0)
 BATCH = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
 ALONE = ParallelTable()
-
-
-@pytest.mark.parametrize(
-    ("config", "published"),
-    [
-        (QWEN_0_5B, 494_032_768),
-        (LLAMA_8B, 8_030_261_248),
-        (QWEN3_0_6B, 596_049_920),
-        (QWEN3_30B_A3B, 30_532_122_624),
-        (QWEN_MOE_A2_7B, 14_315_784_192),
-        (GEMMA_2B, 2_614_341_888),  # tied, though its file does not say so
-        (MOONLIGHT, 15_960_108_544),
-        (DEEPSEEK_V3, 671_026_404_352),
-        (json.loads((DEEPSEEK_7B / "config.json").read_text("utf-8")), 7_615_616_512),
-    ],
-)
-def test_parameters_of_published_models(config: dict[str, object], published: int) -> None:
-    assert count_parameters(config) == published
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "x"},
-        {**LLAMA_8B, "model_type": "x"},
-        {**LLAMA_8B, "num_local_experts": 8},
-        {key: value for key, value in LLAMA_8B.items() if key != "vocab_size"},
-        {key: value for key, value in MOONLIGHT.items() if key != "q_lora_rank"},
-        {key: value for key, value in QWEN3_30B_A3B.items() if key != "num_experts"},
-    ],
-)
-def test_a_model_of_another_kind_is_not_guessed(config: dict[str, object]) -> None:
-    assert count_parameters(config) is None
-
-
-def test_layers_without_experts_have_one_mlp() -> None:
-    """Three of four layers: numbered from 1 they are odd, or named."""
-    written = {**QWEN3_30B_A3B, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
-    decoder = decoder_of(written)
-    assert decoder is not None
-    assert decoder.experts is not None
-    assert decoder.experts.layers == (False, True, False, False)
-    experts, dense = 128 * (3 * 2048 * 768 + 2048), 3 * 2048 * 6144
-    attention = 2 * 2048 * 4096 + 2 * 2048 * 512 + 2 * 2048 + 2 * 128
-    assert decoder.parameters == 4 * attention + experts + 3 * dense + 2048 + 2 * 2048 * 151936
-
-
-def test_what_transformers_writes_is_read_too() -> None:
-    written = {**QWEN3_30B_A3B, "num_local_experts": 128}
-    del written["num_experts"]
-    assert count_parameters(written) == count_parameters(QWEN3_30B_A3B)
-
-
-def test_a_token_meets_the_experts_it_is_routed_to() -> None:
-    decoder = decoder_of(QWEN3_30B_A3B)
-    assert decoder is not None
-    layer = 2 * 2048 * 4096 + 2 * 2048 * 512 + 8 * 3 * 2048 * 768
-    assert decoder.multiplied_parameters == 48 * layer + 151936 * 2048
 
 
 def test_parameters_of_ranks_with_experts() -> None:
@@ -149,10 +51,10 @@ def test_parameters_of_ranks_with_experts() -> None:
     first, last = stages_of(MIXED, ParallelTable(pipeline=2))
     assert rank_parameters(MIXED, "actor", first, ALONE).experts == 0
     assert rank_parameters(MIXED, "critic", last, ALONE).experts == 6 * 120
-    beside = replace(MIXED, experts=replace(MIXED.experts, shared=7, shared_gate=True))
+    beside = replace(MIXED, experts=replace(MIXED.experts, shared_ffn_hidden_size=7, shared_gate=True))
     more = 3 * 8 * 7 // 2 + 8  # three matrices, and the gate
     assert rank_parameters(beside, "actor", both, split).shared == halves + more
-    assert beside.multiplied_parameters == MIXED.multiplied_parameters + 3 * 8 * 7
+    assert token_cost(beside).flops_per_token == token_cost(MIXED).flops_per_token + 2 * 3 * 8 * 7
 
 
 def test_main_weights_of_experts_are_split_over_ranks_with_the_same_ones() -> None:
@@ -172,11 +74,11 @@ def test_parameters_of_latent_attention() -> None:
     split = rank_parameters(LATENT, "actor", whole_model(LATENT), ParallelTable(tensor=2)).shared
     assert split == rest - to_heads - (mlp + 2 * TABLE) // 2
     direct = replace(LATENT, latent=replace(LATENT.latent, query_rank=None))
-    assert direct.parameters - LATENT.parameters == 2 * (8 * 24 - 3 * 24 - 8 * 3 - 3)
+    assert count_parameters(direct) - count_parameters(LATENT) == 2 * (8 * 24 - 3 * 24 - 8 * 3 - 3)
 
 
-def _part(decoder: Decoder, weight: int, device: str, layout: ParallelTable = ALONE) -> Part:
-    return Part(decoder, "actor", layout, whole_model(decoder), Precision(weight, device))
+def _part(shape: ModelShape, weight: int, device: str, layout: ParallelTable = ALONE) -> Part:
+    return Part(shape, "actor", layout, whole_model(shape), Precision(weight, device))
 
 
 def test_latent_attention_keeps_wide_values_and_latents() -> None:
@@ -211,7 +113,7 @@ def test_experts_keep_a_copy_of_a_token_for_each() -> None:
     # Computed again with the experts.
     selective = kept(replace(_part(LATENT, 2, "cpu"), recompute="selective"), BATCH)
     assert (selective.experts, selective.projections) == (0, found.projections // 2)
-    by_softmax = replace(LATENT, experts=replace(LATENT.experts, by_sigmoid=False, renormalised=False))
+    by_softmax = replace(LATENT, experts=replace(LATENT.experts, sigmoid=None, renormalise=False))
     chosen = 6 * (4 + 2 + 2 + 1 + 1) + 2 * 8
     assert kept(_part(by_softmax, 2, "cpu"), BATCH).experts == 10 * (5 * 2 * 7 + chosen + 2 * (16 + 60 + 2 + 8))
     gated = replace(by_softmax, experts=replace(by_softmax.experts, shared_gate=True))
@@ -244,7 +146,7 @@ def test_scores_are_kept_where_attention_is_written_out() -> None:
     halves = kept(_part(CAPPED, 2, "gpu"), BATCH)
     assert halves.attention == 10 * 2 * 2 * (16 + 8 + 32 + 16) + 10 * 2 * 5 * (4 * (2 + 4 + 2) + 1)
     assert halves.norms == 10 * 2 * 4 * (4 * 8 + 4)  # their input is float32
-    uncapped = replace(CAPPED, scores=Scores(capped=False, layers=(True, False)))
+    uncapped = replace(CAPPED, attention_softcap=None, windows=(3, None))
     flash = 4 * (16 + 8 + 32 + 16 + 16 + 4)
     written = 4 * (16 + 8 + 32 + 16) + 5 * (4 * (4 + 4) + 1)
     assert kept(_part(uncapped, 4, "cpu"), BATCH).attention == 10 * (flash + written)
@@ -272,7 +174,7 @@ def test_attention_at_work() -> None:
 
 def test_norms_over_heads() -> None:
     """Of 4 query and 2 key heads of 4 channels; in float32 the keys' input lies in the fused projection."""
-    normed = replace(SMALL, head_norms=True)
+    normed = replace(SMALL, qk_norm=True)
     for weight, device, norms in (
         (4, "cpu", 6 * (8 * 4 + 4) - 4 * 8),
         (2, "cpu", 6 * (8 * 4 + 4)),
@@ -310,7 +212,11 @@ def test_engines_cache_latents_on_a_gpu() -> None:
 
 
 def test_every_weight_is_sent() -> None:
-    for decoder in (LATENT, CAPPED, replace(MIXED, experts=replace(MIXED.experts, shared=7, shared_gate=True))):
-        bias = 6 if decoder is LATENT else 0  # the router's, which is no parameter
-        sent = generator.sending(decoder, ParallelTable(pipeline=2), 4, 2**26)
-        assert sum(sent.buckets) == 4 * (decoder.parameters + bias)
+    for shape in (
+        LATENT,
+        CAPPED,
+        replace(MIXED, experts=replace(MIXED.experts, shared_ffn_hidden_size=7, shared_gate=True)),
+    ):
+        bias = 6 if shape is LATENT else 0  # the router's, which is no parameter
+        sent = generator.sending(shape, ParallelTable(pipeline=2), 4, 2**26)
+        assert sum(sent.buckets) == 4 * (count_parameters(shape) + bias)

@@ -1,6 +1,5 @@
 """Bytes before launch, worked by hand. What real engines have is compared in tests/engines/megatron."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,25 +7,23 @@ from pathlib import Path
 import pytest
 
 from ppoctl.engines.ray.room import Room
+from ppoctl.model.reading import read_shape
 from ppoctl.recipe.load import load
 from ppoctl.recipe.memory import generator, residency
 from ppoctl.recipe.memory.activations import backward_bytes, forward_bytes, kept
-from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
 from ppoctl.recipe.memory.estimate import Memory, batch_of, estimate, training_of
-from ppoctl.recipe.memory.families import decoder_of
 from ppoctl.recipe.memory.node import NodeBytes
 from ppoctl.recipe.memory.part import Microbatch, Part, Precision
 from ppoctl.recipe.memory.stages import rank_parameters, stages_of
 from ppoctl.recipe.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.parallel import ParallelTable, devices, is_one_process, processes
 from ppoctl.recipe.schema import GeneratorTable, LocalCluster, Recipe, Recompute
+from recipe.small_model import SMALL as DENSE
 
 DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
 
-SMALL = Decoder(
-    layers=3, hidden=8, inner=20, heads=4, kv_heads=2, head_dim=4, vocab=100, tied=False, qkv_bias=True,
-)  # fmt: skip
+SMALL = replace(DENSE, num_layers=3, qkv_bias=True)
 # Of a layer: query and output 8 x 16 each, key and value 8 x 8 each, biases 16 + 8 + 8; three matrices 8 x 20.
 ATTENTION, MLP, NORMS = 2 * 128 + 2 * 64 + 32, 3 * 160, 2 * 8
 TABLE = 128 * 8  # 100 rows, padded to 128
@@ -49,7 +46,7 @@ def test_parameters_of_each_rank() -> None:
     assert rank_parameters(SMALL, "actor", first, ALONE).total == layer + TABLE
     assert rank_parameters(SMALL, "actor", last, ALONE).total == 2 * layer + 8 + TABLE
     assert rank_parameters(SMALL, "critic", last, ALONE).total == 2 * layer + 8 + 8
-    tied = replace(SMALL, tied=True)
+    tied = replace(SMALL, tied_embeddings=True)
     assert rank_parameters(tied, "actor", alone, ALONE).total == 3 * layer + 8 + TABLE
     assert rank_parameters(tied, "actor", last, ALONE).total == 2 * layer + 8 + TABLE  # a copy of its own
 
@@ -64,7 +61,7 @@ def test_parameters_of_each_rank() -> None:
     ],
 )
 def test_layers_over_pipeline_ranks(layout: ParallelTable, layers: Sequence[int]) -> None:
-    assert [len(stage.layers) for stage in stages_of(replace(SMALL, layers=8), layout)] == layers
+    assert [len(stage.layers) for stage in stages_of(replace(SMALL, num_layers=8), layout)] == layers
 
 
 def _part(weight: int, device: str, layout: ParallelTable = ALONE, role: str = "actor", layers: int = 3) -> Part:
@@ -133,7 +130,7 @@ def test_states_of_ranks() -> None:
 def test_microbatches_under_way_in_a_pipeline() -> None:
     batch = Microbatch(10, 6, 4, 5)
     training = Training(
-        "actor", replace(SMALL, layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
+        "actor", replace(SMALL, num_layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
     )
     assert [rank.microbatches_under_way for rank in ranks_of(training)] == [3, 3, 2, 1]  # 4, were there so many
 
@@ -144,7 +141,7 @@ def test_runs_under_way_of_interleaved_stages() -> None:
     assert runs_under_way(layout, 0, 8) == [0] * 4 + [1] * 4 + [0] * 3
     assert runs_under_way(layout, 3, 8) == [0] * 4 + [1]
     assert runs_under_way(layout, 0, 4) == [0] * 4 + [1] * 4
-    batch, model = Microbatch(10, 6, 4, 5), replace(SMALL, layers=8)
+    batch, model = Microbatch(10, 6, 4, 5), replace(SMALL, num_layers=8)
     training = Training("actor", model, layout, Precision(4, "cpu"), batch, batch, 8)
     first, last = ranks_of(training)[0], ranks_of(training)[-1]
     assert (first.microbatches_under_way, last.microbatches_under_way) == (5.5, 2.5)
@@ -183,7 +180,7 @@ def test_the_generator() -> None:
     engine = generator.on_gpu(SMALL, 2, _table(), 2.0 * (2 * parameters + 96 * 1000 + 95), window=300)
     assert (engine.weights, engine.kv_tokens, engine.full_sequences) == (2 * parameters, 1000, 3)
     assert generator.on_gpu(SMALL, 2, _table(), 10.0, window=300).full_sequences == 0
-    tied = generator.on_cpu(replace(SMALL, tied=True), 2, _table(kv_cache_mib=3), window=300)
+    tied = generator.on_cpu(replace(SMALL, tied_embeddings=True), 2, _table(kv_cache_mib=3), window=300)
     assert tied.weights == engine.weights  # a packed copy of the table beside it
     assert tied.kv_tokens == 3 * 2**20 // 96
     split = generator.on_cpu(SMALL, 2, _table(kv_cache_mib=3, engines=5, tensor=2), window=300)
@@ -193,7 +190,7 @@ def test_the_generator() -> None:
 
 def test_weights_go_in_buckets() -> None:
     """Of a stage with one layer: table 800; 8, 128, 64, 64, 16, 8, 8, 128, 8; 160, 160, 160; at the end 8 and 800."""
-    sent = generator.sending(replace(SMALL, layers=1), ParallelTable(tensor=2), 4, bucket_bytes=4 * 300)
+    sent = generator.sending(replace(SMALL, num_layers=1), ParallelTable(tensor=2), 4, bucket_bytes=4 * 300)
     numbers = (800, 8 + 128 + 64 + 64 + 16 + 8 + 8, 128 + 8 + 160, 160, 160 + 8, 800)
     assert sent.buckets == tuple(4 * number for number in numbers)
     assert sent.on_the_way == 4 * 4 * 800
@@ -265,9 +262,7 @@ def test_a_stage_fits_or_names_what_is_largest() -> None:
 
 def _estimate(smallest: Path, *sets: str, gpu_gib: float | None = None) -> Memory:
     recipe = load([smallest], [f"model.path={DEEPSEEK_7B}", *sets], {}).recipe
-    decoder = decoder_of(json.loads((DEEPSEEK_7B / "config.json").read_text("utf-8")))
-    assert decoder is not None
-    return estimate(recipe, decoder, gpu_gib)
+    return estimate(recipe, read_shape(DEEPSEEK_7B), gpu_gib)
 
 
 def _items(memory: Memory) -> dict[str, int]:

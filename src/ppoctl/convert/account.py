@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ppoctl.convert.headers import TRAINABLE
-from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, ROPE_CONSTANTS, VALUE_HEAD, Placement, Role, placements
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.recipe.assets import read_config
+from ppoctl.model.folder import read_config
+from ppoctl.model.shape import ModelShape
 
 VALUE_BIAS = "score.bias"
 """Of a ...ForTokenClassification; the critic's head has none."""

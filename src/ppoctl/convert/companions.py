@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ppoctl.convert.families import FAMILIES
 from ppoctl.convert.tensors import Role
+from ppoctl.model.families import FAMILIES
 
 _COPIED = (
     "generation_config.json",

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ppoctl.convert.hugging_face import Spec, Weights
 from ppoctl.convert.parts import part_of
-from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, Placement, Role, placements
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.model.shape import ModelShape
 
 _EXPERT = re.compile(r"\.local_experts\.\d+\.")
 _NOT_WEIGHTS = ("optimizer.", "chained_")

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from ppoctl.convert.rows import Place
-from ppoctl.convert.shape import ModelShape
+from ppoctl.model.shape import ModelShape
 
 
 def part_of(parameter: Tensor, place: Place, shape: ModelShape) -> Tensor:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from ppoctl.convert.families import FAMILIES
 from ppoctl.convert.rows import Place, Row
-from ppoctl.convert.shape import LatentShape, ModelShape
+from ppoctl.convert.tables import layer_rows
+from ppoctl.model.shape import LatentShape, ModelShape
 
 Role = Literal["actor", "critic"]
 
@@ -52,7 +52,7 @@ def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
     """All tensors of the model, in the order of the layers."""
     yield _placement(Row(EMBEDDING, "embedding.word_embeddings.weight", "vocab* hidden"), shape)
     for layer in range(shape.num_layers):
-        for row, expert in _expanded(FAMILIES[shape.family].rows(shape, layer), shape):
+        for row, expert in _expanded(layer_rows(shape, layer), shape):
             row = row._replace(
                 name=f"model.layers.{layer}.{row.name}", parameter=f"decoder.layers.{layer}.{row.parameter}"
             )

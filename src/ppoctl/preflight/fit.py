@@ -4,9 +4,8 @@ import shutil
 import subprocess
 
 from ppoctl.errors import OutOfMemoryError
-from ppoctl.recipe.assets import model_config
+from ppoctl.model.reading import shape_if_here
 from ppoctl.recipe.memory.estimate import GIB, Memory, estimate
-from ppoctl.recipe.memory.families import decoder_of
 from ppoctl.recipe.schema import Recipe
 
 
@@ -26,8 +25,8 @@ def gpu_gib_here() -> float | None:
 def require_fit(recipe: Recipe, gpu_gib: float | None, ray_bytes: int | None = None) -> None:
     """Raise OutOfMemoryError where a stage needs more than a GPU of so much memory has, or without one this machine
     or all nodes of the Ray that is joined; a model that is not here is not judged."""
-    decoder = decoder_of(model_config(recipe))
-    if decoder is not None and (error := misfit(estimate(recipe, decoder, gpu_gib, ray_bytes))) is not None:
+    shape = shape_if_here(recipe.model.path)
+    if shape is not None and (error := misfit(estimate(recipe, shape, gpu_gib, ray_bytes))) is not None:
         raise error
 
 

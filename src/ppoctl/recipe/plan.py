@@ -8,12 +8,12 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from ppoctl.recipe.assets import model_config
+from ppoctl.model.cost import count_parameters
+from ppoctl.model.reading import shape_if_here
+from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.batching import limit, microbatches
-from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import records_of
 from ppoctl.recipe.memory.estimate import Memory, batch_of, estimate, with_totals
-from ppoctl.recipe.memory.families import decoder_of
 from ppoctl.recipe.metric_rules import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
 from ppoctl.recipe.rules import longest_sequence
@@ -148,8 +148,8 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
     drawn = recipe.steps * recipe.rollout.prompts_per_step
     passes = drawn / train.rows if train.rows else None
     eval_sets = {name: _dataset(table) for name, table in recipe.data.eval.items()}
-    decoder = decoder_of(model_config(recipe))
-    memory = None if decoder is None else estimate(recipe, decoder, gpu_gib)
+    shape = shape_if_here(recipe.model.path)
+    memory = None if shape is None else estimate(recipe, shape, gpu_gib)
     return Plan(
         name=recipe.name,
         batch=_batch(recipe),
@@ -159,7 +159,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
         train=DataPlan(train.path, train.rows, drawn, passes),
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
-        storage=_storage(recipe, decoder, memory),
+        storage=_storage(recipe, shape, memory),
         memory=memory,
     )
 
@@ -242,20 +242,20 @@ def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:
 
 def storage_of(recipe: Recipe) -> StoragePlan:
     """What the run will have on disk."""
-    decoder = decoder_of(model_config(recipe))
-    return _storage(recipe, decoder, None if decoder is None else estimate(recipe, decoder))
+    shape = shape_if_here(recipe.model.path)
+    return _storage(recipe, shape, None if shape is None else estimate(recipe, shape))
 
 
-def _storage(recipe: Recipe, decoder: Decoder | None, memory: Memory | None) -> StoragePlan:
+def _storage(recipe: Recipe, shape: ModelShape | None, memory: Memory | None) -> StoragePlan:
     every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
     saves, records = ceil(recipe.steps / every), records_of(batch_of(recipe)).total
     records_kept = records * min(recipe.steps, keep * every)
-    if decoder is None or memory is None:
+    if shape is None or memory is None:
         return StoragePlan(saves, keep, None, None, None, None, records, records_kept)
     weight = 4 if recipe.model.dtype == "float32" else 2
     actor, critic = (memory.roles[role].state for role in ("actor", "critic"))
     kept = min(saves, keep) + 1
-    best = decoder.parameters * weight if recipe.checkpoint.best else 0
+    best = count_parameters(shape) * weight if recipe.checkpoint.best else 0
     total = kept * (actor + critic) + best
     gathered = {
         role: memory.roles[role].state // layout.model_ranks
@@ -263,4 +263,4 @@ def _storage(recipe: Recipe, decoder: Decoder | None, memory: Memory | None) -> 
         if layout.distributed_optimizer and layout.data * layout.context > 1
     }
     gathers = gathered if recipe.checkpoint.reshardable == "full" else {}
-    return StoragePlan(saves, keep, decoder.parameters, actor, critic, total, records, records_kept, gathers)
+    return StoragePlan(saves, keep, count_parameters(shape), actor, critic, total, records, records_kept, gathers)

@@ -16,13 +16,13 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from ppoctl.convert.shape import ExpertShape, LatentShape, ModelShape
 from ppoctl.engines.megatron.attention import PackedCausalAttention
 from ppoctl.engines.megatron.capped_attention import CappedAttention
 from ppoctl.engines.megatron.latent_attention import LatentAttention, LatentAttentionSubmodules
 from ppoctl.engines.megatron.norms import OffsetRmsNorm, RmsNorm
 from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
 from ppoctl.engines.megatron.row_linear import NormedRowLinear, RowLinear
+from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape
 
 
 def layer_spec(shape: ModelShape, layers: range) -> TransformerBlockSubmodules:

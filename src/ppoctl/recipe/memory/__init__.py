@@ -1,7 +1,5 @@
 """Bytes before launch: functions of the numbers in config.json and in the recipe, without torch.
 
-    families     config.json -> the numbers of a model
-    decoder      those numbers, and the parameters of the whole model
     stages       layers and parameters of a rank
     activations  what a forward pass keeps for its backward pass, and what it needs while it runs; of a layer:
     attention    with its norms, plain, latent, or with scores written out

@@ -28,11 +28,11 @@ BLOCK_COPIES = 2
 
 def kept(part: Part, batch: Microbatch) -> Kept:
     """Of one microbatch in these layers."""
-    decoder, tokens = part.decoder, batch.tokens
+    shape, tokens = part.shape, batch.tokens
     layers = part.stage.layers
-    mixed = [layer for layer in layers if decoder.has_experts(layer)]
+    mixed = [layer for layer in layers if shape.has_experts(layer)]
     dense = len(layers) - len(mixed)
-    ends = tokens * part.precision.weight * decoder.rope_dim  # cosine and sine
+    ends = tokens * part.precision.weight * shape.rope_dim  # cosine and sine
     if part.layout.context > 1:
         ends += 8 * part.keys_seen(batch)  # where they are
     if part.stage.is_first:
@@ -43,7 +43,7 @@ def kept(part: Part, batch: Microbatch) -> Kept:
         norms=len(layers) * tokens * attention.norms_bytes(part),
         projections=sum(_projections(part, batch, layer) for layer in layers),
         attention=sum(attention.attention_bytes(part, batch, layer) for layer in layers),
-        mlp=dense * tokens * mlp.mlp_bytes(part, decoder.inner),
+        mlp=dense * tokens * mlp.mlp_bytes(part, shape.ffn_hidden_size),
         experts=tokens * sum(mlp.experts_bytes(part) for _ in mixed),
         ends=ends,
         logits=_chunk(part, batch) * part.precision.weight,
@@ -55,7 +55,7 @@ def kept(part: Part, batch: Microbatch) -> Kept:
         return Kept(
             norms=0, projections=0, attention=0, mlp=0, experts=0, ends=ends, logits=found.logits, inputs=inputs
         )
-    behind = dense * tokens * attention.norm_bytes(part, decoder.hidden) // part.shares if decoder.post_norms else 0
+    behind = dense * tokens * attention.norm_bytes(part, shape.hidden_size) // part.shares if shape.post_norms else 0
     routers = sum(_router_input(part, batch) for _ in mixed)
     return replace(found, norms=found.norms - behind, projections=found.projections - routers, mlp=0, experts=0)
 
@@ -68,35 +68,35 @@ def backward_bytes(part: Part, batch: Microbatch) -> int:
     if not part.stage.is_last:
         return layer + batch.tokens * part.hidden_bytes  # what was sent on is still there too
     copies = 3 * 4 if not part.on_gpu else weight
-    norm = batch.tokens * (weight + copies) * part.decoder.hidden // part.shares
+    norm = batch.tokens * (weight + copies) * part.shape.hidden_size // part.shares
     gone = batch.tokens * _final_norm(part) + batch.read * _read(part) + _chunk(part, batch) * weight
     return max(layer - gone, norm, _head_at_work(part, batch))
 
 
 def gather_bytes(part: Part, batch: Microbatch) -> int:
     """Megatron-Core's buffer in which sequence parallelism gathers the inputs of projections; it stays."""
-    return batch.tokens * part.precision.weight * part.decoder.hidden if part.shares > 1 else 0
+    return batch.tokens * part.precision.weight * part.shape.hidden_size if part.shares > 1 else 0
 
 
 def forward_bytes(part: Part, batch: Microbatch) -> int:
     """A pass without gradient at its widest: in attention (beside the stage's input, the layer's and its norm), in an
     MLP or a norm (the same, with what attention made of them), or in the output layer."""
-    decoder, weight, tokens = part.decoder, part.precision.weight, batch.tokens
+    shape, weight, tokens = part.shape, part.precision.weight, batch.tokens
     hidden = tokens * part.hidden_bytes
-    tables = tokens * weight * decoder.rope_dim
+    tables = tokens * weight * shape.rope_dim
     widest = [3 * hidden + attention.attention_at_work(part, batch, layer) for layer in _kinds(part)]
     widest += [4 * hidden + mlp.forward_bytes(part, batch, layer) for layer in _kinds(part)]
     layer = max(*widest, 4 * hidden + tokens * attention.norm_at_work(part)) + tables
     if not part.stage.is_last:
         return layer
-    head = tokens * weight * decoder.hidden + tables + _chunk(part, batch) * weight
+    head = tokens * weight * shape.hidden_size + tables + _chunk(part, batch) * weight
     return max(layer, head + _head_at_work(part, batch))
 
 
 def _kinds(part: Part) -> list[int]:
     """A layer of each kind that the part has, the last ones."""
-    decoder = part.decoder
-    alike = {(decoder.has_experts(layer), decoder.keeps_scores(layer)): layer for layer in part.stage.layers}
+    shape = part.shape
+    alike = {(shape.has_experts(layer), shape.keeps_scores(layer)): layer for layer in part.stage.layers}
     return list(alike.values())
 
 
@@ -118,23 +118,23 @@ def _made_again(part: Part, batch: Microbatch, layer: int) -> int:
 
 def _projections(part: Part, batch: Microbatch, layer: int) -> int:
     """Of a layer: their inputs."""
-    latent = part.decoder.latent
-    numbers = 2 * part.decoder.hidden + (0 if latent is None else latent.kv_rank + (latent.query_rank or 0))
+    latent = part.shape.latent
+    numbers = 2 * part.shape.hidden_size + (0 if latent is None else latent.kv_rank + (latent.query_rank or 0))
     total = batch.tokens * part.precision.weight * numbers // part.shares
-    return total + (_router_input(part, batch) if part.decoder.has_experts(layer) else 0)
+    return total + (_router_input(part, batch) if part.shape.has_experts(layer) else 0)
 
 
 def _router_input(part: Part, batch: Microbatch) -> int:
     """Copies in float32 that a router takes of its input and its weight, where the model has other numbers."""
-    experts = part.decoder.experts
-    if experts is None or not experts.by_sigmoid or part.precision.weight == 4:
+    experts = part.shape.experts
+    if experts is None or experts.sigmoid is None or part.precision.weight == 4:
         return 0
-    return 4 * part.decoder.hidden * (batch.tokens // part.shares + experts.number)
+    return 4 * part.shape.hidden_size * (batch.tokens // part.shares + experts.count)
 
 
 def _final_norm(part: Part) -> int:
     """Per token."""
-    return attention.norm_bytes(part, part.decoder.hidden) // part.shares
+    return attention.norm_bytes(part, part.shape.hidden_size) // part.shares
 
 
 def _read(part: Part) -> int:
@@ -142,9 +142,9 @@ def _read(part: Part) -> int:
     # Where the position is; of all context ranks' its row and column of the response grid.
     places = 8 + 2 * 8 * part.layout.context
     if part.role == "critic":
-        return 4 * part.decoder.hidden + places
+        return 4 * part.shape.hidden_size + places
     ids_and_statistics = 8 + 2 * 4
-    return part.precision.weight * part.decoder.hidden + places + ids_and_statistics
+    return part.precision.weight * part.shape.hidden_size + places + ids_and_statistics
 
 
 def _chunk(part: Part, batch: Microbatch) -> int:
@@ -158,5 +158,5 @@ def _head_at_work(part: Part, batch: Microbatch) -> int:
     """Float32 copies of some logits, and one number for each hidden number read: those, or their gradient."""
     number = 4 if part.role == "critic" else part.precision.weight
     block = min(BLOCK_LOGITS[part.precision.device], _chunk(part, batch))
-    copies = BLOCK_COPIES + part.decoder.capped_logits
-    return copies * 4 * block + batch.read * number * part.decoder.hidden
+    copies = BLOCK_COPIES + (part.shape.logit_softcap is not None)
+    return copies * 4 * block + batch.read * number * part.shape.hidden_size

@@ -33,18 +33,18 @@ def norm_bytes(part: Part, width: int) -> int:
     """Of one norm, per token."""
     if not part.on_gpu:
         return 2 * 4 * width + 4
-    return (4 if part.decoder.post_norms else part.precision.weight) * width + 4
+    return (4 if part.shape.norm_offset else part.precision.weight) * width + 4
 
 
 def norms_bytes(part: Part) -> int:
     """Of a layer, per token: over the hidden state, and over latents."""
-    decoder, weight = part.decoder, part.precision.weight
-    total = decoder.norms * norm_bytes(part, decoder.hidden)
-    if decoder.latent is not None:
-        keys = norm_bytes(part, decoder.latent.kv_rank)
+    shape, weight = part.shape, part.precision.weight
+    total = shape.hidden_norms * norm_bytes(part, shape.hidden_size)
+    if shape.latent is not None:
+        keys = norm_bytes(part, shape.latent.kv_rank)
         if part.on_gpu or weight == 4:
-            keys += weight * decoder.latent.rope_dim  # the input is a view of both
-        queries = decoder.latent.query_rank
+            keys += weight * shape.latent.rope_dim  # the input is a view of both
+        queries = shape.latent.query_rank
         total += keys + (norm_bytes(part, queries) if queries else 0)
     return total // part.shares
 
@@ -52,42 +52,41 @@ def norms_bytes(part: Part) -> int:
 def _head_norms_bytes(part: Part) -> int:
     """Of a layer, per token, over all tensor ranks. On a GPU, and in float32, the keys' input is a view of the fused
     projection, which is counted; so is the queries' where a rank has one group of heads."""
-    decoder, weight = part.decoder, part.precision.weight
-    total = (decoder.heads + decoder.kv_heads) * norm_bytes(part, decoder.head_dim)
+    shape, weight = part.shape, part.precision.weight
+    total = (shape.num_heads + shape.num_kv_heads) * norm_bytes(part, shape.head_dim)
     if not part.on_gpu and weight < 4:
         return total
-    is_one_group = decoder.kv_heads == part.layout.tensor
-    return total - weight * (decoder.keys + (decoder.queries if is_one_group else 0))
+    is_one_group = shape.num_kv_heads == part.layout.tensor
+    return total - weight * (shape.key_channels + (shape.query_channels if is_one_group else 0))
 
 
 def norm_at_work(part: Part) -> int:
     """Per token, without gradient: copies in float32; behind attention also what that was made of."""
-    decoder, weight = part.decoder, part.precision.weight
-    copies = 2 * decoder.post_norms if part.on_gpu else 2 + (weight < 4)
-    total = copies * 4 * decoder.hidden // part.shares
-    if decoder.post_norms:
-        total += weight * 2 * (decoder.queries + decoder.keys) // part.layout.tensor
+    shape, weight = part.shape, part.precision.weight
+    copies = 2 * shape.norm_offset if part.on_gpu else 2 + (weight < 4)
+    total = copies * 4 * shape.hidden_size // part.shares
+    if shape.post_norms:
+        total += weight * 2 * (shape.query_channels + shape.key_channels) // part.layout.tensor
     return total
 
 
 def attention_bytes(part: Part, batch: Microbatch, layer: int) -> int:
     """Of a layer."""
-    decoder, weight = part.decoder, part.precision.weight
-    queries, values = decoder.queries, decoder.values
+    shape, weight = part.shape, part.precision.weight
+    queries, values = shape.query_channels, shape.output_channels
     number = weight if part.on_gpu else 4
-    if decoder.keeps_scores(layer):
-        assert decoder.scores is not None
-        of_pair = 4 + weight * (1 + decoder.scores.capped)
-        total = batch.tokens * (2 * weight * queries + batch.longest * of_pair * decoder.heads)
+    if shape.keeps_scores(layer):
+        of_pair = 4 + weight * (1 + (shape.attention_softcap is not None))
+        total = batch.tokens * (2 * weight * queries + batch.longest * of_pair * shape.num_heads)
         total += _read_bytes(part, batch, layer)
         return total // part.layout.tensor + batch.tokens * batch.longest
-    outputs = number * queries + 4 * decoder.heads
-    if decoder.latent is not None:
+    outputs = number * queries + 4 * shape.num_heads
+    if shape.latent is not None:
         outputs += weight * values if values < queries or not part.on_gpu else 0
     elif not part.on_gpu:
         outputs += weight * values
     total = batch.tokens * (number * queries + outputs) + _read_bytes(part, batch, layer)
-    if decoder.head_norms:
+    if shape.qk_norm:
         total += batch.tokens * _head_norms_bytes(part)
     return total // part.layout.tensor
 
@@ -96,14 +95,14 @@ def _read_bytes(part: Part, batch: Microbatch, layer: int) -> int:
     """Keys and values, over all tensor ranks: of the tokens that are read, where context ranks gather them; of latent
     attention, and of a bfloat16 model on a CPU, as they are attended to; else keys, and values inside the fused
     projection."""
-    decoder, weight = part.decoder, part.precision.weight
-    is_copied = not part.on_gpu and weight < 4 and not decoder.keeps_scores(layer)
+    shape, weight = part.shape, part.precision.weight
+    is_copied = not part.on_gpu and weight < 4 and not shape.keeps_scores(layer)
     number = 4 if is_copied else weight
-    if decoder.latent is not None:
-        return part.keys_seen(batch) * number * 2 * decoder.queries
+    if shape.latent is not None:
+        return part.keys_seen(batch) * number * 2 * shape.query_channels
     if part.layout.context > 1 or is_copied:
-        return part.keys_seen(batch) * number * 2 * decoder.keys
-    return batch.tokens * weight * (decoder.queries + 3 * decoder.keys)
+        return part.keys_seen(batch) * number * 2 * shape.key_channels
+    return batch.tokens * weight * (shape.query_channels + 3 * shape.key_channels)
 
 
 def attention_at_work(part: Part, batch: Microbatch, layer: int) -> int:
@@ -111,19 +110,19 @@ def attention_at_work(part: Part, batch: Microbatch, layer: int) -> int:
     outputs of single sequences and all of them in float32, of a bfloat16 model beside float32 inputs. Where it is
     written out, the scores of one sequence in a few copies. Keys and values that context ranks gather, or while they
     do those of all."""
-    decoder, weight, tokens = part.decoder, part.precision.weight, batch.tokens
-    queries, keys, values = decoder.queries, decoder.keys, decoder.values
-    if decoder.latent is None:
-        numbers = weight * (3 * queries + (4 if decoder.head_norms else 3) * keys)
+    shape, weight, tokens = part.shape, part.precision.weight, batch.tokens
+    queries, keys, values = shape.query_channels, shape.key_channels, shape.output_channels
+    if shape.latent is None:
+        numbers = weight * (3 * queries + (4 if shape.qk_norm else 3) * keys)
     else:
-        plain = queries - decoder.heads * decoder.latent.rope_dim
+        plain = queries - shape.num_heads * shape.latent.rope_dim
         numbers = weight * (3 * queries + plain + values)
         keys = queries
-    if decoder.keeps_scores(layer):
+    if shape.keeps_scores(layer):
         copies = max(3 * weight, weight + 4 + (4 if weight < 4 and not part.on_gpu else 0))
-        outputs = batch.longest**2 * (copies * decoder.heads + 2 * part.layout.tensor) + tokens * weight * queries
+        outputs = batch.longest**2 * (copies * shape.num_heads + 2 * part.layout.tensor) + tokens * weight * queries
     else:
-        outputs = tokens * (4 * decoder.heads + (weight if part.on_gpu else 2 * 4) * queries)
+        outputs = tokens * (4 * shape.num_heads + (weight if part.on_gpu else 2 * 4) * queries)
         if not part.on_gpu and weight < 4:
             outputs += 4 * (tokens * queries + part.keys_seen(batch) * 2 * keys) + tokens * weight * queries
     if part.layout.context > 1:

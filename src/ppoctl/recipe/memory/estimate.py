@@ -7,8 +7,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.batching import microbatches, most_tokens
-from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.driver import Batch, DriverBytes, Records, driver_bytes, records_of
 from ppoctl.recipe.memory.generator import GeneratorBytes, Sending, copies_of, on_cpu, on_gpu, sending
 from ppoctl.recipe.memory.items import Known, moved_out, on_gpus, on_machines
@@ -83,21 +83,21 @@ def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
         return physical
 
 
-def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory:
+def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory:
     """For GPUs of `gpu_gib`; without it for CPUs, where this machine's memory is what everything has to fit, or that
     of all nodes of a running Ray, `ray_bytes`, where it is known."""
     weight = 4 if recipe.model.dtype == "float32" else 2
     at = Precision(weight, "cpu" if gpu_gib is None else "gpu")
-    trainings = {role: training_of(recipe, role, decoder, at) for role in ROLES}
+    trainings = {role: training_of(recipe, role, shape, at) for role in ROLES}
     roles = {role: _role(training, weight) for role, training in trainings.items()}
     new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
     window = recipe.rollout.max_prompt_tokens + new_tokens
     if gpu_gib is None:
-        generator = on_cpu(decoder, weight, recipe.generator, window)
+        generator = on_cpu(shape, weight, recipe.generator, window)
     else:
-        generator = on_gpu(decoder, weight, recipe.generator, gpu_gib * GIB, window)
+        generator = on_gpu(shape, weight, recipe.generator, gpu_gib * GIB, window)
     # In one process they are handed over as they are.
-    sent = Sending() if is_one_process(recipe) else _sending(recipe, decoder, trainings["actor"], at)
+    sent = Sending() if is_one_process(recipe) else _sending(recipe, shape, trainings["actor"], at)
     batch = batch_of(recipe)
     known = Known(
         recipe=recipe,
@@ -124,23 +124,23 @@ def estimate(recipe: Recipe, decoder: Decoder, gpu_gib: float | None = None, ray
         moved_out=moved_out(known),
         node=None if gpu_gib is None else fullest_node(known),
         taking_turns=turns,
-        assumptions=tuple(_assumptions(decoder)),
+        assumptions=tuple(_assumptions(shape)),
     )
 
 
-def _sending(recipe: Recipe, decoder: Decoder, actor: Training, at: Precision) -> Sending:
+def _sending(recipe: Recipe, shape: ModelShape, actor: Training, at: Precision) -> Sending:
     nodes = ceil(devices(recipe) / GPUS_PER_NODE) if at.device == "gpu" else 1
     copies = copies_of(recipe.cluster, nodes)
-    return sending(decoder, actor.layout, at.weight, recipe.cluster.weights_bucket_mib * 2**20, copies)
+    return sending(shape, actor.layout, at.weight, recipe.cluster.weights_bucket_mib * 2**20, copies)
 
 
-def _assumptions(decoder: Decoder) -> Iterator[str]:
-    if decoder.experts is not None:
+def _assumptions(shape: ModelShape) -> Iterator[str]:
+    if shape.experts is not None:
         yield (
             "every expert is chosen as often as any other: what experts keep of a microbatch, and need at work, "
             "grows with the tokens that really come to a rank"
         )
-    if decoder.scores is not None:
+    if any(shape.keeps_scores(layer) for layer in range(shape.num_layers)):
         yield (
             "attention keeps its scores, so activations grow with the square of a sequence's length: all are taken "
             "to be of full length"
@@ -157,7 +157,7 @@ def _taking_turns(known: Known, gpu_bytes: int) -> StageBytes | None:
     return found.fullest
 
 
-def training_of(recipe: Recipe, role: str, decoder: Decoder, at: Precision) -> Training:
+def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> Training:
     """What decides the bytes of a role: microbatches are full, and all prompts as short as can be."""
     table: TrainedTable = getattr(recipe, role)
     layout, longest = layouts(recipe)[role], longest_sequence(recipe)
@@ -170,7 +170,7 @@ def training_of(recipe: Recipe, role: str, decoder: Decoder, at: Precision) -> T
 
     return Training(
         role=role,
-        decoder=decoder,
+        shape=shape,
         layout=layout,
         precision=at,
         microbatch=microbatch(recipe.ppo.minibatch_seqs, with_gradient=True),
@@ -197,7 +197,7 @@ def _role(training: Training, weight: int) -> RoleBytes:
     return RoleBytes(
         processes=training.layout.world_size,
         ranks=tuple(ranks_of(training)),
-        state=state_bytes(training.decoder, training.role, training.layout, weight),
+        state=state_bytes(training.shape, training.role, training.layout, weight),
     )
 
 

@@ -6,7 +6,7 @@ trainer rank: gathers, checksums, packs -> its own memory, or the object store -
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ppoctl.recipe.memory.decoder import Decoder
+from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.memory.stages import Stage, rank_parameters, stages_of, whole_model
 from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import GeneratorTable, LocalCluster
@@ -97,29 +97,29 @@ def copies_of(cluster: LocalCluster, nodes: int) -> Copies:
     return Copies(SHARED.sender, SHARED.engine, STORED.host) if far else SHARED
 
 
-def on_cpu(decoder: Decoder, weight: int, table: GeneratorTable, window: int) -> GeneratorBytes:
+def on_cpu(shape: ModelShape, weight: int, table: GeneratorTable, window: int) -> GeneratorBytes:
     """Engines with the cache that the recipe gives each process. A tied output layer has a packed copy of its own."""
-    copy = decoder.padded_vocab * decoder.hidden // table.tensor if decoder.tied else 0
-    weights = (_parameters(decoder, table.tensor) + copy) * weight
-    per_token = 2 * decoder.layers * decoder.keys // table.tensor * weight
+    copy = shape.padded_vocab_size * shape.hidden_size // table.tensor if shape.tied_embeddings else 0
+    weights = (_parameters(shape, table.tensor) + copy) * weight
+    per_token = 2 * shape.num_layers * shape.key_channels // table.tensor * weight
     return _engines(table, weights, table.kv_cache_mib * 2**20, per_token, window)
 
 
-def on_gpu(decoder: Decoder, weight: int, table: GeneratorTable, gpu_bytes: float, window: int) -> GeneratorBytes:
+def on_gpu(shape: ModelShape, weight: int, table: GeneratorTable, gpu_bytes: float, window: int) -> GeneratorBytes:
     """Engines with a share of each of their GPUs for all they do: what weights leave is taken for the cache, though
     the work on a batch comes off it first."""
-    weights = _parameters(decoder, table.tensor) * weight
+    weights = _parameters(shape, table.tensor) * weight
     cache = max(0, int(table.gpu_memory_frac * gpu_bytes) - weights)
-    return _engines(table, weights, cache, _kv_bytes(decoder, weight, table.tensor), window)
+    return _engines(table, weights, cache, _kv_bytes(shape, weight, table.tensor), window)
 
 
 def sending(
-    decoder: Decoder, layout: ParallelTable, weight: int, bucket_bytes: int, copies: Copies = SHARED
+    shape: ModelShape, layout: ParallelTable, weight: int, bucket_bytes: int, copies: Copies = SHARED
 ) -> Sending:
     """From trainer processes of this layout: pipeline rank by pipeline rank."""
     buckets: list[int] = []
-    for stage in stages_of(decoder, layout):
-        buckets += _as_they_fit((numbers * weight for numbers in _tensors(decoder, stage)), bucket_bytes)
+    for stage in stages_of(shape, layout):
+        buckets += _as_they_fit((numbers * weight for numbers in _tensors(shape, stage)), bucket_bytes)
     return Sending(tuple(buckets), copies)
 
 
@@ -141,68 +141,68 @@ def _engines(table: GeneratorTable, weights: int, kv_cache: int, per_token: int,
     )
 
 
-def _kv_bytes(decoder: Decoder, weight: int, tensor: int) -> int:
+def _kv_bytes(shape: ModelShape, weight: int, tensor: int) -> int:
     """Of one token, in one process of an engine on a GPU. Of latent attention the latent and the turned key, whole in
     each; on a CPU it is plain attention (`engines.vllm.environment`). Windows are taken for whole contexts."""
-    if decoder.latent is not None:
-        return decoder.layers * (decoder.latent.kv_rank + decoder.latent.rope_dim) * weight
-    return 2 * decoder.layers * decoder.keys // tensor * weight
+    if shape.latent is not None:
+        return shape.num_layers * (shape.latent.kv_rank + shape.latent.rope_dim) * weight
+    return 2 * shape.num_layers * shape.key_channels // tensor * weight
 
 
-def _parameters(decoder: Decoder, tensor: int) -> int:
+def _parameters(shape: ModelShape, tensor: int) -> int:
     """Of one process. vLLM, too, splits matrices, those of experts among them, and pads the vocabulary to a multiple
     of 64."""
     layout = ParallelTable(tensor=tensor, expert_tensor=tensor)
-    return rank_parameters(decoder, "actor", whole_model(decoder), layout).total
+    return rank_parameters(shape, "actor", whole_model(shape), layout).total
 
 
-def _tensors(decoder: Decoder, stage: Stage) -> Iterator[int]:
+def _tensors(shape: ModelShape, stage: Stage) -> Iterator[int]:
     """Numbers in each tensor of a pipeline stage under Hugging Face names, in the order in which they are sent."""
-    hidden = decoder.hidden
+    hidden = shape.hidden_size
     if stage.is_first:
-        yield decoder.vocab * hidden
+        yield shape.vocab_size * hidden
     for layer in stage.layers:
-        yield from _attention_tensors(decoder)
-        if decoder.has_experts(layer):
-            yield from _expert_tensors(decoder)
+        yield from _attention_tensors(shape)
+        if shape.has_experts(layer):
+            yield from _expert_tensors(shape)
         else:
-            yield from [hidden * decoder.inner] * 3
-        yield from [hidden] * decoder.post_norms
+            yield from [hidden * shape.ffn_hidden_size] * 3
+        yield from [hidden] * shape.post_norms
     if stage.is_last:
         yield hidden
-        if not decoder.tied:
-            yield decoder.vocab * hidden
+        if not shape.tied_embeddings:
+            yield shape.vocab_size * hidden
 
 
-def _attention_tensors(decoder: Decoder) -> Iterator[int]:
+def _attention_tensors(shape: ModelShape) -> Iterator[int]:
     """Of one layer, with the two norms around it."""
-    hidden, queries, keys, latent = decoder.hidden, decoder.queries, decoder.keys, decoder.latent
+    hidden, queries, keys, latent = shape.hidden_size, shape.query_channels, shape.key_channels, shape.latent
     if latent is None:
         yield hidden
         yield from (queries * hidden, keys * hidden, keys * hidden)
-        if decoder.qkv_bias:
+        if shape.qkv_bias:
             yield from (queries, keys, keys)
-        if decoder.head_norms:
-            yield from (decoder.head_dim, decoder.head_dim)
+        if shape.qk_norm:
+            yield from (shape.head_dim, shape.head_dim)
     else:
         rank = latent.query_rank
         yield from (queries * hidden,) if rank is None else (rank * hidden, rank, queries * rank)
-        plain_keys = decoder.heads * (decoder.head_dim - latent.rope_dim)
+        plain_keys = shape.num_heads * (shape.head_dim - latent.rope_dim)
         yield hidden
         yield from ((latent.kv_rank + latent.rope_dim) * hidden, latent.kv_rank)
-        yield (plain_keys + decoder.values) * latent.kv_rank
-    yield from (hidden * decoder.values, *[hidden] * (1 + decoder.post_norms))
+        yield (plain_keys + shape.output_channels) * latent.kv_rank
+    yield from (hidden * shape.output_channels, *[hidden] * (1 + shape.post_norms))
 
 
-def _expert_tensors(decoder: Decoder) -> Iterator[int]:
+def _expert_tensors(shape: ModelShape) -> Iterator[int]:
     """Of one layer, with the MLP beside them."""
-    hidden, experts = decoder.hidden, decoder.experts
+    hidden, experts = shape.hidden_size, shape.experts
     assert experts is not None
-    yield experts.number * hidden
-    if experts.by_sigmoid:
-        yield experts.number
-    yield from [hidden * experts.inner] * 3 * experts.number
-    if experts.shared:
-        yield from [hidden * experts.shared] * 3
+    yield experts.count * hidden
+    if experts.sigmoid is not None:
+        yield experts.count
+    yield from [hidden * experts.ffn_hidden_size] * 3 * experts.count
+    if experts.shared_width:
+        yield from [hidden * experts.shared_width] * 3
     if experts.shared_gate:
         yield hidden

@@ -30,30 +30,31 @@ def mlp_bytes(part: Part, width: int) -> int:
 
 def experts_bytes(part: Part) -> int:
     """A layer's, per token of all tensor ranks together."""
-    experts, weight, layout = part.decoder.experts, part.precision.weight, part.layout
+    experts, weight, layout = part.shape.experts, part.precision.weight, part.layout
     assert experts is not None
-    routing_weight = 4 if experts.by_sigmoid else weight
-    routing = experts.number * (4 + 2 * routing_weight + 2) + 8 * experts.per_token
-    if experts.renormalised:
+    routing_weight = 4 if experts.sigmoid is not None else weight
+    routing = experts.count * (4 + 2 * routing_weight + 2) + 8 * experts.per_token
+    if experts.renormalise:
         routing += 4 * (experts.per_token + 1)
-    of_copy = layout.expert_tensor * (part.decoder.hidden * weight + routing_weight) + 6 * weight * experts.inner + 8
-    gate = weight * (part.decoder.hidden + 2) if experts.shared_gate else 0
-    return mlp_bytes(part, experts.shared) + (routing + experts.per_token * of_copy + gate) // part.shares
+    of_copy = layout.expert_tensor * (part.shape.hidden_size * weight + routing_weight) + 8
+    of_copy += 6 * weight * experts.ffn_hidden_size
+    gate = weight * (part.shape.hidden_size + 2) if experts.shared_gate else 0
+    return mlp_bytes(part, experts.shared_width) + (routing + experts.per_token * of_copy + gate) // part.shares
 
 
 def layer_bytes(part: Part, layer: int) -> int:
     """What a layer has in place of attention, per token."""
-    return experts_bytes(part) if part.decoder.has_experts(layer) else mlp_bytes(part, part.decoder.inner)
+    return experts_bytes(part) if part.shape.has_experts(layer) else mlp_bytes(part, part.shape.ffn_hidden_size)
 
 
 def forward_bytes(part: Part, batch: Microbatch, layer: int) -> int:
     """Without gradient. What a token dispatcher knows of its last tokens stays, in every layer."""
-    if not part.decoder.has_experts(layer):
-        return batch.tokens * mlp_bytes(part, part.decoder.inner)
-    experts, weight = part.decoder.experts, part.precision.weight
+    if not part.shape.has_experts(layer):
+        return batch.tokens * mlp_bytes(part, part.shape.ffn_hidden_size)
+    experts, weight = part.shape.experts, part.precision.weight
     assert experts is not None
-    known = experts.number * (1 + (4 if experts.by_sigmoid else weight)) + 8 * experts.per_token
-    known *= sum(map(part.decoder.has_experts, part.stage.layers))
+    known = experts.count * (1 + (4 if experts.sigmoid is not None else weight)) + 8 * experts.per_token
+    known *= sum(map(part.shape.has_experts, part.stage.layers))
     sorted_once = _copies(part, batch) * part.layout.expert_tensor
     return sorted_once + _experts_at_work(part, batch) + batch.tokens * known // part.shares
 
@@ -62,9 +63,9 @@ def update_bytes(part: Part, batch: Microbatch, layer: int) -> int:
     """Beyond what is kept: of experts at the end of the forward pass, beside the layer's input. Of an MLP, when the
     backward pass comes to it, gradients of its output, and of gate and up."""
     hidden = batch.tokens * part.hidden_bytes
-    if part.decoder.has_experts(layer):
+    if part.shape.has_experts(layer):
         return _experts_at_work(part, batch) + hidden
-    return hidden + batch.tokens * 2 * part.precision.weight * part.decoder.inner // part.layout.tensor
+    return hidden + batch.tokens * 2 * part.precision.weight * part.shape.ffn_hidden_size // part.layout.tensor
 
 
 def _experts_at_work(part: Part, batch: Microbatch) -> int:
@@ -77,5 +78,5 @@ def _experts_at_work(part: Part, batch: Microbatch) -> int:
 
 def _copies(part: Part, batch: Microbatch) -> int:
     """Bytes of all copies of this rank's tokens."""
-    assert part.decoder.experts is not None
-    return batch.tokens * part.hidden_bytes * part.decoder.experts.per_token
+    assert part.shape.experts is not None
+    return batch.tokens * part.hidden_bytes * part.shape.experts.per_token

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ppoctl.recipe.memory.decoder import Decoder
+from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.memory.stages import Stage
 from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import Recompute
@@ -22,7 +22,7 @@ class Precision:
 class Part:
     """One rank's part of a model."""
 
-    decoder: Decoder
+    shape: ModelShape
     role: str
     """actor or critic."""
     layout: ParallelTable
@@ -39,12 +39,12 @@ class Part:
     @property
     def logit_rows(self) -> int:
         """Ids whose logits the first tensor rank computes; padding is not."""
-        return min(self.decoder.vocab, self.decoder.padded_vocab // self.layout.tensor)
+        return min(self.shape.vocab_size, self.shape.padded_vocab_size // self.layout.tensor)
 
     @property
     def hidden_bytes(self) -> int:
         """Of a token's hidden state on this rank."""
-        return self.precision.weight * self.decoder.hidden // self.shares
+        return self.precision.weight * self.shape.hidden_size // self.shares
 
     def keys_seen(self, batch: "Microbatch") -> int:
         """Tokens whose keys and values this rank's attention reads, at most: where context ranks split the tokens, in

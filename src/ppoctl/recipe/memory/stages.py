@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from ppoctl.recipe.memory.decoder import Decoder
+from ppoctl.model.cost import layer_parameters
+from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.parallel import ParallelTable
 
 
@@ -31,18 +32,18 @@ class Parameters:
         return self.shared + self.experts
 
 
-def whole_model(decoder: Decoder) -> Stage:
+def whole_model(shape: ModelShape) -> Stage:
     """As one process has it."""
-    return Stage(0, tuple(range(decoder.layers)), is_first=True, is_last=True)
+    return Stage(0, tuple(range(shape.num_layers)), is_first=True, is_last=True)
 
 
-def stages_of(decoder: Decoder, layout: ParallelTable) -> list[Stage]:
+def stages_of(shape: ModelShape, layout: ParallelTable) -> list[Stage]:
     """Layers over pipeline ranks: those of a written end first, the rest evenly. Of interleaved stages all ranks'
     first runs come before all second ones."""
     first, last = layout.first_stage_layers, layout.last_stage_layers
     ranks, runs = layout.pipeline, layout.stages_per_rank
     ends = (first is not None) + (last is not None)
-    even = (decoder.layers - (first or 0) - (last or 0)) // max(1, ranks - ends)
+    even = (shape.num_layers - (first or 0) - (last or 0)) // max(1, ranks - ends)
     counts = [even] * ranks
     if first is not None:
         counts[0] = first
@@ -72,23 +73,23 @@ def runs_of(stage: Stage, layout: ParallelTable) -> list[Stage]:
     ]
 
 
-def rank_parameters(decoder: Decoder, role: str, stage: Stage, layout: ParallelTable) -> Parameters:
+def rank_parameters(shape: ModelShape, role: str, stage: Stage, layout: ParallelTable) -> Parameters:
     """One tensor rank's in a pipeline stage: its slice of every matrix, its experts or slices of them, the whole of
     every norm, of routers, and of products to latents.
 
     A critic has a row of one value in place of the output layer; the last stage of a tied actor has its own copy of
     the embedding, unless it is also the first.
     """
-    table = decoder.padded_vocab * decoder.hidden // layout.tensor
-    total = table if stage.is_first else 0
+    table = shape.padded_vocab_size * shape.hidden_size // layout.tensor
+    total, experts = table if stage.is_first else 0, 0
     for layer in stage.layers:
-        split = decoder.attention_parameters + decoder.mlp_parameters(layer)
-        total += split // layout.tensor + decoder.whole_parameters(layer)
+        found = layer_parameters(shape, layer)
+        total += found.split // layout.tensor + found.whole
+        experts += found.experts
     if stage.is_last:
-        total += decoder.hidden  # the final norm
+        total += shape.hidden_size  # the final norm
         if role == "critic":
-            total += decoder.hidden
-        elif not (decoder.tied and stage.is_first):
+            total += shape.hidden_size
+        elif not (shape.tied_embeddings and stage.is_first):
             total += table
-    experts = sum(decoder.expert_parameters(layer) for layer in stage.layers) // layout.expert_ranks
-    return Parameters(total, experts)
+    return Parameters(total, experts // layout.expert_ranks)

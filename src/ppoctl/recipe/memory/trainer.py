@@ -12,8 +12,8 @@ activations    what microbatches keep, as many as are under way in this stage of
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.memory.activations import backward_bytes, forward_bytes, gather_bytes, kept
-from ppoctl.recipe.memory.decoder import Decoder
 from ppoctl.recipe.memory.part import Kept, Microbatch, Part, Precision
 from ppoctl.recipe.memory.stages import Parameters, rank_parameters, runs_of, stages_of, whole_model
 from ppoctl.recipe.parallel import ParallelTable
@@ -27,7 +27,7 @@ class Training:
     """What decides the bytes of one role."""
 
     role: str
-    decoder: Decoder
+    shape: ModelShape
     layout: ParallelTable
     precision: Precision
     microbatch: Microbatch
@@ -84,13 +84,13 @@ def ranks_of(training: Training) -> list[RankBytes]:
     return [_rank(training, number) for number in range(training.layout.pipeline)]
 
 
-def state_bytes(decoder: Decoder, role: str, layout: ParallelTable, weight: int) -> int:
+def state_bytes(shape: ModelShape, role: str, layout: ParallelTable, weight: int) -> int:
     """Of a saved state: weights, main weights and moments of every parameter once; without its rounding to files.
 
     A distributed optimizer writes main weights of a float32 model too.
     """
     has_main = weight < FLOAT32 or layout.distributed_optimizer
-    numbers = rank_parameters(decoder, role, whole_model(decoder), ParallelTable()).total
+    numbers = rank_parameters(shape, role, whole_model(shape), ParallelTable()).total
     return numbers * (weight + (FLOAT32 if has_main else 0) + 2 * FLOAT32)
 
 
@@ -111,14 +111,14 @@ def runs_under_way(layout: ParallelTable, number: int, microbatches: int) -> lis
 
 def _rank(training: Training, number: int) -> RankBytes:
     layout, weight = training.layout, training.precision.weight
-    stage = stages_of(training.decoder, layout)[number]
+    stage = stages_of(training.shape, layout)[number]
     whole, *runs = (
-        Part(training.decoder, training.role, layout, each, training.precision, training.recompute)
+        Part(training.shape, training.role, layout, each, training.precision, training.recompute)
         for each in (stage, *runs_of(stage, layout))
     )
     keeps = [kept(run, training.microbatch) for run in runs]
     under_way = runs_under_way(layout, number, training.microbatches)
-    found = rank_parameters(training.decoder, training.role, stage, layout)
+    found = rank_parameters(training.shape, training.role, stage, layout)
     parameters, split = found.total, _optimized(found, layout)
     return RankBytes(
         stage=number,

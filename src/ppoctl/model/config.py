@@ -1,14 +1,14 @@
 """config.json as transformers completes it: defaults of the family, older spellings, one form of RoPE.
 
-Imports neither torch nor transformers, so that a login node can judge a model in milliseconds. That it says the same
-as transformers is held by tests/convert/test_config.py, field by field.
+Without transformers, so that a login node can judge a model in milliseconds. That it says the same as transformers is
+held by tests/model/test_config.py, field by field.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from ppoctl.convert.families.family import Family
+from ppoctl.model.fields import Family
 
 OF_EVERY_MODEL = frozenset(
     [
@@ -79,8 +79,8 @@ _ORIGINAL_CONTEXT = ("llama3", "yarn", "longrope")
 
 
 def completed(written: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """What a config.json says with what it leaves out. Raises InvalidFieldError naming the first field that is no
-    number of its kind."""
+    """The configuration with what a config.json leaves out. Raises InvalidFieldError naming the first field that is
+    no number of its kind."""
     config = {family.renamed.get(name, name): value for name, value in written.items()}
     config = {name: value for name, value in config.items() if name not in _NOT_OF_THE_MODEL}
     config["rope_parameters"] = _rope_parameters(config, family)

@@ -1,6 +1,6 @@
 """Rotary position embeddings (Su et al. 2021) as a configuration has them: base period, and what stretches a context.
 
-Imports no torch; `frequencies` computes what these numbers mean.
+`convert.inv_freq` computes what these numbers mean.
 """
 
 import math
@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
-from ppoctl.convert.fields import UnsupportedValueError
+from ppoctl.model.fields import UnsupportedValueError
 
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Slow pairs turn `factor` times slower, fast ones as before, those between something between (Llama 3.1)."""
+    """Slow pairs of channels turn `factor` times slower, fast ones as before, those between something between
+    (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -25,7 +26,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """All pairs turn `factor` times slower."""
+    """All pairs of channels turn `factor` times slower."""
 
     factor: float
     attention_factor: ClassVar[float] = 1.0
@@ -33,8 +34,9 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """Pairs that turn often over the original context turn as before, those that turn seldom `factor` times slower,
-    those between something between; and queries times keys grow with the factor (YaRN, arXiv:2309.00071)."""
+    """Pairs of channels that turn often over the original context turn as before, those that turn seldom `factor`
+    times slower, those between something between; and queries times keys grow with the factor (YaRN,
+    arXiv:2309.00071)."""
 
     factor: float
     original_max_position_embeddings: int
@@ -47,12 +49,12 @@ class YarnScaling:
 
     @property
     def attention_factor(self) -> float:
-        """Of cosines and sines."""
+        """Factor of cosines and sines."""
         return self.growth(self.mscale) / self.growth(self.mscale_all_dim)
 
     def growth(self, mscale: float) -> float:
-        """By how much the longer context lets scores grow (equation 22, `mscale` = 1); 1 where the factor is not
-        above 1."""
+        """Factor by which the longer context lets scores grow (equation 22, `mscale` = 1); 1 where the factor is
+        not above 1."""
         return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
@@ -62,19 +64,19 @@ _KINDS: dict[str, type[Scaling]] = {"linear": LinearScaling, "llama3": Llama3Sca
 
 @dataclass(frozen=True)
 class Rope:
-    """Base period, and what a longer context was trained with."""
+    """Rotary position embeddings: base period, and what a longer context was trained with."""
 
     theta: float
     scaling: Scaling | None = None
 
     @property
     def attention_factor(self) -> float:
-        """Of cosines and sines."""
+        """Factor of cosines and sines."""
         return 1.0 if self.scaling is None else self.scaling.attention_factor
 
 
 def read_rope(parameters: Mapping[str, Any]) -> Rope:
-    """From `rope_parameters` of a configuration. Raises UnsupportedValueError for what is not computed here."""
+    """What `rope_parameters` of a configuration says. Raises UnsupportedValueError for what is not computed here."""
     rest = {key: value for key, value in parameters.items() if key != "type"}
     kind, theta = rest.pop("rope_type", "default"), rest.pop("rope_theta")
     if kind == "default" and not rest:

@@ -1,4 +1,4 @@
-"""How fast each pair of channels turns, in the order of transformers' operations: equal to theirs to the bit."""
+"""Inverse frequencies of RoPE, in the order of transformers' operations: equal to theirs to the bit."""
 
 import math
 
@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl.convert.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from ppoctl.model.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 
-def frequencies(rope: Rope, head_dim: int) -> Float[Tensor, " half"]:
+def inv_freq(rope: Rope, head_dim: int) -> Float[Tensor, " half"]:
     """Radians per token of each pair of channels (i, i + head_dim / 2), float32."""
     plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     match rope.scaling:

@@ -6,46 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ppoctl.convert.families.decoder import (
-    DEFAULTS,
-    EXPERTS,
-    IGNORES,
-    INPUT_NORM,
-    MLP,
-    MLP_NORM,
-    READS,
-    REQUIRES,
-    ROUTER,
-    fewer_than_all,
-    gated_mlp,
-)
-from ppoctl.convert.families.family import Family
-from ppoctl.convert.fields import From, Only, Record, UnsupportedValueError, off, on
-from ppoctl.convert.rope import YarnScaling, read_rope
-from ppoctl.convert.rows import Row
-from ppoctl.convert.shape import ExpertShape, LatentShape, ModelShape, SigmoidRouting
-
-_WHOLE_QUERIES = (Row("self_attn.q_proj.weight", "self_attention.linear_q_proj.weight", "queries* hidden"),)
-_LATENT_QUERIES = (
-    Row("self_attn.q_a_proj.weight", "self_attention.linear_q_down_proj.weight", "query_rank hidden"),
-    Row("self_attn.q_a_layernorm.weight", "self_attention.q_layernorm.weight", "query_rank"),
-    Row("self_attn.q_b_proj.weight", "self_attention.linear_q_up_proj.weight", "queries* query_rank"),
-)
-_KEYS_AND_VALUES = (
-    Row("self_attn.kv_a_proj_with_mqa.weight", "self_attention.linear_kv_down_proj.weight", "kv_rank+rope hidden"),
-    Row("self_attn.kv_a_layernorm.weight", "self_attention.kv_layernorm.weight", "kv_rank"),
-    Row("self_attn.kv_b_proj.weight", "self_attention.linear_kv_up_proj.weight", "keys+values* kv_rank"),
-)
-_PROJECTION = Row("self_attn.o_proj.weight", "self_attention.linear_proj.weight", "hidden values*")
-_CORRECTION_BIAS = Row("mlp.gate.e_score_correction_bias", "mlp.router.expert_bias", "experts")
-_SHARED_EXPERT = gated_mlp("mlp.shared_experts", "mlp.shared_experts", "shared_ffn")
-
-
-class _DeepseekV3(Family):
-    def rows(self, shape: ModelShape, layer: int) -> tuple[Row, ...]:
-        """Queries come from a latent in the large models."""
-        assert shape.latent is not None
-        return (_WHOLE_QUERIES if shape.latent.query_rank is None else _LATENT_QUERIES) + super().rows(shape, layer)
+from ppoctl.model.families.llama import DEFAULTS, IGNORES, READS, REQUIRES
+from ppoctl.model.families.qwen import fewer_than_all
+from ppoctl.model.fields import Family, From, Only, Record, UnsupportedValueError, off, on
+from ppoctl.model.rope import YarnScaling, read_rope
+from ppoctl.model.shape import ExpertShape, LatentShape, SigmoidRouting
 
 
 def _values_fit(value: int, nope: int, rope: int) -> int:
@@ -67,7 +32,7 @@ def _groups(groups: int, experts: int) -> int:
 
 
 def _attention_scale(parameters: Mapping[str, Any], nope: int, rope: int) -> float | None:
-    """YaRN's growth belongs to all channels here, not only to those that are turned."""
+    """The scale of queries times keys: YaRN's growth belongs to all channels here, not only to rotated ones."""
     scaling = read_rope(parameters).scaling
     if not isinstance(scaling, YarnScaling):
         return None
@@ -91,7 +56,7 @@ def _layers(first_dense: int, layers: int) -> tuple[bool, ...]:
     return tuple(layer >= first_dense for layer in range(layers))
 
 
-DEEPSEEK_V3 = _DeepseekV3(
+DEEPSEEK_V3 = Family(
     classes="DeepseekV3",
     reads={
         **READS,
@@ -169,7 +134,4 @@ DEEPSEEK_V3 = _DeepseekV3(
     ignores=IGNORES
     | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "auto_map"}
     | {"aux_loss_alpha", "seq_aux", "output_router_logits", "ep_size", "pretraining_tp"},
-    attention=(INPUT_NORM, *_KEYS_AND_VALUES, _PROJECTION, MLP_NORM),
-    mlp=MLP,
-    experts=(ROUTER, _CORRECTION_BIAS, *EXPERTS, *_SHARED_EXPERT),
 )

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from ppoctl.convert.config import completed
-from ppoctl.convert.families import FAMILIES
-from ppoctl.convert.source import shape_of
 from ppoctl.errors import RecipeError
+from ppoctl.model.config import completed
+from ppoctl.model.families import FAMILIES
+from ppoctl.model.reading import shape_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,22 +1,11 @@
 """Gemma 2: four norms in a layer, capped scores and logits, a sliding window in every other layer, and embeddings
 that are scaled on their way in and tied to the output layer."""
 
-from ppoctl.convert.families.decoder import (
-    DEFAULTS,
-    IGNORES,
-    INPUT_NORM,
-    MLP,
-    PROJECTION,
-    QKV,
-    READS,
-    divided_by_heads,
-)
-from ppoctl.convert.families.family import Family
-from ppoctl.convert.fields import From, Only, off
-from ppoctl.convert.rows import Row
+from ppoctl.model.families.llama import DEFAULTS, IGNORES, READS, divided_by_heads
+from ppoctl.model.fields import Family, From, Only, off
 
 
-def read_windows(layer_types: list[str] | None, window: int | None, layers: int) -> tuple[int | None, ...]:
+def _windows(layer_types: list[str] | None, window: int | None, layers: int) -> tuple[int | None, ...]:
     """How many tokens a token of each layer sees; every other layer has the window where nothing else is said."""
     if layer_types is None:
         return tuple(None if layer % 2 else window for layer in range(layers))
@@ -33,7 +22,7 @@ GEMMA2 = Family(
         "attention_scale": From("query_pre_attn_scalar", lambda scalar: scalar**-0.5),
         "attention_softcap": From("attn_logit_softcapping"),
         "logit_softcap": From("final_logit_softcapping"),
-        "windows": From("layer_types sliding_window num_hidden_layers", read_windows),
+        "windows": From("layer_types sliding_window num_hidden_layers", _windows),
     },
     defaults={
         **DEFAULTS,
@@ -62,12 +51,4 @@ GEMMA2 = Family(
     # `hidden_act` is an older spelling that transformers no longer reads; the cache is a generator's.
     ignores=IGNORES | {"hidden_act", "cache_implementation"},
     constants={"norm_offset": True, "post_norms": True},
-    attention=(
-        INPUT_NORM,
-        *QKV,
-        PROJECTION,
-        Row("post_attention_layernorm.weight", "self_attention.linear_proj.post_layernorm.weight", "hidden"),
-        Row("pre_feedforward_layernorm.weight", "pre_mlp_layernorm.weight", "hidden"),
-    ),
-    mlp=(*MLP, Row("post_feedforward_layernorm.weight", "mlp.linear_fc2.post_layernorm.weight", "hidden")),
 )
