@@ -508,8 +508,8 @@ def rank():
     """A whole update, its memory beside what `plan` says, its kernels, moving out, saving and loading."""
     fix_varlen()
     from ppoctl.model.reading import read_shape
-    from ppoctl.recipe.memory.part import Microbatch, Precision
-    from ppoctl.recipe.memory.trainer import Training, ranks_of
+    from ppoctl.plan.memory.part import Microbatch, Precision
+    from ppoctl.plan.memory.trainer import Training, ranks_of
     from ppoctl.recipe.parallel import ParallelTable
 
     one = _open("1.5b")

@@ -26,11 +26,11 @@ from ppoctl.errors import PpoctlError, RecipeError
 from ppoctl.model.cost import count_parameters, token_cost
 from ppoctl.model.reading import shape_if_here
 from ppoctl.model.shape import ModelShape
+from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
+from ppoctl.plan.memory.estimate import GIB, batch_of
+from ppoctl.plan.memory.generator import on_gpu, transfer_bytes
+from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.load import load
-from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
-from ppoctl.recipe.memory.estimate import GIB, batch_of
-from ppoctl.recipe.memory.generator import on_gpu, sending
-from ppoctl.recipe.memory.trainer import state_bytes
 from ppoctl.recipe.parallel import GPUS_PER_NODE, ParallelTable, devices, layouts
 from ppoctl.recipe.schedule import updates_per_step
 from ppoctl.recipe.schema import Recipe
@@ -190,7 +190,7 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
     batch = world.batch
     asked = calls(recipe, batch)
     put = sum(call.bytes for call in asked)
-    sent = sending(shape, world.actor, world.weight, recipe.cluster.weights_bucket_mib * 2**20)
+    sent = transfer_bytes(shape, world.actor, world.weight, recipe.cluster.weights_bucket_mib * 2**20)
     # Encoded for its identity and for its file; digested for its identity and as the file is read back.
     committed = 2 / units.encode_bytes_s + 2 / units.digest_bytes_s + 1 / units.disk_bytes_s
     decoding, asking = rollout_seconds(recipe, shape, world, gpu_gib, units)

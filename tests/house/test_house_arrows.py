@@ -16,6 +16,7 @@ ARROWS: dict[str, set[str]] = {
     "metrics": set(),
     "clock": set(),
     "recipe": {"model", "metrics", "errors"},
+    "plan": {"convert", "recipe", "model", "errors"},
     "launch": {"recipe", "errors"},
     "ppo": set(),
     "batch": {"model", "metrics", "errors"},
@@ -39,7 +40,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "engines.ray": {"clock", "ports", "batch", "recipe", "errors"},
     "convert": {"batch", "model", "errors"},
-    "preflight": {"convert", "data", "recipe", "model", "errors"},
+    "preflight": {"convert", "data", "plan", "recipe", "model", "errors"},
     "wire": {
         "convert", "data", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch",
         "loop", "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "model", "errors",
@@ -50,13 +51,14 @@ ARROWS: dict[str, set[str]] = {
 
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
-    "cli": {"launch", "loop", "metrics", "model", "preflight", "recipe", "store", "tracking", "wire"},
+    "cli": {"launch", "loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
 }
 
 # Foreign packages by room; the standard library is allowed to all.
 FOREIGN: dict[str, set[str]] = {
     "errors": set(),
     "model": set(),
+    "plan": set(),
     "launch": set(),
     "preflight": set(),
     "recipe": {"pydantic", "pydantic_core", "pydantic_settings"},

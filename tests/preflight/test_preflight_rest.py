@@ -15,13 +15,13 @@ from ppoctl.cli.app import run
 from ppoctl.cli.evaluate import _write
 from ppoctl.data.rows import Message
 from ppoctl.errors import DataError, OutOfMemoryError, PpoctlError, RecipeError, StorageError
+from ppoctl.plan.memory import estimate
 from ppoctl.preflight import fit, folders, prompts
 from ppoctl.preflight.check import check
 from ppoctl.preflight.fit import gpu_gib_here, require_fit
 from ppoctl.preflight.folders import require_new, require_space, require_writable
 from ppoctl.preflight.model import find_model
 from ppoctl.recipe.load import load
-from ppoctl.recipe.memory import estimate
 from ppoctl.recipe.schema import Recipe
 from preflight.conftest import ROWS
 

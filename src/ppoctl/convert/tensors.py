@@ -3,6 +3,7 @@
 Everything that moves weights goes over this list: loading, exports, weights for the generator, conversion.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -75,6 +76,18 @@ def weight_names(shape: ModelShape) -> Iterator[str]:
     return (placement.name for placement in placements(shape, "actor"))
 
 
+def tensor_sizes(shape: ModelShape, layer: int) -> Iterator[int]:
+    """Numbers in each tensor of this layer, in the order of `placements`."""
+    known = sizes(shape)
+    for of_experts, rows in groupby(layer_rows(shape, layer), key=_is_of_experts):
+        numbers = [math.prod(known[dim.rstrip("*")] for dim in row.dims.split()) for row in rows]
+        yield from numbers * (shape.experts.count if of_experts and shape.experts is not None else 1)
+
+
+def _is_of_experts(row: Row) -> bool:
+    return "{expert}" in row.name
+
+
 def sizes(shape: ModelShape) -> dict[str, int]:
     """What the names of dimensions stand for."""
     found = {
@@ -83,12 +96,12 @@ def sizes(shape: ModelShape) -> dict[str, int]:
         "hidden": shape.hidden_size,
         "ffn": shape.ffn_hidden_size,
         "head": shape.head_dim,
-        "queries": shape.num_heads * shape.head_dim,
-        "keys": shape.num_kv_heads * shape.head_dim,
+        "queries": shape.query_channels,
+        "keys": shape.key_channels,
     }
     if shape.experts is not None:
         found |= {"experts": shape.experts.count, "expert_ffn": shape.experts.ffn_hidden_size}
-        found |= {"shared_ffn": shape.experts.shared_ffn_hidden_size or 0}
+        found |= {"shared_ffn": shape.experts.shared_width}
     return found if shape.latent is None else found | _latent_sizes(shape.latent, shape.num_heads)
 
 
@@ -104,7 +117,7 @@ def _latent_sizes(latent: LatentShape, heads: int) -> dict[str, int]:
 
 def _expanded(rows: Iterable[Row], shape: ModelShape) -> Iterator[tuple[Row, int | None]]:
     """Rows of experts for each expert, all of one before those of the next."""
-    for of_experts, group in groupby(rows, key=lambda row: "{expert}" in row.name):
+    for of_experts, group in groupby(rows, key=_is_of_experts):
         if not of_experts:
             yield from ((row, None) for row in group)
             continue

@@ -16,9 +16,9 @@ from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron import logprobs
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.model.reading import read_shape
-from ppoctl.recipe.memory import activations
-from ppoctl.recipe.memory.part import Microbatch, Precision
-from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
+from ppoctl.plan.memory import activations
+from ppoctl.plan.memory.part import Microbatch, Precision
+from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.recipe.schema import ByTokens, ParallelTable, Recompute
 
 WITHIN = 0.1
@@ -257,7 +257,7 @@ def test_ranks_that_only_take_part_in_sending_answer_nothing(pool: RankPool) -> 
 
 
 def test_numbers_that_are_written_in_both_places_are_the_same() -> None:
-    """recipe/ cannot import engines/, so it repeats them."""
+    """plan/ cannot import engines/, so it repeats them."""
     assert {
         "cpu": activations.BLOCK_LOGITS["cpu"],
         "cuda": activations.BLOCK_LOGITS["gpu"],

@@ -2,23 +2,24 @@
 
 from dataclasses import replace
 
+from plan.small_model import SMALL
 from ppoctl.model.cost import count_parameters, token_cost
 from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape, SigmoidRouting
-from ppoctl.recipe.memory import generator
-from ppoctl.recipe.memory.activations import backward_bytes, forward_bytes, kept
-from ppoctl.recipe.memory.attention import attention_at_work, norm_at_work
-from ppoctl.recipe.memory.part import Microbatch, Part, Precision
-from ppoctl.recipe.memory.stages import Parameters, rank_parameters, stages_of, whole_model
-from ppoctl.recipe.memory.trainer import Training, ranks_of
+from ppoctl.plan.memory import generator
+from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
+from ppoctl.plan.memory.attention import attention_at_work, norm_at_work
+from ppoctl.plan.memory.part import Microbatch, Part, Precision
+from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, stages_of, whole_model
+from ppoctl.plan.memory.trainer import Training, ranks_of
 from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import GeneratorTable
-from recipe.small_model import SMALL
 
 PLAIN = 2 * 128 + 2 * 64  # query and output 8 x 16 each, key and value 8 x 8 each
 TABLE = 128 * 8  # 100 rows, padded to 128
-MIXED = replace(SMALL, experts=ExpertShape(6, 2, 5, renormalise=False, layers=(False, True)))
+MIXED = replace(SMALL, family="qwen3_moe", experts=ExpertShape(6, 2, 5, renormalise=False, layers=(False, True)))
 LATENT = replace(
     SMALL,
+    family="deepseek_v3",
     num_kv_heads=4,
     head_dim=6,
     latent=LatentShape(query_rank=3, kv_rank=5, nope_dim=4, rope_dim=2, value_dim=4, norm_eps=1e-6),
@@ -32,7 +33,9 @@ LATENT = replace(
         sigmoid=SigmoidRouting(1, 1, 1.0),
     ),
 )
-CAPPED = replace(SMALL, post_norms=True, norm_offset=True, logit_softcap=30.0, attention_softcap=50.0)
+CAPPED = replace(
+    SMALL, family="gemma2", post_norms=True, norm_offset=True, logit_softcap=30.0, attention_softcap=50.0
+)
 BATCH = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
 ALONE = ParallelTable()
 
@@ -82,42 +85,42 @@ def _part(shape: ModelShape, weight: int, device: str, layout: ParallelTable = A
 
 
 def test_latent_attention_keeps_wide_values_and_latents() -> None:
-    found = kept(_part(LATENT, 4, "cpu"), BATCH)
+    found = saved(_part(LATENT, 4, "cpu"), BATCH)
     # Over hidden numbers, twice; over latents of 3 and 5, of which the latter is a view of 5 + 2.
     assert found.norms == 10 * 2 * (2 * (8 * 8 + 4) + 8 * 3 + 4 + 8 * 5 + 4 + 4 * 2)
     assert found.projections == 10 * 2 * 4 * (2 * 8 + 3 + 5)
     # Queries, keys, values as wide, outputs; the outputs that are read; a statistic per head.
     assert found.attention == 10 * 2 * (4 * 4 * 24 + 4 * 16 + 4 * 4)
     assert found.ends == 10 * (4 * 2 + 8 + 8 * 8 + 4) + 6 * (4 * 8 + 4 * 8 + 2 * 4)
-    on_gpu = kept(_part(LATENT, 2, "gpu"), BATCH)
+    on_gpu = saved(_part(LATENT, 2, "gpu"), BATCH)
     assert on_gpu.attention == 10 * 2 * (2 * 4 * 24 + 2 * 16 + 4 * 4)
     assert on_gpu.norms == 10 * 2 * (2 * (2 * 8 + 4) + 2 * 3 + 4 + 2 * 5 + 4 + 2 * 2)
-    split = kept(_part(LATENT, 4, "cpu", ParallelTable(tensor=2)), BATCH)
+    split = saved(_part(LATENT, 4, "cpu", ParallelTable(tensor=2)), BATCH)
     assert (split.norms, split.attention) == (found.norms, found.attention // 2)
 
 
 def test_experts_keep_a_copy_of_a_token_for_each() -> None:
     """One of two layers; float32: products and copies of 4 bytes, scores of 6 experts, two indices and weights."""
-    found = kept(_part(LATENT, 4, "cpu"), BATCH)
+    found = saved(_part(LATENT, 4, "cpu"), BATCH)
     assert found.mlp == 10 * 5 * 4 * 20
     routing = 6 * (4 + 4 + 4 + 1 + 1) + 2 * 8 + 4 * (2 + 1)
     copy = 4 * 8 + 6 * 4 * 5 + 4 + 8
     assert found.experts == 10 * (5 * 4 * 7 + routing + 2 * copy)
     layout = ParallelTable(tensor=2, sequence=True, expert_tensor=2)
-    split = kept(_part(LATENT, 4, "cpu", layout), BATCH)
+    split = saved(_part(LATENT, 4, "cpu", layout), BATCH)
     twice = 2 * (4 * 8 + 4) + 6 * 4 * 5 + 8  # the other rank's tokens, half of the columns
     assert split.experts == 10 * (5 * 4 * 7 // 2 + (routing + 2 * twice) // 2)
-    in_bfloat16 = kept(_part(LATENT, 2, "cpu"), BATCH)
+    in_bfloat16 = saved(_part(LATENT, 2, "cpu"), BATCH)
     # Sigmoids are taken in float32: of copies of the input and of the router's weight.
     assert in_bfloat16.projections == found.projections // 2 + 4 * 8 * (10 + 6)
     # Computed again with the experts.
-    selective = kept(replace(_part(LATENT, 2, "cpu"), recompute="selective"), BATCH)
+    selective = saved(replace(_part(LATENT, 2, "cpu"), recompute="selective"), BATCH)
     assert (selective.experts, selective.projections) == (0, found.projections // 2)
     by_softmax = replace(LATENT, experts=replace(LATENT.experts, sigmoid=None, renormalise=False))
     chosen = 6 * (4 + 2 + 2 + 1 + 1) + 2 * 8
-    assert kept(_part(by_softmax, 2, "cpu"), BATCH).experts == 10 * (5 * 2 * 7 + chosen + 2 * (16 + 60 + 2 + 8))
+    assert saved(_part(by_softmax, 2, "cpu"), BATCH).experts == 10 * (5 * 2 * 7 + chosen + 2 * (16 + 60 + 2 + 8))
     gated = replace(by_softmax, experts=replace(by_softmax.experts, shared_gate=True))
-    more = kept(_part(gated, 2, "cpu"), BATCH).experts - kept(_part(by_softmax, 2, "cpu"), BATCH).experts
+    more = saved(_part(gated, 2, "cpu"), BATCH).experts - saved(_part(by_softmax, 2, "cpu"), BATCH).experts
     assert more == 10 * 2 * (8 + 2)
 
 
@@ -138,21 +141,21 @@ def test_experts_at_work() -> None:
 
 def test_scores_are_kept_where_attention_is_written_out() -> None:
     """Of 10 tokens, each with the 5 of its sequence: a cap's tanh, a softmax, that in other order; a mask."""
-    found = kept(_part(CAPPED, 4, "cpu"), BATCH)
+    found = saved(_part(CAPPED, 4, "cpu"), BATCH)
     pairs = 10 * 2 * 5 * (4 * (4 + 4 + 4) + 1)
     # Queries in the order of the heads, keys, the fused projection, the output.
     assert found.attention == 10 * 2 * 4 * (16 + 8 + 32 + 16) + pairs
     assert found.norms == 10 * 2 * 4 * (8 * 8 + 4)
-    halves = kept(_part(CAPPED, 2, "gpu"), BATCH)
+    halves = saved(_part(CAPPED, 2, "gpu"), BATCH)
     assert halves.attention == 10 * 2 * 2 * (16 + 8 + 32 + 16) + 10 * 2 * 5 * (4 * (2 + 4 + 2) + 1)
     assert halves.norms == 10 * 2 * 4 * (4 * 8 + 4)  # their input is float32
     uncapped = replace(CAPPED, attention_softcap=None, windows=(3, None))
     flash = 4 * (16 + 8 + 32 + 16 + 16 + 4)
     written = 4 * (16 + 8 + 32 + 16) + 5 * (4 * (4 + 4) + 1)
-    assert kept(_part(uncapped, 4, "cpu"), BATCH).attention == 10 * (flash + written)
+    assert saved(_part(uncapped, 4, "cpu"), BATCH).attention == 10 * (flash + written)
     # The norm behind an MLP is computed again with it.
     selective = replace(_part(CAPPED, 4, "cpu"), recompute="selective")
-    assert kept(selective, BATCH).norms == 10 * 2 * 3 * (8 * 8 + 4)
+    assert saved(selective, BATCH).norms == 10 * 2 * 3 * (8 * 8 + 4)
     assert backward_bytes(_part(CAPPED, 4, "cpu"), BATCH) == 3 * 4 * 400 + 6 * 4 * 8  # a third copy of logits
 
 
@@ -180,23 +183,23 @@ def test_norms_over_heads() -> None:
         (2, "cpu", 6 * (8 * 4 + 4)),
         (2, "gpu", 6 * (2 * 4 + 4) - 2 * 8),
     ):
-        plain, found = (kept(_part(model, weight, device), BATCH).attention for model in (SMALL, normed))
+        plain, found = (saved(_part(model, weight, device), BATCH).attention for model in (SMALL, normed))
         assert found == plain + 10 * 2 * norms
     split = ParallelTable(tensor=2)  # one group of heads each: queries lie there too
-    plain, found = (kept(_part(model, 4, "cpu", split), BATCH).attention for model in (SMALL, normed))
+    plain, found = (saved(_part(model, 4, "cpu", split), BATCH).attention for model in (SMALL, normed))
     assert found == plain + 10 * 2 * (6 * (8 * 4 + 4) - 4 * 8 - 4 * 16) // 2
 
 
 def test_context_ranks_gather_keys_and_values() -> None:
     """Of 2 x 10 tokens in sequences of 5: a rank's two chunks see at most 4 tokens before them each."""
     layout = ParallelTable(context=2)
-    alone, split = (kept(_part(SMALL, 4, "cpu", of), BATCH) for of in (ALONE, layout))
+    alone, split = (saved(_part(SMALL, 4, "cpu", of), BATCH) for of in (ALONE, layout))
     assert (split.norms, split.projections, split.mlp) == (alone.norms, alone.projections, alone.mlp)
     assert split.attention == 2 * (10 * 4 * (16 + 16 + 16 + 4) + 18 * 4 * 2 * 8)
     assert split.ends == alone.ends + 8 * 18 + 6 * 16  # where they are; the grid of the other rank's positions
     long = replace(BATCH, longest=20)  # one sequence: chunks of 5 see 5 and 20, or 10 and 15
-    assert kept(_part(SMALL, 2, "gpu", layout), long).attention == 2 * (10 * (2 * 2 * 16 + 16) + 25 * 2 * 2 * 8)
-    of_latent = kept(_part(LATENT, 4, "cpu", layout), BATCH).attention
+    assert saved(_part(SMALL, 2, "gpu", layout), long).attention == 2 * (10 * (2 * 2 * 16 + 16) + 25 * 2 * 2 * 8)
+    of_latent = saved(_part(LATENT, 4, "cpu", layout), BATCH).attention
     assert of_latent == 2 * (10 * (4 * 24 + 4 * 24 + 4 * 16 + 16) + 18 * 4 * 2 * 24)
 
 
@@ -212,11 +215,9 @@ def test_engines_cache_latents_on_a_gpu() -> None:
 
 
 def test_every_weight_is_sent() -> None:
-    for shape in (
-        LATENT,
-        CAPPED,
-        replace(MIXED, experts=replace(MIXED.experts, shared_ffn_hidden_size=7, shared_gate=True)),
-    ):
+    experts = replace(MIXED.experts, shared_ffn_hidden_size=7, shared_gate=True)
+    beside = replace(MIXED, family="qwen2_moe", qkv_bias=True, experts=experts)
+    for shape in (LATENT, CAPPED, beside):
         bias = 6 if shape is LATENT else 0  # the router's, which is no parameter
-        sent = generator.sending(shape, ParallelTable(pipeline=2), 4, 2**26)
+        sent = generator.transfer_bytes(shape, ParallelTable(pipeline=2), 4, 2**26)
         assert sum(sent.buckets) == 4 * (count_parameters(shape) + bias)

@@ -1,6 +1,6 @@
-"""Bytes before launch: functions of the numbers in config.json and in the recipe, without torch.
+"""Bytes before launch, as functions of a model's numbers (`model.shape`) and of the recipe.
 
-    stages       layers and parameters of a rank
+    pipeline     layers and parameters of a rank
     activations  what a forward pass keeps for its backward pass, and what it needs while it runs; of a layer:
     attention    with its norms, plain, latent, or with scores written out
     mlp          or experts

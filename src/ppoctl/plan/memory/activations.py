@@ -18,16 +18,17 @@ residuals too: then S = T, else S = 1), b bytes of a number of the model.
 
 from dataclasses import replace
 
-from ppoctl.recipe.memory import attention, mlp
-from ppoctl.recipe.memory.part import Kept, Microbatch, Part
+from ppoctl.plan.memory import attention, mlp
+from ppoctl.plan.memory.part import Microbatch, Part, SavedActivations
 
 BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
-"""Logits taken to float32 at a time (`engines.megatron.logprobs`), in so many copies:"""
+"""Logits that are taken to float32 at a time (`engines.megatron.logprobs`), by device."""
 BLOCK_COPIES = 2
+"""Float32 copies of such a block that exist at one time."""
 
 
-def kept(part: Part, batch: Microbatch) -> Kept:
-    """Of one microbatch in these layers."""
+def saved(part: Part, batch: Microbatch) -> SavedActivations:
+    """Bytes that one microbatch keeps in the layers of this part until its backward pass."""
     shape, tokens = part.shape, batch.tokens
     layers = part.stage.layers
     mixed = [layer for layer in layers if shape.has_experts(layer)]
@@ -39,7 +40,7 @@ def kept(part: Part, batch: Microbatch) -> Kept:
         ends += 8 * tokens
     if part.stage.is_last:
         ends += tokens * _final_norm(part) + batch.read * _read(part)
-    found = Kept(
+    found = SavedActivations(
         norms=len(layers) * tokens * attention.norms_bytes(part),
         projections=sum(_projections(part, batch, layer) for layer in layers),
         attention=sum(attention.attention_bytes(part, batch, layer) for layer in layers),
@@ -52,7 +53,7 @@ def kept(part: Part, batch: Microbatch) -> Kept:
         return found
     if part.recompute == "full":
         inputs = len(layers) * tokens * part.hidden_bytes
-        return Kept(
+        return SavedActivations(
             norms=0, projections=0, attention=0, mlp=0, experts=0, ends=ends, logits=found.logits, inputs=inputs
         )
     behind = dense * tokens * attention.norm_bytes(part, shape.hidden_size) // part.shares if shape.post_norms else 0
@@ -61,8 +62,9 @@ def kept(part: Part, batch: Microbatch) -> Kept:
 
 
 def backward_bytes(part: Part, batch: Microbatch) -> int:
-    """Beyond what is kept, late in the forward or early in the backward pass: of the output layer, of the final norm
-    (on a CPU three float32 numbers beside a gradient), or of a layer (those of the end are not there then)."""
+    """Peak bytes beyond what is kept, late in the forward or early in the backward pass: in the output layer, in the
+    final norm (on a CPU three float32 numbers beside a gradient), or in a layer (those of the end are not there
+    then)."""
     weight = part.precision.weight
     layer = _layer_at_work(part, batch)
     if not part.stage.is_last:
@@ -74,13 +76,13 @@ def backward_bytes(part: Part, batch: Microbatch) -> int:
 
 
 def gather_bytes(part: Part, batch: Microbatch) -> int:
-    """Megatron-Core's buffer in which sequence parallelism gathers the inputs of projections; it stays."""
+    """Bytes of Megatron-Core's buffer in which sequence parallelism gathers the inputs of projections; it stays."""
     return batch.tokens * part.precision.weight * part.shape.hidden_size if part.shares > 1 else 0
 
 
 def forward_bytes(part: Part, batch: Microbatch) -> int:
-    """A pass without gradient at its widest: in attention (beside the stage's input, the layer's and its norm), in an
-    MLP or a norm (the same, with what attention made of them), or in the output layer."""
+    """Peak bytes of a pass without gradient: in attention (beside the stage's input, the layer's and its norm), in an
+    MLP or a norm (these, with what attention made of them), or in the output layer."""
     shape, weight, tokens = part.shape, part.precision.weight, batch.tokens
     hidden = tokens * part.hidden_bytes
     tables = tokens * weight * shape.rope_dim
@@ -94,30 +96,31 @@ def forward_bytes(part: Part, batch: Microbatch) -> int:
 
 
 def _kinds(part: Part) -> list[int]:
-    """A layer of each kind that the part has, the last ones."""
+    """The last layer of each kind that the part has."""
     shape = part.shape
     alike = {(shape.has_experts(layer), shape.keeps_scores(layer)): layer for layer in part.stage.layers}
     return list(alike.values())
 
 
 def _layer_at_work(part: Part, batch: Microbatch) -> int:
-    """Of the last layer; where it is computed again in the backward pass, of the layer that takes most."""
+    """Peak bytes of a layer beyond what is kept: of the last one; where layers are computed again in the backward
+    pass, of the one that takes most."""
     if part.recompute == "none":
         return mlp.update_bytes(part, batch, part.stage.layers[-1])
     return max(mlp.update_bytes(part, batch, layer) + _made_again(part, batch, layer) for layer in _kinds(part))
 
 
 def _made_again(part: Part, batch: Microbatch, layer: int) -> int:
-    """What the backward pass of a layer computes once more, all of it before it goes back through it."""
+    """Bytes that the backward pass of a layer computes once more, all of them before it goes back through it."""
     stage = replace(part.stage, layers=(layer,), is_first=False, is_last=False)
-    whole = kept(replace(part, stage=stage, recompute="none"), batch)
+    whole = saved(replace(part, stage=stage, recompute="none"), batch)
     if part.recompute == "full":
         return whole.total - whole.ends
-    return whole.total - kept(replace(part, stage=stage), batch).total
+    return whole.total - saved(replace(part, stage=stage), batch).total
 
 
 def _projections(part: Part, batch: Microbatch, layer: int) -> int:
-    """Of a layer: their inputs."""
+    """Bytes of the inputs of a layer's projections."""
     latent = part.shape.latent
     numbers = 2 * part.shape.hidden_size + (0 if latent is None else latent.kv_rank + (latent.query_rank or 0))
     total = batch.tokens * part.precision.weight * numbers // part.shares
@@ -125,7 +128,7 @@ def _projections(part: Part, batch: Microbatch, layer: int) -> int:
 
 
 def _router_input(part: Part, batch: Microbatch) -> int:
-    """Copies in float32 that a router takes of its input and its weight, where the model has other numbers."""
+    """Bytes of the float32 copies that a sigmoid router takes of its input and its weight; 0 in a float32 model."""
     experts = part.shape.experts
     if experts is None or experts.sigmoid is None or part.precision.weight == 4:
         return 0
@@ -133,12 +136,12 @@ def _router_input(part: Part, batch: Microbatch) -> int:
 
 
 def _final_norm(part: Part) -> int:
-    """Per token."""
+    """Bytes per token that the final norm keeps."""
     return attention.norm_bytes(part, part.shape.hidden_size) // part.shares
 
 
 def _read(part: Part) -> int:
-    """Per position read: what the output layer keeps besides logits."""
+    """Bytes per position read that the output layer keeps besides logits."""
     # Where the position is; of all context ranks' its row and column of the response grid.
     places = 8 + 2 * 8 * part.layout.context
     if part.role == "critic":
@@ -155,7 +158,8 @@ def _chunk(part: Part, batch: Microbatch) -> int:
 
 
 def _head_at_work(part: Part, batch: Microbatch) -> int:
-    """Float32 copies of some logits, and one number for each hidden number read: those, or their gradient."""
+    """Bytes of the output layer at work: float32 copies of some logits, and one number for each hidden number read,
+    which is that number or its gradient."""
     number = 4 if part.role == "critic" else part.precision.weight
     block = min(BLOCK_LOGITS[part.precision.device], _chunk(part, batch))
     copies = BLOCK_COPIES + (part.shape.logit_softcap is not None)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.plan.arithmetic import learning_rate, plan
 from ppoctl.ppo.schedule import learning_rate as learning_rate_in_torch
 from ppoctl.recipe.load import load
-from ppoctl.recipe.plan import plan
-from ppoctl.recipe.schedule import learning_rate, planned_updates
+from ppoctl.recipe.schedule import planned_updates
 from ppoctl.recipe.schema import OptimizerTable
 from recipe.conftest import Write
 

@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
+from plan.small_model import SMALL as DENSE
 from ppoctl.engines.ray.room import Room
 from ppoctl.model.reading import read_shape
+from ppoctl.plan.memory import generator, residency
+from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
+from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
+from ppoctl.plan.memory.estimate import Memory, batch_of, estimate, training_of
+from ppoctl.plan.memory.node import NodeBytes
+from ppoctl.plan.memory.part import Microbatch, Part, Precision
+from ppoctl.plan.memory.pipeline import rank_parameters, stages_of
+from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.load import load
-from ppoctl.recipe.memory import generator, residency
-from ppoctl.recipe.memory.activations import backward_bytes, forward_bytes, kept
-from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
-from ppoctl.recipe.memory.estimate import Memory, batch_of, estimate, training_of
-from ppoctl.recipe.memory.node import NodeBytes
-from ppoctl.recipe.memory.part import Microbatch, Part, Precision
-from ppoctl.recipe.memory.stages import rank_parameters, stages_of
-from ppoctl.recipe.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.parallel import ParallelTable, devices, is_one_process, processes
 from ppoctl.recipe.schema import GeneratorTable, LocalCluster, Recipe, Recompute
-from recipe.small_model import SMALL as DENSE
 
 DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
 
-SMALL = replace(DENSE, num_layers=3, qkv_bias=True)
+SMALL = replace(DENSE, family="qwen2", num_layers=3, qkv_bias=True)
 # Of a layer: query and output 8 x 16 each, key and value 8 x 8 each, biases 16 + 8 + 8; three matrices 8 x 20.
 ATTENTION, MLP, NORMS = 2 * 128 + 2 * 64 + 32, 3 * 160, 2 * 8
 TABLE = 128 * 8  # 100 rows, padded to 128
@@ -72,7 +72,7 @@ def _part(weight: int, device: str, layout: ParallelTable = ALONE, role: str = "
 def test_what_a_forward_pass_keeps() -> None:
     """10 tokens, 6 of them read, 3 layers; logits of 4 positions at a time."""
     batch = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
-    found = kept(_part(4, "cpu"), batch)
+    found = saved(_part(4, "cpu"), batch)
     assert found.norms == 10 * 3 * 2 * (2 * 4 * 8 + 4)
     assert found.projections == 10 * 3 * 2 * 4 * 8
     # Rotated queries 16 and keys 8, the fused projection 32; outputs twice, a statistic for each of 4 heads.
@@ -82,20 +82,20 @@ def test_what_a_forward_pass_keeps() -> None:
     assert found.ends == 10 * (8 + 4 * 4 + 2 * 4 * 8 + 4) + 6 * (4 * 8 + 4 * 8 + 2 * 4)
     assert found.logits == 4 * 100 * 4
 
-    in_bfloat16 = kept(_part(2, "cpu"), batch)
+    in_bfloat16 = saved(_part(2, "cpu"), batch)
     assert in_bfloat16.norms == found.norms  # float32 either way
     assert in_bfloat16.attention == 10 * 3 * (4 * (16 + 8 + 8) + 4 * 16 + 2 * 16 + 4 * 4)
-    on_gpu = kept(_part(2, "gpu"), batch)
+    on_gpu = saved(_part(2, "gpu"), batch)
     assert on_gpu.norms == 10 * 3 * 2 * (2 * 8 + 4)
     assert on_gpu.attention == 10 * 3 * (2 * (16 + 8 + 32 + 16) + 4 * 4)
 
-    split = kept(_part(4, "cpu", ParallelTable(tensor=2)), batch)
+    split = saved(_part(4, "cpu", ParallelTable(tensor=2)), batch)
     assert (split.norms, split.projections) == (found.norms, found.projections)
     assert (split.attention, split.mlp) == (found.attention // 2, found.mlp // 2)
     assert split.logits == 4 * 64 * 4  # the first rank has 64 of the 128 padded rows
-    shared = kept(_part(4, "cpu", ParallelTable(tensor=2, sequence=True)), batch)
+    shared = saved(_part(4, "cpu", ParallelTable(tensor=2, sequence=True)), batch)
     assert (shared.norms, shared.projections) == (found.norms // 2, found.projections // 2)
-    of_critic = kept(_part(2, "cpu", role="critic"), batch)
+    of_critic = saved(_part(2, "cpu", role="critic"), batch)
     assert of_critic.logits == 0
     assert of_critic.ends == 10 * (8 + 2 * 4 + 2 * 4 * 8 + 4) + 6 * (4 * 8 + 3 * 8)
 
@@ -148,7 +148,7 @@ def test_runs_under_way_of_interleaved_stages() -> None:
     a_layer = 10 * (2 * (2 * 4 * 8 + 4) + 2 * 4 * 8 + 4 * (16 + 8 + 32 + 16 + 16 + 4) + 5 * 4 * 20)
     tables, ids = 10 * 4 * 4, 10 * 8
     assert first.kept_under_way == 11 * (a_layer + tables) + 7 * ids
-    assert last.kept_under_way == 4 * (a_layer + tables) + kept(_part(4, "cpu", layout, layers=1), batch).total
+    assert last.kept_under_way == 4 * (a_layer + tables) + saved(_part(4, "cpu", layout, layers=1), batch).total
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
@@ -156,7 +156,7 @@ def test_what_is_made_again_is_not_kept(recompute: Recompute) -> None:
     """10 tokens of 8 numbers into each of 3 layers; a layer's MLP has 5 x 20 numbers per token."""
     batch = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
     none, again = (replace(_part(4, "cpu"), recompute=how) for how in ("none", recompute))
-    before, after = kept(none, batch), kept(again, batch)
+    before, after = saved(none, batch), saved(again, batch)
     assert (after.ends, after.logits) == (before.ends, before.logits)
     made = 10 * 4 * 5 * 20
     if recompute == "selective":
@@ -190,7 +190,7 @@ def test_the_generator() -> None:
 
 def test_weights_go_in_buckets() -> None:
     """Of a stage with one layer: table 800; 8, 128, 64, 64, 16, 8, 8, 128, 8; 160, 160, 160; at the end 8 and 800."""
-    sent = generator.sending(replace(SMALL, num_layers=1), ParallelTable(tensor=2), 4, bucket_bytes=4 * 300)
+    sent = generator.transfer_bytes(replace(SMALL, num_layers=1), ParallelTable(tensor=2), 4, bucket_bytes=4 * 300)
     numbers = (800, 8 + 128 + 64 + 64 + 16 + 8 + 8, 128 + 8 + 160, 160, 160 + 8, 800)
     assert sent.buckets == tuple(4 * number for number in numbers)
     assert sent.on_the_way == 4 * 4 * 800
@@ -250,13 +250,13 @@ def test_a_stage_fits_or_names_what_is_largest() -> None:
         residency.Item("b", 3, "less b", ("values", "eval")),
         *residency.at_work("c", "less c", {"values": 9, "rollout": 0}),
     ]
-    stages = {stage.stage: stage for stage in residency.stages_in(residency.Place("here", 8), items)}
+    stages = {stage.stage: stage for stage in residency.stages_in(residency.MemoryPool("here", 8), items)}
     assert (stages["rollout"].resident, stages["rollout"].bytes, stages["rollout"].fits) == (("a",), 5, True)
     assert (stages["eval"].bytes, stages["eval"].fits) == (8, True)
     values = stages["values"]
     assert (values.bytes, values.fits) == (17, False)
     assert [(item.name, item.lower) for item in values.largest] == [("c", "less c"), ("a", "less a"), ("b", "less b")]
-    [first, *_] = residency.stages_in(residency.Place("there", None), items)
+    [first, *_] = residency.stages_in(residency.MemoryPool("there", None), items)
     assert first.fits is None
 
 

@@ -6,11 +6,12 @@ Letters: B sequences, R response positions of the longest response. Grids are [B
 from dataclasses import dataclass
 
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
-"""A drawn token as Python has it: an id (a pointer, an int) and a log-prob (a pointer, a float)."""
+"""Bytes of a drawn token as Python has it: an id (a pointer, an int) and a log-prob (a pointer, a float)."""
 TEXT_BYTES_PER_TOKEN = 4
-"""Assumed: four characters of plain text per token."""
+"""Bytes of the text of a token; four characters of plain text are assumed."""
 OBJECTIVE_CELL_BYTES = {"actor": 4 + 4 + 1, "critic": 4 + 4 + 1}
-"""Grids that travel with an update: old log-probs and advantages, or old values and returns; the mask."""
+"""Bytes per cell of the grids that travel with an update: old log-probs and advantages, or old values and returns;
+the mask."""
 REFERENCE_CELL_BYTES = 4
 
 
@@ -20,15 +21,15 @@ class Batch:
 
     sequences: int
     prompt_tokens: int
-    """Of one prompt."""
+    """Tokens of one prompt."""
     response_tokens: int
-    """R."""
+    """Tokens of one response: R."""
     has_reference: bool
     reference_in_loss: bool
 
     @property
     def cells(self) -> int:
-        """Of a response grid."""
+        """Cells of a response grid."""
         return self.sequences * self.response_tokens
 
 
@@ -49,12 +50,12 @@ class Records:
 
 @dataclass(frozen=True)
 class DriverBytes:
-    """Most bytes at one time: samples while they are drawn, later all records."""
+    """Bytes that the driver holds at one time: samples while they are drawn, later all records."""
 
     samples: int
     """Python objects of the samples of a step, until they are a record."""
     records: int
-    """Of a step, each twice: tensors, and the bytes that were committed, which a record keeps."""
+    """All records of a step, each twice: tensors, and the bytes that were committed, which a record keeps."""
 
     @property
     def peak(self) -> int:
@@ -62,7 +63,7 @@ class DriverBytes:
 
 
 def records_of(batch: Batch) -> Records:
-    """What a step writes into the run directory, but for two small records of updates."""
+    """Bytes that a step writes into the run directory, but for two small records of updates."""
     rows, cells = batch.sequences, batch.cells
     ids, mask, number = 8, 1, 4
     texts = rows * batch.response_tokens * TEXT_BYTES_PER_TOKEN
@@ -76,7 +77,7 @@ def records_of(batch: Batch) -> Records:
 
 
 def driver_bytes(batch: Batch) -> DriverBytes:
-    """Of one step."""
+    """Bytes that the driver holds during one step."""
     records = records_of(batch)
     samples = batch.cells * SAMPLE_TOKEN_BYTES + batch.cells * TEXT_BYTES_PER_TOKEN
     # The record is made while the samples are still there.
@@ -84,7 +85,7 @@ def driver_bytes(batch: Batch) -> DriverBytes:
 
 
 def update_input_bytes(batch: Batch, role: str) -> int:
-    """What every process of a role reads for an update: the rollouts, and the grids of the loss."""
+    """Bytes that every process of a role reads for an update: the rollouts, and the grids of the loss."""
     cell = OBJECTIVE_CELL_BYTES[role]
     if role == "actor" and batch.reference_in_loss:
         cell += REFERENCE_CELL_BYTES

@@ -20,16 +20,17 @@ one (`expert_tensor`), F' width of the MLP beside them; p bytes of a routing wei
   there together.
 """
 
-from ppoctl.recipe.memory.part import Microbatch, Part
+from ppoctl.plan.memory.part import Microbatch, Part
 
 
 def mlp_bytes(part: Part, width: int) -> int:
-    """One MLP of this width, per token."""
+    """Bytes per token that one MLP of this width keeps."""
     return 5 * part.precision.weight * width // part.layout.tensor
 
 
 def experts_bytes(part: Part) -> int:
-    """A layer's, per token of all tensor ranks together."""
+    """Bytes per token of all tensor ranks together that a layer's experts keep, with routing and the MLP beside
+    them."""
     experts, weight, layout = part.shape.experts, part.precision.weight, part.layout
     assert experts is not None
     routing_weight = 4 if experts.sigmoid is not None else weight
@@ -42,13 +43,9 @@ def experts_bytes(part: Part) -> int:
     return mlp_bytes(part, experts.shared_width) + (routing + experts.per_token * of_copy + gate) // part.shares
 
 
-def layer_bytes(part: Part, layer: int) -> int:
-    """What a layer has in place of attention, per token."""
-    return experts_bytes(part) if part.shape.has_experts(layer) else mlp_bytes(part, part.shape.ffn_hidden_size)
-
-
 def forward_bytes(part: Part, batch: Microbatch, layer: int) -> int:
-    """Without gradient. What a token dispatcher knows of its last tokens stays, in every layer."""
+    """Peak bytes of a forward pass without gradient. The token dispatcher of each layer keeps what it knows of its
+    last tokens."""
     if not part.shape.has_experts(layer):
         return batch.tokens * mlp_bytes(part, part.shape.ffn_hidden_size)
     experts, weight = part.shape.experts, part.precision.weight
@@ -60,8 +57,8 @@ def forward_bytes(part: Part, batch: Microbatch, layer: int) -> int:
 
 
 def update_bytes(part: Part, batch: Microbatch, layer: int) -> int:
-    """Beyond what is kept: of experts at the end of the forward pass, beside the layer's input. Of an MLP, when the
-    backward pass comes to it, gradients of its output, and of gate and up."""
+    """Peak bytes of an update beyond what is kept. Experts have theirs at the end of the forward pass, beside the
+    layer's input; an MLP when the backward pass comes to it: gradients of its output, and of gate and up."""
     hidden = batch.tokens * part.hidden_bytes
     if part.shape.has_experts(layer):
         return _experts_at_work(part, batch) + hidden
@@ -69,9 +66,9 @@ def update_bytes(part: Part, batch: Microbatch, layer: int) -> int:
 
 
 def _experts_at_work(part: Part, batch: Microbatch) -> int:
-    """Beside tokens in the order of the experts: tokens as they were sent and, where ranks exchange them, as they
-    came, or as they go back; what the experts say, and that in the order of the tokens; what the MLP beside them
-    said."""
+    """Bytes of experts at work, beside tokens in the order of the experts: tokens as they were sent and, where ranks
+    exchange them, as they came, or as they go back; outputs of the experts, and these in the order of the tokens; the
+    output of the MLP beside them."""
     times = 1 + (part.layout.expert > 1) + (part.layout.expert_tensor > 1) + 2 * part.layout.expert_tensor
     return times * _copies(part, batch) + batch.tokens * part.hidden_bytes
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.memory.activations import backward_bytes, forward_bytes, gather_bytes, kept
-from ppoctl.recipe.memory.part import Kept, Microbatch, Part, Precision
-from ppoctl.recipe.memory.stages import Parameters, rank_parameters, runs_of, stages_of, whole_model
+from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, gather_bytes, saved
+from ppoctl.plan.memory.part import Microbatch, Part, Precision, SavedActivations
+from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, runs_of, stages_of, whole_model
 from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import Recompute
 
@@ -31,18 +31,18 @@ class Training:
     layout: ParallelTable
     precision: Precision
     microbatch: Microbatch
-    """Of an update."""
+    """One microbatch of an update."""
     forward: Microbatch
-    """Of log-probs, reference and values."""
+    """One microbatch of log-probs, reference or values."""
     microbatches: int
-    """Of a data rank in a minibatch, at most."""
+    """Microbatches that a data rank has in a minibatch, at most."""
     recompute: Recompute = "none"
     has_reference: bool = False
 
 
 @dataclass(frozen=True)
 class RankBytes:
-    """One rank of a pipeline stage."""
+    """Bytes of one rank of a pipeline stage."""
 
     stage: int
     parameters: int
@@ -52,26 +52,27 @@ class RankBytes:
     moments: int
     reference: int
     gather_buffer: int
-    kept: Kept
-    """Of one microbatch, in all layers of the rank."""
+    kept: SavedActivations
+    """What one microbatch keeps, in all layers of the rank."""
     microbatches_under_way: float
-    """Forward and not yet back, at most; a part of one is in some of the rank's runs of layers."""
+    """Microbatches that have gone forward and not yet back, at most; a part of one is in some of the rank's runs of
+    layers."""
     kept_under_way: int
-    """Of all of those."""
+    """What all microbatches under way keep."""
     backward: int
-    """While gradients go back, beyond what is kept."""
+    """Peak of the backward pass beyond what is kept."""
     forward: int
-    """Work of a pass without gradient."""
+    """Peak of a pass without gradient."""
 
     @property
     def resident(self) -> int:
-        """Between calls."""
+        """Bytes between calls."""
         states = self.weights + self.gradients + self.main_weights + self.moments
         return states + self.reference + self.gather_buffer
 
     @property
     def update(self) -> int:
-        """While it trains, beyond what is resident."""
+        """Peak bytes of an update beyond what is resident."""
         return self.kept_under_way + self.backward
 
     @property
@@ -80,12 +81,13 @@ class RankBytes:
 
 
 def ranks_of(training: Training) -> list[RankBytes]:
-    """One of each pipeline stage."""
+    """The bytes of one rank of each pipeline stage."""
     return [_rank(training, number) for number in range(training.layout.pipeline)]
 
 
 def state_bytes(shape: ModelShape, role: str, layout: ParallelTable, weight: int) -> int:
-    """Of a saved state: weights, main weights and moments of every parameter once; without its rounding to files.
+    """Bytes of a saved state: weights, main weights and moments of every parameter once; without its rounding to
+    files.
 
     A distributed optimizer writes main weights of a float32 model too.
     """
@@ -116,7 +118,7 @@ def _rank(training: Training, number: int) -> RankBytes:
         Part(training.shape, training.role, layout, each, training.precision, training.recompute)
         for each in (stage, *runs_of(stage, layout))
     )
-    keeps = [kept(run, training.microbatch) for run in runs]
+    keeps = [saved(run, training.microbatch) for run in runs]
     under_way = runs_under_way(layout, number, training.microbatches)
     found = rank_parameters(training.shape, training.role, stage, layout)
     parameters, split = found.total, _optimized(found, layout)
@@ -138,12 +140,15 @@ def _rank(training: Training, number: int) -> RankBytes:
 
 
 def _optimized(parameters: Parameters, layout: ParallelTable) -> int:
-    """Those whose main weights and moments this rank has: where they are split, over all ranks with a copy."""
+    """How many parameters this rank has main weights and moments of: where they are split, over all ranks with a
+    copy."""
     if not layout.distributed_optimizer:
         return parameters.total
     copies, with_experts = layout.data * layout.context, layout.stage_ranks // layout.expert_ranks
     return -(-parameters.shared // copies) + -(-parameters.experts // with_experts)
 
 
-def _together(keeps: Sequence[Kept]) -> Kept:
-    return Kept(**{field.name: sum(getattr(one, field.name) for one in keeps) for field in fields(Kept)})
+def _together(keeps: Sequence[SavedActivations]) -> SavedActivations:
+    return SavedActivations(
+        **{field.name: sum(getattr(one, field.name) for one in keeps) for field in fields(SavedActivations)}
+    )

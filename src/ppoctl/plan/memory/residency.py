@@ -1,6 +1,6 @@
 """What lies where in each stage of a step, and whether it fits.
 
-A place is what memory belongs to: a GPU with the processes that share it, or a machine without GPUs with all
+A pool is what memory belongs to: a GPU with the processes that share it, or a machine without GPUs with all
 processes of a run. Whatever is resident is so in all stages, unless roles take turns (`cluster.offload`): then each
 part is there for the stages of `TURNS`, and on the host in the others.
 """
@@ -26,48 +26,48 @@ DRAWS = ("rollout", "eval")
 """Stages in which the generator works."""
 
 SHOWN = 4
-"""Of the largest items of a stage."""
+"""How many of the largest items of a stage are shown."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """Something that takes memory of the place."""
+    """Something that takes memory of a pool."""
 
     name: str
     bytes: int
     lower: str
-    """The recipe key that makes it smaller, and which way to turn it."""
+    """The recipe key that makes the item smaller, and which way to turn it."""
     stages: tuple[str, ...] = STAGES
-    """When it is there."""
+    """Stages in which the item is there."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where memory is counted."""
+class MemoryPool:
+    """Memory that several items share: that of a GPU, of a machine, of all nodes."""
 
     name: str
     bytes: int | None
-    """None: not known from here."""
+    """What the pool has; None: not known from here."""
 
 
 @dataclass(frozen=True)
 class StageBytes:
-    """One stage in one place."""
+    """What takes memory of a pool in one stage of a step."""
 
     stage: str
     resident: tuple[str, ...]
-    """Names of what is there."""
+    """Names of the items that are there."""
     bytes: int
     fits: bool | None
     largest: tuple[Item, ...]
-    """What takes most, and what makes that smaller."""
+    """The items that take most."""
 
 
 @dataclass(frozen=True)
 class Residency:
-    """A place and what takes memory there."""
+    """A pool and what takes its memory."""
 
-    place: Place
+    place: MemoryPool
     items: tuple[Item, ...]
     stages: tuple[StageBytes, ...]
 
@@ -76,18 +76,19 @@ class Residency:
         return max(self.stages, key=lambda stage: stage.bytes)
 
 
-def residency(place: Place, items: Sequence[Item], *, draws: bool = True) -> Residency:
-    """Every stage of a step in one place. None in which the generator works fits unless it `draws` there at all."""
+def residency(place: MemoryPool, items: Sequence[Item], *, draws: bool = True) -> Residency:
+    """What takes memory of a pool in every stage of a step. No stage in which the generator works fits unless it
+    `draws` there at all."""
     return Residency(place, tuple(items), tuple(stages_in(place, items, draws=draws)))
 
 
-def stages_in(place: Place, items: Sequence[Item], *, draws: bool = True) -> list[StageBytes]:
-    """Every stage of a step."""
+def stages_in(place: MemoryPool, items: Sequence[Item], *, draws: bool = True) -> list[StageBytes]:
+    """Bytes of a pool in every stage of a step; `draws` as in `residency`."""
     found = [_stage(place, stage, [item for item in items if stage in item.stages]) for stage in STAGES]
     return found if draws else [replace(stage, fits=False) if stage.stage in DRAWS else stage for stage in found]
 
 
-def _stage(place: Place, stage: str, items: Sequence[Item]) -> StageBytes:
+def _stage(place: MemoryPool, stage: str, items: Sequence[Item]) -> StageBytes:
     total = sum(item.bytes for item in items)
     largest = sorted(items, key=lambda item: -item.bytes)[:SHOWN]
     fits = None if place.bytes is None else total <= place.bytes
@@ -95,5 +96,5 @@ def _stage(place: Place, stage: str, items: Sequence[Item]) -> StageBytes:
 
 
 def at_work(name: str, lower: str, by_stage: Mapping[str, int]) -> list[Item]:
-    """An item whose size differs from stage to stage."""
+    """The item of something whose size differs from stage to stage, once for each size."""
     return [Item(name, size, lower, (stage,)) for stage, size in by_stage.items() if size]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.memory.stages import Stage
+from ppoctl.plan.memory.pipeline import PipelineStage
 from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import Recompute
 
@@ -15,7 +15,7 @@ class Precision:
     weight: int
     """Bytes of a weight: 4 for float32, 2 for bfloat16."""
     device: str
-    """cpu or gpu."""
+    """Either cpu or gpu."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Part:
 
     shape: ModelShape
     role: str
-    """actor or critic."""
+    """Either actor or critic."""
     layout: ParallelTable
-    stage: Stage
-    """The layers it has: all of the rank's, or one run of them where stages are interleaved."""
+    stage: PipelineStage
+    """The layers of this part: all of the rank's, or one run of them where stages are interleaved."""
     precision: Precision
     recompute: Recompute = "none"
 
@@ -43,7 +43,7 @@ class Part:
 
     @property
     def hidden_bytes(self) -> int:
-        """Of a token's hidden state on this rank."""
+        """Bytes of a token's hidden state on this rank."""
         return self.precision.weight * self.shape.hidden_size // self.shares
 
     def keys_seen(self, batch: "Microbatch") -> int:
@@ -64,9 +64,9 @@ class Microbatch:
     """One forward and backward pass of a rank."""
 
     tokens: int
-    """Of this rank: where context ranks split them, its share."""
+    """Tokens of this rank: its share, where context ranks split them."""
     read: int
-    """Positions among them whose output is read: those that predict a response token."""
+    """Positions among the tokens whose output is read: those that predict a response token."""
     logits_chunk: int
     """Positions whose logits exist at one time."""
     longest: int
@@ -74,23 +74,23 @@ class Microbatch:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedActivations:
     """Bytes that one microbatch keeps on a rank until its backward pass."""
 
     norms: int
     projections: int
-    """Inputs of products that make queries, keys, values, gates, and of the router's."""
+    """Inputs of the products that make queries, keys, values and gates, and of the router."""
     attention: int
     mlp: int
-    """In layers that have one MLP."""
+    """What MLPs keep, in layers without experts."""
     experts: int
-    """In layers that have experts, with the MLP beside them."""
+    """What experts keep, with the MLP beside them."""
     ends: int
     """Token ids, rotary tables, final norm, positions read."""
     logits: int
-    """One chunk of them."""
+    """One chunk of logits."""
     inputs: int = 0
-    """Of layers that are computed again from them."""
+    """Inputs of layers that are computed again from them."""
 
     @property
     def total(self) -> int:

@@ -3,27 +3,26 @@
 Bytes are estimates from the model's config.json and say so; everything else is exact arithmetic.
 """
 
-from dataclasses import dataclass, field
-from math import ceil
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.model.cost import count_parameters
 from ppoctl.model.reading import shape_if_here
-from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.batching import limit, microbatches
-from ppoctl.recipe.memory.driver import records_of
-from ppoctl.recipe.memory.estimate import Memory, batch_of, estimate, with_totals
+from ppoctl.plan.disk import StoragePlan, storage
+from ppoctl.plan.memory.estimate import Memory, estimate, with_totals
+from ppoctl.plan.microbatches import microbatches
+from ppoctl.recipe.batching import limit
 from ppoctl.recipe.metric_rules import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
 from ppoctl.recipe.rules import longest_sequence
-from ppoctl.recipe.schedule import learning_rate, planned_updates, updates_per_step
-from ppoctl.recipe.schema import Recipe, Rows, TrainedTable
+from ppoctl.recipe.schedule import planned_updates, updates_per_step
+from ppoctl.recipe.schema import OptimizerTable, Recipe, Rows, TrainedTable
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """One PPO step."""
+    """The batch of one PPO step."""
 
     steps: int
     prompts_per_step: int
@@ -32,10 +31,10 @@ class BatchPlan:
     minibatch_seqs: int
     minibatches_per_epoch: int
     window_tokens: int
-    """Longest prompt and longest response."""
+    """Tokens of the longest prompt and the longest response together."""
     new_tokens_per_step_max: int
     tokens_per_step_max: int
-    """Prompts and responses, all of full length."""
+    """Tokens of prompts and responses, all of full length."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class RolePlan:
 
     processes: int
     layout: str
-    """How the model is spread over them."""
+    """How the model is spread over the processes, in words."""
     data_ranks: int
     epochs: int
     updates_per_step: int
@@ -56,12 +55,12 @@ class RolePlan:
     lr_last: float
     microbatches_per_minibatch_min: int
     microbatches_per_minibatch_max: int
-    """Of each data rank, when all sequences are of full length."""
+    """Microbatches of each data rank when all sequences are of full length."""
     recompute: str
     forward_microbatch: str
-    """What one of log-probs, reference or values holds, at most."""
+    """What a microbatch of log-probs, reference or values holds, at most."""
     replayed_updates_max: int
-    """What a resume repeats at worst: the updates since the last saved state."""
+    """Updates that a resume repeats at worst: those since the last saved state."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,14 @@ class ProcessPlan:
     """Which processes there are."""
 
     engines: int
-    """Of the generator; they share one queue."""
+    """Engines of the generator; they share one queue."""
     generator: int
     """Processes of all engines."""
     is_one_process: bool
-    """All roles live in the process of the command; otherwise in processes of Ray."""
+    """Whether all roles live in the process of the command; otherwise they are processes of Ray."""
     placement: str
     devices: int
-    """GPUs, or places on CPUs."""
+    """GPUs that the processes take, or places on CPUs."""
     ray_address: str | None
 
 
@@ -87,7 +86,7 @@ class DataPlan:
     path: str
     rows: int | None
     prompts_total: int | None = None
-    """Drawn in the whole run."""
+    """Prompts drawn in the whole run."""
     epochs: float | None = None
     """Passes over the dataset."""
 
@@ -98,32 +97,12 @@ class EvalPlan:
 
     at_steps: tuple[int, ...]
     responses_per_evaluation: int | None
-    """Greedy and sampled, over all sets."""
-
-
-@dataclass(frozen=True)
-class StoragePlan:
-    """On disk. Bytes are estimates, None for a model that is not a local folder of a known family."""
-
-    saves: int
-    keep_last: int
-    parameters: int | None
-    actor_state_bytes: int | None
-    critic_state_bytes: int | None
-    states_bytes: int | None
-    """Kept pairs, one more while it is written, and the best actor's weights."""
-    records_bytes: int
-    """What the stages of one step commit, all responses of full length."""
-    records_kept_bytes: int
-    """Of steps that a kept pair may go on from; rollouts kept to be read come on top."""
-    gathered_bytes: dict[str, int] = field(default_factory=dict)
-    """By role, what each of its ranks gathers from its data and context ranks at a save; not of roles that gather
-    nothing."""
+    """Responses of one evaluation, greedy and sampled, over all sets."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole run."""
+    """The numbers of a whole run."""
 
     name: str
     batch: BatchPlan
@@ -135,10 +114,10 @@ class Plan:
     evaluation: EvalPlan
     storage: StoragePlan
     memory: Memory | None
-    """None for a model that is not a local folder of a known family."""
+    """Bytes of the run; None for a model that is not a local folder of a known family."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able, sums included."""
+        """The plan as JSON can have it, sums included."""
         return dict(with_totals(self))
 
 
@@ -159,7 +138,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
         train=DataPlan(train.path, train.rows, drawn, passes),
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
-        storage=_storage(recipe, shape, memory),
+        storage=storage(recipe, shape, memory),
         memory=memory,
     )
 
@@ -240,27 +219,15 @@ def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:
     return EvalPlan(tuple(step for step in range(recipe.steps + 1) if evaluates(recipe, step)), responses)
 
 
-def storage_of(recipe: Recipe) -> StoragePlan:
-    """What the run will have on disk."""
-    shape = shape_if_here(recipe.model.path)
-    return _storage(recipe, shape, None if shape is None else estimate(recipe, shape))
-
-
-def _storage(recipe: Recipe, shape: ModelShape | None, memory: Memory | None) -> StoragePlan:
-    every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
-    saves, records = ceil(recipe.steps / every), records_of(batch_of(recipe)).total
-    records_kept = records * min(recipe.steps, keep * every)
-    if shape is None or memory is None:
-        return StoragePlan(saves, keep, None, None, None, None, records, records_kept)
-    weight = 4 if recipe.model.dtype == "float32" else 2
-    actor, critic = (memory.roles[role].state for role in ("actor", "critic"))
-    kept = min(saves, keep) + 1
-    best = count_parameters(shape) * weight if recipe.checkpoint.best else 0
-    total = kept * (actor + critic) + best
-    gathered = {
-        role: memory.roles[role].state // layout.model_ranks
-        for role, layout in layouts(recipe).items()
-        if layout.distributed_optimizer and layout.data * layout.context > 1
-    }
-    gathers = gathered if recipe.checkpoint.reshardable == "full" else {}
-    return StoragePlan(saves, keep, count_parameters(shape), actor, critic, total, records, records_kept, gathers)
+def learning_rate(update: int, optimizer: OptimizerTable, *, planned: int) -> float:
+    """The learning rate of one update; updates count from 0. `ppo.schedule.learning_rate` says the same with torch: a
+    test holds the two together."""
+    warmup = optimizer.lr_warmup_updates
+    if update < warmup:
+        return optimizer.lr * (update + 1) / warmup
+    if optimizer.lr_schedule == "constant":
+        return optimizer.lr
+    total = optimizer.lr_decay_updates or planned
+    progress = min(1.0, (update - warmup) / max(total - warmup, 1))
+    remaining = 1.0 - progress if optimizer.lr_schedule == "linear" else (1.0 + math.cos(math.pi * progress)) / 2.0
+    return optimizer.lr * (optimizer.lr_min_frac + (1.0 - optimizer.lr_min_frac) * remaining)

@@ -26,18 +26,18 @@ them turned, V channels of a head's values.
   square. Norms over heads are counted with attention.
 """
 
-from ppoctl.recipe.memory.part import Microbatch, Part
+from ppoctl.plan.memory.part import Microbatch, Part
 
 
 def norm_bytes(part: Part, width: int) -> int:
-    """Of one norm, per token."""
+    """Bytes per token that one norm of this width keeps."""
     if not part.on_gpu:
         return 2 * 4 * width + 4
     return (4 if part.shape.norm_offset else part.precision.weight) * width + 4
 
 
 def norms_bytes(part: Part) -> int:
-    """Of a layer, per token: over the hidden state, and over latents."""
+    """Bytes per token that the norms of a layer keep: over the hidden state, and over latents."""
     shape, weight = part.shape, part.precision.weight
     total = shape.hidden_norms * norm_bytes(part, shape.hidden_size)
     if shape.latent is not None:
@@ -50,8 +50,9 @@ def norms_bytes(part: Part) -> int:
 
 
 def _head_norms_bytes(part: Part) -> int:
-    """Of a layer, per token, over all tensor ranks. On a GPU, and in float32, the keys' input is a view of the fused
-    projection, which is counted; so is the queries' where a rank has one group of heads."""
+    """Bytes per token that a layer's norms over heads keep on all tensor ranks together. On a GPU, and in float32,
+    the keys' input is a view of the fused projection, which is counted; so is the queries' where a rank has one group
+    of heads."""
     shape, weight = part.shape, part.precision.weight
     total = (shape.num_heads + shape.num_kv_heads) * norm_bytes(part, shape.head_dim)
     if not part.on_gpu and weight < 4:
@@ -61,7 +62,8 @@ def _head_norms_bytes(part: Part) -> int:
 
 
 def norm_at_work(part: Part) -> int:
-    """Per token, without gradient: copies in float32; behind attention also what that was made of."""
+    """Bytes per token of a norm at work, without gradient: copies in float32; behind attention also what its output
+    was made of."""
     shape, weight = part.shape, part.precision.weight
     copies = 2 * shape.norm_offset if part.on_gpu else 2 + (weight < 4)
     total = copies * 4 * shape.hidden_size // part.shares
@@ -71,7 +73,7 @@ def norm_at_work(part: Part) -> int:
 
 
 def attention_bytes(part: Part, batch: Microbatch, layer: int) -> int:
-    """Of a layer."""
+    """Bytes that the attention of a layer keeps."""
     shape, weight = part.shape, part.precision.weight
     queries, values = shape.query_channels, shape.output_channels
     number = weight if part.on_gpu else 4
@@ -92,9 +94,9 @@ def attention_bytes(part: Part, batch: Microbatch, layer: int) -> int:
 
 
 def _read_bytes(part: Part, batch: Microbatch, layer: int) -> int:
-    """Keys and values, over all tensor ranks: of the tokens that are read, where context ranks gather them; of latent
-    attention, and of a bfloat16 model on a CPU, as they are attended to; else keys, and values inside the fused
-    projection."""
+    """Bytes of the keys and values that a layer keeps on all tensor ranks together: of the tokens that are read,
+    where context ranks gather them; in latent attention, and in a bfloat16 model on a CPU, the copies that are
+    attended to; else keys, and values inside the fused projection."""
     shape, weight = part.shape, part.precision.weight
     is_copied = not part.on_gpu and weight < 4 and not shape.keeps_scores(layer)
     number = 4 if is_copied else weight
@@ -106,10 +108,10 @@ def _read_bytes(part: Part, batch: Microbatch, layer: int) -> int:
 
 
 def attention_at_work(part: Part, batch: Microbatch, layer: int) -> int:
-    """Of a layer, without gradient: the projections, queries laid together, both rotated; the output. On a CPU
-    outputs of single sequences and all of them in float32, of a bfloat16 model beside float32 inputs. Where it is
-    written out, the scores of one sequence in a few copies. Keys and values that context ranks gather, or while they
-    do those of all."""
+    """Peak bytes of a layer's attention, without gradient: the projections, queries laid together, both rotated; the
+    output. On a CPU outputs of single sequences and all of them in float32, in a bfloat16 model beside float32
+    inputs. Where attention is written out, the scores of one sequence in a few copies. Keys and values that context
+    ranks gather, or while they do those of all."""
     shape, weight, tokens = part.shape, part.precision.weight, batch.tokens
     queries, keys, values = shape.query_channels, shape.key_channels, shape.output_channels
     if shape.latent is None:

@@ -8,38 +8,38 @@ from ppoctl.recipe.parallel import ParallelTable
 
 
 @dataclass(frozen=True)
-class Stage:
-    """What one pipeline rank holds."""
+class PipelineStage:
+    """The layers that one pipeline rank holds."""
 
     number: int
     layers: tuple[int, ...]
-    """Numbers of its layers in the model, run by run where stages are interleaved."""
+    """Numbers of the stage's layers in the model, run by run where stages are interleaved."""
     is_first: bool
     is_last: bool
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Of one rank."""
+    """Parameters of one rank."""
 
     shared: int
-    """Of which every data rank has a copy."""
+    """Parameters of which every data rank has a copy."""
     experts: int
-    """Of which only so many ranks have a copy as hold the same experts."""
+    """Parameters of which only the ranks that hold the same experts have a copy."""
 
     @property
     def total(self) -> int:
         return self.shared + self.experts
 
 
-def whole_model(shape: ModelShape) -> Stage:
-    """As one process has it."""
-    return Stage(0, tuple(range(shape.num_layers)), is_first=True, is_last=True)
+def whole_model(shape: ModelShape) -> PipelineStage:
+    """The stage that has all layers: a model in one process."""
+    return PipelineStage(0, tuple(range(shape.num_layers)), is_first=True, is_last=True)
 
 
-def stages_of(shape: ModelShape, layout: ParallelTable) -> list[Stage]:
-    """Layers over pipeline ranks: those of a written end first, the rest evenly. Of interleaved stages all ranks'
-    first runs come before all second ones."""
+def stages_of(shape: ModelShape, layout: ParallelTable) -> list[PipelineStage]:
+    """The layers of each pipeline rank: those of a written end first, the rest evenly. Where stages are interleaved,
+    all ranks' first runs come before all second ones."""
     first, last = layout.first_stage_layers, layout.last_stage_layers
     ranks, runs = layout.pipeline, layout.stages_per_rank
     ends = (first is not None) + (last is not None)
@@ -54,16 +54,16 @@ def stages_of(shape: ModelShape, layout: ParallelTable) -> list[Stage]:
     for rank, count in enumerate(of_run):
         starts = [run * sum(of_run) + sum(of_run[:rank]) for run in range(runs)]
         layers = tuple(layer for start in starts for layer in range(start, start + count))
-        stages.append(Stage(rank, layers, is_first=rank == 0, is_last=rank == ranks - 1))
+        stages.append(PipelineStage(rank, layers, is_first=rank == 0, is_last=rank == ranks - 1))
     return stages
 
 
-def runs_of(stage: Stage, layout: ParallelTable) -> list[Stage]:
+def runs_of(stage: PipelineStage, layout: ParallelTable) -> list[PipelineStage]:
     """The runs of layers of a pipeline rank: one, or several where stages are interleaved."""
     count = layout.stages_per_rank
     size = len(stage.layers) // count
     return [
-        Stage(
+        PipelineStage(
             stage.number,
             stage.layers[run * size : (run + 1) * size],
             is_first=stage.is_first and run == 0,
@@ -73,9 +73,9 @@ def runs_of(stage: Stage, layout: ParallelTable) -> list[Stage]:
     ]
 
 
-def rank_parameters(shape: ModelShape, role: str, stage: Stage, layout: ParallelTable) -> Parameters:
-    """One tensor rank's in a pipeline stage: its slice of every matrix, its experts or slices of them, the whole of
-    every norm, of routers, and of products to latents.
+def rank_parameters(shape: ModelShape, role: str, stage: PipelineStage, layout: ParallelTable) -> Parameters:
+    """Parameters of one tensor rank in a pipeline stage: its slice of every matrix, its experts or slices of them,
+    the whole of every norm, of routers, and of products to latents.
 
     A critic has a row of one value in place of the output layer; the last stage of a tied actor has its own copy of
     the embedding, unless it is also the first.

@@ -7,15 +7,16 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from ppoctl.errors import OutOfMemoryError
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.batching import microbatches, most_tokens
-from ppoctl.recipe.memory.driver import Batch, DriverBytes, Records, driver_bytes, records_of
-from ppoctl.recipe.memory.generator import GeneratorBytes, Sending, copies_of, on_cpu, on_gpu, sending
-from ppoctl.recipe.memory.items import Known, moved_out, on_gpus, on_machines
-from ppoctl.recipe.memory.node import NodeBytes, fullest_node
-from ppoctl.recipe.memory.part import Microbatch, Precision
-from ppoctl.recipe.memory.residency import Residency, StageBytes
-from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
+from ppoctl.plan.memory.driver import Batch, DriverBytes, Records, driver_bytes, records_of
+from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes, copies_of, on_cpu, on_gpu, transfer_bytes
+from ppoctl.plan.memory.items import PlanInputs, moved_out, on_gpus, on_machines
+from ppoctl.plan.memory.node import NodeBytes, fullest_node
+from ppoctl.plan.memory.part import Microbatch, Precision
+from ppoctl.plan.memory.residency import Residency, StageBytes
+from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
+from ppoctl.plan.microbatches import microbatches, most_tokens
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts
 from ppoctl.recipe.rules import longest_sequence
 from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe, TrainedTable
@@ -26,13 +27,13 @@ ROLES = ("actor", "critic")
 
 @dataclass(frozen=True)
 class RoleBytes:
-    """Actor or critic."""
+    """Bytes of actor or critic."""
 
     processes: int
     ranks: tuple[RankBytes, ...]
-    """One of each pipeline stage."""
+    """One rank of each pipeline stage."""
     state: int
-    """A saved state."""
+    """Bytes of a saved state."""
 
     @property
     def largest(self) -> RankBytes:
@@ -41,28 +42,28 @@ class RoleBytes:
 
     @property
     def resident(self) -> int:
-        """Of all processes together, between calls."""
+        """Bytes of all processes together, between calls."""
         return sum(rank.resident for rank in self.ranks) * self.processes // len(self.ranks)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """All of it. Estimates; see the modules they come from."""
+    """Bytes of a whole run. They are estimates; see the modules they come from."""
 
     device: str
-    """cpu or gpu."""
+    """Either cpu or gpu."""
     roles: Mapping[str, RoleBytes]
     generator: GeneratorBytes
     driver: DriverBytes
     records: Records
-    """A step's, on disk."""
-    sending: Sending
+    """Records of a step, on disk."""
+    sending: TransferBytes
     places: tuple[Residency, ...]
     """What takes memory where."""
     moved_out: int
-    """Host memory for each GPU, at most; 0: nothing is moved out."""
+    """Host bytes that are moved out of each GPU, at most; 0: nothing is."""
     node: NodeBytes | None
-    """Host memory beside the GPUs; None on a CPU, where it is all one."""
+    """Host bytes beside the GPUs; None on a CPU, where memory is all one."""
     taking_turns: StageBytes | None
     """The fullest stage, if roles on shared GPUs took turns; None: they do already, or share none."""
     assumptions: tuple[str, ...]
@@ -70,12 +71,12 @@ class Memory:
 
     @property
     def pair(self) -> int:
-        """Saved states of both roles."""
+        """Bytes of the saved states of both roles."""
         return sum(role.state for role in self.roles.values())
 
 
 def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Physical memory of this machine, or what its container may have of it: what the file `limit` says."""
+    """Bytes of this machine's physical memory, or what its container may have of it: what the file `limit` says."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(physical, int(limit.read_text("ascii")))
@@ -84,8 +85,8 @@ def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
 
 
 def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory:
-    """For GPUs of `gpu_gib`; without it for CPUs, where this machine's memory is what everything has to fit, or that
-    of all nodes of a running Ray, `ray_bytes`, where it is known."""
+    """The memory of a recipe on GPUs of `gpu_gib`; without it on CPUs, where this machine's memory is what everything
+    has to fit, or that of all nodes of a running Ray, `ray_bytes`, where it is known."""
     weight = 4 if recipe.model.dtype == "float32" else 2
     at = Precision(weight, "cpu" if gpu_gib is None else "gpu")
     trainings = {role: training_of(recipe, role, shape, at) for role in ROLES}
@@ -97,9 +98,9 @@ def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ra
     else:
         generator = on_gpu(shape, weight, recipe.generator, gpu_gib * GIB, window)
     # In one process they are handed over as they are.
-    sent = Sending() if is_one_process(recipe) else _sending(recipe, shape, trainings["actor"], at)
+    sent = TransferBytes() if is_one_process(recipe) else _sending(recipe, shape, trainings["actor"], at)
     batch = batch_of(recipe)
-    known = Known(
+    inputs = PlanInputs(
         recipe=recipe,
         trainings=trainings,
         ranks={role: found.ranks for role, found in roles.items()},
@@ -111,27 +112,48 @@ def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ra
     )
     joins = recipe.cluster.ray_address is not None
     host = ray_bytes if joins else machine_bytes()
-    places = on_machines(known, host) if gpu_gib is None else on_gpus(known, int(gpu_gib * GIB))
-    turns = None if gpu_gib is None else _taking_turns(known, int(gpu_gib * GIB))
+    places = on_machines(inputs, host) if gpu_gib is None else on_gpus(inputs, int(gpu_gib * GIB))
+    turns = None if gpu_gib is None else _taking_turns(inputs, int(gpu_gib * GIB))
     return Memory(
         device=at.device,
         roles=roles,
         generator=generator,
-        driver=known.driver,
+        driver=inputs.driver,
         records=records_of(batch),
         sending=sent,
         places=tuple(places),
-        moved_out=moved_out(known),
-        node=None if gpu_gib is None else fullest_node(known),
+        moved_out=moved_out(inputs),
+        node=None if gpu_gib is None else fullest_node(inputs),
         taking_turns=turns,
         assumptions=tuple(_assumptions(shape)),
     )
 
 
-def _sending(recipe: Recipe, shape: ModelShape, actor: Training, at: Precision) -> Sending:
+def misfit(memory: Memory) -> OutOfMemoryError | None:
+    """The error of the fullest stage where it does not fit, or of an engine that will not start; None: all fits."""
+    fullest = max(memory.places, key=lambda found: found.fullest.bytes)
+    stage, room = fullest.fullest, fullest.place.bytes
+    if room is not None and stage.bytes > room:
+        largest = stage.largest[0]
+        return OutOfMemoryError(
+            f"stage `{stage.stage}` needs {stage.bytes / GIB:,.3g} GiB on {fullest.place.name}, which has "
+            f"{room / GIB:,.3g}; most of it is {largest.name}, {largest.bytes / GIB:,.3g} GiB",
+            hint=largest.lower,
+        )
+    if memory.generator.full_sequences == 0:
+        needed = memory.generator.sequence_bytes / 2**20
+        key = "generator.kv_cache_mib" if memory.device == "cpu" else "generator.gpu_memory_frac"
+        return OutOfMemoryError(
+            f"vLLM will not start: a sequence of full length takes {needed:,.3g} MiB, more than its cache has",
+            hint=f"raise `{key}`",
+        )
+    return None
+
+
+def _sending(recipe: Recipe, shape: ModelShape, actor: Training, at: Precision) -> TransferBytes:
     nodes = ceil(devices(recipe) / GPUS_PER_NODE) if at.device == "gpu" else 1
     copies = copies_of(recipe.cluster, nodes)
-    return sending(shape, actor.layout, at.weight, recipe.cluster.weights_bucket_mib * 2**20, copies)
+    return transfer_bytes(shape, actor.layout, at.weight, recipe.cluster.weights_bucket_mib * 2**20, copies)
 
 
 def _assumptions(shape: ModelShape) -> Iterator[str]:
@@ -148,12 +170,12 @@ def _assumptions(shape: ModelShape) -> Iterator[str]:
         yield "the generator's cache has whole contexts in layers with a window too"
 
 
-def _taking_turns(known: Known, gpu_bytes: int) -> StageBytes | None:
-    cluster = known.recipe.cluster
+def _taking_turns(inputs: PlanInputs, gpu_bytes: int) -> StageBytes | None:
+    cluster = inputs.recipe.cluster
     if cluster.offload or cluster.placement == "apart":
         return None
-    recipe = known.recipe.model_copy(update={"cluster": cluster.model_copy(update={"offload": True})})
-    (found,) = on_gpus(replace(known, recipe=recipe), gpu_bytes)
+    recipe = inputs.recipe.model_copy(update={"cluster": cluster.model_copy(update={"offload": True})})
+    (found,) = on_gpus(replace(inputs, recipe=recipe), gpu_bytes)
     return found.fullest
 
 
@@ -202,7 +224,7 @@ def _role(training: Training, weight: int) -> RoleBytes:
 
 
 def with_totals(value: Any) -> Any:
-    """JSON-able: records with their sums beside what is summed."""
+    """The value as JSON can have it: records with their sums beside what is summed."""
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value)]
         names += [name for name, member in vars(type(value)).items() if isinstance(member, property)]
