@@ -49,10 +49,10 @@ def _layer(shape: ModelShape, number: int) -> ModuleSpec:
 
 def _attention(shape: ModelShape, number: int) -> ModuleSpec:
     head_norm = _norm(shape) if shape.qk_norm else None
-    window = shape.window(number)
     core: type | ModuleSpec = PackedCausalAttention
-    if shape.attention_softcap is not None or window is not None:
-        core = ModuleSpec(module=CappedAttention, params={"softcap": shape.attention_softcap, "window": window})
+    if shape.keeps_scores(number):
+        limits = {"softcap": shape.attention_softcap, "window": shape.window(number)}
+        core = ModuleSpec(module=CappedAttention, params=limits)
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
