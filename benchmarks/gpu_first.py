@@ -510,7 +510,7 @@ def rank():
     from ppoctl.model.reading import read_shape
     from ppoctl.plan.memory.part import Microbatch, Precision
     from ppoctl.plan.memory.trainer import Training, ranks_of
-    from ppoctl.recipe.parallel import ParallelTable
+    from ppoctl.recipe.schema import ParallelTable
 
     one = _open("1.5b")
     rollouts = _rollouts("1.5b", 16, 8192, 8192)

@@ -145,7 +145,7 @@ def plain_copy(buckets: Iterable[Bucket]) -> float:
 
 def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]], float]:
     changes = [f"model.path={folder / 'model'}", f"steps={steps}", "name=machinery", "tracking={kind='none'}"]
-    recipe = load([RECIPE], [*changes, f"cluster={{kind='local',threads={threads}}}"]).recipe
+    recipe = load([RECIPE], [*changes, f"cluster={{threads={threads}}}"]).recipe
     clock = Clock()
     steps_seen = Steps(clock)
     sockets, digests, used = session.prepare(recipe)

@@ -22,10 +22,12 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ppoctl.batch.records import Rollouts
-from ppoctl.engines.megatron.factory import build_actor, build_critic
-from ppoctl.engines.megatron.trainer import MegatronTrainer
+from ppoctl.engines.megatron.factory import DTYPES
+from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 from ppoctl.ports import Minibatch, OptimizerStep
-from ppoctl.recipe.schema import ByTokens, ModelTable
+from ppoctl.recipe.schema import ByTokens
 
 STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
 LENGTHS = {"short": (24, 40, 400), "long": (24, 200, 1000)}
@@ -139,12 +141,14 @@ class Case:
 
 
 def cases(folder: Path, config: Qwen2Config, args: argparse.Namespace, device: torch.device) -> list[Case]:
-    table = ModelTable(path=str(folder), dtype=args.dtype)
-    batching = ByTokens(max_tokens_per_microbatch=args.max_tokens)
-    actor = build_actor(table, batching, temperature=1.0, device=device)
-    critic = build_critic(table, batching, device=device)
-    actor.start()
-    critic.start()
+    def started(role: str, made: type[MegatronTrainer]) -> MegatronTrainer:
+        batching = ByTokens(max_tokens_per_microbatch=args.max_tokens)
+        settings = TrainerSettings(role, str(folder), DTYPES[args.dtype], batching, device=str(device))
+        trainer = made(settings, ThisProcess(MegatronRank(settings)))
+        trainer.start()
+        return trainer
+
+    actor, critic = started("actor", MegatronActor), started("critic", MegatronCritic)
     return [
         Case("actor", actor, config.vocab_size, needs_entropy=False),
         Case("actor+entropy", actor, config.vocab_size, needs_entropy=True),

@@ -23,10 +23,11 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ppoctl.batch.records import Rollouts
-from ppoctl.engines.megatron.factory import build_actor
+from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.ports import Minibatch, OptimizerStep
-from ppoctl.recipe.schema import ByTokens, ModelTable
+from ppoctl.recipe.schema import ByTokens
 
 STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
 SEQUENCES, PROMPT, RESPONSE = 16, 32, 224
@@ -97,8 +98,9 @@ def save_and_update(actor: MegatronActor, update: Callable[[], object], folder: 
 
 def measure(folder: Path, rounds: int) -> tuple[float, float, float, float]:
     """Least seconds of an update alone, of copying a state, and of what either save adds to an update."""
-    model = ModelTable(path=str(model_of_10m(folder / "model")), dtype="bfloat16")
-    actor = build_actor(model, ByTokens(max_tokens_per_microbatch=2048), temperature=1.0)
+    batching = ByTokens(max_tokens_per_microbatch=2048)
+    settings = TrainerSettings("actor", str(model_of_10m(folder / "model")), torch.bfloat16, batching)
+    actor = MegatronActor(settings, ThisProcess(MegatronRank(settings)))
     actor.start()
     data, objective = rollouts(), Objective()
     batch = Minibatch(torch.arange(SEQUENCES), SEQUENCES * RESPONSE, STEP)

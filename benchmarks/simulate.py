@@ -31,9 +31,9 @@ from ppoctl.plan.memory.estimate import GIB, batch_of
 from ppoctl.plan.memory.generator import on_gpu, transfer_bytes
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.load import load
-from ppoctl.recipe.parallel import GPUS_PER_NODE, ParallelTable, devices, layouts
+from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
 from ppoctl.recipe.schedule import updates_per_step
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import ParallelTable, Recipe
 
 WORLDS = (8, 64, 256, 1024)
 H200_GIB = 141.0

@@ -98,7 +98,6 @@ truncated = {{ max = "off" }}
 [tracking]
 kind = "none"
 [cluster]
-kind    = "local"
 threads = {threads}
 """
 

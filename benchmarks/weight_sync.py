@@ -79,7 +79,7 @@ def run(folder: Path, rounds: int) -> dict[str, float]:
         f"model.path={folder / 'model'}",
         "actor.parallel={tensor=2}",
         "critic.parallel={}",
-        "cluster={kind='local', threads=1, placement='apart', weights='shared', weights_bucket_mib=8}",
+        "cluster={threads=1, placement='apart', weights='shared', weights_bucket_mib=8}",
     ]
     recipe = load([RECIPE], changes).recipe
     placed: Placed = place(recipe)

@@ -49,7 +49,7 @@ def jsonl(tmp_path: Path) -> Callable[..., ColumnRows]:
 
     def write(*lines: str, name: str = "rows.jsonl", **keys: Any) -> ColumnRows:
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        return ColumnRows(**{"format": "columns", "path": name, "prompt": "q", "answer": "a", **keys})
+        return ColumnRows(**{"format": "columns", "path": str(tmp_path / name), "prompt": "q", "answer": "a", **keys})
 
     return write
 
@@ -60,6 +60,6 @@ def gsm8k(tmp_path: Path) -> Callable[..., Gsm8kRows]:
 
     def write(*lines: str, **keys: Any) -> Gsm8kRows:
         (tmp_path / "gsm8k.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        return Gsm8kRows(**{"format": "gsm8k", "path": "gsm8k.jsonl", **keys})
+        return Gsm8kRows(**{"format": "gsm8k", "path": str(tmp_path / "gsm8k.jsonl"), **keys})
 
     return write

@@ -1,15 +1,17 @@
 """What a dataset is, and the one clear error for each that is none."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ppoctl.data.rows import Message, digest_of, read_datasets, read_rows, require_enough
-from ppoctl.data.tables import columns_of, lookup, resolve
+from ppoctl.data.tables import columns_of, lookup
 from ppoctl.errors import DataError, ExitCode, MissingAssetError, RecipeError
 from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
 
@@ -18,7 +20,7 @@ MakeTable = Callable[..., Any]
 
 def test_gsm8k_rows_are_questions_and_whole_gold_answers(gsm8k: MakeTable, tmp_path: Path) -> None:
     table = gsm8k('{"question": "1+1?", "answer": "2 it is\\n#### 2"}', "", '{"question": "q", "answer": "#### 3"}')
-    first, second = read_rows(table, name="train", base=tmp_path)
+    first, second = read_rows(table, name="train")
     assert (first.question, first.answer) == ("1+1?", "2 it is\n#### 2")
     # The digests are of the JSON texts "1+1?" and "q", quotes included; blank lines are no rows but count as lines.
     assert (first.id, second.id) == ("train/000000-f938061d", "train/000001-90edba1c")
@@ -27,7 +29,7 @@ def test_gsm8k_rows_are_questions_and_whole_gold_answers(gsm8k: MakeTable, tmp_p
 
 def test_an_id_changes_with_the_question_and_not_with_the_answer(jsonl: MakeTable, tmp_path: Path) -> None:
     def ids(*lines: str) -> list[str]:
-        return [row.id for row in read_rows(jsonl(*lines), name="eval.aime24", base=tmp_path)]
+        return [row.id for row in read_rows(jsonl(*lines), name="eval.aime24")]
 
     (before,) = ids('{"q": "one", "a": "1"}')
     (other_answer,) = ids('{"q": "one", "a": "2"}')
@@ -44,15 +46,15 @@ def test_the_digest_of_a_dataset_changes_with_anything_in_it(jsonl: MakeTable, t
         ['{"q": "one", "a": "1"}'],
         ['{"q": [{"role": "user", "content": "one"}], "a": "1"}'],
     ]
-    digests = [digest_of(read_rows(jsonl(*lines), name="train", base=tmp_path)) for lines in datasets]
-    again = digest_of(read_rows(jsonl(*datasets[0], name="copy.jsonl"), name="train", base=tmp_path))
+    digests = [digest_of(read_rows(jsonl(*lines), name="train")) for lines in datasets]
+    again = digest_of(read_rows(jsonl(*datasets[0], name="copy.jsonl"), name="train"))
     assert len(set(digests)) == len(datasets)
     assert again == digests[0]
 
 
 def test_columns_may_be_nested_or_have_dots_in_their_names(jsonl: MakeTable, tmp_path: Path) -> None:
     table = jsonl('{"q": "one", "r": {"x": {"truth": 7}}, "r.plain": "p"}', answer="r.x.truth")
-    assert read_rows(table, name="train", base=tmp_path)[0].answer == "7"
+    assert read_rows(table, name="train")[0].answer == "7"
     row = {"r": {"x": {"truth": 7}}, "r.plain": "p"}
     assert lookup(row, "r.plain") == "p"
     assert columns_of(row) == ["r.x.truth", "r.plain"]
@@ -62,19 +64,19 @@ def test_columns_may_be_nested_or_have_dots_in_their_names(jsonl: MakeTable, tmp
 
 def test_a_chat_is_kept_as_its_messages(jsonl: MakeTable, tmp_path: Path) -> None:
     table = jsonl('{"q": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "a": "1"}')
-    (row,) = read_rows(table, name="train", base=tmp_path)
+    (row,) = read_rows(table, name="train")
     assert row.question == (Message("system", "s"), Message("user", "u"))
 
 
 def test_max_rows_reads_the_first_rows_and_looks_at_no_others(jsonl: MakeTable, tmp_path: Path) -> None:
     table = jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}', "not read", max_rows=2)
-    assert [row.question for row in read_rows(table, name="train", base=tmp_path)] == ["one", "two"]
+    assert [row.question for row in read_rows(table, name="train")] == ["one", "two"]
 
 
 def test_parquet_rows_are_read_like_jsonl_rows(tmp_path: Path) -> None:
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "r": {"truth": "1"}}, {"q": "two", "r": {"truth": "2"}}])
-    table = ColumnRows(format="columns", path="x.parquet", prompt="q", answer="r.truth")
-    rows = read_rows(table, name="train", base=tmp_path)
+    table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="r.truth")
+    rows = read_rows(table, name="train")
     assert [(row.question, row.answer) for row in rows] == [("one", "1"), ("two", "2")]
     assert rows[1].place == f"`{tmp_path}/x.parquet` row 2"
 
@@ -83,50 +85,25 @@ def test_a_recipe_names_its_datasets_by_key(jsonl: MakeTable, tmp_path: Path) ->
     data = DataTable(
         train=jsonl('{"q": "one", "a": "1"}'), eval={"small": jsonl('{"q": "two", "a": "2"}', name="e.jsonl")}
     )
-    rows = read_datasets(data, base=tmp_path)
+    rows = read_datasets(data)
     assert {name: [row.question for row in dataset] for name, dataset in rows.items()} == {
         "train": ["one"],
         "eval.small": ["two"],
     }
 
 
-def test_a_path_starts_at_the_recipe_or_at_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "a folder" / "rows.jsonl"
-    file.parent.mkdir()
-    file.touch()
-    monkeypatch.setenv("SOME_DATA", str(tmp_path))
-    monkeypatch.setenv("SOME_FILE", str(file))
-    for path in (
-        "a folder/rows.jsonl",
-        str(file),
-        "$SOME_DATA/a folder/rows.jsonl",
-        "${SOME_DATA}/a folder/rows.jsonl",
-    ):
-        assert resolve(path, key="data.train.path", base=tmp_path) == file
-    assert resolve("$SOME_FILE", key="data.train.path", base=Path("/elsewhere")) == file
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("$NO_DATA/x.jsonl", "`$NO_DATA/x.jsonl`, and the environment has no `NO_DATA`"),
-        ("x.jsonl", "`{base}/x.jsonl`: no such file"),
-    ],
-)
-def test_a_path_that_leads_nowhere_is_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
-) -> None:
-    monkeypatch.delenv("NO_DATA", raising=False)
+def test_a_path_that_leads_nowhere_is_one_clear_error(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
     with pytest.raises(MissingAssetError) as caught:
-        read_rows(Gsm8kRows(format="gsm8k", path=path), name="train", base=tmp_path)
-    assert caught.value.message == f"`data.train.path` is {message.format(base=tmp_path)}"
+        read_rows(Gsm8kRows(format="gsm8k", path=str(file)), name="train")
+    assert caught.value.message == f"`data.train.path` is `{file}`: no such file"
     assert caught.value.hint is not None
     assert caught.value.exit_code == ExitCode.ENVIRONMENT
 
 
 def test_a_folder_is_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
-        read_rows(Gsm8kRows(format="gsm8k", path="."), name="train", base=tmp_path)
+        read_rows(Gsm8kRows(format="gsm8k", path=str(tmp_path)), name="train")
     assert caught.value.message == f"`data.train.path` is `{tmp_path}`: a folder"
 
 
@@ -167,7 +144,7 @@ def test_a_bad_row_is_one_clear_error_with_its_line(
 ) -> None:
     table = jsonl('{"q": "one", "a": "1"}', line)
     with pytest.raises(DataError) as caught:
-        read_rows(table, name="train", base=tmp_path)
+        read_rows(table, name="train")
     assert caught.value.message == message.format(
         file=f"`{tmp_path}/rows.jsonl`",
         answer="and an answer is a text or a whole number",
@@ -178,7 +155,7 @@ def test_a_bad_row_is_one_clear_error_with_its_line(
 
 def test_a_raw_file_of_another_dataset_is_told_the_mapping_to_add(gsm8k: MakeTable, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        read_rows(gsm8k('{"problem": "x", "answer": "1"}'), name="train", base=tmp_path)
+        read_rows(gsm8k('{"problem": "x", "answer": "1"}'), name="train")
     assert "has no column `question`; its columns are `problem`, `answer`" in caught.value.message
     assert caught.value.hint == (
         'map them in [data.train]: `format = "columns"`, `prompt = "COLUMN"`, `answer = "COLUMN"`'
@@ -187,58 +164,56 @@ def test_a_raw_file_of_another_dataset_is_told_the_mapping_to_add(gsm8k: MakeTab
 
 def test_a_gsm8k_answer_without_its_mark_is_an_error(gsm8k: MakeTable, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1: `answer` does not end in `#### N`"):
-        read_rows(gsm8k('{"question": "x", "answer": "1"}'), name="train", base=tmp_path)
+        read_rows(gsm8k('{"question": "x", "answer": "1"}'), name="train")
 
 
 def test_bytes_that_are_no_text_are_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
     table = jsonl()
     (tmp_path / "rows.jsonl").write_bytes(b'{"q": "\xff", "a": "1"}\n')
     with pytest.raises(DataError, match=r"line 1 is not UTF-8: invalid start byte \(byte 8\)"):
-        read_rows(table, name="train", base=tmp_path)
+        read_rows(table, name="train")
 
 
 def test_an_empty_dataset_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rows.jsonl`: the file has no rows"):
-        read_rows(jsonl("", " "), name="train", base=tmp_path)
+        read_rows(jsonl("", " "), name="train")
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}], keep=0)
-    table = ColumnRows(format="columns", path="x.parquet", prompt="q", answer="a")
+    table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a")
     with pytest.raises(DataError, match=r"x.parquet`: the file has no rows"):
-        read_rows(table, name="train", base=tmp_path)
+        read_rows(table, name="train")
 
 
 def test_a_file_that_only_looks_like_parquet_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
-    table = ColumnRows(format="columns", path="x.parquet", prompt="q", answer="a")
+    table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a")
     with pytest.raises(DataError, match=r"x.parquet` cannot be read as parquet"):
-        read_rows(table, name="train", base=tmp_path)
+        read_rows(table, name="train")
 
 
 def test_a_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}, {"q": "two", "a": None}])
-    table = ColumnRows(format="columns", path="x.parquet", prompt="q", answer="a")
+    table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a")
     with pytest.raises(DataError, match=r"x.parquet` row 2: `a` is null"):
-        read_rows(table, name="train", base=tmp_path)
+        read_rows(table, name="train")
 
 
 @pytest.mark.parametrize(
-    ("table", "message"),
+    ("table", "name", "message"),
     [
-        (Gsm8kRows(format="gsm8k", path="x.parquet"), "must end in `.jsonl`"),
-        (
-            ColumnRows(format="columns", path="x.csv", prompt="q", answer="a"),
-            "must end in `.jsonl` or `.parquet`",
-        ),
+        (Gsm8kRows, "x.parquet", "must end in `.jsonl`"),
+        (partial(ColumnRows, prompt="q", answer="a"), "x.csv", "must end in `.jsonl` or `.parquet`"),
     ],
 )
-def test_a_file_of_another_kind_is_an_error(tmp_path: Path, table: Gsm8kRows | ColumnRows, message: str) -> None:
-    (tmp_path / table.path).touch()
+def test_a_file_of_another_kind_is_an_error(tmp_path: Path, table: MakeTable, name: str, message: str) -> None:
+    file = tmp_path / name
+    file.touch()
     with pytest.raises(RecipeError) as caught:
-        read_rows(table, name="train", base=tmp_path)
-    assert caught.value.message == f"`data.train.path` is `{tmp_path / table.path}`: {message}"
+        read_rows(table(format="columns" if name == "x.csv" else "gsm8k", path=str(file)), name="train")
+    assert caught.value.message == f"`data.train.path` is `{file}`: {message}"
 
 
 def test_fewer_rows_than_one_step_takes_are_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
-    rows = read_rows(jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}'), name="train", base=tmp_path)
+    rows = read_rows(jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}'), name="train")
     require_enough(len(rows), 2)
     with pytest.raises(DataError) as caught:
         require_enough(len(rows), 3)
@@ -277,7 +252,8 @@ def test_reading_rows_imports_nothing_heavy() -> None:
 )
 @pytest.mark.usefixtures("ppoctl_data")
 def test_real_datasets_are_read_whole(table: Gsm8kRows | ColumnRows, num_rows: int, last_answer: str) -> None:
-    rows = read_rows(table, name="train", base=Path("/"))
+    there = table.model_copy(update={"path": os.path.expandvars(table.path)})
+    rows = read_rows(there, name="train")
     assert len({row.id for row in rows}) == num_rows
     assert rows[-1].answer.endswith(last_answer)
 

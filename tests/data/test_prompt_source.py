@@ -104,7 +104,7 @@ def test_a_recipe_becomes_a_source(jsonl: MakeTable, make_tokenizer: Callable[..
         eval={"dotted.name": jsonl('{"q": "three", "a": "3"}', name="e.jsonl")},
     )
     template = PromptTemplate(make_tokenizer())
-    prompts = PromptSource.load(data, _rollout(max_prompt_tokens=6), template, seed=1, base=tmp_path)
+    prompts = PromptSource.load(data, _rollout(max_prompt_tokens=6), template, seed=1)
     assert {(row.text, row.answer) for row in prompts.prompts_for(1).rows} == {
         ("<|system|> Be brief. <|user|> one <|assistant|>", "1"),
         ("<|system|> Be brief. <|user|> two <|assistant|>", "2"),
@@ -123,9 +123,9 @@ def test_a_recipe_with_a_prompt_too_long_or_too_few_rows_is_refused(
     train = jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}')
     data = DataTable(train=train, eval={"x": jsonl('{"q": "one two", "a": "3"}', name="e.jsonl")})
     with pytest.raises(DataError, match=r"`data.eval.x` are over it"):
-        PromptSource.load(data, _rollout(max_prompt_tokens=3), template, seed=1, base=tmp_path)
+        PromptSource.load(data, _rollout(max_prompt_tokens=3), template, seed=1)
     with pytest.raises(DataError, match=r"`data.train` has 2 rows, and a step takes 3"):
-        PromptSource.load(data, _rollout(prompts_per_step=3), template, seed=1, base=tmp_path)
+        PromptSource.load(data, _rollout(prompts_per_step=3), template, seed=1)
 
 
 def _rollout(prompts_per_step: int = 2, max_prompt_tokens: int = 8) -> RolloutTable:

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,18 +16,19 @@ ARROWS: dict[str, set[str]] = {
     "model": {"errors"},
     "metrics": set(),
     "clock": set(),
+    "versions": set(),
     "recipe": {"model", "metrics", "errors"},
     "plan": {"convert", "recipe", "model", "errors"},
-    "launch": {"recipe", "errors"},
+    "launch": {"errors"},
     "ppo": set(),
     "batch": {"model", "metrics", "errors"},
     "ports": {"batch"},
     "stages": {"ports", "batch", "ppo", "clock", "metrics", "errors"},
-    "store": {"ports", "batch", "clock", "metrics", "errors"},
-    "loop": {"stages", "store", "ports", "batch", "recipe", "metrics", "errors"},
-    "data": {"ports", "batch", "recipe", "model", "errors"},
-    "rewards": {"ports", "batch", "recipe", "errors"},
-    "tracking": {"ports", "batch", "recipe", "clock", "metrics", "errors"},
+    "store": {"ports", "batch", "clock", "errors"},
+    "loop": {"store", "ports", "batch", "recipe", "metrics", "errors"},
+    "data": {"batch", "recipe", "model", "errors"},
+    "rewards": {"ports", "recipe", "errors"},
+    "tracking": {"store", "batch", "recipe", "clock", "metrics", "versions", "errors"},
     "engines.turns": set(),
     "engines.loopback": set(),
     "engines.link": {"engines.loopback", "ports", "batch", "errors"},
@@ -38,12 +40,13 @@ ARROWS: dict[str, set[str]] = {
     "engines.vllm": {
         "clock", "engines.link", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
     },
-    "engines.ray": {"clock", "ports", "batch", "recipe", "errors"},
+    "engines.ray": {"clock", "batch", "errors"},
     "convert": {"batch", "model", "errors"},
     "preflight": {"convert", "data", "plan", "recipe", "model", "errors"},
     "wire": {
         "convert", "data", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch",
-        "loop", "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "model", "errors",
+        "loop", "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "model", "versions",
+        "errors",
     },
     "cli": {"errors"},
     "__main__": {"cli"},
@@ -51,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
 
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
-    "cli": {"launch", "loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
+    "cli": {"loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
 }
 
 # Foreign packages by room; the standard library is allowed to all.
@@ -104,6 +107,14 @@ def imports(tree: ast.AST, *, is_late: bool = False) -> Iterator[tuple[str, bool
 MODULES = sorted(trees())
 
 
+def rooms_imported(module: Path) -> Iterator[tuple[str, str, bool]]:
+    """Room, name, and whether late, of every import of the product by a file."""
+    for name, is_late in imports(trees()[module]):
+        first, *rest = name.split(".")
+        if first == "ppoctl" and rest not in ([], ["__version__"]):
+            yield ".".join(rest[:2]) if rest[0] == "engines" else rest[0], name, is_late
+
+
 @pytest.mark.parametrize("module", MODULES, ids=str)
 def test_imports_follow_the_arrows(module: Path) -> None:
     here = room(module)
@@ -111,13 +122,42 @@ def test_imports_follow_the_arrows(module: Path) -> None:
         assert not list(imports(trees()[module])), f"{module} is a name, not a room"
         return
     assert here in ARROWS, f"a new room `{here}`: say in ARROWS what it may import"
-    for name, is_late in imports(trees()[module]):
-        first, *rest = name.split(".")
-        if first != "ppoctl" or rest in ([], ["__version__"]):
-            continue
-        there = ".".join(rest[:2]) if rest[0] == "engines" else rest[0]
+    for there, name, is_late in rooms_imported(module):
         allowed = ARROWS[here] | {here} | (LATE.get(here, set()) if is_late else set())
         assert there in allowed, f"{module} imports {name}"
+
+
+def test_an_allowed_arrow_is_used() -> None:
+    """What nobody needs is not allowed: the table is how the rooms are, not how they might be."""
+    at_once, late = defaultdict(set), defaultdict(set)
+    for module in MODULES:
+        for there, _, is_late in rooms_imported(module):
+            here = room(module)
+            (late if is_late and there not in ARROWS.get(here, set()) else at_once)[here].add(there)
+    for used, table in ((at_once, ARROWS), (late, LATE)):
+        assert {(here, there) for here, allowed in table.items() for there in allowed - used[here]} == set()
+
+
+def test_no_file_imports_itself_over_others() -> None:
+    """Late and type-only imports included: a circle of files is one file in pieces."""
+    edges = {dotted(module): set(files_imported(module)) for module in MODULES}
+    while leaves := {file for file, there in edges.items() if not there & edges.keys()}:
+        edges = {file: there for file, there in edges.items() if file not in leaves}
+    assert {file: sorted(there & edges.keys()) for file, there in edges.items()} == {}
+
+
+def dotted(module: Path) -> str:
+    return ".".join(("ppoctl", *module.with_suffix("").parts)).removesuffix(".__init__")
+
+
+def files_imported(module: Path) -> Iterator[str]:
+    """The modules that a file imports; of `from package import name` the module `name`, if it is one, else the
+    package. Its own package is no import: it runs before the file does."""
+    known = {dotted(other) for other in MODULES} - {"ppoctl"}
+    for name, _ in imports(trees()[module]):
+        found = name if name in known else name.rpartition(".")[0]
+        if found in known:
+            yield found
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)

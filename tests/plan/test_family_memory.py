@@ -11,8 +11,7 @@ from ppoctl.plan.memory.attention import attention_at_work, norm_at_work
 from ppoctl.plan.memory.part import Microbatch, Part, Precision
 from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, stages_of, whole_model
 from ppoctl.plan.memory.trainer import Training, ranks_of
-from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import GeneratorTable
+from ppoctl.recipe.schema import GeneratorTable, ParallelTable
 
 PLAIN = 2 * 128 + 2 * 64  # query and output 8 x 16 each, key and value 8 x 8 each
 TABLE = 128 * 8  # 100 rows, padded to 128

@@ -18,8 +18,8 @@ from ppoctl.plan.memory.part import Microbatch, Part, Precision
 from ppoctl.plan.memory.pipeline import rank_parameters, stages_of
 from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.load import load
-from ppoctl.recipe.parallel import ParallelTable, devices, is_one_process, processes
-from ppoctl.recipe.schema import GeneratorTable, LocalCluster, Recipe, Recompute
+from ppoctl.recipe.parallel import devices, is_one_process, processes
+from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable, Recipe, Recompute
 
 DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
 
@@ -209,7 +209,7 @@ def test_weights_go_in_buckets() -> None:
 def test_copies_of_a_bucket_are_where_weights_go(
     weights: str, placement: str, nodes: int, sender: int, engine: int, host: int
 ) -> None:
-    cluster = LocalCluster.model_validate({"weights": weights, "placement": placement})
+    cluster = ClusterTable.model_validate({"weights": weights, "placement": placement})
     assert generator.copies_of(cluster, nodes) == generator.Copies(sender, engine, host)
 
 
@@ -302,7 +302,7 @@ def test_engines_on_a_machine_and_on_its_gpus(smallest: Path) -> None:
 
 
 def test_apart_every_process_has_a_gpu(smallest: Path) -> None:
-    apart = "cluster={kind='local', placement='apart'}"
+    apart = "cluster={placement='apart'}"
     memory = _estimate(smallest, apart, "actor.parallel={pipeline=2}", gpu_gib=80.0)
     assert [found.place.name for found in memory.places] == [
         "the actor's GPU",
@@ -357,14 +357,14 @@ def test_stages_of_a_role_that_is_too_large_name_the_key(smallest: Path) -> None
     places = [_estimate(smallest, f"actor.parallel={{data={copies}}}").places[0] for copies in (1, 2)]
     lower = [{item.name: item.lower for item in place.items}["actor optimizer"] for place in places]
     assert lower == ["take more nodes (`cluster.ray_address`) or a smaller model", "lower `actor.parallel.data`"]
-    [of_nodes] = _estimate(smallest, "cluster={kind='local', ray_address='a:1'}").places
+    [of_nodes] = _estimate(smallest, "cluster={ray_address='a:1'}").places
     assert of_nodes.place.bytes is None
     assert of_nodes.stages[0].fits is None
 
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
 def test_devices_are_those_that_ray_is_asked_for(smallest: Path, placement: str) -> None:
-    sets = [f"cluster={{kind='local', placement='{placement}'}}", "generator.engines=3", "critic.parallel={data=2}"]
+    sets = [f"cluster={{placement='{placement}'}}", "generator.engines=3", "critic.parallel={data=2}"]
     recipe = load([smallest], sets, {}).recipe
     assert devices(recipe) == Room(processes(recipe), colocated=placement == "colocated").devices
     assert not is_one_process(recipe)
@@ -407,7 +407,7 @@ def test_host_memory_follows_what_is_asked(smallest: Path) -> None:
     assert alone.libraries == 2**20 * 550
     assert node("checkpoint.asynchronous=false").states == 0
     # Apart: two GPUs of the actor, two of the critic, one of the generator.
-    apart = node("cluster={kind='local', placement='apart'}", "actor.parallel={data=2}")
+    apart = node("cluster={placement='apart'}", "actor.parallel={data=2}")
     assert apart.gpus == 5
     assert apart.libraries == 2**20 * (5 * 400 + 550)
     split = "actor.parallel={data=2, distributed_optimizer=true}"
@@ -415,5 +415,5 @@ def test_host_memory_follows_what_is_asked(smallest: Path) -> None:
     assert abs(gathered.states - not_gathered.states) <= 2  # all of it, by one rank or by both
     many = "actor.parallel={data=16, distributed_optimizer=true}"
     assert node(many, "checkpoint.reshardable='dp'").states < 0.51 * node(many).states
-    assert node("generator.engines=2", "cluster={kind='local', ray_address='a:1'}").object_store == 0
+    assert node("generator.engines=2", "cluster={ray_address='a:1'}").object_store == 0
     assert _estimate(smallest).node is None

@@ -61,7 +61,7 @@ def test_processes_and_devices(smallest: Path) -> None:
     sets = ["generator.engines=2", "generator.tensor=3", "actor.parallel={data=4}", "critic.parallel={data=5}"]
     shared = plan(load([smallest], sets, {}).recipe).processes
     assert (shared.engines, shared.generator, shared.is_one_process, shared.devices) == (2, 6, False, 6)
-    apart = plan(load([smallest], [*sets, "cluster={kind='local', placement='apart'}"], {}).recipe).processes
+    apart = plan(load([smallest], [*sets, "cluster={placement='apart'}"], {}).recipe).processes
     assert (apart.placement, apart.devices) == ("apart", 15)
 
 

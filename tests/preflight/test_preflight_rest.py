@@ -225,6 +225,7 @@ def test_train_looks_at_disk_and_memory_and_can_be_told_not_to(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ppoctl.cli import preflight
+    from ppoctl.wire import machines  # noqa: F401 - asked before the start
 
     monkeypatch.setitem(sys.modules, "ppoctl.wire", None)  # nothing starts, even if all of this is let through
     usage = type(shutil.disk_usage(folder))

@@ -8,7 +8,8 @@ import pytest
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.load import load
-from ppoctl.recipe.parallel import ParallelTable, layouts, processes
+from ppoctl.recipe.parallel import layouts, processes
+from ppoctl.recipe.schema import ParallelTable
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 
@@ -77,7 +78,7 @@ CASES = [
     ),
     (
         "taking_turns_needs_a_shared_device",
-        "cluster={kind='local', placement='apart', offload=true}",
+        "cluster={placement='apart', offload=true}",
         "each process has a device of its own: nobody would take the place of what is moved out",
     ),
     (
@@ -237,7 +238,7 @@ def test_a_layout_that_fits_is_taken(table: str) -> None:
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
 def test_engines_are_free(placement: str) -> None:
-    written = ["generator.engines=3", "generator.tensor=2", f"cluster={{kind='local', placement='{placement}'}}"]
+    written = ["generator.engines=3", "generator.tensor=2", f"cluster={{placement='{placement}'}}"]
     assert processes(load([QUICKSTART], written).recipe)["generator"] == 6
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.load import examine, from_resolved, load
-from ppoctl.recipe.parallel import ParallelTable
 from ppoctl.recipe.schema import (
     BySequences,
     ByTokens,
@@ -16,6 +15,7 @@ from ppoctl.recipe.schema import (
     MlflowTracking,
     NoKl,
     NoTracking,
+    ParallelTable,
     Recipe,
 )
 from ppoctl.recipe.write import recipe_as_toml

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from ppoctl.errors import RecipeError
 from ppoctl.recipe.schema import RewardScale
 from ppoctl.rewards import shaping
 
@@ -31,15 +30,3 @@ def test_the_ends_land_exactly_on_the_target() -> None:
     shaped = shaping.shape(torch.tensor([0.1, 0.7]), scale(0.1, 0.7, -0.3, 0.9))
     assert torch.equal(shaped, torch.tensor([-0.3, 0.9]))
     assert shaped.dtype == torch.float32
-
-
-@pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 0)])
-def test_an_empty_range_is_one_clear_error(low: float, high: float) -> None:
-    with pytest.raises(RecipeError) as caught:
-        shaping.require_range(scale(low, high, 0, 1))
-    assert caught.value.message == (
-        f"`reward.scale.from` is `[{low}, {high}]`, and its first number must be below its second"
-    )
-    assert caught.value.hint is not None
-    with pytest.raises(RecipeError):
-        shaping.shape(torch.zeros(2), scale(low, high, 0, 1))

@@ -46,7 +46,7 @@ def real_recipe(*, every_steps: int, **changes: object) -> Recipe:
         "checkpoint": {"every_steps": every_steps},
         "eval": {"every_steps": 2, "at_start": False},
         "tracking": {"kind": "none"},
-        "cluster": {"kind": "local", "threads": 1},
+        "cluster": {"threads": 1},
     }
     return Recipe.model_validate({**tables, **changes})
 

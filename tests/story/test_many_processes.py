@@ -25,7 +25,7 @@ LAYOUT = {
     "actor": ACTOR,
     "critic": CRITIC,
     "checkpoint": {"every_steps": 1, "keep_rollouts_every_steps": 1},
-    "cluster": {"kind": "local", "threads": 1, "offload": True},
+    "cluster": {"threads": 1, "offload": True},
 }
 
 GRID = {"actor": ACTOR, "critic": {"optimizer": OPTIMIZER, "parallel": {"data": 1}}}
@@ -126,7 +126,7 @@ def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(
         "actor": {"optimizer": OPTIMIZER},
         "critic": {"optimizer": OPTIMIZER},
         "generator": {"engines": 2},
-        "cluster": {"kind": "local", "threads": 1, "placement": "apart", "weights": weights},
+        "cluster": {"threads": 1, "placement": "apart", "weights": weights},
     }
     assert run_drill(forked, tmp_path, wholes / weights, layout, [kills]) == [0, 0]
 

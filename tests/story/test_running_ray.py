@@ -80,7 +80,7 @@ def test_a_run_joins_a_running_ray_and_leaves_it_as_it_was(
     tables = {
         "actor": {"optimizer": {"lr": 1e-3}, "parallel": {"data": 2}},
         "critic": {"optimizer": {"lr": 1e-3}, "parallel": {"data": 1}},
-        "cluster": {"kind": "local", "threads": 1, "ray_address": address},
+        "cluster": {"threads": 1, "ray_address": address},
     }
     recipe = real_recipe(every_steps=1, name="guest", steps=1, **tables)
     (tmp_path / "guest.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")

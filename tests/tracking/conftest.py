@@ -16,7 +16,7 @@ def template_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("template")
     run = RunDir(runs)
     # Through the product itself, so that a fresh database is made by a real first run.
-    assert not rebuild(run.root, SETTINGS).nothing
+    assert rebuild(run.root, SETTINGS).params
     empty = runs / "empty.db"
     shutil.copyfile(runs / "mlflow.db", empty)
     _forget_runs(empty)

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tracking_lab import SETTINGS, Mlflow, RunDir, Said, journaled_points
+from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, journaled_points
 
 from ppoctl.errors import quoted
 from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.store.layout import RunLayout
 from ppoctl.tracking.mirror import MlflowMirror, Patience, rebuild
 from ppoctl.tracking.mlflow_run import Address, Marker, Target
 from ppoctl.tracking.outgoing import Batch, Ending, Point
@@ -34,7 +35,7 @@ class FakeTarget:
     failures: int = 0
     opened: int = 0
 
-    def open(self, run_dir: Path, address: Address) -> Target:
+    def open(self, layout: RunLayout, address: Address) -> Target:
         self.opened += 1
         self._pass()
         return self
@@ -50,16 +51,13 @@ class FakeTarget:
         last = [point for point in self.points_sent if point.name == "progress/journal_seq"]
         return Marker(last[-1].step, last[-1].at_ms) if last else None
 
-    def points(self) -> set[tuple[str, int]]:
-        return {(point.name, point.step) for point in self.points_sent}
+    def restart(self) -> None:
+        raise AssertionError("its journal was not made anew")
 
     def params(self) -> Mapping[str, str]:
         return {}
 
     def tags(self) -> Mapping[str, str]:
-        return {}
-
-    def files(self, folder: str) -> Mapping[str, int]:
         return {}
 
     def send(self, batch: Batch) -> None:
@@ -249,8 +247,8 @@ def test_resumes_are_one_run_with_the_true_status(run: RunDir, mlflow: Mlflow, s
         seen.append(found.info.run_id)
     assert len(set(seen)) == 1
     assert mlflow.points() == journaled_points(run.root)
-    assert "ppoctl.version.mlflow-skinny" in mlflow.run().data.tags
-    assert rebuild(run.root, SETTINGS).nothing
+    assert "ppoctl.version.torch" in mlflow.run().data.tags
+    assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
     assert said.lines == []
 
 
@@ -326,16 +324,15 @@ def test_a_training_process_killed_while_mirroring_loses_and_doubles_nothing(
     assert mlflow.run().info.status == "RUNNING"
     root = runs_dir / "demo"
     before = sum(mlflow.points().values())
-    sent = rebuild(root, SETTINGS, ended_as="failed")
+    sent = rebuild(root, SETTINGS)
     assert before > 0
     assert mlflow.points() == journaled_points(root)
     assert sum(mlflow.points().values()) - before == sent.points
-    assert rebuild(root, SETTINGS, ended_as="failed").nothing
-    assert mlflow.run().info.status == "FAILED"
+    assert mlflow.run().info.status == "RUNNING"
 
 
 def test_importing_tracking_imports_no_mlflow_and_no_torch() -> None:
-    names = ("journal_reader", "health", "view", "console", "outgoing", "forwarder", "mirror")
+    names = ("health", "view", "console", "outgoing", "forwarder", "mirror")
     imports = "; ".join(f"import ppoctl.tracking.{name}" for name in names)
     heavy = "('mlflow', 'torch', 'sqlalchemy', 'numpy', 'vllm', 'transformers')"
     script = f"import sys; {imports}; sys.exit(str([m for m in {heavy} if m in sys.modules]))"

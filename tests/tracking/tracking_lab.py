@@ -5,12 +5,15 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.sealed import seal, sealed_line
 from ppoctl.recipe.schema import MlflowTracking
-from ppoctl.tracking.journal_reader import entries
+from ppoctl.store.journal import read_lines
+from ppoctl.store.layout import FORMAT, RunLayout
+from ppoctl.tracking.forwarder import Sent
 
 SETTINGS = MlflowTracking(kind="mlflow")
 RECIPE: dict[str, Any] = {"name": "demo", "steps": 3, "ppo": {"kl": {"place": "loss", "coef": 0.001}}, "expect": {}}
@@ -23,17 +26,22 @@ class RunDir:
         self.root = root / name
         self.root.mkdir(parents=True)
         self.seq = 0
-        self.write("run.json", {"name": name, "id": f"{len(name):032x}", "created": 1_763_700_000.5})
-        self.write("recipe.resolved.json", RECIPE)
-        (self.root / "recipe.toml").write_text('name = "demo"\n')
+        self.layout = RunLayout(self.root)
+        identity = {"format": FORMAT, "name": name, "id": f"{len(name):032x}", "created": 1_763_700_000.5}
+        self.layout.run_json.write_text(seal(identity, indent=1))
+        self.layout.journal.touch()
+        self.layout.recipes.mkdir()
+        self.recipe(RECIPE)
+        self.layout.recipe_toml.write_text('name = "demo"\n')
 
-    def write(self, name: str, body: Any) -> None:
-        (self.root / name).write_text(seal(body, indent=1))
+    def recipe(self, body: dict[str, Any]) -> None:
+        for path in (self.layout.recipe_resolved, self.layout.recipe_from(1)):
+            path.write_text(seal(body, indent=1))
 
     def append(self, body: dict[str, Any]) -> dict[str, Any]:
         self.seq += 1
         line = {"seq": self.seq, "at": 1_763_712_000.25 + self.seq, **body}
-        with (self.root / "journal.jsonl").open("ab") as file:
+        with self.layout.journal.open("ab") as file:
             file.write(sealed_line(line))
         return line
 
@@ -47,7 +55,7 @@ class RunDir:
         self.stage(step, "actor_update", policy__loss=-0.1 * step, policy__approx_kl=0.01)
 
     def evaluation(self, step: int, rows: int = 2) -> None:
-        folder = self.root / "steps" / f"{step:06d}" / "80-eval"
+        folder = self.layout.stage(step, "eval")
         folder.mkdir(parents=True)
         (folder / "samples.jsonl").write_text("".join(json.dumps({"row": row}) + "\n" for row in range(rows)))
         self.stage(step, "eval", **{"eval__gsm8k__pass_at_1": 0.25})
@@ -91,8 +99,7 @@ class Mlflow:
 def journaled_points(run_dir: Path) -> Counter[tuple[str, int, float, int]]:
     """What MLflow must hold in the end, worked out from the journal without the code under test."""
     expected: Counter[tuple[str, int, float, int]] = Counter()
-    for entry in entries(run_dir / "journal.jsonl"):
-        line = entry.body
+    for line in read_lines(RunLayout(run_dir).journal):
         for name, value in line.get("figures", {}).items():
             if not math.isfinite(value):
                 continue
@@ -100,6 +107,11 @@ def journaled_points(run_dir: Path) -> Counter[tuple[str, int, float, int]]:
         if "stage" in line:
             expected[(f"time/{line['stage']}_s", line["step"], line["seconds"], int(line["at"] * 1000))] += 1
     return expected
+
+
+def figures_and_status(sent: Sent) -> int:
+    """How much MLflow lacked, files not counted: those are sent each time."""
+    return sum(vars(replace(sent, files=0)).values())
 
 
 class Said:

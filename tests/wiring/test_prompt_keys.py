@@ -36,23 +36,26 @@ class Words:
         return self.words
 
 
-def write(folder: Path) -> None:
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the working folder, where the tables above name them."""
+    monkeypatch.chdir(tmp_path)
     rows = [
         {"q": f"number {n}", "other": f"other {n}", "a": {"gold": f"{n}", "silver": f"-{n}"}, "b": "7"}
         for n in range(4)
     ]
-    (folder / "columns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "more.jsonl").write_text("".join(json.dumps({**row, "q": "more " + row["q"]}) + "\n" for row in rows))
+    (tmp_path / "columns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps({**row, "q": "more " + row["q"]}) + "\n" for row in rows))
     maths = [{"question": f"sum {n}", "answer": f"thus #### {n}"} for n in range(4)]
-    (folder / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in maths))
-    (folder / "gsm8k2.jsonl").write_text("".join(json.dumps({**r, "question": "two"}) + "\n" for r in maths[:2]))
+    (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in maths))
+    (tmp_path / "gsm8k2.jsonl").write_text("".join(json.dumps({**r, "question": "two"}) + "\n" for r in maths[:2]))
 
 
-def asked(folder: Path, data: dict[str, Any], **rollout: Any) -> PromptSource:
+def asked(data: dict[str, Any], **rollout: Any) -> PromptSource:
     tables = {**BASE, "data": data, "rollout": {**BASE["rollout"], "prompts_per_step": 1, **rollout}}
     recipe = Recipe.model_validate(tables)
     template = PromptTemplate(Words())
-    return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed, base=folder)
+    return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed)
 
 
 def read(rows: tuple[Any, ...]) -> list[tuple[str, str]]:
@@ -79,37 +82,33 @@ CASES: list[tuple[str, dict[str, Any], Any, list[tuple[str, str]]]] = [
 @holds(*(f"data.{name}.{case[0]}" for case in CASES for name in ("train", "eval.*")))
 @pytest.mark.parametrize(("key", "table", "value", "told"), CASES, ids=[f"{c[0]}={c[2]}" for c in CASES])
 def test_rows_are_read_as_the_recipe_says(
-    tmp_path: Path, key: str, table: dict[str, Any], value: Any, told: list[tuple[str, str]]
+    key: str, table: dict[str, Any], value: Any, told: list[tuple[str, str]]
 ) -> None:
-    write(tmp_path)
     plain = NUMBERS if table is COLUMNS else SUMS
-    changed = asked(tmp_path, {"train": {**table, key: value}, "eval": {"held": table}}, max_prompt_tokens=9)
+    changed = asked({"train": {**table, key: value}, "eval": {"held": table}}, max_prompt_tokens=9)
     assert (read(changed.train), read(changed.evaluations["held"])) == (told, plain)
-    changed = asked(tmp_path, {"train": table, "eval": {"held": {**table, key: value}}}, max_prompt_tokens=9)
+    changed = asked({"train": table, "eval": {"held": {**table, key: value}}}, max_prompt_tokens=9)
     assert (read(changed.train), read(changed.evaluations["held"])) == (plain, told)
 
 
 @holds("data.train.format", "data.eval.*.format")
-def test_each_format_reads_its_own_columns(tmp_path: Path) -> None:
-    write(tmp_path)
+def test_each_format_reads_its_own_columns() -> None:
     for train, held in ((COLUMNS, GSM8K), (GSM8K, COLUMNS)):
-        source = asked(tmp_path, {"train": train, "eval": {"held": held}})
+        source = asked({"train": train, "eval": {"held": held}})
         found = (read(source.train), read(source.evaluations["held"]))
         assert found == ((NUMBERS, SUMS) if train is COLUMNS else (SUMS, NUMBERS))
 
 
 @holds("rollout.max_prompt_tokens")
-def test_a_longer_prompt_is_refused(tmp_path: Path) -> None:
-    write(tmp_path)
-    assert asked(tmp_path, {"train": COLUMNS}, max_prompt_tokens=2)
+def test_a_longer_prompt_is_refused() -> None:
+    assert asked({"train": COLUMNS}, max_prompt_tokens=2)
     with pytest.raises(DataError, match=r"has 2 prompt tokens, and `rollout\.max_prompt_tokens` is 1"):
-        asked(tmp_path, {"train": COLUMNS}, max_prompt_tokens=1)
+        asked({"train": COLUMNS}, max_prompt_tokens=1)
 
 
 @each_key("key, value", [("rollout.prompts_per_step", 3), ("seed", 6)])
-def test_a_step_asks_so_many_rows_in_the_order_of_the_seed(tmp_path: Path, key: str, value: int) -> None:
-    write(tmp_path)
-    source = asked(tmp_path, {"train": COLUMNS}, **({"prompts_per_step": value} if key != "seed" else {}))
+def test_a_step_asks_so_many_rows_in_the_order_of_the_seed(key: str, value: int) -> None:
+    source = asked({"train": COLUMNS}, **({"prompts_per_step": value} if key != "seed" else {}))
     found = source.prompts_for(1)
     assert isinstance(found, Prompts)
     assert len(found.rows) == (value if key != "seed" else 1)
@@ -119,7 +118,7 @@ def test_a_step_asks_so_many_rows_in_the_order_of_the_seed(tmp_path: Path, key: 
             recipe = Recipe.model_validate({**BASE, "seed": seed, "data": {"train": COLUMNS}})
             rollout = recipe.rollout.model_copy(update={"prompts_per_step": 4})
             template = PromptTemplate(Words())
-            seeded = PromptSource.load(recipe.data, rollout, template, seed=recipe.seed, base=tmp_path)
+            seeded = PromptSource.load(recipe.data, rollout, template, seed=recipe.seed)
             orders.append([row.text for row in seeded.prompts_for(1).rows])
         assert sorted(orders[0]) == sorted(orders[1]) == [q for q, _ in NUMBERS]
         assert orders[0] != orders[1]

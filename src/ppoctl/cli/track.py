@@ -14,7 +14,8 @@ def track(
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Send everything that MLflow lacks.")] = False,
     json: Json = False,
 ) -> None:
-    """The journal is the truth; MLflow is a mirror of it. Running this twice sends nothing the second time."""
+    """The journal is the truth; MLflow is a mirror of it. Running this twice sends files again and nothing
+    else."""
     if not rebuild:
         raise RecipeError("nothing to do", hint=f"ppoctl track --rebuild {quoted(run)}")
     from ppoctl.recipe.load import from_resolved

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ppoctl.data.tables import Place, columns_of, lookup, read_jsonl, read_parquet, resolve
+from ppoctl.data.tables import Place, columns_of, existing, lookup, read_jsonl, read_parquet
 from ppoctl.errors import DataError, RecipeError
 from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
 
@@ -41,28 +41,27 @@ class Row:
     """Where it was read, for error messages."""
 
 
-def read_datasets(data: DataTable, *, base: Path) -> dict[str, list[Row]]:
+def read_datasets(data: DataTable) -> dict[str, list[Row]]:
     """All datasets of a recipe by key: `train`, `eval.NAME`. Raises DataError as `read_rows`."""
     tables: dict[str, Gsm8kRows | ColumnRows] = {"train": data.train}
     tables.update({f"eval.{name}": table for name, table in data.eval.items()})
-    return {name: read_rows(table, name=name, base=base) for name, table in tables.items()}
+    return {name: read_rows(table, name=name) for name, table in tables.items()}
 
 
-def read_rows(table: Gsm8kRows | ColumnRows, *, name: str, base: Path) -> list[Row]:
+def read_rows(table: Gsm8kRows | ColumnRows, *, name: str) -> list[Row]:
     """The rows of one dataset, in file order, as `stream_rows`."""
-    return list(stream_rows(table, name=name, base=base))
+    return list(stream_rows(table, name=name))
 
 
-def stream_rows(table: Gsm8kRows | ColumnRows, *, name: str, base: Path) -> Iterator[Row]:
-    """The rows of one dataset, one at a time, in file order. `name` is its key below `data`; `base` is the recipe's
-    folder.
+def stream_rows(table: Gsm8kRows | ColumnRows, *, name: str) -> Iterator[Row]:
+    """The rows of one dataset, one at a time, in file order. `name` is its key below `data`.
 
     Raises MissingAssetError where there is no file, RecipeError on one of another format, and DataError on a file
     that is unreadable or empty, and on the first row without the columns asked for, or with something in them that is
     no question or answer.
     """
     key = f"data.{name}"
-    path = resolve(table.path, key=f"{key}.path", base=base)
+    path = existing(table.path, key=f"{key}.path")
     prompt_column, answer_column = _columns(table)
     number = 0
     for place, raw in islice(_raw_rows(table, path, key), table.max_rows):

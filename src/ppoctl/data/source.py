@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 
 from ppoctl.batch.records import Prompt, Prompts
 from ppoctl.batch.seeds import derive_seed
@@ -30,11 +29,9 @@ class PromptSource:
     """What `run.json` remembers: `data.train`, `data.eval.NAME`, `tokenizer` -> SHA-256."""
 
     @classmethod
-    def load(
-        cls, data: DataTable, rollout: RolloutTable, template: PromptTemplate, *, seed: int, base: Path
-    ) -> "PromptSource":
-        """Read, render and check all datasets of a recipe; `base` is the recipe's folder. Raises DataError."""
-        datasets = read_datasets(data, base=base)
+    def load(cls, data: DataTable, rollout: RolloutTable, template: PromptTemplate, *, seed: int) -> "PromptSource":
+        """Read, render and check all datasets of a recipe. Raises DataError."""
+        datasets = read_datasets(data)
         require_enough(len(datasets["train"]), rollout.prompts_per_step)
         prompts: dict[str, tuple[Prompt, ...]] = {}
         for name, rows in datasets.items():

@@ -4,15 +4,12 @@ pyarrow only where a parquet file is read. Knows nothing of prompts: see `rows`.
 import codecs
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import DataError, EnvironmentProblemError, MissingAssetError, RecipeError
-
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))(?=/|$)")
 
 
 @dataclass(frozen=True)
@@ -27,20 +24,10 @@ class Place:
         return f"`{self.path}` {self.unit} {self.number}"
 
 
-def resolve(path: str, *, key: str, base: Path) -> Path:
-    """The file a recipe means: `$NAME` at the start is read from the environment, a relative path starts at `base`
-    (the recipe's folder). `key` says where it was set. Raises MissingAssetError where there is no such file."""
-    variable = _VARIABLE.match(path)
-    if variable is None:
-        file = base / path
-    else:
-        name = variable[1] or variable[2]
-        value = os.environ.get(name)
-        if not value:
-            raise MissingAssetError(
-                f"`{key}` is `{path}`, and the environment has no `{name}`", hint=f"export {name}=/path/to/folder"
-            )
-        file = Path(value + path[variable.end() :]).absolute()
+def existing(path: str, *, key: str) -> Path:
+    """The file at this path, which was set at `key`. Raises MissingAssetError where there is none, RecipeError where
+    it is a folder."""
+    file = Path(path)
     if os.path.isdir(file):  # noqa: PTH112 - no error where a folder above is closed
         raise RecipeError(f"`{key}` is `{file}`: a folder", hint=f"ls {file}  # then --set {key}=FILE")
     if not os.path.exists(file):  # noqa: PTH110 - the same

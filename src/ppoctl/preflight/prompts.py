@@ -1,7 +1,6 @@
 """Every row of the data, as training reads it, and the chat template on each kind of row."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.rows import Message, Row, require_enough, stream_rows
@@ -26,7 +25,7 @@ def require_rows(
     that the template refuses: one for each sequence of roles is rendered, as it is they that templates refuse."""
     tried: set[tuple[str, ...]] = set()
     number = 0
-    for number, row in enumerate(stream_rows(table, name=name, base=Path.cwd()), start=1):
+    for number, row in enumerate(stream_rows(table, name=name), start=1):
         chat = chat_of(row, table, name=name)
         roles = tuple(message.role for message in chat)
         if template is not None and template.text is not None and roles not in tried:

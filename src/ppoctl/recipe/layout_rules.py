@@ -7,8 +7,8 @@ from math import gcd
 from ppoctl.model.reading import shape_if_here
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.conflict import Conflict, Rule
-from ppoctl.recipe.parallel import ParallelTable, layouts
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.parallel import layouts
+from ppoctl.recipe.schema import ParallelTable, Recipe
 from ppoctl.recipe.shape import Path
 
 _END_KEYS = ("first_stage_layers", "last_stage_layers")

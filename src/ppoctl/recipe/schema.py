@@ -19,6 +19,7 @@ from ppoctl.recipe.algorithm import KlInReward as KlInReward
 from ppoctl.recipe.algorithm import NoCorrection as NoCorrection
 from ppoctl.recipe.algorithm import NoKl as NoKl
 from ppoctl.recipe.algorithm import OptimizerTable as OptimizerTable
+from ppoctl.recipe.algorithm import ParallelTable as ParallelTable
 from ppoctl.recipe.algorithm import PolicyLossTable as PolicyLossTable
 from ppoctl.recipe.algorithm import PpoTable as PpoTable
 from ppoctl.recipe.algorithm import Recompute as Recompute
@@ -26,7 +27,6 @@ from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
 from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable
 from ppoctl.recipe.effects import REPORTING, RESULTS, SPEED
-from ppoctl.recipe.parallel import ParallelTable as ParallelTable
 from ppoctl.recipe.table import Array, AtLeastOne, Fraction, NotNegative, OrOff, Positive
 from ppoctl.recipe.table import Table as Table
 
@@ -268,12 +268,10 @@ class NoTracking(Table):
 Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
 
 
-class LocalCluster(Table):
+class ClusterTable(Table):
     """This machine, or a running Ray. Where every role is one process and they share a device, all of them live in
     this process; otherwise each role runs in processes of Ray."""
 
-    kind: Annotated[Literal["local"], SPEED] = "local"
-    """This machine; the only kind."""
     placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
     """Whether roles share devices. colocated: one process of each role on a device; apart: each process has its
     own."""
@@ -303,9 +301,6 @@ class LocalCluster(Table):
     """The same of an update, all its epochs together; absent: `call_deadline_s`."""
     save_deadline_s: Annotated[float | None, SPEED, Positive] = None
     """The same of what saving a state waits for; absent: `call_deadline_s`."""
-
-
-Cluster = Annotated[LocalCluster, Field()]
 
 
 class Expectation(Table):
@@ -342,6 +337,6 @@ class Recipe(Table):
     eval: EvalTable = EvalTable()
     health: HealthTable = HealthTable()
     tracking: Tracking = MlflowTracking(kind="mlflow")
-    cluster: Cluster = LocalCluster(kind="local")
+    cluster: ClusterTable = ClusterTable()
     expect: dict[str, Expectation] = Field(default_factory=dict)
     """What the run must reach, by metric name."""

@@ -18,14 +18,15 @@ from pathlib import Path
 
 from ppoctl.errors import EnvironmentProblemError, PpoctlError, quoted, without_secrets
 from ppoctl.recipe.schema import MlflowTracking
-from ppoctl.tracking import forwarder
+from ppoctl.store.journal import read_lines
+from ppoctl.store.layout import RunLayout
 from ppoctl.tracking.forwarder import Forwarder, Sent
-from ppoctl.tracking.journal_reader import entries
 from ppoctl.tracking.mlflow_run import Address, MlflowRun, Target, address_of
 from ppoctl.tracking.outgoing import Ending, ended, ending
+from ppoctl.versions import versions
 
 Say = Callable[[str], None]
-OpenTarget = Callable[[Path, Address], Target]
+OpenTarget = Callable[[RunLayout, Address], Target]
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,6 @@ class Patience:
     longest_retry_s: float = 60.0
 
 
-def open_mlflow(run_dir: Path, address: Address) -> Target:
-    """The MLflow run of a run directory; imports mlflow, 0.5 to 0.9 s."""
-    return MlflowRun.open(address, forwarder.read_card(run_dir))
-
-
 class MlflowMirror:
     """Mirrors one attempt. Start it when the engines are imported: two threads that import the same packages at one
     time can see half-made modules, and nothing is committed before that anyway."""
@@ -55,13 +51,13 @@ class MlflowMirror:
         *,
         attempt: int,
         say: Say,
-        open_target: OpenTarget = open_mlflow,
+        open_target: OpenTarget = MlflowRun,
         patience: Patience = Patience(),
     ) -> None:
         """`attempt` is the one that is mirrored: once a newer one has started, the status is that one's to set. `say`
         gets one line when MLflow goes away, one when it is back; it is called from the mirror's thread."""
-        self._run_dir = run_dir.resolve()
-        self._address = address_of(settings, self._run_dir.parent)
+        self._layout = RunLayout(run_dir.resolve())
+        self._address = address_of(settings, self._layout.root.parent)
         self._attempt = attempt
         self._say = say
         self._open_target = open_target
@@ -105,17 +101,13 @@ class MlflowMirror:
         if self._settled:
             return 0
         self._abandoned.set()
-        left = sum(1 for entry in entries(self._journal) if entry.body["seq"] > (self._seq or 0))
+        left = sum(int(line["seq"]) > (self._seq or 0) for line in read_lines(self._layout.journal))
         if started:
             # An earlier attempt may have sent some of them: without an answer from MLflow nobody knows.
             lines = f"{'up to ' if self._seq is None else ''}{left} journal line{'' if left == 1 else 's'}"
             what = lines if left else "the run's status or files"
-            self._say(f"mlflow: {what} not sent; send them with: ppoctl track --rebuild {quoted(self._run_dir)}")
+            self._say(f"mlflow: {what} not sent; send them with: ppoctl track --rebuild {quoted(self._layout.root)}")
         return left
-
-    @property
-    def _journal(self) -> Path:
-        return self._run_dir / "journal.jsonl"
 
     def _work(self) -> None:
         """The thread: forward, wait for news; on failure wait longer each time and open the target anew."""
@@ -143,9 +135,9 @@ class MlflowMirror:
 
     def _forward(self, *, closing: bool) -> None:
         if self._forwarder is None:
-            self._forwarder = Forwarder(self._run_dir, self._open_target(self._run_dir, self._address))
+            self._forwarder = Forwarder(self._layout, self._open_target(self._layout, self._address))
             self._seq = self._forwarder.seq
-            self._forwarder.describe(forwarder.versions())
+            self._forwarder.describe({f"ppoctl.version.{name}": found for name, found in versions().items()})
             if not closing and not self._is_superseded():
                 self._forwarder.end(Ending("RUNNING", {"ppoctl.status": "running"}))
         try:
@@ -157,13 +149,15 @@ class MlflowMirror:
         self._forwarder.keep_files()
 
     def _is_superseded(self) -> bool:
-        lines = (entry.body for entry in entries(self._journal))
-        return any(line.get("event") == "attempt_started" and line["attempt"] > self._attempt for line in lines)
+        return any(
+            line.get("event") == "attempt_started" and line["attempt"] > self._attempt
+            for line in read_lines(self._layout.journal)
+        )
 
     def _ending(self) -> Ending:
         """As the journal has it; by the word given to `close` where the journal's last event is another one."""
         assert self._ended_as is not None
-        last = ending(entry.body for entry in entries(self._journal))
+        last = ending(read_lines(self._layout.journal))
         if last is not None and last.tags["ppoctl.status"] == self._ended_as:
             return last
         return ended(self._ended_as, at_ms=int(time.time() * 1000))
@@ -182,38 +176,25 @@ class MlflowMirror:
         self._down = False
 
 
-def rebuild(
-    run_dir: Path, settings: MlflowTracking, *, runs_dir: Path | None = None, ended_as: str | None = None
-) -> Sent:
-    """Send all that MLflow lacks of a run, in the foreground; a second call finds nothing to send.
+def rebuild(run_dir: Path, settings: MlflowTracking) -> Sent:
+    """Send all that MLflow lacks of a run, in the foreground; a second call sends its files again and nothing else.
 
-    `ended_as` is the attempt's end in the journal's words, for a run whose process is known to be dead without having
-    journaled one. Raises EnvironmentProblemError when MLflow cannot be reached.
+    Raises RecipeError where the folder is no run directory, EnvironmentProblemError when MLflow cannot be reached.
     """
-    run_dir = run_dir.resolve()
-    address = address_of(settings, runs_dir or run_dir.parent)
-    if not (run_dir / "run.json").is_file():
-        raise EnvironmentProblemError(
-            f"`{run_dir}` is no run directory", hint=f"list them with: ls {quoted(run_dir.parent)}"
-        )
+    layout = RunLayout(run_dir.resolve())
+    address = address_of(settings, layout.root.parent)
     try:
-        worker = Forwarder(run_dir, open_mlflow(run_dir, address))
-        return worker.describe({}) + worker.forward() + _end(worker, run_dir, ended_as) + worker.keep_files()
+        worker = Forwarder(layout, MlflowRun(layout, address))
+        sent = worker.describe({}) + worker.forward()
+        last = ending(read_lines(layout.journal))
+        return sent + (Sent() if last is None else worker.end(last)) + worker.keep_files()
     except PpoctlError:
         raise
     except Exception as problem:
         raise EnvironmentProblemError(
             f"MLflow at `{address.shown}` does not take what is sent: {_reason(problem)}",
-            hint=f"what is missing is sent by running this again: ppoctl track --rebuild {quoted(run_dir)}",
+            hint=f"what is missing is sent by running this again: ppoctl track --rebuild {quoted(layout.root)}",
         ) from problem
-
-
-def _end(worker: Forwarder, run_dir: Path, ended_as: str | None) -> Sent:
-    lines = [entry.body for entry in entries(run_dir / "journal.jsonl")]
-    last = ending(lines)
-    if ended_as is not None and lines and (last is None or last.status == "RUNNING"):
-        last = ended(ended_as, at_ms=int(lines[-1]["at"] * 1000))
-    return Sent() if last is None else worker.end(last)
 
 
 def _reason(problem: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.recipe.explain import shown
 from ppoctl.recipe.fingerprint import differences, result_differences
-from ppoctl.recipe.saved_layout import saved_layout, what_differs
+from ppoctl.recipe.parallel import saved_layout, what_differs
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import artifact, run_dir

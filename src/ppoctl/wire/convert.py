@@ -22,8 +22,8 @@ from ppoctl.convert.written import write_hugging_face, write_megatron
 from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
+from ppoctl.versions import versions
 from ppoctl.wire.convert_source import Source, find_source
-from ppoctl.wire.versions import versions
 
 REPORT = "ppoctl-conversion.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -22,7 +22,7 @@ PROBED_ROWS = 4
 def read_questions(recipe: Recipe) -> PromptSource:
     """All prompts of the recipe, rendered and checked."""
     template = PromptTemplate(load_tokenizer(recipe.model.path))
-    return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed, base=Path.cwd())
+    return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed)
 
 
 def open_scorer(recipe: Recipe, questions: PromptSource) -> ProcessScorer:

@@ -8,7 +8,7 @@ from ppoctl.batch.records import Carry, Evaluation, State, Update
 from ppoctl.loop.run import Cadence, Health, Job
 from ppoctl.loop.step import Stages
 from ppoctl.ports import Generator, Scorer
-from ppoctl.recipe.saved_layout import saved_layout
+from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
 from ppoctl.stages.rollout import Progress
 from ppoctl.store import manifest as manifests

@@ -46,11 +46,11 @@ from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
 from ppoctl.tracking.mlflow_run import require_uri
 from ppoctl.tracking.view import Cadence
+from ppoctl.versions import versions
 from ppoctl.wire import engines
 from ppoctl.wire.job import Surroundings, assemble
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.sources import source_digests
-from ppoctl.wire.versions import versions
 
 MIRROR_DEADLINE_S = 20.0
 """How long the end of a run waits for MLflow."""

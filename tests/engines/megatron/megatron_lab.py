@@ -29,14 +29,14 @@ from transformers import (
 
 from ppoctl.batch.bucket import tensors_of
 from ppoctl.batch.records import Rollouts
-from ppoctl.engines.megatron.factory import build_actor, build_critic
-from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.factory import DTYPES
+from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.ports import Minibatch, OptimizerStep
 from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss
-from ppoctl.recipe.schema import BySequences, ByTokens, ModelTable
+from ppoctl.recipe.schema import BySequences, ByTokens
 from tolerance import Level
 
 VOCABULARY = 101
@@ -344,19 +344,17 @@ Batching = BySequences | ByTokens
 def actor(
     folder: Path, *, dtype: str = "float32", batching: Batching | None = None, temperature: float = 1.0
 ) -> MegatronActor:
-    made = build_actor(
-        ModelTable(path=str(folder), dtype=dtype),
-        batching or BySequences(microbatch_seqs=2, logits_chunk_tokens=5),
-        temperature=temperature,
-    )
+    batching = batching or BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
+    settings = TrainerSettings("actor", str(folder), DTYPES[dtype], batching, temperature=temperature)
+    made = MegatronActor(settings, ThisProcess(MegatronRank(settings)))
     made.start()
     return made
 
 
 def critic(folder: Path, *, dtype: str = "float32", batching: Batching | None = None) -> MegatronCritic:
-    made = build_critic(
-        ModelTable(path=str(folder), dtype=dtype), batching or BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
-    )
+    batching = batching or BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
+    settings = TrainerSettings("critic", str(folder), DTYPES[dtype], batching)
+    made = MegatronCritic(settings, ThisProcess(MegatronRank(settings)))
     made.start()
     return made
 

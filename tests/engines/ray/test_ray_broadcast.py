@@ -23,7 +23,7 @@ CHANGES = [
     "actor.parallel={tensor=2, sequence=true}",
     "critic.parallel={}",
     "generator.engines=2",
-    "cluster={kind='local', threads=1, placement='apart', weights='broadcast', start_deadline_s=120}",
+    "cluster={threads=1, placement='apart', weights='broadcast', start_deadline_s=120}",
     f"model.path={ROOT / 'recipes/quickstart/model'}",
 ]
 

@@ -31,8 +31,8 @@ from ppoctl.engines.megatron.data_only import CommonDataOnly, DataOnly, causes
 from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts
 from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
 from ppoctl.errors import StorageError, quoted
-from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.saved_layout import what_differs
+from ppoctl.recipe.parallel import what_differs
+from ppoctl.recipe.schema import ParallelTable
 
 _ALWAYS_THERE = (*COMMON_FILES, ".metadata")
 _UNREADABLE = (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError, UnpicklingError)

@@ -1,13 +1,10 @@
-"""Recipe tables -> trainers in this process, and the settings of any. What `wire` calls."""
+"""Recipe tables -> the settings of a trainer. What `wire` calls."""
 
 import torch
 
-from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
-from ppoctl.engines.megatron.ranks import ThisProcess
-from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
-from ppoctl.recipe.parallel import layouts
-from ppoctl.recipe.saved_layout import saved_layout
-from ppoctl.recipe.schema import BySequences, ByTokens, ModelTable, Recipe
+from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.recipe.parallel import layouts, saved_layout
+from ppoctl.recipe.schema import Recipe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -29,34 +26,3 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         # The driver's deadline of one answer comes first, and then a minute to say who is late.
         collective_s=max(filter(None, (cluster.call_deadline_s, *own))) + cluster.start_deadline_s + 60.0,
     )
-
-
-def build_actor(
-    model: ModelTable, batching: BySequences | ByTokens, *, temperature: float, device: torch.device | None = None
-) -> MegatronActor:
-    """An actor in this process, at no state yet: `start` or `load` builds the model. Sets up the process group,
-    which must happen before a vLLM engine is made in the same process.
-    """
-    settings = TrainerSettings(
-        role="actor",
-        model=model.path,
-        dtype=DTYPES[model.dtype],
-        batching=batching,
-        temperature=temperature,
-        device=None if device is None else str(device),
-    )
-    return MegatronActor(settings, ThisProcess(MegatronRank(settings)))
-
-
-def build_critic(
-    model: ModelTable, batching: BySequences | ByTokens, *, device: torch.device | None = None
-) -> MegatronCritic:
-    """A critic in this process, at no state yet, initialised from the base model; its value head starts at zero."""
-    settings = TrainerSettings(
-        role="critic",
-        model=model.path,
-        dtype=DTYPES[model.dtype],
-        batching=batching,
-        device=None if device is None else str(device),
-    )
-    return MegatronCritic(settings, ThisProcess(MegatronRank(settings)))

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from ppoctl.convert.tensors import tensor_sizes
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.pipeline import PipelineStage, rank_parameters, stages_of, whole_model
-from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import GeneratorTable, LocalCluster
+from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class TransferBytes:
         return self.on_sender + self.on_engine + self.on_host
 
 
-def copies_of(cluster: LocalCluster, nodes: int) -> Copies:
+def copies_of(cluster: ClusterTable, nodes: int) -> Copies:
     """Copies of a bucket that exist at once, for the recipe's `cluster.weights`. With `placement = "apart"` on
     several nodes an engine may have no trainer rank on its node; it then reads through the object store."""
     if cluster.weights != "shared":

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.pipeline import PipelineStage
-from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import Recompute
+from ppoctl.recipe.schema import ParallelTable, Recompute
 
 
 @dataclass(frozen=True)

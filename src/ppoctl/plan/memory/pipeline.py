@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ppoctl.model.cost import layer_parameters
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.parallel import ParallelTable
+from ppoctl.recipe.schema import ParallelTable
 
 
 @dataclass(frozen=True)

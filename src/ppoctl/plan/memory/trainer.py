@@ -16,8 +16,7 @@ from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, gather_bytes, saved
 from ppoctl.plan.memory.part import Microbatch, Part, Precision, SavedActivations
 from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, runs_of, stages_of, whole_model
-from ppoctl.recipe.parallel import ParallelTable
-from ppoctl.recipe.schema import Recompute
+from ppoctl.recipe.schema import ParallelTable, Recompute
 
 FLOAT32 = 4
 
