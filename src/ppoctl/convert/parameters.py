@@ -48,11 +48,11 @@ class Parameter:
     """One Megatron parameter of the whole model, and the Hugging Face tensors that it is made of."""
 
     name: str
-    """In the torch layer spec; layers and experts numbered as in the whole model."""
+    """Name in the torch layer spec; layers and experts numbered as in the whole model."""
     shape: tuple[int, ...]
-    """With the vocabulary's padding."""
+    """Shape with the vocabulary's padding."""
     rows: int
-    """Without it."""
+    """Rows without that padding."""
     parts: tuple[Placement, ...]
 
     def key(self, shape: ModelShape, *, layers_alike: bool, transformer_engine: bool = False) -> Key:
@@ -122,7 +122,7 @@ class MegatronWeights:
         self._last: tuple[str, Tensor] | None = None
 
     def parameter(self, parameter: Parameter) -> Tensor:
-        """As Megatron has it, padding included. The last one that several tensors are parts of is kept."""
+        """The parameter as Megatron has it, padding included. The last one with several parts is kept."""
         if self._last is not None and self._last[0] == parameter.name:
             return self._last[1]
         self._last = None  # before the next one comes

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ppoctl.convert.rows import Place, Row
+from ppoctl.convert.rows import FusedPart, Row
 from ppoctl.model.shape import ModelShape
 
 
@@ -10,17 +10,17 @@ def _qkv(kind: str, columns: str = "") -> tuple[Row, ...]:
     """Queries, keys and values, fused; `kind`: weight or bias."""
     fused = f"self_attention.linear_qkv.{kind}"
     return (
-        Row(f"self_attn.q_proj.{kind}", fused, f"queries* {columns}", Place.QUERY),
-        Row(f"self_attn.k_proj.{kind}", fused, f"keys* {columns}", Place.KEY),
-        Row(f"self_attn.v_proj.{kind}", fused, f"keys* {columns}", Place.VALUE),
+        Row(f"self_attn.q_proj.{kind}", fused, f"queries* {columns}", FusedPart.QUERY),
+        Row(f"self_attn.k_proj.{kind}", fused, f"keys* {columns}", FusedPart.KEY),
+        Row(f"self_attn.v_proj.{kind}", fused, f"keys* {columns}", FusedPart.VALUE),
     )
 
 
 def _gated_mlp(theirs: str, ours: str, width: str) -> tuple[Row, ...]:
     """One MLP of this width, under these names."""
     return (
-        Row(f"{theirs}.gate_proj.weight", f"{ours}.linear_fc1.weight", f"{width}* hidden", Place.GATE),
-        Row(f"{theirs}.up_proj.weight", f"{ours}.linear_fc1.weight", f"{width}* hidden", Place.UP),
+        Row(f"{theirs}.gate_proj.weight", f"{ours}.linear_fc1.weight", f"{width}* hidden", FusedPart.GATE),
+        Row(f"{theirs}.up_proj.weight", f"{ours}.linear_fc1.weight", f"{width}* hidden", FusedPart.UP),
         Row(f"{theirs}.down_proj.weight", f"{ours}.linear_fc2.weight", f"hidden {width}*"),
     )
 

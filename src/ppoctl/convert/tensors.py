@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from ppoctl.convert.rows import Place, Row
+from ppoctl.convert.rows import FusedPart, Row
 from ppoctl.convert.tables import layer_rows
 from ppoctl.model.shape import LatentShape, ModelShape
 
@@ -33,10 +33,10 @@ class Placement:
     parameter: str
     """Megatron's, layers and experts numbered as in the whole model."""
     shape: tuple[int, ...]
-    """Of the whole tensor, as Hugging Face has it."""
+    """Shape of the whole tensor, as Hugging Face has it."""
     split: int | None
     """The dimension that tensor ranks split evenly; None: whole on each."""
-    place: Place
+    place: FusedPart
     layer: int | None = None
     """None: before the first layer, or after the last."""
     expert: int | None = None
@@ -67,7 +67,7 @@ def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
 
 
 def tied_copy(shape: ModelShape) -> Placement:
-    """Of a tied actor's embedding, on the last pipeline rank where that is not the first."""
+    """The copy of a tied actor's embedding on the last pipeline rank, where that is not the first."""
     return _placement(Row(EMBEDDING, OUTPUT_LAYER, "vocab* hidden"), shape)
 
 
@@ -89,7 +89,7 @@ def _is_of_experts(row: Row) -> bool:
 
 
 def sizes(shape: ModelShape) -> dict[str, int]:
-    """What the names of dimensions stand for."""
+    """Size of each dimension that rows name."""
     found = {
         "one": 1,
         "vocab": shape.vocab_size,

@@ -243,7 +243,7 @@ def _pipeline_problem(table: ParallelTable, layers: int) -> str | None:
 
 
 def _layers_of_ranks(table: ParallelTable, layers: int) -> list[int]:
-    """Of the written ends, and of a rank between them, where the layers divide over the ranks."""
+    """Layers of the written ends, and of a rank between them, where the layers divide over the ranks."""
     ends = _ends(table)
     between = table.pipeline - len(ends)
     return [*ends, (layers - sum(ends)) // between] if between else ends
