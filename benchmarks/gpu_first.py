@@ -537,10 +537,9 @@ def _close(rank):
 def rank():
     """A whole update, its memory beside what `plan` says, its kernels, moving out, saving and loading."""
     fix_varlen()
-    from ppoctl.recipe.assets import read_config
-    from ppoctl.recipe.memory.families import decoder_of
-    from ppoctl.recipe.memory.part import Microbatch, Precision
-    from ppoctl.recipe.memory.trainer import Training, ranks_of
+    from ppoctl.model.reading import read_shape
+    from ppoctl.plan.memory.part import Microbatch, Precision
+    from ppoctl.plan.memory.trainer import Training, ranks_of
     from ppoctl.recipe.schema import ParallelTable
 
     one = _open("1.5b")
@@ -549,9 +548,7 @@ def rank():
     tokens = 16382 if not TINY else 48
     batch = Microbatch(tokens, tokens * 3 // 4, 1024, 8191)
     said = ranks_of(
-        Training(
-            "actor", decoder_of(read_config(folder("1.5b"))), ParallelTable(), Precision(2, "gpu"), batch, batch, 8
-        )
+        Training("actor", read_shape(folder("1.5b")), ParallelTable(), Precision(2, "gpu"), batch, batch, 8)
     )[0]
     say("rank", plan_resident=gib(said.resident), plan_update=gib(said.update), plan_peak=gib(said.peak))
     forward = seconds(lambda: one.forward(rollouts, 1.0), repeats=2, warm=1)

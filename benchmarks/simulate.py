@@ -23,14 +23,14 @@ from typing import Any
 
 from ppoctl.cli import render
 from ppoctl.errors import PpoctlError, RecipeError
-from ppoctl.recipe.assets import model_config
+from ppoctl.model.cost import count_parameters, token_cost
+from ppoctl.model.reading import shape_if_here
+from ppoctl.model.shape import ModelShape
+from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
+from ppoctl.plan.memory.estimate import GIB, batch_of
+from ppoctl.plan.memory.generator import on_gpu, transfer_bytes
+from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.load import load
-from ppoctl.recipe.memory.decoder import Decoder
-from ppoctl.recipe.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
-from ppoctl.recipe.memory.estimate import GIB, batch_of
-from ppoctl.recipe.memory.families import decoder_of
-from ppoctl.recipe.memory.generator import on_gpu, sending
-from ppoctl.recipe.memory.trainer import state_bytes
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
 from ppoctl.recipe.schedule import updates_per_step
 from ppoctl.recipe.schema import ParallelTable, Recipe
@@ -144,12 +144,12 @@ class SimulatedStep:
 
 
 def simulate(
-    recipe: Recipe, decoder: Decoder, *, growing: bool = False, gpu_gib: float = 141.0, units: Units | None = None
+    recipe: Recipe, shape: ModelShape, *, growing: bool = False, gpu_gib: float = 141.0, units: Units | None = None
 ) -> list[SimulatedStep]:
     """A step on each of `WORLDS` that holds whole copies of the models, which may be none: the recipe's batch, or one
     that grows with the number of GPUs from the number that the recipe's layout has."""
     worlds = _worlds(recipe, WORLDS, growing=growing) or _worlds(recipe, _own_sizes(recipe), growing=growing)
-    return [_step(recipe, decoder, world, gpu_gib, units or Units()) for world in worlds]
+    return [_step(recipe, shape, world, gpu_gib, units or Units()) for world in worlds]
 
 
 def _worlds(recipe: Recipe, sizes: Sequence[int], *, growing: bool) -> list[World]:
@@ -186,14 +186,14 @@ def _world(recipe: Recipe, gpus: int, *, growing: bool) -> World | None:
     return World(gpus, actor, critic, engines, batch_of(recipe, sequences=minibatch * minibatches), minibatch, weight)
 
 
-def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units: Units) -> SimulatedStep:
+def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units: Units) -> SimulatedStep:
     batch = world.batch
     asked = calls(recipe, batch)
     put = sum(call.bytes for call in asked)
-    sent = sending(decoder, world.actor, world.weight, recipe.cluster.weights_bucket_mib * 2**20)
+    sent = transfer_bytes(shape, world.actor, world.weight, recipe.cluster.weights_bucket_mib * 2**20)
     # Encoded for its identity and for its file; digested for its identity and as the file is read back.
     committed = 2 / units.encode_bytes_s + 2 / units.digest_bytes_s + 1 / units.disk_bytes_s
-    decoding, asking = rollout_seconds(recipe, decoder, world, gpu_gib, units)
+    decoding, asking = rollout_seconds(recipe, shape, world, gpu_gib, units)
     step = SimulatedStep(
         gpus=world.gpus,
         sequences=batch.sequences,
@@ -209,24 +209,24 @@ def _step(recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units:
         asking_s=max(0.0, asking - decoding),
         samples_s=batch.cells * units.token_s,
         reward_s=ceil(batch.sequences / recipe.reward.workers) * units.score_s,
-        forward_s=_forward_seconds(decoder, world, units),
-        critic_update_s=_update_seconds(recipe, decoder, world, "critic", units),
-        actor_update_s=_update_seconds(recipe, decoder, world, "actor", units),
+        forward_s=_forward_seconds(shape, world, units),
+        critic_update_s=_update_seconds(recipe, shape, world, "critic", units),
+        actor_update_s=_update_seconds(recipe, shape, world, "actor", units),
         data_s=_data_seconds(asked, world, units),
         commit_s=records_of(batch).total * committed,
         save_s=0.0,
     )
-    return replace(step, save_s=_save_seconds(recipe, decoder, world, step.step_s, units))
+    return replace(step, save_s=_save_seconds(recipe, shape, world, step.step_s, units))
 
 
 def rollout_seconds(
-    recipe: Recipe, decoder: Decoder, world: World, gpu_gib: float, units: Units
+    recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units: Units
 ) -> tuple[float, float]:
     """Seconds that the engines decode, and that the driver spends asking them meanwhile. Waves of sequences are
     decoded together; a token of all of them reads the weights, and each one's cache, once."""
     batch = world.batch
     window = batch.prompt_tokens + batch.response_tokens
-    engine = on_gpu(decoder, world.weight, recipe.generator, gpu_gib * GIB, window)
+    engine = on_gpu(shape, world.weight, recipe.generator, gpu_gib * GIB, window)
     sequences = ceil(batch.sequences / world.engines)
     together = max(1, min(sequences, recipe.generator.max_concurrent_seqs, engine.full_sequences))
     tokens = ceil(sequences / together) * batch.response_tokens
@@ -274,7 +274,7 @@ def _weights_seconds(recipe: Recipe, size: int, world: World, units: Units) -> f
     return size * max(made, read)
 
 
-def _save_seconds(recipe: Recipe, decoder: Decoder, world: World, step_s: float, units: Units) -> float:
+def _save_seconds(recipe: Recipe, shape: ModelShape, world: World, step_s: float, units: Units) -> float:
     """Seconds of saving per step. Ranks that write copy their part first; a state of a distributed optimizer is
     gathered before that, unless it is for any number of data ranks only. What is still being written when the next
     save comes is waited for; without `asynchronous` all of it."""
@@ -282,7 +282,7 @@ def _save_seconds(recipe: Recipe, decoder: Decoder, world: World, step_s: float,
     copied, disk_s, digests = 0.0, 0.0, []
     for role in ("actor", "critic"):
         layout: ParallelTable = getattr(world, role)
-        size = state_bytes(decoder, role, layout, world.weight)
+        size = state_bytes(shape, role, layout, world.weight)
         narrow = layout.distributed_optimizer and table.reshardable == "dp"
         each = size / (layout.world_size if narrow else layout.model_ranks)
         copied += each / units.gpu_host_bytes_s
@@ -297,11 +297,12 @@ def _save_seconds(recipe: Recipe, decoder: Decoder, world: World, step_s: float,
     return (copied + waited) / table.every_steps
 
 
-def forward_flops(decoder: Decoder, tokens: int) -> float:
-    """Operations of one sequence: a product and a sum per parameter and token, and two of each per pair of tokens
-    that see each other and channel of a query (`batch.balance.TokenCost`)."""
+def forward_flops(shape: ModelShape, tokens: int) -> float:
+    """Operations of one sequence, in the layers (`model.cost.TokenCost`) and in the output layer."""
     pairs = tokens * (tokens + 1) / 2
-    return 2.0 * decoder.multiplied_parameters * tokens + 4.0 * decoder.layers * decoder.queries * pairs
+    cost = token_cost(shape)
+    head = 2.0 * shape.vocab_size * shape.hidden_size
+    return (cost.flops_per_token + head) * tokens + cost.flops_per_pair * pairs
 
 
 @dataclass(frozen=True)
@@ -327,31 +328,31 @@ def calls(recipe: Recipe, batch: Batch) -> list[Call]:
     ]
 
 
-def _pass_seconds(decoder: Decoder, world: World, layout: ParallelTable, rows: int, units: Units) -> float:
+def _pass_seconds(shape: ModelShape, world: World, layout: ParallelTable, rows: int, units: Units) -> float:
     """A forward pass over rows: the data rank with most of them decides. Context ranks exchange keys and values
     first, layer by layer, and nothing computes meanwhile."""
     tokens = world.batch.prompt_tokens + world.batch.response_tokens - 1
     of_one_gpu = units.gpu_flops * units.gpu_utilisation * layout.model_ranks * layout.context
     others = tokens * (layout.context - 1) / layout.context
-    channels = 2 * (decoder.keys if decoder.latent is None else decoder.queries) / layout.model_ranks
-    gathered = others * channels * decoder.layers * world.weight / units.gpu_nic_bytes_s
-    return ceil(rows / layout.data) * (forward_flops(decoder, tokens) / of_one_gpu + gathered)
+    channels = 2 * (shape.key_channels if shape.latent is None else shape.query_channels) / layout.model_ranks
+    gathered = others * channels * shape.num_layers * world.weight / units.gpu_nic_bytes_s
+    return ceil(rows / layout.data) * (forward_flops(shape, tokens) / of_one_gpu + gathered)
 
 
-def _forward_seconds(decoder: Decoder, world: World, units: Units) -> float:
-    actor = _pass_seconds(decoder, world, world.actor, world.batch.sequences, units)
-    critic = _pass_seconds(decoder, world, world.critic, world.batch.sequences, units)
+def _forward_seconds(shape: ModelShape, world: World, units: Units) -> float:
+    actor = _pass_seconds(shape, world, world.actor, world.batch.sequences, units)
+    critic = _pass_seconds(shape, world, world.critic, world.batch.sequences, units)
     return critic + actor * (1 + world.batch.has_reference)
 
 
-def _update_seconds(recipe: Recipe, decoder: Decoder, world: World, role: str, units: Units) -> float:
+def _update_seconds(recipe: Recipe, shape: ModelShape, world: World, role: str, units: Units) -> float:
     """Forward and backward are three passes; then float32 gradients are reduced over the data ranks, and nothing
     computes meanwhile (a distributed optimizer gathers weights instead of reducing a second time)."""
     layout: ParallelTable = getattr(world, role)
     per_parameter = 4 + (world.weight if layout.distributed_optimizer else 4)
     copies = layout.data * layout.context
-    sent = decoder.parameters / layout.model_ranks * per_parameter * (copies - 1) / copies
-    one = 3 * _pass_seconds(decoder, world, layout, world.minibatch, units)
+    sent = count_parameters(shape) / layout.model_ranks * per_parameter * (copies - 1) / copies
+    one = 3 * _pass_seconds(shape, world, layout, world.minibatch, units)
     one += sent / units.gpu_nic_bytes_s + world.minibatch * units.balance_row_s
     return updates_per_step(recipe, role) * one
 
@@ -387,19 +388,19 @@ WORK = {"rollout_s", "forward_s", "critic_update_s", "actor_update_s"}
 def show(recipe: Recipe, gpu_gib: float) -> None:
     """Print the step of the recipe's size, one that grows with the GPUs, and the units. Raises RecipeError when the
     model is not known here, or when no number of GPUs holds it."""
-    decoder = decoder_of(model_config(recipe))
-    if decoder is None:
+    shape = shape_if_here(recipe.model.path)
+    if shape is None:
         raise RecipeError(
             f"`model.path = {recipe.model.path}` is no local folder of a known family: nothing to simulate with",
             hint="name a folder with the model's config.json: --set model.path=FOLDER",
         )
-    same = simulate(recipe, decoder, gpu_gib=gpu_gib)
+    same = simulate(recipe, shape, gpu_gib=gpu_gib)
     if not same:
         raise RecipeError(
             "no number of GPUs from 8 to 1,024 holds whole copies of actor, critic and engines as they are laid out",
             hint="lay them out over powers of two: `tensor`, `pipeline` and `context` of each role",
         )
-    growing = simulate(recipe, decoder, gpu_gib=gpu_gib, growing=True)
+    growing = simulate(recipe, shape, gpu_gib=gpu_gib, growing=True)
     for title, steps in (
         (f"{recipe.name}: the same step on more GPUs", same),
         ("a step that grows with the GPUs", growing),

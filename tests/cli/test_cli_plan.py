@@ -1,4 +1,4 @@
-"""What `ppoctl plan` says about memory, word for word; the numbers are worked in tests/recipe/test_memory.py."""
+"""What `ppoctl plan` says about memory, word for word; the numbers are worked in tests/plan/test_memory.py."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.cli.app import run
-from ppoctl.recipe.memory import estimate
+from ppoctl.plan.memory import estimate
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.toml")

@@ -12,8 +12,8 @@ import torch
 
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.safetensors_writer import SafetensorsWriter
-from ppoctl.convert.source import read_shape
 from ppoctl.convert.tensors import placements
+from ppoctl.model.reading import read_shape
 
 CONFIG = {
     "model_type": "qwen2",

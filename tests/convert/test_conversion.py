@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from convert.conftest import edit_json
 from ppoctl.convert import parameters, parts, written
-from ppoctl.convert.rope import Rope
-from ppoctl.convert.rows import Place
-from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.rows import FusedPart
 from ppoctl.engines.megatron.scoring import Scorer
 from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError
+from ppoctl.model.rope import Rope
+from ppoctl.model.shape import ModelShape
 from ppoctl.wire import convert_parity
 from ppoctl.wire.convert import REPORT, Asked, Conversion, convert
 
@@ -213,7 +213,7 @@ def test_a_table_that_is_wrong_both_ways_is_found_by_what_the_model_says(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys where values belong: they have the same shape, and come back bit for bit."""
-    part_of, other = parts.part_of, {Place.KEY: Place.VALUE, Place.VALUE: Place.KEY}
+    part_of, other = parts.part_of, {FusedPart.KEY: FusedPart.VALUE, FusedPart.VALUE: FusedPart.KEY}
     monkeypatch.setattr(
         parameters, "part_of", lambda whole, place, shape: part_of(whole, other.get(place, place), shape)
     )

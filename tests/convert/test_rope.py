@@ -5,9 +5,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ppoctl.convert.fields import UnsupportedValueError
-from ppoctl.convert.frequencies import frequencies
-from ppoctl.convert.rope import read_rope
+from ppoctl.convert.inv_freq import inv_freq
+from ppoctl.model.fields import UnsupportedValueError
+from ppoctl.model.rope import read_rope
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -54,14 +54,14 @@ def test_scaled_frequencies(parameters, head_dim):
     )
     expected, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
     assert read_rope(parameters).attention_factor == pytest.approx(scale, rel=1e-12)
-    found = frequencies(read_rope(parameters), head_dim)
+    found = inv_freq(read_rope(parameters), head_dim)
     assert torch.equal(found, expected)
-    assert not torch.equal(found, frequencies(read_rope({"rope_theta": parameters["rope_theta"]}), head_dim))
+    assert not torch.equal(found, inv_freq(read_rope({"rope_theta": parameters["rope_theta"]}), head_dim))
 
 
 def test_plain_frequencies_by_hand():
     """Four channels at base 100: pairs turn 1 and 1/10 radians per token."""
-    torch.testing.assert_close(frequencies(read_rope({"rope_theta": 100}), 4), torch.tensor([1.0, 0.1]))
+    torch.testing.assert_close(inv_freq(read_rope({"rope_theta": 100}), 4), torch.tensor([1.0, 0.1]))
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,20 @@ from house.conftest import trees
 # Room -> rooms it may import. Its own is always allowed, and `ppoctl.__version__` to everyone.
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
+    "model": {"errors"},
     "metrics": set(),
     "clock": set(),
     "versions": set(),
-    "recipe": {"metrics", "errors"},
+    "recipe": {"model", "metrics", "errors"},
+    "plan": {"convert", "recipe", "model", "errors"},
     "launch": {"errors"},
     "ppo": set(),
-    "batch": {"metrics", "errors"},
+    "batch": {"model", "metrics", "errors"},
     "ports": {"batch"},
     "stages": {"ports", "batch", "ppo", "clock", "metrics", "errors"},
     "store": {"ports", "batch", "clock", "errors"},
     "loop": {"store", "ports", "batch", "recipe", "metrics", "errors"},
-    "data": {"batch", "recipe", "errors"},
+    "data": {"batch", "recipe", "model", "errors"},
     "rewards": {"ports", "recipe", "errors"},
     "tracking": {"store", "batch", "recipe", "clock", "metrics", "versions", "errors"},
     "engines.turns": set(),
@@ -33,17 +35,18 @@ ARROWS: dict[str, set[str]] = {
     "engines.sharing": {"batch", "errors"},
     "engines.megatron": {
         "convert", "engines.link", "engines.loopback", "engines.sharing", "engines.turns", "ports", "batch", "recipe",
-        "errors",
+        "model", "errors",
     },
     "engines.vllm": {
         "clock", "engines.link", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
     },
     "engines.ray": {"clock", "batch", "errors"},
-    "convert": {"batch", "recipe", "errors"},
-    "preflight": {"convert", "data", "recipe", "errors"},
+    "convert": {"batch", "model", "errors"},
+    "preflight": {"convert", "data", "plan", "recipe", "model", "errors"},
     "wire": {
         "convert", "data", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch",
-        "loop", "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "versions", "errors",
+        "loop", "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "model", "versions",
+        "errors",
     },
     "cli": {"errors"},
     "__main__": {"cli"},
@@ -51,12 +54,14 @@ ARROWS: dict[str, set[str]] = {
 
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
-    "cli": {"loop", "metrics", "preflight", "recipe", "store", "tracking", "wire"},
+    "cli": {"loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
 }
 
 # Foreign packages by room; the standard library is allowed to all.
 FOREIGN: dict[str, set[str]] = {
     "errors": set(),
+    "model": set(),
+    "plan": set(),
     "launch": set(),
     "preflight": set(),
     "recipe": {"pydantic", "pydantic_core", "pydantic_settings"},

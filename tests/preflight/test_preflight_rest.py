@@ -15,13 +15,13 @@ from ppoctl.cli.app import run
 from ppoctl.cli.evaluate import _write
 from ppoctl.data.rows import Message
 from ppoctl.errors import DataError, OutOfMemoryError, PpoctlError, RecipeError, StorageError
+from ppoctl.plan.memory import estimate
 from ppoctl.preflight import fit, folders, prompts
 from ppoctl.preflight.check import check
 from ppoctl.preflight.fit import gpu_gib_here, require_fit
 from ppoctl.preflight.folders import require_new, require_space, require_writable
 from ppoctl.preflight.model import find_model
 from ppoctl.recipe.load import load
-from ppoctl.recipe.memory import estimate
 from ppoctl.recipe.schema import Recipe
 from preflight.conftest import ROWS
 
@@ -227,7 +227,7 @@ def test_train_looks_at_disk_and_memory_and_can_be_told_not_to(
     from ppoctl.cli import preflight
     from ppoctl.wire import machines  # noqa: F401 - asked before the start
 
-    monkeypatch.setitem(sys.modules, "ppoctl.wire.commands", None)  # nothing starts, even if all of this is let through
+    monkeypatch.setitem(sys.modules, "ppoctl.wire.commands", None)  # nothing starts, whatever is let through
     usage = type(shutil.disk_usage(folder))
     monkeypatch.setattr(folders.shutil, "disk_usage", lambda _: usage(2**40, 0, 1000))
     assert run(["train", "r.toml"]) == 8

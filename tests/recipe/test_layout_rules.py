@@ -112,11 +112,12 @@ def test_a_layout_that_does_not_fit_the_model_is_refused(rule: str, written: str
         ),
         ({"intermediate_size": 13825, "vocab_size": 32000}, None),
         ({"intermediate_size": 13825, "vocab_size": 32001}, "the model's 32064 rows of the embedding, padded"),
-        ({"intermediate_size": 13824, "vocab_size": 32000, "num_experts": 5}, None),
+        ({"intermediate_size": 13824, "vocab_size": 32000, "model_type": "qwen3_moe", "num_experts": 5}, None),
     ],
 )
-def test_tensor_ranks_divide_all_that_they_split(tmp_path: Path, sizes: dict[str, int], says: str | None) -> None:
-    config = {"num_hidden_layers": 2, "num_attention_heads": 40, "max_position_embeddings": 4096, **sizes}
+def test_tensor_ranks_divide_all_that_they_split(tmp_path: Path, sizes: dict[str, object], says: str | None) -> None:
+    heads = {"num_attention_heads": 40, "num_key_value_heads": 40, "hidden_size": 5120}
+    config = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 4096, **heads, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name in ("model.safetensors", "tokenizer.json"):
         (tmp_path / name).touch()
@@ -129,12 +130,14 @@ def test_tensor_ranks_divide_all_that_they_split(tmp_path: Path, sizes: dict[str
     assert says in str(caught.value)
 
 
-@pytest.fixture(params=["num_experts", "num_local_experts", "n_routed_experts"])
+@pytest.fixture(params=["qwen2_moe", "qwen3_moe", "deepseek_v3"])
 def experts(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A model with 6 experts of 32 columns, as far as `load` looks; families spell their number in their own ways."""
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {request.param: 6, "moe_intermediate_size": 32, "max_position_embeddings": 4096}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **sizes}))
+    count, heads = ("n_routed_experts", 4) if request.param == "deepseek_v3" else ("num_experts", 2)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": heads, "num_experts_per_tok": 2}
+    sizes |= {count: 6, "moe_intermediate_size": 32, "max_position_embeddings": 4096}
+    sizes |= {"n_group": 2} if request.param == "deepseek_v3" else {}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": request.param, **sizes}))
     for name in ("model.safetensors", "tokenizer.json"):
         (tmp_path / name).touch()
     return f"model.path={tmp_path}"

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ppoctl.batch.cost import TokenCost
+from ppoctl.model.cost import TokenCost
 
 Share = list[tuple[float, int]]
 """The (cost, row) pairs of one rank, ascending."""

@@ -8,7 +8,7 @@ from ppoctl.cli.plan_memory import print_memory
 
 if TYPE_CHECKING:
     from ppoctl.errors import OutOfMemoryError
-    from ppoctl.recipe.plan import DataPlan, Plan, RolePlan
+    from ppoctl.plan.arithmetic import DataPlan, Plan, RolePlan
 
 
 def plan(
@@ -21,7 +21,7 @@ def plan(
 ) -> int | None:
     """Print batch arithmetic, schedules, evaluations, disk and memory of a run; nothing is started or written.
     Where --gpu-gib or --here says what it is to fit and it does not, the exit code is 7."""
-    from ppoctl.recipe.plan import plan as plan_of
+    from ppoctl.plan.arithmetic import plan as plan_of
 
     if here and gpu_gib is None:
         from ppoctl.preflight.fit import gpu_gib_here
@@ -45,7 +45,7 @@ def plan(
 
 
 def _misfit(planned: "Plan") -> "OutOfMemoryError | None":
-    from ppoctl.preflight.fit import misfit
+    from ppoctl.plan.memory.estimate import misfit
 
     return None if planned.memory is None else misfit(planned.memory)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from ppoctl.cli import render
 
 if TYPE_CHECKING:
-    from ppoctl.recipe.memory.estimate import Memory
-    from ppoctl.recipe.memory.node import NodeBytes
-    from ppoctl.recipe.memory.residency import Residency, StageBytes
-    from ppoctl.recipe.memory.trainer import RankBytes
+    from ppoctl.plan.memory.estimate import Memory
+    from ppoctl.plan.memory.node import NodeBytes
+    from ppoctl.plan.memory.residency import Residency, StageBytes
+    from ppoctl.plan.memory.trainer import RankBytes
 
 
 _COMPONENTS = [

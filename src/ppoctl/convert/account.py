@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from ppoctl.convert.headers import TRAINABLE
-from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, ROPE_CONSTANTS, VALUE_HEAD, Placement, Role, placements
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.recipe.assets import read_config
+from ppoctl.model.folder import read_config
+from ppoctl.model.shape import ModelShape
 
 VALUE_BIAS = "score.bias"
-"""Of a ...ForTokenClassification; the critic's head has none."""
+"""The bias of a ...ForTokenClassification's head; the critic's head has none."""
 
 
 class Described(Protocol):
@@ -26,7 +26,7 @@ class Described(Protocol):
 
     @property
     def kind(self) -> str:
-        """As a safetensors header spells it."""
+        """Name of the dtype as a safetensors header spells it."""
         ...
 
 
@@ -35,7 +35,7 @@ class Account:
     """What became of each tensor."""
 
     parts: list[Placement] = field(default_factory=list)
-    """Of the model, in the order of its layers."""
+    """Tensors of the model, in the order of its layers."""
     made_up: bool = False
     """There is no value head; it is zero."""
     notes: list[str] = field(default_factory=list)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ppoctl.convert.account import account, not_part_of, not_tied
 from ppoctl.convert.hugging_face import Spec, Weights
-from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD, Role
+from ppoctl.model.shape import ModelShape
 
 ROUTER_BIAS = "e_score_correction_bias"
 """End of the name of what chooses between experts and is no weight: float32 in a model of any dtype."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ppoctl.convert.families import FAMILIES
 from ppoctl.convert.tensors import Role
+from ppoctl.model.families import FAMILIES
 
 _COPIED = (
     "generation_config.json",
@@ -24,7 +24,7 @@ _COPIED = (
 
 
 def companions_digest(folder: Path) -> str:
-    """Of names and contents of all that lies beside a model's weights."""
+    """Digest of names and contents of all that lies beside a model's weights."""
     files = [path for path in (folder / "config.json", *_copied(folder)) if path.is_file()]
     listing = (f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()
@@ -32,7 +32,7 @@ def companions_digest(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Companions:
-    """Of the model in `source`, for weights of this role and dtype."""
+    """What belongs beside weights of this role and dtype, made from the model in `source`."""
 
     source: Path
     role: Role

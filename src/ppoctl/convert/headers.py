@@ -17,7 +17,7 @@ BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8,
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
 }  # fmt: skip
-"""Of one number, by the kinds that a header spells."""
+"""Bits of one number, by the names that a header has for dtypes."""
 TRAINABLE = frozenset({"F64", "F32", "F16", "BF16"})
 _LARGEST_HEADER = 100_000_000
 """What the format allows."""
@@ -29,10 +29,10 @@ class Header:
 
     shape: tuple[int, ...]
     kind: str
-    """As the header spells it: `BF16`."""
+    """Name of the dtype as the header spells it: `BF16`."""
     file: Path
     start: int
-    """Of its bytes in the file."""
+    """Where its bytes begin in the file."""
     end: int
 
 

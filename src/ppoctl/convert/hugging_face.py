@@ -26,7 +26,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""As a safetensors header spells them."""
+"""Dtypes by the names that a safetensors header has for them."""
 _SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -39,7 +39,7 @@ class Spec:
 
     @property
     def kind(self) -> str:
-        """As a safetensors header spells it."""
+        """Name of the dtype as a safetensors header spells it."""
         return _SPELLED.get(self.dtype, str(self.dtype))
 
     @property

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ppoctl.convert.hugging_face import Spec, Weights
 from ppoctl.convert.parts import part_of
-from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, Placement, Role, placements
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.model.shape import ModelShape
 
 _EXPERT = re.compile(r"\.local_experts\.\d+\.")
 _NOT_WEIGHTS = ("optimizer.", "chained_")
@@ -48,11 +48,11 @@ class Parameter:
     """One Megatron parameter of the whole model, and the Hugging Face tensors that it is made of."""
 
     name: str
-    """In the torch layer spec; layers and experts numbered as in the whole model."""
+    """Name in the torch layer spec; layers and experts numbered as in the whole model."""
     shape: tuple[int, ...]
-    """With the vocabulary's padding."""
+    """Shape with the vocabulary's padding."""
     rows: int
-    """Without it."""
+    """Rows without that padding."""
     parts: tuple[Placement, ...]
 
     def key(self, shape: ModelShape, *, layers_alike: bool, transformer_engine: bool = False) -> Key:
@@ -122,7 +122,7 @@ class MegatronWeights:
         self._last: tuple[str, Tensor] | None = None
 
     def parameter(self, parameter: Parameter) -> Tensor:
-        """As Megatron has it, padding included. The last one that several tensors are parts of is kept."""
+        """The parameter as Megatron has it, padding included. The last one with several parts is kept."""
         if self._last is not None and self._last[0] == parameter.name:
             return self._last[1]
         self._last = None  # before the next one comes

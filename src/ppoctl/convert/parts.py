@@ -2,19 +2,21 @@
 
 from torch import Tensor
 
-from ppoctl.convert.rows import Place
-from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.rows import FusedPart
+from ppoctl.model.shape import ModelShape
 
 
-def part_of(parameter: Tensor, place: Place, shape: ModelShape) -> Tensor:
+def part_of(parameter: Tensor, place: FusedPart, shape: ModelShape) -> Tensor:
     """A view of a part of a parameter, or of a tensor rank's slice of it: the tensor's numbers in their order. Of
     queries, keys and values its rows are cut into three dimensions: groups, heads of a group, channels."""
-    if place is Place.WHOLE:
+    if place is FusedPart.WHOLE:
         return parameter
-    if place in (Place.GATE, Place.UP):
+    if place in (FusedPart.GATE, FusedPart.UP):
         half = len(parameter) // 2
-        return parameter[:half] if place is Place.GATE else parameter[half:]
+        return parameter[:half] if place is FusedPart.GATE else parameter[half:]
     queries = shape.num_heads // shape.num_kv_heads
     groups = parameter.view(-1, queries + 2, shape.head_dim, *parameter.shape[1:])
-    start, heads = {Place.QUERY: (0, queries), Place.KEY: (queries, 1), Place.VALUE: (queries + 1, 1)}[place]
+    start, heads = {FusedPart.QUERY: (0, queries), FusedPart.KEY: (queries, 1), FusedPart.VALUE: (queries + 1, 1)}[
+        place
+    ]
     return groups[:, start : start + heads]

@@ -11,15 +11,15 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class Place(Enum):
+class FusedPart(Enum):
     """Which part of a Megatron parameter a tensor is."""
 
     WHOLE = "all of it"
     QUERY = "of queries, keys and values fused by group: for each key/value head its query heads, key, value"
-    KEY = "the same: the key of each group"
-    VALUE = "the same: the value of each group"
+    KEY = "of that fused parameter: the key of each group"
+    VALUE = "of that fused parameter: the value of each group"
     GATE = "of a gated MLP's first product: the first half of the rows"
-    UP = "the same: the second half"
+    UP = "of that first product: the second half"
 
 
 class Row(NamedTuple):
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
     name: str
     parameter: str
-    """Megatron's."""
+    """Name of Megatron's parameter."""
     dims: str
-    """Names of its dimensions (`tensors.sizes`), a star behind the one that tensor ranks split."""
-    place: Place = Place.WHOLE
+    """Names of the tensor's dimensions (`tensors.sizes`), a star behind the one that tensor ranks split."""
+    place: FusedPart = FusedPart.WHOLE

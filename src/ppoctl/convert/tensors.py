@@ -3,14 +3,15 @@
 Everything that moves weights goes over this list: loading, exports, weights for the generator, conversion.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from ppoctl.convert.families import FAMILIES
-from ppoctl.convert.rows import Place, Row
-from ppoctl.convert.shape import LatentShape, ModelShape
+from ppoctl.convert.rows import FusedPart, Row
+from ppoctl.convert.tables import layer_rows
+from ppoctl.model.shape import LatentShape, ModelShape
 
 Role = Literal["actor", "critic"]
 
@@ -32,10 +33,10 @@ class Placement:
     parameter: str
     """Megatron's, layers and experts numbered as in the whole model."""
     shape: tuple[int, ...]
-    """Of the whole tensor, as Hugging Face has it."""
+    """Shape of the whole tensor, as Hugging Face has it."""
     split: int | None
     """The dimension that tensor ranks split evenly; None: whole on each."""
-    place: Place
+    place: FusedPart
     layer: int | None = None
     """None: before the first layer, or after the last."""
     expert: int | None = None
@@ -52,7 +53,7 @@ def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
     """All tensors of the model, in the order of the layers."""
     yield _placement(Row(EMBEDDING, "embedding.word_embeddings.weight", "vocab* hidden"), shape)
     for layer in range(shape.num_layers):
-        for row, expert in _expanded(FAMILIES[shape.family].rows(shape, layer), shape):
+        for row, expert in _expanded(layer_rows(shape, layer), shape):
             row = row._replace(
                 name=f"model.layers.{layer}.{row.name}", parameter=f"decoder.layers.{layer}.{row.parameter}"
             )
@@ -66,7 +67,7 @@ def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
 
 
 def tied_copy(shape: ModelShape) -> Placement:
-    """Of a tied actor's embedding, on the last pipeline rank where that is not the first."""
+    """The copy of a tied actor's embedding on the last pipeline rank, where that is not the first."""
     return _placement(Row(EMBEDDING, OUTPUT_LAYER, "vocab* hidden"), shape)
 
 
@@ -75,20 +76,32 @@ def weight_names(shape: ModelShape) -> Iterator[str]:
     return (placement.name for placement in placements(shape, "actor"))
 
 
+def tensor_sizes(shape: ModelShape, layer: int) -> Iterator[int]:
+    """Numbers in each tensor of this layer, in the order of `placements`."""
+    known = sizes(shape)
+    for of_experts, rows in groupby(layer_rows(shape, layer), key=_is_of_experts):
+        numbers = [math.prod(known[dim.rstrip("*")] for dim in row.dims.split()) for row in rows]
+        yield from numbers * (shape.experts.count if of_experts and shape.experts is not None else 1)
+
+
+def _is_of_experts(row: Row) -> bool:
+    return "{expert}" in row.name
+
+
 def sizes(shape: ModelShape) -> dict[str, int]:
-    """What the names of dimensions stand for."""
+    """Size of each dimension that rows name."""
     found = {
         "one": 1,
         "vocab": shape.vocab_size,
         "hidden": shape.hidden_size,
         "ffn": shape.ffn_hidden_size,
         "head": shape.head_dim,
-        "queries": shape.num_heads * shape.head_dim,
-        "keys": shape.num_kv_heads * shape.head_dim,
+        "queries": shape.query_channels,
+        "keys": shape.key_channels,
     }
     if shape.experts is not None:
         found |= {"experts": shape.experts.count, "expert_ffn": shape.experts.ffn_hidden_size}
-        found |= {"shared_ffn": shape.experts.shared_ffn_hidden_size or 0}
+        found |= {"shared_ffn": shape.experts.shared_width}
     return found if shape.latent is None else found | _latent_sizes(shape.latent, shape.num_heads)
 
 
@@ -104,7 +117,7 @@ def _latent_sizes(latent: LatentShape, heads: int) -> dict[str, int]:
 
 def _expanded(rows: Iterable[Row], shape: ModelShape) -> Iterator[tuple[Row, int | None]]:
     """Rows of experts for each expert, all of one before those of the next."""
-    for of_experts, group in groupby(rows, key=lambda row: "{expert}" in row.name):
+    for of_experts, group in groupby(rows, key=_is_of_experts):
         if not of_experts:
             yield from ((row, None) for row in group)
             continue

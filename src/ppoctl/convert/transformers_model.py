@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.utils import logging
 
 from ppoctl.batch.records import Rollouts
-from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.tensors import VALUE_HEAD, Role
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.model.shape import ModelShape
 
 
 class TransformersModel:

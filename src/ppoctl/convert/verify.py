@@ -24,9 +24,9 @@ from torch import Tensor
 
 from ppoctl.convert.hugging_face import Spec, Weights
 from ppoctl.convert.parameters import MegatronWeights, assembled
-from ppoctl.convert.shape import ModelShape
-from ppoctl.convert.source import read_shape
 from ppoctl.errors import ConversionError, EnvironmentProblemError, RecipeError, StorageError, quoted
+from ppoctl.model.reading import read_shape
+from ppoctl.model.shape import ModelShape
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import torch
 from ppoctl.convert.hugging_face import Weights
 from ppoctl.convert.parameters import assembled, layers_alike, parameters
 from ppoctl.convert.safetensors_writer import SafetensorsWriter
-from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.tensors import Role
 from ppoctl.convert.torch_dist_writer import TorchDistWriter
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.model.shape import ModelShape
 
 
 def write_hugging_face(weights: Weights, folder: Path, shard_bytes: int) -> None:

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ppoctl.data.rows import Message
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.recipe.assets import read_json_object
+from ppoctl.model.folder import read_json_object
 
 _FILE = "chat_template.jinja"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -6,9 +6,10 @@ from functools import partial
 
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.errors import PpoctlError
+from ppoctl.model.folder import local_folder
+from ppoctl.model.reading import shape_if_here
 from ppoctl.preflight.model import model_faults, require_critic
 from ppoctl.preflight.prompts import Counted, require_rows
-from ppoctl.recipe.assets import local_folder, read_config
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.schema import ColumnRows, Gsm8kRows, Recipe
@@ -112,15 +113,13 @@ def _datasets(recipe: Recipe) -> Iterator[tuple[Path, Gsm8kRows | ColumnRows]]:
 
 def _window_problems(recipe: Recipe, path: str, place: Place) -> Iterator[Problem]:
     """Generator and trainer would fail at the first long response, or worse, go on without positions."""
-    folder = local_folder(path)
+    shape = shape_if_here(path)
     try:
         window = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
-        positions = {} if folder is None else read_config(folder)
-    except (AttributeError, PpoctlError):  # part of the recipe is wrong (`partial`); config.json is named already
+    except AttributeError:  # part of the recipe is wrong (`partial`)
         return
-    found = positions.get("max_position_embeddings")
-    if isinstance(found, int) and window > found:
+    if shape is not None and window > shape.max_positions:
         parts = " + ".join(f"`rollout.{name}` `{getattr(recipe.rollout, name)}`" for name in _WINDOW)
-        says = f"a window of {window} tokens ({parts}) does not fit the model's {found} positions"
+        says = f"a window of {window} tokens ({parts}) does not fit the model's {shape.max_positions} positions"
         key = ("rollout", "max_new_tokens")
         yield Problem(place(key), says, f"shorten `{key[0]}.{key[1]}` or `rollout.max_prompt_tokens`")

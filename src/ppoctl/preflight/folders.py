@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from ppoctl.errors import RecipeError, StorageError, quoted
-from ppoctl.recipe.memory.estimate import GIB
-from ppoctl.recipe.plan import storage_of
+from ppoctl.plan.disk import storage_of
+from ppoctl.plan.memory.estimate import GIB
 from ppoctl.recipe.schema import Recipe
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from ppoctl.convert.account import account, not_part_of, not_tied
 from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, headers
-from ppoctl.convert.shape import ModelShape
-from ppoctl.convert.source import end_token_ids, read_shape
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD
 from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
-from ppoctl.recipe.assets import local_folder, read_config, read_json_object
+from ppoctl.model.folder import end_token_ids, is_hub_id, local_folder, read_config, read_json_object
+from ppoctl.model.reading import read_shape
+from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.generator_limits import require_head_size, unread_router_bias
-from ppoctl.recipe.layers import is_hub_id
 
 _CHUNK_BYTES = 1 << 22
 _URL = re.compile(r"(^|/)(s3|gs|hf|https?|file):/")

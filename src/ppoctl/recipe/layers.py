@@ -30,6 +30,7 @@ from pydantic_settings import (
 )
 
 from ppoctl.errors import MissingAssetError
+from ppoctl.model.folder import is_hub_id
 from ppoctl.recipe import origins, shape
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
@@ -40,7 +41,6 @@ MODELS = (("model", "path"), ("model", "critic"))
 PATHS = (*MODELS, ("data", "train", "path"), ("data", "eval", shape.ANY_NAME, "path"))
 COMPLETE = (("actor", "parallel"), ("critic", "parallel"))
 """Tables that say all there is to say (`ParallelTable`): to write one is to write its other keys as 1 or off."""
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 VARIABLE = re.compile(r"\$(\w+)(?=/|$)|\$\{(\w+)\}(?=/|$)")
 
 
@@ -283,11 +283,6 @@ def parse_set(text: str) -> tuple[shape.Path, Any] | None:
     except tomllib.TOMLDecodeError:
         return path, value
     return path, document["value"] if len(document) == 1 else value
-
-
-def is_hub_id(text: str) -> bool:
-    """Whether a model path has the form `organisation/name`."""
-    return HUB_ID.fullmatch(text) is not None
 
 
 def _only_path(document: dict[str, Any]) -> Iterator[str]:

@@ -3,10 +3,9 @@
 import re
 from collections.abc import Iterator
 from math import gcd
-from typing import Any
 
-from ppoctl.recipe.assets import model_config
-from ppoctl.recipe.memory.decoder import VOCAB_MULTIPLE
+from ppoctl.model.reading import shape_if_here
+from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.problems import Conflict, Rule
 from ppoctl.recipe.schema import ParallelTable, Recipe
@@ -16,7 +15,8 @@ _END_KEYS = ("first_stage_layers", "last_stage_layers")
 
 
 def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
-    parts = _what_tensor_ranks_split(model_config(recipe))
+    shape = shape_if_here(recipe.model.path)
+    parts = {} if shape is None else _what_tensor_ranks_split(shape)
     asked: list[tuple[Path, int]] = [((role, "parallel", "tensor"), table.tensor) for role, table in _written(recipe)]
     for key, tensor in [*asked, (("generator", "tensor"), recipe.generator.tensor)]:
         for name, count in parts.items():
@@ -31,10 +31,9 @@ def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def every_pipeline_rank_has_layers(recipe: Recipe) -> Iterator[Conflict]:
-    layers = model_config(recipe).get("num_hidden_layers")
-    for role, table in _written(recipe):
+    for role, table, layers in _with_layers(recipe):
         says = _pipeline_problem(table, layers)
-        if says is None or not isinstance(layers, int):
+        if says is None:
             continue
         ends = [key for key in _END_KEYS if getattr(table, key) is not None]
         keys = tuple((role, "parallel", key) for key in (*ends, "pipeline"))
@@ -90,9 +89,8 @@ def several_stages_per_rank_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict
 
 
 def stages_of_a_rank_have_the_same_number_of_layers(recipe: Recipe) -> Iterator[Conflict]:
-    layers = model_config(recipe).get("num_hidden_layers")
-    for role, table in _written(recipe):
-        if not isinstance(layers, int) or _pipeline_problem(table, layers) is not None:
+    for role, table, layers in _with_layers(recipe):
+        if _pipeline_problem(table, layers) is not None:
             continue
         for count in _layers_of_ranks(table, layers):
             if count % table.stages_per_rank:
@@ -124,10 +122,10 @@ def states_that_fit_fewer_layouts_have_a_distributed_optimizer(recipe: Recipe) -
 
 
 def only_experts_are_shared(recipe: Recipe) -> Iterator[Conflict]:
-    config = model_config(recipe)
+    shape = shape_if_here(recipe.model.path)
     for role, table in _written(recipe):
         key = "expert" if table.expert > 1 else "expert_tensor"
-        if config and not _experts(config) and table.expert_ranks > 1:
+        if shape is not None and shape.experts is None and table.expert_ranks > 1:
             yield Conflict(
                 f"the model has no experts for {getattr(table, key)} ranks to share",
                 ((role, "parallel", key), ("model", "path")),
@@ -136,15 +134,17 @@ def only_experts_are_shared(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def expert_ranks_divide_the_experts(recipe: Recipe) -> Iterator[Conflict]:
-    config = model_config(recipe)
+    shape = shape_if_here(recipe.model.path)
+    if shape is None or shape.experts is None:
+        return
     sizes = (
-        ("expert", "expert ranks", _experts(config), "experts of a layer"),
-        ("expert_tensor", "expert tensor ranks", config.get("moe_intermediate_size"), "columns of an expert"),
+        ("expert", "expert ranks", shape.experts.count, "experts of a layer"),
+        ("expert_tensor", "expert tensor ranks", shape.experts.ffn_hidden_size, "columns of an expert"),
     )
     for role, table in _written(recipe):
         for key, ranks, count, what in sizes:
             size = getattr(table, key)
-            if isinstance(count, int) and count and count % size:
+            if count % size:
                 fits = max(fit for fit in range(1, size + 1) if count % fit == 0)
                 yield Conflict(
                     f"{size} {ranks} do not divide the model's {count} {what}",
@@ -168,9 +168,11 @@ def expert_ranks_are_made_of_the_other_ranks(recipe: Recipe) -> Iterator[Conflic
 
 def experts_beside_tensor_ranks_need_sequence_parallelism(recipe: Recipe) -> Iterator[Conflict]:
     """Otherwise every tensor rank would send every token to the experts, and count its gradient again."""
-    experts = _experts(model_config(recipe))
+    shape = shape_if_here(recipe.model.path)
+    if shape is None or shape.experts is None:
+        return
     for role, table in _written(recipe):
-        if experts and table.tensor > 1 and not table.sequence:
+        if table.tensor > 1 and not table.sequence:
             yield Conflict(
                 f"the model has experts, and {table.tensor} tensor ranks that do not split the tokens would all send "
                 "them the same ones",
@@ -205,32 +207,27 @@ def _written(recipe: Recipe) -> Iterator[tuple[str, ParallelTable]]:
             yield role, table
 
 
-def _experts(config: dict[str, Any]) -> int:
-    """Experts of a layer; 0 where config.json names none."""
-    count = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts")
-    return count if isinstance(count, int) else 0
+def _with_layers(recipe: Recipe) -> Iterator[tuple[str, ParallelTable, int]]:
+    """The layouts that the recipe writes down, each with the model's number of layers; none where it is not here."""
+    shape = shape_if_here(recipe.model.path)
+    if shape is not None:
+        yield from ((role, table, shape.num_layers) for role, table in _written(recipe))
 
 
-def _what_tensor_ranks_split(config: dict[str, Any]) -> dict[str, int]:
-    """How many there are of each, where config.json says so. Experts have ranks of their own."""
-    heads, vocabulary = config.get("num_attention_heads"), config.get("vocab_size")
-    parts = {
-        "attention heads": heads,
-        "key/value heads": config.get("num_key_value_heads") or heads,
-        "columns of an MLP": None if _experts(config) else config.get("intermediate_size"),
-        "rows of the embedding, padded": -(-vocabulary // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-        if isinstance(vocabulary, int)
-        else None,
-    }
-    return {name: count for name, count in parts.items() if isinstance(count, int)}
+def _what_tensor_ranks_split(shape: ModelShape) -> dict[str, int]:
+    """How many there are of each. Experts have ranks of their own."""
+    parts = {"attention heads": shape.num_heads, "key/value heads": shape.num_kv_heads}
+    if shape.experts is None:
+        parts["columns of an MLP"] = shape.ffn_hidden_size
+    return {**parts, "rows of the embedding, padded": shape.padded_vocab_size}
 
 
 def _ends(table: ParallelTable) -> list[int]:
     return [count for count in (getattr(table, key) for key in _END_KEYS) if count is not None]
 
 
-def _pipeline_problem(table: ParallelTable, layers: Any) -> str | None:
-    if not isinstance(layers, int) or table.pipeline == 1:
+def _pipeline_problem(table: ParallelTable, layers: int) -> str | None:
+    if table.pipeline == 1:
         return None
     ends = _ends(table)
     rest, ranks = layers - sum(ends), table.pipeline - len(ends)
@@ -246,7 +243,7 @@ def _pipeline_problem(table: ParallelTable, layers: Any) -> str | None:
 
 
 def _layers_of_ranks(table: ParallelTable, layers: int) -> list[int]:
-    """Of the written ends, and of a rank between them, where the layers divide over the ranks."""
+    """Layers of the written ends, and of a rank between them, where the layers divide over the ranks."""
     ends = _ends(table)
     between = table.pipeline - len(ends)
     return [*ends, (layers - sum(ends)) // between] if between else ends

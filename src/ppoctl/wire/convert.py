@@ -15,13 +15,13 @@ from ppoctl.convert.companions import Companions
 from ppoctl.convert.destination import destination
 from ppoctl.convert.hugging_face import Weights, open_weights
 from ppoctl.convert.parameters import MegatronWeights
-from ppoctl.convert.shape import ModelShape
-from ppoctl.convert.source import read_shape
 from ppoctl.convert.tensors import EMBEDDING, Role
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.verify import Check
 from ppoctl.convert.written import write_hugging_face, write_megatron
 from ppoctl.errors import RecipeError, StorageError, quoted
+from ppoctl.model.reading import read_shape
+from ppoctl.model.shape import ModelShape
 from ppoctl.versions import versions
 from ppoctl.wire.convert_source import Source, find_source
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ppoctl.batch.records import TRUNCATED, Rollouts
 from ppoctl.convert.hugging_face import Weights
-from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.tensors import VALUE_HEAD, Role
 from ppoctl.convert.transformers_model import TransformersModel
 from ppoctl.convert.verify import Check, failed
 from ppoctl.engines.megatron.scoring import Scorer
 from ppoctl.errors import OutOfMemoryError
+from ppoctl.model.shape import ModelShape
 
 SHARE = 1e-4
 """Largest gap allowed, as a share of the largest number expected (of 1, where all are smaller)."""

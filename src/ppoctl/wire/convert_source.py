@@ -8,8 +8,7 @@ from ppoctl.convert.source import model_folder
 from ppoctl.convert.tensors import Role
 from ppoctl.convert.torch_dist import BACKEND, TorchDist, is_torch_dist
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
-from ppoctl.recipe.assets import read_config
-from ppoctl.recipe.layers import is_hub_id
+from ppoctl.model.folder import is_hub_id, read_config
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout

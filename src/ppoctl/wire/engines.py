@@ -64,8 +64,8 @@ def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, m
 
 
 def _generator(recipe: Recipe, folder: str, placed: Placed, models: Models, say: Say) -> Generator:
-    from ppoctl.convert.source import end_token_ids
     from ppoctl.engines.vllm import TrainerSide, VllmGenerator, VllmSettings
+    from ppoctl.model.folder import end_token_ids
 
     new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
     settings = VllmSettings(

@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ppoctl.convert.rope import Rope, YarnScaling
-from ppoctl.convert.shape import ExpertShape, LatentShape, SigmoidRouting
-from ppoctl.convert.source import read_shape
 from ppoctl.errors import EnvironmentProblemError, RecipeError
+from ppoctl.model.cost import token_cost
+from ppoctl.model.reading import read_shape
+from ppoctl.model.rope import Rope, YarnScaling
+from ppoctl.model.shape import ExpertShape, LatentShape, SigmoidRouting
 from ppoctl.ports import OptimizerStep
 from ppoctl.recipe.schema import BySequences, ByTokens
 from tolerance import EXACT, FLOAT32
@@ -104,7 +105,7 @@ def test_yarn_reads_as_deepseek_writes_it(tmp_path):
 def test_a_token_costs_the_products_of_latent_attention_and_its_experts(model):
     """Three layers of 48 x 20 to latent queries, 20 x 6 x 20 on, 48 x (24 + 8), 24 x 6 x (12 + 16), 6 x 16 x 48; one
     MLP of 80; two of eight experts to choose from, three of width 32 and the shared 64."""
-    cost = read_shape(model("deepseek-v3-low-rank")).token_cost
+    cost = token_cost(read_shape(model("deepseek-v3-low-rank")))
     attention = 48 * 20 + 20 * 120 + 48 * 32 + 24 * 168 + 96 * 48
     assert cost.flops_per_token == 2 * (3 * attention + 48 * 3 * 80 + 2 * 48 * (8 + 3 * (3 * 32 + 64)))
 

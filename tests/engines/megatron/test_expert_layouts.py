@@ -14,9 +14,9 @@ import torch
 from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, assert_agree, gap, goes_on, settings, three_steps, trainer
 from safetensors.torch import load_file
 
-from ppoctl.convert.source import read_shape
 from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.model.reading import read_shape
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
 LAYOUTS = {

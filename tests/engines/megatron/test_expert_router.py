@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ppoctl.convert.shape import SigmoidRouting
 from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
+from ppoctl.model.shape import SigmoidRouting
 from tolerance import EXACT, FLOAT32
 
 

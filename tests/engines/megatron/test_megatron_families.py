@@ -7,12 +7,14 @@ import megatron_lab as lab
 import pytest
 import torch
 
-from ppoctl.convert.families import FAMILIES
-from ppoctl.convert.rope import Llama3Scaling, Rope
-from ppoctl.convert.shape import ExpertShape
-from ppoctl.convert.source import model_folder, read_shape
+from ppoctl.convert.source import model_folder
 from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.errors import EnvironmentProblemError, RecipeError
+from ppoctl.model.cost import token_cost
+from ppoctl.model.families import FAMILIES
+from ppoctl.model.reading import read_shape
+from ppoctl.model.rope import Llama3Scaling, Rope
+from ppoctl.model.shape import ExpertShape
 from ppoctl.recipe.schema import ParallelTable
 
 LLAMA3 = Rope(500000.0, Llama3Scaling(32.0, 1.0, 4.0, 8192))
@@ -60,7 +62,7 @@ def test_layers_have_experts_by_step_and_list(model):
 
 def test_a_token_costs_the_experts_it_is_routed_to(model):
     """Per layer 48 x (6 + 6 + 2 + 2) x 12 for attention; three layers 48 x 3 x 80, one 48 x (4 + 2 x 3 x 32)."""
-    cost = read_shape(model("qwen3-moe-mixed")).token_cost
+    cost = token_cost(read_shape(model("qwen3-moe-mixed")))
     parameters = 4 * 48 * 192 + 3 * 48 * 240 + 48 * (4 + 192)
     assert cost.flops_per_token == 2 * parameters
 

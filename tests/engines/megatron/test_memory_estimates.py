@@ -13,16 +13,12 @@ from rank_pool import RankPool
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ppoctl.batch.records import Rollouts
-from ppoctl.convert.shape import VOCAB_MULTIPLE
-from ppoctl.convert.source import read_shape
 from ppoctl.engines.megatron import logprobs
 from ppoctl.engines.megatron.rank import TrainerSettings
-from ppoctl.recipe.assets import read_config
-from ppoctl.recipe.memory import activations, decoder
-from ppoctl.recipe.memory.decoder import Decoder
-from ppoctl.recipe.memory.families import decoder_of
-from ppoctl.recipe.memory.part import Microbatch, Precision
-from ppoctl.recipe.memory.trainer import RankBytes, Training, ranks_of, state_bytes
+from ppoctl.model.reading import read_shape
+from ppoctl.plan.memory import activations
+from ppoctl.plan.memory.part import Microbatch, Precision
+from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.recipe.schema import ByTokens, ParallelTable, Recompute
 
 WITHIN = 0.1
@@ -130,7 +126,7 @@ def opened(pool: RankPool, folders: Callable[[str], Path]) -> Callable[..., Case
         weight = 4 if dtype is torch.float32 else 2
         training = Training(
             role=role,
-            decoder=_decoder(folders(kind)),
+            shape=read_shape(folders(kind)),
             layout=parallel,
             precision=Precision(weight, "cpu"),
             microbatch=microbatch,
@@ -150,12 +146,6 @@ def full_microbatch(rows: int, context: int = 1) -> Microbatch:
     return Microbatch(rows * longest // context, rows * RESPONSE // context, 512, longest)
 
 
-def _decoder(folder: Path) -> Decoder:
-    found = decoder_of(read_config(folder))
-    assert found is not None
-    return found
-
-
 def close(expected: int, found: int, within: float = WITHIN) -> bool:
     return abs(expected - found) <= within * max(found, 1)
 
@@ -172,7 +162,7 @@ def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp
     pool.call("begin_save", tmp_path, False)
     pool.call("finish_save")
     files = sum(file.stat().st_size for file in tmp_path.glob("*.distcp"))
-    found = _compared(opened_case) | {"state": [(state_bytes(_decoder(folder), role, layout, weight), files)]}
+    found = _compared(opened_case) | {"state": [(state_bytes(read_shape(folder), role, layout, weight), files)]}
     _check(found)
 
 
@@ -254,7 +244,7 @@ def test_forwards_without_gradient_have_microbatches_of_their_own(pool: RankPool
 
 
 def _training(parallel: ParallelTable, update: Microbatch, forward: Microbatch, microbatches: int) -> Training:
-    return Training("actor", _decoder(QUICKSTART), parallel, Precision(4, "cpu"), update, forward, microbatches)
+    return Training("actor", read_shape(QUICKSTART), parallel, Precision(4, "cpu"), update, forward, microbatches)
 
 
 def test_ranks_that_only_take_part_in_sending_answer_nothing(pool: RankPool) -> None:
@@ -267,27 +257,8 @@ def test_ranks_that_only_take_part_in_sending_answer_nothing(pool: RankPool) -> 
 
 
 def test_numbers_that_are_written_in_both_places_are_the_same() -> None:
-    """recipe/ cannot import engines/, so it repeats them."""
-    assert decoder.VOCAB_MULTIPLE == VOCAB_MULTIPLE
+    """plan/ cannot import engines/, so it repeats them."""
     assert {
         "cpu": activations.BLOCK_LOGITS["cpu"],
         "cuda": activations.BLOCK_LOGITS["gpu"],
     } == logprobs._BLOCK_ELEMENTS
-
-
-@pytest.mark.parametrize("kind", ["quickstart", "larger"])
-def test_the_shape_is_the_trainers(folders: dict[str, Path], kind: str) -> None:
-    ours, theirs = _decoder(folders(kind)), read_shape(folders(kind))
-    for name, other in {
-        "layers": "num_layers",
-        "hidden": "hidden_size",
-        "inner": "ffn_hidden_size",
-        "heads": "num_heads",
-        "kv_heads": "num_kv_heads",
-        "head_dim": "head_dim",
-        "vocab": "vocab_size",
-        "padded_vocab": "padded_vocab_size",
-        "tied": "tied_embeddings",
-        "qkv_bias": "qkv_bias",
-    }.items():
-        assert getattr(ours, name) == getattr(theirs, other), name

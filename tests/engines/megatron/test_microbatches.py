@@ -4,10 +4,10 @@ import megatron_lab as lab
 import pytest
 import torch
 
-from ppoctl.batch.cost import TokenCost
 from ppoctl.batch.grid import input_lengths
 from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows, merge
 from ppoctl.engines.megatron.packed_input import Reading
+from ppoctl.model.cost import TokenCost
 from ppoctl.recipe.schema import BySequences, ByTokens
 
 ROWS = torch.tensor([4, 0, 3, 1, 2])

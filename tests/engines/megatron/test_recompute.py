@@ -18,6 +18,7 @@ from ppoctl.engines.megatron.packed_input import Reading
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronTrainer
+from ppoctl.model.cost import token_cost
 from ppoctl.recipe.schema import BySequences, Recompute
 
 TOKENS = 38
@@ -35,7 +36,7 @@ def recomputing(trainer: MegatronTrainer, recompute: Recompute) -> MegatronTrain
 def kept_bytes(trainer: MegatronTrainer) -> int:
     """What the graph of one forward over all rows holds, weights aside."""
     model = lab.rank_of(trainer).models[0]
-    cut = Cut(BySequences(microbatch_seqs=5), Reading(torch.device("cpu")), model.settings.shape.token_cost)
+    cut = Cut(BySequences(microbatch_seqs=5), Reading(torch.device("cpu")), token_cost(model.settings.shape))
     [microbatch] = cut_rows(lab.make_rollouts(), torch.arange(5), cut)
     assert microbatch.input.tokens.numel() == TOKENS
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ppoctl.batch.records import State
-from ppoctl.convert.source import read_shape
 from ppoctl.convert.tensors import weight_names
 from ppoctl.engines import link
 from ppoctl.engines.megatron.rank import MegatronRank
@@ -29,6 +28,7 @@ from ppoctl.engines.vllm.hosts import Broadcasts, Hosts
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.engines.vllm.sync import Sync, TrainerSide
 from ppoctl.errors import ProcessLostError, WeightSyncError
+from ppoctl.model.reading import read_shape
 from ppoctl.recipe.schema import GeneratorTable, ParallelTable
 
 STATE = State("actor", 1, 1, "lineage")

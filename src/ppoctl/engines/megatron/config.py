@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from ppoctl.convert.shape import ExpertShape, ModelShape
 from ppoctl.errors import RecipeError
+from ppoctl.model.shape import ExpertShape, ModelShape
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
 _ACTIVATIONS = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}

@@ -29,9 +29,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from ppoctl.convert.shape import LatentShape
 from ppoctl.engines.megatron.attention import apply_rope
 from ppoctl.engines.megatron.packed_input import PackedInput
+from ppoctl.model.shape import LatentShape
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from ppoctl.convert.shape import ExpertShape, LatentShape, ModelShape
 from ppoctl.engines.megatron.attention import PackedCausalAttention
 from ppoctl.engines.megatron.capped_attention import CappedAttention
 from ppoctl.engines.megatron.latent_attention import LatentAttention, LatentAttentionSubmodules
 from ppoctl.engines.megatron.modules import NormedRowLinear, OffsetRmsNorm, RmsNorm, RowLinear
 from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
+from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape
 
 
 def layer_spec(shape: ModelShape, layers: range) -> TransformerBlockSubmodules:
@@ -48,10 +48,10 @@ def _layer(shape: ModelShape, number: int) -> ModuleSpec:
 
 def _attention(shape: ModelShape, number: int) -> ModuleSpec:
     head_norm = _norm(shape) if shape.qk_norm else None
-    window = shape.window(number)
     core: type | ModuleSpec = PackedCausalAttention
-    if shape.attention_softcap is not None or window is not None:
-        core = ModuleSpec(module=CappedAttention, params={"softcap": shape.attention_softcap, "window": window})
+    if shape.keeps_scores(number):
+        limits = {"softcap": shape.attention_softcap, "window": shape.window(number)}
+        core = ModuleSpec(module=CappedAttention, params=limits)
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},

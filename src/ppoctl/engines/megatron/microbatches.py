@@ -11,12 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ppoctl.batch.balance import balance, sequence_costs
-from ppoctl.batch.cost import TokenCost
 from ppoctl.batch.grid import Packed, input_lengths, pack
 from ppoctl.batch.packing import by_sequences, by_tokens
 from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron.packed_input import PackedInput, Reading, packed_input
 from ppoctl.errors import RecipeError
+from ppoctl.model.cost import TokenCost
 from ppoctl.recipe.batching import limit
 from ppoctl.recipe.schema import BySequences, ByTokens
 

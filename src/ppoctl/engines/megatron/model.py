@@ -20,13 +20,13 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from ppoctl.convert.frequencies import frequencies
-from ppoctl.convert.shape import ModelShape
+from ppoctl.convert.inv_freq import inv_freq
 from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logprobs import LogprobSettings, VocabularyShard, token_logprobs
 from ppoctl.engines.megatron.modules import ValueHead
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
+from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
 
@@ -79,7 +79,7 @@ class PackedModel(GPTModel):
             pg_collection=groups,
             vp_stage=virtual_stage,
         )
-        self.turns_per_token = frequencies(shape.rope, shape.rope_dim).to(settings.device)
+        self.inv_freq = inv_freq(shape.rope, shape.rope_dim).to(settings.device)
         self.settings = settings
         self.first_layer = first_layer
 
@@ -116,7 +116,7 @@ class PackedModel(GPTModel):
 
     def _rope_tables(self, packed: PackedInput) -> RopeTables:
         places = torch.arange(packed.max_seqlen_kv, device=packed.positions.device, dtype=torch.float32)
-        angles = torch.outer(places, self.turns_per_token)[:, None]
+        angles = torch.outer(places, self.inv_freq)[:, None]
         factor = self.settings.shape.rope.attention_factor
         tables = (angles.cos() * factor, angles.sin() * factor)
         return RopeTables(*(table.to(self.settings.dtype)[packed.positions] for table in tables))

@@ -25,8 +25,7 @@ from ppoctl.batch.bucket import Bucket, Content, TensorSpec, bucket_of, flatten,
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts
 from ppoctl.convert.hugging_face import Spec
-from ppoctl.convert.shape import ModelShape
-from ppoctl.convert.source import model_folder, read_shape
+from ppoctl.convert.source import model_folder
 from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context import CHUNKS_PER_RANK
@@ -50,6 +49,9 @@ from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights, parts_of
 from ppoctl.engines.sharing import Staging
 from ppoctl.errors import EnvironmentProblemError, NonFiniteError, OutOfMemoryError
+from ppoctl.model.cost import token_cost
+from ppoctl.model.reading import read_shape
+from ppoctl.model.shape import ModelShape
 from ppoctl.ports import Departed, Link, Minibatch, Objective
 from ppoctl.recipe.batching import limit
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
@@ -317,7 +319,7 @@ class MegatronRank:
         return Cut(
             batching=self.settings.batching,
             reading=Reading(self.device, temperature, with_entropy, token_multiple=multiple, context=split),
-            cost=self.source[1].token_cost,
+            cost=token_cost(self.source[1]),
             rank=data.rank(),
             ranks=data.size(),
             count_multiple=parallel.pipeline if parallel.stages_per_rank > 1 else int(parallel.experts_span_data),

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.records import Rollouts
-from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.tensors import Role
 from ppoctl.convert.transformers_model import round_parameters
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
@@ -16,6 +15,8 @@ from ppoctl.engines.megatron.packed_input import Reading
 from ppoctl.engines.megatron.process_group import ensure_process_group
 from ppoctl.engines.megatron.schedule import run_forward, share_of
 from ppoctl.engines.megatron.state_reader import load_torch_dist
+from ppoctl.model.cost import token_cost
+from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
 _CHUNK_TOKENS = 256
@@ -38,7 +39,7 @@ class Scorer:
             load_torch_dist(self._stages, folder)
         if rounded_to is not None:
             round_parameters(self._stages[0], rounded_to)
-        self._cost = shape.token_cost
+        self._cost = token_cost(shape)
         self._device = device
 
     def score(self, rollouts: Rollouts) -> Share:

@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from ppoctl.convert.parameters import MegatronWeights, layers_alike
 from ppoctl.convert.plain import why
-from ppoctl.convert.shape import ModelShape
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.engines.megatron.data_only import DataOnly, causes
 from ppoctl.engines.megatron.model import PackedModel, ValueModel
 from ppoctl.errors import StorageError, quoted
+from ppoctl.model.shape import ModelShape
 
 
 @torch.no_grad()

@@ -15,12 +15,13 @@ from ppoctl.convert.companions import Companions
 from ppoctl.convert.destination import flush
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
-from ppoctl.convert.shape import ModelShape
-from ppoctl.convert.source import model_folder, read_shape
+from ppoctl.convert.source import model_folder
 from ppoctl.convert.tensors import Role, placements, weight_names
 from ppoctl.engines.megatron.microbatches import Share, merge
 from ppoctl.engines.megatron.rank import StepShare, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
+from ppoctl.model.reading import read_shape
+from ppoctl.model.shape import ModelShape
 from ppoctl.ports import Minibatch, MinibatchResult, NamedWeights, Objective
 
 LOOK_EVERY_S = 0.2

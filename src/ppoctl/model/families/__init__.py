@@ -1,0 +1,17 @@
+"""One small table of fields per model family: `model_type` of config.json -> `Family`."""
+
+from ppoctl.model.families.deepseek_v3 import DEEPSEEK_V3
+from ppoctl.model.families.gemma2 import GEMMA2
+from ppoctl.model.families.llama import LLAMA
+from ppoctl.model.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from ppoctl.model.fields import Family
+
+FAMILIES: dict[str, Family] = {
+    "deepseek_v3": DEEPSEEK_V3,
+    "gemma2": GEMMA2,
+    "llama": LLAMA,
+    "qwen2": QWEN2,
+    "qwen2_moe": QWEN2_MOE,
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
+}

@@ -1,0 +1,137 @@
+"""DeepSeek-V3, and what was published under its name: Moonlight. Latent attention; many small experts beside a shared
+one, chosen by sigmoids and a bias; the first layers have one MLP. The layers that predict further tokens are no part
+of the model here: a checkpoint that has them is refused by the first of their tensors."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ppoctl.model.families.llama import DEFAULTS, IGNORES, READS, REQUIRES
+from ppoctl.model.families.qwen import fewer_than_all
+from ppoctl.model.fields import Family, From, Only, Record, UnsupportedValueError, off, on
+from ppoctl.model.rope import YarnScaling, read_rope
+from ppoctl.model.shape import ExpertShape, LatentShape, SigmoidRouting
+
+
+def _values_fit(value: int, nope: int, rope: int) -> int:
+    if value > nope + rope:
+        raise UnsupportedValueError("supported are values no wider than keys")
+    return value
+
+
+def _shared(count: int | None, width: int) -> int:
+    if not count:
+        raise UnsupportedValueError("supported are models with shared experts")
+    return count * width
+
+
+def _groups(groups: int, experts: int) -> int:
+    if experts % groups or experts // groups < 2:
+        raise UnsupportedValueError("supported are groups of equally many experts, at least two")
+    return groups
+
+
+def _attention_scale(parameters: Mapping[str, Any], nope: int, rope: int) -> float | None:
+    """The scale of queries times keys: YaRN's growth belongs to all channels here, not only to rotated ones."""
+    scaling = read_rope(parameters).scaling
+    if not isinstance(scaling, YarnScaling):
+        return None
+    return scaling.growth(scaling.mscale_all_dim) ** 2 / math.sqrt(nope + rope)
+
+
+def _plain_or_yarn(parameters: Mapping[str, Any]) -> Any:
+    rope = read_rope(parameters)
+    if rope.scaling is not None and not isinstance(rope.scaling, YarnScaling):
+        raise UnsupportedValueError("supported are plain RoPE and YaRN")
+    return rope
+
+
+def _equal_heads(groups: int | None, heads: int) -> int:
+    if groups not in (None, heads):
+        raise UnsupportedValueError("supported are as many key/value heads as query heads")
+    return heads
+
+
+def _layers(first_dense: int, layers: int) -> tuple[bool, ...]:
+    return tuple(layer >= first_dense for layer in range(layers))
+
+
+DEEPSEEK_V3 = Family(
+    classes="DeepseekV3",
+    reads={
+        **READS,
+        "num_kv_heads": From("num_key_value_heads num_attention_heads", _equal_heads),
+        "head_dim": From("qk_nope_head_dim qk_rope_head_dim", lambda nope, rope: nope + rope),
+        "rope": From("rope_parameters", _plain_or_yarn),
+        "attention_scale": From("rope_parameters qk_nope_head_dim qk_rope_head_dim", _attention_scale),
+        "latent": Record(
+            LatentShape,
+            {
+                "query_rank": From("q_lora_rank"),
+                "kv_rank": From("kv_lora_rank"),
+                "nope_dim": From("qk_nope_head_dim"),
+                "rope_dim": From("qk_rope_head_dim"),
+                "value_dim": From("v_head_dim qk_nope_head_dim qk_rope_head_dim", _values_fit),
+                "norm_eps": From("", lambda: 1e-6),  # in transformers' code, whatever `rms_norm_eps` says
+            },
+        ),
+        "experts": Record(
+            ExpertShape,
+            {
+                "count": From("n_routed_experts"),
+                "per_token": From("num_experts_per_tok n_routed_experts", fewer_than_all),
+                "ffn_hidden_size": From("moe_intermediate_size"),
+                "renormalise": From("norm_topk_prob"),
+                "layers": From("first_k_dense_replace num_hidden_layers", _layers),
+                "shared_ffn_hidden_size": From("n_shared_experts moe_intermediate_size", _shared),
+                "sigmoid": Record(
+                    SigmoidRouting,
+                    {
+                        "groups": From("n_group n_routed_experts", _groups),
+                        "groups_per_token": From("topk_group"),
+                        "scale": From("routed_scaling_factor"),
+                    },
+                ),
+            },
+        ),
+    },
+    defaults={
+        **DEFAULTS,
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "vocab_size": 129280,
+        "max_position_embeddings": 4096,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3,
+        "moe_intermediate_size": 2048,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
+    renamed={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+    requires={
+        **REQUIRES,
+        "attention_bias": off,
+        "rope_interleave": on,  # vLLM reads it nowhere, and pairs neighbouring channels
+        # Fields of the published code, which transformers' own does not read: it computes these.
+        "moe_layer_freq": Only(1),
+        "scoring_func": Only("sigmoid"),
+        "topk_method": Only("noaux_tc"),
+    },
+    # What transformers repeats of other fields; layers that are no part of the model here; where remote code is; a
+    # load-balancing loss that PPO does not have; how others split the model.
+    ignores=IGNORES
+    | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "auto_map"}
+    | {"aux_loss_alpha", "seq_aux", "output_router_logits", "ep_size", "pretraining_tp"},
+)

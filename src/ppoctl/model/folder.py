@@ -1,0 +1,79 @@
+"""Where a model's files are on this machine, and the JSON among them."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ppoctl.errors import EnvironmentProblemError, quoted
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether a model path has the form `organisation/name`."""
+    return _HUB_ID.fullmatch(text) is not None
+
+
+def local_folder(path: str) -> Path | None:
+    """A model's folder, or what was fetched of a hub id; None where there is neither."""
+    if os.path.isdir(path):  # noqa: PTH112 - no error where a folder above is closed
+        return Path(path)
+    return fetched(path) if is_hub_id(path) else None
+
+
+def fetched(hub_id: str) -> Path | None:
+    """The snapshot of a hub model that `hf download` made; nothing is asked of the network."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home, "hub")
+    model = Path(cache).expanduser() / f"models--{hub_id.replace('/', '--')}"
+    try:
+        snapshot = model / "snapshots" / (model / "refs" / "main").read_text("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return snapshot if snapshot.is_dir() else None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model folder, as it is written; empty where there is none. Raises
+    EnvironmentProblemError where it is no JSON object. What it means, `reading` says."""
+    return read_json_object(folder / "config.json")
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model folder; empty where there is no file. Raises EnvironmentProblemError
+    where it is no JSON object."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_bytes())
+    except json.JSONDecodeError as error:
+        says = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise EnvironmentProblemError(f"`{file}` is no JSON: {says}", hint="fetch the model again") from error
+    except UnicodeDecodeError as error:
+        raise EnvironmentProblemError(f"`{file}` is no UTF-8 text", hint="fetch the model again") from error
+    except (OSError, RecursionError) as error:
+        raise EnvironmentProblemError(f"`{file}` cannot be read: {error}", hint=f"ls -l {quoted(file)}") from error
+    if not isinstance(found, dict):
+        raise EnvironmentProblemError(f"`{file}` is JSON, but no object", hint="fetch the model again")
+    return found
+
+
+def end_token_ids(folder: Path) -> tuple[int, ...]:
+    """Tokens that end a response: the generation config's, else the model config's. Raises EnvironmentProblemError
+    where neither names one."""
+    for name in ("generation_config.json", "config.json"):
+        found = read_json_object(folder / name).get("eos_token_id")
+        if found is None:
+            continue
+        ids = tuple(found) if isinstance(found, list) else (found,)
+        if not ids or not all(isinstance(each, int) for each in ids):
+            raise EnvironmentProblemError(
+                f"`eos_token_id = {found}` in `{folder / name}` is no token", hint="fetch the model again"
+            )
+        return ids
+    raise EnvironmentProblemError(
+        f"model folder `{folder}` names no end-of-sequence token: responses would never end",
+        hint="add `eos_token_id` to its generation_config.json",
+    )

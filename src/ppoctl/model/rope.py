@@ -1,0 +1,95 @@
+"""Rotary position embeddings (Su et al. 2021) as a configuration has them: base period, and what stretches a context.
+
+`convert.inv_freq` computes what these numbers mean.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar
+
+from ppoctl.model.fields import UnsupportedValueError
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Slow pairs of channels turn `factor` times slower, fast ones as before, those between something between
+    (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    attention_factor: ClassVar[float] = 1.0
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """All pairs of channels turn `factor` times slower."""
+
+    factor: float
+    attention_factor: ClassVar[float] = 1.0
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """Pairs of channels that turn often over the original context turn as before, those that turn seldom `factor`
+    times slower, those between something between; and queries times keys grow with the factor (YaRN,
+    arXiv:2309.00071)."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    """Turns over the original context from which pairs stay as they are."""
+    beta_slow: float = 1.0
+    """Turns up to which they are slowed by all of the factor."""
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+    @property
+    def attention_factor(self) -> float:
+        """Factor of cosines and sines."""
+        return self.growth(self.mscale) / self.growth(self.mscale_all_dim)
+
+    def growth(self, mscale: float) -> float:
+        """Factor by which the longer context lets scores grow (equation 22, `mscale` = 1); 1 where the factor is
+        not above 1."""
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling
+_KINDS: dict[str, type[Scaling]] = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embeddings: base period, and what a longer context was trained with."""
+
+    theta: float
+    scaling: Scaling | None = None
+
+    @property
+    def attention_factor(self) -> float:
+        """Factor of cosines and sines."""
+        return 1.0 if self.scaling is None else self.scaling.attention_factor
+
+
+def read_rope(parameters: Mapping[str, Any]) -> Rope:
+    """What `rope_parameters` of a configuration says. Raises UnsupportedValueError for what is not computed here."""
+    rest = {key: value for key, value in parameters.items() if key != "type"}
+    kind, theta = rest.pop("rope_type", "default"), rest.pop("rope_theta")
+    if kind == "default" and not rest:
+        return Rope(float(theta))
+    # Of YaRN's two factors of growth one alone means one thing to transformers and another to vLLM.
+    is_whole = ("mscale" in rest) == ("mscale_all_dim" in rest)
+    if kind in _KINDS and is_whole:
+        known = {of.name: of for of in fields(_KINDS[kind])}
+        if {name for name, of in known.items() if of.default is MISSING} <= set(rest) <= set(known):
+            # Files write whole numbers without a point.
+            numbers: dict[str, Any] = {
+                name: int(value) if known[name].type is int else float(value) for name, value in rest.items()
+            }
+            return Rope(float(theta), _KINDS[kind](**numbers))
+    supported = "; ".join(f"{kind} with {', '.join(of.name for of in fields(made))}" for kind, made in _KINDS.items())
+    raise UnsupportedValueError(f"supported are plain RoPE; {supported}")

@@ -1,0 +1,7 @@
+"""What a recipe will take, in numbers, before anything starts: from the recipe and a config.json, without torch.
+
+arithmetic    the whole plan: batches, updates, data, evaluations
+microbatches  how many a rank has, and how full they are
+disk          states and records
+memory/       bytes of every role, rank, stage and node, and whether they fit
+"""

@@ -1,0 +1,233 @@
+"""What a recipe will do, in numbers, before it does it. Reads a config.json and counts lines; writes nothing.
+
+Bytes are estimates from the model's config.json and say so; everything else is exact arithmetic.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppoctl.model.reading import shape_if_here
+from ppoctl.plan.disk import StoragePlan, storage
+from ppoctl.plan.memory.estimate import Memory, estimate, with_totals
+from ppoctl.plan.microbatches import microbatches
+from ppoctl.recipe.batching import limit
+from ppoctl.recipe.metric_rules import evaluates
+from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
+from ppoctl.recipe.rules import longest_sequence
+from ppoctl.recipe.schedule import planned_updates, updates_per_step
+from ppoctl.recipe.schema import OptimizerTable, Recipe, Rows, TrainedTable
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The batch of one PPO step."""
+
+    steps: int
+    prompts_per_step: int
+    samples_per_prompt: int
+    sequences_per_step: int
+    minibatch_seqs: int
+    minibatches_per_epoch: int
+    window_tokens: int
+    """Tokens of the longest prompt and the longest response together."""
+    new_tokens_per_step_max: int
+    tokens_per_step_max: int
+    """Tokens of prompts and responses, all of full length."""
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """What one role does."""
+
+    processes: int
+    layout: str
+    """How the model is spread over the processes, in words."""
+    data_ranks: int
+    epochs: int
+    updates_per_step: int
+    updates_total: int
+    warmup_updates: int
+    warmup_steps: float
+    lr_first: float
+    lr_peak: float
+    lr_last: float
+    microbatches_per_minibatch_min: int
+    microbatches_per_minibatch_max: int
+    """Microbatches of each data rank when all sequences are of full length."""
+    recompute: str
+    forward_microbatch: str
+    """What a microbatch of log-probs, reference or values holds, at most."""
+    replayed_updates_max: int
+    """Updates that a resume repeats at worst: those since the last saved state."""
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """Which processes there are."""
+
+    engines: int
+    """Engines of the generator; they share one queue."""
+    generator: int
+    """Processes of all engines."""
+    is_one_process: bool
+    """Whether all roles live in the process of the command; otherwise they are processes of Ray."""
+    placement: str
+    devices: int
+    """GPUs that the processes take, or places on CPUs."""
+    ray_address: str | None
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """One dataset. Rows are None where counting them needs more than reading lines."""
+
+    path: str
+    rows: int | None
+    prompts_total: int | None = None
+    """Prompts drawn in the whole run."""
+    epochs: float | None = None
+    """Passes over the dataset."""
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """Evaluations of the whole run."""
+
+    at_steps: tuple[int, ...]
+    responses_per_evaluation: int | None
+    """Responses of one evaluation, greedy and sampled, over all sets."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of a whole run."""
+
+    name: str
+    batch: BatchPlan
+    actor: RolePlan
+    critic: RolePlan
+    processes: ProcessPlan
+    train: DataPlan
+    eval_sets: dict[str, DataPlan]
+    evaluation: EvalPlan
+    storage: StoragePlan
+    memory: Memory | None
+    """Bytes of the run; None for a model that is not a local folder of a known family."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as JSON can have it, sums included."""
+        return dict(with_totals(self))
+
+
+def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
+    """The arithmetic of a recipe that keeps the rules, for GPUs of so much memory or for this machine's CPU."""
+    train = _dataset(recipe.data.train)
+    drawn = recipe.steps * recipe.rollout.prompts_per_step
+    passes = drawn / train.rows if train.rows else None
+    eval_sets = {name: _dataset(table) for name, table in recipe.data.eval.items()}
+    shape = shape_if_here(recipe.model.path)
+    memory = None if shape is None else estimate(recipe, shape, gpu_gib)
+    return Plan(
+        name=recipe.name,
+        batch=_batch(recipe),
+        actor=_role(recipe, "actor", recipe.actor),
+        critic=_role(recipe, "critic", recipe.critic),
+        processes=_processes(recipe),
+        train=DataPlan(train.path, train.rows, drawn, passes),
+        eval_sets=eval_sets,
+        evaluation=_evaluation(recipe, eval_sets),
+        storage=storage(recipe, shape, memory),
+        memory=memory,
+    )
+
+
+def count_rows(table: Rows) -> int | None:
+    """Rows of a local JSONL file that are used, by counting lines that are not blank; None for anything else."""
+    path = Path(table.path)
+    if path.suffix != ".jsonl" or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        rows = sum(1 for line in file if line.strip())
+    return rows if table.max_rows is None else min(rows, table.max_rows)
+
+
+def _dataset(table: Rows) -> DataPlan:
+    return DataPlan(table.path, count_rows(table))
+
+
+def _batch(recipe: Recipe) -> BatchPlan:
+    rollout = recipe.rollout
+    sequences = rollout.prompts_per_step * rollout.samples_per_prompt
+    window = rollout.max_prompt_tokens + rollout.max_new_tokens
+    return BatchPlan(
+        steps=recipe.steps,
+        prompts_per_step=rollout.prompts_per_step,
+        samples_per_prompt=rollout.samples_per_prompt,
+        sequences_per_step=sequences,
+        minibatch_seqs=recipe.ppo.minibatch_seqs,
+        minibatches_per_epoch=sequences // recipe.ppo.minibatch_seqs,
+        window_tokens=window,
+        new_tokens_per_step_max=sequences * rollout.max_new_tokens,
+        tokens_per_step_max=sequences * window,
+    )
+
+
+def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
+    per_step, total = updates_per_step(recipe, role), planned_updates(recipe, role)
+    epochs = recipe.ppo.epochs if role == "actor" else recipe.ppo.critic_epochs or recipe.ppo.epochs
+    optimizer = table.optimizer
+    layout = layouts(recipe)[role]
+    fewest, most = microbatches(recipe, role, longest_sequence(recipe))
+    key, held = limit(table.batching, with_gradient=False)
+    return RolePlan(
+        processes=layout.world_size,
+        layout=layout.describe(),
+        data_ranks=layout.data,
+        epochs=epochs,
+        updates_per_step=per_step,
+        updates_total=total,
+        warmup_updates=optimizer.lr_warmup_updates,
+        warmup_steps=optimizer.lr_warmup_updates / per_step,
+        lr_first=learning_rate(0, optimizer, planned=total),
+        lr_peak=optimizer.lr,
+        lr_last=learning_rate(total - 1, optimizer, planned=total),
+        microbatches_per_minibatch_min=fewest,
+        microbatches_per_minibatch_max=most,
+        recompute=table.recompute,
+        forward_microbatch=f"{held:,} {'tokens' if 'tokens' in key else 'sequences'}",
+        replayed_updates_max=per_step * min(recipe.checkpoint.every_steps, recipe.steps),
+    )
+
+
+def _processes(recipe: Recipe) -> ProcessPlan:
+    return ProcessPlan(
+        engines=recipe.generator.engines,
+        generator=processes(recipe)["generator"],
+        is_one_process=is_one_process(recipe),
+        placement=recipe.cluster.placement,
+        devices=devices(recipe),
+        ray_address=recipe.cluster.ray_address,
+    )
+
+
+def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:
+    rows = [table.rows for table in sets.values()]
+    known = [number for number in rows if number is not None]
+    responses = sum(known) * (1 + recipe.eval.samples_per_prompt) if len(known) == len(rows) else None
+    return EvalPlan(tuple(step for step in range(recipe.steps + 1) if evaluates(recipe, step)), responses)
+
+
+def learning_rate(update: int, optimizer: OptimizerTable, *, planned: int) -> float:
+    """The learning rate of one update; updates count from 0. `ppo.schedule.learning_rate` says the same with torch: a
+    test holds the two together."""
+    warmup = optimizer.lr_warmup_updates
+    if update < warmup:
+        return optimizer.lr * (update + 1) / warmup
+    if optimizer.lr_schedule == "constant":
+        return optimizer.lr
+    total = optimizer.lr_decay_updates or planned
+    progress = min(1.0, (update - warmup) / max(total - warmup, 1))
+    remaining = 1.0 - progress if optimizer.lr_schedule == "linear" else (1.0 + math.cos(math.pi * progress)) / 2.0
+    return optimizer.lr * (optimizer.lr_min_frac + (1.0 - optimizer.lr_min_frac) * remaining)

@@ -1,0 +1,92 @@
+"""Bytes of the process that runs the loop: it holds all rollouts of a step, commits them, and hands them to ranks.
+
+Letters: B sequences, R response positions of the longest response. Grids are [B, R] whatever the lengths.
+"""
+
+from dataclasses import dataclass
+
+SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
+"""Bytes of a drawn token as Python has it: an id (a pointer, an int) and a log-prob (a pointer, a float)."""
+TEXT_BYTES_PER_TOKEN = 4
+"""Bytes of the text of a token; four characters of plain text are assumed."""
+OBJECTIVE_CELL_BYTES = {"actor": 4 + 4 + 1, "critic": 4 + 4 + 1}
+"""Bytes per cell of the grids that travel with an update: old log-probs and advantages, or old values and returns;
+the mask."""
+REFERENCE_CELL_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The sequences of one PPO step, all of full length."""
+
+    sequences: int
+    prompt_tokens: int
+    """Tokens of one prompt."""
+    response_tokens: int
+    """Tokens of one response: R."""
+    has_reference: bool
+    reference_in_loss: bool
+
+    @property
+    def cells(self) -> int:
+        """Cells of a response grid."""
+        return self.sequences * self.response_tokens
+
+
+@dataclass(frozen=True)
+class Records:
+    """Bytes of the records of one step, by stage; each is one file."""
+
+    rollout: int
+    reward: int
+    values: int
+    logprobs: int
+    advantages: int
+
+    @property
+    def total(self) -> int:
+        return self.rollout + self.reward + self.values + self.logprobs + self.advantages
+
+
+@dataclass(frozen=True)
+class DriverBytes:
+    """Bytes that the driver holds at one time: samples while they are drawn, later all records."""
+
+    samples: int
+    """Python objects of the samples of a step, until they are a record."""
+    records: int
+    """All records of a step, each twice: tensors, and the bytes that were committed, which a record keeps."""
+
+    @property
+    def peak(self) -> int:
+        return max(self.samples, self.records)
+
+
+def records_of(batch: Batch) -> Records:
+    """Bytes that a step writes into the run directory, but for two small records of updates."""
+    rows, cells = batch.sequences, batch.cells
+    ids, mask, number = 8, 1, 4
+    texts = rows * batch.response_tokens * TEXT_BYTES_PER_TOKEN
+    return Records(
+        rollout=cells * (ids + mask + number) + rows * (8 * batch.prompt_tokens + 4 * 8) + texts,
+        reward=rows * (2 * number + 8),
+        values=cells * number,
+        logprobs=cells * (2 + batch.has_reference) * number,
+        advantages=cells * (3 * number + mask),
+    )
+
+
+def driver_bytes(batch: Batch) -> DriverBytes:
+    """Bytes that the driver holds during one step."""
+    records = records_of(batch)
+    samples = batch.cells * SAMPLE_TOKEN_BYTES + batch.cells * TEXT_BYTES_PER_TOKEN
+    # The record is made while the samples are still there.
+    return DriverBytes(samples + records.rollout, 2 * records.total)
+
+
+def update_input_bytes(batch: Batch, role: str) -> int:
+    """Bytes that every process of a role reads for an update: the rollouts, and the grids of the loss."""
+    cell = OBJECTIVE_CELL_BYTES[role]
+    if role == "actor" and batch.reference_in_loss:
+        cell += REFERENCE_CELL_BYTES
+    return records_of(batch).rollout + batch.cells * cell

@@ -1,0 +1,187 @@
+"""What takes memory of a GPU or of a machine, role by role, and which key makes it smaller."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ppoctl.plan.memory.driver import Batch, DriverBytes
+from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes
+from ppoctl.plan.memory.residency import STAGES, TURNS, Item, MemoryPool, Residency, at_work, residency
+from ppoctl.plan.memory.trainer import RankBytes, Training
+from ppoctl.recipe.batching import limit
+from ppoctl.recipe.parallel import devices, is_one_process, processes
+from ppoctl.recipe.rules import longest_sequence
+from ppoctl.recipe.schema import Recipe
+
+MIB = 2**20
+OBJECT_STORE_BYTES = 256 * MIB
+"""The object store of a Ray of the run's own (`engines.ray.cluster`)."""
+RANK_BYTES, VLLM_BYTES = 400 * MIB, 550 * MIB
+"""Python and libraries of a process before any model, and of one with vLLM (an engine's; the driver of a run in one
+process), as seen with torch 2.13 and vLLM 0.32 for CPUs."""
+_READS = {"actor": ("rollout", "logprobs", "eval"), "critic": ("values",)}
+"""Stages in which a role scores: the actor also for the canary."""
+_SMALLER_BUCKETS = "lower `cluster.weights_bucket_mib`"
+_MORE_NODES = "take more nodes (`cluster.ray_address`) or a smaller model"
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """Everything from which the items of a GPU, a machine or a node are counted."""
+
+    recipe: Recipe
+    trainings: Mapping[str, Training]
+    ranks: Mapping[str, Sequence[RankBytes]]
+    """One rank of each pipeline stage, by role."""
+    generator: GeneratorBytes
+    driver: DriverBytes
+    sending: TransferBytes
+    batch: Batch
+    states: Mapping[str, int]
+    """Bytes of a saved state, by role."""
+
+    def stage(self, role: str, rank: int) -> int:
+        """The pipeline stage of a rank; Megatron-Core counts over pipeline ranks last."""
+        return 0 if role == "generator" else rank // self.trainings[role].layout.stage_ranks
+
+
+def on_gpus(inputs: PlanInputs, gpu_bytes: int) -> list[Residency]:
+    """What takes memory on the fullest GPU where roles are colocated; apart, on that of each role's fullest rank."""
+    room = devices(inputs.recipe)
+    if inputs.recipe.cluster.placement == "apart":
+        fullest = {role: _fullest(inputs, role) for role in inputs.ranks} | {"generator": 0}
+        return [_residency(inputs, f"the {role}'s GPU", gpu_bytes, {role: rank}) for role, rank in fullest.items()]
+    shared: dict[tuple[tuple[str, int], ...], Residency] = {}
+    for number in range(room):
+        tenants = {role: number for role, size in processes(inputs.recipe).items() if number < size}
+        alike = tuple((role, inputs.stage(role, rank)) for role, rank in tenants.items())
+        if alike not in shared:
+            name = f"the fullest of {room} GPUs" if room > 1 else "the GPU"
+            shared[alike] = _residency(inputs, f"{name} ({', '.join(tenants)})", gpu_bytes, tenants)
+    return [max(shared.values(), key=lambda found: found.fullest.bytes)]
+
+
+def on_machines(inputs: PlanInputs, host_bytes: int | None) -> list[Residency]:
+    """What all processes together take, on this machine or on the nodes of a Ray; `host_bytes`: what there is, None
+    where that is not known."""
+    joins = inputs.recipe.cluster.ray_address is not None
+    place = MemoryPool("all nodes of the Ray together" if joins else "this machine with all processes", host_bytes)
+    items: list[Item] = []
+    for role, training in inputs.trainings.items():
+        layout = training.layout
+        copies = layout.stage_ranks
+        advice = f"lower `{role}.parallel.data`" if layout.data > 1 else _MORE_NODES
+        items += _trainer_items(inputs, role, [*inputs.ranks[role]] * copies, _Advice(advice, advice))
+    count, generator = inputs.generator.processes, inputs.generator
+    fewer = "lower `generator.engines`" if generator.engines > 1 else None
+    items.append(Item("generator weights", count * generator.weights, fewer or "choose a smaller model"))
+    items.append(Item("KV cache", count * generator.kv_cache, "lower `generator.kv_cache_mib`"))
+    items += at_work("weights on their way", _SMALLER_BUCKETS, {"rollout": inputs.sending.on_the_way})
+    return [residency(place, [*items, *_driver_items(inputs)], draws=_draws(inputs))]
+
+
+@dataclass(frozen=True)
+class _Advice:
+    model: str
+    """Which change of the recipe makes weights and gradients smaller."""
+    optimizer: str
+
+
+def _residency(inputs: PlanInputs, name: str, gpu_bytes: int, tenants: Mapping[str, int]) -> Residency:
+    """What takes memory on one GPU, by the rank of each role on it."""
+    items: list[Item] = []
+    for role, rank in tenants.items():
+        if role == "generator":
+            turn = _turn(inputs, role)
+            items.append(Item("generator weights", inputs.generator.weights, "raise `generator.tensor`", turn))
+            items.append(Item("KV cache", inputs.generator.kv_cache, "lower `generator.gpu_memory_frac`", turn))
+            continue
+        layout = inputs.trainings[role].layout
+        split = f"raise `{role}.parallel.tensor` or `.pipeline`" + (", and lower `.data`" if layout.data > 1 else "")
+        shared = f"raise `{role}.parallel.data` with `distributed_optimizer = true`"
+        turns = {part: _turn(inputs, f"{role} {part}") for part in ("weights", "training")}
+        turns["reference"] = _turn(inputs, "reference")
+        ranks = [inputs.ranks[role][inputs.stage(role, rank)]]
+        items += _trainer_items(inputs, role, ranks, _Advice(split, shared), turns)
+    parts = {"actor": inputs.sending.on_sender, "generator": inputs.sending.on_engine}
+    on_the_way = sum(size for role, size in parts.items() if role in tenants)
+    items += at_work("weights on their way", _SMALLER_BUCKETS, {"rollout": on_the_way})
+    return residency(MemoryPool(name, gpu_bytes), items, draws="generator" not in tenants or _draws(inputs))
+
+
+def _draws(inputs: PlanInputs) -> bool:
+    """Whether vLLM starts: its cache holds one sequence of full length."""
+    return inputs.generator.full_sequences > 0
+
+
+def _turn(inputs: PlanInputs, part: str) -> tuple[str, ...]:
+    """The stages in which this part of a role is on the device."""
+    return TURNS[part] if inputs.recipe.cluster.offload else STAGES
+
+
+def moved_out(inputs: PlanInputs) -> int:
+    """Host bytes that the roles of one GPU take when they are not at work, at most."""
+    if not inputs.recipe.cluster.offload:
+        return 0
+    trainers = 0
+    for role in inputs.ranks:
+        rank = inputs.ranks[role][inputs.stage(role, _fullest(inputs, role))]
+        trainers += rank.weights + rank.main_weights + rank.moments + rank.reference
+    return trainers + inputs.generator.weights
+
+
+def _fullest(inputs: PlanInputs, role: str) -> int:
+    """A rank of the pipeline stage that needs most."""
+    layout, ranks = inputs.trainings[role].layout, inputs.ranks[role]
+    return max(ranks, key=lambda rank: rank.peak).stage * layout.stage_ranks
+
+
+def _trainer_items(
+    inputs: PlanInputs,
+    role: str,
+    ranks: Sequence[RankBytes],
+    advice: _Advice,
+    turns: Mapping[str, tuple[str, ...]] = dict.fromkeys(("weights", "training", "reference"), STAGES),
+) -> Iterator[Item]:
+    def total(name: str) -> int:
+        return sum(int(getattr(rank, name)) for rank in ranks)
+
+    training = inputs.trainings[role]
+    yield Item(f"{role} weights", total("weights"), advice.model, turns["weights"])
+    yield Item(f"{role} gradients", total("gradients"), advice.model, turns["training"])
+    kept = total("main_weights") + total("moments")
+    yield Item(f"{role} optimizer", kept, advice.optimizer, turns["training"])
+    if training.has_reference:
+        yield Item("reference", total("reference"), advice.model, turns["reference"])
+    if total("gather_buffer"):
+        yield Item(f"{role} gather buffer", total("gather_buffer"), _lower(inputs, role, with_gradient=False))
+    reads = _lower(inputs, role, with_gradient=False)
+    yield from at_work(f"{role} at work", reads, dict.fromkeys(_READS[role], total("forward")))
+    trains = _lower(inputs, role, with_gradient=True)
+    if training.recompute != "full":
+        trains += f", or set `{role}.recompute`"
+    yield from at_work(f"{role} at work", trains, {f"{role}_update": total("update")})
+
+
+def _lower(inputs: PlanInputs, role: str, *, with_gradient: bool) -> str:
+    key, most = limit(getattr(inputs.recipe, role).batching, with_gradient=with_gradient)
+    if "tokens" in key and most <= longest_sequence(inputs.recipe) + 1:
+        # A sequence must fit; context ranks have a part of it each.
+        return f"raise `{role}.parallel.context`"
+    return f"lower `{role}.batching.{key}`"
+
+
+def _driver_items(inputs: PlanInputs) -> Iterator[Item]:
+    driver, recipe = inputs.driver, inputs.recipe
+    lower = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
+    rest = dict.fromkeys(STAGES[1:], driver.records)
+    yield from at_work("samples and records", lower, {"rollout": driver.samples, **rest})
+    if recipe.checkpoint.asynchronous:
+        yield Item("states being written", sum(inputs.states.values()), "set `checkpoint.asynchronous = false`")
+    if is_one_process(recipe):
+        yield Item("libraries", VLLM_BYTES, _MORE_NODES)
+        return
+    sizes = processes(recipe)
+    ranks, engines = sizes["actor"] + sizes["critic"], sizes["generator"]
+    libraries = (1 + ranks) * RANK_BYTES + engines * VLLM_BYTES
+    yield Item("libraries", libraries, "lower `actor.parallel`, `critic.parallel` and `generator.engines`")
+    yield Item("object store", OBJECT_STORE_BYTES, "leave them out: in one process there is none")

@@ -1,0 +1,97 @@
+"""What activations depend on: one rank's part of a model, and how much goes through it at a time."""
+
+from dataclasses import dataclass
+
+from ppoctl.model.shape import ModelShape
+from ppoctl.plan.memory.pipeline import PipelineStage
+from ppoctl.recipe.schema import ParallelTable, Recompute
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Where and in what a model computes."""
+
+    weight: int
+    """Bytes of a weight: 4 for float32, 2 for bfloat16."""
+    device: str
+    """Either cpu or gpu."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of a model."""
+
+    shape: ModelShape
+    role: str
+    """Either actor or critic."""
+    layout: ParallelTable
+    stage: PipelineStage
+    """The layers of this part: all of the rank's, or one run of them where stages are interleaved."""
+    precision: Precision
+    recompute: Recompute = "none"
+
+    @property
+    def shares(self) -> int:
+        """Ranks that split norms and residuals."""
+        return self.layout.tensor if self.layout.sequence else 1
+
+    @property
+    def logit_rows(self) -> int:
+        """Ids whose logits the first tensor rank computes; padding is not."""
+        return min(self.shape.vocab_size, self.shape.padded_vocab_size // self.layout.tensor)
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes of a token's hidden state on this rank."""
+        return self.precision.weight * self.shape.hidden_size // self.shares
+
+    def keys_seen(self, batch: "Microbatch") -> int:
+        """Tokens whose keys and values this rank's attention reads, at most: where context ranks split the tokens, in
+        two chunks each (`engines.megatron.context`), also those before the chunks in their sequences."""
+        ranks = self.layout.context
+        if ranks == 1:
+            return batch.tokens
+        return min(batch.tokens * (2 * ranks + 1) // 2, batch.tokens + 2 * (batch.longest - 1))
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.precision.device == "gpu"
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """One forward and backward pass of a rank."""
+
+    tokens: int
+    """Tokens of this rank: its share, where context ranks split them."""
+    read: int
+    """Positions among the tokens whose output is read: those that predict a response token."""
+    logits_chunk: int
+    """Positions whose logits exist at one time."""
+    longest: int
+    """Tokens of the longest sequence; all are taken to be as long."""
+
+
+@dataclass(frozen=True)
+class SavedActivations:
+    """Bytes that one microbatch keeps on a rank until its backward pass."""
+
+    norms: int
+    projections: int
+    """Inputs of the products that make queries, keys, values and gates, and of the router."""
+    attention: int
+    mlp: int
+    """What MLPs keep, in layers without experts."""
+    experts: int
+    """What experts keep, with the MLP beside them."""
+    ends: int
+    """Token ids, rotary tables, final norm, positions read."""
+    logits: int
+    """One chunk of logits."""
+    inputs: int = 0
+    """Inputs of layers that are computed again from them."""
+
+    @property
+    def total(self) -> int:
+        in_layers = self.norms + self.projections + self.attention + self.mlp + self.experts + self.inputs
+        return in_layers + self.ends + self.logits

@@ -1,0 +1,143 @@
+"""Parameters and FLOPs of published models, and of those that leave something out, without torch."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ppoctl.model.cost import count_parameters, token_cost
+from ppoctl.model.reading import read_shape, shape_if_here
+from ppoctl.model.shape import ModelShape
+
+DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
+QWEN_0_5B = {
+    "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+}  # fmt: skip
+LLAMA_8B = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN3_0_6B = {
+    "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "head_dim": 128,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151936, "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+    "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151936,
+    "tie_word_embeddings": False, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    "mlp_only_layers": [], "decoder_sparse_step": 1,
+}  # fmt: skip
+QWEN_MOE_A2_7B = {
+    "model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 151936, "tie_word_embeddings": False,
+    "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 5632,
+}  # fmt: skip
+GEMMA_2B = {
+    "model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000,
+    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096,
+}  # fmt: skip
+MOONLIGHT = {
+    "model_type": "deepseek_v3", "hidden_size": 2048, "intermediate_size": 11264, "num_hidden_layers": 27,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 163840, "tie_word_embeddings": False,
+    "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2, "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+DEEPSEEK_V3 = {
+    **MOONLIGHT, "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+    "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280, "q_lora_rank": 1536,
+    "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+}  # fmt: skip
+
+
+def model(folder: Path, config: dict[str, object]) -> ModelShape | None:
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return shape_if_here(str(folder))
+
+
+def parameters(folder: Path, config: dict[str, object]) -> int | None:
+    found = model(folder, config)
+    return None if found is None else count_parameters(found)
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (QWEN_0_5B, 494_032_768),
+        (LLAMA_8B, 8_030_261_248),
+        (QWEN3_0_6B, 596_049_920),
+        (QWEN3_30B_A3B, 30_532_122_624),
+        (QWEN_MOE_A2_7B, 14_315_784_192),
+        (GEMMA_2B, 2_614_341_888),  # tied, though its file does not say so
+        (MOONLIGHT, 15_960_108_544),
+        (DEEPSEEK_V3, 671_026_404_352),
+    ],
+)
+def test_parameters_of_published_models(tmp_path: Path, config: dict[str, object], published: int) -> None:
+    assert parameters(tmp_path, config) == published
+
+
+def test_parameters_of_a_published_folder() -> None:
+    assert count_parameters(read_shape(DEEPSEEK_7B)) == 7_615_616_512
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "x"},
+        {**LLAMA_8B, "model_type": "x"},
+        {**LLAMA_8B, "num_local_experts": 8},
+        {**LLAMA_8B, "vocab_size": "many"},
+    ],
+)
+def test_a_model_of_another_kind_is_not_guessed(tmp_path: Path, config: dict[str, object]) -> None:
+    assert model(tmp_path, config) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "absent", "taken"),
+    [
+        (LLAMA_8B, "vocab_size", 32000),
+        (MOONLIGHT, "q_lora_rank", 1536),
+        (QWEN3_30B_A3B, "num_experts", 128),
+        (QWEN_MOE_A2_7B, "shared_expert_intermediate_size", 5632),
+        (GEMMA_2B, "head_dim", 256),
+    ],
+)
+def test_what_a_file_leaves_out_is_what_transformers_takes(
+    tmp_path: Path, config: dict[str, object], absent: str, taken: int
+) -> None:
+    """As the trainer reads it: `test_config` holds these defaults against transformers."""
+    without = {key: value for key, value in config.items() if key != absent}
+    assert model(tmp_path, without) == model(tmp_path, {**config, absent: taken}) is not None
+
+
+def test_layers_without_experts_have_one_mlp(tmp_path: Path) -> None:
+    """Three of four layers: numbered from 1 they are odd, or named."""
+    written = {**QWEN3_30B_A3B, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    shape = model(tmp_path, written)
+    assert shape is not None
+    assert shape.experts is not None
+    assert shape.experts.layers == (False, True, False, False)
+    experts, dense = 128 * (3 * 2048 * 768 + 2048), 3 * 2048 * 6144
+    attention = 2 * 2048 * 4096 + 2 * 2048 * 512 + 2 * 2048 + 2 * 128
+    assert count_parameters(shape) == 4 * attention + experts + 3 * dense + 2048 + 2 * 2048 * 151936
+
+
+def test_what_transformers_writes_is_read_too(tmp_path: Path) -> None:
+    written = {**QWEN3_30B_A3B, "num_local_experts": 128}
+    del written["num_experts"]
+    assert parameters(tmp_path, written) == parameters(tmp_path, QWEN3_30B_A3B)
+
+
+def test_a_token_meets_the_experts_it_is_routed_to(tmp_path: Path) -> None:
+    """And the choice among all of them; a pair of tokens is two products over 32 heads of 128 channels."""
+    shape = model(tmp_path, QWEN3_30B_A3B)
+    assert shape is not None
+    layer = 2 * 2048 * 4096 + 2 * 2048 * 512 + 8 * 3 * 2048 * 768 + 128 * 2048
+    cost = token_cost(shape)
+    assert (cost.flops_per_token, cost.flops_per_pair) == (2 * 48 * layer, 4 * 48 * 32 * 128)

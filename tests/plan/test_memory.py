@@ -1,0 +1,419 @@
+"""Bytes before launch, worked by hand. What real engines have is compared in tests/engines/megatron."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plan.small_model import SMALL as DENSE
+from ppoctl.engines.ray.room import Room
+from ppoctl.model.reading import read_shape
+from ppoctl.plan.memory import generator, residency
+from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
+from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
+from ppoctl.plan.memory.estimate import Memory, batch_of, estimate, training_of
+from ppoctl.plan.memory.node import NodeBytes
+from ppoctl.plan.memory.part import Microbatch, Part, Precision
+from ppoctl.plan.memory.pipeline import rank_parameters, stages_of
+from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
+from ppoctl.recipe.load import load
+from ppoctl.recipe.parallel import devices, is_one_process, processes
+from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable, Recipe, Recompute
+
+DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
+
+SMALL = replace(DENSE, family="qwen2", num_layers=3, qkv_bias=True)
+# Of a layer: query and output 8 x 16 each, key and value 8 x 8 each, biases 16 + 8 + 8; three matrices 8 x 20.
+ATTENTION, MLP, NORMS = 2 * 128 + 2 * 64 + 32, 3 * 160, 2 * 8
+TABLE = 128 * 8  # 100 rows, padded to 128
+ALONE = ParallelTable()
+
+
+def test_parameters_of_each_rank() -> None:
+    [alone] = stages_of(SMALL, ALONE)
+    layer = ATTENTION + MLP + NORMS
+    assert rank_parameters(SMALL, "actor", alone, ALONE).total == 3 * layer + 8 + 2 * TABLE
+    assert (
+        rank_parameters(SMALL, "critic", alone, ALONE).total == 3 * layer + 8 + TABLE + 8
+    )  # a row of values, one table
+    assert (
+        rank_parameters(SMALL, "actor", alone, ParallelTable(tensor=2)).total
+        == 3 * ((ATTENTION + MLP) // 2 + NORMS) + 8 + TABLE
+    )
+    first, last = stages_of(SMALL, ParallelTable(pipeline=2, first_stage_layers=1))
+    assert (first.layers, last.layers) == ((0,), (1, 2))
+    assert rank_parameters(SMALL, "actor", first, ALONE).total == layer + TABLE
+    assert rank_parameters(SMALL, "actor", last, ALONE).total == 2 * layer + 8 + TABLE
+    assert rank_parameters(SMALL, "critic", last, ALONE).total == 2 * layer + 8 + 8
+    tied = replace(SMALL, tied_embeddings=True)
+    assert rank_parameters(tied, "actor", alone, ALONE).total == 3 * layer + 8 + TABLE
+    assert rank_parameters(tied, "actor", last, ALONE).total == 2 * layer + 8 + TABLE  # a copy of its own
+
+
+@pytest.mark.parametrize(
+    ("layout", "layers"),
+    [
+        (ParallelTable(pipeline=4), [2, 2, 2, 2]),
+        (ParallelTable(pipeline=4, first_stage_layers=1, last_stage_layers=3), [1, 2, 2, 3]),
+        (ParallelTable(pipeline=3, last_stage_layers=2), [3, 3, 2]),
+        (ParallelTable(pipeline=2, first_stage_layers=1, last_stage_layers=7), [1, 7]),
+    ],
+)
+def test_layers_over_pipeline_ranks(layout: ParallelTable, layers: Sequence[int]) -> None:
+    assert [len(stage.layers) for stage in stages_of(replace(SMALL, num_layers=8), layout)] == layers
+
+
+def _part(weight: int, device: str, layout: ParallelTable = ALONE, role: str = "actor", layers: int = 3) -> Part:
+    stage = replace(stages_of(SMALL, layout)[-1], layers=tuple(range(layers)))
+    return Part(SMALL, role, layout, stage, Precision(weight, device))
+
+
+def test_what_a_forward_pass_keeps() -> None:
+    """10 tokens, 6 of them read, 3 layers; logits of 4 positions at a time."""
+    batch = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
+    found = saved(_part(4, "cpu"), batch)
+    assert found.norms == 10 * 3 * 2 * (2 * 4 * 8 + 4)
+    assert found.projections == 10 * 3 * 2 * 4 * 8
+    # Rotated queries 16 and keys 8, the fused projection 32; outputs twice, a statistic for each of 4 heads.
+    assert found.attention == 10 * 3 * 4 * (16 + 8 + 32 + 16 + 16 + 4)
+    assert found.mlp == 10 * 3 * 5 * 4 * 20
+    # Ids, sine and cosine, the last norm; of positions read the hidden numbers, four ids or places, two figures.
+    assert found.ends == 10 * (8 + 4 * 4 + 2 * 4 * 8 + 4) + 6 * (4 * 8 + 4 * 8 + 2 * 4)
+    assert found.logits == 4 * 100 * 4
+
+    in_bfloat16 = saved(_part(2, "cpu"), batch)
+    assert in_bfloat16.norms == found.norms  # float32 either way
+    assert in_bfloat16.attention == 10 * 3 * (4 * (16 + 8 + 8) + 4 * 16 + 2 * 16 + 4 * 4)
+    on_gpu = saved(_part(2, "gpu"), batch)
+    assert on_gpu.norms == 10 * 3 * 2 * (2 * 8 + 4)
+    assert on_gpu.attention == 10 * 3 * (2 * (16 + 8 + 32 + 16) + 4 * 4)
+
+    split = saved(_part(4, "cpu", ParallelTable(tensor=2)), batch)
+    assert (split.norms, split.projections) == (found.norms, found.projections)
+    assert (split.attention, split.mlp) == (found.attention // 2, found.mlp // 2)
+    assert split.logits == 4 * 64 * 4  # the first rank has 64 of the 128 padded rows
+    shared = saved(_part(4, "cpu", ParallelTable(tensor=2, sequence=True)), batch)
+    assert (shared.norms, shared.projections) == (found.norms // 2, found.projections // 2)
+    of_critic = saved(_part(2, "cpu", role="critic"), batch)
+    assert of_critic.logits == 0
+    assert of_critic.ends == 10 * (8 + 2 * 4 + 2 * 4 * 8 + 4) + 6 * (4 * 8 + 3 * 8)
+
+
+def test_work_beyond_what_is_kept() -> None:
+    batch = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
+    first = Part(
+        SMALL, "actor", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[0], Precision(4, "cpu")
+    )
+    assert backward_bytes(first, batch) == 10 * 4 * (8 + 8 + 2 * 20)
+    assert forward_bytes(first, batch) == 10 * (4 * 4 * 8 + 5 * 4 * 20 + 4 * 4)
+    # Two float32 copies of the logits at hand, and the gradient of what was read.
+    assert backward_bytes(_part(4, "cpu"), batch) == 2 * 4 * 400 + 6 * 4 * 8
+
+
+def test_states_of_ranks() -> None:
+    layout = ParallelTable(data=2, distributed_optimizer=True)
+    batch = Microbatch(10, 6, 4, 5)
+    training = Training("actor", SMALL, layout, Precision(2, "cpu"), batch, batch, microbatches=3, has_reference=True)
+    [rank] = ranks_of(training)
+    parameters = 3 * (ATTENTION + MLP + NORMS) + 8 + 2 * TABLE
+    assert (rank.weights, rank.gradients, rank.reference) == (2 * parameters, 4 * parameters, 2 * parameters)
+    assert (rank.main_weights, rank.moments) == (2 * parameters, 4 * parameters)  # halves of 4 and 8
+    assert rank.resident == 14 * parameters
+    [whole] = ranks_of(replace(training, layout=ALONE, precision=Precision(4, "cpu")))
+    assert (whole.main_weights, whole.moments) == (0, 8 * parameters)
+    assert state_bytes(SMALL, "actor", ALONE, 4) == 12 * parameters
+    assert state_bytes(SMALL, "actor", ALONE, 2) == 14 * parameters
+    assert state_bytes(SMALL, "actor", ParallelTable(distributed_optimizer=True), 4) == 16 * parameters
+
+
+def test_microbatches_under_way_in_a_pipeline() -> None:
+    batch = Microbatch(10, 6, 4, 5)
+    training = Training(
+        "actor", replace(SMALL, num_layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
+    )
+    assert [rank.microbatches_under_way for rank in ranks_of(training)] == [3, 3, 2, 1]  # 4, were there so many
+
+
+def test_runs_under_way_of_interleaved_stages() -> None:
+    """Four ranks of two runs: 6 ahead of the others, 4 in the first run, this one."""
+    layout = ParallelTable(pipeline=4, stages_per_rank=2)
+    assert runs_under_way(layout, 0, 8) == [0] * 4 + [1] * 4 + [0] * 3
+    assert runs_under_way(layout, 3, 8) == [0] * 4 + [1]
+    assert runs_under_way(layout, 0, 4) == [0] * 4 + [1] * 4
+    batch, model = Microbatch(10, 6, 4, 5), replace(SMALL, num_layers=8)
+    training = Training("actor", model, layout, Precision(4, "cpu"), batch, batch, 8)
+    first, last = ranks_of(training)[0], ranks_of(training)[-1]
+    assert (first.microbatches_under_way, last.microbatches_under_way) == (5.5, 2.5)
+    a_layer = 10 * (2 * (2 * 4 * 8 + 4) + 2 * 4 * 8 + 4 * (16 + 8 + 32 + 16 + 16 + 4) + 5 * 4 * 20)
+    tables, ids = 10 * 4 * 4, 10 * 8
+    assert first.kept_under_way == 11 * (a_layer + tables) + 7 * ids
+    assert last.kept_under_way == 4 * (a_layer + tables) + saved(_part(4, "cpu", layout, layers=1), batch).total
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_what_is_made_again_is_not_kept(recompute: Recompute) -> None:
+    """10 tokens of 8 numbers into each of 3 layers; a layer's MLP has 5 x 20 numbers per token."""
+    batch = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
+    none, again = (replace(_part(4, "cpu"), recompute=how) for how in ("none", recompute))
+    before, after = saved(none, batch), saved(again, batch)
+    assert (after.ends, after.logits) == (before.ends, before.logits)
+    made = 10 * 4 * 5 * 20
+    if recompute == "selective":
+        assert after == replace(before, mlp=0)
+    else:
+        assert (after.total - after.ends - after.logits, after.inputs) == (10 * 3 * 4 * 8, 10 * 3 * 4 * 8)
+        made = (before.total - before.ends - before.logits) // 3
+    middle = Part(
+        SMALL, "actor", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[1], Precision(4, "cpu")
+    )
+    assert backward_bytes(replace(middle, recompute=recompute), batch) == backward_bytes(middle, batch) + made
+
+
+def _table(**keys: int) -> GeneratorTable:
+    return GeneratorTable.model_validate({"gpu_memory_frac": 0.5, **keys})
+
+
+def test_the_generator() -> None:
+    """Keys and values of a token: 2 x 3 layers x 8 channels x 2 bytes."""
+    parameters = 3 * (ATTENTION + MLP + NORMS) + 8 + 2 * TABLE
+    engine = generator.on_gpu(SMALL, 2, _table(), 2.0 * (2 * parameters + 96 * 1000 + 95), window=300)
+    assert (engine.weights, engine.kv_tokens, engine.full_sequences) == (2 * parameters, 1000, 3)
+    assert generator.on_gpu(SMALL, 2, _table(), 10.0, window=300).full_sequences == 0
+    tied = generator.on_cpu(replace(SMALL, tied_embeddings=True), 2, _table(kv_cache_mib=3), window=300)
+    assert tied.weights == engine.weights  # a packed copy of the table beside it
+    assert tied.kv_tokens == 3 * 2**20 // 96
+    split = generator.on_cpu(SMALL, 2, _table(kv_cache_mib=3, engines=5, tensor=2), window=300)
+    assert split.weights == 2 * (3 * ((ATTENTION + MLP) // 2 + NORMS) + 8 + TABLE)
+    assert (split.kv_tokens, split.processes) == (3 * 2**20 // 48, 10)  # half of the heads in each process
+
+
+def test_weights_go_in_buckets() -> None:
+    """Of a stage with one layer: table 800; 8, 128, 64, 64, 16, 8, 8, 128, 8; 160, 160, 160; at the end 8 and 800."""
+    sent = generator.transfer_bytes(replace(SMALL, num_layers=1), ParallelTable(tensor=2), 4, bucket_bytes=4 * 300)
+    numbers = (800, 8 + 128 + 64 + 64 + 16 + 8 + 8, 128 + 8 + 160, 160, 160 + 8, 800)
+    assert sent.buckets == tuple(4 * number for number in numbers)
+    assert sent.on_the_way == 4 * 4 * 800
+
+
+@pytest.mark.parametrize(
+    ("weights", "placement", "nodes", "sender", "engine", "host"),
+    [
+        ("shared", "colocated", 8, 3, 1, 0),
+        ("shared", "apart", 1, 3, 1, 0),
+        ("shared", "apart", 2, 3, 1, 3),  # engines on nodes without a rank
+        ("store", "colocated", 8, 1, 0, 3),
+        ("broadcast", "apart", 2, 3, 2, 0),
+    ],
+)
+def test_copies_of_a_bucket_are_where_weights_go(
+    weights: str, placement: str, nodes: int, sender: int, engine: int, host: int
+) -> None:
+    cluster = ClusterTable.model_validate({"weights": weights, "placement": placement})
+    assert generator.copies_of(cluster, nodes) == generator.Copies(sender, engine, host)
+
+
+@pytest.mark.parametrize("placement", ["colocated", "apart"])
+def test_where_vllm_cannot_start_no_stage_that_draws_fits(smallest: Path, placement: str) -> None:
+    sets = [f"cluster.placement={placement}", "generator.gpu_memory_frac=0.1"]
+    memory = _estimate(smallest, *sets, gpu_gib=80.0)
+    assert memory.generator.full_sequences == 0
+    unfit = {stage.stage for stage in memory.places[-1].stages if not stage.fits}  # the generator's, apart
+    enough = _estimate(smallest, f"cluster.placement={placement}", gpu_gib=800.0)
+    assert unfit >= {"rollout", "eval"}
+    assert all(stage.fits for found in enough.places for stage in found.stages)
+    if placement == "apart":
+        assert unfit == {"rollout", "eval"}
+
+
+def test_the_driver() -> None:
+    """5 sequences of 7 + 20 tokens."""
+    batch = Batch(5, prompt_tokens=7, response_tokens=20, has_reference=True, reference_in_loss=True)
+    records = records_of(batch)
+    assert records.rollout == 100 * (8 + 1 + 4) + 5 * (7 * 8 + 4 * 8) + 100 * 4
+    assert (records.reward, records.values, records.logprobs) == (5 * 16, 400, 1200)
+    assert records.advantages == 100 * 13
+    assert update_input_bytes(batch, "critic") == records.rollout + 100 * 9
+    assert update_input_bytes(batch, "actor") == records.rollout + 100 * 13
+    without = replace(batch, has_reference=False, reference_in_loss=False)
+    assert records_of(without).logprobs == 800
+    assert update_input_bytes(without, "actor") == records.rollout + 100 * 9
+    driver = driver_bytes(batch)
+    assert driver.samples == 100 * (72 + 4) + records.rollout
+    assert driver.records == 2 * records.total
+    assert driver.peak == max(driver.samples, driver.records)
+
+
+def test_a_stage_fits_or_names_what_is_largest() -> None:
+    items = [
+        residency.Item("a", 5, "less a"),
+        residency.Item("b", 3, "less b", ("values", "eval")),
+        *residency.at_work("c", "less c", {"values": 9, "rollout": 0}),
+    ]
+    stages = {stage.stage: stage for stage in residency.stages_in(residency.MemoryPool("here", 8), items)}
+    assert (stages["rollout"].resident, stages["rollout"].bytes, stages["rollout"].fits) == (("a",), 5, True)
+    assert (stages["eval"].bytes, stages["eval"].fits) == (8, True)
+    values = stages["values"]
+    assert (values.bytes, values.fits) == (17, False)
+    assert [(item.name, item.lower) for item in values.largest] == [("c", "less c"), ("a", "less a"), ("b", "less b")]
+    [first, *_] = residency.stages_in(residency.MemoryPool("there", None), items)
+    assert first.fits is None
+
+
+def _estimate(smallest: Path, *sets: str, gpu_gib: float | None = None) -> Memory:
+    recipe = load([smallest], [f"model.path={DEEPSEEK_7B}", *sets], {}).recipe
+    return estimate(recipe, read_shape(DEEPSEEK_7B), gpu_gib)
+
+
+def _items(memory: Memory) -> dict[str, int]:
+    """Of the only place."""
+    [found] = memory.places
+    return {item.name: item.bytes for item in found.items}
+
+
+def test_a_gpu_holds_one_rank_of_each_role_and_a_machine_holds_all(smallest: Path) -> None:
+    """Nothing is moved out: what is resident is so in every stage."""
+    layout = "actor.parallel={tensor=2, data=2}"
+    on_gpu, here = _items(_estimate(smallest, layout, gpu_gib=80.0)), _items(_estimate(smallest, layout))
+    for name in ("actor weights", "critic gradients", "actor optimizer"):
+        assert here[name] == 4 * on_gpu[name]
+    assert {"libraries", "object store", "samples and records", "states being written"} <= set(here) - set(on_gpu)
+    assert on_gpu["generator weights"] + on_gpu["KV cache"] == int(0.6 * 80 * 2**30)
+    assert "reference" not in on_gpu
+    assert "reference" in _items(_estimate(smallest, "ppo.kl={place='reward', coef=0.1}"))
+    assert "states being written" not in _items(_estimate(smallest, "checkpoint.asynchronous=false"))
+
+
+def test_engines_on_a_machine_and_on_its_gpus(smallest: Path) -> None:
+    """Four processes: the fullest GPU has one of them beside actor and critic."""
+    sets = ["generator.engines=2", "generator.tensor=2"]
+    one, here = _items(_estimate(smallest)), _items(_estimate(smallest, *sets))
+    assert here["KV cache"] == 4 * one["KV cache"]
+    assert (
+        2 * one["generator weights"] < here["generator weights"] < 2.01 * one["generator weights"]
+    )  # norms are whole
+    assert here["libraries"] == 2**20 * (3 * 400 + 4 * 550)
+    assert one["libraries"] == 2**20 * 550
+    assert "object store" not in one
+    [shared] = _estimate(smallest, *sets, gpu_gib=80.0).places
+    assert shared.place.name == "the fullest of 4 GPUs (actor, critic, generator)"
+    [alone] = _estimate(smallest, gpu_gib=80.0).places
+    assert alone.place.name == "the GPU (actor, critic, generator)"
+
+
+def test_apart_every_process_has_a_gpu(smallest: Path) -> None:
+    apart = "cluster={placement='apart'}"
+    memory = _estimate(smallest, apart, "actor.parallel={pipeline=2}", gpu_gib=80.0)
+    assert [found.place.name for found in memory.places] == [
+        "the actor's GPU",
+        "the critic's GPU",
+        "the generator's GPU",
+    ]
+    actor, _, engine = memory.places
+    rank, stages = memory.roles["actor"].largest, {stage.stage: stage.bytes for stage in actor.stages}
+    assert stages["actor_update"] == rank.resident + rank.update
+    # Three copies of the largest bucket where they are sent, one where they are read.
+    assert stages["rollout"] == rank.resident + rank.forward + 3 * memory.sending.largest
+    ways = {item.name: item.bytes for item in engine.items}
+    assert ways.keys() == {"generator weights", "KV cache", "weights on their way"}
+    assert ways["weights on their way"] == memory.sending.largest
+
+
+def test_the_fullest_of_unlike_gpus(smallest: Path) -> None:
+    """Pipeline ranks differ, and the critic is on some of the GPUs only."""
+    sets = ["actor.parallel={pipeline=2}", "critic.parallel={tensor=1}"]
+    memory = _estimate(smallest, *sets, gpu_gib=80.0)
+    [found] = memory.places
+    first, _ = memory.roles["actor"].ranks
+    critic = memory.roles["critic"].largest
+    resident = first.resident + critic.resident + memory.generator.total
+    stages = {stage.stage: stage.bytes for stage in found.stages}
+    assert (stages["actor_update"], stages["critic_update"]) == (resident + first.update, resident + critic.update)
+    assert stages["rollout"] == resident + first.forward + 4 * memory.sending.largest
+
+
+def test_forwards_have_microbatches_of_their_own(smallest: Path) -> None:
+    """10 prompts of 20 + 13 tokens, of which a pass reads 32."""
+    sets = ["rollout.prompts_per_step=10", "ppo.minibatch_seqs=5", "critic.batching={microbatch_seqs=2}"]
+    sets += ["actor.batching={max_tokens_per_microbatch=100, forward_max_tokens_per_microbatch=1000}"]
+    recipe = load([smallest], [*sets, "actor.recompute='full'"], {}).recipe
+    actor, critic = (training_of(recipe, role, SMALL, Precision(4, "cpu")) for role in ("actor", "critic"))
+    assert (actor.microbatch.tokens, actor.forward.tokens, actor.microbatches) == (100, 320, 2)
+    assert (critic.microbatch.tokens, critic.forward.tokens, critic.microbatches) == (64, 64, 3)
+    assert (actor.recompute, critic.recompute) == ("full", "none")
+    recipe = load([smallest], [*sets, "actor.parallel={context=3}"], {}).recipe
+    split = training_of(recipe, "actor", SMALL, Precision(4, "cpu"))
+    assert split.microbatch == Microbatch(34, 34, actor.microbatch.logits_chunk, 32)
+    assert split.forward.tokens == 107
+
+
+def test_stages_of_a_role_that_is_too_large_name_the_key(smallest: Path) -> None:
+    [found] = _estimate(smallest, gpu_gib=80.0).places
+    assert not any(stage.fits for stage in found.stages)
+    largest = found.stages[0].largest[0]
+    assert largest.name == "actor optimizer"
+    assert largest.lower == "raise `actor.parallel.data` with `distributed_optimizer = true`"
+    # More ranks on the same machine make nothing smaller; fewer copies do.
+    places = [_estimate(smallest, f"actor.parallel={{data={copies}}}").places[0] for copies in (1, 2)]
+    lower = [{item.name: item.lower for item in place.items}["actor optimizer"] for place in places]
+    assert lower == ["take more nodes (`cluster.ray_address`) or a smaller model", "lower `actor.parallel.data`"]
+    [of_nodes] = _estimate(smallest, "cluster={ray_address='a:1'}").places
+    assert of_nodes.place.bytes is None
+    assert of_nodes.stages[0].fits is None
+
+
+@pytest.mark.parametrize("placement", ["colocated", "apart"])
+def test_devices_are_those_that_ray_is_asked_for(smallest: Path, placement: str) -> None:
+    sets = [f"cluster={{placement='{placement}'}}", "generator.engines=3", "critic.parallel={data=2}"]
+    recipe = load([smallest], sets, {}).recipe
+    assert devices(recipe) == Room(processes(recipe), colocated=placement == "colocated").devices
+    assert not is_one_process(recipe)
+
+
+def _recipe(smallest: Path, *sets: str) -> Recipe:
+    return load([smallest], [f"model.path={DEEPSEEK_7B}", *sets], {}).recipe
+
+
+def test_host_memory_of_a_node(smallest: Path) -> None:
+    """16 GPUs, two nodes: the first has the driver, and the ranks that write; both have eight of each role."""
+    layout = "actor.parallel={tensor=2, context=2, pipeline=2, data=2}"
+    sets = [layout, "generator.engines=16", "cluster.offload=true"]
+    memory = _estimate(smallest, *sets, gpu_gib=80.0)
+    node = memory.node
+    assert node is not None
+    assert (node.nodes, node.gpus) == (2, 8)
+    # The first node has all ranks of the first stage, of which the first two write half of both states.
+    trainers = [memory.roles[role].ranks[0] for role in ("actor", "critic")]
+    moved = [rank.weights + rank.main_weights + rank.moments + rank.reference for rank in trainers]
+    assert node.moved_out == 8 * (sum(moved) + memory.generator.weights)
+    assert node.states == 2 * sum(role.state // 4 for role in memory.roles.values())
+    batch = batch_of(_recipe(smallest))
+    assert node.rollouts == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
+    assert node.driver == memory.driver.peak
+    assert node.libraries == 2**20 * (17 * 400 + 8 * 550)
+    assert (node.object_store, node.sending) == (2**28, 0)  # weights stay on the devices
+    parts = node.moved_out + node.states + node.rollouts + node.driver + node.sending
+    assert node.total == parts + node.object_store + node.libraries
+
+
+def test_host_memory_follows_what_is_asked(smallest: Path) -> None:
+    def node(*sets: str) -> NodeBytes:
+        found = _estimate(smallest, *sets, gpu_gib=80.0).node
+        assert found is not None
+        return found
+
+    alone = node()
+    assert (alone.nodes, alone.gpus, alone.moved_out, alone.object_store, alone.rollouts) == (1, 1, 0, 0, 0)
+    assert alone.libraries == 2**20 * 550
+    assert node("checkpoint.asynchronous=false").states == 0
+    # Apart: two GPUs of the actor, two of the critic, one of the generator.
+    apart = node("cluster={placement='apart'}", "actor.parallel={data=2}")
+    assert apart.gpus == 5
+    assert apart.libraries == 2**20 * (5 * 400 + 550)
+    split = "actor.parallel={data=2, distributed_optimizer=true}"
+    gathered, not_gathered = node(split), node(split, "checkpoint.reshardable='dp'")
+    assert abs(gathered.states - not_gathered.states) <= 2  # all of it, by one rank or by both
+    many = "actor.parallel={data=16, distributed_optimizer=true}"
+    assert node(many, "checkpoint.reshardable='dp'").states < 0.51 * node(many).states
+    assert node("generator.engines=2", "cluster={ray_address='a:1'}").object_store == 0
+    assert _estimate(smallest).node is None

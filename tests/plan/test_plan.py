@@ -1,0 +1,144 @@
+"""The arithmetic of a plan, worked by hand."""
+
+import json
+from math import ceil
+from pathlib import Path
+
+import pytest
+
+from ppoctl.plan.arithmetic import learning_rate, plan
+from ppoctl.ppo.schedule import learning_rate as learning_rate_in_torch
+from ppoctl.recipe.load import load
+from ppoctl.recipe.schedule import planned_updates
+from ppoctl.recipe.schema import OptimizerTable
+from recipe.conftest import Write
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart"
+
+
+def test_batches_and_updates(smallest: Path) -> None:
+    sets = ["rollout.prompts_per_step=6", "rollout.samples_per_prompt=4", "ppo.minibatch_seqs=8"]
+    sets += ["ppo.epochs=2", "ppo.critic_epochs=3", "ppo.critic_only_steps=4", "checkpoint.every_steps=3"]
+    sets += ["actor.batching.microbatch_seqs=3", "critic.batching.max_tokens_per_microbatch=70"]
+    sets += ["actor.optimizer={lr=1e-3, lr_schedule='linear', lr_warmup_updates=12, lr_min_frac=0.1}"]
+    planned = plan(load([smallest], sets, {}).recipe)
+    batch, actor, critic = planned.batch, planned.actor, planned.critic
+    assert batch.sequences_per_step == 24  # 6 prompts x 4 samples
+    assert batch.minibatches_per_epoch == 3  # 24 / 8
+    assert batch.window_tokens == 33  # 20 + 13
+    assert batch.tokens_per_step_max == 24 * 33
+    assert batch.new_tokens_per_step_max == 24 * 13
+    assert (actor.updates_per_step, critic.updates_per_step) == (6, 9)  # 3 minibatches x 2 and x 3 epochs
+    assert (actor.updates_total, critic.updates_total) == (36, 90)  # 6 steps with the actor, 10 with the critic
+    assert actor.warmup_steps == 2.0  # 12 updates / 6 in a step
+    assert actor.lr_first == pytest.approx(1e-3 / 12)
+    # Update 35 of 36: progress (35 - 12) / (36 - 12) = 23/24, so 1e-3 x (0.1 + 0.9 / 24).
+    assert actor.lr_last == pytest.approx(1e-3 * 0.1375)
+    assert actor.microbatches_per_minibatch_max == actor.microbatches_per_minibatch_min == 3  # 8 / 3, rounded up
+    assert critic.microbatches_per_minibatch_max == 4  # two sequences of 32 fit into 70
+    assert critic.microbatches_per_minibatch_min == 1
+    assert (actor.replayed_updates_max, critic.replayed_updates_max) == (18, 27)  # three steps
+    assert planned.storage.saves == 4  # after 3, 6, 9 and 10
+    assert planned.storage.parameters is None
+
+
+def test_interleaved_stages_have_microbatches_for_all_ranks(smallest: Path) -> None:
+    """8 sequences in 3 microbatches; two ranks of two stages want 4."""
+    sets = ["rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "actor.batching.microbatch_seqs=3"]
+    sets += ["actor.batching.forward_microbatch_seqs=7", "actor.recompute='selective'"]
+    found = []
+    for stages in (1, 2):
+        layout = f"actor.parallel={{pipeline=2, stages_per_rank={stages}}}"
+        actor = plan(load([smallest], [*sets, layout], {}).recipe).actor
+        found.append((actor.microbatches_per_minibatch_min, actor.microbatches_per_minibatch_max))
+    assert found == [(3, 3), (4, 4)]
+    assert (actor.forward_microbatch, actor.recompute) == ("7 sequences", "selective")
+
+
+def test_processes_and_devices(smallest: Path) -> None:
+    alone = plan(load([smallest], [], {}).recipe).processes
+    assert (alone.is_one_process, alone.devices) == (True, 1)
+    sets = ["generator.engines=2", "generator.tensor=3", "actor.parallel={data=4}", "critic.parallel={data=5}"]
+    shared = plan(load([smallest], sets, {}).recipe).processes
+    assert (shared.engines, shared.generator, shared.is_one_process, shared.devices) == (2, 6, False, 6)
+    apart = plan(load([smallest], [*sets, "cluster={placement='apart'}"], {}).recipe).processes
+    assert (apart.placement, apart.devices) == ("apart", 15)
+
+
+def test_datasets_are_counted_and_evaluations_listed(write: Write, smallest: Path) -> None:
+    write('{"question": 1}\n\n{"question": 2}\n{"question": 3}', "train.jsonl")
+    write("{}\n" * 9, "e.jsonl")
+    sets = ["data.eval.e={format='gsm8k', path='e.jsonl', max_rows=5}", "eval.samples_per_prompt=3"]
+    planned = plan(load([smallest], [*sets, "eval.every_steps=4"], {}).recipe)
+    assert planned.train.rows == 3
+    assert planned.train.prompts_total == 40
+    assert planned.train.epochs == pytest.approx(40 / 3)
+    assert planned.eval_sets["e"].rows == 5
+    assert planned.evaluation.at_steps == (0, 4, 8, 10)
+    assert planned.evaluation.responses_per_evaluation == 5 * (1 + 3)
+    assert json.loads(json.dumps(planned.as_dict()))["evaluation"]["at_steps"] == [0, 4, 8, 10]
+
+
+def test_a_dataset_that_is_not_there_is_unknown_and_no_error(smallest: Path) -> None:
+    planned = plan(load([smallest], ["data.eval.e={format='gsm8k', path='e.jsonl'}"], {}).recipe)
+    assert planned.train.rows is None
+    assert planned.train.epochs is None
+    assert planned.evaluation.responses_per_evaluation is None
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 1, 7, 20])
+@pytest.mark.parametrize("decay", [None, 15, 40])
+def test_the_schedule_is_the_trainers(kind: str, warmup: int, decay: int | None) -> None:
+    table = {
+        "lr": 0.5,
+        "lr_schedule": kind,
+        "lr_warmup_updates": warmup,
+        "lr_decay_updates": decay,
+        "lr_min_frac": 0.2,
+    }
+    optimizer = OptimizerTable.model_validate(table)
+    for update in range(45):
+        expected = learning_rate_in_torch(
+            update,
+            peak=0.5,
+            warmup_updates=warmup,
+            total_updates=decay or 30,
+            kind=optimizer.lr_schedule,
+            min_frac=0.2,
+        )
+        assert learning_rate(update, optimizer, planned=30) == expected
+
+
+def test_the_actor_rests_in_critic_only_steps(smallest: Path) -> None:
+    recipe = load([smallest], ["ppo.critic_only_steps=3"], {}).recipe
+    assert (planned_updates(recipe, "actor"), planned_updates(recipe, "critic")) == (14, 20)
+
+
+def test_what_a_save_gathers(smallest: Path) -> None:
+    """A distributed optimizer's state, for any layout: 12 bytes of each parameter, and 4 of main weights."""
+    sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32", "critic.parallel={data=2}"]
+
+    def gathered(*more: str) -> dict[str, int]:
+        return plan(load([smallest], [*sets, *more], {}).recipe).storage.gathered_bytes
+
+    split = "actor.parallel={tensor=2, context=2, distributed_optimizer=true}"
+    parameters = plan(load([smallest], sets, {}).recipe).storage.parameters
+    assert parameters is not None
+    assert gathered(split) == {"actor": parameters * 16 // 2}
+    assert gathered() == gathered("actor.parallel={tensor=2, distributed_optimizer=true}") == {}
+    assert gathered(split, "checkpoint.reshardable=dp") == {}
+
+
+def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None:
+    weights = QUICKSTART / "model" / "model.safetensors"
+    sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32", "checkpoint.every_steps=4"]
+    storage = plan(load([smallest], sets, {}).recipe).storage
+    assert storage.parameters is not None
+    header = int.from_bytes(weights.read_bytes()[:8], "little") + 8
+    assert storage.parameters * 4 == weights.stat().st_size - header
+    assert storage.actor_state_bytes == storage.parameters * 12  # weights, two moments; no main weights in float32
+    assert storage.critic_state_bytes == (storage.parameters + 128) * 12  # tied: a head of 128 numbers on top
+    pair = storage.actor_state_bytes + storage.critic_state_bytes
+    assert storage.states_bytes == pair * (min(ceil(10 / 4), 2) + 1)
+    assert storage.records_kept_bytes == storage.records_bytes * 8  # two pairs, four steps apart
