@@ -268,7 +268,7 @@ def logprobs():
 
 
 def prints():
-    from ppoctl.batch.checksum import fingerprint
+    from ppoctl.weights.checksum import checksum_of
 
     shapes = [(64, 32)] * 3 if TINY else [(152064, 3584), (37888, 3584), (3584, 18944), (4608, 3584), (3584,)]
     for shape in shapes:
@@ -276,7 +276,7 @@ def prints():
         if CUDA:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        took = seconds(lambda t=t: fingerprint(t))
+        took = seconds(lambda t=t: checksum_of(t))
         peak = gib(torch.cuda.max_memory_allocated() - before) if CUDA else None
         say(
             "prints",
@@ -284,7 +284,7 @@ def prints():
             ms=round(took * 1e3, 3),
             gb_s=round(t.nbytes / took / 1e9, 1),
             extra_gib=peak,
-            same_on_cpu=fingerprint(t[:64]) == fingerprint(t[:64].cpu()),
+            same_on_cpu=checksum_of(t[:64]) == checksum_of(t[:64].cpu()),
         )
 
 
@@ -302,7 +302,7 @@ def _reader(connection):
 
 def ipc():
     """`sharing.Staging` between two processes of one GPU; then with expandable segments."""
-    from ppoctl.engines.sharing import Staging
+    from ppoctl.weights.sharing import Staging
 
     for conf in ("expandable_segments:False", "expandable_segments:True"):
         if CUDA:

@@ -27,21 +27,19 @@ ARROWS: dict[str, set[str]] = {
     "tracking": {"ports", "batch", "recipe", "clock", "metrics", "errors"},
     "engines.turns": set(),
     "engines.loopback": set(),
-    "engines.link": {"engines.loopback", "ports", "batch", "errors"},
-    "engines.sharing": {"batch", "errors"},
+    "weights": {"engines.loopback", "engines.turns", "batch", "errors"},
     "engines.megatron": {
-        "convert", "engines.link", "engines.loopback", "engines.sharing", "engines.turns", "ports", "batch", "recipe",
-        "errors",
+        "convert", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
     },
     "engines.vllm": {
-        "clock", "engines.link", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
+        "clock", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
     },
-    "engines.ray": {"clock", "ports", "batch", "recipe", "errors"},
+    "engines.ray": {"clock", "weights", "recipe", "errors"},
     "convert": {"store", "batch", "recipe", "errors"},
     "preflight": {"convert", "data", "recipe", "errors"},
     "wire": {
         "convert", "data", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch",
-        "loop", "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "errors",
+        "loop", "rewards", "stages", "store", "tracking", "weights", "ports", "batch", "ppo", "recipe", "errors",
     },
     "cli": {"errors"},
     "__main__": {"cli"},
@@ -64,6 +62,7 @@ FOREIGN: dict[str, set[str]] = {
     "stages": {"torch", "jaxtyping"},
     "loop": {"torch", "jaxtyping"},
     "batch": {"torch", "jaxtyping", "safetensors"},
+    "weights": {"torch"},
 }
 
 # Foreign packages that live in one place only.

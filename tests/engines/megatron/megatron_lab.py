@@ -27,7 +27,6 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from ppoctl.batch.bucket import tensors_of
 from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron.factory import build_actor, build_critic
 from ppoctl.engines.megatron.rank import MegatronRank
@@ -37,6 +36,7 @@ from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.ports import Minibatch, OptimizerStep
 from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss
 from ppoctl.recipe.schema import BySequences, ByTokens, ModelTable
+from ppoctl.weights.bucket import tensors_of
 from tolerance import Level
 
 VOCABULARY = 101

@@ -22,15 +22,15 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from receivers import Awaited
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, tensors_of
 from ppoctl.engines.loopback import environment
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import Patience, Place
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.weights import parts_in
-from ppoctl.ports import Sender
 from ppoctl.recipe.schema import ParallelTable
+from ppoctl.weights.bucket import Bucket, tensors_of
+from ppoctl.weights.sending import PipelineRankSender
 
 TIMEOUT_S = 120.0
 BUCKET_BYTES = 64 * 2**20
@@ -155,7 +155,7 @@ class RankPool:
     def weights_for_engines(self) -> Iterator[Bucket]:
         return ManyProcesses(self, self.parallel, BUCKET_BYTES, lambda: self.engine_nodes).weights_for_engines()
 
-    def senders(self) -> Sequence[Sender]:
+    def senders(self) -> Sequence[PipelineRankSender]:
         return ManyProcesses(self, self.parallel, BUCKET_BYTES).senders()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

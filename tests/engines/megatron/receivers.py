@@ -1,4 +1,5 @@
-"""Engines that only keep what they are sent, each in a process of its own: `Host`s on real links."""
+"""Engines that only keep what they are sent, each in a process of its own: handles of engines, in real
+process groups."""
 
 import multiprocessing
 import os
@@ -13,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, TensorSpec
-from ppoctl.batch.checksum import fingerprint
-from ppoctl.engines.link import received
-from ppoctl.engines.vllm.weights import Held
 from ppoctl.errors import ProcessLostError
-from ppoctl.ports import Link
+from ppoctl.weights.broadcast import BroadcastGroup, received
+from ppoctl.weights.bucket import Bucket, TensorSpec
+from ppoctl.weights.checksum import checksum_of
+from ppoctl.weights.proof import LoadedWeight
 
 TIMEOUT_S = 120.0
 
@@ -54,9 +54,9 @@ class Receiver:
     def begin_weights(self) -> None:
         self.held, self.buckets = {}, 0
 
-    def receive_weights(self, link: Link, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
+    def receive_weights(self, group: BroadcastGroup, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
         self._plant([])
-        for tensors in received(link, first_rank, plan, torch.device("cpu")):
+        for tensors in received(group, first_rank, plan, torch.device("cpu")):
             self.buckets += 1
             self._plant(tensors)
             self.held |= {name: tensor.clone() for name, tensor in tensors}
@@ -69,8 +69,8 @@ class Receiver:
         self._plant(tensors)
         self.held |= {name: tensor.clone() for name, tensor in tensors}
 
-    def end_weights(self) -> list[Held]:
-        return [Held(name, fingerprint(tensor), None) for name, tensor in self.held.items()]
+    def end_weights(self) -> list[LoadedWeight]:
+        return [LoadedWeight(name, checksum_of(tensor), None) for name, tensor in self.held.items()]
 
     def vocab_size(self) -> int:
         return 100
@@ -130,7 +130,7 @@ def _serve(pipe: Connection, defect: Defect | None) -> None:
 
 
 class Awaited:
-    """A promise: one answer from each of these pipes. A death goes before what others say of it."""
+    """A `Reply`: one answer from each of these pipes. A death goes before what others say of it."""
 
     def __init__(self, pipes: Sequence[Connection], names: Sequence[str], lose: Callable[[], None]) -> None:
         self.pipes, self.names, self.lose = list(pipes), names, lose

@@ -14,9 +14,9 @@ import torch
 from ray.exceptions import RayError
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, Content, FlatTensors
 from ppoctl.engines.ray import segments
 from ppoctl.errors import EnvironmentProblemError, SenderLostError
+from ppoctl.weights.bucket import Bucket, Content, FlatTensors
 
 Make = Callable[[int, int, str], Any]
 """(rank, number of ranks, `host:port` where rank 0 waits) -> what answers in that process; it returns when all ranks
@@ -25,14 +25,14 @@ have come. A process alone has no address."""
 
 @dataclass(frozen=True)
 class InStore:
-    """Content of a bucket that lies in the object store: read in place by every process that is given it. It goes
-    with the process that put it there."""
+    """Content of a bucket in Ray's object store: every process that is given it reads it in place. It is gone with
+    the process that put it there."""
 
     reference: Any
-    """To `FlatTensors`."""
+    """Ray's reference to `FlatTensors`."""
 
     def is_near(self) -> bool:
-        """Always: nodes fetch from each other's stores."""
+        """True: nodes fetch from each other's stores."""
         return True
 
     def tensors(self) -> list[tuple[str, Tensor]]:
@@ -46,7 +46,7 @@ class InStore:
 
 @dataclass(frozen=True)
 class OnNode:
-    """Content that only processes of one node can read."""
+    """Content of a bucket that only processes of one node can read."""
 
     node: str
     content: Content
@@ -112,7 +112,7 @@ class Member:
             self._target.close()
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """What it answers. The bytes of weights stay on this node: whoever asked passes on where they are, and only
+        """Answer of a method. The bytes of a bucket stay on this node: the driver passes on where they are, and only
         who loads them reads them."""
         answer = getattr(self._target, method)(*arguments)
         return (
@@ -123,7 +123,7 @@ class Member:
 
 
 def _left_here(content: Content) -> Content:
-    """As other processes find it."""
+    """Content as other processes find it."""
     return InStore(ray.put(content)) if isinstance(content, FlatTensors) else OnNode(node(), content)
 
 

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, TensorSpec
-from ppoctl.engines.link import received
 from ppoctl.engines.vllm.environment import prepare_environment
 from ppoctl.engines.vllm.process_state import TENANCY, undisturbed
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.engines.vllm.tokens import Detokenizer
-from ppoctl.engines.vllm.weights import Held, WeightReceiver
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
-from ppoctl.ports import Link, SamplingParams
+from ppoctl.ports import SamplingParams
 from ppoctl.recipe.generator_limits import too_long_a_window, unread_router_bias
+from ppoctl.weights.broadcast import BroadcastGroup, received
+from ppoctl.weights.bucket import Bucket, TensorSpec
+from ppoctl.weights.proof import LoadedWeight
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on a CPU."""
@@ -76,7 +76,7 @@ class Engine:
         into one tensor of all experts, cannot be read back tensor by tensor (`weights`)."""
         return not self._llm.model_config.is_moe
 
-    def restart(self, folder: str) -> list[Held]:
+    def restart(self, folder: str) -> list[LoadedWeight]:
         """Begin anew with the weights of this Hugging Face folder; every tensor that was read."""
         from ppoctl.engines.vllm import loader
 
@@ -109,15 +109,15 @@ class Engine:
             self._llm.collective_rpc("start_weight_update")
 
     def take_weights(self, bucket: Bucket) -> None:
-        """Some of them; they may change again when this has returned."""
+        """Load some of them; they may change again when this has returned."""
         self._load(bucket.tensors())
 
-    def receive_weights(self, link: Link, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
-        """Some of them, over a link in which the tensor ranks of this engine have ranks from this one on. Raises
-        ProcessLostError where the link breaks."""
+    def receive_weights(self, group: BroadcastGroup, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
+        """Load some of them as they arrive in a process group, whose ranks from `first_rank` on are the tensor ranks
+        of this engine. Raises ProcessLostError when the group breaks."""
         # The default group of a process that is alone with its engine is vLLM's: the tensor ranks.
         rank = first_rank + torch.distributed.get_rank()
-        for tensors in received(link, rank, plan, self._device()):
+        for tensors in received(group, rank, plan, self._device()):
             self._load(tensors)
 
     def _load(self, tensors: list[tuple[str, Tensor]]) -> None:
@@ -127,15 +127,15 @@ class Engine:
     def _device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
-    def end_weights(self) -> list[Held]:
-        """All have come; what is held now. Keys and values of the old weights are forgotten."""
+    def end_weights(self) -> list[LoadedWeight]:
+        """All have come: what the engine now computes with. Keys and values of the old weights are forgotten."""
         with undisturbed():
             self._llm.collective_rpc("finish_weight_update")
-            (held,) = self._llm.collective_rpc("ppoctl_held")
+            (loaded,) = self._llm.collective_rpc("ppoctl_loaded_weights")
             self._syncs += 1
             if not self._llm.reset_prefix_cache():
                 raise WeightSyncError("the generator kept keys and values of the old weights: its cache is in use")
-        return list(held)
+        return list(loaded)
 
     def advance(self, draws: Sequence[Draw], params: SamplingParams) -> list[Finished]:
         """Queue these, go on with all that are queued for some steps, and say which ended."""
@@ -255,9 +255,9 @@ def _start(settings: VllmSettings, **options: Any) -> Any:
 def _of_any_device(settings: VllmSettings) -> dict[str, Any]:
     from vllm.config import WeightTransferConfig
 
-    from ppoctl.engines.vllm import transfer
+    from ppoctl.engines.vllm import weights
 
-    transfer.register()
+    weights.register()
     table = settings.table
     return {
         "model": settings.model,
@@ -269,11 +269,11 @@ def _of_any_device(settings: VllmSettings) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}",
+        "worker_extension_cls": f"{weights.__name__}.{weights.WeightReceiver.__qualname__}",
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        "weight_transfer_config": WeightTransferConfig(backend=transfer.BACKEND),
+        "weight_transfer_config": WeightTransferConfig(backend=weights.BACKEND),
         "tensor_parallel_size": table.tensor,
         # Each tensor rank is a process of ours with an engine of its own; they all do the same.
         "distributed_executor_backend": "external_launcher" if table.tensor > 1 else None,

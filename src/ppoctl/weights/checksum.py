@@ -1,6 +1,6 @@
-"""A cheap checksum of a tensor: the same number on any device, for whether two engines hold the same weights.
+"""A cheap checksum of a tensor, equal on every device: do trainer and engine hold the same weights?
 
-Not cryptographic: it finds lost updates, mixed-up tensors and flipped bits, not an adversary.
+It finds lost updates, mixed-up tensors and flipped bits. It is not cryptographic: an adversary could pass it.
 """
 
 from dataclasses import dataclass
@@ -17,28 +17,28 @@ _MIX = 0xBF58476D1CE4E5B9 - 2**64
 
 
 @dataclass(frozen=True)
-class Print:
-    """What identifies a tensor's content: shape, dtype, checksum."""
+class TensorChecksum:
+    """Shape, dtype and a 64-bit checksum: equal for two tensors that hold the same numbers."""
 
     shape: tuple[int, ...]
     dtype: str
-    checksum: int
+    value: int
 
     def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)} checksum {self.checksum:#x}"
+        return f"{self.dtype}{list(self.shape)} checksum {self.value:#x}"
 
 
-def fingerprint(tensor: Tensor) -> Print:
-    """Content of a tensor, with -0.0 and denormals as 0: what `engines.vllm.weights` reads back cannot tell them
-    apart."""
+def checksum_of(tensor: Tensor) -> TensorChecksum:
+    """Checksum of a tensor's numbers. -0.0 and denormals count as 0, which an engine's packed weights lose when they
+    are read back (`weights.proof`)."""
     tensor = tensor.detach()
     tiny = torch.finfo(tensor.dtype).tiny
     numbers = torch.where(tensor.abs() < tiny, torch.zeros_like(tensor), tensor).contiguous()
-    return Print(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor_checksum(numbers))
+    return TensorChecksum(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), checksum_of_bytes(numbers))
 
 
-def tensor_checksum(tensor: Tensor) -> int:
-    """A 64-bit number (signed) of the bytes of `tensor` in logical order.
+def checksum_of_bytes(tensor: Tensor) -> int:
+    """Signed 64-bit checksum of the bytes of `tensor` in logical order.
 
     Equal bytes give equal numbers whatever the strides, dtype or device. Each 8-byte word is mixed with its position
     by an invertible function and the results are added, so changing any bits of one word changes the number for
@@ -56,12 +56,12 @@ def tensor_checksum(tensor: Tensor) -> int:
 
 
 def _words(data: Tensor) -> Tensor:
-    """8-byte words; a slice of a larger tensor may start where a word may not, and is copied then."""
+    """Bytes seen as int64 words; copied first where a slice of a larger tensor does not start at a multiple of 8."""
     return (data if data.storage_offset() % 8 == 0 else data.clone()).view(torch.int64)
 
 
 def _sum_of_mixed(words: Tensor, first: int = 0) -> Tensor:
-    """Sum over words w at place i of mix(w + (i + 1) * STEP), all modulo 2^64."""
+    """Scalar: the sum over words w at place i of mix(w + (i + 1) * STEP), all modulo 2^64."""
     size = _WORDS_PER_ROUND[words.device.type]
     ramp = torch.arange(first + 1, first + 1 + min(size, len(words)), device=words.device).mul_(_STEP)
     buffer, shifted = torch.empty_like(ramp), torch.empty_like(ramp)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppoctl.engines import sharing
-from ppoctl.engines.sharing import OpenFile, Shared, Staging
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError, SenderLostError
+from ppoctl.weights import sharing
+from ppoctl.weights.sharing import OpenFile, Shared, Staging
 
 CPU = torch.device("cpu")
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.batch import checksum as module
-from ppoctl.batch.checksum import tensor_checksum
+from ppoctl.weights import checksum as module
+from ppoctl.weights.checksum import checksum_of_bytes
 
 
 def data(num_bytes: int, seed: int = 0) -> torch.Tensor:
@@ -34,7 +34,7 @@ def test_it_is_the_formula_whatever_the_round_size(content, words_per_round):
     before = dict(module._WORDS_PER_ROUND)
     module._WORDS_PER_ROUND["cpu"] = words_per_round
     try:
-        assert tensor_checksum(torch.tensor(list(content), dtype=torch.uint8)) == in_python(content)
+        assert checksum_of_bytes(torch.tensor(list(content), dtype=torch.uint8)) == in_python(content)
     finally:
         module._WORDS_PER_ROUND.update(before)
 
@@ -42,43 +42,42 @@ def test_it_is_the_formula_whatever_the_round_size(content, words_per_round):
 @pytest.mark.parametrize("num_bytes", [1, 7, 8, 9, 64])
 def test_any_flipped_bit_changes_it(num_bytes):
     original = data(num_bytes)
-    seen = {tensor_checksum(original)}
+    seen = {checksum_of_bytes(original)}
     for bit in range(8 * num_bytes):
         flipped = original.clone()
         flipped[bit // 8] ^= 1 << (bit % 8)
-        seen.add(tensor_checksum(flipped))
+        seen.add(checksum_of_bytes(flipped))
     assert len(seen) == 8 * num_bytes + 1
 
 
 def test_an_exchange_changes_it_even_of_numbers_that_differ_in_sign_alone():
-    found = {
-        tensor_checksum(torch.tensor(values, dtype=torch.float64)) for values in ([1.0, -1.0, 2.0], [-1.0, 1.0, 2.0])
-    }
+    orders = ([1.0, -1.0, 2.0], [-1.0, 1.0, 2.0])
+    found = {checksum_of_bytes(torch.tensor(values, dtype=torch.float64)) for values in orders}
     assert len(found) == 2
 
 
 def test_length_counts():
-    assert len({tensor_checksum(torch.zeros(n, dtype=torch.uint8)) for n in range(40)}) == 40
+    assert len({checksum_of_bytes(torch.zeros(n, dtype=torch.uint8)) for n in range(40)}) == 40
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.float16])
 def test_equal_bytes_give_equal_numbers_whatever_strides_shape_and_dtype(dtype):
     tensor = data(6 * 8 * 8).view(dtype).view(6, -1)
-    expected = tensor_checksum(tensor)
-    assert tensor_checksum(tensor.t().contiguous().t()) == expected
-    assert tensor_checksum(tensor.view(-1)) == expected
-    assert tensor_checksum(tensor.view(torch.uint8)) == expected
-    assert tensor_checksum(tensor.t()) != expected
+    expected = checksum_of_bytes(tensor)
+    assert checksum_of_bytes(tensor.t().contiguous().t()) == expected
+    assert checksum_of_bytes(tensor.view(-1)) == expected
+    assert checksum_of_bytes(tensor.view(torch.uint8)) == expected
+    assert checksum_of_bytes(tensor.t()) != expected
     inside = torch.cat([tensor.view(-1)[:1], tensor.view(-1)])[1:]
-    assert tensor_checksum(inside) == expected
+    assert checksum_of_bytes(inside) == expected
 
 
 def test_it_takes_scalars_empty_tensors_and_parameters():
-    assert tensor_checksum(torch.tensor(1.0)) == tensor_checksum(torch.ones(1))
-    assert tensor_checksum(torch.zeros(0)) == tensor_checksum(torch.zeros(0, 4))
-    assert tensor_checksum(torch.nn.Parameter(torch.ones(3))) == tensor_checksum(torch.ones(3))
+    assert checksum_of_bytes(torch.tensor(1.0)) == checksum_of_bytes(torch.ones(1))
+    assert checksum_of_bytes(torch.zeros(0)) == checksum_of_bytes(torch.zeros(0, 4))
+    assert checksum_of_bytes(torch.nn.Parameter(torch.ones(3))) == checksum_of_bytes(torch.ones(3))
 
 
 def test_nan_is_bytes_like_any_other():
-    assert tensor_checksum(torch.tensor([torch.nan])) == tensor_checksum(torch.tensor([torch.nan]))
-    assert tensor_checksum(torch.tensor([0.0])) != tensor_checksum(torch.tensor([-0.0]))
+    assert checksum_of_bytes(torch.tensor([torch.nan])) == checksum_of_bytes(torch.tensor([torch.nan]))
+    assert checksum_of_bytes(torch.tensor([0.0])) != checksum_of_bytes(torch.tensor([-0.0]))
