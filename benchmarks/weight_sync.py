@@ -34,7 +34,7 @@ from ppoctl.engines.vllm import VllmSettings
 from ppoctl.recipe.load import load
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.weights.calls import ask
-from ppoctl.weights.proof import Canary
+from ppoctl.weights.canary import Canary
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import BroadcastWay, Sync, TrainerSide, hand_over
 from ppoctl.wire.processes import Placed, place
@@ -94,7 +94,7 @@ def run(folder: Path, rounds: int) -> dict[str, float]:
     try:
         actor.start()
         weights = actor.weights(STATE)
-        stored = replace(weights, buckets=placed.actor.weights)
+        stored = replace(weights, buckets=placed.actor.weights().buckets)
         ways: dict[str, Callable[[], object]] = {
             "shared": lambda: hand_over([engine], weights),
             "store": lambda: hand_over([engine], stored),

@@ -1,12 +1,12 @@
 """Weights on their way from the trainer to the engines: who copies what, and who owns the bytes when.
 
     trainer's ranks                      driver                             engines' processes
-    sending.SendingRank                  sync.Sync, sending.RankSource      engines.vllm.engine.Engine
+    sending.SendingRank                  sync.Sync, sending.RankSource      receiving.ReceivingEngine
 
     gather a tensor from all ranks  <--  next_weights()
     checksum it, pack a bucket      -->  Bucket: checksums, places     -->  take_weights(bucket): copy, load in place
-                                         proof.require_equal           <--  end_weights(): what was read back
-    score the canary                -->  proof.Canary.check            <--  score the canary
+                                         checksum.require_equal        <--  end_weights(): what was read back
+    score the canary                -->  canary.Canary.check           <--  score the canary
 
 The driver gets checksums and where the bytes lie, never the bytes. Five ways, of which `Sync` and `RankSource`
 choose; `-->` is a copy, `==>` reads in place, and in brackets is who owns the bytes, and how long:
@@ -30,15 +30,16 @@ choose; `-->` is a copy, `==>` reads in place, and in brackets is who owns the b
 
 The files, from the bytes upwards:
 
-    checksum    one number for a tensor, equal on every device
+    checksum    one number for a tensor, equal on every device; sent and loaded must be equal
     bucket      some tensors, their checksums, and the places where they lie; cutting and packing
     sharing     memory that one process fills and others of its machine read
     broadcast   the process group of one broadcast
     calls       how the driver calls processes at both ends
     sending     the trainer's side: what its ranks do, and how the driver asks them
-    proof       sent and loaded must be equal, and compute the same
-    sync        the engines' side, as the driver goes through it: the file to begin with
+    receiving   the engines' side: what each process of an engine answers
+    canary      a token sequence that both sides score
+    sync        one transfer, as the driver goes through it: the file to begin with
 
 What needs a third party stays with it: reading tensors out of Megatron's parameters (`engines.megatron.weights`),
-loading into vLLM and reading back (`engines.vllm.weights`), Ray's object store and nodes (`engines.ray.member`).
+loading into vLLM and reading back (`engines.vllm.weights`), Ray's object store (`engines.ray.member.InStore`).
 """

@@ -91,7 +91,7 @@ class Bucket:
     """Some weights under Hugging Face names: their checksums, and the places where they lie."""
 
     checksums: Mapping[str, TensorChecksum]
-    """By name, each taken from the trainer's own tensor before anything was copied."""
+    """Checksum of each tensor by name, taken from the trainer's own before anything was copied."""
     contents: tuple[Content, ...]
     """Equal copies of the tensors; a reader takes the first that is near."""
 

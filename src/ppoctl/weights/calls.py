@@ -11,7 +11,7 @@ from ppoctl.errors import ProcessLostError, SenderLostError
 
 @runtime_checkable
 class Reply(Protocol):
-    """What processes will answer to a call."""
+    """The answers of processes to a call, on their way."""
 
     def answers(self) -> list[Any]:
         """Wait for the answer of each process that was called, in order. Raises the error that decides."""

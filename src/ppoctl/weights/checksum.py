@@ -1,12 +1,20 @@
-"""A cheap checksum of a tensor, equal on every device: do trainer and engine hold the same weights?
+"""Do trainer and engine hold the same weights? Checksums of tensors, equal on all devices, and their comparison.
 
-It finds lost updates, mixed-up tensors and flipped bits. It is not cryptographic: an adversary could pass it.
+Each tensor is checksummed as it leaves the trainer and again where the engine computes with it; `require_equal` wants
+the two lists equal, name by name: nothing lost, nothing extra, nothing changed. (That both compute the same with them
+is the canary's part.) It finds lost updates, mixed-up tensors and flipped bits; an adversary could pass it.
+
+Numbers are compared bit by bit, except that -0.0 and denormals count as 0: reading back a packed matrix through its
+own kernel loses the sign of a zero, and kernels may flush denormals.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from ppoctl.errors import WeightSyncError
 
 _WORDS_PER_ROUND = {"cpu": 2**15, "cuda": 2**24}
 """8-byte words mixed at a time: what stays in a core's cache on CPU, what keeps a GPU busy."""
@@ -29,12 +37,65 @@ class TensorChecksum:
 
 
 def checksum_of(tensor: Tensor) -> TensorChecksum:
-    """Checksum of a tensor's numbers. -0.0 and denormals count as 0, which an engine's packed weights lose when they
-    are read back (`weights.proof`)."""
+    """Checksum of a tensor's numbers; -0.0 and denormals count as 0."""
     tensor = tensor.detach()
     tiny = torch.finfo(tensor.dtype).tiny
     numbers = torch.where(tensor.abs() < tiny, torch.zeros_like(tensor), tensor).contiguous()
     return TensorChecksum(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), checksum_of_bytes(numbers))
+
+
+@dataclass(frozen=True)
+class LoadedWeight:
+    """One weight as an engine holds it, under its Hugging Face name."""
+
+    name: str
+    checksum: TensorChecksum
+    tied_to: str | None
+    """Name of the weight that this one shares, which the trainer must have sent if it did not send `name` itself."""
+
+
+class SentChecksums(dict[str, TensorChecksum]):
+    """Checksums of what has left the trainer in one transfer, by name."""
+
+    def add(self, checksums: Mapping[str, TensorChecksum]) -> None:
+        """Raises WeightSyncError when a name comes twice."""
+        for name, checksum in checksums.items():
+            if name in self:
+                raise _gap(name, "left the trainer twice")
+            self[name] = checksum
+
+
+def require_equal(announced: Sequence[str], sent: SentChecksums, loaded: Sequence[LoadedWeight]) -> None:
+    """Raise WeightSyncError, naming the tensor, unless the engine has loaded exactly what the trainer announced."""
+    places = {weight.name for weight in loaded}
+    for name in announced:
+        if name not in sent:
+            raise _gap(name, f"was announced and never left the trainer ({len(sent)} of {len(announced)} did)")
+        if name not in places:
+            raise _gap(name, "was sent and has no place in the engine")
+    names = set(announced)
+    for name in sent:
+        if name not in names:
+            raise _gap(name, "was sent and is not among the announced names")
+    for weight in loaded:
+        _require_one_equal(weight, sent)
+
+
+def _require_one_equal(weight: LoadedWeight, sent: Mapping[str, TensorChecksum]) -> None:
+    source = weight.name if weight.name in sent else weight.tied_to
+    if source is None or source not in sent:
+        raise _gap(weight.name, f"is held by the engine ({weight.checksum}) and was not sent")
+    if weight.checksum != sent[source]:
+        via = "" if source == weight.name else f" with `{source}`, to which it is tied,"
+        raise _gap(weight.name, f"was sent{via} as {sent[source]}, and the engine holds {weight.checksum}")
+
+
+def _gap(name: str, what: str) -> WeightSyncError:
+    return WeightSyncError(
+        f"weight `{name}` {what}",
+        hint="the generator would sample from other weights than the trainer's: resume the run, which loads them "
+        "anew; if it fails again, report it with the model's config.json",
+    )
 
 
 def checksum_of_bytes(tensor: Tensor) -> int:

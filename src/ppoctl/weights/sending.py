@@ -13,6 +13,7 @@ All tensor and expert ranks of a pipeline rank take part in gathering; ranks of 
 same weights, and are asked only where engines of their node can read from them.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -26,7 +27,7 @@ from ppoctl.weights.broadcast import BroadcastGroup, BroadcastSource
 from ppoctl.weights.bucket import Bucket, Content, TensorSpec, bucket_of, flatten, in_buckets, planned_buckets
 from ppoctl.weights.calls import Executor, Reply
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
-from ppoctl.weights.sharing import Staging
+from ppoctl.weights.sharing import Shared, Staging
 
 VIEWS_BYTES = 64 * 2**20
 """Size of the buckets that go to an engine of the same process: views, which nobody copies."""
@@ -64,12 +65,12 @@ class SendReport:
     """A sender's answer when it has broadcast its part of the weights."""
 
     checksums: Mapping[str, TensorChecksum]
-    """By name, each taken from the trainer's own tensor."""
+    """Checksum of each tensor by name, taken from the trainer's own before it was copied."""
     arrived: bool
     """False: the process group broke."""
 
 
-class SendingRank:
+class SendingRank(ABC):
     """One process of the trainer: gathers its pipeline rank's weights and hands them out. The driver calls the four
     methods `*_weights` on all ranks of a group alike, because gathering is collective."""
 
@@ -80,13 +81,13 @@ class SendingRank:
         self._staging: Staging | None = None
         self._stores = False
 
+    @abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors under Hugging Face names, one at a time; collective."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weight_specs(self) -> list[TensorSpec]:
-        """What `weights` will give."""
-        raise NotImplementedError
+        """Name, dtype and shape of each tensor that `weights` will give."""
 
     def open_weights(self, max_bytes: int, senders: SenderRanks) -> None:
         """Begin to hand out weights in buckets of at most `max_bytes`."""
@@ -105,7 +106,7 @@ class SendingRank:
         return bucket_of(tensors, *contents) if contents else None
 
     def planned_weights(self, max_bytes: int) -> list[list[TensorSpec]]:
-        """What the buckets of `broadcast_weights` will hold."""
+        """The buckets of `broadcast_weights`, before they are sent."""
         return planned_buckets(self.weight_specs(), max_bytes)
 
     def broadcast_weights(self, group: BroadcastGroup, max_bytes: int, sender: int) -> SendReport | None:
@@ -128,11 +129,11 @@ class SendingRank:
 class WeightSource(Protocol):
     """All weights of a role's model, as the driver gets them from its ranks; valid until the next update."""
 
-    def weights(self) -> Iterator[Bucket]:
+    def buckets(self) -> Iterator[Bucket]:
         """Buckets that the driver can read."""
         ...
 
-    def weights_for_engines(self) -> Iterator[Bucket]:
+    def buckets_for_engines(self) -> Iterator[Bucket]:
         """Buckets that engines read directly, which the driver may not be able to. Each stays valid until two more
         have been asked for; the last two until the role is next called."""
         ...
@@ -149,11 +150,11 @@ class LocalSource:
     def __init__(self, rank: SendingRank) -> None:
         self.rank = rank
 
-    def weights(self) -> Iterator[Bucket]:
+    def buckets(self) -> Iterator[Bucket]:
         return map(bucket_of, in_buckets(self.rank.weights(), VIEWS_BYTES))
 
-    def weights_for_engines(self) -> Iterator[Bucket]:
-        return self.weights()
+    def buckets_for_engines(self) -> Iterator[Bucket]:
+        return self.buckets()
 
     def senders(self) -> Sequence["PipelineRankSender"]:
         """Nobody: there is no other process."""
@@ -177,15 +178,15 @@ class RankSource:
         self.bucket_bytes = bucket_bytes
         self.engine_nodes = engine_nodes
 
-    def weights(self) -> Iterator[Bucket]:
+    def buckets(self) -> Iterator[Bucket]:
         """Pipeline rank by pipeline rank; the first tensor rank of each stores."""
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups[0], SenderRanks(storing=frozenset(groups[0][:1])))
 
-    def weights_for_engines(self) -> Iterator[Bucket]:
+    def buckets_for_engines(self) -> Iterator[Bucket]:
         """Pipeline rank by pipeline rank, from each node that has engines and ranks that can gather."""
         if self.engine_nodes is None:
-            yield from self.weights()
+            yield from self.buckets()
             return
         nodes, wanted = self.executor.nodes(), self.engine_nodes()
         for groups in self.pipeline_ranks:
@@ -214,7 +215,7 @@ class PipelineRankSender:
     bucket_bytes: int
 
     def plan(self) -> list[list[TensorSpec]]:
-        """What will be sent, bucket by bucket."""
+        """The tensors that will be sent, bucket by bucket."""
         [planned] = self.executor.ask(self.ranks[:1], "planned_weights", self.bucket_bytes)
         buckets: list[list[TensorSpec]] = planned
         return buckets
@@ -232,7 +233,7 @@ class NamedWeights:
     names: tuple[str, ...]
     """All Hugging Face names, which the engines must be sent."""
     buckets: Callable[[], Iterator[Bucket]]
-    """A fresh iterator (`WeightSource.weights_for_engines`)."""
+    """A fresh iterator (`WeightSource.buckets_for_engines`)."""
     senders: Callable[[], Sequence[PipelineRankSender]]
     """`WeightSource.senders`."""
 
@@ -249,4 +250,7 @@ def _merged(found: Sequence[Bucket]) -> Bucket:
                     hint="`ppoctl resume RUN` loads one state into all; if they part again, report it with the "
                     "layout",
                 )
-    return Bucket(first.checksums, tuple(content for bucket in found for content in bucket.contents))
+    contents = [content for bucket in found for content in bucket.contents]
+    # A reader takes the first that is near, which a stored one always is.
+    contents.sort(key=lambda content: not isinstance(content, Shared))
+    return Bucket(first.checksums, tuple(contents))

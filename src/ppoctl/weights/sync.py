@@ -1,14 +1,9 @@
 """Bringing engines to a state, as the driver does it: send the weights, then have each engine prove that it holds and
 computes the same.
 
-    every process of an engine answers                    to
-    takes_weights()                -> bool                whether weights can change in place
-    begin_weights()                                       weights will come
-    take_weights(Bucket)                                  load them; they may change again when it has answered
-    receive_weights(BroadcastGroup, first_rank, plan)     load them as they arrive in a broadcast
-    end_weights()                  -> [LoadedWeight]      all have come: read them back
-    restart(folder)                -> [LoadedWeight]      start anew on an export: what was read of it
-    vocab_size() -> int, score(tokens) -> log-probs       the canary
+    trainer's ranks (sending)    -- buckets, or one broadcast -->    engines' processes (receiving)
+         checksums               -------- require_equal --------     read back
+         log-probs               -------- Canary.check ---------     log-probs
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +17,8 @@ from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.errors import SenderLostError, WeightSyncError
 from ppoctl.weights.broadcast import BroadcastGroup, meeting
 from ppoctl.weights.calls import EngineHandle, EngineLostError, Reply, ask, wait
-from ppoctl.weights.proof import Canary, SentChecksums, require_equal
+from ppoctl.weights.canary import Canary
+from ppoctl.weights.checksum import SentChecksums, require_equal
 from ppoctl.weights.sending import NamedWeights, PipelineRankSender, SendReport
 
 GENERATOR = "generator"
@@ -31,7 +27,7 @@ GENERATOR = "generator"
 
 @dataclass(frozen=True)
 class TrainerSide:
-    """What a sync asks of the trainer."""
+    """The trainer, as a sync asks it."""
 
     weights: Callable[[State], NamedWeights]
     score: Callable[[State, tuple[int, ...]], list[float]]

@@ -379,7 +379,7 @@ def unstarted(trainer: MegatronTrainer) -> MegatronTrainer:
 
 def weights_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
     """Copies, under Hugging Face names."""
-    return {name: tensor.clone() for name, tensor in tensors_of(trainer.ranks.weights())}
+    return {name: tensor.clone() for name, tensor in tensors_of(trainer.ranks.weights().buckets())}
 
 
 def gradients_of(trainer: MegatronTrainer) -> dict[str, Tensor]:

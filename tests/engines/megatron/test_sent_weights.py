@@ -26,7 +26,7 @@ from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import ProcessLostError, WeightSyncError
 from ppoctl.recipe.schema import ParallelTable
 from ppoctl.weights import broadcast
-from ppoctl.weights.proof import Canary
+from ppoctl.weights.canary import Canary
 from ppoctl.weights.sending import SenderRanks
 from ppoctl.weights.sync import BroadcastWay, EngineSide, Sync, TrainerSide
 
@@ -107,8 +107,8 @@ def test_engines_hold_what_the_ranks_have(pool, model, engines, way: str, layout
 
 def test_the_plan_is_what_the_buckets_are(pool, model) -> None:
     actor = started(pool, model("qwen2"), LAYOUTS["PP2"])
-    buckets = [list(bucket.checksums) for bucket in pool.weights()]
-    planned = [[spec.name for spec in bucket] for sender in pool.senders() for bucket in sender.plan()]
+    buckets = [list(bucket.checksums) for bucket in pool.weights().buckets()]
+    planned = [[spec.name for spec in bucket] for sender in pool.weights().senders() for bucket in sender.plan()]
     assert planned == buckets
     assert len(buckets) > 6
     assert actor.weights(STATE).names == tuple(name for bucket in buckets for name in bucket)
@@ -119,7 +119,7 @@ def test_a_bit_that_flips_on_the_way_is_noticed_by_name(pool, model, engines, wa
     actor = started(pool, model("qwen2"), LAYOUTS["TP2"])
     engines[1].defect = Defect(3, flips_a_bit)
     fleet, _ = fleet_of(engines, actor, way)
-    name = pool.senders()[0].plan()[2][-1].name
+    name = pool.weights().senders()[0].plan()[2][-1].name
     with pytest.raises(WeightSyncError, match=f"weight `{name}` was sent as"):
         fleet.be_at(STATE)
 
@@ -215,7 +215,7 @@ def test_each_node_reads_from_ranks_of_its_own_where_it_has_some(
     monkeypatch.setattr(pool, "places", list(ranks))
     monkeypatch.setattr(pool, "engine_nodes", list(engines_on))
     expected, found = load_file(folder / "model.safetensors"), list[str]()
-    for bucket in pool.weights_for_engines():
+    for bucket in pool.weights().buckets_for_engines():
         assert len(bucket.contents) == places
         for content in bucket.contents:
             assert all(torch.equal(tensor, expected[name]) for name, tensor in content.tensors())
@@ -247,7 +247,7 @@ def test_the_last_buckets_can_be_read_until_the_role_works_again(pool, model) ->
     folder = model("qwen2")
     actor = started(pool, folder, LAYOUTS["PP2"])
     expected = load_file(folder / "model.safetensors")
-    *_, before, last = pool.weights_for_engines()
+    *_, before, last = pool.weights().buckets_for_engines()
     for name, tensor in [*before.tensors(), *last.tensors()]:
         assert torch.equal(tensor, expected[name])
     actor.logprobs(lab.make_rollouts(), temperature=1.0)
@@ -271,7 +271,7 @@ def test_data_ranks_that_hold_different_weights_are_named(pool, model, monkeypat
     with pytest.raises(
         WeightSyncError, match=r"data ranks of the actor hold different weights: `model\.norm\.weight`"
     ):
-        list(pool.weights_for_engines())
+        list(pool.weights().buckets_for_engines())
 
 
 def test_whoever_waits_at_a_meeting_is_let_go_when_it_is_over() -> None:

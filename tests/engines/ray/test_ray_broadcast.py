@@ -13,7 +13,7 @@ from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm import VllmSettings
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.recipe.load import load
-from ppoctl.weights.proof import Canary
+from ppoctl.weights.canary import Canary
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 from ppoctl.wire.engines import as_rollout
 from ppoctl.wire.processes import Placed, place

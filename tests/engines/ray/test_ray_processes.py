@@ -24,13 +24,12 @@ import ray_forks
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
-from ppoctl.engines.ray.member import OnNode
 from ppoctl.engines.ray.processes import Deadline, Group, Pending, RayProcesses, first_done
 from ppoctl.engines.ray.room import Room
 from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
-from ppoctl.weights.sharing import Staging
+from ppoctl.weights.sharing import Shared, Staging
 
 
 def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small methods
@@ -292,15 +291,15 @@ def test_weights_go_from_process_to_process_and_who_asked_gets_a_reference(proce
     assert dict(first.tensors())["b"].dtype == torch.bfloat16  # it may look itself
 
 
-def test_weights_in_memory_of_a_process_are_read_on_its_node_and_elsewhere_from_the_store(processes):
+def test_weights_in_memory_of_a_process_are_read_on_its_machine_and_elsewhere_from_the_store(processes):
     _, shared = processes.call("shared_weights")
     [place] = shared.contents
-    assert isinstance(place, OnNode)
-    assert processes.nodes() == [place.node] * 2 == [ray.get_runtime_context().get_node_id()] * 2
+    assert isinstance(place, Shared)
+    assert processes.nodes() == [ray.get_runtime_context().get_node_id()] * 2
     assert len(ray.cloudpickle.dumps(shared)) < 2000  # of 2 MiB
     assert processes.call("held", shared) == [shared.checksums, shared.checksums]
     stored, _ = processes.call("weights")
-    both = replace(stored, contents=(OnNode("another", place.content), *stored.contents))
+    both = replace(stored, contents=(replace(place, machine="another"), *stored.contents))
     assert processes.call("held", both) == [stored.checksums, stored.checksums]
 
 

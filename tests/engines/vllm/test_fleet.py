@@ -14,7 +14,7 @@ from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import HangError, PpoctlError, ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.ports import SamplingParams
 from ppoctl.weights.bucket import Bucket, bucket_of
-from ppoctl.weights.proof import Canary
+from ppoctl.weights.canary import Canary
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 

@@ -16,7 +16,7 @@ from ppoctl.engines.vllm import weights as weights_module
 from ppoctl.engines.vllm.weights import Arrived, HostTransfer
 from ppoctl.errors import WeightSyncError
 from ppoctl.ports import SamplingParams
-from ppoctl.weights.proof import Canary
+from ppoctl.weights.canary import Canary
 from ppoctl.weights.sending import NamedWeights
 
 pytestmark = pytest.mark.engines

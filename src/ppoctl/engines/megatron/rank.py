@@ -179,7 +179,6 @@ class MegatronRank(SendingRank):
         return gathered_weights(self.models)
 
     def weight_specs(self) -> list[TensorSpec]:
-        """What `weights` will give."""
         self._have("weights")  # a part is a view
         parts = [part for model in self.models for part in sent_parts(model)]
         return [TensorSpec(part.name, part.view.dtype, part.shape) for part in parts]

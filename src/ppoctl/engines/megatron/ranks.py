@@ -2,7 +2,7 @@
 more. Every rank is asked the same at the same time, because their answers meet in collectives."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,28 +10,37 @@ from ppoctl.engines.megatron.process_group import Patience, Place, join
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.turns import Turns
 from ppoctl.recipe.schema import ParallelTable
-from ppoctl.weights.bucket import Bucket
 from ppoctl.weights.calls import Executor
-from ppoctl.weights.sending import LocalSource, PipelineRankSender, RankSource, WeightSource
+from ppoctl.weights.sending import LocalSource, RankSource, WeightSource
 
 
 @runtime_checkable
-class Ranks(WeightSource, Protocol):
-    """The processes of one role, and the weights of its model."""
+class Ranks(Protocol):
+    """The processes of one role."""
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of each rank; what they return, in the order of the ranks. An error of any rank is raised."""
         ...
 
+    def weights(self) -> WeightSource:
+        """The weights of the role's model, to be used at once."""
+        ...
 
-class ThisProcess(LocalSource):
+
+class ThisProcess:
     """One rank, in this process."""
+
+    def __init__(self, rank: MegatronRank) -> None:
+        self.rank = rank
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return [getattr(self.rank, method)(*arguments)]
 
+    def weights(self) -> WeightSource:
+        return LocalSource(self.rank)
 
-class ManyProcesses(RankSource):
+
+class ManyProcesses:
     """Ranks in processes of their own."""
 
     def __init__(
@@ -41,11 +50,17 @@ class ManyProcesses(RankSource):
         bucket_bytes: int,
         engine_nodes: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        """Arguments are those of `RankSource`."""
-        super().__init__(executor, gathering_groups(parallel), bucket_bytes, engine_nodes)
+        """Size of buckets and nodes of engines are for `RankSource`."""
+        self.executor = executor
+        self.parallel = parallel
+        self.bucket_bytes = bucket_bytes
+        self.engine_nodes = engine_nodes
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return self.executor.call(method, *arguments)
+
+    def weights(self) -> WeightSource:
+        return RankSource(self.executor, gathering_groups(self.parallel), self.bucket_bytes, self.engine_nodes)
 
 
 def gathering_groups(layout: ParallelTable) -> list[list[range]]:
@@ -72,17 +87,9 @@ class TakingTurns:
             self._take()
         return self.ranks.call(method, *arguments)
 
-    def weights(self) -> Iterator[Bucket]:
+    def weights(self) -> WeightSource:
         self._take()
         return self.ranks.weights()
-
-    def weights_for_engines(self) -> Iterator[Bucket]:
-        self._take()
-        return self.ranks.weights_for_engines()
-
-    def senders(self) -> Sequence[PipelineRankSender]:
-        self._take()
-        return self.ranks.senders()
 
     def _take(self) -> None:
         self.turns.take(self.role, self._leave)

@@ -79,7 +79,7 @@ class MegatronTrainer:
             held |= {spec.name: Spec(spec.shape, spec.dtype) for spec in of_rank}
         specs = {placement.name: held[placement.name] for placement in placements(shape, role)}
         with closing(SafetensorsWriter(folder, specs, SHARD_BYTES)) as writer:
-            for name, tensor in tensors_of(self.ranks.weights()):
+            for name, tensor in tensors_of(self.ranks.weights().buckets()):
                 writer.write(name, tensor)
             writer.finish()
         Companions(source, role, self.settings.dtype).write(folder)
@@ -124,8 +124,8 @@ class MegatronActor(MegatronTrainer):
 
     def weights(self, state: State) -> NamedWeights:
         """All weights, to be sent to engines; `state` is the state that this actor is at."""
-        names = tuple(weight_names(self.source[1]))
-        return NamedWeights(state, names, self.ranks.weights_for_engines, self.ranks.senders)
+        names, source = tuple(weight_names(self.source[1])), self.ranks.weights()
+        return NamedWeights(state, names, source.buckets_for_engines, source.senders)
 
 
 class MegatronCritic(MegatronTrainer):

@@ -45,29 +45,11 @@ class InStore:
 
 
 @dataclass(frozen=True)
-class OnNode:
-    """Content of a bucket that only processes of one node can read."""
-
-    node: str
-    content: Content
-
-    def is_near(self) -> bool:
-        return self.node == node()
-
-    def tensors(self) -> list[tuple[str, Tensor]]:
-        return self.content.tensors()
-
-
-def node() -> str:
-    """Ray's name of the one this process is on."""
-    return str(ray.get_runtime_context().get_node_id())
-
-
-@dataclass(frozen=True)
 class Started:
     """What a process says once what answers in it is made."""
 
     node: str
+    """Ray's name of the node it is on."""
     segments: list[str]
     """Shared memory it made, which must be removed if it is killed."""
 
@@ -104,7 +86,8 @@ class Member:
         torch.set_num_threads(self._threads)
         before = set(segments.mapped())
         self._target = make(rank, size, address)
-        return Started(node(), [name for name in segments.mapped() if name not in before])
+        node = str(ray.get_runtime_context().get_node_id())
+        return Started(node, [name for name in segments.mapped() if name not in before])
 
     def end(self) -> None:
         """Have it free what it holds outside this process."""
@@ -115,16 +98,14 @@ class Member:
         """Answer of a method. The bytes of a bucket stay on this node: the driver passes on where they are, and only
         who loads them reads them."""
         answer = getattr(self._target, method)(*arguments)
-        return (
-            replace(answer, contents=tuple(map(_left_here, answer.contents)))
-            if isinstance(answer, Bucket)
-            else answer
-        )
+        if isinstance(answer, Bucket):
+            return replace(answer, contents=tuple(map(_stored, answer.contents)))
+        return answer
 
 
-def _left_here(content: Content) -> Content:
-    """Content as other processes find it."""
-    return InStore(ray.put(content)) if isinstance(content, FlatTensors) else OnNode(node(), content)
+def _stored(content: Content) -> Content:
+    """Content as other processes find it: host memory of this one goes into the store."""
+    return InStore(ray.put(content)) if isinstance(content, FlatTensors) else content
 
 
 def _work_in(folder: str) -> None:

@@ -10,7 +10,7 @@ from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.engines.vllm.tokens import Detokenizer
 from ppoctl.errors import DataError, NonFiniteError, PpoctlError, RecipeError
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
-from ppoctl.weights.proof import Canary
+from ppoctl.weights.canary import Canary
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 
 _COLDEST, _HOTTEST = 0.01, 2.0

@@ -13,8 +13,7 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from ppoctl.weights.checksum import checksum_of
-from ppoctl.weights.proof import LoadedWeight
+from ppoctl.weights.checksum import LoadedWeight, checksum_of
 
 FORMAT = "ppoctl_witnessed"
 """Name of `WitnessedLoader` in vLLM."""

@@ -5,7 +5,7 @@
 Loading is vLLM's layerwise reload, in place, through its weight-transfer interface. Tensors come in any number and
 order; a fused layer is loaded when its last part has come. (`loader` reads a folder when an engine starts.)
 
-The proof (`weights.proof`) does not trust the loading: weights are read *back from where the engine computes*.
+The proof (`weights.checksum`) does not trust the loading: weights are read *back from where the engine computes*.
 
 - Linear layers and the output head on a CPU: the engine computes with a packed copy in oneDNN's own layout and keeps
   no plain weight. The worker multiplies the identity matrix by the packed copy through the layer's own kernel. Each
@@ -30,8 +30,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from ppoctl.weights.checksum import checksum_of
-from ppoctl.weights.proof import LoadedWeight
+from ppoctl.weights.checksum import LoadedWeight, checksum_of
 
 BACKEND = "ppoctl_host"
 """Name of `HostTransfer` in vLLM."""
@@ -84,7 +83,7 @@ class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Arrived]):
         """Nothing to do."""
 
 
-class WeightReceiver:
+class WeightReader:
     """Extension of vLLM's worker (`worker_extension_cls`), which runs where the engine's weights are."""
 
     model_runner: Any
