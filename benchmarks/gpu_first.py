@@ -293,7 +293,7 @@ def logprobs():
 
 def prints():
     """Checksums of tensors as large as a model's: time, memory beside the tensor, and the same on a CPU."""
-    from ppoctl.batch.checksum import fingerprint
+    from ppoctl.weights.checksum import checksum_of
 
     shapes = [(64, 32)] * 3 if TINY else [(152064, 3584), (37888, 3584), (3584, 18944), (4608, 3584), (3584,)]
     for shape in shapes:
@@ -301,7 +301,7 @@ def prints():
         if CUDA:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        took = seconds(lambda tensor=tensor: fingerprint(tensor))
+        took = seconds(lambda tensor=tensor: checksum_of(tensor))
         peak = gib(torch.cuda.max_memory_allocated() - before) if CUDA else None
         say(
             "prints",
@@ -309,7 +309,7 @@ def prints():
             ms=round(took * 1e3, 3),
             gb_s=round(tensor.nbytes / took / 1e9, 1),
             extra_gib=peak,
-            same_on_cpu=fingerprint(tensor[:64]) == fingerprint(tensor[:64].cpu()),
+            same_on_cpu=checksum_of(tensor[:64]) == checksum_of(tensor[:64].cpu()),
         )
 
 
@@ -329,7 +329,7 @@ def _reader(connection):
 
 def ipc():
     """Memory of one process read by another on the same GPU, without and with expandable segments."""
-    from ppoctl.engines.sharing import Staging
+    from ppoctl.weights.sharing import Staging
 
     for conf in ("expandable_segments:False", "expandable_segments:True"):
         if CUDA:

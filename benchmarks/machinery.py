@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 
-from ppoctl.batch.bucket import Bucket, tensors_of
 from ppoctl.engines.vllm import engine as engine_module
-from ppoctl.engines.vllm import sync as sync_module
 from ppoctl.recipe.load import load
 from ppoctl.store import artifact
 from ppoctl.store.layout import RunLayout
+from ppoctl.weights import sync as sync_module
+from ppoctl.weights.bucket import Bucket, tensors_of
 from ppoctl.wire import session
 
 RECIPE = Path(__file__).parents[1] / "recipes/quickstart.toml"
@@ -158,7 +158,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     for method in ("begin_weights", "take_weights"):
         clock.wrap(engine_module.Engine, method, "sync", nested=True)
     clock.wrap(engine_module.Engine, "end_weights", "read back", nested=True)
-    clock.wrap(sync_module, "compare", "proof", nested=True)
+    clock.wrap(sync_module, "require_equal", "proof", nested=True)
     clock.wrap(sync_module.Sync, "_ask_the_canary", "proof", nested=True)
     make = sockets.generator
     timed = replace(sockets, generator=lambda models, say: TimedGenerator(make(models, say), clock))

@@ -26,22 +26,24 @@ from typing import Any
 import ray
 from machinery import RECIPE
 
-from ppoctl.batch.bucket import Bucket, bucket_of, flatten
 from ppoctl.batch.records import State
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.ray.member import InStore
-from ppoctl.engines.vllm import Broadcasts, TrainerSide, VllmSettings
-from ppoctl.engines.vllm.sync import Sync, ask, hand_over
-from ppoctl.ports import NamedWeights
+from ppoctl.engines.vllm import VllmSettings
 from ppoctl.recipe.load import load
+from ppoctl.weights.bucket import Bucket, bucket_of, flatten
+from ppoctl.weights.calls import ask
+from ppoctl.weights.canary import Canary
+from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sync import BroadcastWay, Sync, TrainerSide, hand_over
 from ppoctl.wire.processes import Placed, place
 
 STATE = State("actor", 0, 0, "benchmark")
 
 
 SHAPE = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 6}
-BROADCASTS = Broadcasts(lambda: "127.0.0.1", timeout_s=300.0)
+WAY = BroadcastWay(lambda: "127.0.0.1", timeout_s=300.0, engine_ranks=1)
 
 
 def write_model(folder: Path) -> int:
@@ -87,18 +89,17 @@ def run(folder: Path, rounds: int) -> dict[str, float]:
     settings = VllmSettings(str(folder / "model"), "float32", 128, (1,), recipe.generator)
     hosts = placed.generator(settings, print)
     engine = hosts.engines[0]
-    sync = Sync(
-        settings, TrainerSide(actor.weights, lambda *_: [], lambda *_: None), replace(hosts, broadcasts=BROADCASTS)
-    )
+    trainer = TrainerSide(actor.weights, lambda *_: [], lambda *_: None)
+    sync = Sync(trainer, hosts, Canary.of("float32", 128, tolerance=None))
     try:
         actor.start()
         weights = actor.weights(STATE)
-        stored = replace(weights, buckets=placed.actor.weights)
+        stored = replace(weights, buckets=placed.actor.weights().buckets)
         ways: dict[str, Callable[[], object]] = {
             "shared": lambda: hand_over([engine], weights),
             "store": lambda: hand_over([engine], stored),
             "driver": lambda: hand_over([engine], through_the_driver(stored)),
-            "broadcast": lambda: sync._broadcast([engine], weights),
+            "broadcast": lambda: sync.broadcast([engine], weights, WAY),
         }
         found: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds + 1):  # the first starts everything

@@ -1,5 +1,6 @@
-"""The sockets engines plug into. Stages know these, never an engine; shapes are part of the contract, checked in
-tests, which is why the protocols are runtime checkable.
+"""The sockets engines plug into: all that a stage knows of an engine. Shapes are part of the contract, checked in
+tests, which is why the protocols are runtime checkable. How weights get from the actor to the generator no stage
+knows: that is between the engines (`ppoctl.weights`).
 
 B sequences, R response positions. Every row index a port takes is a row of the `Rollouts` it was given.
 
@@ -14,13 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, TensorSpec
-from ppoctl.batch.checksum import Print
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts, State
 
@@ -83,62 +82,6 @@ class Generator(Protocol):
     def close(self) -> None:
         """Free the engine and everything it started."""
         ...
-
-
-@runtime_checkable
-class Promise(Protocol):
-    """An answer on its way."""
-
-    def answers(self) -> list[Any]:
-        """Of each process that was asked. Raises what went wrong."""
-        ...
-
-
-@dataclass(frozen=True)
-class Link:
-    """Over which a sender reaches processes it does not know otherwise (`engines.link`)."""
-
-    address: str
-    """`host:port` where its ends meet."""
-    size: int
-    """Processes, the sender included."""
-    timeout_s: float
-    """Of meeting, and of each broadcast."""
-
-
-@dataclass(frozen=True)
-class Departed:
-    """What a sender says when it has sent its part of the weights."""
-
-    prints: Mapping[str, Print]
-    """Of each tensor, taken from the one the trainer has."""
-    arrived: bool
-    """False: the link broke."""
-
-
-@runtime_checkable
-class Sender(Protocol):
-    """A part of the weights, that one process of the trainer can broadcast."""
-
-    def plan(self) -> Sequence[Sequence[TensorSpec]]:
-        """What it would send, bucket by bucket."""
-        ...
-
-    def begin(self, link: Link) -> Promise:
-        """Send it. The first of the answers is `Departed`."""
-        ...
-
-
-@dataclass(frozen=True)
-class NamedWeights:
-    """The weights of one actor state under Hugging Face names, streamed some tensors at a time."""
-
-    state: State
-    names: tuple[str, ...]
-    buckets: Callable[[], Iterator[Bucket]]
-    """A fresh iterator; tensors are in the model's dtype, and valid until the next update."""
-    senders: Callable[[], Sequence[Sender]]
-    """The same weights, to be broadcast instead; none where the trainer is in this process."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +156,7 @@ class Saving(Protocol):
 
 @runtime_checkable
 class Trainer(Protocol):
-    """A model with an optimizer, resident in this process, at one state."""
+    """A model with an optimizer at one state, in this process or spread over others."""
 
     def start(self) -> None:
         """Weights from the recipe's model source, a fresh optimizer."""
@@ -257,10 +200,6 @@ class Actor(Trainer, Protocol):
 
     def reference_logprobs(self, rollouts: Rollouts, *, temperature: float) -> Float[Tensor, "B R"]:
         """The same under the frozen initial weights."""
-        ...
-
-    def weights(self, state: State) -> NamedWeights:
-        """What the generator loads; `state` is the state this actor is at."""
         ...
 
 

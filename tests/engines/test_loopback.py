@@ -7,9 +7,9 @@ from datetime import timedelta
 import psutil
 from torch.distributed import TCPStore, rendezvous
 
-from ppoctl.engines.link import meeting
 from ppoctl.engines.loopback import open_store
 from ppoctl.engines.vllm.environment import join_tensor_ranks
+from ppoctl.weights.broadcast import meeting
 
 SOON = timedelta(seconds=20)
 

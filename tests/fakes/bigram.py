@@ -7,13 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ppoctl.batch.bucket import bucket_of
 from ppoctl.batch.codec import digest
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.grid import pack
-from ppoctl.batch.records import Rollouts, State
+from ppoctl.batch.records import Rollouts
 from ppoctl.errors import NonFiniteError
-from ppoctl.ports import Minibatch, MinibatchResult, NamedWeights, Objective
+from ppoctl.ports import Minibatch, MinibatchResult, Objective
 
 Tell = Callable[[str, int], None]
 """(role, number) of a minibatch that was trained on, of half a file that was written."""
@@ -145,9 +144,6 @@ class BigramTrainer:
     def values(self, rollouts: Rollouts) -> Tensor:
         with torch.no_grad():
             return self._outputs(rollouts, torch.arange(rollouts.num_seqs), self.table, 1.0)[0]
-
-    def weights(self, state: State) -> NamedWeights:
-        return NamedWeights(state, ("table",), lambda: iter([bucket_of([("table", self.table)])]), lambda: ())
 
     def update(
         self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective

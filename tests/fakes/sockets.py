@@ -24,9 +24,9 @@ class BigramGenerator:
 
     def be_at(self, state: State) -> None:
         if self.lineage != state.lineage:
-            (bucket,) = self.models.actor_at(state).weights(state).buckets()
-            ((_, table),) = bucket.tensors()
-            self.table = table.clone()
+            actor = self.models.actor_at(state)
+            assert isinstance(actor, BigramTrainer)
+            self.table = actor.table.clone()
             self.lineage = state.lineage
             self.syncs += 1
 

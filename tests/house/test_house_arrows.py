@@ -31,22 +31,20 @@ ARROWS: dict[str, set[str]] = {
     "tracking": {"store", "batch", "recipe", "clock", "metrics", "versions", "errors"},
     "engines.turns": set(),
     "engines.loopback": set(),
-    "engines.link": {"engines.loopback", "ports", "batch", "errors"},
-    "engines.sharing": {"batch", "errors"},
+    "weights": {"engines.loopback", "engines.turns", "batch", "errors"},
     "engines.megatron": {
-        "convert", "engines.link", "engines.loopback", "engines.sharing", "engines.turns", "ports", "batch", "recipe",
-        "model", "errors",
+        "convert", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "model", "errors",
     },
     "engines.vllm": {
-        "clock", "engines.link", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
+        "clock", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
     },
-    "engines.ray": {"clock", "batch", "errors"},
+    "engines.ray": {"clock", "weights", "batch", "errors"},
     "convert": {"batch", "model", "errors"},
     "preflight": {"convert", "data", "plan", "recipe", "model", "errors"},
     "wire": {
         "convert", "data", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch",
-        "loop", "rewards", "stages", "store", "tracking", "ports", "batch", "ppo", "recipe", "model", "versions",
-        "errors",
+        "loop", "rewards", "stages", "store", "tracking", "weights", "ports", "batch", "ppo", "recipe", "model",
+        "versions", "errors",
     },
     "cli": {"errors"},
     "__main__": {"cli"},
@@ -71,6 +69,7 @@ FOREIGN: dict[str, set[str]] = {
     "stages": {"torch", "jaxtyping"},
     "loop": {"torch", "jaxtyping"},
     "batch": {"torch", "jaxtyping", "safetensors"},
+    "weights": {"torch"},
 }
 
 # Foreign packages that live in one place only.

@@ -10,7 +10,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 
 def is_loopback(address: str) -> bool:
-    """Of a host, with or without a port."""
+    """Whether a host, with or without a port, is this machine by its loopback address."""
     return address.startswith(("127.", "localhost"))
 
 

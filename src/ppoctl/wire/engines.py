@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,11 @@ from ppoctl.rewards.probe import probe, require_gold_wins
 from ppoctl.rewards.processes import ProcessScorer
 from ppoctl.wire.processes import Placed, Say, place
 from ppoctl.wire.sockets import Sockets
+
+if TYPE_CHECKING:
+    from ppoctl.engines.megatron.trainer import MegatronActor
+    from ppoctl.weights.sending import NamedWeights
+    from ppoctl.weights.sync import TrainerSide
 
 PROBED_ROWS = 4
 """Gold answers are tried on so many rows before the first step."""
@@ -52,10 +58,11 @@ def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, m
 
     placed = place(recipe)
     folder = str(model_folder(recipe.model.path))
+    actor = MegatronActor(trainer_settings(recipe, "actor"), placed.actor)
     return Sockets(
-        actor=MegatronActor(trainer_settings(recipe, "actor"), placed.actor),
+        actor=actor,
         critic=MegatronCritic(trainer_settings(recipe, "critic"), placed.critic),
-        generator=lambda models, say: _generator(recipe, folder, placed, models, say),
+        generator=lambda models, say: _generator(recipe, folder, placed, _trainer_side(actor, models), say),
         scorer=scorer,
         questions=questions,
         source_digest=f"{model_digest}:{recipe.model.dtype}",
@@ -63,8 +70,8 @@ def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, m
     )
 
 
-def _generator(recipe: Recipe, folder: str, placed: Placed, models: Models, say: Say) -> Generator:
-    from ppoctl.engines.vllm import TrainerSide, VllmGenerator, VllmSettings
+def _generator(recipe: Recipe, folder: str, placed: Placed, trainer: "TrainerSide", say: Say) -> Generator:
+    from ppoctl.engines.vllm import VllmGenerator, VllmSettings
     from ppoctl.model.folder import end_token_ids
 
     new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
@@ -78,16 +85,22 @@ def _generator(recipe: Recipe, folder: str, placed: Placed, models: Models, say:
         seed=0,
     )
 
+    return VllmGenerator(settings, trainer, placed.generator(settings, say), say)
+
+
+def _trainer_side(actor: "MegatronActor", models: Models) -> "TrainerSide":
+    """What the generator asks of this actor, which `models` brings to the state first."""
+    from ppoctl.weights.sync import TrainerSide
+
+    def weights(state: State) -> "NamedWeights":
+        models.actor_at(state)
+        return actor.weights(state)
+
     def score(state: State, tokens: tuple[int, ...]) -> list[float]:
         logprobs, _ = models.actor_at(state).logprobs(as_rollout(tokens), temperature=1.0)
         return [float(value) for value in logprobs[0]]
 
-    trainer = TrainerSide(
-        weights=lambda state: models.actor_at(state).weights(state),
-        score=score,
-        export=lambda state, folder: models.actor_at(state).save_weights(folder),
-    )
-    return VllmGenerator(settings, trainer, placed.generator(settings, say), say)
+    return TrainerSide(weights, score, lambda state, folder: models.actor_at(state).save_weights(folder))
 
 
 def as_rollout(tokens: tuple[int, ...]) -> Rollouts:

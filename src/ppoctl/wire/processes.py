@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ppoctl.engines.megatron.ranks import Ranks
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import Deadline, RayProcesses
-    from ppoctl.engines.vllm import Hosts, VllmSettings
+    from ppoctl.engines.vllm import VllmSettings
+    from ppoctl.weights.sync import EngineSide
 
 Say = Callable[[str], None]
 
@@ -27,7 +28,7 @@ class Placed:
 
     actor: "Ranks"
     critic: "Ranks"
-    generator: Callable[["VllmSettings", Say], "Hosts"]
+    generator: Callable[["VllmSettings", Say], "EngineSide"]
     """Lines about what is being waited for go to the second argument from then on."""
     close: Callable[[], None] = nothing_to_close
 
@@ -61,7 +62,8 @@ def _in_ray(recipe: Recipe) -> Placed:
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import first_done
     from ppoctl.engines.ray.room import Room
-    from ppoctl.engines.vllm import Broadcasts, Hosts, OpenEngine
+    from ppoctl.engines.vllm import OpenEngine
+    from ppoctl.weights.sync import BroadcastWay, EngineSide
 
     table, sizes = recipe.cluster, processes(recipe)
     room = Room(sizes, colocated=table.placement == "colocated")
@@ -79,17 +81,17 @@ def _in_ray(recipe: Recipe) -> Placed:
         bucket_bytes = table.weights_bucket_mib * 2**20
         return TakingTurns(ManyProcesses(made, settings.parallel, bucket_bytes, shared), role, turns)
 
-    def engines(settings: "VllmSettings", say: Say) -> "Hosts":
+    def engines(settings: "VllmSettings", say: Say) -> "EngineSide":
         cluster.say = say
         size = recipe.generator.tensor
         fleet[:] = [
             _group(recipe, cluster, "generator", OpenEngine(settings), size=size, number=number)
             for number in range(recipe.generator.engines)
         ]
-        broadcasts = Broadcasts(cluster.driver_host, table.start_deadline_s) if table.weights == "broadcast" else None
+        way = BroadcastWay(cluster.driver_host, table.start_deadline_s, engine_ranks=size)
         # Nodes of a running Ray share the folder of the command, and not much else.
         exports = Path.cwd() if table.ray_address is not None else None
-        return Hosts(fleet, first_done, broadcasts, turns, exports)
+        return EngineSide(fleet, first_done, way if table.weights == "broadcast" else None, turns, exports)
 
     return Placed(ranks("actor"), ranks("critic"), engines, cluster.close)
 

@@ -27,7 +27,6 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from ppoctl.batch.bucket import tensors_of
 from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron.factory import DTYPES
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
@@ -37,6 +36,7 @@ from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.ports import Minibatch, OptimizerStep
 from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss
 from ppoctl.recipe.schema import BySequences, ByTokens
+from ppoctl.weights.bucket import tensors_of
 from tolerance import Level
 
 VOCABULARY = 101
@@ -377,7 +377,7 @@ def unstarted(trainer: MegatronTrainer) -> MegatronTrainer:
 
 def weights_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
     """Copies, under Hugging Face names."""
-    return {name: tensor.clone() for name, tensor in tensors_of(trainer.ranks.weights())}
+    return {name: tensor.clone() for name, tensor in tensors_of(trainer.ranks.weights().buckets())}
 
 
 def gradients_of(trainer: MegatronTrainer) -> dict[str, Tensor]:

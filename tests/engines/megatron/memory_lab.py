@@ -20,7 +20,7 @@ from ppoctl.engines.megatron import optimizer
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.sending import Senders
+from ppoctl.weights.sending import SenderRanks
 
 
 def storages(tensors: Sequence[Tensor]) -> dict[int, int]:
@@ -103,7 +103,7 @@ def _in_turn(router: TopKRouter, gating: Any, hidden: Tensor) -> Tensor:
 
 def pickled_bucket(rank: MegatronRank) -> int:
     """Bytes of the answer about the first bucket of weights."""
-    rank.open_weights(2**20, Senders(storing=frozenset({0})))
+    rank.open_weights(2**20, SenderRanks(storing=frozenset({0})))
     return len(pickle.dumps(rank.next_weights()))
 
 

@@ -22,15 +22,15 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from receivers import Awaited
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, tensors_of
 from ppoctl.engines.loopback import environment
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import Patience, Place
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.weights import parts_in
-from ppoctl.ports import Sender
 from ppoctl.recipe.schema import ParallelTable
+from ppoctl.weights.bucket import tensors_of
+from ppoctl.weights.sending import WeightSource
 
 TIMEOUT_S = 120.0
 BUCKET_BYTES = 64 * 2**20
@@ -149,18 +149,12 @@ class RankPool:
         """As an `Executor`."""
         return self.places or ["here"] * self.used
 
-    def weights(self) -> Iterator[Bucket]:
-        return ManyProcesses(self, self.parallel, BUCKET_BYTES).weights()
-
-    def weights_for_engines(self) -> Iterator[Bucket]:
-        return ManyProcesses(self, self.parallel, BUCKET_BYTES, lambda: self.engine_nodes).weights_for_engines()
-
-    def senders(self) -> Sequence[Sender]:
-        return ManyProcesses(self, self.parallel, BUCKET_BYTES).senders()
+    def weights(self) -> WeightSource:
+        return ManyProcesses(self, self.parallel, BUCKET_BYTES, lambda: self.engine_nodes).weights()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Copies of all weights."""
-        return tensors_of(self.weights())
+        return tensors_of(self.weights().buckets())
 
     def gradients(self) -> dict[str, Tensor]:
         """Of all stages; of a tied embedding the copy of the first."""

@@ -1,4 +1,5 @@
-"""Engines that only keep what they are sent, each in a process of its own: `Host`s on real links."""
+"""Engines that only keep what they are sent, each in a process of its own: handles of engines, in real
+process groups."""
 
 import multiprocessing
 import os
@@ -13,12 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, TensorSpec
-from ppoctl.batch.checksum import fingerprint
-from ppoctl.engines.link import received
-from ppoctl.engines.vllm.weights import Held
 from ppoctl.errors import ProcessLostError
-from ppoctl.ports import Link
+from ppoctl.weights.bucket import Bucket, NamedTensors
+from ppoctl.weights.checksum import LoadedWeight, checksum_of
+from ppoctl.weights.receiving import ReceivingEngine
 
 TIMEOUT_S = 120.0
 
@@ -29,18 +28,18 @@ class Defect:
 
     bucket: int
     """When it acts; 0: before it has joined."""
-    act: Callable[[list[tuple[str, Tensor]]], None]
+    act: Callable[[NamedTensors], None]
 
 
-def dies(tensors: list[tuple[str, Tensor]]) -> None:
+def dies(tensors: NamedTensors) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def flips_a_bit(tensors: list[tuple[str, Tensor]]) -> None:
+def flips_a_bit(tensors: NamedTensors) -> None:
     tensors[-1][1].view(-1).view(torch.int32)[3] ^= 1
 
 
-class Receiver:
+class Receiver(ReceivingEngine):
     """What answers in such a process."""
 
     def __init__(self, defect: Defect | None) -> None:
@@ -54,23 +53,28 @@ class Receiver:
     def begin_weights(self) -> None:
         self.held, self.buckets = {}, 0
 
-    def receive_weights(self, link: Link, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
+    def receive_weights(self, *arguments: Any) -> None:
         self._plant([])
-        for tensors in received(link, first_rank, plan, torch.device("cpu")):
-            self.buckets += 1
-            self._plant(tensors)
-            self.held |= {name: tensor.clone() for name, tensor in tensors}
+        super().receive_weights(*arguments)
 
     def take_weights(self, bucket: Bucket) -> None:
         if self.buckets == 0:
             self._plant([])
+        super().take_weights(bucket)
+
+    def load(self, tensors: NamedTensors) -> None:
         self.buckets += 1
-        tensors = bucket.tensors()
         self._plant(tensors)
         self.held |= {name: tensor.clone() for name, tensor in tensors}
 
-    def end_weights(self) -> list[Held]:
-        return [Held(name, fingerprint(tensor), None) for name, tensor in self.held.items()]
+    def end_weights(self) -> list[LoadedWeight]:
+        return [LoadedWeight(name, checksum_of(tensor), None) for name, tensor in self.held.items()]
+
+    def restart(self, folder: str) -> list[LoadedWeight]:
+        raise NotImplementedError
+
+    def tensor_rank(self) -> int:
+        return 0
 
     def vocab_size(self) -> int:
         return 100
@@ -81,7 +85,7 @@ class Receiver:
     def tensors(self) -> dict[str, Any]:
         return {name: tensor.numpy() for name, tensor in self.held.items()}
 
-    def _plant(self, tensors: list[tuple[str, Tensor]]) -> None:
+    def _plant(self, tensors: NamedTensors) -> None:
         if self.defect is not None and self.defect.bucket == self.buckets:
             self.defect.act(tensors)
 
@@ -130,7 +134,7 @@ def _serve(pipe: Connection, defect: Defect | None) -> None:
 
 
 class Awaited:
-    """A promise: one answer from each of these pipes. A death goes before what others say of it."""
+    """A `Reply`: one answer from each of these pipes. A death goes before what others say of it."""
 
     def __init__(self, pipes: Sequence[Connection], names: Sequence[str], lose: Callable[[], None]) -> None:
         self.pipes, self.names, self.lose = list(pipes), names, lose

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from ppoctl.batch.bucket import tensors_of
 from ppoctl.batch.records import State
 from ppoctl.convert.transformer_engine import transformer_engine_name
 from ppoctl.engines.megatron import trainer as port
@@ -17,6 +16,7 @@ from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.schema import BySequences, ParallelTable
+from ppoctl.weights.bucket import tensors_of
 from tolerance import EXACT, FLOAT32
 
 STATE = State(role="actor", step=0, updates=0, lineage="0" * 64)

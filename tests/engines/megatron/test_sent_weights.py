@@ -1,5 +1,5 @@
-"""Weights from real ranks to processes that keep what comes, over a link of gloo and in memory that is shared: equal,
-proven, through deaths."""
+"""Weights from real ranks to processes that keep what comes, in a process group of gloo and in memory that is
+shared: equal, proven, through deaths."""
 
 import os
 import signal
@@ -19,17 +19,16 @@ from torch import Tensor
 
 from ppoctl.batch.records import State
 from ppoctl.convert.tensors import weight_names
-from ppoctl.engines import link
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.engines.megatron.sending import Senders
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm.fleet import Fleet
-from ppoctl.engines.vllm.hosts import Broadcasts, Hosts
-from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.engines.vllm.sync import Sync, TrainerSide
 from ppoctl.errors import ProcessLostError, WeightSyncError
 from ppoctl.model.reading import read_shape
-from ppoctl.recipe.schema import GeneratorTable, ParallelTable
+from ppoctl.recipe.schema import ParallelTable
+from ppoctl.weights import broadcast
+from ppoctl.weights.canary import Canary
+from ppoctl.weights.sending import SenderRanks
+from ppoctl.weights.sync import BroadcastWay, EngineSide, Sync, TrainerSide
 
 STATE = State("actor", 1, 1, "lineage")
 LAYOUTS = {
@@ -41,9 +40,9 @@ LAYOUTS = {
 }
 WAYS = ["broadcast", "shared"]
 KINDS = {"EP2": "qwen3-moe"}
-LINK_TIMEOUT_S = 100.0
+TIMEOUT_S = 100.0
 SOON_S = 30.0
-"""What is noticed takes less; what is not takes `LINK_TIMEOUT_S`."""
+"""What is noticed takes less; what is not takes `TIMEOUT_S`."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,17 +60,15 @@ def engines() -> Iterator[list[ReceiverHost]]:
 
 def fleet_of(engines: list[ReceiverHost], actor: MegatronActor, way: str) -> tuple[Fleet, list[str]]:
     said: list[str] = []
-    broadcasts = Broadcasts(lambda: "127.0.0.1", LINK_TIMEOUT_S) if way == "broadcast" else None
-    hosts = Hosts(engines, first_done, broadcasts)
-    side = TrainerSide(
+    broadcast = BroadcastWay(lambda: "127.0.0.1", TIMEOUT_S, engine_ranks=1) if way == "broadcast" else None
+    engine_side = EngineSide(engines, first_done, broadcast)
+    trainer_side = TrainerSide(
         weights=actor.weights,
         score=lambda state, tokens: [0.0] * (len(tokens) - 1),
         export=lambda state, folder: None,
     )
-    of_engines = VllmSettings(
-        model="", dtype="float32", max_model_len=64, eos_token_ids=(1,), table=GeneratorTable(engines=len(engines))
-    )
-    return Fleet(hosts, Sync(of_engines, side, hosts), 8, said.append), said
+    sync = Sync(trainer_side, engine_side, Canary.of("float32", max_model_len=64, tolerance=None))
+    return Fleet(engine_side, sync, 8, said.append), said
 
 
 def started(pool: RankPool, folder: Path, parallel: ParallelTable) -> MegatronActor:
@@ -104,14 +101,14 @@ def test_engines_hold_what_the_ranks_have(pool, model, engines, way: str, layout
     assert_all_hold(engines, folder)
     assert list(held(engines[0])) == list(weight_names(read_shape(folder)))
     assert said == []
-    fleet.be_at(State("actor", 2, 2, "next"))  # a link of its own each time
+    fleet.be_at(State("actor", 2, 2, "next"))  # a process group of its own each time
     assert_all_hold(engines, folder)
 
 
 def test_the_plan_is_what_the_buckets_are(pool, model) -> None:
     actor = started(pool, model("qwen2"), LAYOUTS["PP2"])
-    buckets = [list(bucket.prints) for bucket in pool.weights()]
-    planned = [[spec.name for spec in bucket] for sender in pool.senders() for bucket in sender.plan()]
+    buckets = [list(bucket.checksums) for bucket in pool.weights().buckets()]
+    planned = [[spec.name for spec in bucket] for sender in pool.weights().senders() for bucket in sender.plan()]
     assert planned == buckets
     assert len(buckets) > 6
     assert actor.weights(STATE).names == tuple(name for bucket in buckets for name in bucket)
@@ -122,7 +119,7 @@ def test_a_bit_that_flips_on_the_way_is_noticed_by_name(pool, model, engines, wa
     actor = started(pool, model("qwen2"), LAYOUTS["TP2"])
     engines[1].defect = Defect(3, flips_a_bit)
     fleet, _ = fleet_of(engines, actor, way)
-    name = pool.senders()[0].plan()[2][-1].name
+    name = pool.weights().senders()[0].plan()[2][-1].name
     with pytest.raises(WeightSyncError, match=f"weight `{name}` was sent as"):
         fleet.be_at(STATE)
 
@@ -142,7 +139,7 @@ def test_an_engine_that_is_killed_on_the_way_is_started_again(
     assert time.monotonic() - begun < SOON_S
     assert len(said) == 1
     assert said[0].endswith("; started again")
-    # Over a link all have lost what was on its way; in memory each reads for itself.
+    # In a broadcast all have lost what was on its way; in memory each reads for itself.
     assert [engine.starts for engine in engines] == [2, 2]
     assert_all_hold(engines, model("qwen2"))
 
@@ -164,7 +161,7 @@ def test_engines_that_die_each_time_end_the_run(pool, model, engines, monkeypatc
 
 def kill_at_bucket(rank: MegatronRank, number: int, victim: int) -> None:
     """Plant: this rank dies when so many buckets have been gathered."""
-    from ppoctl.engines.megatron import rank as module
+    from ppoctl.weights import sending as module
 
     cut, count = module.in_buckets, iter(range(1000))
 
@@ -218,11 +215,11 @@ def test_each_node_reads_from_ranks_of_its_own_where_it_has_some(
     monkeypatch.setattr(pool, "places", list(ranks))
     monkeypatch.setattr(pool, "engine_nodes", list(engines_on))
     expected, found = load_file(folder / "model.safetensors"), list[str]()
-    for bucket in pool.weights_for_engines():
+    for bucket in pool.weights().buckets_for_engines():
         assert len(bucket.contents) == places
         for content in bucket.contents:
             assert all(torch.equal(tensor, expected[name]) for name, tensor in content.tensors())
-        found += bucket.prints
+        found += bucket.checksums
     assert sorted(found) == sorted(expected)
 
 
@@ -242,7 +239,7 @@ def test_each_node_reads_from_ranks_of_its_own_where_it_has_some(
 def test_one_rank_of_each_node_with_engines_shares_and_one_stores_for_the_others(
     groups: list[list[int]], ranks_on: str, engines_on: str, sharing: set[int], storing: set[int]
 ) -> None:
-    assert Senders.near(groups, ranks_on, engines_on) == Senders(frozenset(sharing), frozenset(storing))
+    assert SenderRanks.near(groups, ranks_on, engines_on) == SenderRanks(frozenset(sharing), frozenset(storing))
 
 
 def test_the_last_buckets_can_be_read_until_the_role_works_again(pool, model) -> None:
@@ -250,7 +247,7 @@ def test_the_last_buckets_can_be_read_until_the_role_works_again(pool, model) ->
     folder = model("qwen2")
     actor = started(pool, folder, LAYOUTS["PP2"])
     expected = load_file(folder / "model.safetensors")
-    *_, before, last = pool.weights_for_engines()
+    *_, before, last = pool.weights().buckets_for_engines()
     for name, tensor in [*before.tensors(), *last.tensors()]:
         assert torch.equal(tensor, expected[name])
     actor.logprobs(lab.make_rollouts(), temperature=1.0)
@@ -274,25 +271,25 @@ def test_data_ranks_that_hold_different_weights_are_named(pool, model, monkeypat
     with pytest.raises(
         WeightSyncError, match=r"data ranks of the actor hold different weights: `model\.norm\.weight`"
     ):
-        list(pool.weights_for_engines())
+        list(pool.weights().buckets_for_engines())
 
 
 def test_whoever_waits_at_a_meeting_is_let_go_when_it_is_over() -> None:
-    with link.meeting("127.0.0.1", LINK_TIMEOUT_S) as address:
+    with broadcast.meeting("127.0.0.1", TIMEOUT_S) as address:
         engine = ReceiverHost("engine")
         engine.begin("begin_weights").answers()  # it is up
-        waiting = engine.begin("receive_weights", link.Link(address, 3, LINK_TIMEOUT_S), 1, [])
+        waiting = engine.begin("receive_weights", broadcast.BroadcastGroup(address, 3, TIMEOUT_S), 1, [])
         assert not waiting.pipes[0].poll(2.0)
     begun = time.monotonic()
-    with pytest.raises(ProcessLostError, match="the link over which weights are sent broke"):
+    with pytest.raises(ProcessLostError, match="the process group over which weights are sent broke"):
         waiting.answers()
     assert time.monotonic() - begun < SOON_S
 
 
 def test_whoever_comes_after_a_meeting_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "CONNECT_DEADLINE_S", 1.0)
-    with link.meeting("127.0.0.1", LINK_TIMEOUT_S) as address:
+    monkeypatch.setattr(broadcast, "CONNECT_DEADLINE_S", 1.0)
+    with broadcast.meeting("127.0.0.1", TIMEOUT_S) as address:
         pass
-    sending = link.Sending(link.Link(address, 2, LINK_TIMEOUT_S), torch.device("cpu"))
+    sending = broadcast.BroadcastSource(broadcast.BroadcastGroup(address, 2, TIMEOUT_S), torch.device("cpu"))
     sending.send([("a", torch.ones(3))])  # to nobody
     assert not sending.finish()

@@ -10,11 +10,11 @@ import pytest
 from ppoctl.batch.records import State
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.engines.vllm import TrainerSide, VllmSettings
+from ppoctl.engines.vllm import VllmSettings
 from ppoctl.engines.vllm.fleet import Fleet
-from ppoctl.engines.vllm.hosts import Hosts
-from ppoctl.engines.vllm.sync import Sync
 from ppoctl.recipe.load import load
+from ppoctl.weights.canary import Canary
+from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 from ppoctl.wire.engines import as_rollout
 from ppoctl.wire.processes import Placed, place
 
@@ -37,9 +37,9 @@ def placed() -> Iterator[tuple[Placed, MegatronActor]]:
     made.close()
 
 
-def kill_when_it_receives(hosts: Hosts, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def kill_when_it_receives(engines: EngineSide, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, when it has been asked to."""
-    host: Any = hosts.engines[number]
+    host: Any = engines.engines[number]
     begin = host.begin
 
     def kills(method: str, *arguments: Any) -> Any:
@@ -69,7 +69,7 @@ def test_two_engines_get_weights_and_one_is_killed_over_it(placed, monkeypatch: 
         return [float(value) for value in logprobs[0]]
 
     side = TrainerSide(actor.weights, score, lambda state, folder: None)
-    fleet = Fleet(hosts, Sync(settings, side, hosts), 8, said.append)
+    fleet = Fleet(hosts, Sync(side, hosts, Canary.of("float32", 128, tolerance=None)), 8, said.append)
     with monkeypatch.context() as small:
         small.setattr(made.actor.ranks, "bucket_bytes", 2**16)
         actor.start()

@@ -21,16 +21,15 @@ import torch
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RaySystemError
 
 import ray_forks
-from ppoctl.batch.bucket import Bucket, bucket_of, flatten
-from ppoctl.batch.checksum import Print, fingerprint
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
-from ppoctl.engines.ray.member import OnNode
 from ppoctl.engines.ray.processes import Deadline, Group, Pending, RayProcesses, first_done
 from ppoctl.engines.ray.room import Room
-from ppoctl.engines.sharing import Staging
 from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
+from ppoctl.weights.bucket import Bucket, bucket_of, flatten
+from ppoctl.weights.checksum import TensorChecksum, checksum_of
+from ppoctl.weights.sharing import Shared, Staging
 
 
 def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small methods
@@ -79,8 +78,8 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
             self.staging = Staging(torch.device("cpu"))
             return bucket_of(tensors := [("a", torch.full((2**19,), float(self.rank)))], self.staging.put(tensors))
 
-        def held(self, bucket: Bucket) -> dict[str, Print]:
-            return {name: fingerprint(tensor) for name, tensor in bucket.tensors()}
+        def held(self, bucket: Bucket) -> dict[str, TensorChecksum]:
+            return {name: checksum_of(tensor) for name, tensor in bucket.tensors()}
 
         def hang_at(self, rank: int) -> None:
             if self.rank == rank:
@@ -286,22 +285,22 @@ def test_whoever_is_ready_first_is_served_first(cluster, group):
 
 def test_weights_go_from_process_to_process_and_who_asked_gets_a_reference(processes):
     first, second = processes.call("weights")
-    assert first.prints["a"] != second.prints["a"]
-    assert len(pickle.dumps(first.prints)) + len(ray.cloudpickle.dumps(first.contents)) < 2000  # of 2 MiB
-    assert processes.call("held", second) == [second.prints, second.prints]
+    assert first.checksums["a"] != second.checksums["a"]
+    assert len(pickle.dumps(first.checksums)) + len(ray.cloudpickle.dumps(first.contents)) < 2000  # of 2 MiB
+    assert processes.call("held", second) == [second.checksums, second.checksums]
     assert dict(first.tensors())["b"].dtype == torch.bfloat16  # it may look itself
 
 
-def test_weights_in_memory_of_a_process_are_read_on_its_node_and_elsewhere_from_the_store(processes):
+def test_weights_in_memory_of_a_process_are_read_on_its_machine_and_elsewhere_from_the_store(processes):
     _, shared = processes.call("shared_weights")
     [place] = shared.contents
-    assert isinstance(place, OnNode)
-    assert processes.nodes() == [place.node] * 2 == [ray.get_runtime_context().get_node_id()] * 2
+    assert isinstance(place, Shared)
+    assert processes.nodes() == [ray.get_runtime_context().get_node_id()] * 2
     assert len(ray.cloudpickle.dumps(shared)) < 2000  # of 2 MiB
-    assert processes.call("held", shared) == [shared.prints, shared.prints]
+    assert processes.call("held", shared) == [shared.checksums, shared.checksums]
     stored, _ = processes.call("weights")
-    both = replace(stored, contents=(OnNode("another", place.content), *stored.contents))
-    assert processes.call("held", both) == [stored.prints, stored.prints]
+    both = replace(stored, contents=(replace(place, machine="another"), *stored.contents))
+    assert processes.call("held", both) == [stored.checksums, stored.checksums]
 
 
 def test_weights_that_were_lost_with_their_sender_are_a_named_error(processes, cluster, group):

@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_bench import settings_for
 
-from ppoctl.batch.bucket import Bucket, bucket_of
 from ppoctl.batch.records import State
 from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.engines.vllm.engine import Draw, Finished
 from ppoctl.engines.vllm.fleet import Fleet
-from ppoctl.engines.vllm.hosts import Hosts
-from ppoctl.engines.vllm.sync import Sync, TrainerSide
 from ppoctl.errors import HangError, PpoctlError, ProcessLostError, SenderLostError, WeightSyncError
-from ppoctl.ports import NamedWeights, SamplingParams
+from ppoctl.ports import SamplingParams
+from ppoctl.weights.bucket import Bucket, bucket_of
+from ppoctl.weights.canary import Canary
+from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 
+CANARY = Canary.of("float32", max_model_len=64, tolerance=None)
 STATE = State("actor", 1, 1, "lineage")
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=8)
 
@@ -117,7 +118,7 @@ def fleet_of(tmp_path) -> Made:
     ) -> tuple[Fleet, list[str]]:
         said: list[str] = []
         turns = turns or NoTurns()
-        hosts = Hosts(engines, first_done=list, turns=turns)
+        side = EngineSide(engines, first_done=list, turns=turns)
 
         def score(state: State, tokens: tuple[int, ...]) -> list[float]:
             turns.take("actor", lambda: (actor or []).append("leave"))
@@ -128,7 +129,7 @@ def fleet_of(tmp_path) -> Made:
             score=score,
             export=lambda state, folder: (folder / state.stamp).touch(),
         )
-        return Fleet(hosts, Sync(settings_for(tmp_path), trainer, hosts), seqs_together, said.append), said
+        return Fleet(side, Sync(trainer, side, CANARY), seqs_together, said.append), said
 
     return fleet_of
 
@@ -248,7 +249,7 @@ def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_le
         assert folder.parent == seen
         turns.take("actor", lambda: engine.log.append("the actor leaves"))
 
-    sync.trainer, sync.hosts = replace(sync.trainer, export=export), replace(sync.hosts, exports=seen)
+    sync.trainer, sync.side = replace(sync.trainer, export=export), replace(sync.side, exports=seen)
     fleet.be_at(STATE)
     assert engine.log[:3] == ["takes_weights", "the actor leaves", "restart"]
     assert list(seen.iterdir()) == []

@@ -11,12 +11,13 @@ import pytest
 import torch
 from vllm_bench import WINDOW, Bench, prompts
 
-import ppoctl.engines.vllm.weights as weights_module
 from ppoctl.batch.records import State
-from ppoctl.engines.vllm.canary import Tolerance, canary_tokens
-from ppoctl.engines.vllm.transfer import Arrived, HostTransfer
+from ppoctl.engines.vllm import weights as weights_module
+from ppoctl.engines.vllm.weights import Arrived, HostTransfer
 from ppoctl.errors import WeightSyncError
-from ppoctl.ports import NamedWeights, SamplingParams
+from ppoctl.ports import SamplingParams
+from ppoctl.weights.canary import Canary
+from ppoctl.weights.sending import NamedWeights
 
 pytestmark = pytest.mark.engines
 
@@ -55,9 +56,9 @@ def test_a_skipped_load_is_caught_where_the_canary_cannot_see_it(
     bench.trainer.move(TINY)
     engine = bench.engine
     assert engine is not None
-    tokens = canary_tokens(engine.vocab_size(), WINDOW)
-    canary = Tolerance.of("float32", None)
-    assert canary.check(engine.score(tokens), bench.trainer.logprobs(tokens)) < canary.limit
+    canary = Canary.of("float32", WINDOW, tolerance=None)
+    tokens = canary.tokens(engine.vocab_size())
+    assert canary.check(engine.score(tokens), bench.trainer.logprobs(tokens)) < canary.tolerance
     for name in ("start_weight_update", "finish_weight_update"):
         monkeypatch.setattr(HostTransfer, name, lambda self: None)
     monkeypatch.setattr(HostTransfer, "receive_weights", lambda self, arrived: None)
@@ -90,7 +91,7 @@ def test_a_tensor_that_never_left_is_caught_by_name(tied: Bench, monkeypatch: py
 
     def without(state: State) -> NamedWeights:
         weights = whole(state)
-        kept = [bucket for bucket in weights.buckets() if name not in bucket.prints]
+        kept = [bucket for bucket in weights.buckets() if name not in bucket.checksums]
         return NamedWeights(state=state, names=weights.names, buckets=lambda: iter(kept), senders=lambda: ())
 
     tied.trainer.move(TINY)
@@ -118,8 +119,8 @@ def test_a_tensor_the_trainer_forgot_is_caught_by_name(untied: Bench, monkeypatc
     whole = untied.trainer.weights
 
     def forgetful(state: State) -> NamedWeights:
-        kept = [bucket for bucket in whole(state).buckets() if "lm_head.weight" not in bucket.prints]
-        names = tuple(name for bucket in kept for name in bucket.prints)
+        kept = [bucket for bucket in whole(state).buckets() if "lm_head.weight" not in bucket.checksums]
+        names = tuple(name for bucket in kept for name in bucket.checksums)
         return NamedWeights(state=state, names=names, buckets=lambda: iter(kept), senders=lambda: ())
 
     untied.trainer.move(TINY)

@@ -8,13 +8,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ppoctl.batch.bucket import Bucket, bucket_of
 from ppoctl.batch.records import State
-from ppoctl.engines.vllm import Hosts, TrainerSide, VllmGenerator, VllmSettings, this_process
+from ppoctl.engines.vllm import VllmGenerator, VllmSettings, this_process
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.hosts import ThisProcess
-from ppoctl.ports import NamedWeights, Sample, SampleRequest, SamplingParams
+from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import GeneratorTable
+from ppoctl.weights.bucket import Bucket, bucket_of
+from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sync import EngineSide, TrainerSide
 from vllm_inspection import inspect_in_this_process
 
 END = 41
@@ -137,7 +139,7 @@ class Bench:
 
     trainer: HfTrainer
     generator: VllmGenerator
-    hosts: Hosts
+    hosts: EngineSide
 
     @staticmethod
     def start(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", seats: int = 8) -> "Bench":

@@ -21,10 +21,8 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, Content, TensorSpec, bucket_of, flatten, in_buckets
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts
-from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.source import model_folder
 from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.engines.megatron import checkpoint, optimizer
@@ -43,18 +41,18 @@ from ppoctl.engines.megatron.schedule import (
     run_forward_backward,
     share_of,
 )
-from ppoctl.engines.megatron.sending import Senders, broadcast, plan
 from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.engines.megatron.state_writer import RankSaving
-from ppoctl.engines.megatron.weights import gathered_weights, load_weights, parts_of
-from ppoctl.engines.sharing import Staging
+from ppoctl.engines.megatron.weights import gathered_weights, load_weights, sent_parts
 from ppoctl.errors import EnvironmentProblemError, NonFiniteError, OutOfMemoryError
 from ppoctl.model.cost import token_cost
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
-from ppoctl.ports import Departed, Link, Minibatch, Objective
+from ppoctl.ports import Minibatch, Objective
 from ppoctl.recipe.batching import limit
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
+from ppoctl.weights.bucket import TensorSpec
+from ppoctl.weights.sending import SendingRank
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,13 @@ class StepShare:
     """Of the ranks that see outputs: the first tensor and context rank of the last pipeline stage."""
 
 
-class MegatronRank:
+class MegatronRank(SendingRank):
     """Nothing is read or built before `start` or `load`."""
 
     model_classes: ClassVar[dict[str, type[PackedModel]]] = {"actor": LogprobModel, "critic": ValueModel}
 
     def __init__(self, settings: TrainerSettings) -> None:
+        super().__init__()
         self.settings = settings
         self.groups = ensure_process_group(settings.parallel, settings.collective_s)
         self.device = _device(settings.device)
@@ -106,9 +105,6 @@ class MegatronRank:
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
         self._reference: list[PackedModel] | None = None
-        self._sending: Iterator[list[tuple[str, Tensor]]] = iter(())
-        self._staging: Staging | None = None
-        self._stores = False
         self._saving: tuple[Path, RankSaving]
         self._host = HostMemory()
 
@@ -184,49 +180,15 @@ class MegatronRank:
         self._have("weights")
         return gathered_weights(self.models)
 
-    def weight_specs(self) -> dict[str, Spec]:
-        """What `weights` gives, before it does."""
+    def weight_specs(self) -> list[TensorSpec]:
         self._have("weights")  # a part is a view
-        return {part.name: Spec(part.shape, part.view.dtype) for model in self.models for part in parts_of(model)}
-
-    def open_weights(self, max_bytes: int, senders: Senders) -> None:
-        """Begin to send them in buckets of at most so many bytes."""
-        rank = torch.distributed.get_rank()
-        self._sending = in_buckets(self.weights(), max_bytes)
-        self._staging = Staging(self.device) if rank in senders.sharing else None
-        self._stores = rank in senders.storing
-
-    def next_weights(self) -> Bucket | None:
-        """A copy of the next ones, in one piece; None: there are no more. Ranks that do not send only take part, and
-        answer nothing."""
-        tensors = next(self._sending, [])
-        if not tensors:
-            return None  # the last ones are still being read
-        contents: list[Content] = [] if self._staging is None else [self._staging.put(tensors)]
-        contents += [flatten(tensors)] if self._stores else []
-        return bucket_of(tensors, *contents) if contents else None
-
-    def planned_weights(self, max_bytes: int) -> list[tuple[TensorSpec, ...]]:
-        """The buckets of `broadcast_weights`, before it sends them."""
-        self._have("weights")
-        return plan(self.models, max_bytes)
-
-    def broadcast_weights(self, link: Link, max_bytes: int) -> Departed | None:
-        """Send all, in buckets, over a link that begins here. The others only take part, and answer nothing."""
-        tensors = in_buckets(self.weights(), max_bytes)
-        if self._sends():
-            return broadcast(tensors, link, self.device)
-        for _ in tensors:
-            pass
-        return None
-
-    def _sends(self) -> bool:
-        return self.groups.tp.rank() == self.groups.dp_cp.rank() == 0
+        parts = [part for model in self.models for part in sent_parts(model)]
+        return [TensorSpec(part.name, part.view.dtype, part.shape) for part in parts]
 
     def leave(self) -> None:
         """Move everything to the host, for others to use this device's memory; what is needed comes back when it is
         used. Gradients, which every minibatch begins with zeros, are dropped."""
-        self._staging = None
+        self.stop_sharing()
         if self._optimizer is not None:
             self._host.take("weights", (weight for model in self.models for weight in model.parameters()))
             self._optimizer.zero_grad()
@@ -238,9 +200,9 @@ class MegatronRank:
             torch.cuda.empty_cache()  # other processes want it, not only others of this one
 
     def _have(self, *parts: str) -> None:
-        """Have these on the device: weights, training (gradients and optimizer), reference. What was held out for
-        engines to read is not, any more."""
-        self._staging = None
+        """Have these on the device: weights, training (gradients and optimizer), reference. Engines can no longer
+        read what was shared with them."""
+        self.stop_sharing()
         for part in parts:
             self._host.bring_back(part)
 

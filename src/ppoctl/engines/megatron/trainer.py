@@ -8,7 +8,6 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl.batch.bucket import tensors_of
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts, State
 from ppoctl.convert.companions import Companions
@@ -22,7 +21,9 @@ from ppoctl.engines.megatron.rank import StepShare, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
-from ppoctl.ports import Minibatch, MinibatchResult, NamedWeights, Objective
+from ppoctl.ports import Minibatch, MinibatchResult, Objective
+from ppoctl.weights.bucket import tensors_of
+from ppoctl.weights.sending import NamedWeights
 
 LOOK_EVERY_S = 0.2
 """Ranks in other processes are asked no more often whether they have written a state."""
@@ -76,10 +77,10 @@ class MegatronTrainer:
         role: Role = "critic" if self.settings.role == "critic" else "actor"
         held: dict[str, Spec] = {}
         for of_rank in self.ranks.call("weight_specs"):
-            held |= of_rank
+            held |= {spec.name: Spec(spec.shape, spec.dtype) for spec in of_rank}
         specs = {placement.name: held[placement.name] for placement in placements(shape, role)}
         with closing(SafetensorsWriter(folder, specs, SHARD_BYTES)) as writer:
-            for name, tensor in tensors_of(self.ranks.weights()):
+            for name, tensor in tensors_of(self.ranks.weights().buckets()):
                 writer.write(name, tensor)
             writer.finish()
         Companions(source, role, self.settings.dtype).write(folder)
@@ -123,10 +124,9 @@ class MegatronActor(MegatronTrainer):
         return self.forward("reference_forward", rollouts, temperature).outputs
 
     def weights(self, state: State) -> NamedWeights:
-        """What the generator loads."""
-        return NamedWeights(
-            state, tuple(weight_names(self.source[1])), self.ranks.weights_for_engines, self.ranks.senders
-        )
+        """All weights, to be sent to engines; `state` is the state that this actor is at."""
+        names, source = tuple(weight_names(self.source[1])), self.ranks.weights()
+        return NamedWeights(state, names, source.buckets_for_engines, source.senders)
 
 
 class MegatronCritic(MegatronTrainer):

@@ -37,11 +37,12 @@ class Part:
     view: Tensor
     """Its elements, in order, where they live; not always contiguous."""
     shape: tuple[int, ...]
-    """Of the whole tensor, as Hugging Face has it."""
+    """Shape of the whole tensor, as Hugging Face has it."""
     split: int | None = None
     """The dimension that tensor ranks split evenly; along it the last ranks may hold padding. None: whole on each."""
     holder: int | None = None
-    """Of an expert's: the expert rank that has it, split over expert tensor ranks; elsewhere the view is empty."""
+    """Expert rank that has an expert's tensor, split over expert tensor ranks; on others the view is empty. None: not
+    an expert's."""
 
     def is_here(self, groups: ProcessGroupCollection) -> bool:
         """Whether this rank has (a slice of) it."""
@@ -100,7 +101,8 @@ def parts_of(model: PackedModel) -> list[Part]:
 
 
 def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[Part]:
-    """The same for any tensors under Megatron's parameter names: weights, gradients. A buffer has no gradient."""
+    """Tensors under Megatron's parameter names (weights, gradients) as Hugging Face tensors. A buffer has no
+    gradient."""
     parts, found = [], set()
     buffers = {name for name, _ in model.named_buffers()}
     for placement in _placements_of(model):
@@ -115,7 +117,7 @@ def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[Part]
 
 
 def _placements_of(model: PackedModel) -> Iterator[Placement]:
-    """Those of a pipeline stage."""
+    """Hugging Face tensors that a pipeline stage holds."""
     shape = model.settings.shape
     role: Role = "critic" if isinstance(model, ValueModel) else "actor"
     layers = range(model.first_layer, model.first_layer + len(model.decoder.layers))
@@ -128,7 +130,7 @@ def _placements_of(model: PackedModel) -> Iterator[Placement]:
 
 
 def _name_in(parameters: Mapping[str, Tensor], placement: Placement, model: PackedModel) -> str:
-    """What the stage calls the parameter. Of an expert on another rank: that of the first one here."""
+    """Name of the parameter in the stage; for an expert on another rank, that of the first expert here."""
     if placement.layer is None:
         return placement.parameter
     slot = None
@@ -169,7 +171,7 @@ def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tenso
 
 
 def sent_parts(stage: PackedModel) -> list[Part]:
-    """Without the copy of a tied embedding."""
+    """Tensors that a pipeline stage sends: all but the copy of a tied embedding."""
     return [part for part in parts_of(stage) if part.name != EMBEDDING or stage.pre_process]
 
 

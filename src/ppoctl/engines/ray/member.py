@@ -14,9 +14,9 @@ import torch
 from ray.exceptions import RayError
 from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, Content, FlatTensors
 from ppoctl.engines.ray import segments
 from ppoctl.errors import EnvironmentProblemError, SenderLostError
+from ppoctl.weights.bucket import Bucket, Content, FlatTensors
 
 Make = Callable[[int, int, str], Any]
 """(rank, number of ranks, `host:port` where rank 0 waits) -> what answers in that process; it returns when all ranks
@@ -25,14 +25,14 @@ have come. A process alone has no address."""
 
 @dataclass(frozen=True)
 class InStore:
-    """Content of a bucket that lies in the object store: read in place by every process that is given it. It goes
-    with the process that put it there."""
+    """Content of a bucket in Ray's object store: every process that is given it reads it in place. It is gone with
+    the process that put it there."""
 
     reference: Any
-    """To `FlatTensors`."""
+    """Ray's reference to `FlatTensors`."""
 
     def is_near(self) -> bool:
-        """Always: nodes fetch from each other's stores."""
+        """True: nodes fetch from each other's stores."""
         return True
 
     def tensors(self) -> list[tuple[str, Tensor]]:
@@ -45,29 +45,11 @@ class InStore:
 
 
 @dataclass(frozen=True)
-class OnNode:
-    """Content that only processes of one node can read."""
-
-    node: str
-    content: Content
-
-    def is_near(self) -> bool:
-        return self.node == node()
-
-    def tensors(self) -> list[tuple[str, Tensor]]:
-        return self.content.tensors()
-
-
-def node() -> str:
-    """Ray's name of the one this process is on."""
-    return str(ray.get_runtime_context().get_node_id())
-
-
-@dataclass(frozen=True)
 class Started:
     """What a process says once what answers in it is made."""
 
     node: str
+    """Ray's name of the node it is on."""
     segments: list[str]
     """Shared memory it made, which must be removed if it is killed."""
 
@@ -104,7 +86,8 @@ class Member:
         torch.set_num_threads(self._threads)
         before = set(segments.mapped())
         self._target = make(rank, size, address)
-        return Started(node(), [name for name in segments.mapped() if name not in before])
+        node = str(ray.get_runtime_context().get_node_id())
+        return Started(node, [name for name in segments.mapped() if name not in before])
 
     def end(self) -> None:
         """Have it free what it holds outside this process."""
@@ -112,19 +95,17 @@ class Member:
             self._target.close()
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """What it answers. The bytes of weights stay on this node: whoever asked passes on where they are, and only
+        """Answer of a method. The bytes of a bucket stay on this node: the driver passes on where they are, and only
         who loads them reads them."""
         answer = getattr(self._target, method)(*arguments)
-        return (
-            replace(answer, contents=tuple(map(_left_here, answer.contents)))
-            if isinstance(answer, Bucket)
-            else answer
-        )
+        if isinstance(answer, Bucket):
+            return replace(answer, contents=tuple(map(_stored, answer.contents)))
+        return answer
 
 
-def _left_here(content: Content) -> Content:
-    """As other processes find it."""
-    return InStore(ray.put(content)) if isinstance(content, FlatTensors) else OnNode(node(), content)
+def _stored(content: Content) -> Content:
+    """Content as other processes find it: host memory of this one goes into the store."""
+    return InStore(ray.put(content)) if isinstance(content, FlatTensors) else content
 
 
 def _work_in(folder: str) -> None:

@@ -6,15 +6,11 @@ process that will generate, before torch.compile or Hugging Face are first used.
 
 from ppoctl.engines.vllm.environment import prepare_environment
 from ppoctl.engines.vllm.generator import VllmGenerator
-from ppoctl.engines.vllm.hosts import Broadcasts, Hosts, OpenEngine, this_process
+from ppoctl.engines.vllm.hosts import OpenEngine, this_process
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.engines.vllm.sync import TrainerSide
 
 __all__ = [
-    "Broadcasts",
-    "Hosts",
     "OpenEngine",
-    "TrainerSide",
     "VllmGenerator",
     "VllmSettings",
     "prepare_environment",

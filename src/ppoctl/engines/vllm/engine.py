@@ -10,18 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ppoctl.batch.bucket import Bucket, TensorSpec
-from ppoctl.engines.link import received
 from ppoctl.engines.vllm.environment import prepare_environment
 from ppoctl.engines.vllm.process_state import TENANCY, undisturbed
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.engines.vllm.tokens import Detokenizer
-from ppoctl.engines.vllm.weights import Held, WeightReceiver
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
-from ppoctl.ports import Link, SamplingParams
+from ppoctl.ports import SamplingParams
 from ppoctl.recipe.generator_limits import too_long_a_window, unread_router_bias
+from ppoctl.weights.bucket import NamedTensors
+from ppoctl.weights.checksum import LoadedWeight
+from ppoctl.weights.receiving import ReceivingEngine
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on a CPU."""
@@ -53,7 +52,7 @@ class Finished:
     """Of prompt tokens 1..; empty unless asked for."""
 
 
-class Engine:
+class Engine(ReceivingEngine):
     """A running engine in this process, or one tensor rank of it. Every call leaves the process's random states and
     torch modes alone; tensor ranks must be called alike."""
 
@@ -71,13 +70,12 @@ class Engine:
         return int(self._llm.model_config.get_vocab_size())
 
     def takes_weights(self) -> bool:
-        """Whether new weights can be loaded in place. On a CPU vLLM repacks experts when it starts; what is loaded
+        """False for mixtures of experts. On a CPU vLLM repacks experts when it starts; what is loaded
         afterwards does not reach the copies it computes with, silently. Whether it does on a GPU, which fuses them
         into one tensor of all experts, cannot be read back tensor by tensor (`weights`)."""
         return not self._llm.model_config.is_moe
 
-    def restart(self, folder: str) -> list[Held]:
-        """Begin anew with the weights of this Hugging Face folder; every tensor that was read."""
+    def restart(self, folder: str) -> list[LoadedWeight]:
         from ppoctl.engines.vllm import loader
 
         self.close()
@@ -101,41 +99,28 @@ class Engine:
             self._is_asleep = False
 
     def begin_weights(self) -> None:
-        """New weights will come, in place. Raises WeightSyncError while requests are running."""
         self._wake()
         if self._llm.has_unfinished_requests():
             raise WeightSyncError("the generator was asked for new weights while it is drawing samples")
         with undisturbed():
             self._llm.collective_rpc("start_weight_update")
 
-    def take_weights(self, bucket: Bucket) -> None:
-        """Some of them; they may change again when this has returned."""
-        self._load(bucket.tensors())
-
-    def receive_weights(self, link: Link, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
-        """Some of them, over a link in which the tensor ranks of this engine have ranks from this one on. Raises
-        ProcessLostError where the link breaks."""
-        # The default group of a process that is alone with its engine is vLLM's: the tensor ranks.
-        rank = first_rank + torch.distributed.get_rank()
-        for tensors in received(link, rank, plan, self._device()):
-            self._load(tensors)
-
-    def _load(self, tensors: list[tuple[str, Tensor]]) -> None:
+    def load(self, tensors: NamedTensors) -> None:
         with undisturbed():
             self._llm.collective_rpc("update_weights", args=({"tensors": tensors},))
 
-    def _device(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    def tensor_rank(self) -> int:
+        # The default group of a process that is alone with its engine is vLLM's: the tensor ranks.
+        return torch.distributed.get_rank()
 
-    def end_weights(self) -> list[Held]:
-        """All have come; what is held now. Keys and values of the old weights are forgotten."""
+    def end_weights(self) -> list[LoadedWeight]:
         with undisturbed():
             self._llm.collective_rpc("finish_weight_update")
-            (held,) = self._llm.collective_rpc("ppoctl_held")
+            (loaded,) = self._llm.collective_rpc("ppoctl_loaded_weights")
             self._syncs += 1
             if not self._llm.reset_prefix_cache():
                 raise WeightSyncError("the generator kept keys and values of the old weights: its cache is in use")
-        return list(held)
+        return list(loaded)
 
     def advance(self, draws: Sequence[Draw], params: SamplingParams) -> list[Finished]:
         """Queue these, go on with all that are queued for some steps, and say which ended."""
@@ -255,9 +240,9 @@ def _start(settings: VllmSettings, **options: Any) -> Any:
 def _of_any_device(settings: VllmSettings) -> dict[str, Any]:
     from vllm.config import WeightTransferConfig
 
-    from ppoctl.engines.vllm import transfer
+    from ppoctl.engines.vllm import weights
 
-    transfer.register()
+    weights.register()
     table = settings.table
     return {
         "model": settings.model,
@@ -269,11 +254,11 @@ def _of_any_device(settings: VllmSettings) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}",
+        "worker_extension_cls": f"{weights.__name__}.{weights.WeightReader.__qualname__}",
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        "weight_transfer_config": WeightTransferConfig(backend=transfer.BACKEND),
+        "weight_transfer_config": WeightTransferConfig(backend=weights.BACKEND),
         "tensor_parallel_size": table.tensor,
         # Each tensor rank is a process of ours with an engine of its own; they all do the same.
         "distributed_executor_backend": "external_launcher" if table.tensor > 1 else None,

@@ -13,10 +13,10 @@ from typing import Any
 
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm.engine import Draw, Finished
-from ppoctl.engines.vllm.hosts import ROLE, Host, Hosts
-from ppoctl.engines.vllm.sync import EngineLostError, Sync, ask
 from ppoctl.errors import HangError, PpoctlError, ProcessLostError
 from ppoctl.ports import SamplingParams
+from ppoctl.weights.calls import EngineHandle, EngineLostError, ask
+from ppoctl.weights.sync import GENERATOR, EngineSide, Sync
 
 MOST_SENDS = 2
 """A draw that has been with so many engines when they died is not sent to another: it may be what kills them."""
@@ -37,29 +37,29 @@ class Drawn:
 class _Seat:
     """One engine and what it has been given."""
 
-    host: Host
+    engine: EngineHandle
     at: str | None = None
     """The state it holds; None: not known."""
     given: dict[str, Draw] = field(default_factory=dict)
     answer: Any = None
-    """A promise, while it advances."""
+    """`Reply`, while it advances."""
 
 
 class Fleet:
     """Started by the first `be_at`."""
 
-    def __init__(self, hosts: Hosts, sync: Sync, seqs_together: int, say: Callable[[str], None]) -> None:
-        self._hosts = hosts
+    def __init__(self, side: EngineSide, sync: Sync, seqs_together: int, say: Callable[[str], None]) -> None:
+        self._side = side
         self._sync = sync
         self._capacity = ceil(seqs_together * AHEAD)
         self._say = say
-        self._seats = [_Seat(host) for host in hosts.engines]
+        self._seats = [_Seat(engine) for engine in side.engines]
         self._sends: dict[str, int] = {}
         self._vocab_size: int | None = None
 
     def be_at(self, state: State) -> None:
         """Have all engines hold the weights of `state`; costs nothing where they do. Raises WeightSyncError."""
-        self._hosts.turns.take(ROLE, self._leave)
+        self._side.turns.take(GENERATOR, self._leave)
         # A repeated update is the same state by lineage, and on a GPU still not the same numbers.
         wanted = f"{state.identity}+r{state.replay}"
         behind = [seat for seat in self._seats if seat.at != wanted]
@@ -68,13 +68,13 @@ class Fleet:
         for seat in behind:
             # Until the proof is done the engine is at no state.
             seat.at = None
-        with self._hosts.turns.shared():
-            self._bring([seat.host for seat in behind], state)
+        with self._side.turns.shared():
+            self._bring([seat.engine for seat in behind], state)
         for seat in behind:
             seat.at = wanted
-        self._hosts.turns.take(ROLE, self._leave)  # the trainer, which sent them, leaves
+        self._side.turns.take(GENERATOR, self._leave)  # the trainer, which sent them, leaves
 
-    def _bring(self, engines: Sequence[Host], state: State) -> None:
+    def _bring(self, engines: Sequence[EngineHandle], state: State) -> None:
         """Try again when an engine dies meanwhile, as often as there are engines."""
         for tries_left in reversed(range(len(engines) + 1)):
             try:
@@ -84,21 +84,21 @@ class Fleet:
                 if tries_left == 0:
                     raise
                 self._say(f"{error.message}; started again")
-                self._hosts.turns.clear_for(ROLE)  # the trainer, which was about to send
+                self._side.turns.clear_for(GENERATOR)  # the trainer, which was about to send
 
     def _leave(self) -> None:
         """For the roles that share the engines' devices."""
-        for seat, asleep in [(seat, seat.host.begin("sleep")) for seat in self._seats if seat.at is not None]:
+        for seat, asleep in [(seat, seat.engine.begin("sleep")) for seat in self._seats if seat.at is not None]:
             try:
                 asleep.answers()
             except ProcessLostError as error:  # whose draws are done: the next ones start it again
                 self._say(error.message)
                 seat.at = None
-                seat.host.close()
+                seat.engine.close()
 
     def vocab_size(self) -> int:
         if self._vocab_size is None:
-            self._vocab_size = int(ask([self._seats[0].host], "vocab_size")[0])
+            self._vocab_size = int(ask([self._seats[0].engine], "vocab_size")[0])
         return self._vocab_size
 
     def draw(self, draws: Sequence[Draw], params: SamplingParams, state: State) -> Iterator[Drawn]:
@@ -124,7 +124,7 @@ class Fleet:
         for seat in self._seats:
             seat.at, seat.answer = None, None
             seat.given.clear()
-            seat.host.close()
+            seat.engine.close()
 
     def _hand_out(self, queue: deque[Draw], params: SamplingParams) -> None:
         """Each engine that waits gets its even part of what is open, up to what it has room for."""
@@ -138,18 +138,18 @@ class Fleet:
                 seat.given[draw.id] = draw
                 self._sends[draw.id] += 1
             if seat.given:
-                seat.answer = seat.host.begin("advance", draws, params)
+                seat.answer = seat.engine.begin("advance", draws, params)
 
     def _that_answered(self) -> list[_Seat]:
         waiting = {id(seat.answer): seat for seat in self._seats if seat.answer is not None}
-        done = self._hosts.first_done([seat.answer for seat in waiting.values()])
-        return [waiting[id(promise)] for promise in done]
+        done = self._side.first_done([seat.answer for seat in waiting.values()])
+        return [waiting[id(reply)] for reply in done]
 
     def _finished(self, seat: _Seat, queue: deque[Draw], state: State) -> list[Finished]:
         """What this engine has finished; nothing where it died, and is started again."""
-        promise, seat.answer = seat.answer, None
+        reply, seat.answer = seat.answer, None
         try:
-            found: list[Finished] = promise.answers()[0]
+            found: list[Finished] = reply.answers()[0]
             return found
         except Exception as error:
             # Whatever it was, that engine is gone.
@@ -174,7 +174,7 @@ class Fleet:
             seat.answer = None
             seat.given.clear()
         try:
-            ask([seat.host for seat in busy], "abort")
+            ask([seat.engine for seat in busy], "abort")
         except PpoctlError:  # what stops the stream is on its way already
             for seat in busy:
                 seat.at = None

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm.engine import Draw
 from ppoctl.engines.vllm.fleet import Drawn, Fleet
-from ppoctl.engines.vllm.hosts import Hosts
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.engines.vllm.sync import Sync, TrainerSide
 from ppoctl.engines.vllm.tokens import Detokenizer
 from ppoctl.errors import DataError, NonFiniteError, PpoctlError, RecipeError
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
+from ppoctl.weights.canary import Canary
+from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 
 _COLDEST, _HOTTEST = 0.01, 2.0
 """vLLM raises temperatures between 0 and the first to it, silently, and refuses those above the second."""
@@ -21,12 +21,12 @@ class VllmGenerator:
     """Engines that are started by the first `generate`, in this process or in others."""
 
     def __init__(
-        self, settings: VllmSettings, trainer: TrainerSide, hosts: Hosts, say: Callable[[str], None]
+        self, settings: VllmSettings, trainer: TrainerSide, side: EngineSide, say: Callable[[str], None]
     ) -> None:
         self._settings = settings
         self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
-        sync = Sync(settings, trainer, hosts)
-        self._fleet = Fleet(hosts, sync, settings.table.max_concurrent_seqs, say)
+        canary = Canary.of(settings.dtype, settings.max_model_len, settings.table.canary_tolerance)
+        self._fleet = Fleet(side, Sync(trainer, side, canary), settings.table.max_concurrent_seqs, say)
         self._streaming = False
         self._closings = 0
 

@@ -1,71 +1,29 @@
-"""Where engines live: this process, or others that an executor runs. The fleet asks both the same way."""
+"""Where engines live: this process (`this_process`), or others in which an executor makes them (`OpenEngine`)."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any
 
 from ppoctl.clock import WORK
 from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import join_tensor_ranks
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.ports import Promise
-
-ROLE = "generator"
-"""What engines are called where roles share devices."""
-
-
-@runtime_checkable
-class Host(Protocol):
-    """The processes of one engine: one per tensor rank."""
-
-    def begin(self, method: str, *arguments: Any) -> Promise:
-        """Ask, without waiting for the answer. Starts the engine where it is not; it is gone where the answer is an
-        error."""
-        ...
-
-    def close(self) -> None:
-        """End the engine."""
-        ...
-
-
-@dataclass(frozen=True)
-class Broadcasts:
-    """How processes of the trainer reach those of engines."""
-
-    host: Callable[[], str]
-    """Where they find this process, in which they meet."""
-    timeout_s: float
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """All engines of the generator."""
-
-    engines: Sequence[Host]
-    first_done: Callable[[Sequence[Any]], Sequence[Promise]]
-    """Waits until at least one of these promises is kept or broken."""
-    broadcasts: Broadcasts | None = None
-    """Absent: engines are handed weights bucket by bucket."""
-    turns: Turns = field(default_factory=NoTurns)
-    """Taken with the roles whose devices these engines share."""
-    exports: Path | None = None
-    """An existing folder that all of them see; absent: they are on this machine, and any will do."""
+from ppoctl.weights.calls import Reply
+from ppoctl.weights.sync import EngineSide
 
 
 class ThisProcess:
-    """An engine here: what is asked is done at once."""
+    """Handle of an engine in this process: a call is answered before it returns."""
 
     def __init__(self, settings: VllmSettings) -> None:
         self.settings = settings
         self.engine: Engine | None = None
 
-    def begin(self, method: str, *arguments: Any) -> Promise:
+    def begin(self, method: str, *arguments: Any) -> Reply:
         if self.engine is None:
             with WORK.stopped():
                 self.engine = Engine(self.settings)
-        return _Kept(getattr(self.engine, method)(*arguments))
+        return _Answered(getattr(self.engine, method)(*arguments))
 
     def close(self) -> None:
         if self.engine is not None:
@@ -74,16 +32,16 @@ class ThisProcess:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Answered:
     answer: Any
 
     def answers(self) -> list[Any]:
         return [self.answer]
 
 
-def this_process(settings: VllmSettings, turns: Turns | None = None) -> Hosts:
+def this_process(settings: VllmSettings, turns: Turns | None = None) -> EngineSide:
     """One engine, in this process."""
-    return Hosts([ThisProcess(settings)], first_done=list, turns=turns or NoTurns())
+    return EngineSide([ThisProcess(settings)], first_done=list, turns=turns or NoTurns())
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from ppoctl.batch.checksum import fingerprint
-from ppoctl.engines.vllm.weights import Held
+from ppoctl.weights.checksum import LoadedWeight, checksum_of
 
 FORMAT = "ppoctl_witnessed"
+"""Name of `WitnessedLoader` in vLLM."""
 
-_read: list[Held] = []
+_read: list[LoadedWeight] = []
 
 
 class WitnessedLoader(DefaultModelLoader):
-    """Loads safetensors as the default loader does, and remembers what they held."""
+    """vLLM's default loader of safetensors, which remembers a checksum of each tensor."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         config = copy.copy(load_config)
@@ -32,7 +32,7 @@ class WitnessedLoader(DefaultModelLoader):
     def get_all_weights(self, model_config: ModelConfig, model: Any) -> Generator[tuple[str, Tensor], None, None]:
         _read.clear()
         for name, tensor in super().get_all_weights(model_config, model):
-            _read.append(Held(name, fingerprint(tensor), shares=None))
+            _read.append(LoadedWeight(name, checksum_of(tensor), tied_to=None))
             yield name, tensor
 
 
@@ -44,6 +44,6 @@ def register() -> None:
         register_model_loader(FORMAT)(WitnessedLoader)
 
 
-def last_read() -> list[Held]:
+def last_read() -> list[LoadedWeight]:
     """Every tensor that the engine of this process was last started on."""
     return list(_read)

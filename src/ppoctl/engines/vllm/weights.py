@@ -1,21 +1,20 @@
-"""New weights into a running engine, and proof of what the engine then holds.
+"""Weights inside vLLM: loaded while it runs, and read back from where it computes.
 
-Loading is vLLM's layerwise reload, in place (`transfer`). The proof does not trust it. After every load the worker
-reads each weight *back from where the engine computes with it* and checksums that; the sending side checksums each
-tensor as it leaves the trainer; `compare` wants the two lists equal, name by name. What is read back, and so proven:
+    start_weight_update  ->  update_weights(tensors) ...  ->  finish_weight_update  ->  ppoctl_loaded_weights
+
+Loading is vLLM's layerwise reload, in place, through its weight-transfer interface. Tensors come in any number and
+order; a fused layer is loaded when its last part has come. (`loader` reads a folder when an engine starts.)
+
+The proof (`weights.checksum`) does not trust the loading: weights are read *back from where the engine computes*.
 
 - Linear layers and the output head on a CPU: the engine computes with a packed copy in oneDNN's own layout and keeps
   no plain weight. The worker multiplies the identity matrix by the packed copy through the layer's own kernel. Each
   output element is one weight times 1 plus zeros, so this returns the packed weights exactly, in float32 and in
   bfloat16. A tied head has a packed copy of its own beside the embedding, and is read and compared by itself.
 - Everything else (embeddings, norms, biases; on a GPU all weights): the resident tensor itself.
-- Nothing missing, nothing extra: every parameter of the engine must be covered by a tensor the trainer sent, and
-  every tensor the trainer announced must have left it once and have its place in the engine.
 
-Numbers are compared bit by bit, except that -0.0 and denormals count as 0: adding zeros in the identity product
-loses the sign of a zero, and kernels may flush denormals. Not proven here: that the engine's attention, norms and
-sampling compute what the trainer's do (that is the canary's part, within its tolerance), and that no keys and values
-of older weights are read (that cannot happen by construction: see `Engine._queue`).
+Not proven here: that no keys and values of older weights are read. That cannot happen by construction (see
+`Engine._queue`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,78 +23,77 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from ppoctl.batch.checksum import Print, fingerprint
-from ppoctl.errors import WeightSyncError
+from ppoctl.weights.checksum import LoadedWeight, checksum_of
 
+BACKEND = "ppoctl_host"
+"""Name of `HostTransfer` in vLLM."""
 _PROBE_ROWS = 512
 """Rows of the identity per product: bounds the memory of reading back a large matrix."""
 
 
-@dataclass(frozen=True)
-class Held:
-    """One weight as the engine holds it, under its Hugging Face name."""
-
-    name: str
-    print: Print
-    shares: str | None
-    """The weight this one is tied to: what the trainer must have sent where it did not send `name` itself."""
+def register() -> None:
+    """Make the backend known to vLLM in this process; safe to call again."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, HostTransfer)
 
 
-class Sent(dict[str, Print]):
-    """What has left the trainer in one transfer."""
-
-    def add(self, prints: Mapping[str, Print]) -> None:
-        for name, print_ in prints.items():
-            if name in self:
-                raise _gap(name, "left the trainer twice")
-            self[name] = print_
+@dataclass
+class NothingToAgreeOn(WeightTransferInitInfo):
+    """vLLM's set-up of a connection: there is none."""
 
 
-def compare(names: Sequence[str], sent: Sent, held: Sequence[Held]) -> None:
-    """Raise WeightSyncError, naming the tensor, unless the engine holds exactly what the trainer announced."""
-    announced = set(names)
-    places = {place.name for place in held}
-    for name in names:
-        if name not in sent:
-            raise _gap(name, f"was announced and never left the trainer ({len(sent)} of {len(names)} did)")
-        if name not in places:
-            raise _gap(name, "was sent and has no place in the engine")
-    for name in sent:
-        if name not in announced:
-            raise _gap(name, "was sent and is not among the announced names")
-    for place in held:
-        _compare_one(place, sent)
+@dataclass
+class Arrived(WeightTransferUpdateInfo):
+    """Some of the weights, under Hugging Face names, which this process can read already."""
+
+    tensors: list[tuple[str, Tensor]]
 
 
-def _compare_one(place: Held, sent: Mapping[str, Print]) -> None:
-    source = place.name if place.name in sent else place.shares
-    if source is None or source not in sent:
-        raise _gap(place.name, f"is held by the engine ({place.print}) and was not sent")
-    if place.print != sent[source]:
-        via = "" if source == place.name else f" with `{source}`, to which it is tied,"
-        raise _gap(place.name, f"was sent{via} as {sent[source]}, and the engine holds {place.print}")
+class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Arrived]):
+    """Loads the tensors that it is handed, in checkpoint format."""
+
+    init_info_cls = NothingToAgreeOn
+    update_info_cls = Arrived
+
+    def init_transfer_engine(self, init_info: NothingToAgreeOn) -> None:
+        """Nothing to do."""
+
+    def start_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: Arrived) -> None:
+        model: Any = self.model
+        model.load_weights(iter(update_info.tensors))
+
+    def finish_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Nothing to do."""
 
 
-def _gap(name: str, what: str) -> WeightSyncError:
-    return WeightSyncError(
-        f"weight `{name}` {what}",
-        hint="the generator would sample from other weights than the trainer's: resume the run, which loads them "
-        "anew; if it fails again, report it with the model's config.json",
-    )
-
-
-class WeightReceiver:
-    """Mixed into vLLM's worker (`worker_extension_cls`): runs where the engine's weights are."""
+class WeightReader:
+    """Extension of vLLM's worker (`worker_extension_cls`), which runs where the engine's weights are."""
 
     model_runner: Any
 
-    def ppoctl_held(self) -> list[Held]:
-        """What the engine holds after new weights, read back from where it computes."""
+    def ppoctl_loaded_weights(self) -> list[LoadedWeight]:
+        """Every weight of the engine, read back from where it computes."""
         model = self.model_runner.get_model()
         with torch.no_grad():
             repack_heads(model)
-            return list(_held(model))
+            return list(_read_back(model))
 
 
 def repack_heads(model: torch.nn.Module) -> None:
@@ -111,8 +109,8 @@ def repack_heads(model: torch.nn.Module) -> None:
             layer.quant_method.process_weights_after_loading(layer)
 
 
-def _held(model: torch.nn.Module) -> Iterator[Held]:
-    """Every parameter of the engine's model under Hugging Face names; fused layers are split into their parts."""
+def _read_back(model: torch.nn.Module) -> Iterator[LoadedWeight]:
+    """Every parameter of the engine's model under its Hugging Face name; fused layers are split into their parts."""
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     owners: dict[int, str] = {}
     dtype = next(model.parameters()).dtype
@@ -124,7 +122,7 @@ def _held(model: torch.nn.Module) -> Iterator[Held]:
             sizes = module.output_partition_sizes if parts else ()
             value = _in_use(module, kind, parameter, dtype)
             for name, part in _parts(f"{path}.{kind}", value, parts, sizes):
-                yield Held(name, fingerprint(_whole(module, kind, part)), owners.get(id(parameter)))
+                yield LoadedWeight(name, checksum_of(_whole(module, kind, part)), owners.get(id(parameter)))
             owners.setdefault(id(parameter), f"{path}.{kind}")
 
 

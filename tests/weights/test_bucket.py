@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ppoctl.batch.bucket import bucket_of, flatten, in_buckets
-from ppoctl.batch.checksum import fingerprint
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.weights.bucket import bucket_of, flatten, in_buckets
+from ppoctl.weights.checksum import checksum_of
 
 TENSORS = [
     ("a", torch.arange(6, dtype=torch.float32).view(2, 3)),
@@ -42,8 +42,8 @@ def test_packed_tensors_are_as_they_were_and_copies() -> None:
 def test_a_bucket_of_this_process_has_the_tensors_themselves_and_their_prints() -> None:
     bucket = bucket_of(TENSORS[:3])
     assert [tensor.data_ptr() for _, tensor in bucket.tensors()] == [t.data_ptr() for _, t in TENSORS[:3]]
-    assert bucket.prints == {name: fingerprint(tensor) for name, tensor in TENSORS[:3]}
-    assert bucket.prints["c"].shape == (4, 3)
+    assert bucket.checksums == {name: checksum_of(tensor) for name, tensor in TENSORS[:3]}
+    assert bucket.checksums["c"].shape == (4, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -51,9 +51,9 @@ def test_a_print_tells_contents_apart_but_not_signs_of_zero(dtype: torch.dtype) 
     tensor = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=dtype)
     signed, changed = tensor.clone(), tensor.clone()
     signed[0], changed[3] = -0.0, 3.0625
-    assert fingerprint(signed) == fingerprint(tensor)
-    assert fingerprint(changed) != fingerprint(tensor)
-    assert fingerprint(tensor.view(2, 2)) != fingerprint(tensor)
+    assert checksum_of(signed) == checksum_of(tensor)
+    assert checksum_of(changed) != checksum_of(tensor)
+    assert checksum_of(tensor.view(2, 2)) != checksum_of(tensor)
 
 
 class Elsewhere:

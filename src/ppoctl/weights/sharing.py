@@ -1,6 +1,6 @@
 """Memory that one process fills and others of its machine read: CUDA IPC on a GPU, a file without a name on a CPU.
 
-    sender: Staging.put(tensors)  ->  Shared  -- a few bytes, by any way -->  readers: Shared.tensors()
+    sender: Staging.put(tensors)  ->  Shared, a few bytes that go by any way  ->  readers: Shared.tensors()
 
 Two pieces of memory take turns: one is read while the next is filled. A reader copies what it is given, since a
 loader may hold on to the tensors of half a layer until the other half has come. On a CPU nothing has a name that
@@ -11,52 +11,54 @@ in /dev/shm beside it.
 import errno
 import mmap
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from ppoctl.batch.bucket import TensorSpec, pack, packed_bytes, specs_of, views
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, SenderLostError
+from ppoctl.weights.bucket import NamedTensors, TensorSpec, pack, packed_bytes, specs_of, views
 
 
 @runtime_checkable
 class Handle(Protocol):
-    """Where a piece of memory is, for another process of the machine."""
+    """How another process of the machine finds a piece of memory."""
 
     def copied(self, count: int) -> Tensor:
-        """Its first bytes, as uint8 in memory of this process, on the device they are on. Raises SenderLostError."""
+        """Copy of the first `count` bytes (uint8) in memory of this process, on the device they are on. Raises
+        SenderLostError."""
         ...
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A `batch.bucket.Content` in memory of the process that sends it; valid until that process has put two more."""
+    """Content of a bucket in memory of the process that sends it; valid until that process has put two more."""
 
     specs: tuple[TensorSpec, ...]
     handle: Handle
+    machine: str
+    """`this_machine()` of the sender."""
 
     def is_near(self) -> bool:
-        """As far as can be seen here: whoever passes it on knows machines apart."""
-        return True
+        return self.machine == this_machine()
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Copies. Raises SenderLostError where the sender is gone."""
+        """Copies in memory of this process. Raises SenderLostError where the sender is gone."""
         return views(self.handle.copied(packed_bytes(self.specs)), self.specs)
 
 
 class Staging:
-    """The sender's memory, as large as the largest of what it was given."""
+    """Two pieces of the sender's memory, filled in turn, each as large as the largest bucket that it has held."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pieces: list[_Piece] = []
 
-    def put(self, tensors: Sequence[tuple[str, Tensor]]) -> Shared:
-        """Copy them to where others can read them, in the place of what was put before the last."""
+    def put(self, tensors: NamedTensors) -> Shared:
+        """Copy tensors to where others can read them, over what was put before the last."""
         specs = specs_of(tensors)
         piece = self._pieces.pop(0) if len(self._pieces) == 2 else None
         if piece is None or piece.memory.nbytes < packed_bytes(specs):
@@ -64,7 +66,14 @@ class Staging:
             piece = _piece(packed_bytes(specs), self._device)
         pack(tensors, specs, piece.memory)
         self._pieces.append(piece)
-        return Shared(specs, piece.handle())
+        return Shared(specs, piece.handle(), this_machine())
+
+
+@cache
+def this_machine() -> str:
+    """Name of the boot and of the process numbers (a container has its own): equal in processes that find each other
+    under /proc."""
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
 
 
 class _Piece(Protocol):
@@ -78,7 +87,7 @@ def _piece(size: int, device: torch.device) -> _Piece:
 
 
 class _OnHost:
-    """A file in memory, without a name."""
+    """Host memory of this process: a file in memory, without a name."""
 
     def __init__(self, size: int) -> None:
         self._file = os.memfd_create("ppoctl-weights")
@@ -94,7 +103,7 @@ class _OnHost:
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A file that another process has open."""
+    """Memory on the host: a file without a name that another process has open."""
 
     process: int
     descriptor: int
@@ -114,7 +123,7 @@ class OpenFile:
 
 
 class _OnGpu:
-    """Plain device memory, which CUDA lets other processes open."""
+    """GPU memory of this process, which CUDA lets other processes open."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         from torch.multiprocessing.reductions import reduce_tensor
@@ -137,16 +146,16 @@ class _OnGpu:
 
 
 _DEVICE, _COUNTER, _WAITS_FOR_EVENT = 6, slice(11, 13), 14
-"""Places among the arguments of torch's `rebuild_cuda_tensor`."""
+"""Positions among the arguments of torch's `rebuild_cuda_tensor`."""
 
 
 @dataclass(frozen=True)
 class OpenDevice:
-    """Device memory of another process."""
+    """GPU memory of another process, opened by CUDA IPC."""
 
     process: int
     arguments: tuple[Any, ...]
-    """Of torch's `rebuild_cuda_tensor`."""
+    """Arguments of torch's `rebuild_cuda_tensor`."""
 
     def copied(self, count: int) -> Tensor:
         from torch.multiprocessing.reductions import rebuild_cuda_tensor

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import socket
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppoctl.engines import sharing
-from ppoctl.engines.sharing import OpenFile, Shared, Staging
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError, SenderLostError
+from ppoctl.weights import sharing
+from ppoctl.weights.sharing import OpenFile, Shared, Staging
 
 CPU = torch.device("cpu")
 
@@ -45,6 +46,15 @@ def test_what_is_put_is_read_until_two_more_are_put() -> None:
     assert_holds(second, named(2.0))
     assert_holds(third, named(3.0))
     assert third.handle == first.handle  # the same memory
+
+
+def test_memory_is_near_in_all_processes_of_its_machine_only() -> None:
+    owner, pipe = _start(_own)
+    shared: Shared = pipe.recv()
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.join()
+    assert shared.is_near()
+    assert not replace(shared, machine="another").is_near()
 
 
 def test_a_reader_has_copies() -> None:

@@ -1,0 +1,45 @@
+"""Weights on their way from the trainer to the engines: who copies what, and who owns the bytes when.
+
+    trainer's ranks                      driver                             engines' processes
+    sending.SendingRank                  sync.Sync, sending.RankSource      receiving.ReceivingEngine
+
+    gather a tensor from all ranks  <--  next_weights()
+    checksum it, pack a bucket      -->  Bucket: checksums, places     -->  take_weights(bucket): copy, load in place
+                                         checksum.require_equal        <--  end_weights(): what was read back
+    score the canary                -->  canary.Canary.check           <--  score the canary
+
+The driver gets checksums and where the bytes lie, never the bytes. Five ways, of which `Sync` and `RankSource`
+choose; `-->` is a copy, `==>` reads in place, and in brackets is who owns the bytes, and how long:
+
+    one process   parameters [trainer, until the next update]
+                    ==> views ==> loaded
+    shared        parameters --> whole tensor --> shared memory [the rank, until two more buckets or its next work]
+                    --> engine's own memory --> loaded
+    store         parameters --> whole tensor --> host memory --> Ray's object store [Ray, until nobody refers to it]
+                    ==> loaded
+    broadcast     parameters --> whole tensor --> flat piece [the rank, until it has arrived everywhere]
+                    --> flat piece of each engine [the engine, until it is loaded] --> loaded
+    export        as `store`, but it is the driver that reads, and writes safetensors files [the driver, until all
+                    engines have started on them]
+
+- one process: every role is in the driver's process, without Ray.
+- shared (`cluster.weights = "shared"`): CUDA IPC on GPUs, files in memory on CPUs; from a rank on the engine's node.
+- store: engines on a node without a rank that can gather; all engines with `cluster.weights = "store"`.
+- broadcast (`cluster.weights = "broadcast"`): NCCL on GPUs, gloo on CPUs; roles apart only.
+- export: engines that cannot change weights in place (mixtures of experts) start anew on a folder.
+
+The files, from the bytes upwards:
+
+    checksum    one number for a tensor, equal on every device; sent and loaded must be equal
+    bucket      some tensors, their checksums, and the places where they lie; cutting and packing
+    sharing     memory that one process fills and others of its machine read
+    broadcast   the process group of one broadcast
+    calls       how the driver calls processes at both ends
+    sending     the trainer's side: what its ranks do, and how the driver asks them
+    receiving   the engines' side: what each process of an engine answers
+    canary      a token sequence that both sides score
+    sync        one transfer, as the driver goes through it: the file to begin with
+
+What needs a third party stays with it: reading tensors out of Megatron's parameters (`engines.megatron.weights`),
+loading into vLLM and reading back (`engines.vllm.weights`), Ray's object store (`engines.ray.member.InStore`).
+"""

@@ -1,0 +1,132 @@
+"""The checksum sees bytes: any flipped bit, any exchange, and nothing but bytes in logical order. What was sent and
+what was loaded are compared by it, name by name."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppoctl.errors import WeightSyncError
+from ppoctl.weights import checksum as module
+from ppoctl.weights.checksum import LoadedWeight, SentChecksums, checksum_of, checksum_of_bytes, require_equal
+
+
+def data(num_bytes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, (num_bytes,), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+
+
+def in_python(content: bytes) -> int:
+    """The same number in plain integers."""
+    modulus = 2**64
+
+    def mix(word: int, place: int) -> int:
+        x = (word + place * 0x9E3779B97F4A7C15) % modulus
+        x = (x ^ (x >> 32)) * 0xBF58476D1CE4E5B9 % modulus
+        return x ^ (x >> 29)
+
+    whole = len(content) // 8
+    words = [int.from_bytes(content[8 * i : 8 * i + 8], "little") for i in range(whole)]
+    words += [int.from_bytes(content[8 * whole :], "little"), len(content)]
+    total = sum(mix(word, place) for place, word in enumerate(words, start=1)) % modulus
+    return total - modulus if total >= modulus // 2 else total
+
+
+@given(st.binary(max_size=100), st.integers(1, 4))
+def test_it_is_the_formula_whatever_the_round_size(content, words_per_round):
+    before = dict(module._WORDS_PER_ROUND)
+    module._WORDS_PER_ROUND["cpu"] = words_per_round
+    try:
+        assert checksum_of_bytes(torch.tensor(list(content), dtype=torch.uint8)) == in_python(content)
+    finally:
+        module._WORDS_PER_ROUND.update(before)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 7, 8, 9, 64])
+def test_any_flipped_bit_changes_it(num_bytes):
+    original = data(num_bytes)
+    seen = {checksum_of_bytes(original)}
+    for bit in range(8 * num_bytes):
+        flipped = original.clone()
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        seen.add(checksum_of_bytes(flipped))
+    assert len(seen) == 8 * num_bytes + 1
+
+
+def test_an_exchange_changes_it_even_of_numbers_that_differ_in_sign_alone():
+    orders = ([1.0, -1.0, 2.0], [-1.0, 1.0, 2.0])
+    found = {checksum_of_bytes(torch.tensor(values, dtype=torch.float64)) for values in orders}
+    assert len(found) == 2
+
+
+def test_length_counts():
+    assert len({checksum_of_bytes(torch.zeros(n, dtype=torch.uint8)) for n in range(40)}) == 40
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.float16])
+def test_equal_bytes_give_equal_numbers_whatever_strides_shape_and_dtype(dtype):
+    tensor = data(6 * 8 * 8).view(dtype).view(6, -1)
+    expected = checksum_of_bytes(tensor)
+    assert checksum_of_bytes(tensor.t().contiguous().t()) == expected
+    assert checksum_of_bytes(tensor.view(-1)) == expected
+    assert checksum_of_bytes(tensor.view(torch.uint8)) == expected
+    assert checksum_of_bytes(tensor.t()) != expected
+    inside = torch.cat([tensor.view(-1)[:1], tensor.view(-1)])[1:]
+    assert checksum_of_bytes(inside) == expected
+
+
+def test_it_takes_scalars_empty_tensors_and_parameters():
+    assert checksum_of_bytes(torch.tensor(1.0)) == checksum_of_bytes(torch.ones(1))
+    assert checksum_of_bytes(torch.zeros(0)) == checksum_of_bytes(torch.zeros(0, 4))
+    assert checksum_of_bytes(torch.nn.Parameter(torch.ones(3))) == checksum_of_bytes(torch.ones(3))
+
+
+def test_nan_is_bytes_like_any_other():
+    assert checksum_of_bytes(torch.tensor([torch.nan])) == checksum_of_bytes(torch.tensor([torch.nan]))
+    assert checksum_of_bytes(torch.tensor([0.0])) != checksum_of_bytes(torch.tensor([-0.0]))
+
+
+ONES, TWOS = checksum_of(torch.ones(3)), checksum_of(torch.full((3,), 2.0))
+NAMES = ("a", "b")
+
+
+def sent(**checksums: object) -> SentChecksums:
+    made = SentChecksums()
+    made.add(checksums)
+    return made
+
+
+A, B = LoadedWeight("a", ONES, tied_to=None), LoadedWeight("b", TWOS, tied_to=None)
+HEAD = LoadedWeight("head", ONES, tied_to="a")
+
+
+def test_what_was_announced_and_sent_and_loaded_is_proven() -> None:
+    require_equal(NAMES, sent(a=ONES, b=TWOS), [A, B])
+    require_equal(NAMES, sent(a=ONES, b=TWOS), [A, B, HEAD])
+
+
+@pytest.mark.parametrize(
+    ("arrived", "loaded", "says"),
+    [
+        (sent(a=ONES), [A, B], "`b` was announced and never left the trainer \\(1 of 2 did\\)"),
+        (sent(a=ONES, b=TWOS), [A], "`b` was sent and has no place in the engine"),
+        (sent(a=ONES, b=TWOS, c=ONES), [A, B], "`c` was sent and is not among the announced names"),
+        (sent(a=ONES, b=TWOS), [A, B, LoadedWeight("c", ONES, tied_to=None)], "`c` is held by the engine"),
+        (sent(a=ONES, b=ONES), [A, B], "`b` was sent as float32.* and the engine holds float32"),
+        (
+            sent(a=ONES, b=TWOS),
+            [A, B, replace(HEAD, checksum=TWOS)],
+            "`head` was sent with `a`, to which",
+        ),
+    ],
+)
+def test_a_difference_is_named(arrived: SentChecksums, loaded: list[LoadedWeight], says: str) -> None:
+    with pytest.raises(WeightSyncError, match=says):
+        require_equal(NAMES, arrived, loaded)
+
+
+def test_a_tensor_leaves_the_trainer_once() -> None:
+    once = sent(a=ONES)
+    with pytest.raises(WeightSyncError, match="`a` left the trainer twice"):
+        once.add({"a": ONES})

@@ -1,0 +1,72 @@
+"""The driver and ranks that send, without processes: who is asked, and what is made of the answers."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppoctl.errors import WeightSyncError
+from ppoctl.weights import sending
+from ppoctl.weights.bucket import FlatTensors, TensorSpec
+from ppoctl.weights.sending import RankSource, SendingRank
+from ppoctl.weights.sharing import Shared
+
+NODES = ["a", "b"]
+
+
+class HoldingRank(SendingRank):
+    """A data rank that holds one tensor, and has no device of its own."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield "a", torch.full((3,), self.value)
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return [TensorSpec("a", torch.float32, (3,))]
+
+
+class Calls:
+    """An `Executor` whose ranks are all here."""
+
+    def __init__(self, ranks: Sequence[SendingRank], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ranks = ranks
+        self.monkeypatch = monkeypatch
+
+    def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
+        return [self._answer(rank, method, *arguments) for rank in ranks]
+
+    def nodes(self) -> Sequence[str]:
+        return NODES
+
+    def _answer(self, rank: int, method: str, *arguments: Any) -> Any:
+        with self.monkeypatch.context() as placed:
+            placed.setattr(sending.torch.distributed, "get_rank", lambda: rank)
+            return getattr(self.ranks[rank], method)(*arguments)
+
+
+def source(monkeypatch: pytest.MonkeyPatch, engine_nodes: Sequence[str], *values: float) -> RankSource:
+    calls: Any = Calls([HoldingRank(value) for value in values], monkeypatch)
+    groups = [[[rank] for rank in range(len(values))]]
+    return RankSource(calls, groups, bucket_bytes=1024, engine_nodes=lambda: engine_nodes)
+
+
+def test_what_is_stored_for_some_engines_is_no_ones_first_choice_who_can_read_memory(monkeypatch) -> None:
+    """On nodes a and b engines read memory of a rank of theirs; for c a rank stores."""
+    ranks = source(monkeypatch, ["a", "b", "c"], 1.0, 1.0)  # who keep the memory
+    [bucket] = ranks.buckets_for_engines()
+    assert [type(content) for content in bucket.contents] == [Shared, Shared, FlatTensors]
+    for content in bucket.contents:
+        [(name, tensor)] = content.tensors()
+        assert (name, tensor.tolist()) == ("a", [1.0, 1.0, 1.0])
+
+
+def test_data_ranks_that_differ_are_named_before_anything_is_loaded(monkeypatch) -> None:
+    with pytest.raises(WeightSyncError, match="hold different weights: `a` is float32"):
+        list(source(monkeypatch, ["a", "b"], 1.0, 2.0).buckets_for_engines())
