@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.recipe import shape
-from ppoctl.recipe.effects import Effect
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.table import Effect
 
 Change = tuple[ast.AST, str]
 """A node and the source that stands there instead."""

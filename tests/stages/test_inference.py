@@ -15,8 +15,7 @@ from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.evaluate import EvaluateStage
-from ppoctl.stages.kl_penalty import KlPenalty
-from ppoctl.stages.logprobs import LogprobsStage
+from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.rollout import RolloutStage, assemble, sample_requests
 from ppoctl.stages.values import ValuesStage
 from stages import hand

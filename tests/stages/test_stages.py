@@ -13,8 +13,8 @@ from ppoctl.errors import NonFiniteError, RewardError
 from ppoctl.loop.run import Job, run
 from ppoctl.ports import Answer, OptimizerStep, Score
 from ppoctl.stages.evaluate import summarise
-from ppoctl.stages.minibatches import MinibatchPlan, Schedule
 from ppoctl.stages.reward import RewardStage, collect
+from ppoctl.stages.updates import MinibatchPlan, Schedule
 
 
 def answers(*ids: str) -> list[Answer]:

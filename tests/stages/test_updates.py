@@ -13,8 +13,8 @@ from ppoctl.ports import Minibatch, OptimizerStep
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage, PolicyObjective
 from ppoctl.stages.critic_update import CriticUpdateStage, ValueObjective
-from ppoctl.stages.kl_penalty import KlPenalty
-from ppoctl.stages.minibatches import MinibatchPlan, Schedule
+from ppoctl.stages.logprobs import KlPenalty
+from ppoctl.stages.updates import MinibatchPlan, Schedule
 from stages import hand
 from tolerance import FLOAT32
 

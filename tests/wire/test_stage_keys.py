@@ -10,7 +10,7 @@ from fakes.sockets import fake_recipe
 from ppoctl.loop.run import run
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.critic_update import CriticUpdateStage
-from ppoctl.stages.minibatches import MinibatchPlan
+from ppoctl.stages.updates import MinibatchPlan
 from ppoctl.store import manifest as manifests
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire.stages import READS, read_by

@@ -7,8 +7,8 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from ppoctl.recipe import shape
-from ppoctl.recipe.effects import Effect
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.table import Effect
 from wiring.cases import HELD
 
 for file in sorted(Path(__file__).parent.glob("test_*_keys.py")):

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ppoctl.recipe.effects import RESULTS, SPEED
-from ppoctl.recipe.table import AtLeastOne, Fraction, NotNegative, Positive, Table
+from ppoctl.recipe.table import RESULTS, SPEED, AtLeastOne, Fraction, NotNegative, Positive, Table
 
 
 class GaeAdvantages(Table):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ppoctl.recipe import shape
-from ppoctl.recipe.effects import Effect
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.table import Effect
 
 
 def fingerprint(recipe: Recipe, paths: Sequence[str]) -> str:

@@ -6,8 +6,8 @@ from math import gcd
 
 from ppoctl.model.reading import shape_if_here
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.conflict import Conflict, Rule
 from ppoctl.recipe.parallel import layouts
+from ppoctl.recipe.problems import Conflict, Rule
 from ppoctl.recipe.schema import ParallelTable, Recipe
 from ppoctl.recipe.shape import Path
 

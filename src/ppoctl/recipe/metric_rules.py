@@ -4,8 +4,8 @@ ask for it only where it is reported. See `rules`."""
 from collections.abc import Iterator, Sequence
 
 from ppoctl import metrics
-from ppoctl.recipe.conflict import Conflict, Rule
 from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.problems import Conflict, Rule
 from ppoctl.recipe.schema import Gsm8kReward, Recipe
 from ppoctl.recipe.shape import Path
 

@@ -1,9 +1,24 @@
-"""One thing wrong with a recipe or with what it names, and all of them as one error."""
+"""What a rule finds, one thing wrong with a recipe or with what it names, and all of them as one error."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ppoctl.errors import MissingAssetError, PpoctlError, RecipeError
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.shape import Path
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """What contradicts what. The first key is the one to change."""
+
+    says: str
+    keys: tuple[Path, ...]
+    hint: str | None = None
+
+
+Rule = Callable[[Recipe], Iterator[Conflict]]
+"""A law of recipes: it finds all that breaks it."""
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ppoctl.errors import holds_secret
-from ppoctl.recipe.conflict import Conflict, Rule
 from ppoctl.recipe.explain import shown
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.metric_rules import METRIC_RULES
 from ppoctl.recipe.origins import DEFAULT, dotted
 from ppoctl.recipe.parallel import is_one_process
-from ppoctl.recipe.problems import Problem
+from ppoctl.recipe.problems import Conflict, Problem, Rule
 from ppoctl.recipe.schedule import planned_updates
 from ppoctl.recipe.schema import ByTokens, Gsm8kReward, Gsm8kRows, HealthRule, Recipe, TrainedTable
 from ppoctl.recipe.shape import Path, of, values

@@ -1,7 +1,7 @@
 """The recipe: one frozen class per TOML table, one docstring per key. Nothing here computes; see `rules` and `plan`.
 
 Alternatives are tagged tables (`kind = "..."`). `None` appears only where absence is a meaning. Conflicts are errors
-(`rules`), never corrected. Every key declares its effect (`effects`).
+(`rules`), never corrected. Every key declares its effect (`table`).
 """
 
 from typing import Annotated, Literal
@@ -26,8 +26,7 @@ from ppoctl.recipe.algorithm import Recompute as Recompute
 from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
 from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable
-from ppoctl.recipe.effects import REPORTING, RESULTS, SPEED
-from ppoctl.recipe.table import Array, AtLeastOne, Fraction, NotNegative, OrOff, Positive
+from ppoctl.recipe.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, Fraction, NotNegative, OrOff, Positive
 from ppoctl.recipe.table import Table as Table
 
 

@@ -1,6 +1,26 @@
-"""What every table of the recipe is, and the bounds its keys share."""
+"""What every table of the recipe is, the bounds its keys share, and what changing a key changes.
+
+Every recipe key carries exactly one effect; a test proves it. RESULTS keys are fingerprinted by the stages that read
+them: a committed stage is recalled only under equal ones. SPEED keys (batching, placement, deadlines) and REPORTING
+keys are never fingerprinted.
+"""
+
+from enum import Enum
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Effect(Enum):
+    """What changing a key changes."""
+
+    RESULTS = "results"
+    SPEED = "speed"
+    REPORTING = "reporting"
+
+
+RESULTS = Effect.RESULTS
+SPEED = Effect.SPEED
+REPORTING = Effect.REPORTING
 
 Positive = Field(gt=0)
 AtLeastOne = Field(ge=1)

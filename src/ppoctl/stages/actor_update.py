@@ -14,9 +14,8 @@ from ppoctl.ppo.diagnostics import policy_diagnostics
 from ppoctl.ppo.kl import KlKind, kl_estimate
 from ppoctl.ppo.masking import masked_mean, masked_token_mean
 from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss, truncated_importance_weights
-from ppoctl.stages.kl_penalty import KlPenalty, reference_of
-from ppoctl.stages.minibatches import MinibatchPlan
-from ppoctl.stages.update_record import Trained
+from ppoctl.stages.logprobs import KlPenalty, reference_of
+from ppoctl.stages.updates import MinibatchPlan, Trained
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ppoctl.ppo.advantages import gae
 from ppoctl.ppo.kl import kl_estimate
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
 from ppoctl.ppo.rewards import terminal_rewards
-from ppoctl.stages.kl_penalty import KlPenalty, reference_of
+from ppoctl.stages.logprobs import KlPenalty, reference_of
 
 
 @dataclass(frozen=True)

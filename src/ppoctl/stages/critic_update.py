@@ -11,8 +11,7 @@ from ppoctl.batch.records import Advantages, Record, Rollouts, State, Update, Va
 from ppoctl.ports import Models
 from ppoctl.ppo.diagnostics import value_diagnostics
 from ppoctl.ppo.value_loss import clipped_value_loss
-from ppoctl.stages.minibatches import MinibatchPlan
-from ppoctl.stages.update_record import Trained
+from ppoctl.stages.updates import MinibatchPlan, Trained
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,29 @@
-"""40-logprobs: what the trainer says of the drawn tokens, and how far that is from what the generator said."""
+"""40-logprobs: what the trainer says of the drawn tokens, and how far that is from what the generator said.
+
+Here also are what other stages share with it: the guard that keeps NaN out of everything later, and the penalty that
+reads the reference's log-probs.
+"""
 
 from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from ppoctl.batch.records import Logprobs, Record, Rollouts, State
+from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Models
 from ppoctl.ppo.diagnostics import sampler_gap
-from ppoctl.stages.finite import require_finite
+
+
+@dataclass(frozen=True)
+class KlPenalty:
+    """Where and how leaving the reference is penalised."""
+
+    place: Literal["reward", "loss"]
+    estimator: Literal["k1", "k2", "k3"]
+    coef: float
 
 
 @dataclass(frozen=True)
@@ -38,3 +56,21 @@ class LogprobsStage:
     def result(self, record: Record) -> Logprobs:
         assert isinstance(record, Logprobs)
         return record
+
+
+def reference_of(logprobs: Logprobs) -> Float[Tensor, "B R"]:
+    """The reference's log-probs, which a penalty that is on cannot do without. A missing one is a fault of the
+    wiring; leaving the penalty out would train something else."""
+    assert logprobs.reference is not None, "a KL penalty is on, and the reference's log-probs were not taken"
+    return logprobs.reference
+
+
+def require_finite(x: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], what: str) -> None:
+    """Raise NonFiniteError naming the first counted position that is NaN or infinite."""
+    bad = mask & ~torch.isfinite(x)
+    if bool(bad.any()):
+        row, column = (int(i) for i in bad.nonzero()[0])
+        raise NonFiniteError(
+            f"{what} is `{float(x[row, column])}` (sequence {row}, response token {column})",
+            hint="ppoctl status RUN  # nothing was trained on it; see its figures, lower a learning rate and resume",
+        )

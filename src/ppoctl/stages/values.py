@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ppoctl.batch.records import Record, Rollouts, State, Values
 from ppoctl.ports import Models
-from ppoctl.stages.finite import require_finite
+from ppoctl.stages.logprobs import require_finite
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.evaluate import EvaluateStage
-from ppoctl.stages.kl_penalty import KlPenalty
-from ppoctl.stages.logprobs import LogprobsStage
-from ppoctl.stages.minibatches import MinibatchPlan, Schedule
+from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import Progress, RolloutStage
+from ppoctl.stages.updates import MinibatchPlan, Schedule
 from ppoctl.stages.values import ValuesStage
 from ppoctl.wire.sockets import Questions
 

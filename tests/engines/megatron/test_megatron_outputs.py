@@ -16,8 +16,8 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from safetensors.torch import load_file, save_file
 
+from ppoctl.engines.megatron.modules import ValueHead
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.engines.megatron.value_head import ValueHead
 from ppoctl.recipe.schema import BySequences, ByTokens
 from tolerance import EXACT, FLOAT32
 

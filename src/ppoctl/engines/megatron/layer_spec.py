@@ -19,9 +19,8 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from ppoctl.engines.megatron.attention import PackedCausalAttention
 from ppoctl.engines.megatron.capped_attention import CappedAttention
 from ppoctl.engines.megatron.latent_attention import LatentAttention, LatentAttentionSubmodules
-from ppoctl.engines.megatron.norms import OffsetRmsNorm, RmsNorm
+from ppoctl.engines.megatron.modules import NormedRowLinear, OffsetRmsNorm, RmsNorm, RowLinear
 from ppoctl.engines.megatron.router import SigmoidRouter, SoftmaxRouter
-from ppoctl.engines.megatron.row_linear import NormedRowLinear, RowLinear
 from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape
 
 

@@ -24,8 +24,8 @@ from ppoctl.convert.inv_freq import inv_freq
 from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logprobs import LogprobSettings, VocabularyShard, token_logprobs
+from ppoctl.engines.megatron.modules import ValueHead
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
-from ppoctl.engines.megatron.value_head import ValueHead
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
