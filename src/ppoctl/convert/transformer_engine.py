@@ -19,7 +19,7 @@ _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.(wei
 
 
 def transformer_engine_name(parameter: str, *, has_experts: bool, is_latent: bool = False) -> str:
-    """The name that this spec has for a parameter of a layer."""
+    """Name in this spec of a parameter of a layer with or without experts, with plain or latent attention."""
     for plain, fused in (_FUSED_LATENT_NORMS if is_latent else _FUSED_NORMS).items():
         if parameter.endswith(f".{plain}") and not (has_experts and plain.startswith("pre_mlp")):
             return parameter.removesuffix(plain) + fused
