@@ -38,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
     "engines.vllm": {
         "clock", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
     },
-    "engines.ray": {"clock", "weights", "batch", "errors"},
+    "engines.ray": {"clock", "weights", "errors"},
     "convert": {"batch", "model", "errors"},
     "preflight": {"convert", "data", "plan", "recipe", "model", "errors"},
     "wire": {

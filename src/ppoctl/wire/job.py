@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Carry, Evaluation, State, Update
 from ppoctl.loop.run import Cadence, Health, Job
-from ppoctl.loop.stories import Stages, stage_of
+from ppoctl.loop.stories import stage_of
 from ppoctl.ports import Generator, Scorer
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
@@ -25,6 +27,8 @@ from ppoctl.store.states import States
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.stages import StageBuilder, evaluation_stage
 from ppoctl.wire.stories import StoryAt, story_at
+
+Held = TypeVar("Held")
 
 
 @dataclass(frozen=True)
@@ -85,19 +89,13 @@ def assemble(
         progress=_to_all(around.observers),
     )
     by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
-
-    def stages(step: int) -> Stages:
-        return by_start[max(start for start in by_start if start <= max(step, 1))]
-
-    def update(step: int, name: str) -> Stage[State]:
-        return stage_of(choose(newest, step), stages(step), name)
-
+    stages, story = partial(_holding_at, by_start), partial(choose, newest)
     sets = sockets.questions.evaluation_sets()
 
     def evaluate(step: int) -> Stage[Evaluation] | None:
-        return evaluation_stage(_recipe_at(recipes, step), generator, sockets.scorer, sets) if sets else None
+        return evaluation_stage(_holding_at(recipes, step), generator, sockets.scorer, sets) if sets else None
 
-    states.replay = _replayer(layout, outlines, update)
+    states.replay = _replayer(layout, outlines, lambda step, name: stage_of(story(step), stages(step), name))
     job = Job(
         layout=layout,
         cadence=cadence(newest),
@@ -106,14 +104,9 @@ def assemble(
         ledger=Ledger(layout.ledger, attempt),
         parts=parts,
         states=states,
-        retention=Retention(
-            layout,
-            outlines,
-            keep_last=newest.checkpoint.keep_last,
-            keep_rollouts_every_steps=newest.checkpoint.keep_rollouts_every_steps,
-        ),
+        retention=_retention(layout, outlines, newest),
         health=around.health,
-        story=lambda step: choose(newest, step),
+        story=story,
         outlines=outlines,
         stages=stages,
         prompts=sockets.questions.prompts_for,
@@ -140,6 +133,16 @@ def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Socke
     )
 
 
+def _retention(layout: RunLayout, outlines: Outlines, recipe: Recipe) -> Retention:
+    table = recipe.checkpoint
+    return Retention(
+        layout,
+        outlines,
+        keep_last=table.keep_last,
+        keep_rollouts_every_steps=table.keep_rollouts_every_steps,
+    )
+
+
 def _to_all(observers: tuple[Observer, ...]) -> Progress:
     def progress(done: int, total: int, tokens: int) -> None:
         for observer in observers:
@@ -159,8 +162,9 @@ def cadence(recipe: Recipe) -> Cadence:
     )
 
 
-def _recipe_at(recipes: Mapping[int, Recipe], step: int) -> Recipe:
-    return recipes[max(start for start in recipes if start <= max(step, 1))]
+def _holding_at(by_start: Mapping[int, Held], step: int) -> Held:
+    """Of what holds from given steps on, that which holds at this one."""
+    return by_start[max(start for start in by_start if start <= max(step, 1))]
 
 
 def _replayer(
