@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.cli import render
+from ppoctl.engines.vllm.engine import STEPS_PER_CALL
 from ppoctl.errors import PpoctlError, RecipeError
 from ppoctl.model.cost import count_parameters, token_cost
 from ppoctl.model.reading import shape_if_here
@@ -37,8 +38,6 @@ from ppoctl.recipe.schema import ParallelTable, Recipe
 
 WORLDS = (8, 64, 256, 1024)
 H200_GIB = 141.0
-STEPS_PER_CALL = 16
-"""Tokens of each sequence between two questions to an engine (`engines.vllm.engine`)."""
 
 
 def _unit(value: float, means: str) -> Any:

@@ -208,7 +208,7 @@ class MlflowRun:
 
     def _tagged(self, experiments: Iterable[Any]) -> set[str]:
         ids = [experiment.experiment_id for experiment in experiments]
-        runs = self._client.search_runs(ids, f"tags.`{RUN_ID_TAG}` = '{self._facts['id']}'")
+        runs = self._client.search_runs(ids, f"tags.`{RUN_ID_TAG}` = '{self._facts['id']}'") if ids else ()
         return {run.info.run_id for run in runs}
 
     def _created(self) -> str:
