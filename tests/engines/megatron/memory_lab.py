@@ -162,9 +162,9 @@ def _component(stack: traceback.StackSummary) -> str | None:
         return "projections" if _is_input_of_experts(names) else "experts"
     if ("attention.py", "get_query_key_value_tensors") in names and ("normalization.py", "forward") in names:
         return "attention"  # norms over heads
-    if {("normalization.py", "forward"), ("norms.py", "forward")} & names:
+    if ("functional.py", "rms_norm") in names:
         return "norms" if ("transformer_layer.py", "forward") in names else "ends"
-    if ("row_linear.py", "_forward_impl") in names:
+    if ("modules.py", "_forward_impl") in names:
         return "mlp" if ("mlp.py", "forward") in names else "attention"
     if ("mlp.py", "glu") in names:
         return "mlp"
@@ -176,7 +176,7 @@ def _component(stack: traceback.StackSummary) -> str | None:
 def _is_input_of_experts(names: set[tuple[str, str]]) -> bool:
     """What the router reads, or the first product of the MLP beside the experts."""
     of_product = ("layers.py", "linear_with_grad_accumulation_and_async_allreduce") in names
-    is_last = ("row_linear.py", "_forward_impl") in names
+    is_last = ("modules.py", "_forward_impl") in names
     beside = ("shared_experts.py", "forward") in names and of_product and not is_last
     return beside or ("router.py", "gating") in names
 
