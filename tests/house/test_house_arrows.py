@@ -34,7 +34,7 @@ ARROWS: dict[str, set[str]] = {
     "engines.vllm": {
         "clock", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
     },
-    "engines.ray": {"clock", "weights", "recipe", "errors"},
+    "engines.ray": {"clock", "weights", "errors"},
     "convert": {"store", "batch", "recipe", "errors"},
     "preflight": {"convert", "data", "recipe", "errors"},
     "wire": {
