@@ -8,8 +8,8 @@
                                          checksum.require_equal        <--  end_weights(): what was read back
     score the canary                -->  canary.Canary.check           <--  score the canary
 
-The driver gets checksums and where the bytes lie, never the bytes. Five ways, of which `Sync` and `RankSource`
-choose; `-->` is a copy, `==>` reads in place, and in brackets is who owns the bytes, and how long:
+The driver gets checksums and where the bytes lie; the bytes only for an export. Five ways, of which `Sync` and
+`RankSource` choose; `-->` is a copy, `==>` reads in place, and in brackets is who owns the bytes, and how long:
 
     one process   parameters [trainer, until the next update]
                     ==> views ==> loaded

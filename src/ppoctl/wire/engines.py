@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ppoctl.batch.records import TRUNCATED, Rollouts, State
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
-from ppoctl.ports import Generator, Models
+from ppoctl.ports import Generator
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.probe import probe, require_gold_wins
 from ppoctl.rewards.processes import ProcessScorer
@@ -17,8 +16,6 @@ from ppoctl.wire.processes import Placed, Say, place
 from ppoctl.wire.sockets import Sockets
 
 if TYPE_CHECKING:
-    from ppoctl.engines.megatron.trainer import MegatronActor
-    from ppoctl.weights.sending import NamedWeights
     from ppoctl.weights.sync import TrainerSide
 
 PROBED_ROWS = 4
@@ -54,7 +51,7 @@ def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, m
     """Real engines, none of them at a state yet. Nothing heavy is built before it is first asked."""
     from ppoctl.convert.source import model_folder
     from ppoctl.engines.megatron.factory import trainer_settings
-    from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic
+    from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, trainer_side
 
     placed = place(recipe)
     folder = str(model_folder(recipe.model.path))
@@ -62,7 +59,7 @@ def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, m
     return Sockets(
         actor=actor,
         critic=MegatronCritic(trainer_settings(recipe, "critic"), placed.critic),
-        generator=lambda models, say: _generator(recipe, folder, placed, _trainer_side(actor, models), say),
+        generator=lambda models, say: _generator(recipe, folder, placed, trainer_side(actor, models.actor_at), say),
         scorer=scorer,
         questions=questions,
         source_digest=f"{model_digest}:{recipe.model.dtype}",
@@ -86,39 +83,3 @@ def _generator(recipe: Recipe, folder: str, placed: Placed, trainer: "TrainerSid
     )
 
     return VllmGenerator(settings, trainer, placed.generator(settings, say), say)
-
-
-def _trainer_side(actor: "MegatronActor", models: Models) -> "TrainerSide":
-    """What the generator asks of this actor, which `models` brings to the state first."""
-    from ppoctl.weights.sync import TrainerSide
-
-    def weights(state: State) -> "NamedWeights":
-        models.actor_at(state)
-        return actor.weights(state)
-
-    def score(state: State, tokens: tuple[int, ...]) -> list[float]:
-        logprobs, _ = models.actor_at(state).logprobs(as_rollout(tokens), temperature=1.0)
-        return [float(value) for value in logprobs[0]]
-
-    return TrainerSide(weights, score, lambda state, folder: models.actor_at(state).save_weights(folder))
-
-
-def as_rollout(tokens: tuple[int, ...]) -> Rollouts:
-    """A token sequence as one row: its first token is the prompt, the rest the response."""
-    response = torch.tensor([tokens[1:]])
-    return Rollouts(
-        prompt_tokens=torch.tensor(tokens[:1]),
-        prompt_lengths=torch.tensor([1]),
-        tokens=response,
-        lengths=torch.tensor([response.shape[1]]),
-        mask=torch.ones_like(response, dtype=torch.bool),
-        sampler_logprobs=torch.zeros(response.shape),
-        finish=torch.tensor([TRUNCATED]),
-        seeds=torch.tensor([0]),
-        prompt_ids=["canary"],
-        sample_indices=[0],
-        texts=[""],
-        answers=[""],
-        stamps=[""],
-        sends=[1],
-    )

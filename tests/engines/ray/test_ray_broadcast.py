@@ -9,13 +9,12 @@ import pytest
 
 from ppoctl.batch.records import State
 from ppoctl.engines.megatron.factory import trainer_settings
-from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
 from ppoctl.engines.vllm import VllmSettings
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.recipe.load import load
 from ppoctl.weights.canary import Canary
-from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
-from ppoctl.wire.engines import as_rollout
+from ppoctl.weights.sync import EngineSide, Sync
 from ppoctl.wire.processes import Placed, place
 
 ROOT = Path(__file__).parents[3]
@@ -64,11 +63,7 @@ def test_two_engines_get_weights_and_one_is_killed_over_it(placed, monkeypatch: 
     settings = VllmSettings(actor.settings.model, "float32", 128, (1,), table)
     hosts = made.generator(settings, said.append)
 
-    def score(state: State, tokens: tuple[int, ...]) -> list[float]:
-        logprobs, _ = actor.logprobs(as_rollout(tokens), temperature=1.0)
-        return [float(value) for value in logprobs[0]]
-
-    side = TrainerSide(actor.weights, score, lambda state, folder: None)
+    side = trainer_side(actor, lambda state: actor)
     fleet = Fleet(hosts, Sync(side, hosts, Canary.of("float32", 128, tolerance=None)), 8, said.append)
     with monkeypatch.context() as small:
         small.setattr(made.actor.ranks, "bucket_bytes", 2**16)

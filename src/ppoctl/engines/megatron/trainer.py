@@ -1,15 +1,16 @@
 """The ports of actor and critic: asks all ranks of the role, and puts together what they say."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
-from ppoctl.batch.records import Rollouts, State
+from ppoctl.batch.records import TRUNCATED, Rollouts, State
 from ppoctl.convert.companions import Companions
 from ppoctl.convert.destination import flush
 from ppoctl.convert.hugging_face import Spec
@@ -21,9 +22,10 @@ from ppoctl.engines.megatron.rank import StepShare, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
-from ppoctl.ports import Minibatch, MinibatchResult, Objective
+from ppoctl.ports import Actor, Minibatch, MinibatchResult, Objective
 from ppoctl.weights.bucket import tensors_of
 from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sync import TrainerSide
 
 LOOK_EVERY_S = 0.2
 """Ranks in other processes are asked no more often whether they have written a state."""
@@ -141,3 +143,38 @@ def _result(steps: Sequence[StepShare]) -> MinibatchResult:
     """One optimizer step, from what each rank saw of it."""
     found = merge([step.share for step in steps if step.share is not None])
     return MinibatchResult(steps[0].loss, steps[0].grad_norm, found.outputs, found.entropy)
+
+
+def trainer_side(actor: MegatronActor, actor_at: Callable[[State], Actor]) -> TrainerSide:
+    """What a sync of weights asks of `actor`; `actor_at` brings it to a state (`ports.Models`)."""
+
+    def weights(state: State) -> NamedWeights:
+        actor_at(state)
+        return actor.weights(state)
+
+    def score(state: State, tokens: tuple[int, ...]) -> list[float]:
+        logprobs, _ = actor_at(state).logprobs(_as_rollout(tokens), temperature=1.0)
+        return [float(value) for value in logprobs[0]]
+
+    return TrainerSide(weights, score, lambda state, folder: actor_at(state).save_weights(folder))
+
+
+def _as_rollout(tokens: tuple[int, ...]) -> Rollouts:
+    """A token sequence as one row: its first token is the prompt, the rest the response."""
+    response = torch.tensor([tokens[1:]])
+    return Rollouts(
+        prompt_tokens=torch.tensor(tokens[:1]),
+        prompt_lengths=torch.tensor([1]),
+        tokens=response,
+        lengths=torch.tensor([response.shape[1]]),
+        mask=torch.ones_like(response, dtype=torch.bool),
+        sampler_logprobs=torch.zeros(response.shape),
+        finish=torch.tensor([TRUNCATED]),
+        seeds=torch.tensor([0]),
+        prompt_ids=["canary"],
+        sample_indices=[0],
+        texts=[""],
+        answers=[""],
+        stamps=[""],
+        sends=[1],
+    )
