@@ -18,7 +18,7 @@ ARROWS: dict[str, set[str]] = {
     "clock": set(),
     "versions": set(),
     "recipe": {"model", "metrics", "errors"},
-    "plan": {"convert", "recipe", "model", "errors"},
+    "plan": {"loop", "store", "convert", "recipe", "model", "errors"},
     "launch": {"errors"},
     "ppo": set(),
     "batch": {"model", "metrics", "errors"},

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fakes.stories import NO_CRITIC
 from plan.small_model import SMALL as DENSE
 from ppoctl.engines.ray.room import Room
+from ppoctl.loop.stories import PPO, outline
 from ppoctl.model.reading import read_shape
 from ppoctl.plan.memory import generator, residency
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
@@ -244,19 +246,46 @@ def test_the_driver() -> None:
     assert driver.peak == max(driver.samples, driver.records)
 
 
+OF_PPO = residency.turns_of(outline(PPO))
+
+
+def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read() -> None:
+    assert OF_PPO.stages[0] == "rollout"
+    assert OF_PPO.stages[-2:] == ("actor_update", "eval")
+    assert OF_PPO.draws == ("rollout", "eval")
+    assert OF_PPO.scores == {"actor": ("rollout", "logprobs", "eval"), "critic": ("values",)}
+    assert OF_PPO.on_device == {
+        "generator": ("rollout", "reward", "eval"),
+        "actor weights": ("rollout", "logprobs", "advantages", "actor_update", "eval"),
+        "actor training": ("actor_update",),
+        "reference": ("logprobs", "advantages"),
+        "critic weights": ("values", "critic_update"),
+        "critic training": ("critic_update",),
+    }
+    without_critic = residency.turns_of(outline(NO_CRITIC))
+    assert "critic" not in without_critic.scores
+    assert without_critic.on_device["actor weights"] == (
+        "rollout",
+        "logprobs",
+        "group_advantages",
+        "actor_update",
+        "eval",
+    )
+
+
 def test_a_stage_fits_or_names_what_is_largest() -> None:
     items = [
         residency.Item("a", 5, "less a"),
         residency.Item("b", 3, "less b", ("values", "eval")),
         *residency.at_work("c", "less c", {"values": 9, "rollout": 0}),
     ]
-    stages = {stage.stage: stage for stage in residency.stages_in(residency.MemoryPool("here", 8), items)}
+    stages = {stage.stage: stage for stage in residency.stages_in(residency.MemoryPool("here", 8), items, OF_PPO)}
     assert (stages["rollout"].resident, stages["rollout"].bytes, stages["rollout"].fits) == (("a",), 5, True)
     assert (stages["eval"].bytes, stages["eval"].fits) == (8, True)
     values = stages["values"]
     assert (values.bytes, values.fits) == (17, False)
     assert [(item.name, item.lower) for item in values.largest] == [("c", "less c"), ("a", "less a"), ("b", "less b")]
-    [first, *_] = residency.stages_in(residency.MemoryPool("there", None), items)
+    [first, *_] = residency.stages_in(residency.MemoryPool("there", None), items, OF_PPO)
     assert first.fits is None
 
 

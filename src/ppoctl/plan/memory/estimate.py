@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import OutOfMemoryError
+from ppoctl.loop.stories import PPO, outline
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.driver import Batch, DriverBytes, Records, driver_bytes, records_of
 from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes, copies_of, on_cpu, on_gpu, transfer_bytes
 from ppoctl.plan.memory.items import PlanInputs, moved_out, on_gpus, on_machines
 from ppoctl.plan.memory.node import NodeBytes, fullest_node
 from ppoctl.plan.memory.part import Microbatch, Precision
-from ppoctl.plan.memory.residency import Residency, StageBytes
+from ppoctl.plan.memory.residency import Residency, StageBytes, turns_of
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.plan.microbatches import microbatches, most_tokens
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts
@@ -22,7 +23,6 @@ from ppoctl.recipe.rules import longest_sequence
 from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe, TrainedTable
 
 GIB = 2**30
-ROLES = ("actor", "critic")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ra
     has to fit, or that of all nodes of a running Ray, `ray_bytes`, where it is known."""
     weight = 4 if recipe.model.dtype == "float32" else 2
     at = Precision(weight, "cpu" if gpu_gib is None else "gpu")
-    trainings = {role: training_of(recipe, role, shape, at) for role in ROLES}
+    told = outline(PPO)
+    trainings = {role: training_of(recipe, role, shape, at) for role in told.roles}
     roles = {role: _role(training, weight) for role, training in trainings.items()}
     new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
     window = recipe.rollout.max_prompt_tokens + new_tokens
@@ -109,6 +110,7 @@ def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ra
         sending=sent,
         batch=batch,
         states={role: found.state for role, found in roles.items()},
+        turns=turns_of(told),
     )
     joins = recipe.cluster.ray_address is not None
     host = ray_bytes if joins else machine_bytes()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ppoctl.plan.memory.driver import Batch, DriverBytes
 from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes
-from ppoctl.plan.memory.residency import STAGES, TURNS, Item, MemoryPool, Residency, at_work, residency
+from ppoctl.plan.memory.residency import Item, MemoryPool, Residency, Turns, at_work, residency
 from ppoctl.plan.memory.trainer import RankBytes, Training
 from ppoctl.recipe.batching import limit
 from ppoctl.recipe.parallel import devices, is_one_process, processes
@@ -18,8 +18,6 @@ OBJECT_STORE_BYTES = 256 * MIB
 RANK_BYTES, VLLM_BYTES = 400 * MIB, 550 * MIB
 """Python and libraries of a process before any model, and of one with vLLM (an engine's; the driver of a run in one
 process), as seen with torch 2.13 and vLLM 0.32 for CPUs."""
-_READS = {"actor": ("rollout", "logprobs", "eval"), "critic": ("values",)}
-"""Stages in which a role scores: the actor also for the canary."""
 _SMALLER_BUCKETS = "lower `cluster.weights_bucket_mib`"
 _MORE_NODES = "take more nodes (`cluster.ray_address`) or a smaller model"
 
@@ -38,6 +36,8 @@ class PlanInputs:
     batch: Batch
     states: Mapping[str, int]
     """Bytes of a saved state, by role."""
+    turns: Turns
+    """Who is at work in which stage of the story."""
 
     def stage(self, role: str, rank: int) -> int:
         """The pipeline stage of a rank; Megatron-Core counts over pipeline ranks last."""
@@ -75,8 +75,10 @@ def on_machines(inputs: PlanInputs, host_bytes: int | None) -> list[Residency]:
     fewer = "lower `generator.engines`" if generator.engines > 1 else None
     items.append(Item("generator weights", count * generator.weights, fewer or "choose a smaller model"))
     items.append(Item("KV cache", count * generator.kv_cache, "lower `generator.kv_cache_mib`"))
-    items += at_work("weights on their way", _SMALLER_BUCKETS, {"rollout": inputs.sending.on_the_way})
-    return [residency(place, [*items, *_driver_items(inputs)], draws=_draws(inputs))]
+    items += at_work(
+        "weights on their way", _SMALLER_BUCKETS, dict.fromkeys(inputs.turns.draws[:1], inputs.sending.on_the_way)
+    )
+    return [residency(place, [*items, *_driver_items(inputs)], inputs.turns, draws=_draws(inputs))]
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,10 @@ def _residency(inputs: PlanInputs, name: str, gpu_bytes: int, tenants: Mapping[s
         items += _trainer_items(inputs, role, ranks, _Advice(split, shared), turns)
     parts = {"actor": inputs.sending.on_sender, "generator": inputs.sending.on_engine}
     on_the_way = sum(size for role, size in parts.items() if role in tenants)
-    items += at_work("weights on their way", _SMALLER_BUCKETS, {"rollout": on_the_way})
-    return residency(MemoryPool(name, gpu_bytes), items, draws="generator" not in tenants or _draws(inputs))
+    items += at_work("weights on their way", _SMALLER_BUCKETS, dict.fromkeys(inputs.turns.draws[:1], on_the_way))
+    return residency(
+        MemoryPool(name, gpu_bytes), items, inputs.turns, draws="generator" not in tenants or _draws(inputs)
+    )
 
 
 def _draws(inputs: PlanInputs) -> bool:
@@ -113,9 +117,9 @@ def _draws(inputs: PlanInputs) -> bool:
     return inputs.generator.full_sequences > 0
 
 
-def _turn(inputs: PlanInputs, part: str) -> tuple[str, ...]:
-    """The stages in which this part of a role is on the device."""
-    return TURNS[part] if inputs.recipe.cluster.offload else STAGES
+def _turn(inputs: PlanInputs, part: str) -> tuple[str, ...] | None:
+    """The stages in which this part of a role is on the device; None: all."""
+    return inputs.turns.on_device.get(part, ()) if inputs.recipe.cluster.offload else None
 
 
 def moved_out(inputs: PlanInputs) -> int:
@@ -140,7 +144,7 @@ def _trainer_items(
     role: str,
     ranks: Sequence[RankBytes],
     advice: _Advice,
-    turns: Mapping[str, tuple[str, ...]] = dict.fromkeys(("weights", "training", "reference"), STAGES),
+    turns: Mapping[str, tuple[str, ...] | None] = dict.fromkeys(("weights", "training", "reference")),
 ) -> Iterator[Item]:
     def total(name: str) -> int:
         return sum(int(getattr(rank, name)) for rank in ranks)
@@ -155,11 +159,13 @@ def _trainer_items(
     if total("gather_buffer"):
         yield Item(f"{role} gather buffer", total("gather_buffer"), _lower(inputs, role, with_gradient=False))
     reads = _lower(inputs, role, with_gradient=False)
-    yield from at_work(f"{role} at work", reads, dict.fromkeys(_READS[role], total("forward")))
+    yield from at_work(f"{role} at work", reads, dict.fromkeys(inputs.turns.scores[role], total("forward")))
     trains = _lower(inputs, role, with_gradient=True)
     if training.recompute != "full":
         trains += f", or set `{role}.recompute`"
-    yield from at_work(f"{role} at work", trains, {f"{role}_update": total("update")})
+    yield from at_work(
+        f"{role} at work", trains, dict.fromkeys(inputs.turns.on_device.get(f"{role} training", ()), total("update"))
+    )
 
 
 def _lower(inputs: PlanInputs, role: str, *, with_gradient: bool) -> str:
@@ -173,8 +179,8 @@ def _lower(inputs: PlanInputs, role: str, *, with_gradient: bool) -> str:
 def _driver_items(inputs: PlanInputs) -> Iterator[Item]:
     driver, recipe = inputs.driver, inputs.recipe
     lower = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
-    rest = dict.fromkeys(STAGES[1:], driver.records)
-    yield from at_work("samples and records", lower, {"rollout": driver.samples, **rest})
+    first, *rest = inputs.turns.stages
+    yield from at_work("samples and records", lower, {first: driver.samples, **dict.fromkeys(rest, driver.records)})
     if recipe.checkpoint.asynchronous:
         yield Item("states being written", sum(inputs.states.values()), "set `checkpoint.asynchronous = false`")
     if is_one_process(recipe):

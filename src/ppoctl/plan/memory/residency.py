@@ -2,31 +2,61 @@
 
 A pool is what memory belongs to: a GPU with the processes that share it, or a machine without GPUs with all
 processes of a run. Whatever is resident is so in all stages, unless roles take turns (`cluster.offload`): then each
-part is there for the stages of `TURNS`, and on the host in the others.
+part is there for the stages that `Turns` names, and on the host in the others.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
-
-TURNS: Mapping[str, tuple[str, ...]] = {
-    # The canary asks the actor for log-probs while the generator has its cache. Who has had a turn stays until the
-    # next one: reward and advantages need no device.
-    "generator": ("rollout", "reward", "eval"),
-    "actor weights": ("rollout", "logprobs", "advantages", "actor_update", "eval"),
-    "actor training": ("actor_update",),
-    "reference": ("logprobs", "advantages"),
-    "critic weights": ("values", "critic_update"),
-    "critic training": ("critic_update",),
-}
-"""Who is on the device in which stage, where roles take turns."""
-
-DRAWS = ("rollout", "eval")
-"""Stages in which the generator works."""
+from ppoctl.store.outline import EVAL, Outline, ToldStage
 
 SHOWN = 4
 """How many of the largest items of a stage are shown."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Who is at work in which stage of a story."""
+
+    stages: tuple[str, ...]
+    """All stages, in order, an evaluation last."""
+    draws: tuple[str, ...]
+    """Stages in which the generator works."""
+    scores: Mapping[str, tuple[str, ...]]
+    """Stages in which a role computes log-probs or values, by role; the actor also for the canary."""
+    on_device: Mapping[str, tuple[str, ...]]
+    """Stages in which a part of a role is on the device, where roles take turns."""
+
+
+def turns_of(outline: Outline) -> Turns:
+    """Who is at work when, by what each stage reads and trains. Whoever had a turn last stays until the next one
+    needs the device: rewards and advantages need none."""
+    stages = (*outline.stages, ToldStage(EVAL, ("actor", "prompts")))
+    scores: dict[str, list[str]] = {role: [] for role in outline.roles}
+    on_device: dict[str, list[str]] = {}
+    staying: tuple[str, ...] = ()
+    for stage in stages:
+        roles = [role for role in stage.reads if role in outline.roles]
+        weights = tuple(f"{role} weights" for role in roles)
+        working, last = staying, staying
+        if "prompts" in stage.reads:
+            # The canary asks the actor for log-probs while the generator has its cache.
+            working, last = ("generator", *weights), ("generator",)
+        elif stage.trains is not None:
+            working = last = (*weights, f"{stage.trains} training")
+        elif roles:
+            working = last = (*weights, *(["reference"] if "actor" in roles else []))
+        for role in roles if stage.trains is None else ():
+            scores[role].append(stage.name)
+        for part in working:
+            on_device.setdefault(part, []).append(stage.name)
+        staying = last
+    return Turns(
+        stages=tuple(stage.name for stage in stages),
+        draws=tuple(stage.name for stage in stages if "prompts" in stage.reads),
+        scores={role: tuple(names) for role, names in scores.items()},
+        on_device={part: tuple(names) for part, names in on_device.items()},
+    )
 
 
 @dataclass(frozen=True)
@@ -37,8 +67,8 @@ class Item:
     bytes: int
     lower: str
     """The recipe key that makes the item smaller, and which way to turn it."""
-    stages: tuple[str, ...] = STAGES
-    """Stages in which the item is there."""
+    stages: tuple[str, ...] | None = None
+    """Stages in which the item is there; None: in all."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +106,21 @@ class Residency:
         return max(self.stages, key=lambda stage: stage.bytes)
 
 
-def residency(place: MemoryPool, items: Sequence[Item], *, draws: bool = True) -> Residency:
+def residency(place: MemoryPool, items: Sequence[Item], turns: Turns, *, draws: bool = True) -> Residency:
     """What takes memory of a pool in every stage of a step. No stage in which the generator works fits unless it
     `draws` there at all."""
-    return Residency(place, tuple(items), tuple(stages_in(place, items, draws=draws)))
+    return Residency(place, tuple(items), tuple(stages_in(place, items, turns, draws=draws)))
 
 
-def stages_in(place: MemoryPool, items: Sequence[Item], *, draws: bool = True) -> list[StageBytes]:
+def stages_in(place: MemoryPool, items: Sequence[Item], turns: Turns, *, draws: bool = True) -> list[StageBytes]:
     """Bytes of a pool in every stage of a step; `draws` as in `residency`."""
-    found = [_stage(place, stage, [item for item in items if stage in item.stages]) for stage in STAGES]
-    return found if draws else [replace(stage, fits=False) if stage.stage in DRAWS else stage for stage in found]
+    found = [
+        _stage(place, stage, [item for item in items if item.stages is None or stage in item.stages])
+        for stage in turns.stages
+    ]
+    return (
+        found if draws else [replace(stage, fits=False) if stage.stage in turns.draws else stage for stage in found]
+    )
 
 
 def _stage(place: MemoryPool, stage: str, items: Sequence[Item]) -> StageBytes:
