@@ -201,7 +201,10 @@ class Starter:
         for number, name in enumerate(word for word in blow.kind.split() if word != "group"):
             if number and self._over(blow.gap_s):
                 break
-            (os.killpg if group else os.kill)(pid, signal.Signals[f"SIG{name}"])
+            try:
+                (os.killpg if group else os.kill)(pid, signal.Signals[f"SIG{name}"])
+            except ProcessLookupError:  # it has just ended
+                return bool(number)
         return True
 
     def _orphans(self, session: int) -> list[str]:
