@@ -269,3 +269,21 @@ def test_gpus_are_asked_for_the_smallest(
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert gpu_gib_here() == gib
+
+
+def test_where_mlflow_is_may_be_known_only_where_the_run_will_be(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ["--set", "tracking={kind='mlflow', uri='$WHERE_MLFLOW_IS/one'}"]
+    monkeypatch.delenv("WHERE_MLFLOW_IS", raising=False)
+    says = "`tracking.uri` is `$WHERE_MLFLOW_IS/one`, and the environment has no `WHERE_MLFLOW_IS`"
+    assert run(["validate", "r.toml", *sets]) == 0
+    assert f"note: {says}; not checked\n" in capsys.readouterr().err
+    assert run(["validate", "r.toml", *sets, "--assets"]) == 3
+    assert f"{says}\n\nhint: export WHERE_MLFLOW_IS=URI" in capsys.readouterr().err
+    assert run(["train", "r.toml", *sets]) == 3
+    assert not Path("runs").exists()
+    monkeypatch.setenv("WHERE_MLFLOW_IS", "http://mlflow:5000")
+    capsys.readouterr()
+    assert run(["validate", "r.toml", *sets, "--assets"]) == 0
+    assert "tracking.uri" not in capsys.readouterr().err

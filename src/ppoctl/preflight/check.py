@@ -11,6 +11,7 @@ from ppoctl.model.reading import shape_if_here
 from ppoctl.preflight.model import model_faults, require_critic
 from ppoctl.preflight.prompts import Counted, require_rows
 from ppoctl.recipe.generator_limits import device_of_the_build
+from ppoctl.recipe.layers import told_uri
 from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.schema import ColumnRows, Gsm8kRows, Recipe
 from ppoctl.recipe.shape import Path
@@ -43,7 +44,8 @@ def check(
     device: str | None = None,
     counted: Counted | None = None,
 ) -> Findings:
-    """Look at the model, the tokenizer with its template, and with `rows` at every row of the data.
+    """Look at the model, the tokenizer with its template, and with `rows` at what training needs besides: every row
+    of the data, and the variable that says where MLflow is.
 
     `recipe` may lack what is wrong in it (`recipe.partial`). `device`: what the generator will compute on, `cpu` or
     `gpu`; None: what the vLLM that is installed was built for. `counted`: told how many rows were read.
@@ -59,6 +61,8 @@ def check(
         found.problems += _window_problems(recipe, path, place)
     template = _template(path, found, place)
     if rows:
+        uri = getattr(getattr(recipe, "tracking", None), "uri", None)
+        _try(found, place(("tracking", "uri")), lambda: told_uri(uri))
         for key, table in _datasets(recipe):
             enough = getattr(getattr(recipe, "rollout", None), "prompts_per_step", 1) if key[1] == "train" else 1
             ask = partial(require_rows, table, ".".join(key[1:]), template, at_least=enough, counted=counted)

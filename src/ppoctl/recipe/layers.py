@@ -348,3 +348,17 @@ def _without_replaced(
         if (*path, name) not in replaced:
             kept[name] = _without_replaced(inner, value, above, replaced, (*path, name))
     return kept
+
+
+def told_uri(uri: str | None) -> str | None:
+    """What is told to MLflow. A variable is kept by name until here, so that what it holds is written nowhere. Raises
+    MissingAssetError where it is not set."""
+    variable = VARIABLE.match(uri or "")
+    if uri is None or variable is None:
+        return uri
+    name = variable[1] or variable[2]
+    if not os.environ.get(name):
+        raise MissingAssetError(
+            f"`tracking.uri` is `{uri}`, and the environment has no `{name}`", hint=f"export {name}=URI"
+        )
+    return os.environ[name] + uri[variable.end() :]

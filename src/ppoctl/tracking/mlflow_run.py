@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from ppoctl.errors import EnvironmentProblemError, without_secrets
-from ppoctl.recipe.layers import VARIABLE
+from ppoctl.errors import without_secrets
+from ppoctl.recipe.layers import told_uri
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
@@ -107,26 +107,11 @@ def address_of(settings: MlflowTracking, runs_dir: Path) -> Address:
     EnvironmentProblemError where the URI is a variable that is not set."""
     folder = runs_dir.resolve()
     file = folder / "mlflow.db" if settings.uri is None else None
-    uri = require_uri(settings) or f"sqlite:///{file}"
+    uri = told_uri(settings.uri) or f"sqlite:///{file}"
     # A server knows where its artifacts go; for a database MLflow would take the current directory.
     by_server = urlsplit(uri).scheme in ("http", "https", "databricks", "databricks-uc", "uc")
     artifacts = None if by_server else (folder / "mlflow-artifacts").as_uri()
     return Address(uri, settings.experiment, artifacts, file)
-
-
-def require_uri(settings: MlflowTracking) -> str | None:
-    """What is told to MLflow. A variable is kept by name until here, so that what it holds is written nowhere. Raises
-    EnvironmentProblemError where it is not set."""
-    uri = settings.uri
-    variable = VARIABLE.match(uri or "")
-    if uri is None or variable is None:
-        return uri
-    name = variable[1] or variable[2]
-    if not os.environ.get(name):
-        raise EnvironmentProblemError(
-            f"`tracking.uri` is `{uri}`, and the environment has no `{name}`", hint=f"export {name}=URI"
-        )
-    return os.environ[name] + uri[variable.end() :]
 
 
 class MlflowRun:

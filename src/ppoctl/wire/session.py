@@ -28,6 +28,7 @@ from ppoctl.launch.signals import StopFlag, stop_flag
 from ppoctl.loop.expectations import Verdict, judge
 from ppoctl.loop.run import Job, run
 from ppoctl.preflight import check as preflight
+from ppoctl.recipe.layers import told_uri
 from ppoctl.recipe.load import from_resolved
 from ppoctl.recipe.rules import unused
 from ppoctl.recipe.schema import MlflowTracking, Recipe
@@ -45,7 +46,6 @@ from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.tracking.console import Console, open_console
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
-from ppoctl.tracking.mlflow_run import require_uri
 from ppoctl.tracking.view import Cadence
 from ppoctl.versions import versions
 from ppoctl.wire import engines
@@ -129,7 +129,7 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str], int]:
     Returns the sockets, the digests of the sources, and the CPU threads in force.
     """
     if isinstance(recipe.tracking, MlflowTracking):
-        require_uri(recipe.tracking)
+        told_uri(recipe.tracking.uri)
     preflight.require(recipe)
     threads = engines.set_threads(recipe)
     questions = engines.read_questions(recipe)
