@@ -151,7 +151,7 @@ def test_a_run_goes_back_to_an_older_pair_and_what_came_after_is_kept_aside(tmp_
     play(layout.root, fake_recipe(**tables))
     assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
     assert layout.ledger.read_bytes() == RunLayout(tmp_path / "whole").ledger.read_bytes()
-    with pytest.raises(RecipeError, match=r"step 1 has no saved pair of states to go back to \(there are: "):
+    with pytest.raises(RecipeError, match=r"step 1 has no saved states to go back to \(there are: "):
         go_back(layout, 1)
 
 
