@@ -84,7 +84,6 @@ def _unread(tree: ast.Module) -> Iterator[ast.AST]:
         if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
             yield node
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
-            "BLOCK_COLUMNS",
             "CHUNK_TOKENS",
             "RECORDS",
         ):

@@ -1,7 +1,7 @@
 """Generalised advantage estimation without a loop, against hand-worked numbers and a float64 loop.
 
-Proved here: the recursion, its holes, its blocks (rows longer than one and than two levels of blocks) and its chunks
-of rows. Not proved: speed (benchmarks/gae.py), and numbers on a GPU.
+Proved here: the recursion, its holes, its doublings (rows on both sides of a power of two), a lambda for each row,
+and its chunks of rows. Not proved: speed (benchmarks/gae.py), and numbers on a GPU.
 """
 
 import pytest
@@ -16,7 +16,6 @@ from ppoctl.ppo.advantages import gae
 from tolerance import EXACT, FLOAT32
 
 SETTINGS = [(1.0, 1.0), (1.0, 0.95), (0.99, 0.95), (0.9, 0.5), (0.0, 1.0), (0.0, 0.0), (1.0, 0.0), (0.99, 1.0)]
-BLOCK = module.BLOCK_COLUMNS
 
 
 def reference(rewards, values, mask, gamma, lam):
@@ -53,7 +52,7 @@ def test_three_tokens_by_hand():
 
 
 @pytest.mark.parametrize(("gamma", "lam"), SETTINGS)
-@pytest.mark.parametrize("num_columns", [1, 2, BLOCK - 2, BLOCK - 1, BLOCK, 3 * BLOCK + 5, BLOCK * BLOCK + 7])
+@pytest.mark.parametrize("num_columns", [1, 2, 3, 6, 7, 14, 15, 197, 4103])
 def test_the_numbers_are_those_of_the_loop(gamma, lam, num_columns):
     rewards, values, mask = example(3, num_columns)
     found = gae(rewards, values, mask, gamma=gamma, lam=lam)
@@ -77,6 +76,16 @@ def test_any_gamma_and_lambda_agree_with_the_loop(seed, num_columns, gamma, lam)
     found = gae(rewards, values, mask, gamma=gamma, lam=lam)
     for got, expected in zip(found, reference(rewards, values, mask, gamma, lam), strict=True):
         FLOAT32.check(got, expected)
+
+
+def test_each_row_may_have_its_own_lambda():
+    rewards, values, mask = example(4, 40)
+    lams = torch.tensor([0.0, 0.5, 1.0, 0.97])
+    found = gae(rewards, values, mask, gamma=0.9, lam=lams)
+    for row, lam in enumerate(lams.tolist()):
+        alone = reference(*(x[row : row + 1] for x in (rewards, values, mask)), 0.9, lam)
+        for got, expected in zip(found, alone, strict=True):
+            FLOAT32.check(got[row : row + 1], expected)
 
 
 def test_a_hole_is_as_if_its_column_were_not_there():
@@ -143,7 +152,7 @@ def test_a_terminal_reward_reaches_the_first_of_many_tokens_undiminished():
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_garbage_under_the_mask_changes_no_bit(garbage):
-    rewards, values, mask = example(4, 2 * BLOCK)
+    rewards, values, mask = example(4, 128)
     clean = gae(poisoned(rewards, mask, 0.0), poisoned(values, mask, 0.0), mask, gamma=0.99, lam=0.95)
     dirty = gae(poisoned(rewards, mask, garbage), poisoned(values, mask, garbage), mask, gamma=0.99, lam=0.95)
     for got, expected in zip(dirty, clean, strict=True):
@@ -168,7 +177,7 @@ def test_the_results_are_constants_of_the_update():
 
 
 def test_autocast_does_not_reach_the_sums():
-    rewards, values, mask = example(2, 3 * BLOCK)
+    rewards, values, mask = example(2, 192)
     expected = gae(rewards, values, mask, gamma=1.0, lam=0.95)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = gae(rewards, values, mask, gamma=1.0, lam=0.95)
@@ -182,3 +191,9 @@ def test_a_discount_outside_zero_to_one_is_refused(gamma, lam, name):
     one = torch.ones(1, 1)
     with pytest.raises(ValueError, match=f"{name} is"):
         gae(one, one, one.bool(), gamma=gamma, lam=lam)
+
+
+def test_the_lambda_of_every_row_is_looked_at():
+    grid = torch.ones(2, 1)
+    with pytest.raises(ValueError, match=r"lam is 1\.5"):
+        gae(grid, grid, grid.bool(), gamma=1.0, lam=torch.tensor([1.0, 1.5]))

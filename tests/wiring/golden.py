@@ -37,7 +37,7 @@ from ppoctl.store.once import load_record
 from wiring.bench import BASE, open_bench
 
 FILE = Path(__file__).parent / "golden_run.json"
-DIGESTS = ("used_by", "tokens")
+DIGESTS = ("used_by", "tokens", "seal")
 """Of a line of the ledger."""
 DIGITS = 7
 
