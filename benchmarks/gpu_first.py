@@ -497,7 +497,7 @@ def _minibatch(rollouts):
 
     from ppoctl.ports import Minibatch
 
-    return Minibatch(torch.arange(rollouts.num_seqs), int(rollouts.mask.sum()), roofline.STEP)
+    return Minibatch(torch.arange(rollouts.num_seqs), (int(rollouts.mask.sum()),), roofline.STEP)
 
 
 def _timed_update(part, kind, rank, rollouts, **extra):

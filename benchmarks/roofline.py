@@ -26,7 +26,7 @@ from ppoctl.engines.megatron.factory import DTYPES
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
-from ppoctl.ports import Minibatch, OptimizerStep
+from ppoctl.ports import Minibatch, OptimizerStep, Totals
 from ppoctl.recipe.schema import ByTokens
 
 STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
@@ -44,9 +44,12 @@ class Objective:
     mask: Tensor
     needs_entropy: bool
 
-    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, num_tokens_global: int) -> Tensor:
+    def totals(self, rows: Tensor) -> Totals:
+        return (int(self.mask[rows].sum()),)
+
+    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, totals: Totals) -> Tensor:
         total = (outputs * self.mask[rows]).sum()
-        return (total if entropy is None else total + entropy.sum()) / num_tokens_global
+        return (total if entropy is None else total + entropy.sum()) / totals[0]
 
 
 def model_of_50m(folder: Path, vocabulary: int) -> Qwen2Config:
@@ -162,7 +165,8 @@ def measured_share(
     """Prints a line; the share of the best matmul rate before and after."""
     rollouts = made_up_rollouts(*LENGTHS[kind], config.vocab_size)
     objective = Objective(rollouts.mask, case.needs_entropy)
-    batch = [Minibatch(torch.arange(rollouts.num_seqs), int(rollouts.mask.sum()), STEP)]
+    rows = torch.arange(rollouts.num_seqs)
+    batch = [Minibatch(rows, objective.totals(rows), STEP)]
     dtype = getattr(torch, args.dtype)
     case.trainer.update(rollouts, batch, objective)  # memory is touched for the first time
     peak = matmul_rate(dtype, device)

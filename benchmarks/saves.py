@@ -26,7 +26,7 @@ from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.ports import Minibatch, OptimizerStep
+from ppoctl.ports import Minibatch, OptimizerStep, Totals
 from ppoctl.recipe.schema import ByTokens
 
 STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
@@ -39,9 +39,12 @@ class Objective:
 
     needs_entropy: bool = False
 
-    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, num_tokens_global: int) -> Tensor:
+    def totals(self, rows: Tensor) -> Totals:
+        return (len(rows) * RESPONSE,)
+
+    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, totals: Totals) -> Tensor:
         assert entropy is None
-        return (outputs * (rows[:, None] >= 0)).sum() / num_tokens_global
+        return (outputs * (rows[:, None] >= 0)).sum() / totals[0]
 
 
 def model_of_10m(folder: Path) -> Path:
@@ -103,7 +106,8 @@ def measure(folder: Path, rounds: int) -> tuple[float, float, float, float]:
     actor = MegatronActor(settings, ThisProcess(MegatronRank(settings)))
     actor.start()
     data, objective = rollouts(), Objective()
-    batch = Minibatch(torch.arange(SEQUENCES), SEQUENCES * RESPONSE, STEP)
+    rows = torch.arange(SEQUENCES)
+    batch = Minibatch(rows, objective.totals(rows), STEP)
 
     def update() -> object:
         return actor.update(data, [batch], objective)

@@ -74,6 +74,13 @@ KL_REFERENCE_MEAN = Metric(
 )
 KL_COEF = Metric("kl/coef", "factor", "coefficient of the KL penalty")
 KL_PENALTY_MEAN = Metric("kl/penalty_mean", "reward", "mean KL penalty per token", "small beside the shaped reward")
+CORRECTION_WEIGHT_MEAN = Metric(
+    "correction/weight_mean", "factor", "mean weight of a token in the actor's loss (with ppo.rollout_correction)",
+    "near 1",
+)  # fmt: skip
+CORRECTION_CAPPED_FRAC = Metric(
+    "correction/capped_frac", "share", "tokens whose weight is rollout_correction.max_ratio", "near 0"
+)
 ADVANTAGE_RAW_MEAN = Metric("advantage/raw_mean", "reward", "mean advantage over counted tokens, before whitening")
 ADVANTAGE_RAW_STD = Metric(
     "advantage/raw_std",
@@ -144,6 +151,7 @@ TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, weights sen
 TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
 TIME_VALUES_S = Metric("time/values_s", "s", "time of the critic's values")
 TIME_LOGPROBS_S = Metric("time/logprobs_s", "s", "time of log-probs, the reference's included")
+TIME_CORRECTION_S = Metric("time/correction_s", "s", "time of the rollout correction")
 TIME_ADVANTAGES_S = Metric("time/advantages_s", "s", "time of the advantages")
 TIME_CRITIC_UPDATE_S = Metric("time/critic_update_s", "s", "time of the critic's update")
 TIME_ACTOR_UPDATE_S = Metric("time/actor_update_s", "s", "time of the actor's update")

@@ -98,12 +98,16 @@ class OptimizerStep:
     eps: float
 
 
+Totals = tuple[int, ...]
+"""What each term of an objective divides by, counted over a whole minibatch. Only the objective reads it."""
+
+
 @dataclass(frozen=True)
 class Minibatch:
-    """One optimizer step: which rows, how many tokens count in all of them, and the step's settings."""
+    """One optimizer step: which rows, what the objective divides by, and the step's settings."""
 
     rows: Int[Tensor, " M"]
-    num_tokens_global: int
+    totals: Totals
     step: OptimizerStep
 
 
@@ -126,15 +130,19 @@ class Objective(Protocol):
     @property
     def needs_entropy(self) -> bool: ...
 
+    def totals(self, rows: Int[Tensor, " M"]) -> Totals:
+        """What the loss of a minibatch of these rows is divided by; all 0 where nothing in it counts."""
+        ...
+
     def __call__(
         self,
         rows: Int[Tensor, " m"],
         outputs: Float[Tensor, "m R"],
         entropy: Float[Tensor, "m R"] | None,
-        num_tokens_global: int,
+        totals: Totals,
     ) -> Float[Tensor, ""]:
-        """Sum over counted tokens of `rows`, divided by `num_tokens_global`; summing over any split of a minibatch
-        gives the minibatch's loss. `outputs` are log-probs (actor) or values (critic), 0 where not present."""
+        """The share of these rows in the loss of a minibatch with these totals; summing over any split of a minibatch
+        gives its loss. `outputs` are log-probs (actor) or values (critic), 0 where not present."""
         ...
 
 

@@ -12,6 +12,7 @@ from ppoctl.batch.records import (
     RECORDS,
     Advantages,
     Carry,
+    Correction,
     Evaluation,
     Logprobs,
     Record,
@@ -96,6 +97,7 @@ BROKEN: list[tuple[str, Callable[[], Record]]] = [
     ("words has one entry per sequence", lambda: rewards(extras={"words": [1.0]})),
     ("advantages under the mask are 0", lambda: advantages(advantages=set_at(GRID, 1, 1, 0.1))),
     ("returns under the mask are 0", lambda: advantages(returns=set_at(GRID, 2, 1, -0.1))),
+    ("weights under the mask are 0", lambda: Correction(GRID.abs() + 1, MASK, {})),
     ("token_rewards under the mask are 0", lambda: advantages(token_rewards=set_at(GRID, 0, 2, 0.1))),
 ]
 
@@ -112,6 +114,7 @@ WHOLE: list[Record] = [
     Values(GRID, "critic@1:x"),
     Logprobs(GRID, GRID.abs(), "actor@1:x", {"gap_mean_abs": 0.5}),
     Logprobs(GRID, GRID.abs(), "actor@1:x", {"gap_mean_abs": 0.5}, GRID * 2),
+    Correction(GRID.abs(), MASK, {"correction/weight_mean": 1.25}),
     advantages(),
     Update("actor", 3, "p", "q", 7, {"loss": [0.5, 0.25]}, {"policy/loss": 0.375}),
     Evaluation("actor@1:x", {"eval/held/pass_at_1": 0.5}, [{"score": 1.0, "b": 2, "a": "x"}, {"score": None}]),
@@ -195,6 +198,7 @@ def test_figures_of_rewards_are_those_of_the_rows_that_have_a_score() -> None:
 def test_other_figures_are_the_summaries_in_order() -> None:
     found = {type(record).__name__: list(record.figures().items()) for record in WHOLE}
     assert found["Logprobs"] == [("mismatch/gap_mean_abs", 0.5)]
+    assert found["Correction"] == [("correction/weight_mean", 1.25)]
     assert found["Advantages"] == [("a", 1.0), ("b", 2.0)]
     assert found["Update"] == [("policy/loss", 0.375)]
     assert found["Evaluation"] == [("eval/held/pass_at_1", 0.5)]

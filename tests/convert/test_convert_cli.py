@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from fakes.job import PPO_FACTS
+from fakes.job import PPO_STORIES
 from ppoctl.batch.digest import flushed_digest
 from ppoctl.cli.app import run
 from ppoctl.convert.companions import companions_digest
@@ -62,7 +62,7 @@ def trained(ask: Ask, model: Model) -> RunLayout:
     recipe = SMALLEST.replace('"base"', f'"{Path("source").resolve()}"')
     layout.root.parent.mkdir()
     sources = {COMPANIONS: companions_digest(Path("source"))}
-    run_dir.create(layout, recipe_toml=recipe, resolved={}, facts={"sources": sources, **PPO_FACTS})
+    run_dir.create(layout, recipe_toml=recipe, resolved=PPO_STORIES, facts={"sources": sources})
     rollouts = lab.make_rollouts()
     actor, critic = lab.actor(model("qwen2"), dtype="bfloat16"), lab.critic(model("qwen2"), dtype="bfloat16")
     for step in (2, 4):

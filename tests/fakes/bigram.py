@@ -158,7 +158,7 @@ class BigramTrainer:
         table = self.table.clone().requires_grad_()
         outputs, entropy = self._outputs(rollouts, minibatch.rows, table, self.temperature)
         entropy = entropy if objective.needs_entropy else None
-        loss = objective(minibatch.rows, outputs, entropy, minibatch.num_tokens_global)
+        loss = objective(minibatch.rows, outputs, entropy, minibatch.totals)
         loss.backward()  # type: ignore[no-untyped-call]
         assert table.grad is not None
         norm = table.grad.norm()

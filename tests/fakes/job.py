@@ -15,10 +15,11 @@ from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.retention import saved_steps
+from ppoctl.store.run_dir import STORIES
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.job import Surroundings, Wiring, assemble
 from ppoctl.wire.sockets import Sockets
-from ppoctl.wire.stories import StoryAt, outlines, story_at
+from ppoctl.wire.stories import StoryAt, as_recorded, story_at
 
 
 @dataclass
@@ -57,8 +58,8 @@ class Witness:
             self.tell(f"inside rollout after {done} samples")
 
 
-PPO_FACTS = {"stories": Outlines({1: outline(PPO)}).as_json()}
-"""What run.json says of a run that tells one story."""
+PPO_STORIES = {STORIES: Outlines({1: outline(PPO)}).as_json()}
+"""What is recorded of a recipe that tells one story, beside its keys."""
 
 
 def saved_pairs(layout: RunLayout) -> list[int]:
@@ -87,8 +88,8 @@ def open_run(
         run_dir.create(
             layout,
             recipe_toml="",
-            resolved=recipe.model_dump(mode="json", by_alias=True),
-            facts={"stories": outlines(recipe, choose).as_json()},
+            resolved=as_recorded(recipe, choose),
+            facts={},
         )
     attempt = claim(layout)
     artifact.sweep(layout)

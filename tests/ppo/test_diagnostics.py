@@ -8,7 +8,7 @@ from grids import GARBAGE, holey_mask, normal, poisoned
 
 from ppoctl.metrics import find
 from ppoctl.ppo.diagnostics import nearest_rank, policy_diagnostics, sampler_gap, value_diagnostics
-from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss
+from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_losses
 from tolerance import EXACT, FLOAT32
 
 CLIP = PolicyClip(low=0.2, high=0.3, dual=3.0)
@@ -50,7 +50,7 @@ def test_the_clip_fractions_count_exactly_the_tokens_whose_gradient_stops():
     mask = holey_mask(8, 9, seed=3)
     found = policy_diagnostics(logprobs, old, advantages, mask, clip=CLIP)
     logprobs.requires_grad_()
-    clipped_policy_loss(logprobs, old, advantages, mask, clip=CLIP, num_tokens_global=1).backward()
+    clipped_policy_losses(logprobs, old, advantages, mask, clip=CLIP).sum().backward()
     stopped = ((logprobs.grad == 0) & mask).sum() / mask.sum()
     FLOAT32.check(found["clip_frac"] + found["dual_clip_frac"], stopped.item())
 

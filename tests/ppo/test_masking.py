@@ -6,7 +6,7 @@ from grids import GARBAGE, holey_mask, normal, poisoned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppoctl.ppo.masking import masked_mean, masked_sum, masked_token_mean, masked_variance, whiten
+from ppoctl.ppo.masking import masked_mean, masked_sum, masked_variance, whiten
 from tolerance import EXACT, FLOAT32
 
 X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
@@ -26,28 +26,14 @@ def test_whitening_by_hand():
     FLOAT32.check(whitened, torch.tensor([[-(2**-0.5), 0.0], [2**-0.5, 0.0]]))
 
 
-def test_a_share_of_the_token_mean_divides_by_the_global_count_and_not_by_its_own():
-    FLOAT32.check(masked_token_mean(X, MASK, num_tokens_global=16), 0.5)  # 8 / 16
-
-
-def test_shares_of_any_split_add_up_to_the_whole():
+def test_sums_of_any_split_add_up_to_the_whole():
     x, mask = normal(6, 5, seed=0), holey_mask(6, 5, seed=1)
-    num_tokens = int(mask.sum())
-    shares = [
-        masked_token_mean(x[rows], mask[rows], num_tokens_global=num_tokens)
-        for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
-    ]
-    FLOAT32.check(sum(shares), masked_mean(x, mask))
+    parts = [masked_sum(x[rows], mask[rows]) for rows in (slice(0, 1), slice(1, 4), slice(4, 6))]
+    FLOAT32.check(sum(parts) / int(mask.sum()), masked_mean(x, mask))
 
 
-def test_a_share_without_counted_tokens_is_zero():
-    EXACT.check(masked_token_mean(X, torch.zeros_like(MASK), num_tokens_global=3), 0.0)
+def test_a_sum_without_counted_tokens_is_zero():
     EXACT.check(masked_sum(X, torch.zeros_like(MASK)), 0.0)
-
-
-def test_a_global_count_below_one_is_refused():
-    with pytest.raises(ValueError, match="num_tokens_global is 0"):
-        masked_token_mean(X, MASK, num_tokens_global=0)
 
 
 @pytest.mark.parametrize("statistic", [masked_mean, masked_variance, whiten])

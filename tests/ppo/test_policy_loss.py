@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppoctl.ppo.masking import masked_mean
-from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss, token_ratios, truncated_importance_weights
+from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_losses, token_ratios, truncated_importance_weights
 from tolerance import EXACT, FLOAT32
 
 CLIP = PolicyClip(low=0.2, high=0.3, dual=3.0)
@@ -22,9 +22,14 @@ ADVANTAGES = torch.tensor([[1.0, 1.0, 2.0], [-1.0, -1.0, -2.0]])
 EVERY = torch.ones(2, 3, dtype=torch.bool)
 
 
+def mean_loss(*args, over, **kwargs):
+    """The losses of all tokens over so many."""
+    return clipped_policy_losses(*args, **kwargs).sum() / over
+
+
 def loss_and_gradient(logprobs, *args, **kwargs):
     logprobs = logprobs.detach().clone().requires_grad_()
-    loss = clipped_policy_loss(logprobs, *args, **kwargs)
+    loss = mean_loss(logprobs, *args, **kwargs)
     loss.backward()
     return loss.detach(), logprobs.grad
 
@@ -37,14 +42,14 @@ def example(*, seed):
 def test_six_tokens_by_hand():
     # row 0, A > 0, -A min(ratio, clipped): -1.3 (clipped high), -0.5, -2 x 1.1; sum -4.0
     # row 1, A < 0, -A max(ratio, clipped): 1.5, 0.8 (clipped low), 2 x 3 (dual, instead of 2 x 4); sum 8.3
-    loss, gradient = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES, EVERY, clip=CLIP, num_tokens_global=6)
+    loss, gradient = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES, EVERY, clip=CLIP, over=6)
     FLOAT32.check(loss, 4.3 / 6)
     # d(-A ratio) / d logprob = -A ratio where nothing is clipped, 0 where something is
     FLOAT32.check(gradient * 6, torch.tensor([[0.0, -0.5, -2.2], [1.5, 0.0, 0.0]]))
 
 
 def test_without_a_dual_clip_a_bad_token_that_became_likely_pays_in_full():
-    loss, gradient = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES, EVERY, clip=NO_DUAL, num_tokens_global=6)
+    loss, gradient = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES, EVERY, clip=NO_DUAL, over=6)
     FLOAT32.check(loss, 6.3 / 6)  # 8 instead of 6 for the last token
     FLOAT32.check(gradient[1, 2] * 6, 8.0)
 
@@ -52,16 +57,14 @@ def test_without_a_dual_clip_a_bad_token_that_became_likely_pays_in_full():
 def test_the_dual_clip_leaves_good_tokens_alone():
     ratio = torch.tensor([[4.0]])
     wide = PolicyClip(low=0.2, high=9.0, dual=3.0)
-    loss = clipped_policy_loss(
-        ratio.log(), torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1).bool(), clip=wide, num_tokens_global=1
-    )
+    loss = mean_loss(ratio.log(), torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1).bool(), clip=wide, over=1)
     FLOAT32.check(loss, -4.0)
 
 
 def test_at_ratio_one_the_loss_is_minus_the_mean_advantage_and_the_gradient_minus_the_advantages():
     logprobs, _, advantages, mask = example(seed=0)
     n = int(mask.sum())
-    loss, gradient = loss_and_gradient(logprobs, logprobs, advantages, mask, clip=CLIP, num_tokens_global=n)
+    loss, gradient = loss_and_gradient(logprobs, logprobs, advantages, mask, clip=CLIP, over=n)
     FLOAT32.check(loss, -masked_mean(advantages, mask))
     FLOAT32.check(gradient * n, torch.where(mask, -advantages, 0))
 
@@ -69,9 +72,9 @@ def test_at_ratio_one_the_loss_is_minus_the_mean_advantage_and_the_gradient_minu
 def test_microbatches_add_up_to_the_whole_in_value_and_gradient():
     logprobs, old, advantages, mask = example(seed=0)
     n = int(mask.sum())
-    whole, gradient = loss_and_gradient(logprobs, old, advantages, mask, clip=CLIP, num_tokens_global=n)
+    whole, gradient = loss_and_gradient(logprobs, old, advantages, mask, clip=CLIP, over=n)
     parts = [
-        loss_and_gradient(logprobs[r], old[r], advantages[r], mask[r], clip=CLIP, num_tokens_global=n)
+        loss_and_gradient(logprobs[r], old[r], advantages[r], mask[r], clip=CLIP, over=n)
         for r in (slice(0, 1), slice(1, 4), slice(4, 6))
     ]
     FLOAT32.check(sum(loss for loss, _ in parts), whole)
@@ -80,9 +83,9 @@ def test_microbatches_add_up_to_the_whole_in_value_and_gradient():
 
 def test_padding_columns_and_the_order_of_rows_change_nothing():
     logprobs, old, advantages, mask = example(seed=0)
-    expected = clipped_policy_loss(logprobs, old, advantages, mask, clip=CLIP, num_tokens_global=9)
+    expected = mean_loss(logprobs, old, advantages, mask, clip=CLIP, over=9)
     moved = [torch.nn.functional.pad(x.flip(0), (0, 4)) for x in (logprobs, old, advantages, mask)]
-    FLOAT32.check(clipped_policy_loss(*moved, clip=CLIP, num_tokens_global=9), expected)
+    FLOAT32.check(mean_loss(*moved, clip=CLIP, over=9), expected)
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
@@ -93,7 +96,7 @@ def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(garbage):
         grids = [poisoned(x, mask, bad) for x in (logprobs, old, advantages)]
         # Anomaly mode: no intermediate gradient is NaN either.
         with torch.autograd.set_detect_anomaly(True):
-            results.append(loss_and_gradient(*grids, mask, clip=CLIP, num_tokens_global=20))
+            results.append(loss_and_gradient(*grids, mask, clip=CLIP, over=20))
     EXACT.check(results[1][0], results[0][0])
     EXACT.check(results[1][1], results[0][1])
     EXACT.check(results[1][1][~mask], torch.zeros(int((~mask).sum())))
@@ -106,7 +109,7 @@ def test_ratios_under_the_mask_are_one():
 
 def test_weights_in_the_advantages_scale_each_token():
     weights = torch.tensor([[2.0, 0.0, 1.0], [1.0, 3.0, 0.5]])
-    loss, _ = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES * weights, EVERY, clip=CLIP, num_tokens_global=6)
+    loss, _ = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES * weights, EVERY, clip=CLIP, over=6)
     # 2 x -1.3 + 0 x -0.5 + 1 x -2.2 + 1 x 1.5 + 3 x 0.8 + 0.5 x 6
     FLOAT32.check(loss, 2.1 / 6)
 
@@ -115,7 +118,7 @@ def test_only_the_new_logprobs_carry_a_gradient():
     logprobs, old, advantages, mask = example(seed=0)
     old.requires_grad_()
     advantages.requires_grad_()
-    clipped_policy_loss(logprobs.requires_grad_(), old, advantages, mask, clip=CLIP, num_tokens_global=9).backward()
+    mean_loss(logprobs.requires_grad_(), old, advantages, mask, clip=CLIP, over=9).backward()
     assert logprobs.grad is not None
     assert old.grad is None
     assert advantages.grad is None
@@ -129,7 +132,7 @@ def test_a_token_hundreds_of_nats_away_gives_a_finite_loss():
         torch.tensor([[-1.0, 1.0]]),
         torch.ones(1, 2).bool(),
         clip=NO_DUAL,
-        num_tokens_global=1,
+        over=1,
     )
     FLOAT32.check(loss, math.exp(20))
     EXACT.check(gradient, torch.zeros(1, 2))
@@ -143,9 +146,7 @@ def test_a_token_is_the_textbook_formula(ratio, advantage, dual):
     if dual is not None and advantage < 0:
         expected = min(expected, -advantage * dual)
     one = torch.ones(1, 1)
-    loss = clipped_policy_loss(
-        one * math.log(ratio), 0 * one, one * advantage, one.bool(), clip=clip, num_tokens_global=1
-    )
+    loss = mean_loss(one * math.log(ratio), 0 * one, one * advantage, one.bool(), clip=clip, over=1)
     FLOAT32.check(loss, expected)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from grids import GARBAGE, holey_mask, normal, poisoned
 
-from ppoctl.ppo.value_loss import clipped_value_loss
+from ppoctl.ppo.value_loss import clipped_value_losses
 from tolerance import EXACT, FLOAT32
 
 VALUES = torch.tensor([[1.0, 1.0], [0.2, -1.0]])
@@ -13,9 +13,14 @@ RETURNS = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
 EVERY = torch.ones(2, 2, dtype=torch.bool)
 
 
+def mean_loss(*args, over, **kwargs):
+    """The losses of all tokens over so many."""
+    return clipped_value_losses(*args, **kwargs).sum() / over
+
+
 def loss_and_gradient(values, *args, **kwargs):
     values = values.detach().clone().requires_grad_()
-    loss = clipped_value_loss(values, *args, **kwargs)
+    loss = mean_loss(values, *args, **kwargs)
     loss.backward()
     return loss.detach(), values.grad
 
@@ -29,31 +34,31 @@ def test_four_tokens_by_hand():
     #                      e1 = (1 - 0)^2 = 1 <-       e2 = 0.5^2 = 0.25
     #                      e1 = (0.2 - 1)^2 = 0.64     e2 = 0.64, nothing is clipped
     #                      e1 = (-1 - 1)^2 = 4 <-      e2 = (-0.5 - 1)^2 = 2.25
-    loss, gradient = loss_and_gradient(VALUES, OLD, RETURNS, EVERY, clip=0.5, num_tokens_global=4)
+    loss, gradient = loss_and_gradient(VALUES, OLD, RETURNS, EVERY, clip=0.5, over=4)
     FLOAT32.check(loss, (2.25 + 1 + 0.64 + 4) / 2 / 4)
     # d (e1 / 2) / d V = V - G
     FLOAT32.check(gradient * 4, torch.tensor([[0.0, 1.0], [-0.8, -2.0]]))
 
 
 def test_without_a_clip_it_is_half_the_squared_error():
-    loss, gradient = loss_and_gradient(VALUES, OLD, RETURNS, EVERY, clip=None, num_tokens_global=4)
+    loss, gradient = loss_and_gradient(VALUES, OLD, RETURNS, EVERY, clip=None, over=4)
     FLOAT32.check(loss, (1 + 1 + 0.64 + 4) / 2 / 4)
     FLOAT32.check(gradient * 4, VALUES - RETURNS)
 
 
 def test_the_clip_is_centred_on_the_old_values():
     values, old, returns, mask = example(seed=0)
-    moved = clipped_value_loss(values + 7, old + 7, returns + 7, mask, clip=0.2, num_tokens_global=9)
-    FLOAT32.check(moved, clipped_value_loss(values, old, returns, mask, clip=0.2, num_tokens_global=9))
+    moved = mean_loss(values + 7, old + 7, returns + 7, mask, clip=0.2, over=9)
+    FLOAT32.check(moved, mean_loss(values, old, returns, mask, clip=0.2, over=9))
 
 
 @pytest.mark.parametrize("clip", [0.3, None])
 def test_microbatches_add_up_to_the_whole_in_value_and_gradient(clip):
     values, old, returns, mask = example(seed=0)
     n = int(mask.sum())
-    whole, gradient = loss_and_gradient(values, old, returns, mask, clip=clip, num_tokens_global=n)
+    whole, gradient = loss_and_gradient(values, old, returns, mask, clip=clip, over=n)
     parts = [
-        loss_and_gradient(values[r], old[r], returns[r], mask[r], clip=clip, num_tokens_global=n)
+        loss_and_gradient(values[r], old[r], returns[r], mask[r], clip=clip, over=n)
         for r in (slice(0, 2), slice(2, 3), slice(3, 6))
     ]
     FLOAT32.check(sum(loss for loss, _ in parts), whole)
@@ -63,8 +68,8 @@ def test_microbatches_add_up_to_the_whole_in_value_and_gradient(clip):
 def test_padding_columns_and_the_order_of_rows_change_nothing():
     grids = example(seed=0)
     moved = [torch.nn.functional.pad(x.flip(0), (0, 4)) for x in grids]
-    expected = clipped_value_loss(*grids, clip=0.3, num_tokens_global=9)
-    FLOAT32.check(clipped_value_loss(*moved, clip=0.3, num_tokens_global=9), expected)
+    expected = mean_loss(*grids, clip=0.3, over=9)
+    FLOAT32.check(mean_loss(*moved, clip=0.3, over=9), expected)
 
 
 @pytest.mark.parametrize("clip", [0.3, None])
@@ -72,7 +77,7 @@ def test_padding_columns_and_the_order_of_rows_change_nothing():
 def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(garbage, clip):
     *grids, mask = example(seed=0)
     results = [
-        loss_and_gradient(*(poisoned(x, mask, bad) for x in grids), mask, clip=clip, num_tokens_global=20)
+        loss_and_gradient(*(poisoned(x, mask, bad) for x in grids), mask, clip=clip, over=20)
         for bad in (0.0, garbage)
     ]
     EXACT.check(results[1][0], results[0][0])
@@ -84,7 +89,7 @@ def test_only_the_new_values_carry_a_gradient():
     values, old, returns, mask = example(seed=0)
     old.requires_grad_()
     returns.requires_grad_()
-    clipped_value_loss(values.requires_grad_(), old, returns, mask, clip=0.3, num_tokens_global=9).backward()
+    mean_loss(values.requires_grad_(), old, returns, mask, clip=0.3, over=9).backward()
     assert values.grad is not None
     assert old.grad is None
     assert returns.grad is None
@@ -92,4 +97,4 @@ def test_only_the_new_values_carry_a_gradient():
 
 def test_a_clip_of_zero_is_refused():
     with pytest.raises(ValueError, match="clip is"):
-        clipped_value_loss(VALUES, OLD, RETURNS, EVERY, clip=0.0, num_tokens_global=4)
+        mean_loss(VALUES, OLD, RETURNS, EVERY, clip=0.0, over=4)

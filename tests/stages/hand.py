@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ppoctl.batch.records import Advantages, Logprobs, Rewards, Rollouts, State, Values
+from ppoctl.batch.records import Advantages, Correction, Logprobs, Rewards, Rollouts, State, Values
 from ppoctl.ports import MinibatchResult, Trainer
 
 MASK = torch.tensor([[True, True, False], [True, True, True]])
@@ -52,6 +52,10 @@ def advantages(grid: torch.Tensor | None = None, *, kl_coef: float = 0.0) -> Adv
     return Advantages(chosen, chosen + 1 * MASK, chosen.clone(), MASK, {"kl_coef": kl_coef}, {})
 
 
+def correction(weights: torch.Tensor, mask: torch.Tensor = MASK) -> Correction:
+    return Correction(weights * mask, mask, {})
+
+
 @dataclass
 class Engine:
     """Answers what it was given and writes down what it was asked."""
@@ -93,3 +97,17 @@ class Models:
     @contextmanager
     def advancing(self, state: State, *, to: State) -> Iterator[Trainer]:
         yield self.engine  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class CountsAll:
+    """An objective in whose minibatches these tokens count; absent: one in each row."""
+
+    mask: torch.Tensor | None = None
+    needs_entropy: bool = False
+
+    def __call__(self, *_: object) -> torch.Tensor:
+        raise NotImplementedError
+
+    def totals(self, rows: torch.Tensor) -> tuple[int, ...]:
+        return (len(rows) if self.mask is None else int(self.mask[rows].sum()),)

@@ -15,6 +15,7 @@ from ppoctl.ports import Answer, OptimizerStep, Score
 from ppoctl.stages.evaluate import summarise
 from ppoctl.stages.reward import RewardStage, collect
 from ppoctl.stages.updates import MinibatchPlan, Schedule
+from stages import hand
 
 
 def answers(*ids: str) -> list[Answer]:
@@ -90,9 +91,8 @@ def test_a_gradient_that_is_no_number_stops_the_run_and_nothing_is_committed(tmp
 def test_each_epoch_has_its_own_order_and_every_row_comes_once_per_epoch() -> None:
     plan = plan_of(epochs=2)
     state = State("actor", 0, 0, "x")
-    mask = torch.ones(8, 3, dtype=torch.bool)
-    minibatches = plan.minibatches(state, step=1, mask=mask)
-    assert [m.num_tokens_global for m in minibatches] == [12] * 4
+    minibatches = plan.minibatches(state, 8, hand.CountsAll(torch.ones(8, 3)))
+    assert [m.totals for m in minibatches] == [(12,)] * 4
     epochs = [torch.cat([m.rows for m in minibatches[i : i + 2]]) for i in (0, 2)]
     assert all(sorted(rows.tolist()) == list(range(8)) for rows in epochs)
     assert epochs[0].tolist() != epochs[1].tolist()
@@ -102,8 +102,8 @@ def test_each_epoch_has_its_own_order_and_every_row_comes_once_per_epoch() -> No
 def test_a_minibatch_without_a_counted_token_is_left_out() -> None:
     mask = torch.zeros(8, 3, dtype=torch.bool)
     mask[0, 0] = True
-    (only,) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), step=1, mask=mask)
-    assert only.num_tokens_global == 1
+    (only,) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), 8, hand.CountsAll(mask))
+    assert only.totals == (1,)
 
 
 def test_pass_at_1_and_its_error_are_over_prompts() -> None:

@@ -11,9 +11,11 @@ import torch
 from ppoctl.batch.records import State
 from ppoctl.ports import Minibatch, OptimizerStep
 from ppoctl.ppo.policy_loss import PolicyClip
-from ppoctl.stages.actor_update import ActorUpdateStage, PolicyObjective
-from ppoctl.stages.critic_update import CriticUpdateStage, ValueObjective
+from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
+from ppoctl.stages.correction import CorrectionStage
+from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.logprobs import KlPenalty
+from ppoctl.stages.objective import Terms
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from stages import hand
 from tolerance import FLOAT32
@@ -36,31 +38,38 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
         clip=CLIP,
         entropy_coef=0.0,
         penalty=None,
-        max_ratio=None,
         fingerprint="keys",
     )
     return replace(stage, **changes)
 
 
 def critic_stage(**changes: Any) -> CriticUpdateStage:
-    stage = CriticUpdateStage(cast(Any, hand.Models()), plan(), clip=None, scale=0.5, fingerprint="keys")
+    models = cast(Any, hand.Models())
+    stage = CriticUpdateStage(models=models, plan=plan(), clip=None, scale=0.5, fingerprint="keys")
     return replace(stage, **changes)
 
 
-def objective_of(stage: ActorUpdateStage, **changes: Any) -> PolicyObjective:
-    inputs = {"logprobs": hand.logprobs(), "rollouts": hand.rollouts(), "advantages": hand.advantages(kl_coef=0.1)}
-    inputs |= changes
-    stage.run(STATES["actor"], inputs["rollouts"], inputs["logprobs"], inputs["advantages"])
-    return cast(PolicyObjective, cast(hand.Models, stage.models).engine.asked["objective"])
+def objective_of(stage: ActorUpdateStage, **changes: Any) -> Terms:
+    inputs = {"rollouts": hand.rollouts(), "logprobs": hand.logprobs(), "advantages": hand.advantages(kl_coef=0.1)}
+    stage.run(STATES["actor"], **(inputs | changes))
+    return asked_of(stage)
+
+
+def asked_of(stage: ActorUpdateStage | CriticUpdateStage) -> Terms:
+    return cast(Terms, cast(hand.Models, stage.models).engine.asked["objective"])
+
+
+def losses_of(objective: Terms) -> list[type]:
+    return [type(term.loss) for term in objective.terms]
 
 
 def test_the_policy_loss_is_that_of_its_rows_over_the_global_count() -> None:
     objective = objective_of(actor_stage())
     # Unmoved, the ratio is 1: minus the advantages. Row 1: -(-1 + 0.5 + 3) / 5; row 0: -(1 + 2) / 5.
-    FLOAT32.check(objective(torch.tensor([1]), hand.ACTOR[[1]], None, 5), -0.5)
-    FLOAT32.check(objective(torch.tensor([0]), hand.ACTOR[[0]], None, 5), -0.6)
+    FLOAT32.check(objective(torch.tensor([1]), hand.ACTOR[[1]], None, (5,)), -0.5)
+    FLOAT32.check(objective(torch.tensor([0]), hand.ACTOR[[0]], None, (5,)), -0.6)
     moved = hand.ACTOR[[1]] + torch.tensor([[0.1, 0.0, 0.0]])
-    FLOAT32.check(objective(torch.tensor([1]), moved, None, 5), (math.exp(0.1) - 0.5 - 3) / 5)
+    FLOAT32.check(objective(torch.tensor([1]), moved, None, (5,)), (math.exp(0.1) - 0.5 - 3) / 5)
 
 
 def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> None:
@@ -70,7 +79,13 @@ def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> No
     masked = hand.ACTOR.clone()
     masked[0, 2] = 77.0
     expected = -(1 + 2 - 1 + 0.5 + 3) / 5 - 0.3 * 5 / 5 + 0.1 * 0.875 / 5
-    FLOAT32.check(objective_of(stage)(BOTH, masked, entropy, 5), expected)
+    objective = objective_of(stage)
+    assert objective.totals(BOTH) == (5, 5, 5)
+    assert objective.totals(BOTH[:1]) == (2, 2, 2)
+    FLOAT32.check(objective(BOTH, masked, entropy, (5, 5, 5)), expected)
+    # Each term divides by its own total.
+    apart = -(1 + 2 - 1 + 0.5 + 3) / 4 - 0.3 * 5 / 8 + 0.1 * 0.875 / 2
+    FLOAT32.check(objective(BOTH, masked, entropy, (4, 8, 2)), apart)
 
 
 def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
@@ -78,20 +93,21 @@ def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
     rewarded = objective_of(actor_stage(entropy_coef=0.3))
     assert rewarded.needs_entropy
     with pytest.raises(AssertionError, match="the entropies were not computed"):
-        rewarded(BOTH, hand.ACTOR, None, 5)
+        rewarded(BOTH, hand.ACTOR, None, (5, 5))
 
 
 def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
     in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
-    assert objective_of(actor_stage(penalty=in_reward)).kl is None
-    assert objective_of(actor_stage(penalty=IN_LOSS)).kl is not None
+    assert losses_of(objective_of(actor_stage(penalty=in_reward))) == [Surrogate]
+    every = actor_stage(penalty=IN_LOSS, entropy_coef=0.1)
+    assert losses_of(objective_of(every)) == [Surrogate, Entropy, KlToReference]
 
 
 def test_a_penalty_without_a_reference_is_no_update_without_a_penalty() -> None:
     without = hand.logprobs(reference=None)
     with pytest.raises(AssertionError, match="the reference's log-probs were not taken"):
         objective_of(actor_stage(penalty=IN_LOSS), logprobs=without)
-    assert objective_of(actor_stage(), logprobs=without).kl is None
+    assert losses_of(objective_of(actor_stage(), logprobs=without)) == [Surrogate]
 
 
 def test_rows_without_a_score_train_nothing() -> None:
@@ -100,25 +116,46 @@ def test_rows_without_a_score_train_nothing() -> None:
     only_second = replace(advantages, mask=second, **grids)
     # Entropies 7 in the row without a score, 1 in the other.
     entropy = torch.tensor([[7.0], [1.0]]).expand(2, 3).contiguous()
-    loss = objective_of(actor_stage(entropy_coef=0.3), advantages=only_second)(BOTH, hand.ACTOR, entropy, 3)
-    FLOAT32.check(loss, -2.5 / 3 - 0.3)
+    objective = objective_of(actor_stage(entropy_coef=0.3), advantages=only_second)
+    assert objective.totals(BOTH) == (3, 3)
+    assert objective.totals(BOTH[:1]) == (0, 0)
+    FLOAT32.check(objective(BOTH, hand.ACTOR, entropy, (3, 3)), -2.5 / 3 - 0.3)
 
 
-def test_a_rollout_correction_weighs_the_advantages() -> None:
-    rollouts = hand.rollouts(sampler_logprobs=(hand.ACTOR - math.log(1.5)) * hand.MASK)
-    weighed = objective_of(actor_stage(max_ratio=2.0), rollouts=rollouts)
-    FLOAT32.check(weighed.advantages, 1.5 * hand.advantages().advantages)
-    assert torch.equal(objective_of(actor_stage(), rollouts=rollouts).advantages, hand.advantages().advantages)
+def test_a_correction_weighs_a_token_by_its_ratio_up_to_the_largest_weight() -> None:
+    # trainer - sampler: log 1.5, log 4 in row 0; 0, -log 2, log 2 in row 1.
+    gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
+    rollouts = hand.rollouts(sampler_logprobs=(hand.ACTOR - gap) * hand.MASK)
+    found = CorrectionStage(3.0, "keys").run(rollouts, hand.logprobs())
+    FLOAT32.check(found.weights, torch.tensor([[1.5, 3.0, 0.0], [1.0, 0.5, 2.0]]))
+    assert torch.equal(found.mask, hand.MASK)
+    assert found.figures() == pytest.approx({"correction/weight_mean": 8 / 5, "correction/capped_frac": 1 / 5})
+
+
+def test_a_correction_weighs_the_advantages_and_says_which_tokens_count() -> None:
+    kept = hand.MASK & torch.tensor([[True, False, False], [True, True, True]])
+    corrected = objective_of(actor_stage(), correction=hand.correction(torch.full((2, 3), 1.5), kept))
+    # Row 0: -1 x 1.5; its second token does not count.
+    assert corrected.totals(BOTH) == (4,)
+    FLOAT32.check(corrected(BOTH[:1], hand.ACTOR[:1], None, (4,)), -1.5 / 4)
+
+
+def test_figures_of_a_corrected_update_are_of_the_tokens_that_count() -> None:
+    kept = hand.MASK & torch.tensor([[True, False, False], [True, True, True]])
+    logprobs = replace(hand.logprobs(), entropy=torch.tensor([[1.0, 9.0, 0.0], [1.0, 1.0, 1.0]]))
+    inputs = (hand.rollouts(), logprobs, hand.advantages(), hand.correction(torch.ones(2, 3), kept))
+    figures = actor_stage().run(STATES["actor"], *inputs).figures()
+    assert figures["policy/entropy_mean"] == 1.0
 
 
 def test_the_value_loss_is_that_of_its_rows_and_scaled() -> None:
-    objective = ValueObjective(torch.zeros(2, 3), torch.tensor([[9.0, 9, 0], [1, 2, 3]]), hand.MASK, None, 0.5)
-    whole = ValueObjective(objective.old_values, objective.returns, hand.MASK, None, 1.0)
-    outputs = torch.tensor([[0.0, 2.0, 1.0]])
-    # Squared errors of row 1: 1, 0, 4.
-    found, unscaled = (loss(torch.tensor([1]), outputs, None, 5) for loss in (objective, whole))
-    FLOAT32.check(found, 0.5 * unscaled)
-    at_returns = whole(torch.tensor([1]), torch.tensor([[1.0, 2.0, 3.0]]), None, 5)
+    stage = critic_stage(scale=0.5)
+    returns = hand.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
+    stage.run(STATES["critic"], hand.rollouts(), hand.values(), returns)
+    # Squared errors of row 1: 1, 0, 4; half of their sum over 5 tokens, scaled.
+    found = asked_of(stage)(torch.tensor([1]), torch.tensor([[0.0, 2.0, 1.0]]), None, (5,))
+    FLOAT32.check(found, 0.5 * 5 / 2 / 5)
+    at_returns = asked_of(stage)(torch.tensor([1]), torch.tensor([[1.0, 2.0, 3.0]]), None, (5,))
     FLOAT32.check(at_returns, 0.0)
 
 
@@ -140,14 +177,17 @@ def lineage_of_the_actor(changed: str) -> str:
     return record.lineage
 
 
-def test_the_samplers_log_probs_enter_a_lineage_only_where_a_loss_reads_them() -> None:
-    def lineages(max_ratio: float | None) -> set[str]:
+def test_the_samplers_log_probs_enter_a_lineage_only_by_a_correction() -> None:
+    def lineages(*, corrects: bool) -> set[str]:
         found = (hand.rollouts(), hand.rollouts(sampler_logprobs=hand.ACTOR * 1.5))
-        inputs = (hand.logprobs(), hand.advantages())
-        stage = actor_stage(max_ratio=max_ratio)
-        return {stage.run(STATES["actor"], rollouts, *inputs).lineage for rollouts in found}
+        made = {}
+        for rollouts in found:
+            inputs = [rollouts, hand.logprobs(), hand.advantages()]
+            inputs += [CorrectionStage(2.0, "keys").run(rollouts, hand.logprobs())] if corrects else []
+            made[actor_stage().run(STATES["actor"], *inputs).lineage] = rollouts
+        return set(made)
 
-    assert (len(lineages(None)), len(lineages(2.0))) == (1, 2)
+    assert (len(lineages(corrects=False)), len(lineages(corrects=True))) == (1, 2)
 
 
 @pytest.mark.parametrize("changed", ["rollouts", "values", "advantages", "fingerprint", "parent"])
@@ -169,15 +209,15 @@ def lineage_of_the_critic(changed: str) -> str:
 def test_a_lineage_is_the_same_for_all_time() -> None:
     """A run in progress is resumed by it: not one of these may move to another place."""
     rollouts, logprobs, values, advantages = hand.rollouts(), hand.logprobs(), hand.values(), hand.advantages()
-    sampled = hashlib.sha256(rollouts.sampler_logprobs.numpy().tobytes()).hexdigest()
+    corrected = hand.correction(torch.full((2, 3), 1.5))
     found = {
         "actor": actor_stage().run(STATES["actor"], rollouts, logprobs, advantages).lineage,
-        "corrected": actor_stage(max_ratio=2.0).run(STATES["actor"], rollouts, logprobs, advantages).lineage,
+        "corrected": actor_stage().run(STATES["actor"], rollouts, logprobs, advantages, corrected).lineage,
         "critic": critic_stage().run(STATES["critic"], rollouts, values, advantages).lineage,
     }
     reads = {
         "actor": (rollouts.identity, logprobs.identity, advantages.identity),
-        "corrected": (rollouts.identity, logprobs.identity, advantages.identity, sampled),
+        "corrected": (rollouts.identity, logprobs.identity, advantages.identity, corrected.identity),
         "critic": (rollouts.identity, values.identity, advantages.identity),
     }
     for name, identities in reads.items():
@@ -195,10 +235,9 @@ def test_an_update_goes_on_from_the_optimizer_steps_before_it() -> None:
 
 
 def test_the_order_of_rows_is_another_in_every_epoch_step_and_role() -> None:
-    mask = torch.ones(64, 1, dtype=torch.bool)
-
     def orders(role: str, step: int) -> list[tuple[int, ...]]:
-        found: list[Minibatch] = plan(epochs=2).minibatches(STATES[role], step=step, mask=mask)
+        state = replace(STATES[role], step=step - 1)
+        found: list[Minibatch] = plan(epochs=2).minibatches(state, 64, cast(Any, hand.CountsAll()))
         rows = [int(minibatch.rows) for minibatch in found]
         return [tuple(rows[:64]), tuple(rows[64:])]
 

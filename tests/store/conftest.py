@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.job import PPO_FACTS, Witness, play
+from fakes.job import PPO_STORIES, Witness, play
 from fakes.sockets import fake_recipe
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
@@ -44,7 +44,7 @@ def disk() -> Disk:
 def layout(tmp_path: Path) -> RunLayout:
     """A run directory on which one attempt has started."""
     found = RunLayout(tmp_path / "run")
-    run_dir.create(found, recipe_toml="", resolved={"steps": 1}, facts=PPO_FACTS)
+    run_dir.create(found, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
     claim(found)
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.job import PPO_FACTS
+from fakes.job import PPO_STORIES
 from ppoctl.errors import StorageError, SupersededError
 from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
@@ -127,7 +127,7 @@ def test_a_small_file_is_old_or_new_and_never_half(layout: RunLayout, disk: Disk
 
 def test_a_run_directory_that_does_not_fit_is_not_made(tmp_path: Path, disk: Disk) -> None:
     with disk(10), pytest.raises(StorageError, match="cannot write"):
-        run_dir.create(RunLayout(tmp_path / "run"), recipe_toml="x" * 50, resolved={}, facts=PPO_FACTS)
+        run_dir.create(RunLayout(tmp_path / "run"), recipe_toml="x" * 50, resolved=PPO_STORIES, facts={})
     assert list(tmp_path.iterdir()) == []
 
 

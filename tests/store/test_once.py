@@ -14,12 +14,13 @@ from fakes.sockets import fake_recipe
 from ppoctl.batch.sealed import seal, unseal
 from ppoctl.errors import CorruptArtifactError, StorageError, SupersededError
 from ppoctl.loop.run import run
+from ppoctl.loop.stories import PPO, outline
 from ppoctl.store import attempt as attempts
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.discard import make_whole
 from ppoctl.store.journal import Journal, read_lines
-from ppoctl.store.layout import FORMAT, MANIFEST, NUMBERS, RunLayout
+from ppoctl.store.layout import FORMAT, MANIFEST, RunLayout
 from ppoctl.store.resume_plan import plan_resume
 
 SAVES_AT_THE_END = {"checkpoint": {"every_steps": 3}}
@@ -58,7 +59,7 @@ def test_a_finished_run_does_nothing_when_resumed(tmp_path: Path) -> None:
     assert witness.moments == []
 
 
-@pytest.mark.parametrize("stage", [name for name in NUMBERS if name not in ("actor_update", "eval")])
+@pytest.mark.parametrize("stage", outline(PPO).names[:-1])
 @pytest.mark.parametrize("damage", ["a flipped bit", "a truncated file", "a missing file", "a manifest of nonsense"])
 def test_damage_to_any_artifact_is_named(stopped: Path, stage: str, damage: str) -> None:
     folder = RunLayout(stopped).stage(3, stage)

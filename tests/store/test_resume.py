@@ -10,11 +10,12 @@ from fakes.job import Witness, open_run, play, result
 from fakes.sockets import BigramGenerator, fake_recipe
 from ppoctl.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
 from ppoctl.loop.run import run
+from ppoctl.loop.stories import PPO, outline
 from ppoctl.ports import Sample
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.discard import make_whole
-from ppoctl.store.layout import MANIFEST, NUMBERS, RunLayout
+from ppoctl.store.layout import MANIFEST, RunLayout
 from ppoctl.store.parts import RolloutParts
 from ppoctl.store.resume_plan import plan_resume
 from store.conftest import stop_at
@@ -93,10 +94,9 @@ def test_a_hole_is_named_and_everything_after_it_is_set_aside(tmp_path: Path) ->
     with pytest.raises(StorageError, match=r"`steps/000001/30-values` \(missing\)"):
         plan.require_whole(layout)
     whole, moved = make_whole(layout, plan)
-    after = [
-        f"steps/000001/{layout.stage(1, name).name}" for name in NUMBERS if NUMBERS[name] > 30 and name != "eval"
-    ]
-    second = [f"steps/000002/{layout.stage(2, name).name}" for name in list(NUMBERS)[:5]]
+    names = outline(PPO).names
+    after = [f"steps/000001/{layout.stage(1, name).name}" for name in names[3:]]
+    second = [f"steps/000002/{layout.stage(2, name).name}" for name in names[:5]]
     assert moved == [f"set aside {name}" for name in after + second]
     assert not whole.broken
     assert not plan_resume(layout).broken

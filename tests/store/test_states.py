@@ -11,8 +11,9 @@ from fakes.job import Witness, open_run, play, result
 from fakes.sockets import fake_recipe
 from ppoctl.errors import StorageError
 from ppoctl.loop.run import run, start_point
+from ppoctl.loop.stories import PPO, outline
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import NUMBERS, RunLayout
+from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.states import largest_gap
 
@@ -117,7 +118,7 @@ def test_retention_keeps_two_pairs_and_what_they_need_and_a_sample_of_rollouts(t
     kept = {step: sorted(path.name for path in layout.step(step).iterdir()) for step in layout.committed_steps()}
     assert kept == {
         3: ["10-rollout", "20-reward", "30-values", "40-logprobs", "50-advantages"],
-        6: sorted(layout.stage(6, stage).name for stage in NUMBERS),
+        6: sorted(layout.stage(6, stage).name for stage in (*outline(PPO).names, "eval")),
     }
 
 

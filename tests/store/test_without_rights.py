@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fakes.job import PPO_FACTS
+from fakes.job import PPO_STORIES
 from ppoctl.errors import PpoctlError
 from ppoctl.store import run_dir
 from ppoctl.store.disk import refused
@@ -51,7 +51,7 @@ def test_recipes_that_may_not_be_read_are_not_called_missing() -> None:
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
         layout = RunLayout(Path(above) / "run")
-        run_dir.create(layout, recipe_toml="", resolved={"steps": 1}, facts=PPO_FACTS)
+        run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
         layout.root.chmod(0o755)
         layout.recipes.chmod(0)
         told = told_to_nobody(lambda: run_dir.recipes(layout))

@@ -16,8 +16,11 @@ from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.outline import outlines_of
+from ppoctl.store.resume_plan import plan_resume
 from ppoctl.wire.changes import adopt, require_fitting_states
 
+PPO = {"epochs": 2, "minibatch_seqs": 4}
 REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}
 
 
@@ -78,6 +81,32 @@ def test_a_changed_coefficient_is_used_from_its_step_on(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", first, Witness(), recipes={1: first, 3: second})
     run(wiring.job)
     assert [wiring.job.journal.figures(step)["kl/coef"] for step in (1, 2, 3, 4)] == [0.05, 0.05, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(("moment", "corrected"), [("2 values starts", [2, 3]), ("3 rollout starts", [3])])
+def test_a_changed_key_tells_another_story_from_its_step_on(
+    tmp_path: Path, moment: str, corrected: list[int]
+) -> None:
+    redo = {"checkpoint": {"every_steps": 5}, "steps": 3}
+    first = fake_recipe(**redo)
+    second = fake_recipe(**redo, ppo={**PPO, "rollout_correction": {"kind": "tis"}})
+    layout = stopped_at(tmp_path / "run", moment, **redo)
+    adopt(layout, first, second)
+    wiring = open_run(layout.root, first, Witness(), recipes={1: first, corrected[0]: second})
+    run(wiring.job)
+    assert [step for step in (1, 2, 3) if "correction" in outlines_of(layout).at(step).names] == corrected
+    assert [step for step in (1, 2, 3) if wiring.job.journal.figures(step).get("correction/weight_mean")] == corrected
+    assert not plan_resume(layout).broken
+
+
+def test_critic_only_steps_may_be_added_on_the_way(tmp_path: Path) -> None:
+    first, second = fake_recipe(steps=3), fake_recipe(steps=3, ppo={**PPO, "critic_only_steps": 2})
+    layout = stopped_at(tmp_path / "run", "2 rollout starts", steps=3)
+    adopt(layout, first, second)
+    run(open_run(layout.root, first, Witness(), recipes={1: first, 2: second}).job)
+    assert [outlines_of(layout).at(step).story for step in (1, 2, 3)] == ["ppo", "critic_only", "ppo"]
+    assert not layout.stage(2, "actor_update").exists()
+    assert not plan_resume(layout).broken
 
 
 def test_equal_recipes_change_nothing(tmp_path: Path) -> None:

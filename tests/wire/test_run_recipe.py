@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from fakes.job import PPO_FACTS
 from fakes.sockets import fake_recipe
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.schema import Recipe
@@ -12,6 +11,7 @@ from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire.run_recipe import recipe_of
+from ppoctl.wire.stories import as_recorded
 
 
 @pytest.fixture
@@ -26,9 +26,7 @@ def recipe(tmp_path: Path) -> Recipe:
 @pytest.fixture
 def run(tmp_path: Path, recipe: Recipe) -> RunLayout:
     layout = RunLayout(tmp_path / "run")
-    run_dir.create(
-        layout, recipe_toml=recipe_as_toml(recipe), resolved=recipe.model_dump(mode="json"), facts=PPO_FACTS
-    )
+    run_dir.create(layout, recipe_toml=recipe_as_toml(recipe), resolved=as_recorded(recipe), facts={})
     return layout
 
 

@@ -29,7 +29,7 @@ def ppo(**changes: Any) -> dict[str, Any]:
     ("tables", "readers"),
     [
         ({"seed": 9}, {"rollout", "eval", *BOTH}),
-        ({"model": {"path": "other", "dtype": "float32"}}, set(READS) - {"reward", "advantages"}),
+        ({"model": {"path": "other", "dtype": "float32"}}, set(READS) - {"reward", "correction", "advantages"}),
         ({"data": {"train": {"format": "gsm8k", "path": "other"}}}, {"rollout"}),
         ({"rollout": {**ROLLOUT, "temperature": 0.5}}, {"rollout", "logprobs", "actor_update"}),
         ({"rollout": {**ROLLOUT, "stop_strings": ["x"]}}, {"rollout", "eval"}),
@@ -38,7 +38,7 @@ def ppo(**changes: Any) -> dict[str, Any]:
         (ppo(advantages={"kind": "gae", "gamma": 0.9}), {"advantages"}),
         (ppo(value_loss={"clip": 0.2}), {"critic_update"}),
         (ppo(policy_loss={"clip_low": 0.1}), {"actor_update"}),
-        (ppo(rollout_correction={"kind": "tis"}), {"actor_update"}),
+        (ppo(rollout_correction={"kind": "tis"}), {"correction"}),
         (ppo(critic_epochs=3), {"critic_update"}),
         (ppo(minibatch_seqs=2), BOTH),
         ({"actor": {"optimizer": {"lr": 0.01}}}, {"actor_update"}),
@@ -56,8 +56,8 @@ def test_a_key_changes_the_fingerprints_of_the_stages_that_read_it_and_of_no_oth
     assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
 
 
-def stages_of(tmp_path: Path, **tables: Any) -> tuple[ActorUpdateStage, CriticUpdateStage]:
-    stages = open_run(tmp_path / "run", fake_recipe(**tables), Witness()).job.stages(1)
+def stages_of(folder: Path, **tables: Any) -> tuple[ActorUpdateStage, CriticUpdateStage]:
+    stages = open_run(folder / "run", fake_recipe(**tables), Witness()).job.stages(1)
     assert isinstance(stages.actor_update, ActorUpdateStage)
     assert isinstance(stages.critic_update, CriticUpdateStage)
     return stages.actor_update, stages.critic_update
@@ -82,11 +82,19 @@ def test_losses_and_corrections_are_what_the_recipe_says(tmp_path: Path) -> None
     changes = {
         "policy_loss": {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 3.0, "entropy_coef": 0.01},
         "value_loss": {"clip": 0.4, "scale": 0.5},
-        "rollout_correction": {"kind": "tis", "max_ratio": 4.0},
     }
     actor, critic = stages_of(tmp_path, **ppo(**changes))
     assert (actor.clip.low, actor.clip.high, actor.clip.dual, actor.entropy_coef) == (0.1, 0.3, 3.0, 0.01)
-    assert (actor.max_ratio, critic.clip, critic.scale) == (4.0, 0.4, 0.5)
+    assert (critic.clip, critic.scale) == (0.4, 0.5)
+
+
+@pytest.mark.parametrize(("kind", "largest"), [("tis", 4.0), ("none", None)])
+def test_a_correction_is_told_where_the_recipe_asks_for_one(tmp_path: Path, kind: str, largest: float | None) -> None:
+    table = {"kind": kind, **({"max_ratio": largest} if largest else {})}
+    job = open_run(tmp_path / "run", fake_recipe(**ppo(rollout_correction=table)), Witness()).job
+    correction = job.stages(1).correction
+    assert getattr(correction, "max_ratio", None) == largest
+    assert ("correction" in job.outlines.at(1).names) is (largest is not None)
 
 
 def test_an_evaluation_without_a_length_of_its_own_has_that_of_the_rollouts(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fakes.job import PPO_FACTS, Witness, open_run, play
+from fakes.job import PPO_STORIES, Witness, open_run, play
 from fakes.sockets import fake_recipe
 from ppoctl.errors import HealthStopError, RunAliveError
 from ppoctl.loop.run import run
@@ -30,7 +30,7 @@ def started(layout: RunLayout, pid: int, *, host: str = "", at: float | None = N
 @pytest.fixture
 def made(tmp_path: Path) -> RunLayout:
     layout = RunLayout(tmp_path / "run")
-    run_dir.create(layout, recipe_toml="", resolved={"steps": 1}, facts={"command": "train", **PPO_FACTS})
+    run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={"command": "train"})
     return layout
 
 

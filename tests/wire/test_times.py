@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.job import PPO_FACTS, no_stop
+from fakes.job import no_stop
 from fakes.sockets import BigramGenerator, fake_recipe, fake_sockets
 from ppoctl.batch.records import Rollouts, State
 from ppoctl.clock import WORK
@@ -22,6 +22,7 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import load_record
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.job import Surroundings, assemble
+from ppoctl.wire.stories import as_recorded
 
 RECIPE = fake_recipe(steps=1, eval={"at_start": False})
 """Eight samples a step."""
@@ -66,9 +67,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def play(root: Path, clock: Clock, check_stop: Callable[[], None] = no_stop) -> None:
     layout, recipe = RunLayout(root), RECIPE
     if not root.exists():
-        run_dir.create(
-            layout, recipe_toml="", resolved=recipe.model_dump(mode="json", by_alias=True), facts=PPO_FACTS
-        )
+        run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
     around = Surroundings(check_stop, lambda text: None, (), HealthMonitor(recipe.health), {})
     sockets = replace(fake_sockets(recipe), generator=lambda models, say: SlowGenerator(models, clock))
     run(assemble(layout, claim(layout), {1: recipe}, sockets, around).job)

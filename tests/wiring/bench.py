@@ -23,6 +23,7 @@ from ppoctl.batch.grid import pack
 from ppoctl.batch.records import (
     Advantages,
     Carry,
+    Correction,
     Logprobs,
     Prompt,
     Prompts,
@@ -239,6 +240,7 @@ class Played:
     rewards: Rewards
     values: Values
     logprobs: Logprobs
+    correction: Correction | None
     advantages: Advantages
     critic_update: Update
     actor_update: Update
@@ -264,11 +266,12 @@ def play_step(bench: Bench) -> Played:
     rewards: Any = stages.reward.run(rollouts)
     values: Any = stages.values.run(critic, rollouts)
     logprobs: Any = stages.logprobs.run(actor, rollouts)
+    correction = None if stages.correction is None else stages.correction.run(rollouts, logprobs)
     advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, Carry(kl_coef=77.0))
     critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages)
-    actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages)
+    actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages, correction)
     tables = {"actor": bench.actor.table, "critic": bench.critic.table}
-    return Played(rollouts, rewards, values, logprobs, advantages, critic_update, actor_update, tables)
+    return Played(rollouts, rewards, values, logprobs, correction, advantages, critic_update, actor_update, tables)
 
 
 def found_in(played: Played) -> dict[str, np.ndarray]:
@@ -276,6 +279,8 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
     advantages, figures = played.advantages, {}
     for record in (played.rollouts, played.rewards, played.logprobs, advantages):
         figures |= record.figures()
+    if played.correction is not None:
+        figures |= {"weights": played.correction.weights, **played.correction.figures()}
     found: dict[str, Any] = {
         "shaped": played.rewards.shaped,
         "values": played.values.values * played.rollouts.mask,

@@ -95,6 +95,12 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         told["kl/reference_mean"] = away[mask].mean()
         told["kl/coef"] = coef
         told["kl/penalty_mean"] = coef * away[mask].mean()
+    correction = tables["ppo"]["rollout_correction"]
+    if correction["kind"] != "none":
+        weights = token_weights(correction, actor, drawn)
+        capped = (weights == correction["max_ratio"])[drawn.mask].mean()
+        told |= {"weights": weights, "correction/capped_frac": capped}
+        told["correction/weight_mean"] = weights[drawn.mask].mean()
     told |= critic_update(tables, drawn, values, returns, mask)
     told |= actor_update(tables, drawn, mask, old=actor, reference=reference, advantages=advantages)
     told["policy/entropy_mean"] = entropy[mask].mean()
@@ -179,6 +185,13 @@ def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask
     return told
 
 
+def token_weights(correction: Tables, old: Array, drawn: Drawn) -> Array:
+    """Truncated importance sampling (Yao et al. 2025), or ones."""
+    if correction["kind"] != "tis":
+        return np.ones(drawn.mask.shape)
+    return np.where(drawn.mask, np.minimum(np.exp(old - drawn.sampler), correction["max_ratio"]), 0.0)
+
+
 def actor_update(
     tables: Tables, drawn: Drawn, mask: Array, *, old: Array, reference: Array, advantages: Array
 ) -> dict[str, Any]:
@@ -186,10 +199,7 @@ def actor_update(
     ppo, temperature = tables["ppo"], tables["rollout"]["temperature"]
     keys, kl = ppo["policy_loss"], ppo["kl"]
     low, high, dual = 1 - keys["clip_low"], 1 + keys["clip_high"], keys["dual_clip"] or math.inf
-    correction = ppo["rollout_correction"]
-    weights = np.ones(mask.shape)
-    if correction["kind"] == "tis":
-        weights = np.minimum(np.exp(old - drawn.sampler), correction["max_ratio"])
+    weights = token_weights(ppo["rollout_correction"], old, drawn)
     learned = Learned(drawn.actor.copy(), np.zeros((2, *drawn.actor.shape)))
     for rows, lr in minibatches(tables, drawn, mask, role="actor"):
         logs = log_softmax(learned.table / temperature)

@@ -83,9 +83,10 @@ MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reward": (("drawn",), ("shaped",)),
     "values": (("drawn",), ("values",)),
     "logprobs": (("drawn",), ("logprobs", "entropy", "reference")),
+    "correction": (("drawn", "logprobs"), ("weights",)),
     "advantages": (("drawn", "shaped", "values", "logprobs", "reference"), ("advantages", "returns", "kl/coef")),
     "critic_update": (("drawn", "values", "advantages", "returns"), ("critic table",)),
-    "actor_update": (("drawn", "logprobs", "reference", "advantages", "kl/coef"), ("actor table",)),
+    "actor_update": (("drawn", "logprobs", "reference", "weights", "advantages", "kl/coef"), ("actor table",)),
 }
 """Stage -> (what it reads, what it makes)."""
 

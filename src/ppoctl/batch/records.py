@@ -3,8 +3,6 @@
 B sequences, R response positions (of the longest response), T prompt tokens of all sequences together.
 Per-token quantities live on the response grid `[B, R]`, left-justified: column r is the r-th response token and the
 state just before it. `mask` is bool and True means *counts*; float values under the mask are exactly 0.
-
-Text (prompts, answers) stays in `Prompts`; everything after it is token ids: nothing is re-tokenised.
 """
 
 import json
@@ -63,8 +61,10 @@ class Record:
         return codec.encode(self.kind, tensors, meta)
 
     def figures(self) -> dict[str, float]:
-        """What a person wants to see of this record: metric name -> number. Journaled when it is committed."""
-        return {}
+        """What a person wants to see of this record: metric name -> number; its `summary`, where it has one.
+        Journaled when it is committed."""
+        summary: dict[str, float] = getattr(self, "summary", {})
+        return dict(sorted(summary.items()))
 
     def clocked(self) -> dict[str, float]:
         """Figures of how it was made, which a clock decides: metric name -> number. Never part of the record."""
@@ -245,6 +245,22 @@ class Logprobs(Record):
 
 
 @dataclass(frozen=True)
+class Correction(Record):
+    """What each token counts in the actor's loss, decided from sampler and trainer's log-probs of it."""
+
+    kind: ClassVar[str] = "correction"
+
+    weights: Float[Tensor, "B R"]
+    """Factors of the advantages."""
+    mask: Bool[Tensor, "B R"]
+    """Tokens that count; a subset of the rollouts' mask."""
+    summary: dict[str, float]
+
+    def __post_init__(self) -> None:
+        _require(not bool(self.weights[~self.mask].any()), "weights under the mask are 0")
+
+
+@dataclass(frozen=True)
 class Carry:
     """What truly adapts from step to step, computed from committed data only and copied into every saved state.
 
@@ -284,9 +300,6 @@ class Advantages(Record):
     @property
     def carry(self) -> Carry:
         return Carry(**self.carry_out)
-
-    def figures(self) -> dict[str, float]:
-        return dict(sorted(self.summary.items()))
 
 
 @dataclass(frozen=True)
@@ -338,9 +351,6 @@ class Update(Record):
     def state(self) -> State:
         return State(role=self.role, step=self.step, updates=self.updates, lineage=self.lineage)
 
-    def figures(self) -> dict[str, float]:
-        return dict(sorted(self.summary.items()))
-
 
 @dataclass(frozen=True)
 class Evaluation(Record):
@@ -352,16 +362,14 @@ class Evaluation(Record):
     summary: dict[str, float]
     rows: list[dict[str, Any]]
 
-    def figures(self) -> dict[str, float]:
-        return dict(sorted(self.summary.items()))
-
     def readable_files(self) -> dict[str, bytes]:
         lines = (json.dumps(row, sort_keys=True) + "\n" for row in self.rows)
         return {"samples.jsonl": "".join(lines).encode("ascii")}
 
 
 RECORDS: dict[str, type[Record]] = {
-    record.kind: record for record in (Rollouts, Rewards, Values, Logprobs, Advantages, Update, Evaluation)
+    record.kind: record
+    for record in (Rollouts, Rewards, Values, Logprobs, Correction, Advantages, Update, Evaluation)
 }
 
 

@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ppoctl.store.outline import Outline, ToldStage
 
 if TYPE_CHECKING:
-    from ppoctl.batch.records import Advantages, Carry, Logprobs, Prompts, Rewards, Rollouts, State, Values
+    from ppoctl.batch.records import (
+        Advantages,
+        Carry,
+        Correction,
+        Logprobs,
+        Prompts,
+        Rewards,
+        Rollouts,
+        State,
+        Values,
+    )
     from ppoctl.store.once import Identified, Result, Stage
 
 
@@ -31,6 +41,8 @@ class Stages:
     reward: "Stage[Rewards]"
     values: "Stage[Values]"
     logprobs: "Stage[Logprobs]"
+    correction: "Stage[Correction] | None"
+    """None: the sampler's log-probs are trusted."""
     advantages: "Stage[Advantages]"
     critic_update: "Stage[State]"
     actor_update: "Stage[State]"
@@ -87,6 +99,21 @@ def _ppo(once: Once, stages: Stages, given: Given) -> Outcome:
     return Outcome({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
 
 
+def _ppo_corrected(once: Once, stages: Stages, given: Given) -> Outcome:
+    """As in PPO, but a token weighs in the actor's loss what the sampler's log-prob says."""
+    assert stages.correction is not None, "a story that corrects needs the stage that does"
+    actor, critic = given.states["actor"], given.states["critic"]
+    rollouts = once(stages.rollout, actor, given.prompts)
+    rewards = once(stages.reward, rollouts)
+    values = once(stages.values, critic, rollouts)
+    logprobs = once(stages.logprobs, actor, rollouts)
+    correction = once(stages.correction, rollouts, logprobs)
+    advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
+    critic = once(stages.critic_update, critic, rollouts, values, advantages)
+    actor = once(stages.actor_update, actor, rollouts, logprobs, advantages, correction)
+    return Outcome({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
+
+
 def _critic_only(once: Once, stages: Stages, given: Given) -> Outcome:
     """As in PPO, but the actor waits until the critic knows something."""
     actor, critic = given.states["actor"], given.states["critic"]
@@ -100,6 +127,7 @@ def _critic_only(once: Once, stages: Stages, given: Given) -> Outcome:
 
 
 PPO = Story("ppo", _ppo)
+PPO_CORRECTED = Story("ppo_corrected", _ppo_corrected)
 CRITIC_ONLY = Story("critic_only", _critic_only)
 
 

@@ -1,7 +1,7 @@
 """Sums, means and whitening over the counted tokens of a grid.
 
 What is under the mask is never read: it may be NaN and changes neither a result nor a gradient. Nothing here
-talks to another rank; a count that spans ranks is handed in.
+talks to another rank.
 """
 
 import torch
@@ -50,20 +50,6 @@ def whiten(x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"]) -> Float[Tens
     deviation, variance = _deviation(x, mask)
     whitened = deviation * (variance + WHITEN_EPS).rsqrt()
     return torch.where(variance > 0, whitened, torch.zeros_like(whitened)).to(x.dtype)
-
-
-def masked_token_mean(
-    x: Float[Tensor, "*grid"], mask: Bool[Tensor, "*grid"], *, num_tokens_global: int
-) -> Float[Tensor, ""]:
-    """The share of these tokens in a mean over the global minibatch: sum(x) / num_tokens_global.
-
-    num_tokens_global counts the tokens of the whole minibatch, over all microbatches and ranks, so that adding up
-    the results of any split gives the same number. A part without a counted token adds 0.
-    Raises ValueError when num_tokens_global is below 1.
-    """
-    if num_tokens_global < 1:
-        raise ValueError(f"num_tokens_global is {num_tokens_global}: a minibatch needs at least 1 counted token")
-    return masked_sum(x, mask) / num_tokens_global
 
 
 def _deviation(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

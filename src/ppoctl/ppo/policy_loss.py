@@ -1,6 +1,6 @@
 """The clipped policy loss of PPO and the weights that correct for another sampler.
 
-Entropy bonus and KL penalty are separate terms (`masking.masked_token_mean`).
+Entropy bonus and KL penalty are terms of their own.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ppoctl.ppo.kl import MAX_LOG_RATIO
-from ppoctl.ppo.masking import masked_token_mean
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,18 @@ class PolicyClip:
             raise ValueError(f"dual is {self.dual}: it must be above 1, or None for no bound")
 
 
-def clipped_policy_loss(
+def clipped_policy_losses(
     logprobs: Float[Tensor, "B R"],
     old_logprobs: Float[Tensor, "B R"],
     advantages: Float[Tensor, "B R"],
     mask: Bool[Tensor, "B R"],
     *,
     clip: PolicyClip,
-    num_tokens_global: int,
-) -> Float[Tensor, ""]:
-    """The loss to minimise, summed over counted tokens and divided by the global count.
+) -> Float[Tensor, "B R"]:
+    """The loss of each token, to be minimised; exactly 0 under the mask.
 
         ratio = exp(logprobs - old)          l = max(-A ratio, -A clip(ratio, 1 - low, 1 + high))
-        where A < 0 and dual is set: l = min(l, -A dual)          loss = sum(l) / num_tokens_global
+        where A < 0 and dual is set: l = min(l, -A dual)
 
     Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; dual clip as in verl and NeMo-RL. Only logprobs carry
     a gradient: advantages and old log-probs are constants of the update. The loss is linear in the size of A, so
@@ -60,7 +58,7 @@ def clipped_policy_loss(
     loss = torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
     if clip.dual is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * clip.dual), loss)
-    return masked_token_mean(loss, mask, num_tokens_global=num_tokens_global)
+    return torch.where(mask, loss, 0)
 
 
 def truncated_importance_weights(

@@ -4,29 +4,25 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl.ppo.masking import masked_token_mean
 
-
-def clipped_value_loss(
+def clipped_value_losses(
     values: Float[Tensor, "B R"],
     old_values: Float[Tensor, "B R"],
     returns: Float[Tensor, "B R"],
     mask: Bool[Tensor, "B R"],
     *,
     clip: float | None,
-    num_tokens_global: int,
-) -> Float[Tensor, ""]:
-    """The critic's loss, summed over counted tokens and divided by the global count.
+) -> Float[Tensor, "B R"]:
+    """The critic's loss of each token; exactly 0 under the mask.
 
         e1 = (V - G)^2          e2 = (clip(V, V_old - c, V_old + c) - G)^2
-        loss = sum(max(e1, e2)) / 2 / num_tokens_global          (e1 alone when clip is None)
+        l = max(e1, e2) / 2          (e1 alone when clip is None)
 
     Source: the PPO2 code of OpenAI baselines; NeMo-RL and verl. old_values are those of the rollout, fixed over
     all epochs. Only values carry a gradient. Raises ValueError when clip is not above 0.
     """
     errors, clipped_errors = squared_errors(values, old_values.detach(), returns.detach(), mask, clip=clip)
-    loss = torch.maximum(errors, clipped_errors) / 2
-    return masked_token_mean(loss, mask, num_tokens_global=num_tokens_global)
+    return torch.maximum(errors, clipped_errors) / 2
 
 
 def squared_errors(
@@ -37,7 +33,7 @@ def squared_errors(
     *,
     clip: float | None,
 ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
-    """The squared errors e1 and e2 of `clipped_value_loss`, 0 under the mask; one tensor twice when clip is None.
+    """The squared errors e1 and e2 of `clipped_value_losses`, 0 under the mask; one tensor twice when clip is None.
 
     Raises ValueError when clip is not above 0.
     """

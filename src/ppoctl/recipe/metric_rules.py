@@ -9,6 +9,11 @@ from ppoctl.recipe.problems import Conflict, Rule
 from ppoctl.recipe.schema import Gsm8kReward, Recipe
 from ppoctl.recipe.shape import Path
 
+_OF_A_CORRECTION = tuple(
+    metric.name
+    for metric in (metrics.CORRECTION_WEIGHT_MEAN, metrics.CORRECTION_CAPPED_FRAC, metrics.TIME_CORRECTION_S)
+)
+
 
 def every_expectation_can_be_judged(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
@@ -35,6 +40,9 @@ def _not_reported(recipe: Recipe, name: str, key: Path) -> Iterator[Conflict]:
     named = metrics.eval_set(name)
     if name.startswith("kl/") and recipe.ppo.kl.place == "none":
         yield Conflict(f"`{name}` needs a reference, and none is loaded", (key, ("ppo", "kl", "place")))
+    elif name in _OF_A_CORRECTION and recipe.ppo.rollout_correction.kind == "none":
+        says = f"`{name}` needs a correction of rollouts, and none is made"
+        yield Conflict(says, (key, ("ppo", "rollout_correction", "kind")))
     elif named is not None and named not in recipe.data.eval:
         have = ", ".join(f"`{other}`" for other in recipe.data.eval) or "none"
         says = f"`{name}` speaks of an evaluation set `{named}`; [data.eval] has {have}"
@@ -152,7 +160,7 @@ def _is_of_an_evaluation(name: str) -> bool:
 
 
 def _is_of_the_actors_update(name: str) -> bool:
-    return name.startswith("policy/") or name == metrics.TIME_ACTOR_UPDATE_S.name
+    return name.startswith("policy/") or name in (metrics.TIME_ACTOR_UPDATE_S.name, *_OF_A_CORRECTION)
 
 
 def _watched(recipe: Recipe) -> Sequence[tuple[str, Path]]:

@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Bool
-from torch import Tensor
-
 from ppoctl import metrics
-from ppoctl.batch.records import State, Update
+from ppoctl.batch.lineage import next_lineage
+from ppoctl.batch.records import Record, Rollouts, State, Update
 from ppoctl.batch.seeds import derive_seed
-from ppoctl.ports import Minibatch, MinibatchResult, OptimizerStep
+from ppoctl.ports import Minibatch, MinibatchResult, Models, Objective, OptimizerStep
 from ppoctl.ppo.schedule import learning_rate, minibatch_rows
 
 
@@ -50,16 +48,16 @@ class MinibatchPlan:
     seed: int
     schedule: Schedule
 
-    def minibatches(self, state: State, *, step: int, mask: Bool[Tensor, "B R"]) -> list[Minibatch]:
-        """All optimizer steps of one PPO step, in order; a new order of rows in every epoch. A minibatch in which no
-        token counts (no sample of it has a score) teaches nothing and is left out."""
+    def minibatches(self, state: State, num_seqs: int, objective: Objective) -> list[Minibatch]:
+        """All optimizer steps of the PPO step after `state`, in order; a new order of rows in every epoch. A
+        minibatch in which nothing counts (no sample of it has a score) teaches nothing and is left out."""
         planned: list[Minibatch] = []
         for epoch in range(self.epochs):
-            seed = derive_seed(self.seed, step, state.role, epoch)
-            for rows in minibatch_rows(mask.shape[0], self.minibatch_seqs, seed=seed):
-                count = int(mask[rows].sum())
-                if count:
-                    planned.append(Minibatch(rows, count, self.schedule.at(state.updates + len(planned))))
+            seed = derive_seed(self.seed, state.step + 1, state.role, epoch)
+            for rows in minibatch_rows(num_seqs, self.minibatch_seqs, seed=seed):
+                totals = objective.totals(rows)
+                if any(totals):
+                    planned.append(Minibatch(rows, totals, self.schedule.at(state.updates + len(planned))))
         return planned
 
 
@@ -69,23 +67,23 @@ class Trained:
 
     before: State
     after: State
-    minibatches: Sequence[Minibatch]
-    results: Sequence[MinibatchResult]
-    diagnostics: Sequence[Mapping[str, float]]
-    """Per optimizer step."""
+    steps: Sequence[tuple[Minibatch, MinibatchResult]]
 
-    def record(self, *, prefix: str, of_the_step: Mapping[str, float]) -> Update:
-        """Per-minibatch figures in full; in the summary their means (the last learning rate, the largest extremes).
+    def record(
+        self, prefix: str, diagnostics: Sequence[Mapping[str, float]], *, of_the_step: Mapping[str, float]
+    ) -> Update:
+        """Figures of each optimizer step in full; in the summary their means (the last learning rate, the largest
+        extremes).
 
         Replays compare `per_minibatch`, so everything in it must come from the model and the optimizer.
         """
         per_minibatch = {
-            "loss": [result.loss for result in self.results],
-            "grad_norm": [result.grad_norm for result in self.results],
-            "lr": [minibatch.step.lr for minibatch in self.minibatches],
+            "loss": [result.loss for _, result in self.steps],
+            "grad_norm": [result.grad_norm for _, result in self.steps],
+            "lr": [minibatch.step.lr for minibatch, _ in self.steps],
         }
-        for name in self.diagnostics[0] if self.diagnostics else ():
-            per_minibatch[name] = [figures[name] for figures in self.diagnostics]
+        for name in diagnostics[0] if diagnostics else ():
+            per_minibatch[name] = [figures[name] for figures in diagnostics]
         summary = {
             metrics.named(prefix, name): _summarise(name, column) for name, column in per_minibatch.items() if column
         }
@@ -98,6 +96,32 @@ class Trained:
             per_minibatch=per_minibatch,
             summary={**summary, **of_the_step},
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateStage:
+    """What the updates of all roles share."""
+
+    models: Models
+    plan: MinibatchPlan
+    fingerprint: str
+
+    def train(self, before: State, rollouts: Rollouts, objective: Objective, *, read: Sequence[Record]) -> Trained:
+        """Every epoch of one role; the new state descends from the old one and all that was read."""
+        minibatches = self.plan.minibatches(before, rollouts.num_seqs, objective)
+        after = State(
+            role=before.role,
+            step=before.step + 1,
+            updates=before.updates + len(minibatches),
+            lineage=next_lineage(before, [record.identity for record in read], self.fingerprint),
+        )
+        with self.models.advancing(before, to=after) as engine:
+            results = engine.update(rollouts, minibatches, objective)
+        return Trained(before, after, list(zip(minibatches, results, strict=True)))
+
+    def result(self, record: Record) -> State:
+        assert isinstance(record, Update)
+        return record.state
 
 
 def _summarise(name: str, column: list[float]) -> float:

@@ -15,6 +15,7 @@ NUMBERS = {
     "reward": 20,
     "values": 30,
     "logprobs": 40,
+    "correction": 45,
     "advantages": 50,
     "critic_update": 60,
     "actor_update": 70,

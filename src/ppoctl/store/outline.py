@@ -1,5 +1,5 @@
-"""What the steps of a run consist of, as their story tells it. Written into run.json when the run is made, so that
-whoever reads the directory knows its stages and roles from the directory itself. Light.
+"""What the steps of a run consist of, as their story tells it. Written beside each recorded recipe, so that whoever
+reads the directory knows its stages and roles from the directory itself. Light.
 """
 
 from collections.abc import Mapping
@@ -93,13 +93,23 @@ class Outlines:
 
 
 def outlines_of(layout: RunLayout) -> Outlines:
-    """What the steps of this run consist of. Raises as `run_dir.facts` does."""
-    facts = run_dir.facts(layout)
+    """What the steps of this run consist of: a recipe that was changed on the way tells its own stories from its
+    first step on. Raises as `run_dir.facts` and `run_dir.asked` do."""
+    run_dir.facts(layout)
+    found: dict[int, Outline] = {}
+    for start, asked in sorted(run_dir.asked(layout).items()):
+        told = _stories(layout, start, asked)
+        found = {step: outline for step, outline in found.items() if step < start} | {start: told.at(start)}
+        found |= {step: outline for step, outline in told.by_start.items() if step > start}
+    return Outlines(found)
+
+
+def _stories(layout: RunLayout, start: int, asked: Mapping[str, Any]) -> Outlines:
     try:
-        return Outlines.from_json(facts["stories"])
+        return Outlines.from_json(asked[run_dir.STORIES])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptArtifactError(
-            f"`{layout.run_json}` does not say what the run's steps consist of",
+            f"`{layout.recipe_from(start)}` does not say what the run's steps consist of",
             hint=f"bring it again from a copy of the run: ls {quoted(layout.root)}",
         ) from error
 

@@ -1,7 +1,8 @@
 """A run directory's identity: what it was asked, and what it was made from. Created once, whole; light.
 
 `run.json` holds the run's id and the digests of its sources (model, tokenizer and template, data): a resume that
-finds another source refuses. Recipes are kept by the first step they hold for: `recipes/000001.json`, ...
+finds another source refuses. Recipes are kept by the first step they hold for, each with the stories that its steps
+tell: `recipes/000001.json`, ...
 """
 
 import glob
@@ -19,9 +20,13 @@ from ppoctl.store.artifact import write_atomically
 from ppoctl.store.disk import require_format, storage_error
 from ppoctl.store.layout import FORMAT, RunLayout
 
+STORIES = "stories"
+"""Beside the keys of a recorded recipe: the outlines of its steps (`store.outline`)."""
+
 
 def create(layout: RunLayout, *, recipe_toml: str, resolved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Make the run directory, complete or not at all. `facts`: stories, sources, versions, command.
+    """Make the run directory, complete or not at all. `resolved`: the recipe with its stories; `facts`: sources,
+    versions, command.
 
     Raises RunExistsError when it exists, StorageError when it cannot be written.
     """
@@ -66,7 +71,12 @@ def facts(layout: RunLayout) -> dict[str, Any]:
 
 
 def recipes(layout: RunLayout) -> dict[int, dict[str, Any]]:
-    """Resolved recipes by the first step they hold for.
+    """Resolved recipes by the first step they hold for. Raises as `asked` does."""
+    return {start: {key: found[key] for key in found if key != STORIES} for start, found in asked(layout).items()}
+
+
+def asked(layout: RunLayout) -> dict[int, dict[str, Any]]:
+    """Resolved recipes with the stories that they tell, by the first step they hold for.
 
     Raises CorruptArtifactError when one is not as it was written, or when the first is gone, StorageError when they
     cannot be read.

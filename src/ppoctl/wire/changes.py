@@ -20,8 +20,9 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.store.retention import saved_steps
 from ppoctl.wire.stages import read_by
+from ppoctl.wire.stories import as_recorded
 
-OF_THE_WHOLE_RUN = ("seed", "data", "rollout", "ppo.critic_only_steps")
+OF_THE_WHOLE_RUN = ("seed", "data", "rollout")
 """Read when a step is drawn and when it is replayed, by parts of the job that know one recipe only."""
 
 
@@ -78,7 +79,7 @@ def adopt(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> Change | None:
     found = change(layout, recorded, recipe)
     if found is None:
         return None
-    run_dir.change_recipe(layout, recipe.model_dump(mode="json", by_alias=True), from_step=found.from_step)
+    run_dir.change_recipe(layout, as_recorded(recipe), from_step=found.from_step)
     artifact.write_atomically(layout.recipe_toml, recipe_as_toml(recipe).encode())
     return found
 

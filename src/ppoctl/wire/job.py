@@ -8,7 +8,7 @@ from typing import TypeVar
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Carry, Evaluation, State, Update
 from ppoctl.loop.run import Cadence, Health, Job
-from ppoctl.loop.stories import stage_of
+from ppoctl.loop.stories import Story, stage_of
 from ppoctl.ports import Generator, Scorer
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
@@ -89,7 +89,11 @@ def assemble(
         progress=_to_all(around.observers),
     )
     by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
-    stages, story = partial(_holding_at, by_start), partial(choose, newest)
+    stages = partial(_holding_at, by_start)
+
+    def story(step: int) -> Story:
+        return choose(_holding_at(recipes, step), step)
+
     sets = sockets.questions.evaluation_sets()
 
     def evaluate(step: int) -> Stage[Evaluation] | None:

@@ -52,7 +52,7 @@ from ppoctl.wire import engines
 from ppoctl.wire.job import Surroundings, assemble
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.sources import source_digests
-from ppoctl.wire.stories import outlines
+from ppoctl.wire.stories import as_recorded
 
 MIRROR_DEADLINE_S = 20.0
 """How long the end of a run waits for MLflow."""
@@ -148,9 +148,8 @@ def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, com
     run_dir.create(
         layout,
         recipe_toml=recipe_as_toml(recipe),
-        resolved=recipe.model_dump(mode="json", by_alias=True),
+        resolved=as_recorded(recipe),
         facts={
-            "stories": outlines(recipe).as_json(),
             "sources": dict(digests),
             "versions": versions(),
             "command": command,

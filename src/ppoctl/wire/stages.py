@@ -14,6 +14,7 @@ from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, T
 from ppoctl.rewards.shaping import shape
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
+from ppoctl.stages.correction import CorrectionStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.evaluate import EvaluateStage
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
@@ -28,6 +29,7 @@ READS: dict[str, tuple[str, ...]] = {
     "reward": ("reward",),
     "values": ("model",),
     "logprobs": ("model", "rollout.temperature", "ppo.kl"),
+    "correction": ("ppo.rollout_correction",),
     "advantages": ("ppo.advantages", "ppo.kl"),
     "critic_update": (
         "seed",
@@ -47,7 +49,6 @@ READS: dict[str, tuple[str, ...]] = {
         "ppo.minibatch_seqs",
         "ppo.policy_loss",
         "ppo.kl",
-        "ppo.rollout_correction",
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
@@ -104,6 +105,7 @@ class StageBuilder:
                 with_reference=penalty is not None,
                 fingerprint=read_by("logprobs", recipe),
             ),
+            correction=_correction(recipe),
             advantages=AdvantagesStage(
                 gamma=gae.gamma,
                 gae_lambda=gae.gae_lambda,
@@ -127,14 +129,12 @@ class StageBuilder:
 
     def _actor_update(self, recipe: Recipe, penalty: KlPenalty | None) -> ActorUpdateStage:
         ppo = recipe.ppo
-        correction = ppo.rollout_correction
         return ActorUpdateStage(
             models=self.models,
             plan=_plan(recipe, "actor"),
             clip=PolicyClip(ppo.policy_loss.clip_low, ppo.policy_loss.clip_high, ppo.policy_loss.dual_clip),
             entropy_coef=ppo.policy_loss.entropy_coef,
             penalty=penalty,
-            max_ratio=correction.max_ratio if isinstance(correction, TruncatedImportance) else None,
             fingerprint=read_by("actor_update", recipe),
         )
 
@@ -154,6 +154,13 @@ def evaluation_stage(
         seed=recipe.seed,
         fingerprint=_hash(read_by("eval", recipe), str(length), identities),
     )
+
+
+def _correction(recipe: Recipe) -> CorrectionStage | None:
+    table = recipe.ppo.rollout_correction
+    if isinstance(table, TruncatedImportance):
+        return CorrectionStage(table.max_ratio, read_by("correction", recipe))
+    return None
 
 
 def _penalty(recipe: Recipe) -> KlPenalty | None:

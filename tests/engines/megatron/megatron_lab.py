@@ -34,8 +34,10 @@ from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.ports import Minibatch, OptimizerStep
-from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_loss
+from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe.schema import BySequences, ByTokens
+from ppoctl.stages.actor_update import Surrogate
+from ppoctl.stages.objective import Outputs, Term, Terms
 from ppoctl.weights.bucket import tensors_of
 from tolerance import Level
 
@@ -239,62 +241,54 @@ def expected_logprobs(model: PreTrainedModel, rollouts: Rollouts, temperature: f
     return logprobs, entropy
 
 
-@dataclass
-class PolicyObjective:
-    """Minus the weighted log-probs of counted tokens, minus a share of their entropy."""
+@dataclass(frozen=True)
+class WeighedLogprobs:
+    """Minus the weighted log-prob of each token, minus a share of its entropy."""
 
-    mask: Tensor
     weights: Tensor
-    needs_entropy: bool = False
+    needs_entropy: bool
 
-    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, num_tokens_global: int) -> Tensor:
-        terms = -outputs * self.weights[rows]
-        if entropy is not None:
-            terms = terms - 0.3 * entropy
-        return torch.where(self.mask[rows], terms, 0.0).sum() / num_tokens_global
+    def __call__(self, outputs: Outputs, mask: Tensor) -> Tensor:
+        losses = -outputs.values * self.weights[outputs.rows]
+        if self.needs_entropy:
+            assert outputs.entropy is not None
+            losses = losses - 0.3 * outputs.entropy
+        return torch.where(mask, losses, 0.0)
 
 
-@dataclass
-class ValueObjective:
-    """Half the squared distance of counted values from `returns`."""
+@dataclass(frozen=True)
+class SquaredDistance:
+    """Half the squared distance of each value from `returns`."""
 
-    mask: Tensor
     returns: Tensor
     needs_entropy: bool = False
 
-    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, num_tokens_global: int) -> Tensor:
-        terms = 0.5 * (outputs - self.returns[rows]) ** 2
-        return torch.where(self.mask[rows], terms, 0.0).sum() / num_tokens_global
+    def __call__(self, outputs: Outputs, mask: Tensor) -> Tensor:
+        return torch.where(mask, 0.5 * (outputs.values - self.returns[outputs.rows]) ** 2, 0.0)
 
 
-@dataclass
-class PpoObjective:
+def ppo_objective(mask: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Terms:
     """The real clipped loss."""
-
-    mask: Tensor
-    old_logprobs: Tensor
-    advantages: Tensor
-    needs_entropy: bool = False
-
-    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, num_tokens_global: int) -> Tensor:
-        clip = PolicyClip(low=0.2, high=0.2, dual=None)
-        data = (self.old_logprobs[rows], self.advantages[rows], self.mask[rows])
-        return clipped_policy_loss(outputs, *data, clip=clip, num_tokens_global=num_tokens_global)
+    return Terms((Term(Surrogate(old_logprobs, advantages, PolicyClip(low=0.2, high=0.2, dual=None)), mask),))
 
 
-def policy_objective(rollouts: Rollouts, *, needs_entropy: bool = False) -> PolicyObjective:
-    weights = torch.randn(rollouts.tokens.shape, generator=torch.Generator().manual_seed(3))
-    return PolicyObjective(rollouts.mask, weights, needs_entropy)
+def random_weights(rollouts: Rollouts) -> Tensor:
+    return torch.randn(rollouts.tokens.shape, generator=torch.Generator().manual_seed(3))
 
 
-def value_objective(rollouts: Rollouts) -> ValueObjective:
-    return ValueObjective(
-        rollouts.mask, torch.randn(rollouts.tokens.shape, generator=torch.Generator().manual_seed(4))
-    )
+def policy_objective(rollouts: Rollouts, *, needs_entropy: bool = False, weights: Tensor | None = None) -> Terms:
+    """Weighed log-probs, with a share of the entropies where asked; one term."""
+    weights = random_weights(rollouts) if weights is None else weights
+    return Terms((Term(WeighedLogprobs(weights, needs_entropy), rollouts.mask),))
+
+
+def value_objective(rollouts: Rollouts) -> Terms:
+    returns = torch.randn(rollouts.tokens.shape, generator=torch.Generator().manual_seed(4))
+    return Terms((Term(SquaredDistance(returns), rollouts.mask),))
 
 
 def expected_gradients(
-    kind: str, rollouts: Rollouts, objective: PolicyObjective, *, temperature: float
+    kind: str, rollouts: Rollouts, objective: Terms, *, temperature: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of `objective` by transformers and autograd, one sequence at a time, in float64."""
     model = copy.deepcopy(hugging_face_model(kind)).double()
@@ -307,7 +301,8 @@ def expected_gradients(
         log_p = logits.log_softmax(-1)
         logprobs[row, :length] = log_p.gather(1, sequence[prompt:, None])[:, 0]
         entropy[row, :length] = -(log_p.exp() * log_p).sum(-1)
-    loss = objective(torch.arange(rollouts.num_seqs), logprobs, entropy, int(rollouts.mask.sum()))
+    every = torch.arange(rollouts.num_seqs)
+    loss = objective(every, logprobs, entropy, objective.totals(every))
     loss.backward()
     return loss.detach(), on_disk({name: parameter.grad for name, parameter in model.named_parameters()})
 
@@ -334,8 +329,9 @@ STEP = OptimizerStep(lr=1e-3, weight_decay=0.0, grad_clip=0.0, beta1=0.9, beta2=
 
 
 def minibatch(rollouts: Rollouts, rows: Sequence[int] | None = None, step: OptimizerStep = STEP) -> Minibatch:
+    """A minibatch of an objective with one term over all counted tokens."""
     chosen = torch.arange(rollouts.num_seqs) if rows is None else torch.tensor(rows)
-    return Minibatch(chosen, int(rollouts.mask[chosen].sum()), step)
+    return Minibatch(chosen, (int(rollouts.mask[chosen].sum()),), step)
 
 
 Batching = BySequences | ByTokens

@@ -6,7 +6,7 @@ data-parallel ranks.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import megatron_lab as lab
 import pytest
@@ -15,6 +15,7 @@ import torch
 from ppoctl.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from ppoctl.ports import OptimizerStep
 from ppoctl.recipe.schema import BySequences, ByTokens
+from ppoctl.stages.objective import Outputs, Term, Terms
 from tolerance import EXACT, FLOAT32
 
 CUTS = [
@@ -77,15 +78,54 @@ def test_the_critic_too_does_not_depend_on_the_cut(model):
             FLOAT32.check(one.outputs, expected.outputs)
 
 
+@dataclass(frozen=True)
+class SequenceMean:
+    """The mean over sequences of each one's mean token loss."""
+
+    def total(self, mask):
+        return int(mask.any(dim=1).sum())
+
+    def summed(self, losses, mask):
+        return (losses.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum()
+
+
+def test_whatever_a_term_divides_by_the_cut_into_microbatches_changes_nothing(model):
+    rollouts = lab.make_rollouts()
+    losses = lab.policy_objective(rollouts).terms[0].loss
+    chosen = rollouts.mask & torch.tensor([True, False, True, True, False])[:, None]
+    objective = Terms(
+        (
+            Term(losses, rollouts.mask, coef=0.7, aggregation=SequenceMean()),
+            Term(losses, chosen, coef=-0.2),
+            Term(losses, torch.zeros_like(chosen)),  # counts nothing: adds nothing
+        )
+    )
+    rows = torch.tensor([3, 0, 4, 1])
+    batch = replace(lab.minibatch(rollouts, rows.tolist()), totals=objective.totals(rows))
+    assert batch.totals == (4, int(chosen[[3, 0]].sum()), 0)
+    whole = lab.actor(model("qwen2"), batching=BySequences(microbatch_seqs=9))
+    [expected] = whole.update(rollouts, [batch], objective)
+    counted, of_chosen = rollouts.mask[rows], chosen[rows]
+    by_token = losses(Outputs(rows, expected.outputs, None), counted)
+    by_sequence = torch.stack([by_token[row][counted[row]].mean() for row in range(4)])
+    FLOAT32.check(expected.loss, 0.7 * by_sequence.mean() - 0.2 * by_token[of_chosen].mean())
+    for cut in CUTS:
+        trainer = lab.actor(model("qwen2"), batching=cut)
+        [found] = trainer.update(rollouts, [batch], objective)
+        FLOAT32.check(found.loss, expected.loss)
+        for name, gradient in lab.gradients_of(trainer).items():
+            lab.GRADIENT.check(gradient, lab.gradients_of(whole)[name])
+
+
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
 def test_garbage_where_nothing_counts_changes_nothing(model, garbage):
     rollouts = lab.make_rollouts()
     trainers = [lab.actor(model("qwen2")) for _ in range(2)]
     old, _ = trainers[0].logprobs(rollouts, temperature=1.0)
-    advantages = lab.policy_objective(rollouts).weights
+    advantages = lab.random_weights(rollouts)
     objectives = [
-        lab.PpoObjective(rollouts.mask, old, advantages),
-        lab.PpoObjective(
+        lab.ppo_objective(rollouts.mask, old, advantages),
+        lab.ppo_objective(
             rollouts.mask,
             torch.where(rollouts.mask, old, garbage),
             torch.where(rollouts.mask, advantages, garbage),
@@ -184,11 +224,10 @@ def test_clipping_scales_the_gradient_to_the_norm_and_reports_the_norm_before(mo
 def test_what_is_not_finite_never_reaches_the_weights(model, dtype, poison):
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model("qwen2"), dtype=dtype)
-    good, bad = lab.policy_objective(rollouts), lab.policy_objective(rollouts)
-    if poison == "loss":
-        bad.weights = torch.where(rollouts.mask, math.nan, bad.weights)
-    else:
-        bad.weights = bad.weights * 1e30  # a finite loss whose squared gradients overflow
+    weights = lab.random_weights(rollouts)
+    # Or a finite loss whose squared gradients overflow.
+    poisoned = weights.where(~rollouts.mask, math.nan) if poison == "loss" else weights * 1e30
+    good, bad = lab.policy_objective(rollouts), lab.policy_objective(rollouts, weights=poisoned)
     trainer.update(rollouts, [lab.minibatch(rollouts)], good)
     before = lab.weights_of(trainer)
     with pytest.raises(NonFiniteError, match=f"^{poison} of the actor is `(nan|inf)` in minibatch 0"):
@@ -199,7 +238,7 @@ def test_what_is_not_finite_never_reaches_the_weights(model, dtype, poison):
 def test_the_error_names_the_minibatch_and_the_role(model):
     rollouts = lab.make_rollouts()
     objective = lab.value_objective(rollouts)
-    objective.returns[4] = math.inf
+    objective.terms[0].loss.returns[4] = math.inf
     batches = [lab.minibatch(rollouts, [0, 1]), lab.minibatch(rollouts, [4])]
     with pytest.raises(NonFiniteError, match=r"^loss of the critic is `inf` in minibatch 1"):
         lab.critic(model("qwen2")).update(rollouts, batches, objective)
@@ -230,6 +269,9 @@ def test_a_sequence_beyond_the_token_cap_is_an_error_that_names_the_key(model):
 def test_running_out_of_device_memory_names_the_key_to_lower(model):
     class Hungry:
         needs_entropy = False
+
+        def totals(self, rows):
+            return (len(rows),)
 
         def __call__(self, *_):
             raise torch.OutOfMemoryError("CUDA out of memory")

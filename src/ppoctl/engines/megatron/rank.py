@@ -309,7 +309,7 @@ class MegatronRank(SendingRank):
         microbatches = cut_rows(rollouts, minibatch.rows, cut)
 
         def loss_of(microbatch: Microbatch, found: OnGrid) -> Float[Tensor, ""]:
-            return objective(microbatch.rows, found.outputs, found.entropy, minibatch.num_tokens_global)
+            return objective(microbatch.rows, found.outputs, found.entropy, minibatch.totals)
 
         for stage in self.stages:
             stage.zero_grad_buffer()

@@ -1,0 +1,112 @@
+"""A loss as a sum of terms, each of which says what it divides by.
+
+    loss = sum over terms of   coef * aggregation.summed(token losses) / aggregation.total(mask of the minibatch)
+
+The totals are counted once per minibatch, over all microbatches and ranks; a microbatch adds its share of the sums.
+So no memory setting and no layout changes a loss or a gradient, whatever a term divides by.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ppoctl.ports import Totals
+from ppoctl.ppo.masking import masked_sum
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the model says of m rows of the step; the grids of the step are cut to them."""
+
+    rows: Int[Tensor, " m"]
+    values: Float[Tensor, "m R"]
+    """Log-probs of the response tokens (actor) or values of the states before them (critic); 0 where not present."""
+    entropy: Float[Tensor, "m R"] | None
+    """Nats; absent where no term reads it."""
+
+    def of(self, grid: Tensor) -> Tensor:
+        """These rows of a `[B, R]` grid of the step, on the model's device."""
+        return grid[self.rows].to(self.values.device)
+
+
+@runtime_checkable
+class TokenLoss(Protocol):
+    """The loss of each token, before anything is summed."""
+
+    @property
+    def needs_entropy(self) -> bool: ...
+
+    def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
+        """Exactly 0 under the mask, and so is its gradient."""
+        ...
+
+
+@runtime_checkable
+class Aggregation(Protocol):
+    """How token losses become one number."""
+
+    def total(self, mask: Bool[Tensor, "M R"]) -> int:
+        """What the sum over a whole minibatch is divided by; 0 where nothing counts."""
+        ...
+
+    def summed(self, losses: Float[Tensor, "m R"], mask: Bool[Tensor, "m R"]) -> Float[Tensor, ""]:
+        """The share of some rows in that sum."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenMean:
+    """The mean over all counted tokens of the minibatch: long responses weigh more (DAPO, arXiv:2503.14476)."""
+
+    def total(self, mask: Bool[Tensor, "M R"]) -> int:
+        return int(mask.sum())
+
+    def summed(self, losses: Float[Tensor, "m R"], mask: Bool[Tensor, "m R"]) -> Float[Tensor, ""]:
+        return masked_sum(losses, mask)
+
+
+@dataclass(frozen=True)
+class Term:
+    """One addend of an objective."""
+
+    loss: TokenLoss
+    mask: Bool[Tensor, "B R"]
+    """The tokens it counts, of all rows of the step."""
+    coef: float = 1.0
+    aggregation: Aggregation = TokenMean()
+
+    def total(self, rows: Int[Tensor, " M"]) -> int:
+        return self.aggregation.total(self.mask[rows])
+
+    def share(self, outputs: Outputs, total: int) -> Float[Tensor, ""]:
+        """What some rows add to the loss of a minibatch with this total."""
+        mask = outputs.of(self.mask)
+        return self.coef * (self.aggregation.summed(self.loss(outputs, mask), mask) / total)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """An objective of these terms (`ports.Objective`)."""
+
+    terms: Sequence[Term]
+
+    @property
+    def needs_entropy(self) -> bool:
+        return any(term.loss.needs_entropy for term in self.terms)
+
+    def totals(self, rows: Int[Tensor, " M"]) -> Totals:
+        return tuple(term.total(rows) for term in self.terms)
+
+    def __call__(
+        self,
+        rows: Int[Tensor, " m"],
+        outputs: Float[Tensor, "m R"],
+        entropy: Float[Tensor, "m R"] | None,
+        totals: Totals,
+    ) -> Float[Tensor, ""]:
+        seen = Outputs(rows, outputs, entropy)
+        shares = [term.share(seen, total) for term, total in zip(self.terms, totals, strict=True) if total]
+        return sum(shares, start=outputs.new_zeros(()))
