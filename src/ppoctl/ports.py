@@ -8,7 +8,8 @@ B sequences, R response positions. Every row index a port takes is a row of the 
             ->  Models.critic_at(state) -> Critic  (Megatron-Core)
             ->  Generator                          (vLLM)
             ->  Scorer                             (child processes)
-            ->  SampleParts                        (finished samples of an unfinished rollout)
+            ->  SampleParts                        (finished samples of an unfinished stage)
+            ->  Gate                               (whoever may stop the job)
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -258,7 +259,7 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class SampleParts(Protocol):
-    """Finished samples of a rollout that is not committed yet, kept over a crash."""
+    """Finished samples of a stage that is not committed yet, kept over a crash; dropped when it is."""
 
     def recall(self, *, step: int, stage: str, fingerprint: str) -> dict[str, Sample]:
         """By key, those that an earlier attempt finished under the same actor state, prompts and settings."""
@@ -268,6 +269,17 @@ class SampleParts(Protocol):
         """A function that takes each finished sample; written out in groups, and when the context fails."""
         ...
 
-    def drop(self, *, step: int) -> None:
-        """Forget those of a step: its rollouts are committed."""
+
+@runtime_checkable
+class Gate(Protocol):
+    """Whoever may stop the job, asked where nothing finished would be lost. It is told where the job is, so that it
+    can know what is still to come."""
+
+    def before(self, step: int, stage: str) -> None:
+        """A stage is about to run. Raises PreemptedError or InterruptedByUserError where it should not."""
+        ...
+
+    def between(self) -> None:
+        """A piece of that stage's work is done, and the next is about to begin. Raises as `before` does; cheap enough
+        to be asked after each sample."""
         ...

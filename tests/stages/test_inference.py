@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from fakes.job import Stops
 from fakes.sockets import EvenScorer
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, Prompt, Prompts, State
 from ppoctl.errors import NonFiniteError
@@ -81,9 +82,6 @@ class Keys:
         assert fingerprint == self.seen[-1]
         return nullcontext(lambda sample: None)
 
-    def drop(self, *, step: int) -> None:
-        pass
-
 
 @dataclass
 class Some:
@@ -96,9 +94,6 @@ class Some:
 
     def keep(self, *, step: int, stage: str, fingerprint: str) -> Any:
         return nullcontext(lambda sample: None)
-
-    def drop(self, *, step: int) -> None:
-        pass
 
 
 class Replayed(hand.Models):
@@ -125,7 +120,7 @@ def test_samples_say_how_often_their_actor_was_made_again(there: tuple[str, ...]
         samples_per_prompt=1,
         seed=3,
         fingerprint="",
-        check_stop=lambda: None,
+        gate=Stops(),
         progress=lambda *counts: told.append(counts),
     )
     assert stage.run(ACTOR, prompts()).stamps == stamps
@@ -146,7 +141,7 @@ def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe(
             samples_per_prompt=1,
             seed=3,
             fingerprint=fingerprint,
-            check_stop=lambda: None,
+            gate=Stops(),
             progress=lambda done, total, tokens: None,
         )
         stage.run(state, asked)

@@ -9,7 +9,7 @@ import torch
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Prompts, Record, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.clock import WORK
-from ppoctl.ports import Generator, Models, Sample, SampleParts, SampleRequest, SamplingParams
+from ppoctl.ports import Gate, Generator, Models, Sample, SampleParts, SampleRequest, SamplingParams
 
 Progress = Callable[[int, int, int], None]
 """(finished samples, all samples, tokens drawn so far; recalled ones are not)."""
@@ -26,7 +26,7 @@ class RolloutStage:
     samples_per_prompt: int
     seed: int
     fingerprint: str
-    check_stop: Callable[[], None]
+    gate: Gate
     progress: Progress
     name: str = "rollout"
 
@@ -47,7 +47,7 @@ class RolloutStage:
                 tokens += len(sample.tokens)
                 keep(sample)
                 self.progress(len(done), len(requests), tokens)
-                self.check_stop()
+                self.gate.between()
         drawing = (tokens, WORK.now() - started)
         return replace(assemble(prompts, requests, done, samples=self.samples_per_prompt), drawing=drawing)
 

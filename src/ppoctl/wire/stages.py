@@ -1,13 +1,13 @@
 """Recipe tables -> stages, each with the fingerprint of what it reads."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from ppoctl.batch.records import Prompts
 from ppoctl.loop.stories import Stages
-from ppoctl.ports import Generator, Models, OptimizerStep, SampleParts, SamplingParams, Scorer
+from ppoctl.ports import Gate, Generator, Models, OptimizerStep, SampleParts, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
@@ -73,7 +73,7 @@ class StageBuilder:
     scorer: Scorer
     questions: Questions
     parts: SampleParts
-    check_stop: Callable[[], None]
+    gate: Gate
     progress: Progress
 
     def stages(self, recipe: Recipe) -> Stages:
@@ -88,7 +88,7 @@ class StageBuilder:
                 samples_per_prompt=recipe.rollout.samples_per_prompt,
                 seed=recipe.seed,
                 fingerprint=read_by("rollout", recipe),
-                check_stop=self.check_stop,
+                gate=self.gate,
                 progress=self.progress,
             ),
             reward=RewardStage(
