@@ -12,7 +12,7 @@ B sequences, R response positions. Every row index a port takes is a row of the 
             ->  Gate                               (whoever may stop the job)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,20 +64,36 @@ class Sample:
 
 
 @runtime_checkable
-class Generator(Protocol):
-    """Draws responses. Asked to *be at* a state; never told to synchronise."""
+class Stream(Protocol):
+    """Draws from one actor state, all with the same `SamplingParams`. Tokens are a function of weights, prompt, seed
+    and params, whatever else is drawn at the same time."""
 
-    def be_at(self, state: State) -> None:
-        """Start what draws and give it the state's weights, where that has not been done; `generate` would do it
-        too, and a clock that starts now sees drawing alone. Raises WeightSyncError."""
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Begin to draw these too; others may be running. Raises DataError on a prompt longer than the window, and
+        then none of them is drawn."""
         ...
 
-    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
-        """Finished samples, in any order, as they finish. Tokens are a function of weights, prompt, seed and params.
+    def finished(self) -> Sequence[Sample]:
+        """Wait until at least one draw has ended that was not handed out yet; those that have, in any order. Empty
+        when none is open."""
+        ...
 
-        Raises WeightSyncError when generator and trainer do not hold the same weights; DataError on a prompt
-        longer than the window.
-        """
+    def close(self) -> None:
+        """Abort the draws that are open. Safe to call again."""
+        ...
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Draws responses from the actor state that it was prepared for last, one stream at a time."""
+
+    def prepare(self, state: State) -> None:
+        """Start what draws, and have it hold the state's weights, proven; costs nothing where it does. No stream is
+        open meanwhile. Raises WeightSyncError when generator and trainer do not hold the same weights."""
+        ...
+
+    def open(self, params: SamplingParams) -> Stream:
+        """Begin to draw. The caller closes the stream."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """Rollouts, log-probs, values, advantages and evaluations on records made by hand."""
 
 import math
-from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from fakes.job import Stops
-from fakes.sockets import EvenScorer
+from fakes.sockets import EvenScorer, FakeStream
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, Prompt, Prompts, State
 from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
@@ -56,13 +55,15 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[tuple[float, SampleRequest]] = []
 
-    def be_at(self, state: State) -> None:
-        pass
+    def prepare(self, state: State) -> None:
+        self.state = state
 
-    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
-        for request in reversed(requests):
+    def open(self, params: SamplingParams) -> FakeStream:
+        def draw(request: SampleRequest) -> Sample:
             self.asked.append((params.temperature, request))
-            yield Sample(request.key, (2, 1), (0.0, 0.0), True, "2 1", at.stamp)
+            return Sample(request.key, (2, 1), (0.0, 0.0), True, "2 1", self.state.stamp)
+
+        return FakeStream(draw)
 
     def close(self) -> None:
         pass

@@ -1,7 +1,6 @@
 """What a step takes, as its journal says: a start is in no stage, sending weights is no drawing, and what was
 recalled was not drawn. The clock is moved by hand: 30 s to start, 2 s to send weights, 0.5 s a sample."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,19 +40,18 @@ class SlowGenerator(BigramGenerator):
         self.clock = clock
         self.is_started = False
 
-    def be_at(self, state: State) -> None:
+    def prepare(self, state: State) -> None:
         if not self.is_started:
             with WORK.stopped():
                 self.clock.now += 30.0
             self.is_started = True
         if self.lineage != state.lineage:
             self.clock.now += 2.0
-        super().be_at(state)
+        super().prepare(state)
 
-    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
-        for sample in super().generate(requests, params, at=at):
-            self.clock.now += 0.5
-            yield sample
+    def draw(self, request: SampleRequest, params: SamplingParams) -> Sample:
+        self.clock.now += 0.5
+        return super().draw(request, params)
 
 
 @pytest.fixture

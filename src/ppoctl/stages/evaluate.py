@@ -9,6 +9,7 @@ from ppoctl import metrics
 from ppoctl.batch.records import Evaluation, Prompts, Record, State
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import Answer, Generator, Sample, SampleRequest, SamplingParams, Score, Scorer
+from ppoctl.stages.drawing import one_turn
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,10 @@ class EvaluateStage:
     def run(self, actor: State) -> Evaluation:
         summary: dict[str, float] = {}
         rows: list[dict[str, Any]] = []
+        self.generator.prepare(actor)
         for name, prompts in self.sets.items():
             for mode, params, count in self._passes():
-                drawn = self._draw(prompts, params, at=actor, count=count, mode=mode)
+                drawn = self._draw(prompts, params, count=count, mode=mode)
                 found = [_row(name, mode, prompt, sample, score) for prompt, sample, score in drawn]
                 summary.update(summarise(name, mode, found))
                 rows += found
@@ -46,7 +48,7 @@ class EvaluateStage:
         return [("greedy", greedy, 1), ("sampled", self.sampled, self.samples_per_prompt)]
 
     def _draw(
-        self, prompts: Prompts, params: SamplingParams, *, at: State, count: int, mode: str
+        self, prompts: Prompts, params: SamplingParams, *, count: int, mode: str
     ) -> list[tuple[Any, Sample, Score]]:
         owners = [(prompt, index) for prompt in prompts.rows for index in range(count)]
         requests = [
@@ -57,7 +59,8 @@ class EvaluateStage:
             )
             for prompt, index in owners
         ]
-        done = {sample.key: sample for sample in self.generator.generate(requests, params, at=at)}
+        with one_turn(self.generator, requests, params) as finished:
+            done = {sample.key: sample for sample in finished}
         samples = [done[request.key] for request in requests]
         answers = [
             Answer(response=sample.text, truth=prompt.answer, prompt_id=prompt.id)

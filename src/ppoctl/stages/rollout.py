@@ -1,7 +1,7 @@
 """10-rollout: draw responses from the actor."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +10,7 @@ from ppoctl.batch.records import TERMINATED, TRUNCATED, Prompts, Record, Rollout
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.clock import WORK
 from ppoctl.ports import Gate, Generator, Models, Sample, SampleParts, SampleRequest, SamplingParams
+from ppoctl.stages.drawing import one_turn
 
 Progress = Callable[[int, int, int], None]
 """(finished samples, all samples, tokens drawn so far; recalled ones are not)."""
@@ -35,21 +36,30 @@ class RolloutStage:
         key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
         done = self.parts.recall(step=prompts.step, stage=self.name, fingerprint=key)
         missing = [request for request in requests if request.key not in done]
-        tokens = 0
         with self.parts.keep(step=prompts.step, stage=self.name, fingerprint=key) as keep:
-            at = self.models.stamped(actor) if missing else actor
-            if missing:
-                self.generator.be_at(at)
-                self.progress(len(done), len(requests), 0)
-            started = WORK.now()
-            for sample in self.generator.generate(missing, self.params, at=at) if missing else ():
+            drawing = self._draw(actor, missing, done, keep) if missing else None
+        return replace(assemble(prompts, requests, done, samples=self.samples_per_prompt), drawing=drawing)
+
+    def _draw(
+        self,
+        actor: State,
+        missing: Sequence[SampleRequest],
+        done: dict[str, Sample],
+        keep: Callable[[Sample], None],
+    ) -> tuple[int, float]:
+        """Adds the missing samples to those that are done: their tokens, and the seconds of drawing."""
+        total, tokens = len(done) + len(missing), 0
+        self.generator.prepare(self.models.stamped(actor))
+        self.progress(len(done), total, 0)
+        started = WORK.now()
+        with one_turn(self.generator, missing, self.params) as samples:
+            for sample in samples:
                 done[sample.key] = sample
                 tokens += len(sample.tokens)
                 keep(sample)
-                self.progress(len(done), len(requests), tokens)
+                self.progress(len(done), total, tokens)
                 self.gate.between()
-        drawing = (tokens, WORK.now() - started)
-        return replace(assemble(prompts, requests, done, samples=self.samples_per_prompt), drawing=drawing)
+        return tokens, WORK.now() - started
 
     def result(self, record: Record) -> Rollouts:
         assert isinstance(record, Rollouts)
