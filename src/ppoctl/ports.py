@@ -273,15 +273,25 @@ class Scorer(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class DrawnFor:
+    """What finished samples were drawn for; samples of anything else are others."""
+
+    step: int
+    stage: str
+    fingerprint: str
+    """Of actor state, prompts and settings."""
+
+
 @runtime_checkable
 class SampleParts(Protocol):
     """Finished samples of a stage that is not committed yet, kept over a crash; dropped when it is."""
 
-    def recall(self, *, step: int, stage: str, fingerprint: str) -> dict[str, Sample]:
-        """By key, those that an earlier attempt finished under the same actor state, prompts and settings."""
+    def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:
+        """By key, those that an earlier attempt finished for the same."""
         ...
 
-    def keep(self, *, step: int, stage: str, fingerprint: str) -> AbstractContextManager[Callable[[Sample], None]]:
+    def keep(self, drawn_for: DrawnFor) -> AbstractContextManager[Callable[[Sample], None]]:
         """A function that takes each finished sample; written out in groups, and when the context fails."""
         ...
 

@@ -32,6 +32,8 @@ class Witness:
     """How often a save in the background is looked at until half a file more is written; infinite: it writes nothing
     before it is waited for. One number, or one for each role: so either role can be published first."""
     moments: list[str] = field(default_factory=list)
+    stage: str = ""
+    """That runs, or ran last."""
     committed: list[Line] = field(default_factory=list)
 
     def tell(self, name: str) -> None:
@@ -39,6 +41,7 @@ class Witness:
         self.act(len(self.moments) - 1, name)
 
     def on_stage(self, step: int, stage: str) -> None:
+        self.stage = stage
         self.tell(f"{step} {stage} starts")
 
     def on_moment(self, step: int, stage: str, moment: str) -> None:
@@ -56,7 +59,7 @@ class Witness:
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
         if done == total // 2:
-            self.tell(f"inside rollout after {done} samples")
+            self.tell(f"inside {self.stage} after {done} samples")
 
 
 PPO_FACTS = {"stories": Outlines({1: outline(PPO)}).as_json()}

@@ -1,19 +1,15 @@
 """10-rollout: draw responses from the actor."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Prompts, Record, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
-from ppoctl.clock import WORK
-from ppoctl.ports import Gate, Generator, Models, Sample, SampleParts, SampleRequest, SamplingParams
-from ppoctl.stages.drawing import one_turn
-
-Progress = Callable[[int, int, int], None]
-"""(finished samples, all samples, tokens drawn so far; recalled ones are not)."""
+from ppoctl.ports import DrawnFor, Models, Sample, SampleRequest, SamplingParams
+from ppoctl.stages.drawing import Drawing
 
 
 @dataclass(frozen=True)
@@ -21,45 +17,20 @@ class RolloutStage:
     """Draws `samples_per_prompt` responses per prompt; finished ones survive a crash of the stage."""
 
     models: Models
-    generator: Generator
-    parts: SampleParts
+    drawing: Drawing
     params: SamplingParams
     samples_per_prompt: int
     seed: int
     fingerprint: str
-    gate: Gate
-    progress: Progress
     name: str = "rollout"
 
     def run(self, actor: State, prompts: Prompts) -> Rollouts:
         requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed, stage=self.name)
         key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
-        done = self.parts.recall(step=prompts.step, stage=self.name, fingerprint=key)
-        missing = [request for request in requests if request.key not in done]
-        with self.parts.keep(step=prompts.step, stage=self.name, fingerprint=key) as keep:
-            drawing = self._draw(actor, missing, done, keep) if missing else None
-        return replace(assemble(prompts, requests, done, samples=self.samples_per_prompt), drawing=drawing)
-
-    def _draw(
-        self,
-        actor: State,
-        missing: Sequence[SampleRequest],
-        done: dict[str, Sample],
-        keep: Callable[[Sample], None],
-    ) -> tuple[int, float]:
-        """Adds the missing samples to those that are done: their tokens, and the seconds of drawing."""
-        total, tokens = len(done) + len(missing), 0
-        self.generator.prepare(self.models.stamped(actor))
-        self.progress(len(done), total, 0)
-        started = WORK.now()
-        with one_turn(self.generator, missing, self.params) as samples:
-            for sample in samples:
-                done[sample.key] = sample
-                tokens += len(sample.tokens)
-                keep(sample)
-                self.progress(len(done), total, tokens)
-                self.gate.between()
-        return tokens, WORK.now() - started
+        drawn_for = DrawnFor(prompts.step, self.name, key)
+        drawn = self.drawing.draw([(self.params, requests)], drawn_for, lambda: self.models.stamped(actor))
+        record = assemble(prompts, requests, drawn.samples, samples=self.samples_per_prompt)
+        return replace(record, drawing=(drawn.tokens, drawn.seconds))
 
     def result(self, record: Record) -> Rollouts:
         assert isinstance(record, Rollouts)

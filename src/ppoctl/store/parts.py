@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ppoctl.batch import codec
-from ppoctl.ports import Sample
+from ppoctl.ports import DrawnFor, Sample
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import storage_error
@@ -34,18 +34,18 @@ class PartFiles:
         self._attempt = attempt
         self._every_s = every_s
 
-    def recall(self, *, step: int, stage: str, fingerprint: str) -> dict[str, Sample]:
+    def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:
         found: dict[str, Sample] = {}
-        folder = self._layout.parts(step, stage)
+        folder = self._layout.parts(drawn_for.step, drawn_for.stage)
         for path in sorted(folder.glob(FILES)) if folder.is_dir() else []:
             data = path.read_bytes()
             if path.stem.endswith(_digest(data)):
-                found.update((sample.key, sample) for sample in decoded(data, fingerprint))
+                found.update((sample.key, sample) for sample in decoded(data, drawn_for.fingerprint))
         return found
 
     @contextmanager
-    def keep(self, *, step: int, stage: str, fingerprint: str) -> Iterator[Callable[[Sample], None]]:
-        folder = self._layout.parts(step, stage)
+    def keep(self, drawn_for: DrawnFor) -> Iterator[Callable[[Sample], None]]:
+        folder = self._layout.parts(drawn_for.step, drawn_for.stage)
         pending: list[Sample] = []
         written_at = time.monotonic()
 
@@ -53,7 +53,7 @@ class PartFiles:
             nonlocal written_at
             pending.append(sample)
             if time.monotonic() - written_at >= self._every_s:
-                self._write(folder, encoded(pending, fingerprint))
+                self._write(folder, encoded(pending, drawn_for.fingerprint))
                 pending.clear()
                 written_at = time.monotonic()
 
@@ -61,7 +61,7 @@ class PartFiles:
             yield take
         except BaseException:
             if pending:
-                self._write(folder, encoded(pending, fingerprint))
+                self._write(folder, encoded(pending, drawn_for.fingerprint))
             raise
 
     def _write(self, folder: Path, data: bytes) -> None:

@@ -12,7 +12,7 @@ from ppoctl.loop.stories import stage_of
 from ppoctl.ports import Gate, Generator, Scorer
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
-from ppoctl.stages.rollout import Progress
+from ppoctl.stages.drawing import Drawing, Progress
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.journal import Journal
@@ -73,21 +73,15 @@ def assemble(
     states = _states(attempt, newest, outlines, sockets, around)
     gate = PublishingGate(states.saves, around.gate)
     generator = sockets.generator(states, around.say)
-    builder = StageBuilder(
-        models=states,
-        generator=generator,
-        scorer=sockets.scorer,
-        questions=sockets.questions,
-        parts=PartFiles(layout, attempt, every_s=newest.rollout.keep_finished_every_s),
-        gate=gate,
-        progress=_to_all(around.observers),
-    )
+    parts = PartFiles(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
+    drawing = Drawing(generator, parts, gate, _to_all(around.observers))
+    builder = StageBuilder(states, drawing, sockets.scorer)
     by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
     stages, story = partial(_holding_at, by_start), partial(choose, newest)
     sets = sockets.questions.evaluation_sets()
 
     def evaluate(step: int) -> Stage[Evaluation] | None:
-        return evaluation_stage(_holding_at(recipes, step), generator, sockets.scorer, sets) if sets else None
+        return evaluation_stage(_holding_at(recipes, step), drawing, sockets.scorer, sets) if sets else None
 
     states.replay = _replayer(layout, outlines, lambda step, name: stage_of(story(step), stages(step), name))
     job = Job(

@@ -160,8 +160,8 @@ class Bench:
 
     def draw(self, requests: list[SampleRequest], params: SamplingParams) -> dict[str, Sample]:
         self.generator.prepare(self.trainer.state)
-        with one_turn(self.generator, requests, params) as samples:
-            return {sample.key: sample for sample in samples}
+        with one_turn(self.generator, requests, params) as finished:
+            return {sample.key: sample for together in finished for sample in together}
 
     def open(self, requests: list[SampleRequest], params: SamplingParams) -> Stream:
         """Requests under way."""
