@@ -7,9 +7,11 @@ machine matters less; the best of several runs counts.
 import argparse
 import json
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -17,8 +19,12 @@ from ppoctl.batch import codec
 from ppoctl.batch.records import Prompt, Prompts
 from ppoctl.ports import Sample
 from ppoctl.stages.rollout import assemble, sample_requests
+from ppoctl.store.artifact import write_atomically
+from ppoctl.store.parts import decoded, encoded
 
 ROWS, TOKENS = 64, 4096
+TEXT = "word" * TOKENS
+FINGERPRINT = "of the rollout"
 
 
 def best(work: Callable[[], object], repeat: int) -> float:
@@ -29,6 +35,29 @@ def best(work: Callable[[], object], repeat: int) -> float:
         work()
         seconds.append(time.process_time() - start)
     return min(seconds)
+
+
+def keep(data: bytes, part: Path) -> None:
+    """What a part costs besides its bytes: the digest in its name, and the disk."""
+    codec.digest(data)
+    write_atomically(part, data)
+
+
+def recalled(part: Path) -> bytes:
+    data = part.read_bytes()
+    codec.digest(data)
+    return data
+
+
+def as_json(samples: Iterable[Sample]) -> bytes:
+    """A part as it was before parts were tensors."""
+    body = {"fingerprint": FINGERPRINT, "samples": [asdict(sample) for sample in samples]}
+    return json.dumps(body, sort_keys=True).encode("ascii")
+
+
+def of_json(data: bytes) -> list[Sample]:
+    rows = json.loads(data)["samples"]
+    return [Sample(**{**row, "tokens": tuple(row["tokens"]), "logprobs": tuple(row["logprobs"])}) for row in rows]
 
 
 def main() -> int:
@@ -44,19 +73,28 @@ def main() -> int:
     def finish() -> dict[str, Sample]:
         pairs = zip(requests, ids, logprobs, strict=True)
         return {
-            request.key: Sample(request.key, tuple(map(int, row)), tuple(map(float, said)), False, "text", "stamp")
+            request.key: Sample(request.key, tuple(map(int, row)), tuple(map(float, said)), False, TEXT, "stamp")
             for request, row, said in pairs
         }
 
     done = finish()
+    samples = list(done.values())
     tensor, size = torch.randn(2**25), 2**27
-    found = {
-        "samples made": best(finish, repeat),
-        "kept over a crash (JSON)": best(lambda: json.dumps([asdict(sample) for sample in done.values()]), repeat),
-        "made a record": best(lambda: assemble(prompts, requests, done, samples=1), repeat),
-    }
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder) / "part"
+        found = {
+            "samples made": best(finish, repeat),
+            "kept over a crash": best(lambda: keep(encoded(samples, FINGERPRINT), part), repeat),
+            "recalled after one": best(lambda: decoded(recalled(part), FINGERPRINT), repeat),
+            "made a record": best(lambda: assemble(prompts, requests, done, samples=1), repeat),
+            "kept as JSON, as it was": best(lambda: keep(as_json(samples), part), repeat),
+            "recalled from JSON": best(lambda: of_json(recalled(part)), repeat),
+        }
     for name, seconds in found.items():
-        print(f"{name:<28} {seconds / (ROWS * TOKENS) * 1e6:6.2f} us per token")
+        print(f"{name:<28} {seconds / (ROWS * TOKENS) * 1e6:6.3f} us per token")
+    kept, again = found["kept over a crash"], found["recalled after one"]
+    print(f"{'JSON over tensors, kept':<28} {found['kept as JSON, as it was'] / kept:6.1f} times")
+    print(f"{'JSON over tensors, recalled':<28} {found['recalled from JSON'] / again:6.1f} times")
     rates = {
         "record encoded": (tensor.nbytes, lambda: codec.encode("record", {"grid": tensor}, {})),
         "digested (SHA-256)": (size, lambda: codec.digest(bytes(size))),

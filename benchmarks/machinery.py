@@ -75,19 +75,15 @@ class TimedGenerator:
         self.inner = inner
         self.clock = clock
 
-    def be_at(self, state: Any) -> None:
+    def prepare(self, state: Any) -> None:
         with self.clock.of("engines"):
-            self.inner.be_at(state)
+            self.inner.prepare(state)
 
-    def generate(self, *arguments: Any, **settings: Any) -> Iterator[Any]:
-        samples = self.inner.generate(*arguments, **settings)
-        end = object()
-        while True:
-            with self.clock.of("engines"):
-                sample = next(samples, end)
-            if sample is end:
-                return
-            yield sample
+    def open(self, params: Any) -> Any:
+        stream = self.inner.open(params)
+        for method in ("submit", "finished"):
+            self.clock.wrap(stream, method, "engines")
+        return stream
 
     def close(self) -> None:
         self.inner.close()

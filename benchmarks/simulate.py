@@ -62,7 +62,7 @@ class Units:
     checksum_bytes_s: float = _unit(100e9, "bytes/s of a weight's checksum on a GPU (assumed)")
     disk_bytes_s: float = _unit(2e9, "bytes/s that one node writes to the shared file system (assumed)")
     call_s: float = _unit(1e-3, "seconds of the driver per call and rank (assumed for Ray)")
-    token_s: float = _unit(2.2e-6, "seconds of the driver's Python per drawn token (benchmarks/driver_costs.py)")
+    token_s: float = _unit(4.2e-7, "seconds of the driver's Python per drawn token (benchmarks/driver_costs.py)")
     balance_row_s: float = _unit(2e-6, "seconds per row to split a minibatch over ranks (benchmarks/balance.py)")
     score_s: float = _unit(1e-3, "seconds of a reward worker per sample (assumed)")
 

@@ -8,10 +8,11 @@ B sequences, R response positions. Every row index a port takes is a row of the 
             ->  Models.critic_at(state) -> Critic  (Megatron-Core)
             ->  Generator                          (vLLM)
             ->  Scorer                             (child processes)
-            ->  SampleParts                        (finished samples of an unfinished rollout)
+            ->  SampleParts                        (finished samples of an unfinished stage)
+            ->  Gate                               (whoever may stop the job)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,20 +64,36 @@ class Sample:
 
 
 @runtime_checkable
-class Generator(Protocol):
-    """Draws responses. Asked to *be at* a state; never told to synchronise."""
+class Stream(Protocol):
+    """Draws from one actor state, all with the same `SamplingParams`. Tokens are a function of weights, prompt, seed
+    and params, whatever else is drawn at the same time."""
 
-    def be_at(self, state: State) -> None:
-        """Start what draws and give it the state's weights, where that has not been done; `generate` would do it
-        too, and a clock that starts now sees drawing alone. Raises WeightSyncError."""
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Begin to draw these too; others may be running. Raises DataError on a prompt longer than the window, and
+        then none of them is drawn."""
         ...
 
-    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
-        """Finished samples, in any order, as they finish. Tokens are a function of weights, prompt, seed and params.
+    def finished(self) -> Sequence[Sample]:
+        """Wait until at least one draw has ended that was not handed out yet; those that have, in any order. Empty
+        when none is open."""
+        ...
 
-        Raises WeightSyncError when generator and trainer do not hold the same weights; DataError on a prompt
-        longer than the window.
-        """
+    def close(self) -> None:
+        """Abort the draws that are open. Safe to call again."""
+        ...
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Draws responses from the actor state that it was prepared for last, one stream at a time."""
+
+    def prepare(self, state: State) -> None:
+        """Start what draws, and have it hold the state's weights, proven; costs nothing where it does. No stream is
+        open meanwhile. Raises WeightSyncError when generator and trainer do not hold the same weights."""
+        ...
+
+    def open(self, params: SamplingParams) -> Stream:
+        """Begin to draw. The caller closes the stream."""
         ...
 
     def close(self) -> None:
@@ -264,18 +281,39 @@ class Scorer(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class DrawnFor:
+    """What finished samples were drawn for; samples of anything else are others."""
+
+    step: int
+    stage: str
+    fingerprint: str
+    """Of actor state, prompts and settings."""
+
+
 @runtime_checkable
 class SampleParts(Protocol):
-    """Finished samples of a rollout that is not committed yet, kept over a crash."""
+    """Finished samples of a stage that is not committed yet, kept over a crash; dropped when it is."""
 
-    def recall(self, *, step: int, stage: str, fingerprint: str) -> dict[str, Sample]:
-        """By key, those that an earlier attempt finished under the same actor state, prompts and settings."""
+    def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:
+        """By key, those that an earlier attempt finished for the same."""
         ...
 
-    def keep(self, *, step: int, stage: str, fingerprint: str) -> AbstractContextManager[Callable[[Sample], None]]:
+    def keep(self, drawn_for: DrawnFor) -> AbstractContextManager[Callable[[Sample], None]]:
         """A function that takes each finished sample; written out in groups, and when the context fails."""
         ...
 
-    def drop(self, *, step: int) -> None:
-        """Forget those of a step: its rollouts are committed."""
+
+@runtime_checkable
+class Gate(Protocol):
+    """Whoever may stop the job, asked where nothing finished would be lost. It is told where the job is, so that it
+    can know what is still to come."""
+
+    def before(self, step: int, stage: str) -> None:
+        """A stage is about to run. Raises PreemptedError or InterruptedByUserError where it should not."""
+        ...
+
+    def between(self) -> None:
+        """A piece of that stage's work is done, and the next is about to begin. Raises as `before` does; cheap enough
+        to be asked after each sample."""
         ...

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakes.sockets import fake_recipe, fake_sockets
+from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import Health, run
 from ppoctl.loop.stories import PPO, outline
+from ppoctl.ports import Gate
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import claim
@@ -31,6 +33,8 @@ class Witness:
     """How often a save in the background is looked at until half a file more is written; infinite: it writes nothing
     before it is waited for. One number, or one for each role: so either role can be published first."""
     moments: list[str] = field(default_factory=list)
+    stage: str = ""
+    """That runs, or ran last."""
     committed: list[Line] = field(default_factory=list)
 
     def tell(self, name: str) -> None:
@@ -38,6 +42,7 @@ class Witness:
         self.act(len(self.moments) - 1, name)
 
     def on_stage(self, step: int, stage: str) -> None:
+        self.stage = stage
         self.tell(f"{step} {stage} starts")
 
     def on_moment(self, step: int, stage: str, moment: str) -> None:
@@ -55,7 +60,7 @@ class Witness:
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
         if done == total // 2:
-            self.tell(f"inside rollout after {done} samples")
+            self.tell(f"inside {self.stage} after {done} samples")
 
 
 PPO_STORIES = {STORIES: Outlines({1: outline(PPO)}).as_json()}
@@ -67,8 +72,27 @@ def saved_pairs(layout: RunLayout) -> list[int]:
     return saved_steps(layout, ("actor", "critic"))
 
 
-def no_stop() -> None:
-    """Nobody asks the job to stop."""
+@dataclass
+class Stops:
+    """A gate that lets pass until `when` says so, and tells how often it was asked."""
+
+    when: Callable[["Stops"], bool] = lambda asked: False
+    at: tuple[int, str] | None = None
+    """Step and stage that are about to run, or run."""
+    between_asked: int = 0
+    """How often it was asked inside that stage."""
+
+    def before(self, step: int, stage: str) -> None:
+        self.at, self.between_asked = (step, stage), 0
+        self._stop_if_due()
+
+    def between(self) -> None:
+        self.between_asked += 1
+        self._stop_if_due()
+
+    def _stop_if_due(self) -> None:
+        if self.when(self):
+            raise PreemptedError("stopped by SIGTERM")
 
 
 def open_run(
@@ -78,7 +102,7 @@ def open_run(
     *,
     recipes: Mapping[int, Recipe] | None = None,
     health: Health | None = None,
-    check_stop: Callable[[], None] = no_stop,
+    gate: Gate | None = None,
     sockets: Sockets | None = None,
     choose: StoryAt = story_at,
 ) -> Wiring:
@@ -94,7 +118,7 @@ def open_run(
     attempt = claim(layout)
     artifact.sweep(layout)
     around = Surroundings(
-        check_stop=check_stop,
+        gate=gate or Stops(),
         say=lambda text: None,
         observers=(witness,),
         health=health or HealthMonitor(recipe.health),

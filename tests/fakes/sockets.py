@@ -1,7 +1,7 @@
 """A generator, a scorer and questions to go with the bigram model, and a recipe that uses them."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,26 @@ from ppoctl.recipe.schema import Gsm8kReward, Recipe
 from ppoctl.wire.sockets import Sockets
 
 
+class FakeStream:
+    """Draws one request when it is asked, the last one first."""
+
+    def __init__(self, draw: Callable[[SampleRequest], Sample]) -> None:
+        self.draw = draw
+        self.open: list[SampleRequest] = []
+        self.is_closed = False
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        assert not self.is_closed
+        self.open += requests
+
+    def finished(self) -> Sequence[Sample]:
+        assert not self.is_closed
+        return (self.draw(self.open.pop()),) if self.open else ()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 class BigramGenerator:
     """Samples from the actor's table, one seed per request; finishes requests in reverse order."""
 
@@ -21,8 +41,11 @@ class BigramGenerator:
         self.lineage = ""
         self.drawn = 0
         self.syncs = 0
+        self.stream: FakeStream | None = None
 
-    def be_at(self, state: State) -> None:
+    def prepare(self, state: State) -> None:
+        assert self.stream is None or self.stream.is_closed
+        self.state = state
         if self.lineage != state.lineage:
             actor = self.models.actor_at(state)
             assert isinstance(actor, BigramTrainer)
@@ -30,15 +53,15 @@ class BigramGenerator:
             self.lineage = state.lineage
             self.syncs += 1
 
-    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
-        self.be_at(at)
-        for request in reversed(requests):
-            yield self._draw(request, params, at)
+    def open(self, params: SamplingParams) -> "FakeStream":
+        assert self.stream is None or self.stream.is_closed
+        self.stream = FakeStream(lambda request: self.draw(request, params))
+        return self.stream
 
     def close(self) -> None:
         pass
 
-    def _draw(self, request: SampleRequest, params: SamplingParams, at: State) -> Sample:
+    def draw(self, request: SampleRequest, params: SamplingParams) -> Sample:
         generator = torch.Generator().manual_seed(request.seed)
         tokens, logprobs, text, stopped = [request.prompt_tokens[-1]], [], "", False
         for _ in range(params.max_new_tokens):
@@ -53,7 +76,7 @@ class BigramGenerator:
                 text = text[: min(found)] if found else text
                 break
         self.drawn += 1
-        return Sample(request.key, tuple(tokens[1:]), tuple(logprobs), stopped, text, at.stamp)
+        return Sample(request.key, tuple(tokens[1:]), tuple(logprobs), stopped, text, self.state.stamp)
 
 
 class EvenScorer:

@@ -25,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "ports": {"batch"},
     "stages": {"ports", "batch", "ppo", "clock", "metrics", "errors"},
     "store": {"ports", "batch", "clock", "errors"},
-    "loop": {"store", "ports", "batch", "recipe", "metrics", "errors"},
+    "loop": {"store", "batch", "recipe", "metrics", "errors"},
     "data": {"batch", "recipe", "model", "errors"},
     "rewards": {"ports", "recipe", "errors"},
     "tracking": {"store", "batch", "recipe", "clock", "metrics", "versions", "errors"},

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from ppoctl.errors import EnvironmentProblemError, InterruptedByUserError, PreemptedError
-from ppoctl.launch.signals import stop_flag
+from ppoctl.launch.signals import signal_gate
 
 GOES_ON = "ppoctl resume runs/mine"
 
@@ -18,13 +18,24 @@ class Thing:
 
 
 def test_the_first_signal_is_a_flag_and_the_second_an_error() -> None:
-    with stop_flag(GOES_ON) as flag:
+    with signal_gate(GOES_ON) as gate:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(PreemptedError, match="SIGTERM"):
-            flag.check()
+            gate.between()
         with pytest.raises(PreemptedError) as second:
             os.kill(os.getpid(), signal.SIGTERM)
         assert second.value.hint == GOES_ON
+
+
+def test_who_is_stopped_is_told_where() -> None:
+    with signal_gate(GOES_ON) as gate:
+        gate.before(2, "reward")
+        gate.between()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(PreemptedError, match="stopped by SIGTERM at `reward` of step 2; everything finished is"):
+            gate.between()
+        with pytest.raises(PreemptedError, match="at `values` of step 2;"):
+            gate.before(2, "values")
 
 
 def stopped_and_renamed(signals: int) -> None:
@@ -38,12 +49,12 @@ def stopped_and_renamed(signals: int) -> None:
 
 
 def test_a_second_signal_that_a_library_calls_by_another_name_is_still_that_signal() -> None:
-    with stop_flag(GOES_ON) as flag, pytest.raises(PreemptedError, match="SIGTERM"), flag.outlasting():
+    with signal_gate(GOES_ON) as gate, pytest.raises(PreemptedError, match="SIGTERM"), gate.outlasting():
         stopped_and_renamed(signals=2)
 
 
 def test_an_error_after_one_signal_is_that_error() -> None:
-    with stop_flag(GOES_ON) as flag, pytest.raises(EnvironmentProblemError, match="device"), flag.outlasting():
+    with signal_gate(GOES_ON) as gate, pytest.raises(EnvironmentProblemError, match="device"), gate.outlasting():
         stopped_and_renamed(signals=1)
 
 
@@ -51,7 +62,7 @@ def test_a_second_signal_inside_a_callback_of_the_collector_is_not_lost(capfd: p
     def callback(_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    with stop_flag(GOES_ON):
+    with signal_gate(GOES_ON):
         os.kill(os.getpid(), signal.SIGINT)
         things = [Thing()]
         reference = weakref.ref(things[0], callback)

@@ -1,7 +1,6 @@
 """Rollouts, log-probs, values, advantages and evaluations on records made by hand."""
 
 import math
-from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -9,11 +8,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fakes.sockets import EvenScorer
+from fakes.job import Stops
+from fakes.sockets import EvenScorer, FakeStream
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, Prompt, Prompts, State
-from ppoctl.errors import NonFiniteError
-from ppoctl.ports import Sample, SampleRequest, SamplingParams
+from ppoctl.errors import NonFiniteError, PreemptedError
+from ppoctl.ports import DrawnFor, Sample, SampleRequest, SamplingParams
 from ppoctl.stages.advantages import AdvantagesStage
+from ppoctl.stages.drawing import Drawing
 from ppoctl.stages.evaluate import EvaluateStage
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.rollout import RolloutStage, assemble, sample_requests
@@ -55,13 +56,15 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[tuple[float, SampleRequest]] = []
 
-    def be_at(self, state: State) -> None:
-        pass
+    def prepare(self, state: State) -> None:
+        self.state = state
 
-    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
-        for request in reversed(requests):
+    def open(self, params: SamplingParams) -> FakeStream:
+        def draw(request: SampleRequest) -> Sample:
             self.asked.append((params.temperature, request))
-            yield Sample(request.key, (2, 1), (0.0, 0.0), True, "2 1", at.stamp)
+            return Sample(request.key, (2, 1), (0.0, 0.0), True, "2 1", self.state.stamp)
+
+        return FakeStream(draw)
 
     def close(self) -> None:
         pass
@@ -71,18 +74,16 @@ class Recorder:
 class Keys:
     """The parts port: writes down under which fingerprint it was asked."""
 
+    there: tuple[str, ...] = ("a#0", "b#0")
     seen: list[str] = field(default_factory=list)
 
-    def recall(self, *, step: int, stage: str, fingerprint: str) -> dict[str, Sample]:
-        self.seen.append(fingerprint)
-        return {f"{row}#0": a_sample(f"{row}#0", 2, 1) for row in "ab"}
+    def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:
+        self.seen.append(drawn_for.fingerprint)
+        return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.there}
 
-    def keep(self, *, step: int, stage: str, fingerprint: str) -> Any:
-        assert fingerprint == self.seen[-1]
+    def keep(self, drawn_for: DrawnFor) -> Any:
+        assert drawn_for.fingerprint == self.seen[-1]
         return nullcontext(lambda sample: None)
-
-    def drop(self, *, step: int) -> None:
-        pass
 
 
 @dataclass
@@ -91,14 +92,15 @@ class Some:
 
     there: tuple[str, ...]
 
-    def recall(self, *, step: int, stage: str, fingerprint: str) -> dict[str, Sample]:
-        return {key: a_sample(key, 2, 1) for key in self.there}
+    def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:
+        return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.there}
 
-    def keep(self, *, step: int, stage: str, fingerprint: str) -> Any:
+    def keep(self, drawn_for: DrawnFor) -> Any:
         return nullcontext(lambda sample: None)
 
-    def drop(self, *, step: int) -> None:
-        pass
+
+def unwatched(done: int, total: int, tokens: int) -> None:
+    """Nobody looks at how far it is."""
 
 
 class Replayed(hand.Models):
@@ -119,14 +121,11 @@ def test_samples_say_how_often_their_actor_was_made_again(there: tuple[str, ...]
     models, told = Replayed(), []
     stage = RolloutStage(
         models=cast(Any, models),
-        generator=Recorder(),
-        parts=cast(Any, Some(there)),
+        drawing=Drawing(Recorder(), cast(Any, Some(there)), Stops(), lambda *counts: told.append(counts)),
         params=SamplingParams(1.0, 4),
         samples_per_prompt=1,
         seed=3,
         fingerprint="",
-        check_stop=lambda: None,
-        progress=lambda *counts: told.append(counts),
     )
     assert stage.run(ACTOR, prompts()).stamps == stamps
     assert models.asked == 2 - len(there)
@@ -140,14 +139,11 @@ def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe(
     def draw(state: State, asked: Prompts, fingerprint: str) -> None:
         stage = RolloutStage(
             models=cast(Any, hand.Models()),
-            generator=Recorder(),
-            parts=cast(Any, keys),
+            drawing=Drawing(Recorder(), cast(Any, keys), Stops(), unwatched),
             params=SamplingParams(1.0, 4),
             samples_per_prompt=1,
             seed=3,
             fingerprint=fingerprint,
-            check_stop=lambda: None,
-            progress=lambda done, total, tokens: None,
         )
         stage.run(state, asked)
 
@@ -244,7 +240,7 @@ def test_whitening_is_a_choice() -> None:
 def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> None:
     generator = Recorder()
     stage = EvaluateStage(
-        generator=generator,
+        drawing=Drawing(generator, cast(Any, Some(())), Stops(), unwatched),
         scorer=EvenScorer(),
         sets={"held": Prompts(step=0, rows=(*ROWS, Prompt("a#2", (5,), "", "even")), identity="rows")},
         sampled=SamplingParams(0.8, 4),
@@ -257,6 +253,84 @@ def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> Non
     assert len({request.seed for _, request in generator.asked}) == 12
     owners = [(name, index) for name in ("a", "b", "a#2") for index in range(3)]
     assert [(row["prompt_id"], row["sample"]) for row in record.rows[3:]] == owners
+
+
+def evaluation(**changes: Any) -> EvaluateStage:
+    """Of two sets that ask the same, two samples each."""
+    keys = {
+        "drawing": Drawing(Recorder(), cast(Any, Some(())), Stops(), unwatched),
+        "scorer": EvenScorer(),
+        "sets": {name: prompts(step=0) for name in ("held", "far")},
+        "sampled": SamplingParams(0.8, 4),
+        "samples_per_prompt": 2,
+        "seed": 3,
+        "fingerprint": "keys",
+    }
+    return EvaluateStage(**{**keys, **changes})
+
+
+def test_an_evaluation_draws_what_is_missing_and_scores_all_of_it_again() -> None:
+    whole, told = evaluation().run(ACTOR), []
+    there = ("held/greedy/a#0", "held/greedy/b#0", "far/sampled/b#1")
+    generator = Recorder()
+    drawing = Drawing(generator, cast(Any, Some(there)), Stops(), lambda *counts: told.append(counts))
+    assert evaluation(drawing=drawing).run(ACTOR) == whole
+    drawn = {request.key for _, request in generator.asked}
+    assert len(drawn) == len(generator.asked) == 12 - 3
+    assert not drawn & {*there}
+    assert [done for done, _, _ in told] == list(range(3, 13))
+    assert told[-1] == (12, 12, 9 * 2)
+
+
+def test_nobody_prepares_a_generator_for_an_evaluation_of_which_all_is_there() -> None:
+    keys = [f"held/{mode}#0" for mode in ("greedy/a", "greedy/b", "sampled/a", "sampled/b")]
+    generator = Recorder()
+    drawing = Drawing(generator, cast(Any, Some(tuple(keys))), Stops(), unwatched)
+    record = evaluation(drawing=drawing, sets={"held": prompts(step=0)}, samples_per_prompt=1).run(ACTOR)
+    assert len(record.rows) == 4
+    assert "state" not in vars(generator)
+
+
+def test_finished_samples_of_an_evaluation_belong_to_one_actor_its_sets_and_one_recipe() -> None:
+    keys = Keys(there=("held/greedy/a#0",))
+    drawing = Drawing(Recorder(), cast(Any, keys), Stops(), unwatched)
+    others = {"far": prompts(step=0), "held": prompts(step=0, identity="other rows")}
+    for changes in ({}, {}, {"fingerprint": "other keys"}, {"sets": others}, {"sets": {"held": prompts(step=0)}}):
+        evaluation(**{"drawing": drawing, **changes}).run(ACTOR)
+    evaluation(drawing=drawing).run(State("actor", 0, 0, "second"))
+    assert keys.seen[0] == keys.seen[1]
+    assert len(set(keys.seen)) == 5
+
+
+def test_an_evaluation_that_should_stop_does_so_before_the_next_sample() -> None:
+    generator, gate = Recorder(), Stops(when=lambda asked: asked.between_asked == 3)
+    stage = evaluation(drawing=Drawing(generator, cast(Any, Some(())), gate, unwatched))
+    with pytest.raises(PreemptedError):
+        stage.run(ACTOR)
+    assert len(generator.asked) == 3
+
+
+def test_samples_that_finish_together_are_kept_together() -> None:
+    """A stop between them would lose what is finished."""
+
+    class Together(FakeStream):
+        def finished(self) -> list[Sample]:
+            return [self.draw(self.open.pop()) for _ in range(len(self.open))]
+
+    class Pairs(Recorder):
+        def open(self, params: SamplingParams) -> FakeStream:
+            return Together(super().open(params).draw)
+
+    kept: list[str] = []
+
+    class Kept(Some):
+        def keep(self, drawn_for: DrawnFor) -> Any:
+            return nullcontext(lambda sample: kept.append(sample.key))
+
+    drawing = Drawing(Pairs(), cast(Any, Kept(())), Stops(when=lambda asked: asked.between_asked == 1), unwatched)
+    with pytest.raises(PreemptedError):
+        evaluation(drawing=drawing).run(ACTOR)
+    assert kept == ["held/greedy/b#0", "held/greedy/a#0"]
 
 
 def test_two_rounds_of_one_step_draw_with_other_seeds() -> None:

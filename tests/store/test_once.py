@@ -22,6 +22,7 @@ from ppoctl.store.discard import make_whole
 from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.layout import FORMAT, MANIFEST, RunLayout
 from ppoctl.store.resume_plan import plan_resume
+from store.conftest import stop_at
 
 SAVES_AT_THE_END = {"checkpoint": {"every_steps": 3}}
 
@@ -188,10 +189,15 @@ def test_a_corrupt_manifest_of_a_state_is_part_of_the_plan(tmp_path: Path) -> No
     assert [(item.name, item.action) for item in plan.broken] == [("states/actor/000003", "corrupt")]
 
 
-def test_parts_of_a_rollout_go_when_its_step_is_done(tmp_path: Path) -> None:
-    rollout = {"prompts_per_step": 4, "max_prompt_tokens": 4, "max_new_tokens": 6, "keep_finished_every_s": 1e-9}
-    play(tmp_path / "run", fake_recipe(rollout=rollout))
-    assert not list((tmp_path / "run").rglob("*.parts"))
+KEEPS_EACH = {"prompts_per_step": 4, "max_prompt_tokens": 4, "max_new_tokens": 6, "keep_finished_every_s": 1e-9}
+
+
+@pytest.mark.parametrize("moment", ["1 rollout renamed", "1 reward starts"])
+def test_parts_of_a_stage_go_when_it_is_committed(tmp_path: Path, moment: str) -> None:
+    layout = stop_at(tmp_path / "run", moment, rollout=KEEPS_EACH)
+    assert layout.parts(1, "rollout").exists() == (moment == "1 rollout renamed")
+    play(layout.root, fake_recipe(rollout=KEEPS_EACH))  # recalls it where the kill came before they went
+    assert not list(layout.root.rglob("*.parts"))
 
 
 def test_what_another_version_wrote_is_refused_by_name_and_not_taken_for_damage(stopped: Path) -> None:

@@ -1,26 +1,35 @@
 """What a resume recalls, refuses and sets aside; samples of an unfinished rollout."""
 
+import os
+import signal
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
 from typing import cast
 
 import pytest
+import torch
 
-from fakes.job import Witness, open_run, play, result
+from fakes.job import Stops, Witness, open_run, play, result
 from fakes.sockets import BigramGenerator, fake_recipe
+from ppoctl.cli.app import run as run_command
 from ppoctl.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
+from ppoctl.launch.signals import signal_gate
 from ppoctl.loop.run import run
 from ppoctl.loop.stories import PPO, outline
-from ppoctl.ports import Sample
+from ppoctl.ports import DrawnFor, Sample
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.discard import make_whole
 from ppoctl.store.layout import MANIFEST, RunLayout
-from ppoctl.store.parts import RolloutParts
+from ppoctl.store.parts import PartFiles
 from ppoctl.store.resume_plan import plan_resume
-from store.conftest import stop_at
+from store.conftest import StopError, stop_at
 
 REDO = {"checkpoint": {"every_steps": 5}}
+ONE = DrawnFor(1, "rollout", "one")
 
 
 def a_sample(key: str) -> Sample:
@@ -45,18 +54,16 @@ def test_damage_beside_a_record_is_named_too(tmp_path: Path) -> None:
 
 
 def test_nothing_starts_once_the_job_was_asked_to_stop(tmp_path: Path) -> None:
-    def stop() -> None:
-        raise PreemptedError("stopped by SIGTERM")
-
-    witness = Witness()
+    witness, gate = Witness(), Stops(when=lambda asked: True)
     with pytest.raises(PreemptedError):
-        run(open_run(tmp_path / "run", fake_recipe(), witness, check_stop=stop).job)
+        run(open_run(tmp_path / "run", fake_recipe(), witness, gate=gate).job)
     assert witness.moments == []
+    assert gate.at == (0, "eval")
 
 
 def test_finished_samples_of_a_rollout_that_stopped_are_not_drawn_again(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "inside rollout after 4 samples", steps=1)
-    assert len(list(layout.parts(1, "rollout").glob("*.json"))) == 1
+    assert len(list(layout.parts(1, "rollout").iterdir())) == 1
     wiring = open_run(layout.root, fake_recipe(steps=1, eval={"at_start": False}), Witness())
     generator = cast(BigramGenerator, wiring.generator)
     stages, actor = wiring.job.stages(1), wiring.job.states.initial["actor"]
@@ -67,21 +74,87 @@ def test_finished_samples_of_a_rollout_that_stopped_are_not_drawn_again(tmp_path
     assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
 
 
+EVALUATED = 4 + 4 * 1
+"""Samples of an evaluation on fakes: four prompts, greedy and sampled."""
+
+
+def test_an_evaluation_that_stopped_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", f"inside eval after {EVALUATED // 2} samples", steps=1)
+    assert len(list(layout.parts(0, "eval").iterdir())) == 1
+    assert run_command(["status", str(layout.root)]) == 0
+    assert not plan_resume(layout).broken
+    wiring = open_run(layout.root, fake_recipe(steps=1), Witness())
+    generator = cast(BigramGenerator, wiring.generator)
+    stage = wiring.job.evaluate(0)
+    assert stage is not None
+    wiring.job.once.at(0)(stage, wiring.job.states.initial["actor"])
+    assert generator.drawn == EVALUATED - EVALUATED // 2
+    assert not layout.parts(0, "eval").exists()
+    run(wiring.job)
+    play(tmp_path / "whole", fake_recipe(steps=1))
+    assert result(layout.root) == result(tmp_path / "whole")
+
+
+def test_a_signal_stops_an_evaluation_within_a_sample_and_nothing_finished_is_lost(tmp_path: Path) -> None:
+    def act(number: int, name: str) -> None:
+        if name == f"inside eval after {EVALUATED // 2} samples" and not layout.has_committed(1):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    layout = RunLayout(tmp_path / "run")
+    with signal_gate("ppoctl resume runs/mine") as gate:
+        wiring = open_run(layout.root, fake_recipe(steps=1), Witness(act=act), gate=gate)
+        with pytest.raises(PreemptedError, match="stopped by SIGTERM at `eval` of step 0"):
+            run(wiring.job)
+    assert cast(BigramGenerator, wiring.generator).drawn == EVALUATED // 2
+    again = play(layout.root, fake_recipe(steps=1))
+    play(tmp_path / "whole", fake_recipe(steps=1))
+    assert cast(BigramGenerator, again.generator).drawn == EVALUATED // 2 + 8 + EVALUATED  # step 0, step 1, its eval
+    assert result(layout.root) == result(tmp_path / "whole")
+
+
 def test_samples_are_recalled_for_what_they_were_drawn_for_and_only_unaltered(layout: RunLayout) -> None:
-    parts = RolloutParts(layout, claim(layout), every_s=1e-9)
-    with parts.keep(step=1, stage="rollout", fingerprint="one") as keep:
+    parts = PartFiles(layout, claim(layout), every_s=1e-9)
+    with parts.keep(ONE) as keep:
         keep(a_sample("p#0"))
-    assert parts.recall(step=1, stage="rollout", fingerprint="one") == {"p#0": a_sample("p#0")}
-    assert parts.recall(step=1, stage="rollout", fingerprint="other") == {}
-    (path,) = layout.parts(1, "rollout").glob("*.json")
-    path.write_bytes(path.read_bytes().replace(b"[2, 1]", b"[3, 1]"))
-    assert parts.recall(step=1, stage="rollout", fingerprint="one") == {}
+    assert parts.recall(ONE) == {"p#0": a_sample("p#0")}
+    assert parts.recall(replace(ONE, fingerprint="other")) == {}
+    (path,) = layout.parts(1, "rollout").iterdir()
+    whole = path.read_bytes()
+    for torn in (whole.replace(b"\2\0\0\0\1\0\0\0", b"\3\0\0\0\1\0\0\0"), whole[:-1], b""):
+        assert torn != whole
+        path.write_bytes(torn)
+        assert parts.recall(ONE) == {}
+
+
+def test_samples_come_back_from_a_part_as_they_were(layout: RunLayout) -> None:
+    odd = Sample("p#1", (151_000,), (-1 / 3,), False, 'an "\u00e4"\n\U0001f600', "actor@0:aa+r1", sends=2)
+    parts = PartFiles(layout, claim(layout), every_s=float("inf"))
+    with suppress(StopError), parts.keep(ONE) as keep:
+        keep(a_sample("p#0"))
+        keep(odd)
+        raise StopError
+    found = parts.recall(ONE)
+    # A record holds its log-probs as float32, too.
+    assert found == {"p#0": a_sample("p#0"), "p#1": replace(odd, logprobs=found["p#1"].logprobs)}
+    assert found["p#1"].logprobs == tuple(torch.tensor(odd.logprobs).tolist())
+
+
+def test_parts_as_they_were_written_before_are_drawn_again(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "inside rollout after 4 samples", steps=1)
+    (part,) = layout.parts(1, "rollout").iterdir()
+    old = b'{"fingerprint": "", "samples": []}'
+    part.with_name(f"1-00000-{sha256(old).hexdigest()[:16]}.json").write_bytes(old)
+    part.unlink()
+    play(layout.root, fake_recipe(steps=1))
+    play(tmp_path / "whole", fake_recipe(steps=1))
+    assert result(layout.root) == result(tmp_path / "whole")
+    assert not layout.parts(1, "rollout").exists()
 
 
 def test_a_superseded_attempt_keeps_no_samples(layout: RunLayout) -> None:
-    parts = RolloutParts(layout, claim(layout), every_s=1e-9)
+    parts = PartFiles(layout, claim(layout), every_s=1e-9)
     claim(layout)
-    with pytest.raises(SupersededError), parts.keep(step=1, stage="rollout", fingerprint="one") as keep:
+    with pytest.raises(SupersededError), parts.keep(ONE) as keep:
         keep(a_sample("p#0"))
     assert not layout.parts(1, "rollout").exists()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.bigram import BigramSaving
-from fakes.job import Witness, open_run, play, result, saved_pairs
+from fakes.job import Stops, Witness, open_run, play, result, saved_pairs
 from fakes.sockets import fake_recipe
 from ppoctl.batch.digest import FileDigest
 from ppoctl.errors import HealthStopError, PreemptedError, StorageError
@@ -136,14 +136,10 @@ def no_space(saving: BigramSaving) -> None:
 
 
 def test_a_run_that_is_asked_to_stop_finishes_what_is_in_flight(tmp_path: Path) -> None:
-    witness = Witness(looks=inf)
-
-    def stop() -> None:
-        if "2 values renamed" in witness.moments:
-            raise PreemptedError("stopped by SIGTERM")
-
+    witness, gate = Witness(looks=inf), Stops(when=lambda asked: asked.at == (2, "logprobs"))
     with pytest.raises(PreemptedError):
-        run(open_run(tmp_path / "run", fake_recipe(), witness, check_stop=stop).job)
+        run(open_run(tmp_path / "run", fake_recipe(), witness, gate=gate).job)
+    assert "2 values renamed" in witness.moments
     assert saved_pairs(RunLayout(tmp_path / "run")) == [1]
     assert witness.moments[-1] == "1 state/actor renamed"
 

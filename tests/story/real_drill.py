@@ -67,14 +67,14 @@ class Executioner:
             kill_self()
         if self.moment == f"{step} {stage} inside" and stage != "rollout":
             threading.Timer(0.003, kill_self).start()
-        self.step = step
+        self.at = f"{step} {stage}"
 
     def on_moment(self, step: int, stage: str, moment: str) -> None:
         if self.moment == f"{step} {stage} {moment}":
             kill_self()
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
-        if self.moment == f"{self.step} rollout inside" and done == total // 2:
+        if self.at.endswith("rollout") and self.moment == f"{self.at} inside" and done == total // 2:
             kill_self()
 
     def on_committed(self, line: Line) -> None:

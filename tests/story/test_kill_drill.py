@@ -51,6 +51,14 @@ HOW_SAVED = {
 STORIES = {"ppo": story_at, "no critic": lambda _, __: NO_CRITIC, "two rounds": lambda _, __: TWO_ROUNDS}
 """Two are told nowhere but here: nothing but the story may know what a step is."""
 
+KEEPS_EACH = {
+    "prompts_per_step": 4,
+    "samples_per_prompt": 2,
+    "max_prompt_tokens": 4,
+    "max_new_tokens": 6,
+    "keep_finished_every_s": 1e-9,
+}
+
 EACH = 16
 """Of so many moments one is a real kill."""
 
@@ -105,22 +113,14 @@ def contents(root: Path) -> dict[str, bytes | None]:
 )
 def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how: str, told: str) -> None:
     (checkpoint, looks), choose = HOW_SAVED[how], STORIES[told]
-    recipe = fake_recipe(
-        checkpoint=checkpoint,
-        rollout={
-            "prompts_per_step": 4,
-            "samples_per_prompt": 2,
-            "max_prompt_tokens": 4,
-            "max_new_tokens": 6,
-            "keep_finished_every_s": 1e-9,
-        },
-    )
+    recipe = fake_recipe(checkpoint=checkpoint, rollout=KEEPS_EACH)
     whole = Walk(folder / "whole")
     witness = Witness(act=whole.on_moment, looks=looks)
     play(whole.root, recipe, witness, choose)
     expected = result(whole.root)
     stages = {moment.split()[1] for moment in witness.moments}
     assert {"rollout", "actor_update", "state/actor", "eval"} <= stages
+    assert {"rollout", "eval"} <= {moment.split()[1] for moment in witness.moments if moment.endswith("samples")}
 
     def go_on(left: Left) -> None:
         root = folder / f"{left.number}"
@@ -182,6 +182,21 @@ def test_a_run_killed_between_the_two_states_of_a_pair_goes_on(folder: Path, fir
         assert result(root) == expected, f"killed at: {witness.moments[number]}"
 
     side_by_side([partial(die_and_go_on, number) for number in range(begin + 1, end, 4)])
+
+
+def test_an_evaluation_killed_in_mid_set_draws_only_what_is_missing(folder: Path) -> None:
+    recipe = fake_recipe(steps=1, rollout=KEEPS_EACH)
+    witness = Witness()
+    play(folder / "whole", recipe, witness)
+    number = next(i for i, moment in enumerate(witness.moments) if moment.startswith("inside eval after"))
+    root = folder / "run"
+    died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number))))
+    assert died == signal.SIGKILL
+    finished = int(witness.moments[number].split()[3])
+    assert len(list(RunLayout(root).parts(0, "eval").iterdir())) == finished
+    drawn = {run: play(folder / run, recipe).generator.drawn for run in ("run", "again")}  # type: ignore[attr-defined]
+    assert drawn["run"] == drawn["again"] - finished
+    assert result(root) == result(folder / "whole")
 
 
 WARMED_AND_DECAYED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 3}

@@ -1,19 +1,18 @@
 """What a step takes, as its journal says: a start is in no stage, sending weights is no drawing, and what was
 recalled was not drawn. The clock is moved by hand: 30 s to start, 2 s to send weights, 0.5 s a sample."""
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fakes.job import no_stop
+from fakes.job import Stops
 from fakes.sockets import BigramGenerator, fake_recipe, fake_sockets
 from ppoctl.batch.records import Rollouts, State
 from ppoctl.clock import WORK
 from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import run
-from ppoctl.ports import Models, Sample, SampleRequest, SamplingParams
+from ppoctl.ports import Gate, Models, Sample, SampleRequest, SamplingParams
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
@@ -42,19 +41,18 @@ class SlowGenerator(BigramGenerator):
         self.clock = clock
         self.is_started = False
 
-    def be_at(self, state: State) -> None:
+    def prepare(self, state: State) -> None:
         if not self.is_started:
             with WORK.stopped():
                 self.clock.now += 30.0
             self.is_started = True
         if self.lineage != state.lineage:
             self.clock.now += 2.0
-        super().be_at(state)
+        super().prepare(state)
 
-    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
-        for sample in super().generate(requests, params, at=at):
-            self.clock.now += 0.5
-            yield sample
+    def draw(self, request: SampleRequest, params: SamplingParams) -> Sample:
+        self.clock.now += 0.5
+        return super().draw(request, params)
 
 
 @pytest.fixture
@@ -64,11 +62,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def play(root: Path, clock: Clock, check_stop: Callable[[], None] = no_stop) -> None:
+def play(root: Path, clock: Clock, gate: Gate | None = None) -> None:
     layout, recipe = RunLayout(root), RECIPE
     if not root.exists():
         run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
-    around = Surroundings(check_stop, lambda text: None, (), HealthMonitor(recipe.health), {})
+    around = Surroundings(gate or Stops(), lambda text: None, (), HealthMonitor(recipe.health), {})
     sockets = replace(fake_sockets(recipe), generator=lambda models, say: SlowGenerator(models, clock))
     run(assemble(layout, claim(layout), {1: recipe}, sockets, around).job)
 
@@ -88,15 +86,8 @@ def test_a_start_is_in_no_stage_and_sending_weights_is_no_drawing(tmp_path: Path
 
 
 def test_recalled_samples_were_not_drawn(tmp_path: Path, clock: Clock) -> None:
-    drawn: list[int] = []
-
-    def stop_after_five() -> None:
-        drawn.append(1)
-        if len(drawn) == 1 + 5:  # asked once before the stage
-            raise PreemptedError("enough")
-
     with pytest.raises(PreemptedError):
-        play(tmp_path / "run", clock, check_stop=stop_after_five)
+        play(tmp_path / "run", clock, Stops(when=lambda asked: asked.between_asked == 5))
     play(tmp_path / "run", clock)
     whole = tmp_path / "whole"
     play(whole, clock)

@@ -3,7 +3,7 @@ score. What the recipe says goes in at one end; what one step makes of it comes 
 the book."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fakes.bigram import END, VOCABULARY, BigramTrainer, initial_table
 from fakes.job import Witness, open_run
-from fakes.sockets import BigramGenerator
+from fakes.sockets import BigramGenerator, FakeStream
 from ppoctl.batch.grid import pack
 from ppoctl.batch.records import (
     Advantages,
@@ -34,7 +34,7 @@ from ppoctl.batch.records import (
     Values,
 )
 from ppoctl.loop.run import Job
-from ppoctl.ports import Answer, Models, Sample, SampleRequest, SamplingParams, Score
+from ppoctl.ports import Answer, Models, SampleRequest, SamplingParams, Score
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.sockets import Sockets
 from tolerance import STEP
@@ -146,9 +146,16 @@ class LoggedGenerator(BigramGenerator):
         super().__init__(models)
         self.asked: list[tuple[SampleRequest, SamplingParams, State]] = []
 
-    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
-        self.asked += [(request, params, at) for request in requests]
-        yield from super().generate(requests, params, at=at)
+    def open(self, params: SamplingParams) -> FakeStream:
+        stream = super().open(params)
+        submit = stream.submit
+
+        def logged(requests: Sequence[SampleRequest]) -> None:
+            self.asked += [(request, params, self.state) for request in requests]
+            submit(requests)
+
+        stream.submit = logged  # type: ignore[method-assign]
+        return stream
 
 
 class RiddleScorer:

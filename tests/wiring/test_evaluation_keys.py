@@ -47,12 +47,13 @@ def test_each_set_is_drawn_greedily_and_sampled_as_the_recipe_says(
 ) -> None:
     played, _ = evaluated(tmp_path, **changes)
     wanted = []
-    for prompts in played.questions.evaluation_sets().values():
+    for name, prompts in played.questions.evaluation_sets().items():
         for mode, times, heat in (("greedy", 1, 0.0), ("sampled", count, temperature)):
             for prompt in prompts.rows:
                 for index in range(times):
                     drawn = book.derived(seed, "eval", mode, prompt.id, index)
-                    wanted.append((f"{prompt.id}#{index}", prompt.token_ids, drawn, heat, length, ("7 3",)))
+                    key = f"{name}/{mode}/{prompt.id}#{index}"
+                    wanted.append((key, prompt.token_ids, drawn, heat, length, ("7 3",)))
     assert [
         (r.key, r.prompt_tokens, r.seed, p.temperature, p.max_new_tokens, p.stop_strings)
         for r, p, _ in played.generator.asked
@@ -75,7 +76,7 @@ def test_what_changes_an_evaluation_changes_its_fingerprint(tmp_path: Path) -> N
     benches[0].questions.first_held += 1
     first = stages[0]
     other = evaluation_stage(
-        Recipe.model_validate(with_keys({})), first.generator, first.scorer, benches[0].questions.evaluation_sets()
+        Recipe.model_validate(with_keys({})), first.drawing, first.scorer, benches[0].questions.evaluation_sets()
     )
     assert other.fingerprint != first.fingerprint
 

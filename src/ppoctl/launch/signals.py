@@ -1,7 +1,8 @@
-"""How a job is asked to stop. The handler raises a flag and saves nothing: everything finished is committed already.
+"""How a job is asked to stop: the `Gate` port on signals. The handler saves nothing: everything finished is committed
+already.
 
-First SIGTERM or SIGINT: the current stage finishes (a rollout keeps its finished samples and stops at once), then
-the job exits with 75 or 130. A second one abandons the stage.
+First SIGTERM or SIGINT: the current stage finishes (one that draws keeps its finished samples and stops at once),
+then the job exits with 75 or 130. A second one abandons the stage.
 """
 
 import os
@@ -24,29 +25,35 @@ AGAIN_S = 0.05
 
 
 @dataclass
-class StopFlag:
-    """Raised by signals, read between stages."""
+class SignalGate:
+    """Shut by a signal; who asks then is told with the error that ends the job."""
 
     goes_on: str
     """The command that goes on later, for whoever is told of the stop."""
     received: int | None = None
     abandons: bool = False
     """A second signal came."""
+    at: str = ""
+    """Where the job is, for whoever is told of the stop."""
 
-    def check(self) -> None:
+    def before(self, step: int, stage: str) -> None:
+        self.at = f" at `{stage}` of step {step}"
+        self.between()
+
+    def between(self) -> None:
         """Raise PreemptedError after SIGTERM, InterruptedByUserError after SIGINT."""
         if self.received is None:
             return
         kind = InterruptedByUserError if self.received == signal.SIGINT else PreemptedError
         raise kind(
-            f"stopped by {_NAMES[signal.Signals(self.received)]}; everything finished is committed",
+            f"stopped by {_NAMES[signal.Signals(self.received)]}{self.at}; everything finished is committed",
             hint=self.goes_on,
         )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal module's signature
         if self.received is not None:
             self.abandons = True
-            self.check()
+            self.between()
         self.received = number
 
     @contextmanager
@@ -58,27 +65,27 @@ class StopFlag:
             raise
         except Exception:
             if self.abandons:
-                self.check()
+                self.between()
             raise
 
 
 @contextmanager
-def stop_flag(goes_on: str) -> Iterator[StopFlag]:
-    """A flag wired to SIGTERM and SIGINT; earlier handlers come back afterwards."""
-    flag = StopFlag(goes_on)
-    earlier = {number: signal.signal(number, flag._handle) for number in _NAMES}
+def signal_gate(goes_on: str) -> Iterator[SignalGate]:
+    """A gate that SIGTERM and SIGINT shut; earlier handlers come back afterwards."""
+    gate = SignalGate(goes_on)
+    earlier = {number: signal.signal(number, gate._handle) for number in _NAMES}
     unraisable = sys.unraisablehook
 
     def again_if_swallowed(found: Any) -> None:
         # A signal that arrives inside a callback of the garbage collector raises where nobody can catch it.
-        if isinstance(found.exc_value, InterruptedByUserError | PreemptedError) and flag.received is not None:
-            threading.Timer(AGAIN_S, os.kill, (os.getpid(), flag.received)).start()
+        if isinstance(found.exc_value, InterruptedByUserError | PreemptedError) and gate.received is not None:
+            threading.Timer(AGAIN_S, os.kill, (os.getpid(), gate.received)).start()
         else:
             unraisable(found)
 
     sys.unraisablehook = again_if_swallowed
     try:
-        yield flag
+        yield gate
     finally:
         sys.unraisablehook = unraisable
         for number, handler in earlier.items():

@@ -9,7 +9,6 @@ from ppoctl.errors import FinishedShortError, HealthStopError, InterruptedByUser
 from ppoctl.loop.expectations import history
 from ppoctl.loop.stories import Given, Outcome, Stages, Story
 from ppoctl.metrics import eval_set, find
-from ppoctl.ports import SampleParts
 from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger
@@ -72,7 +71,6 @@ class Job:
     once: Once
     journal: Journal
     ledger: Ledger
-    parts: SampleParts
     states: States
     retention: Retention
     health: Health
@@ -130,7 +128,6 @@ def _do_steps(job: Job) -> None:
         waiting = {role: replace(state, step=step) for role, state in states.items() if role not in outcome.states}
         states = {**outcome.states, **waiting}
         carry = outcome.carry
-        job.parts.drop(step=step)
         job.ledger.record(step, outcome.samples, _used_by(outcome))
         _evaluate(job, step, states["actor"])
         _judge_and_save(job, step, states, carry)

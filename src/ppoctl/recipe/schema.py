@@ -108,7 +108,7 @@ class RolloutTable(Table):
     stop_strings: Annotated[tuple[str, ...], RESULTS, Array] = ()
     """A response ends where one of them appears; end-of-sequence tokens always end it."""
     keep_finished_every_s: Annotated[float, SPEED, Positive] = 5.0
-    """Finished samples of an unfinished rollout are written this often; a kill loses no more than that."""
+    """Finished samples of an unfinished rollout or evaluation are written this often: what a kill loses at most."""
 
 
 class RewardScale(Table):

@@ -1,21 +1,38 @@
-"""80-eval: how good the actor is on held-out prompts. The one evaluation path, of `train` and `ppoctl eval` alike."""
+"""80-eval: how good the actor is on held-out prompts. The one evaluation path, of `train` and `ppoctl eval` alike.
 
+Finished samples survive a crash as those of a rollout do; scores are taken again.
+"""
+
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ppoctl import metrics
-from ppoctl.batch.records import Evaluation, Prompts, Record, State
+from ppoctl.batch.records import Evaluation, Prompt, Prompts, Record, State
 from ppoctl.batch.seeds import derive_seed
-from ppoctl.ports import Answer, Generator, Sample, SampleRequest, SamplingParams, Score, Scorer
+from ppoctl.ports import Answer, DrawnFor, Sample, SampleRequest, SamplingParams, Score, Scorer
+from ppoctl.stages.drawing import Drawing
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One evaluation set, drawn in one mode."""
+
+    set: str
+    mode: str
+    params: SamplingParams
+    prompts: Sequence[Prompt]
+    """The prompt of each request."""
+    requests: Sequence[SampleRequest]
 
 
 @dataclass(frozen=True)
 class EvaluateStage:
     """Greedy and sampled pass@1 with standard error on every evaluation set."""
 
-    generator: Generator
+    drawing: Drawing
     scorer: Scorer
     sets: Mapping[str, Prompts]
     sampled: SamplingParams
@@ -25,49 +42,55 @@ class EvaluateStage:
     name: str = "eval"
 
     def run(self, actor: State) -> Evaluation:
+        passes = [
+            self._pass(name, prompts, mode, params, count)
+            for name, prompts in self.sets.items()
+            for mode, params, count in self._modes()
+        ]
+        sets = (f"{name} {prompts.identity}" for name, prompts in self.sets.items())
+        key = hashlib.sha256("\n".join((actor.identity, self.fingerprint, *sets)).encode()).hexdigest()
+        drawn_for = DrawnFor(actor.step, self.name, key)
+        drawn = self.drawing.draw([(one.params, one.requests) for one in passes], drawn_for, lambda: actor)
         summary: dict[str, float] = {}
         rows: list[dict[str, Any]] = []
-        for name, prompts in self.sets.items():
-            for mode, params, count in self._passes():
-                drawn = self._draw(prompts, params, at=actor, count=count, mode=mode)
-                found = [_row(name, mode, prompt, sample, score) for prompt, sample, score in drawn]
-                summary.update(summarise(name, mode, found))
-                rows += found
+        for one in passes:
+            found = self._scored(one, [drawn.samples[request.key] for request in one.requests])
+            summary.update(summarise(one.set, one.mode, found))
+            rows += found
         return Evaluation(stamp=actor.stamp, summary=summary, rows=rows)
 
     def result(self, record: Record) -> Evaluation:
         assert isinstance(record, Evaluation)
         return record
 
-    def _passes(self) -> list[tuple[str, SamplingParams, int]]:
+    def _modes(self) -> list[tuple[str, SamplingParams, int]]:
         greedy = SamplingParams(
             temperature=0.0, max_new_tokens=self.sampled.max_new_tokens, stop_strings=self.sampled.stop_strings
         )
         return [("greedy", greedy, 1), ("sampled", self.sampled, self.samples_per_prompt)]
 
-    def _draw(
-        self, prompts: Prompts, params: SamplingParams, *, at: State, count: int, mode: str
-    ) -> list[tuple[Any, Sample, Score]]:
+    def _pass(self, name: str, prompts: Prompts, mode: str, params: SamplingParams, count: int) -> _Pass:
         owners = [(prompt, index) for prompt in prompts.rows for index in range(count)]
         requests = [
             SampleRequest(
-                key=f"{prompt.id}#{index}",
+                key=f"{name}/{mode}/{prompt.id}#{index}",
                 prompt_tokens=prompt.token_ids,
                 seed=derive_seed(self.seed, "eval", mode, prompt.id, index),
             )
             for prompt, index in owners
         ]
-        done = {sample.key: sample for sample in self.generator.generate(requests, params, at=at)}
-        samples = [done[request.key] for request in requests]
+        return _Pass(name, mode, params, [prompt for prompt, _ in owners], requests)
+
+    def _scored(self, drawn: _Pass, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         answers = [
             Answer(response=sample.text, truth=prompt.answer, prompt_id=prompt.id)
-            for (prompt, _), sample in zip(owners, samples, strict=True)
+            for prompt, sample in zip(drawn.prompts, samples, strict=True)
         ]
         scores = self.scorer.score(answers)
-        return [(prompt, sample, score) for (prompt, _), sample, score in zip(owners, samples, scores, strict=True)]
+        return [_row(drawn.set, drawn.mode, *row) for row in zip(drawn.prompts, samples, scores, strict=True)]
 
 
-def _row(name: str, mode: str, prompt: Any, sample: Sample, score: Score) -> dict[str, Any]:
+def _row(name: str, mode: str, prompt: Prompt, sample: Sample, score: Score) -> dict[str, Any]:
     return {
         "set": name,
         "mode": mode,

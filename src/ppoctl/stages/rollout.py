@@ -1,18 +1,15 @@
 """10-rollout: draw responses from the actor."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Prompts, Record, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
-from ppoctl.clock import WORK
-from ppoctl.ports import Generator, Models, Sample, SampleParts, SampleRequest, SamplingParams
-
-Progress = Callable[[int, int, int], None]
-"""(finished samples, all samples, tokens drawn so far; recalled ones are not)."""
+from ppoctl.ports import DrawnFor, Models, Sample, SampleRequest, SamplingParams
+from ppoctl.stages.drawing import Drawing
 
 
 @dataclass(frozen=True)
@@ -20,36 +17,20 @@ class RolloutStage:
     """Draws `samples_per_prompt` responses per prompt; finished ones survive a crash of the stage."""
 
     models: Models
-    generator: Generator
-    parts: SampleParts
+    drawing: Drawing
     params: SamplingParams
     samples_per_prompt: int
     seed: int
     fingerprint: str
-    check_stop: Callable[[], None]
-    progress: Progress
     name: str = "rollout"
 
     def run(self, actor: State, prompts: Prompts) -> Rollouts:
         requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed, stage=self.name)
         key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
-        done = self.parts.recall(step=prompts.step, stage=self.name, fingerprint=key)
-        missing = [request for request in requests if request.key not in done]
-        tokens = 0
-        with self.parts.keep(step=prompts.step, stage=self.name, fingerprint=key) as keep:
-            at = self.models.stamped(actor) if missing else actor
-            if missing:
-                self.generator.be_at(at)
-                self.progress(len(done), len(requests), 0)
-            started = WORK.now()
-            for sample in self.generator.generate(missing, self.params, at=at) if missing else ():
-                done[sample.key] = sample
-                tokens += len(sample.tokens)
-                keep(sample)
-                self.progress(len(done), len(requests), tokens)
-                self.check_stop()
-        drawing = (tokens, WORK.now() - started)
-        return replace(assemble(prompts, requests, done, samples=self.samples_per_prompt), drawing=drawing)
+        drawn_for = DrawnFor(prompts.step, self.name, key)
+        drawn = self.drawing.draw([(self.params, requests)], drawn_for, lambda: self.models.stamped(actor))
+        record = assemble(prompts, requests, drawn.samples, samples=self.samples_per_prompt)
+        return replace(record, drawing=(drawn.tokens, drawn.seconds))
 
     def result(self, record: Record) -> Rollouts:
         assert isinstance(record, Rollouts)

@@ -4,8 +4,9 @@ Timing (by `clock`), figures, journal and observers wrap here, so that stages an
 recalled stage emits nothing.
 """
 
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -14,6 +15,7 @@ from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Record
 from ppoctl.clock import WORK
 from ppoctl.errors import StorageError, quoted
+from ppoctl.ports import Gate
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
@@ -62,7 +64,7 @@ class Observer(Protocol):
         ...
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
-        """A rollout has so many finished samples of all, with so many tokens."""
+        """A stage that draws has so many finished samples of all, with so many tokens."""
         ...
 
     def on_committed(self, line: Line) -> None:
@@ -77,8 +79,7 @@ class Once:
     layout: RunLayout
     attempt: Attempt
     journal: Journal
-    check_stop: Callable[[], None]
-    """Raises when the job was asked to stop; called before a stage runs."""
+    gate: Gate
     observers: Sequence[Observer] = ()
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -102,14 +103,18 @@ class OnceAt:
         folder = self.once.layout.stage(self.step, stage.name)
         identities = tuple(item.identity for item in inputs)
         manifest = manifests.read(folder)
-        if manifest is not None:
+        if manifest is None:
+            record = self._run(stage, inputs, identities)
+        else:
             self._require_same(stage, manifest, identities)
             self.once.journal.ensure(manifest)
-            return stage.result(load_record(self.once.layout, self.step, stage.name, manifest))
-        return self._run(stage, inputs, identities)
+            record = load_record(self.once.layout, self.step, stage.name, manifest)
+        # Where it is recalled, too: a kill may have come between the commit and this.
+        shutil.rmtree(self.once.layout.parts(self.step, stage.name), ignore_errors=True)
+        return stage.result(record)
 
-    def _run(self, stage: Stage[Result], inputs: Sequence[Identified], identities: tuple[str, ...]) -> Result:
-        self.once.check_stop()
+    def _run(self, stage: Stage[Any], inputs: Sequence[Identified], identities: tuple[str, ...]) -> Record:
+        self.once.gate.before(self.step, stage.name)
         for observer in self.once.observers:
             observer.on_stage(self.step, stage.name)
         started = WORK.now()
@@ -137,7 +142,7 @@ class OnceAt:
         for observer in self.once.observers:
             if line is not None:
                 observer.on_committed(line)
-        return stage.result(record)
+        return record
 
     def _moment(self, stage: str) -> artifact.Moment:
         def tell(moment: str) -> None:

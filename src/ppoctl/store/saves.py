@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ppoctl.ports import Saving, Trainer
+from ppoctl.ports import Gate, Saving, Trainer
 from ppoctl.store.artifact import Draft
 from ppoctl.store.manifest import Manifest
 
@@ -72,3 +72,19 @@ class Saves:
         self.say(
             f"saved {role} at step {manifest.step} in {now - flight.started:.2f} s; training waited {waited_s:.2f} s"
         )
+
+
+@dataclass(frozen=True)
+class PublishingGate:
+    """The gate of a job that saves behind its work: what is written by now is published, and then `asked` decides."""
+
+    saves: Saves
+    asked: Gate
+
+    def before(self, step: int, stage: str) -> None:
+        self.saves.settle()
+        self.asked.before(step, stage)
+
+    def between(self) -> None:
+        self.saves.settle()
+        self.asked.between()

@@ -1,7 +1,7 @@
 """What `train`, `resume`, `rollout` and `eval` do, once the command line is parsed."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +10,11 @@ from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.loop.run import Job, run, start_point
 from ppoctl.loop.stories import Given
-from ppoctl.ports import Actor, Critic, Trainer
+from ppoctl.ports import Actor, Critic, DrawnFor, Sample, Trainer
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import Loaded, load
 from ppoctl.recipe.schema import Recipe
+from ppoctl.stages.drawing import Drawing
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.alive import require_idle
@@ -222,7 +223,8 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
 
 
 def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
-    """The evaluation that `train` does every N steps, of any checkpoint."""
+    """The evaluation that `train` does every N steps, of any checkpoint. It only reads a run, which may be at work:
+    finished samples are kept nowhere, and a signal ends it at once."""
     recipe = checkpoint.recipe
     preflight.require(recipe)
     engines.set_threads(recipe)
@@ -235,12 +237,36 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
         sockets = engines.plug_in(recipe, questions, scorer, model_digest="")
         generator = sockets.generator(OneActor(sockets.actor, checkpoint), say)
         try:
-            return evaluation_stage(recipe, generator, scorer, sets).run(checkpoint.state)
+            nowhere = Nowhere()
+            drawing = Drawing(generator, nowhere, nowhere, nowhere.watch)
+            return evaluation_stage(recipe, drawing, scorer, sets).run(checkpoint.state)
         finally:
             generator.close()
             sockets.close_trainers()
     finally:
         scorer.close()
+
+
+class Nowhere:
+    """The `SampleParts` and `Gate` ports of work that belongs to no run: nothing is kept, and nobody stops it."""
+
+    def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:  # noqa: ARG002 - the port's signature
+        return {}
+
+    def keep(self, drawn_for: DrawnFor) -> AbstractContextManager[Callable[[Sample], None]]:  # noqa: ARG002 - as above
+        return nullcontext(self._forget)
+
+    def before(self, step: int, stage: str) -> None:
+        pass
+
+    def between(self) -> None:
+        pass
+
+    def watch(self, done: int, total: int, tokens: int) -> None:
+        """Nobody looks at how far it is."""
+
+    def _forget(self, sample: Sample) -> None:
+        pass
 
 
 class OneActor:

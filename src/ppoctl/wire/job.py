@@ -9,10 +9,10 @@ from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Carry, Evaluation, State, Update
 from ppoctl.loop.run import Cadence, Health, Job
 from ppoctl.loop.stories import Story, stage_of
-from ppoctl.ports import Generator, Scorer
+from ppoctl.ports import Gate, Generator, Scorer
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
-from ppoctl.stages.rollout import Progress
+from ppoctl.stages.drawing import Drawing, Progress
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.journal import Journal
@@ -20,9 +20,9 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger
 from ppoctl.store.once import Observer, Once, Stage, load_record
 from ppoctl.store.outline import Outlines, outlines_of
-from ppoctl.store.parts import RolloutParts
+from ppoctl.store.parts import PartFiles
 from ppoctl.store.retention import Retention
-from ppoctl.store.saves import Saves
+from ppoctl.store.saves import PublishingGate, Saves
 from ppoctl.store.states import States
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.stages import StageBuilder, evaluation_stage
@@ -33,9 +33,9 @@ Held = TypeVar("Held")
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Who watches, and how the job is told to stop."""
+    """Who watches, and who may stop the job."""
 
-    check_stop: Callable[[], None]
+    gate: Gate
     say: Callable[[str], None]
     observers: tuple[Observer, ...]
     health: Health
@@ -71,23 +71,11 @@ def assemble(
     newest = recipes[max(recipes)]
     journal, outlines = Journal(layout, attempt), outlines_of(layout)
     states = _states(attempt, newest, outlines, sockets, around)
-
-    def between_work() -> None:
-        """What is written by now is published; then the job stops if it was asked to."""
-        states.saves.settle()
-        around.check_stop()
-
+    gate = PublishingGate(states.saves, around.gate)
     generator = sockets.generator(states, around.say)
-    parts = RolloutParts(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
-    builder = StageBuilder(
-        models=states,
-        generator=generator,
-        scorer=sockets.scorer,
-        questions=sockets.questions,
-        parts=parts,
-        check_stop=between_work,
-        progress=_to_all(around.observers),
-    )
+    parts = PartFiles(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
+    drawing = Drawing(generator, parts, gate, _to_all(around.observers))
+    builder = StageBuilder(states, drawing, sockets.scorer)
     by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
     stages = partial(_holding_at, by_start)
 
@@ -97,16 +85,15 @@ def assemble(
     sets = sockets.questions.evaluation_sets()
 
     def evaluate(step: int) -> Stage[Evaluation] | None:
-        return evaluation_stage(_holding_at(recipes, step), generator, sockets.scorer, sets) if sets else None
+        return evaluation_stage(_holding_at(recipes, step), drawing, sockets.scorer, sets) if sets else None
 
     states.replay = _replayer(layout, outlines, lambda step, name: stage_of(story(step), stages(step), name))
     job = Job(
         layout=layout,
         cadence=cadence(newest),
-        once=Once(layout, attempt, journal, between_work, around.observers, around.versions),
+        once=Once(layout, attempt, journal, gate, around.observers, around.versions),
         journal=journal,
         ledger=Ledger(layout.ledger, attempt),
-        parts=parts,
         states=states,
         retention=_retention(layout, outlines, newest),
         health=around.health,

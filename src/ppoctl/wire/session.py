@@ -24,7 +24,7 @@ from ppoctl.errors import (
     quoted,
     without_secrets,
 )
-from ppoctl.launch.signals import StopFlag, stop_flag
+from ppoctl.launch.signals import SignalGate, signal_gate
 from ppoctl.loop.expectations import Verdict, judge
 from ppoctl.loop.run import Job, run
 from ppoctl.preflight import check as preflight
@@ -174,12 +174,12 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
     journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=opened.threads)
     with (
         # Not left to `_ending`: a second signal may come while that closes the mirror.
-        stop_flag(f"ppoctl resume {quoted(layout.root)}") as flag,
+        signal_gate(f"ppoctl resume {quoted(layout.root)}") as gate,
         _watched(opened, told, attempt, journal) as watcher,
         _ending(journal, told, attempt, watcher) as word,
-        flag.outlasting(),
+        gate.outlasting(),
     ):
-        wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, flag))
+        wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, gate))
         for note in (*opened.notes, *(f"note: {text}" for text in unused(recipe))):
             watcher.console.on_message(note)
         if run_dir.has_begun(layout):
@@ -194,9 +194,9 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
     return Ended(layout, journal.lines(), verdicts)
 
 
-def _around(opened: Opened, watcher: Watcher, flag: StopFlag) -> Surroundings:
+def _around(opened: Opened, watcher: Watcher, gate: SignalGate) -> Surroundings:
     return Surroundings(
-        check_stop=flag.check,
+        gate=gate,
         say=watcher.console.on_message,
         observers=(watcher, *opened.observers),
         health=HealthMonitor(opened.recipe.health),

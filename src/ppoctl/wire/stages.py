@@ -1,13 +1,13 @@
 """Recipe tables -> stages, each with the fingerprint of what it reads."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from ppoctl.batch.records import Prompts
 from ppoctl.loop.stories import Stages
-from ppoctl.ports import Generator, Models, OptimizerStep, SampleParts, SamplingParams, Scorer
+from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
@@ -16,13 +16,13 @@ from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.correction import CorrectionStage
 from ppoctl.stages.critic_update import CriticUpdateStage
+from ppoctl.stages.drawing import Drawing
 from ppoctl.stages.evaluate import EvaluateStage
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.reward import RewardStage
-from ppoctl.stages.rollout import Progress, RolloutStage
+from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from ppoctl.stages.values import ValuesStage
-from ppoctl.wire.sockets import Questions
 
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
@@ -70,12 +70,8 @@ class StageBuilder:
     """Stages of a recipe, on the engines of this job."""
 
     models: Models
-    generator: Generator
+    drawing: Drawing
     scorer: Scorer
-    questions: Questions
-    parts: SampleParts
-    check_stop: Callable[[], None]
-    progress: Progress
 
     def stages(self, recipe: Recipe) -> Stages:
         penalty = _penalty(recipe)
@@ -83,14 +79,11 @@ class StageBuilder:
         return Stages(
             rollout=RolloutStage(
                 models=self.models,
-                generator=self.generator,
-                parts=self.parts,
+                drawing=self.drawing,
                 params=_sampling(recipe, recipe.rollout.temperature, recipe.rollout.max_new_tokens),
                 samples_per_prompt=recipe.rollout.samples_per_prompt,
                 seed=recipe.seed,
                 fingerprint=read_by("rollout", recipe),
-                check_stop=self.check_stop,
-                progress=self.progress,
             ),
             reward=RewardStage(
                 scorer=self.scorer,
@@ -139,14 +132,12 @@ class StageBuilder:
         )
 
 
-def evaluation_stage(
-    recipe: Recipe, generator: Generator, scorer: Scorer, sets: Mapping[str, Prompts]
-) -> EvaluateStage:
+def evaluation_stage(recipe: Recipe, drawing: Drawing, scorer: Scorer, sets: Mapping[str, Prompts]) -> EvaluateStage:
     """The evaluation of the given sets (there must be some)."""
     identities = "".join(prompts.identity for prompts in sets.values())
     length = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
     return EvaluateStage(
-        generator=generator,
+        drawing=drawing,
         scorer=scorer,
         sets=sets,
         sampled=_sampling(recipe, recipe.eval.temperature, length),

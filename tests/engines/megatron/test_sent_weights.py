@@ -97,11 +97,11 @@ def test_engines_hold_what_the_ranks_have(pool, model, engines, way: str, layout
     folder = model(KINDS.get(layout, "qwen2"))
     actor = started(pool, folder, LAYOUTS[layout])
     fleet, said = fleet_of(engines, actor, way)
-    fleet.be_at(STATE)
+    fleet.prepare(STATE)
     assert_all_hold(engines, folder)
     assert list(held(engines[0])) == list(weight_names(read_shape(folder)))
     assert said == []
-    fleet.be_at(State("actor", 2, 2, "next"))  # a process group of its own each time
+    fleet.prepare(State("actor", 2, 2, "next"))  # a process group of its own each time
     assert_all_hold(engines, folder)
 
 
@@ -121,7 +121,7 @@ def test_a_bit_that_flips_on_the_way_is_noticed_by_name(pool, model, engines, wa
     fleet, _ = fleet_of(engines, actor, way)
     name = pool.weights().senders()[0].plan()[2][-1].name
     with pytest.raises(WeightSyncError, match=f"weight `{name}` was sent as"):
-        fleet.be_at(STATE)
+        fleet.prepare(STATE)
 
 
 @pytest.mark.sampled(2)
@@ -135,7 +135,7 @@ def test_an_engine_that_is_killed_on_the_way_is_started_again(
     engines[1].defect = Defect(bucket, dies)
     fleet, said = fleet_of(engines, actor, way)
     begun = time.monotonic()
-    fleet.be_at(STATE)
+    fleet.prepare(STATE)
     assert time.monotonic() - begun < SOON_S
     assert len(said) == 1
     assert said[0].endswith("; started again")
@@ -155,7 +155,7 @@ def test_engines_that_die_each_time_end_the_run(pool, model, engines, monkeypatc
     monkeypatch.setattr(ReceiverHost, "begin", always)
     fleet, said = fleet_of(engines, actor, "broadcast")
     with pytest.raises(ProcessLostError):
-        fleet.be_at(STATE)
+        fleet.prepare(STATE)
     assert len(said) == 2  # as many tries as there are engines, and one
 
 
@@ -187,7 +187,7 @@ def test_a_rank_that_dies_while_it_sends_is_a_loss_of_the_trainers(
     fleet, said = fleet_of(engines, actor, way)
     begun = time.monotonic()
     with pytest.raises(ProcessLostError, match=f"rank {victim} died"):
-        fleet.be_at(STATE)
+        fleet.prepare(STATE)
     assert time.monotonic() - begun < SOON_S
     assert said == []
     own.close()

@@ -68,10 +68,10 @@ def test_two_engines_get_weights_and_one_is_killed_over_it(placed, monkeypatch: 
     with monkeypatch.context() as small:
         small.setattr(made.actor.ranks, "bucket_bytes", 2**16)
         actor.start()
-        fleet.be_at(State("actor", 0, 0, "first"))
+        fleet.prepare(State("actor", 0, 0, "first"))
     assert events(said) == []
     kill_when_it_receives(hosts, 1, monkeypatch)
-    fleet.be_at(State("actor", 0, 0, "second"))
+    fleet.prepare(State("actor", 0, 0, "second"))
     assert len(events(said)) == 1, said
     assert events(said)[0].endswith("; started again")
     fleet.close()

@@ -10,7 +10,7 @@ import pytest
 from ppoctl.batch.records import State
 from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.engines.vllm.engine import Draw, Finished
-from ppoctl.engines.vllm.fleet import Fleet
+from ppoctl.engines.vllm.fleet import Drawn, Fleet
 from ppoctl.errors import HangError, PpoctlError, ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.ports import SamplingParams
 from ppoctl.weights.bucket import Bucket, bucket_of
@@ -138,10 +138,19 @@ def draws(count: int) -> list[Draw]:
     return [Draw(f"d{number}", (1, 2), number) for number in range(count)]
 
 
+def drawn_of(fleet: Fleet, count: int) -> list[Drawn]:
+    fleet.open(PARAMS)
+    try:
+        fleet.submit(draws(count))
+        return [one for drawn in iter(fleet.finished, []) for one in drawn]
+    finally:
+        fleet.abort()
+
+
 def run(fleet: Fleet, count: int) -> dict[str, int]:
     """Sends by draw; every draw once, with its own answer."""
-    fleet.be_at(STATE)
-    drawn = list(fleet.draw(draws(count), PARAMS, STATE))
+    fleet.prepare(STATE)
+    drawn = drawn_of(fleet, count)
     assert sorted(one.finished.tokens[0] for one in drawn) == list(range(count))
     return {one.finished.id: one.sends for one in drawn}
 
@@ -176,9 +185,9 @@ def test_draws_of_an_engine_that_dies_are_sent_again_once_and_it_is_brought_to_t
 
 def test_draws_that_two_engines_died_over_stop_the_run(fleet_of: Made):
     fleet, _ = fleet_of(CountingHost(speed=1, dies_in=[1, 2]))
-    fleet.be_at(STATE)
+    fleet.prepare(STATE)
     with pytest.raises(ProcessLostError):
-        list(fleet.draw(draws(4), PARAMS, STATE))
+        drawn_of(fleet, 4)
 
 
 @pytest.mark.parametrize("method", ["begin_weights", "end_weights", "score"])
@@ -193,7 +202,7 @@ def test_an_engine_that_dies_while_it_gets_weights_is_started_again_once(fleet_o
     twice = CountingHost(speed=1, dies_at=[method, method])
     fleet, _ = fleet_of(twice)
     with pytest.raises(ProcessLostError):
-        fleet.be_at(STATE)
+        fleet.prepare(STATE)
 
 
 def test_engines_that_died_meanwhile_are_noticed_together(fleet_of: Made):
@@ -214,7 +223,7 @@ def test_a_trainer_that_dies_is_not_taken_for_an_engine(fleet_of: Made, monkeypa
     trainer = fleet._sync.trainer
     monkeypatch.setattr(fleet._sync, "trainer", TrainerSide(trainer.weights, dead, trainer.export))
     with pytest.raises(ProcessLostError, match="of the actor's 2 died"):
-        fleet.be_at(STATE)
+        fleet.prepare(STATE)
     assert said == []
     assert "close" not in engine.log
 
@@ -233,7 +242,7 @@ def test_a_sender_that_dies_is_not_taken_for_an_engine(fleet_of: Made, monkeypat
     weights = NamedWeights(state=STATE, names=(), buckets=sent, senders=lambda: ())
     monkeypatch.setattr(fleet._sync, "trainer", replace(fleet._sync.trainer, weights=lambda state: weights))
     with pytest.raises(ProcessLostError, match=says):
-        fleet.be_at(STATE)
+        fleet.prepare(STATE)
     assert said == []
     assert [host.log.count("begin_weights") for host in (engine, other)] == [1, 1]
     assert engine.log[-1] == other.log[-1] == "close"  # both have half of them
@@ -250,7 +259,7 @@ def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_le
         turns.take("actor", lambda: engine.log.append("the actor leaves"))
 
     sync.trainer, sync.side = replace(sync.trainer, export=export), replace(sync.side, exports=seen)
-    fleet.be_at(STATE)
+    fleet.prepare(STATE)
     assert engine.log[:3] == ["takes_weights", "the actor leaves", "restart"]
     assert list(seen.iterdir()) == []
 
@@ -265,7 +274,7 @@ def test_an_engine_that_died_starts_anew_when_the_trainer_has_left(fleet_of: Mad
         return trainer.weights(state)
 
     monkeypatch.setattr(fleet._sync, "trainer", replace(trainer, weights=weights))
-    fleet.be_at(STATE)
+    fleet.prepare(STATE)
     again = dying.log.index("takes_weights", 1)
     assert "the actor leaves" in dying.log[:again]
 
@@ -312,16 +321,16 @@ def test_equal_states_cost_nothing_and_a_replayed_one_is_another(fleet_of: Made)
     engine = CountingHost(speed=1)
     fleet, _ = fleet_of(engine)
     for replay in (0, 0, 1, 1):
-        fleet.be_at(State("actor", 1, 1, "lineage", replay=replay))
+        fleet.prepare(State("actor", 1, 1, "lineage", replay=replay))
     assert engine.log.count("begin_weights") == 2
 
 
 def test_a_hang_names_the_samples(fleet_of: Made):
     engine = CountingHost(speed=1, error=HangError("the engine has not finished", hint="look"))
     fleet, _ = fleet_of(engine)
-    fleet.be_at(STATE)
+    fleet.prepare(STATE)
     with pytest.raises(HangError, match=r"not finished\n  2 samples: d0, d1") as caught:
-        list(fleet.draw(draws(2), PARAMS, STATE))
+        drawn_of(fleet, 2)
     assert caught.value.hint == "look"
     assert engine.log[-1] == "close"  # and it was not started again to be told to forget
 
@@ -329,10 +338,11 @@ def test_a_hang_names_the_samples(fleet_of: Made):
 def test_a_stream_that_is_left_leaves_nothing_behind(fleet_of: Made):
     engine = CountingHost(speed=1)
     fleet, _ = fleet_of(engine)
-    fleet.be_at(STATE)
-    stream = fleet.draw(draws(6), PARAMS, STATE)
-    next(stream)
-    stream.close()
+    fleet.prepare(STATE)
+    fleet.open(PARAMS)
+    fleet.submit(draws(6))
+    assert len(fleet.finished()) == 1
+    fleet.abort()
     assert engine.log[-1] == "abort"
     assert len(run(fleet, 6)) == 6
 
@@ -343,16 +353,16 @@ def test_an_error_of_the_proof_leaves_the_engines_at_no_state(fleet_of: Made, mo
     with monkeypatch.context() as planted:
         planted.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
         with pytest.raises(WeightSyncError, match="canary"):
-            fleet.be_at(STATE)
-    fleet.be_at(STATE)
+            fleet.prepare(STATE)
+    fleet.prepare(STATE)
     assert engine.log.count("begin_weights") == 2
 
 
 def test_an_engine_that_cannot_take_weights_is_restarted_on_an_export_and_asked(fleet_of: Made, monkeypatch):
     engine = CountingHost(speed=1, in_place=False)
     fleet, _ = fleet_of(engine)
-    fleet.be_at(STATE)
+    fleet.prepare(STATE)
     assert engine.log == ["takes_weights", "restart", STATE.stamp, "vocab_size", "score"]
     monkeypatch.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
     with pytest.raises(WeightSyncError, match="canary"):
-        fleet.be_at(State("actor", 2, 2, "next"))
+        fleet.prepare(State("actor", 2, 2, "next"))

@@ -62,7 +62,7 @@ def test_no_stop_string_is_left_over_from_an_earlier_call(tied: Bench) -> None:
 def test_a_prompt_longer_than_the_window_is_refused_by_name_before_anything_is_drawn(tied: Bench) -> None:
     requests = [*prompts(2), dataclasses.replace(prompts(1, length=300)[0], key="the long one")]
     with pytest.raises(DataError, match=rf"`the long one` has 300 tokens; with 32 new ones .* window of {WINDOW}"):
-        tied.generator.generate(requests, SamplingParams(temperature=1.0, max_new_tokens=32), at=tied.trainer.state)
+        tied.draw(requests, SamplingParams(temperature=1.0, max_new_tokens=32))
 
 
 def test_a_prompt_that_fills_the_window_is_drawn_in_full(tied: Bench) -> None:

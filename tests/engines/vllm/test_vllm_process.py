@@ -28,10 +28,13 @@ def test_a_second_engine_in_bfloat16_is_exact_disturbs_nothing_and_leaves_the_fi
     tied.draw(prompts(2), DRAW)
     bench = Bench.start(model_folder("untied"), dtype="bfloat16")
     before = surroundings()
-    stream = bench.generator.generate(prompts(10), DRAW, at=bench.trainer.move(0.01))
-    next(stream)
+    bench.trainer.move(0.01)
+    stream = bench.open(prompts(10), DRAW)
+    drawn = len(stream.finished())
     assert surroundings() == before
-    assert len(list(stream)) == 9
+    while more := stream.finished():
+        drawn += len(more)
+    assert drawn == 10
     assert surroundings() == before
     bench.generator.close()
     bench.generator.close()
@@ -104,7 +107,7 @@ def test_a_folder_without_a_model_is_an_environment_problem(tmp_path: Path, tied
     settings = settings_for(tmp_path)
     generator = VllmGenerator(settings, trainer.side, this_process(settings), print)
     with pytest.raises(EnvironmentProblemError, match="vLLM could not start"):
-        next(generator.generate(prompts(1), DRAW, at=trainer.state))
+        generator.prepare(trainer.state)
     generator.close()
     assert psutil.Process().children(recursive=True) == others
     assert len(tied.draw(prompts(2), DRAW)) == 2

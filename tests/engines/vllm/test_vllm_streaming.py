@@ -1,6 +1,7 @@
 """Samples arrive as they finish; a stream may be left at any time."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,62 +24,56 @@ def test_first_samples_arrive_long_before_the_last(tied: Bench, monkeypatch: pyt
     tied.draw(prompts(1), DRAW)  # be at the state already: the canary's pass is not counted
     passes.clear()
     # 20 requests on 8 seats: the last ones cannot start before the first ones ended.
-    arrivals = [len(passes) for _ in tied.generator.generate(prompts(20), DRAW, at=tied.trainer.state)]
+    stream, arrivals = tied.open(prompts(20), DRAW), []
+    while samples := stream.finished():
+        arrivals += [len(passes)] * len(samples)
+    stream.close()
     assert len(arrivals) == 20
     assert arrivals[0] <= 24 + STEPS_PER_CALL
     assert arrivals[-1] >= 2 * 24
 
 
+def test_requests_that_come_while_others_run_are_drawn_as_if_alone(tied: Bench) -> None:
+    whole = tied.draw(prompts(12), DRAW)
+    with closing(tied.open(prompts(12)[:5], DRAW)) as stream:
+        stream.submit(prompts(12)[5:])  # to an engine that is in the middle of the first ones
+        samples = [sample for finished in iter(stream.finished, []) for sample in finished]
+    assert {sample.key: sample for sample in samples} == whole
+
+
 def test_closing_a_stream_drops_its_requests_and_the_next_is_complete(tied: Bench) -> None:
     whole = tied.draw(prompts(12), DRAW)
-    stream = tied.generator.generate(prompts(12), DRAW, at=tied.trainer.state)
-    first = next(stream)
+    stream = tied.open(prompts(12), DRAW)
+    first, *_ = stream.finished()
     stream.close()
     assert first == whole[first.key]
-    assert tied.draw(prompts(12), DRAW) == whole
-
-
-def test_a_stream_left_by_an_exception_drops_its_requests(tied: Bench) -> None:
-    whole = tied.draw(prompts(12), DRAW)
-
-    def consume() -> None:
-        for _ in tied.generator.generate(prompts(12), DRAW, at=tied.trainer.state):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        consume()
     tied.trainer.move(0.0)  # a new state with the same numbers: loading needs an idle engine
     again = tied.draw(prompts(12), DRAW)
     assert {key: sample.tokens for key, sample in again.items()} == {k: sample.tokens for k, sample in whole.items()}
 
 
-def test_two_streams_at_a_time_are_refused(tied: Bench) -> None:
-    first = tied.generator.generate(prompts(12), DRAW, at=tied.trainer.state)
-    next(first)
-    with pytest.raises(PpoctlError, match="still open"):
-        next(tied.generator.generate(prompts(2), DRAW, at=tied.trainer.state))
-    assert len(list(first)) == 11
+def test_a_second_stream_and_other_weights_are_refused_while_one_is_open(tied: Bench) -> None:
+    with closing(tied.open(prompts(1), DRAW)) as stream:
+        with pytest.raises(PpoctlError, match="still open"):
+            tied.generator.open(DRAW)
+        with pytest.raises(PpoctlError, match="still open"):
+            tied.generator.prepare(tied.trainer.state)
+        assert len(stream.finished()) == 1
+        assert stream.finished() == []
 
 
 def test_closing_the_generator_under_an_open_stream_is_an_error_of_the_stream(
     tied: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = tied.generator.generate(prompts(12), DRAW, at=tied.trainer.state)
-    next(stream)
+    stream = tied.open(prompts(12), DRAW)
+    left = 12 - len(stream.finished())
     engine = tied.engine
     with monkeypatch.context() as closed:
         closed.setattr(ThisProcess, "close", lambda host: None)  # the session's engine stays
         tied.generator.close()
-    with pytest.raises(PpoctlError, match=r"closed with 11 samples still to draw"):
-        list(stream)
+    with pytest.raises(PpoctlError, match=rf"closed with {left} samples still to draw"):
+        stream.finished()
     engine.abort()
-
-
-def test_no_requests_cost_nothing(tied: Bench) -> None:
-    tied.trainer.move(0.01)
-    tied.trainer.traffic.clear()
-    assert tied.draw([], DRAW) == {}
-    assert tied.trainer.traffic == []
 
 
 def test_prompts_are_never_prefilled_in_parts(model_folder: Callable[[str], Path]) -> None:

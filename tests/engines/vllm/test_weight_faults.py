@@ -45,7 +45,7 @@ def test_a_replayed_update_is_loaded_anew(tied: Bench) -> None:
     draw(tied)
     tied.trainer.traffic.clear()
     replayed = dataclasses.replace(tied.trainer.state, replay=1)
-    list(tied.generator.generate(prompts(1), DRAW, at=replayed))
+    tied.generator.prepare(replayed)
     assert tied.trainer.traffic != []
 
 
@@ -220,8 +220,8 @@ def test_negative_zeros_and_denormals_are_no_false_alarm(untied: Bench) -> None:
 
 def test_loading_under_running_requests_is_refused(tied: Bench) -> None:
     long = SamplingParams(temperature=1.0, max_new_tokens=64)
-    stream = tied.generator.generate(prompts(12), long, at=tied.trainer.state)
-    next(stream)
+    stream = tied.open(prompts(12), long)
+    stream.finished()
     engine = tied.engine
     with pytest.raises(WeightSyncError, match="while it is drawing"):
         engine.begin_weights()

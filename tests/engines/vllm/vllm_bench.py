@@ -12,8 +12,9 @@ from ppoctl.batch.records import State
 from ppoctl.engines.vllm import VllmGenerator, VllmSettings, this_process
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.hosts import ThisProcess
-from ppoctl.ports import Sample, SampleRequest, SamplingParams
+from ppoctl.ports import Sample, SampleRequest, SamplingParams, Stream
 from ppoctl.recipe.schema import GeneratorTable
+from ppoctl.stages.drawing import one_turn
 from ppoctl.weights.bucket import Bucket, bucket_of
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import EngineSide, TrainerSide
@@ -158,7 +159,16 @@ class Bench:
         return host.engine
 
     def draw(self, requests: list[SampleRequest], params: SamplingParams) -> dict[str, Sample]:
-        return {sample.key: sample for sample in self.generator.generate(requests, params, at=self.trainer.state)}
+        self.generator.prepare(self.trainer.state)
+        with one_turn(self.generator, requests, params) as finished:
+            return {sample.key: sample for together in finished for sample in together}
+
+    def open(self, requests: list[SampleRequest], params: SamplingParams) -> Stream:
+        """Requests under way."""
+        self.generator.prepare(self.trainer.state)
+        stream = self.generator.open(params)
+        stream.submit(requests)
+        return stream
 
     def worst_gap(self, requests: list[SampleRequest], params: SamplingParams) -> float:
         """Largest difference between a sampled token's log-prob and a forward pass of the trainer's model."""

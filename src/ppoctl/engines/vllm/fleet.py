@@ -6,7 +6,7 @@ queue --> engine 0: advance(draws) --> finished --> out, as they come
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -46,7 +46,7 @@ class _Seat:
 
 
 class Fleet:
-    """Started by the first `be_at`."""
+    """Engines of one generator, started by the first `prepare`; one stream of draws at a time."""
 
     def __init__(self, side: EngineSide, sync: Sync, seqs_together: int, say: Callable[[str], None]) -> None:
         self._side = side
@@ -54,11 +54,19 @@ class Fleet:
         self._capacity = ceil(seqs_together * AHEAD)
         self._say = say
         self._seats = [_Seat(engine) for engine in side.engines]
+        self._queue: deque[Draw] = deque()
+        self._answered: deque[_Seat] = deque()
+        """Engines whose answers have come and are not looked at yet."""
         self._sends: dict[str, int] = {}
         self._vocab_size: int | None = None
 
-    def be_at(self, state: State) -> None:
+    def prepare(self, state: State) -> None:
         """Have all engines hold the weights of `state`; costs nothing where they do. Raises WeightSyncError."""
+        self._state = state
+        self._prepare_all()
+
+    def _prepare_all(self) -> None:
+        state = self._state
         self._side.turns.take(GENERATOR, self._leave)
         # A repeated update is the same state by lineage, and on a GPU still not the same numbers.
         wanted = f"{state.identity}+r{state.replay}"
@@ -101,56 +109,70 @@ class Fleet:
             self._vocab_size = int(ask([self._seats[0].engine], "vocab_size")[0])
         return self._vocab_size
 
-    def draw(self, draws: Sequence[Draw], params: SamplingParams, state: State) -> Iterator[Drawn]:
-        """Those that end, as they end; tokens do not depend on which engine drew them.
+    def open(self, params: SamplingParams) -> None:
+        """Get ready to draw from the state that was prepared last."""
+        self._prepare_all()
+        self._params = params
+        self._sends.clear()
 
-        Draws of an engine that dies go back into the queue. Raises ProcessLostError when a draw was with two engines
-        that died, HangError naming what was being drawn.
+    def submit(self, draws: Sequence[Draw]) -> None:
+        """Begin to draw these too, each with an id of its own; engines that wait for work are given it at once."""
+        self._queue.extend(draws)
+        self._sends.update(dict.fromkeys((draw.id for draw in draws), 0))
+        self._hand_out()
+
+    def finished(self) -> list[Drawn]:
+        """Draws that have ended, at least one; none when none is open.
+
+        Tokens do not depend on which engine drew them. Draws of an engine that dies go back into the queue. Raises
+        ProcessLostError when a draw was with two engines that died, HangError naming what was being drawn.
         """
-        queue = deque(draws)
-        self._sends = dict.fromkeys((draw.id for draw in draws), 0)
-        try:
-            while queue or any(seat.given for seat in self._seats):
-                self._hand_out(queue, params)
-                for seat in self._that_answered():
-                    for finished in self._finished(seat, queue, state):
-                        seat.given.pop(finished.id)
-                        yield Drawn(finished, self._sends[finished.id])
-        finally:
-            self._abort()
+        while self.open_draws:
+            self._hand_out()
+            if not self._answered:
+                self._answered.extend(self._that_answered())
+            # One at a time: an error of the next must not cost what this one has finished.
+            if found := self._finished(self._answered.popleft()):
+                return [Drawn(ended, self._sends[ended.id]) for ended in found]
+        return []
+
+    @property
+    def open_draws(self) -> int:
+        """Draws that were submitted and have not ended."""
+        return len(self._queue) + sum(len(seat.given) for seat in self._seats)
 
     def close(self) -> None:
-        """End all engines. A later `be_at` starts them again."""
+        """End all engines. A later `prepare` starts them again."""
+        self._forget()
         for seat in self._seats:
-            seat.at, seat.answer = None, None
-            seat.given.clear()
+            seat.at = None
             seat.engine.close()
 
-    def _hand_out(self, queue: deque[Draw], params: SamplingParams) -> None:
+    def _hand_out(self) -> None:
         """Each engine that waits gets its even part of what is open, up to what it has room for."""
-        even = ceil((len(queue) + sum(len(seat.given) for seat in self._seats)) / len(self._seats))
+        even = ceil(self.open_draws / len(self._seats))
         for seat in self._seats:
             if seat.answer is not None:
                 continue
             room = min(even, self._capacity) - len(seat.given)
-            draws = [queue.popleft() for _ in range(min(room, len(queue)))]
+            draws = [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
             for draw in draws:
                 seat.given[draw.id] = draw
                 self._sends[draw.id] += 1
             if seat.given:
-                seat.answer = seat.engine.begin("advance", draws, params)
+                seat.answer = seat.engine.begin("advance", draws, self._params)
 
     def _that_answered(self) -> list[_Seat]:
+        """Wait for whichever engine answers first."""
         waiting = {id(seat.answer): seat for seat in self._seats if seat.answer is not None}
         done = self._side.first_done([seat.answer for seat in waiting.values()])
         return [waiting[id(reply)] for reply in done]
 
-    def _finished(self, seat: _Seat, queue: deque[Draw], state: State) -> list[Finished]:
+    def _finished(self, seat: _Seat) -> list[Finished]:
         """What this engine has finished; nothing where it died, and is started again."""
         reply, seat.answer = seat.answer, None
         try:
             found: list[Finished] = reply.answers()[0]
-            return found
         except Exception as error:
             # Whatever it was, that engine is gone.
             lost, seat.given, seat.at = list(seat.given.values()), {}, None
@@ -160,21 +182,30 @@ class Fleet:
             if not isinstance(error, ProcessLostError) or self._sends_of(lost) >= MOST_SENDS:
                 raise
             self._say(f"{error.message}; started again, and its {len(lost)} samples are drawn again")
-            queue.extendleft(reversed(lost))
-        self.be_at(state)
-        return []
+            self._queue.extendleft(reversed(lost))
+            self._prepare_all()
+            return []
+        for ended in found:
+            seat.given.pop(ended.id)
+        return found
 
     def _sends_of(self, draws: Sequence[Draw]) -> int:
         return max((self._sends[draw.id] for draw in draws), default=0)
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         """Leave no draw behind in any engine."""
         busy = [seat for seat in self._seats if seat.given or seat.answer is not None]
-        for seat in busy:
-            seat.answer = None
-            seat.given.clear()
+        self._forget()
         try:
             ask([seat.engine for seat in busy], "abort")
         except PpoctlError:  # what stops the stream is on its way already
             for seat in busy:
                 seat.at = None
+
+    def _forget(self) -> None:
+        """Nothing is open, whatever engines go on with."""
+        self._queue.clear()
+        self._answered.clear()
+        for seat in self._seats:
+            seat.answer = None
+            seat.given.clear()

@@ -1,7 +1,7 @@
-"""The `Generator` port on vLLM: be at a state, draw, stream."""
+"""The `Generator` port on vLLM: prepare a state, draw from it, stream."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm.engine import Draw
@@ -18,7 +18,7 @@ _COLDEST, _HOTTEST = 0.01, 2.0
 
 
 class VllmGenerator:
-    """Engines that are started by the first `generate`, in this process or in others."""
+    """Engines that are started by the first `prepare`, in this process or in others."""
 
     def __init__(
         self, settings: VllmSettings, trainer: TrainerSide, side: EngineSide, say: Callable[[str], None]
@@ -27,94 +27,125 @@ class VllmGenerator:
         self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
         canary = Canary.of(settings.dtype, settings.max_model_len, settings.table.canary_tolerance)
         self._fleet = Fleet(side, Sync(trainer, side, canary), settings.table.max_concurrent_seqs, say)
-        self._streaming = False
-        self._closings = 0
+        self._stamp = ""
+        self._stream: VllmStream | None = None
 
-    def be_at(self, state: State) -> None:
+    def prepare(self, state: State) -> None:
         """See `ports.Generator`."""
-        self._fleet.be_at(state)
+        self._require_no_stream()
+        self._fleet.prepare(state)
+        self._stamp = state.stamp
 
-    def generate(self, requests: Sequence[SampleRequest], params: SamplingParams, *, at: State) -> Iterator[Sample]:
-        """See `ports.Generator`. Greedy samples report the log-probs of the untempered distribution.
-
-        Requests are checked now, everything else happens as the iterator is read. One stream at a time: read it to
-        the end or close it before the next. Raises DataError, RecipeError (a temperature vLLM would change or
-        refuse), WeightSyncError, NonFiniteError (the weights give log-probs that are not finite).
-        """
-        self._check(requests, params)
-        return self._stream(tuple(requests), params, at)
-
-    def close(self) -> None:
-        """See `ports.Generator`. A later `generate` starts fresh engines."""
-        self._closings += 1
-        self._fleet.close()
-
-    def _check(self, requests: Sequence[SampleRequest], params: SamplingParams) -> None:
+    def open(self, params: SamplingParams) -> "VllmStream":
+        """See `ports.Generator`. Greedy samples report the log-probs of the untempered distribution. Raises
+        RecipeError on a temperature that vLLM would change or refuse."""
+        self._require_no_stream()
         if params.temperature != 0 and not _COLDEST <= params.temperature <= _HOTTEST:
             raise RecipeError(
                 f"temperature `{params.temperature}` is outside what vLLM samples with",
                 hint=f"set it between {_COLDEST} and {_HOTTEST}, or to 0 (greedy)",
             )
-        window = self._settings.max_model_len
-        keys: set[str] = set()
+        self._fleet.open(params)
+        window = self._settings.max_model_len - params.max_new_tokens
+        self._stream = VllmStream(self._fleet, self._detokenizer, params, self._stamp, window)
+        return self._stream
+
+    def close(self) -> None:
+        """See `ports.Generator`. A later `prepare` starts fresh engines."""
+        if self._stream is not None:
+            self._stream.lose()
+        self._fleet.close()
+
+    def _require_no_stream(self) -> None:
+        if self._stream is not None and self._stream.is_open:
+            raise PpoctlError("the generator's previous stream is still open; close it first")
+
+
+class VllmStream:
+    """A `ports.Stream` on the engines of a fleet."""
+
+    def __init__(
+        self, fleet: Fleet, detokenizer: Detokenizer, params: SamplingParams, stamp: str, max_prompt_tokens: int
+    ) -> None:
+        self._fleet = fleet
+        self._detokenizer = detokenizer
+        self._params = params
+        self._stamp = stamp
+        self._max_prompt_tokens = max_prompt_tokens
+        self._keys: set[str] = set()
+        self._lost = 0
+        """Draws that were open when the generator was closed."""
+        self.is_open = True
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """See `ports.Stream`. Raises DataError, also on an id outside the vocabulary; ValueError on a key that this
+        stream had before, or a negative seed."""
+        self._require_open()
+        keys = set(self._keys)
         for request in requests:
-            length = len(request.prompt_tokens)
-            if not 1 <= length <= window - params.max_new_tokens:
-                raise DataError(
-                    f"prompt of `{request.key}` has {length} tokens; with {params.max_new_tokens} new ones it must "
-                    f"fit the generator's window of {window}",
-                    hint="raise `rollout.max_prompt_tokens` or leave the prompt out of the data",
-                )
+            self._check(request)
             if request.key in keys:
                 raise ValueError(f"two requests have the key `{request.key}`")
-            if request.seed < 0:
-                raise ValueError(f"seed of `{request.key}` is negative: {request.seed}")
             keys.add(request.key)
+        self._keys = keys
+        self._fleet.submit([Draw(request.key, request.prompt_tokens, request.seed) for request in requests])
 
-    def _stream(self, requests: tuple[SampleRequest, ...], params: SamplingParams, at: State) -> Iterator[Sample]:
-        if not requests:
-            return
-        if self._streaming:
-            raise PpoctlError("the generator's previous stream is still open; read it to the end or close it")
-        self._streaming = True
-        closings = self._closings
-        try:
-            self._fleet.be_at(at)
-            _require_ids_below(self._fleet.vocab_size(), requests)
-            by_key = {request.key: request for request in requests}
-            draws = [Draw(request.key, request.prompt_tokens, request.seed) for request in requests]
-            left = len(draws)
-            for drawn in self._fleet.draw(draws, params, at):
-                left -= 1
-                yield self._sample(by_key[drawn.finished.id], drawn, params, at)
-                if self._closings != closings:
-                    raise PpoctlError(f"the generator was closed with {left} samples still to draw")
-        finally:
-            self._streaming = False
+    def finished(self) -> Sequence[Sample]:
+        """See `ports.Stream`. Raises NonFiniteError where the weights give log-probs that are not finite."""
+        self._require_open()
+        return [self._sample(drawn) for drawn in self._fleet.finished()]
 
-    def _sample(self, request: SampleRequest, drawn: Drawn, params: SamplingParams, at: State) -> Sample:
-        finished = drawn.finished
-        if finished.reason not in ("stop", "length"):
-            raise PpoctlError(f"vLLM ended sample `{request.key}` with `{finished.reason}`")
-        if not all(map(math.isfinite, finished.logprobs)):
-            raise NonFiniteError(f"sample `{request.key}` has a log-prob that is not finite under {at.stamp}")
-        return Sample(
-            key=request.key,
-            tokens=finished.tokens,
-            logprobs=finished.logprobs,
-            terminated=finished.reason == "stop",
-            text=self._detokenizer.text(finished.tokens, params.stop_strings),
-            stamp=at.stamp,
-            sends=drawn.sends,
-        )
+    def close(self) -> None:
+        """See `ports.Stream`."""
+        if self.is_open:
+            self.is_open = False
+            self._fleet.abort()
 
+    def lose(self) -> None:
+        """The engines are about to be closed under it."""
+        if self.is_open:
+            self.is_open = False
+            self._lost = self._fleet.open_draws
 
-def _require_ids_below(vocab_size: int, requests: Sequence[SampleRequest]) -> None:
-    """vLLM started without a tokenizer does not look; the embedding would fail on a CPU and poison the GPU."""
-    for request in requests:
+    def _require_open(self) -> None:
+        if not self.is_open:
+            why = (
+                f"the generator was closed with {self._lost} samples still to draw" if self._lost else "it is closed"
+            )
+            raise PpoctlError(f"nothing more comes from this stream: {why}")
+
+    def _check(self, request: SampleRequest) -> None:
+        length, most = len(request.prompt_tokens), self._max_prompt_tokens
+        if not 1 <= length <= most:
+            new = self._params.max_new_tokens
+            raise DataError(
+                f"prompt of `{request.key}` has {length} tokens; with {new} new ones it must fit the generator's "
+                f"window of {most + new}",
+                hint="raise `rollout.max_prompt_tokens` or leave the prompt out of the data",
+            )
+        if request.seed < 0:
+            raise ValueError(f"seed of `{request.key}` is negative: {request.seed}")
+        # vLLM started without a tokenizer does not look; the embedding would fail on a CPU and poison the GPU.
+        vocab_size = self._fleet.vocab_size()
         wrong = [token for token in request.prompt_tokens if not 0 <= token < vocab_size]
         if wrong:
             raise DataError(
                 f"prompt of `{request.key}` has id {wrong[0]}; the model's vocabulary has {vocab_size}",
                 hint="the data were tokenised for another model: check `model.path`",
             )
+
+    def _sample(self, drawn: Drawn) -> Sample:
+        finished = drawn.finished
+        if finished.reason not in ("stop", "length"):
+            raise PpoctlError(f"vLLM ended sample `{finished.id}` with `{finished.reason}`")
+        if not all(map(math.isfinite, finished.logprobs)):
+            raise NonFiniteError(f"sample `{finished.id}` has a log-prob that is not finite under {self._stamp}")
+        return Sample(
+            key=finished.id,
+            tokens=finished.tokens,
+            logprobs=finished.logprobs,
+            terminated=finished.reason == "stop",
+            text=self._detokenizer.text(finished.tokens, self._params.stop_strings),
+            stamp=self._stamp,
+            sends=drawn.sends,
+        )

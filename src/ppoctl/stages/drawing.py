@@ -1,0 +1,75 @@
+"""Draws of one turn: everything is submitted at once, handled as it finishes, and kept over a crash of the stage."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from ppoctl.batch.records import State
+from ppoctl.clock import WORK
+from ppoctl.ports import DrawnFor, Gate, Generator, Sample, SampleParts, SampleRequest, SamplingParams, Stream
+
+Progress = Callable[[int, int, int], None]
+"""(finished samples, all samples, tokens drawn so far; recalled ones are not)."""
+Turn = tuple[SamplingParams, Sequence[SampleRequest]]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a stage has drawn."""
+
+    samples: Mapping[str, Sample]
+    """All that were asked for, by key."""
+    tokens: int = 0
+    """Of those that were not recalled."""
+    seconds: float = 0.0
+    """How long these were being drawn."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a stage draws: finished samples survive a crash of it, and between two of them the job may be stopped."""
+
+    generator: Generator
+    parts: SampleParts
+    gate: Gate
+    progress: Progress
+
+    def draw(self, turns: Sequence[Turn], drawn_for: DrawnFor, at: Callable[[], State]) -> Drawn:
+        """Samples of all turns, one turn after the other; keys are unique over all of them. Those that an earlier
+        attempt kept are not drawn again, and where none is left to draw nobody asks for the state (`at`)."""
+        done = self.parts.recall(drawn_for)
+        missing = [(params, [request for request in asked if request.key not in done]) for params, asked in turns]
+        left = [(params, requests) for params, requests in missing if requests]
+        if not left:
+            return Drawn(done)
+        total = len(done) + sum(len(requests) for _, requests in left)
+        self.generator.prepare(at())
+        tokens, started = 0, WORK.now()
+        with self.parts.keep(drawn_for) as keep:
+            self.progress(len(done), total, tokens)
+            for params, requests in left:
+                with one_turn(self.generator, requests, params) as finished:
+                    for samples in finished:
+                        for sample in samples:
+                            done[sample.key] = sample
+                            tokens += len(sample.tokens)
+                            keep(sample)
+                            self.progress(len(done), total, tokens)
+                        self.gate.between()  # all that finished together are kept by now
+        return Drawn(done, tokens, WORK.now() - started)
+
+
+@contextmanager
+def one_turn(
+    generator: Generator, requests: Sequence[SampleRequest], params: SamplingParams
+) -> Iterator[Iterator[Sequence[Sample]]]:
+    """Samples of these requests, in any order, those together that finished together. Nothing is drawn any more when
+    the context is left."""
+    with closing(generator.open(params)) as stream:
+        stream.submit(requests)
+        yield _drained(stream)
+
+
+def _drained(stream: Stream) -> Iterator[Sequence[Sample]]:
+    while samples := stream.finished():
+        yield samples
