@@ -2,10 +2,11 @@
 
     sender: Staging.put(tensors)  ->  Shared, a few bytes that go by any way  ->  readers: Shared.tensors()
 
-Two pieces of memory take turns: one is read while the next is filled. A reader copies what it is given, since a
-loader may hold on to the tensors of half a layer until the other half has come. On a CPU nothing has a name that
-could be left behind: the memory goes with the last process that has it open. On a GPU torch keeps 80 KB of counters
-in /dev/shm beside it.
+Two pieces of memory take turns (`Staging`): one is read while the next is filled. What engines that die are restored
+from stays (`Kept`): host memory for a whole transfer, which they read without asking the process that filled it. A
+reader copies what it is given, since a loader may hold on to the tensors of half a layer until the other half has
+come. On a CPU nothing has a name that could be left behind: the memory goes with the last process that has it open.
+On a GPU torch keeps 80 KB of counters in /dev/shm beside it.
 """
 
 import errno
@@ -35,12 +36,14 @@ class Handle(Protocol):
 
 @dataclass(frozen=True)
 class Shared:
-    """Content of a bucket in memory of the process that sends it; valid until that process has put two more."""
+    """Content of a bucket in memory of the process that sends it; one that does not last is valid until that process
+    has put two more."""
 
     specs: tuple[TensorSpec, ...]
     handle: Handle
     machine: str
     """`this_machine()` of the sender."""
+    lasts: bool = False
 
     def is_near(self) -> bool:
         return self.machine == this_machine()
@@ -69,6 +72,40 @@ class Staging:
         return Shared(specs, piece.handle(), this_machine())
 
 
+class Kept:
+    """Host memory of the sender for all buckets of one transfer, filled anew by the next."""
+
+    def __init__(self) -> None:
+        self._file = _memory_file()
+        self._pieces: list[Tensor] = []
+        self._starts: list[int] = []
+        self._filled = 0
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+    def begin(self) -> None:
+        """Another transfer begins, of tensors like those of the last: nobody reads these any more."""
+        self._filled = 0
+
+    def put(self, tensors: NamedTensors) -> Shared:
+        """Copy tensors to where others can read them until the next transfer."""
+        specs = specs_of(tensors)
+        if self._filled == len(self._pieces):
+            self._add(packed_bytes(specs))
+        place, self._filled = self._filled, self._filled + 1
+        pack(tensors, specs, self._pieces[place])
+        return Shared(specs, OpenFile(os.getpid(), self._file, self._starts[place]), this_machine(), lasts=True)
+
+    def _add(self, size: int) -> None:
+        start = os.fstat(self._file).st_size
+        # A piece must start on a page.
+        whole = -(-max(1, size) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        os.ftruncate(self._file, start + whole)
+        self._pieces.append(torch.frombuffer(mmap.mmap(self._file, whole, offset=start), dtype=torch.uint8))
+        self._starts.append(start)
+
+
 @cache
 def this_machine() -> str:
     """Name of the boot and of the process numbers (a container has its own): equal in processes that find each other
@@ -90,7 +127,7 @@ class _OnHost:
     """Host memory of this process: a file in memory, without a name."""
 
     def __init__(self, size: int) -> None:
-        self._file = os.memfd_create("ppoctl-weights")
+        self._file = _memory_file()
         os.ftruncate(self._file, max(1, size))
         self.memory = torch.frombuffer(mmap.mmap(self._file, 0), dtype=torch.uint8)
 
@@ -101,17 +138,25 @@ class _OnHost:
         return OpenFile(os.getpid(), self._file)
 
 
+def _memory_file() -> int:
+    """Descriptor of an empty file in memory, without a name."""
+    return os.memfd_create("ppoctl-weights")
+
+
 @dataclass(frozen=True)
 class OpenFile:
     """Memory on the host: a file without a name that another process has open."""
 
     process: int
     descriptor: int
+    start: int = 0
+    """Bytes of the file before those that are meant."""
 
     def copied(self, count: int) -> Tensor:
         try:
             with open(f"/proc/{self.process}/fd/{self.descriptor}", "rb") as file:  # noqa: PTH123 - reads at once
                 memory = bytearray(max(1, count))
+                file.seek(self.start)
                 if file.readinto(memory) < count:
                     raise FileNotFoundError
         except OSError as error:
