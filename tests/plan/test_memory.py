@@ -421,6 +421,7 @@ def test_host_memory_of_a_node(smallest: Path) -> None:
     assert node.driver == memory.driver.peak
     assert node.libraries == 2**20 * (17 * 400 + 8 * 550)
     assert (node.object_store, node.sending) == (2**28, 0)  # weights stay on the devices
+    assert node.published == 0  # in the store of the Ray: engines are on two nodes
     parts = node.moved_out + node.states + node.rollouts + node.driver + node.sending
     assert node.total == parts + node.object_store + node.libraries
 

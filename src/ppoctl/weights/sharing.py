@@ -76,34 +76,36 @@ class Kept:
     """Host memory of the sender for all buckets of one transfer, filled anew by the next."""
 
     def __init__(self) -> None:
-        self._file = _memory_file()
-        self._pieces: list[Tensor] = []
-        self._starts: list[int] = []
+        self._file = _MemoryFile()
+        self._free = torch.empty(0, dtype=torch.uint8)
+        """The rest of the memory that was mapped last."""
+        self._pieces: list[tuple[int, Tensor]] = []
         self._filled = 0
 
-    def __del__(self) -> None:
-        os.close(self._file)
-
     def begin(self) -> None:
-        """Another transfer begins, of tensors like those of the last: nobody reads these any more."""
+        """Another transfer begins, of tensors like those of the last, which nobody reads any more."""
         self._filled = 0
 
     def put(self, tensors: NamedTensors) -> Shared:
         """Copy tensors to where others can read them until the next transfer."""
         specs = specs_of(tensors)
         if self._filled == len(self._pieces):
-            self._add(packed_bytes(specs))
-        place, self._filled = self._filled, self._filled + 1
-        pack(tensors, specs, self._pieces[place])
-        return Shared(specs, OpenFile(os.getpid(), self._file, self._starts[place]), this_machine(), lasts=True)
+            self._pieces.append(self._piece(packed_bytes(specs)))
+        start, memory = self._pieces[self._filled]
+        self._filled += 1
+        pack(tensors, specs, memory)
+        return Shared(specs, OpenFile(os.getpid(), self._file.descriptor, start), this_machine(), lasts=True)
 
-    def _add(self, size: int) -> None:
-        start = os.fstat(self._file).st_size
-        # A piece must start on a page.
-        whole = -(-max(1, size) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        os.ftruncate(self._file, start + whole)
-        self._pieces.append(torch.frombuffer(mmap.mmap(self._file, whole, offset=start), dtype=torch.uint8))
-        self._starts.append(start)
+    def _piece(self, size: int) -> tuple[int, Tensor]:
+        """Where in the file, and the memory."""
+        if size > len(self._free):
+            self._free = self._file.grown(max(size, _MAPPED_BYTES))
+        memory, self._free = self._free[:size], self._free[size:]
+        return self._file.size - len(self._free) - size, memory
+
+
+_MAPPED_BYTES = 16 * 2**30
+"""Addresses that `Kept` takes at a time, since each mapping is an open file; memory comes when it is written to."""
 
 
 @cache
@@ -123,24 +125,33 @@ def _piece(size: int, device: torch.device) -> _Piece:
     return _OnGpu(size, device) if device.type == "cuda" else _OnHost(size)
 
 
-class _OnHost:
-    """Host memory of this process: a file in memory, without a name."""
+class _MemoryFile:
+    """A file in memory, without a name."""
 
-    def __init__(self, size: int) -> None:
-        self._file = _memory_file()
-        os.ftruncate(self._file, max(1, size))
-        self.memory = torch.frombuffer(mmap.mmap(self._file, 0), dtype=torch.uint8)
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("ppoctl-weights")
+        self.size = 0
 
     def __del__(self) -> None:
-        os.close(self._file)
+        os.close(self.descriptor)
+
+    def grown(self, size: int) -> Tensor:
+        """At least so many bytes (uint8) more, at its end."""
+        start = self.size
+        self.size += -(-max(1, size) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        os.ftruncate(self.descriptor, self.size)
+        return torch.frombuffer(mmap.mmap(self.descriptor, self.size - start, offset=start), dtype=torch.uint8)
+
+
+class _OnHost:
+    """Host memory of this process."""
+
+    def __init__(self, size: int) -> None:
+        self._file = _MemoryFile()
+        self.memory = self._file.grown(size)
 
     def handle(self) -> Handle:
-        return OpenFile(os.getpid(), self._file)
-
-
-def _memory_file() -> int:
-    """Descriptor of an empty file in memory, without a name."""
-    return os.memfd_create("ppoctl-weights")
+        return OpenFile(os.getpid(), self._file.descriptor)
 
 
 @dataclass(frozen=True)

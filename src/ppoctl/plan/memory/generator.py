@@ -65,6 +65,9 @@ class TransferBytes:
     buckets: tuple[int, ...] = ()
     """Bytes of each bucket: tensors as long as they fit, or one that does not."""
     copies: Copies = SHARED
+    published: int = 0
+    """Bytes that a rank keeps in host memory for engines that die; 0 where they are in Ray's object store, or on
+    disk."""
 
     @property
     def largest(self) -> int:
