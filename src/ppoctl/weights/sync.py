@@ -138,10 +138,7 @@ class Sync:
         it lasts."""
         with _closed_if_it_fails(engines):
             if self.side.broadcast is None:
-                buckets = hand_over(engines, weights.buckets())
-                sent = SentChecksums()
-                for bucket in buckets:
-                    sent.add(bucket.checksums)
+                sent, buckets = hand_over(engines, weights.buckets())
                 loaded = ask(engines, "end_weights")
             else:
                 sent = self.broadcast(engines, weights, self.side.broadcast)
@@ -229,13 +226,14 @@ def _require_all_equal(names: Sequence[str], sent: SentChecksums, loaded: Iterab
         require_equal(names, sent, of_engine)
 
 
-def hand_over(engines: Sequence[EngineHandle], buckets: Iterable[Bucket]) -> list[Bucket]:
-    """Have engines load weights bucket by bucket: one is loaded while the trainer makes the next. The same buckets,
-    with the contents that last."""
+def hand_over(engines: Sequence[EngineHandle], buckets: Iterable[Bucket]) -> tuple[SentChecksums, list[Bucket]]:
+    """Have engines load weights bucket by bucket: one is loaded while the trainer makes the next. What was sent, and
+    the buckets with the contents that last."""
     ask(engines, "begin_weights")
-    lasting, loading, rest = list[Bucket](), list[Reply](), iter(buckets)
+    sent, lasting, loading, rest = SentChecksums(), list[Bucket](), list[Reply](), iter(buckets)
     try:
         for bucket in rest:
+            sent.add(bucket.checksums)
             lasting.append(bucket.lasting())
             wait(loading)
             loading = [engine.begin("take_weights", bucket) for engine in engines]
@@ -243,4 +241,4 @@ def hand_over(engines: Sequence[EngineHandle], buckets: Iterable[Bucket]) -> lis
     except SenderLostError:
         next(rest, None)  # the call to the ranks says which of them it was
         raise
-    return lasting
+    return sent, lasting

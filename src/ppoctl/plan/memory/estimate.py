@@ -154,12 +154,15 @@ def misfit(memory: Memory) -> OutOfMemoryError | None:
 
 def _sending(recipe: Recipe, shape: ModelShape, actor: Training, at: Precision) -> TransferBytes:
     nodes = ceil(devices(recipe) / GPUS_PER_NODE) if at.device == "gpu" else 1
-    copies = copies_of(recipe.cluster, nodes)
+    # Devices of colocated engines begin with the first.
+    one_node = nodes == 1 or (
+        recipe.cluster.placement == "colocated" and processes(recipe)["generator"] <= GPUS_PER_NODE
+    )
+    copies = copies_of(recipe.cluster, one_node=one_node)
     sent = transfer_bytes(shape, actor.layout, at.weight, recipe.cluster.weights_bucket_mib * 2**20, copies)
-    # Devices of colocated engines begin with the first. Mixtures of experts leave a folder (`weights.sync`).
-    near = nodes == 1 or (recipe.cluster.placement == "colocated" and processes(recipe)["generator"] <= GPUS_PER_NODE)
-    is_kept = near and recipe.cluster.weights != "store" and shape.experts is None
-    return replace(sent, published=sum(sent.buckets)) if is_kept else sent
+    # Mixtures of experts leave a folder (`weights.sync`).
+    in_memory = one_node and recipe.cluster.weights != "store" and shape.experts is None
+    return replace(sent, published=sum(sent.buckets)) if in_memory else sent
 
 
 def _assumptions(shape: ModelShape) -> Iterator[str]:
