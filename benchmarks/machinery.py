@@ -155,7 +155,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
         clock.wrap(engine_module.Engine, method, "sync", nested=True)
     clock.wrap(engine_module.Engine, "end_weights", "read back", nested=True)
     clock.wrap(sync_module, "require_equal", "proof", nested=True)
-    clock.wrap(sync_module.Sync, "_ask_the_canary", "proof", nested=True)
+    clock.wrap(sync_module.Sync, "_check", "proof", nested=True)
     make = sockets.generator
     timed = replace(sockets, generator=lambda models, say: TimedGenerator(make(models, say), clock))
     layout = RunLayout(folder / "run")
@@ -170,13 +170,14 @@ def clock_hand_over(copies: list[float], clock: Clock) -> None:
     """Time a plain copy of what each transfer sends, right before it; and packing, once vLLM is there."""
     inner = sync_module.hand_over
 
-    def timed(engines: Any, weights: Any) -> Any:
+    def timed(engines: Any, buckets: Iterable[Bucket]) -> Any:
+        sent = list(buckets)
         from vllm import _custom_ops as kernels
 
         if not copies:
             clock.wrap(kernels, "create_onednn_mm", "packing", nested=True)
-        copies.append(plain_copy(weights.buckets()))
-        return inner(engines, weights)
+        copies.append(plain_copy(sent))
+        return inner(engines, sent)
 
     sync_module.hand_over = timed
 

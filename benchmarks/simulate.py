@@ -267,7 +267,9 @@ def _weights_seconds(recipe: Recipe, size: int, world: World, units: Units) -> f
     if recipe.cluster.weights == "broadcast":
         return size * max(checked, 1 / units.gpu_nic_bytes_s)
     if recipe.cluster.weights == "shared" and not copies:
-        return size * (checked + 2 / units.gpu_memory_bytes_s)
+        # Besides, a rank keeps them on the host for engines that die: on several nodes in the store.
+        kept = 1 / units.gpu_host_bytes_s + (1 / units.copy_bytes_s if world.nodes > 1 else 0.0)
+        return size * (checked + 2 / units.gpu_memory_bytes_s + kept)
     made = checked + 1 / units.gpu_host_bytes_s + 1 / units.copy_bytes_s
     read = copies / units.store_bytes_s + 1 / (tensor * units.gpu_host_bytes_s)
     return size * max(made, read)

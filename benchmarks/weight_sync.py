@@ -6,10 +6,14 @@ A model of 14M parameters on an actor of two tensor ranks and an engine, each a 
 Seconds from asking the trainer until the engine has loaded all (without the proof), the least of several rounds, in
 turns, in buckets of 8 MiB:
 
-- shared: the engine reads memory of the rank that sends (`cluster.weights = "shared"`);
-- store: a rank puts buckets into the object store, the driver says where they are (`cluster.weights = "store"`);
+- passing: the engine reads memory of the rank that sends, which is filled anew, so that nothing is published;
+- shared: memory that the rank keeps for engines that die (`cluster.weights = "shared"`);
+- store: a rank puts buckets into the object store, where they last while the driver refers to them
+  (`cluster.weights = "store"`);
 - driver: the same, but the driver takes each bucket out, checksums it, packs it and puts it in again, as it once did;
-- broadcast: over a process group of gloo (`cluster.weights = "broadcast"`).
+- broadcast: over a process group of gloo, and nothing is published;
+- published: the same, with a copy that lasts (`cluster.weights = "broadcast"`);
+- restored: a published state into the engine, without the trainer.
 
 Prints them as multiples of the first.
 """
@@ -18,8 +22,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from ppoctl.recipe.load import load
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.weights.calls import ask
 from ppoctl.weights.canary import Canary
-from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sending import SenderRanks
 from ppoctl.weights.sync import BroadcastWay, Sync, TrainerSide, hand_over
 from ppoctl.wire.processes import Placed, place
 
@@ -58,13 +61,10 @@ def write_model(folder: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def through_the_driver(weights: NamedWeights) -> NamedWeights:
-    def buckets() -> Iterator[Bucket]:
-        for bucket in weights.buckets():
-            tensors = [(name, tensor.clone()) for name, tensor in bucket.tensors()]
-            yield bucket_of(tensors, InStore(ray.put(flatten(tensors))))
-
-    return replace(weights, buckets=buckets)
+def through_the_driver(buckets: Iterable[Bucket]) -> Iterator[Bucket]:
+    for bucket in buckets:
+        tensors = [(name, tensor.clone()) for name, tensor in bucket.tensors()]
+        yield bucket_of(tensors, InStore(ray.put(flatten(tensors))))
 
 
 def timed(engine: Any, work: Callable[[], object]) -> float:
@@ -89,17 +89,28 @@ def run(folder: Path, rounds: int) -> dict[str, float]:
     settings = VllmSettings(str(folder / "model"), "float32", 128, (1,), recipe.generator)
     hosts = placed.generator(settings, print)
     engine = hosts.engines[0]
-    trainer = TrainerSide(actor.weights, lambda *_: [], lambda *_: None)
+    trainer = TrainerSide(actor.weights, lambda *_: [], lambda _, folder: actor.export(folder))
     sync = Sync(trainer, hosts, Canary.of("float32", 128, tolerance=None))
     try:
         actor.start()
         weights = actor.weights(STATE)
-        stored = replace(weights, buckets=placed.actor.weights().buckets)
+        source: Any = placed.actor.weights()
+        [groups] = source.pipeline_ranks
+        passing = SenderRanks(sharing=frozenset(groups[0][:1]))
+        published: list[Bucket] = []
+
+        def broadcast_and_keep() -> None:
+            sync.broadcast([engine], weights, WAY)
+            published[:] = weights.to_keep()
+
         ways: dict[str, Callable[[], object]] = {
-            "shared": lambda: hand_over([engine], weights),
-            "store": lambda: hand_over([engine], stored),
-            "driver": lambda: hand_over([engine], through_the_driver(stored)),
+            "passing": lambda: hand_over([engine], source._handed_out(groups, passing)),
+            "shared": lambda: hand_over([engine], weights.buckets()),
+            "store": lambda: hand_over([engine], source.buckets()),
+            "driver": lambda: hand_over([engine], through_the_driver(source.buckets())),
             "broadcast": lambda: sync.broadcast([engine], weights, WAY),
+            "published": broadcast_and_keep,
+            "restored": lambda: hand_over([engine], published),
         }
         found: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds + 1):  # the first starts everything
@@ -120,7 +131,7 @@ def main() -> int:
         found = run(folder, rounds)
     print(f"{parameters / 1e6:.1f}M parameters, float32")
     for way, seconds in found.items():
-        print(f"{way:<10} {seconds * 1e3:6.0f} ms  {seconds / found['shared']:.2f}")
+        print(f"{way:<10} {seconds * 1e3:6.0f} ms  {seconds / found['passing']:.2f}")
     return 0
 
 

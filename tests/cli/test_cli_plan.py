@@ -112,8 +112,9 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   in all of them: actor weights, actor gradients, actor optimizer, reference, actor gather buffer,
   critic weights, critic gradients, critic optimizer, critic gather buffer, generator weights, KV
   cache; nothing is moved out
-  host memory of a node with 8 GPUs, at most 208 GiB: 191 GiB states being written, 7.5 GiB rollouts
-  in ranks, 7.18 GiB libraries, 1.5 GiB samples and records, 256 MiB object store
+  host memory of a node with 8 GPUs, at most 222 GiB: 191 GiB states being written, 14.2 GiB
+  published weights, 7.5 GiB rollouts in ranks, 7.18 GiB libraries, 1.5 GiB samples and records, 256
+  MiB object store
 
 what is largest in critic_update, and what to do
   KV cache           37.8 GiB  lower `generator.gpu_memory_frac`
@@ -199,9 +200,9 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   eval           56.7 GiB  fits
   in all of them: actor gather buffer, critic gather buffer; whoever is not at work is on the host,
   46.1 GiB for each GPU at most
-  host memory of a node with 8 GPUs, at most 469 GiB: 261 GiB moved out, 191 GiB states being
-  written, 7.5 GiB rollouts in ranks, 7.18 GiB libraries, 1.5 GiB samples and records, 256 MiB
-  object store
+  host memory of a node with 8 GPUs, at most 484 GiB: 261 GiB moved out, 191 GiB states being
+  written, 14.2 GiB published weights, 7.5 GiB rollouts in ranks, 7.18 GiB libraries, 1.5 GiB
+  samples and records, 256 MiB object store
 """
     )
 

@@ -199,20 +199,38 @@ def test_weights_go_in_buckets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "placement", "nodes", "sender", "engine", "host"),
+    ("weights", "one_node", "sender", "engine", "host"),
     [
-        ("shared", "colocated", 8, 3, 1, 0),
-        ("shared", "apart", 1, 3, 1, 0),
-        ("shared", "apart", 2, 3, 1, 3),  # engines on nodes without a rank
-        ("store", "colocated", 8, 1, 0, 3),
-        ("broadcast", "apart", 2, 3, 2, 0),
+        ("shared", True, 3, 1, 0),
+        ("shared", False, 3, 1, 3),  # one that lasts, and is read on nodes without a rank
+        ("store", False, 1, 0, 3),
+        ("broadcast", False, 3, 2, 0),
     ],
 )
 def test_copies_of_a_bucket_are_where_weights_go(
-    weights: str, placement: str, nodes: int, sender: int, engine: int, host: int
+    weights: str, one_node: bool, sender: int, engine: int, host: int
 ) -> None:
-    cluster = ClusterTable.model_validate({"weights": weights, "placement": placement})
-    assert generator.copies_of(cluster, nodes) == generator.Copies(sender, engine, host)
+    cluster = ClusterTable.model_validate({"weights": weights, "placement": "apart"})
+    assert generator.copies_of(cluster, one_node=one_node) == generator.Copies(sender, engine, host)
+
+
+@pytest.mark.parametrize(
+    ("sets", "is_kept"),
+    [
+        (["generator.engines=8"], True),
+        (["generator.engines=8", "cluster.weights='store'"], False),  # in Ray's store, or where it puts what is more
+        (["generator.engines=9"], False),  # on two nodes: in the store of a running Ray
+        (["generator.engines=8", "cluster={placement='apart', weights='broadcast'}"], False),  # 10 GPUs, likewise
+        (["generator.engines=2", "cluster={placement='apart', weights='broadcast'}"], True),
+        ([], False),  # one process
+    ],
+)
+def test_what_engines_that_die_are_restored_from_is_in_host_memory_of_their_only_node(
+    smallest: Path, sets: list[str], is_kept: bool
+) -> None:
+    memory = _estimate(smallest, *sets, gpu_gib=80.0)
+    assert memory.node is not None
+    assert memory.node.published == memory.sending.published == sum(memory.sending.buckets) * is_kept
 
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
@@ -420,7 +438,9 @@ def test_host_memory_of_a_node(smallest: Path) -> None:
     assert node.rollouts == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
     assert node.driver == memory.driver.peak
     assert node.libraries == 2**20 * (17 * 400 + 8 * 550)
-    assert (node.object_store, node.sending) == (2**28, 0)  # weights stay on the devices
+    assert node.object_store == 2**28
+    # Engines are on two nodes: a rank also stores.
+    assert (node.sending, node.published) == (3 * memory.sending.largest, 0)
     parts = node.moved_out + node.states + node.rollouts + node.driver + node.sending
     assert node.total == parts + node.object_store + node.libraries
 

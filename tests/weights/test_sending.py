@@ -67,6 +67,30 @@ def test_what_is_stored_for_some_engines_is_no_ones_first_choice_who_can_read_me
         assert (name, tensor.tolist()) == ("a", [1.0, 1.0, 1.0])
 
 
+def test_what_lasts_outlives_the_work_of_the_rank_and_buckets_that_the_driver_asks_for(monkeypatch) -> None:
+    ranks = source(monkeypatch, ["a"], 1.0, 1.0)
+    calls: Any = ranks.executor
+    [bucket] = ranks.buckets_for_engines()
+    assert bucket.lasting() == bucket  # on a CPU engines read what is kept; no second copy
+    calls.ranks[0].value = 2.0
+    calls.ranks[0].stop_sharing()
+    list(ranks.buckets())
+    [(name, tensor)] = bucket.tensors()
+    assert (name, tensor.tolist()) == ("a", [1.0, 1.0, 1.0])
+    [again] = ranks.buckets_to_keep()
+    assert again.contents == bucket.contents
+    assert bucket.tensors()[0][1].tolist() == [2.0, 2.0, 2.0]
+
+
+def test_one_copy_lasts_wherever_engines_are(monkeypatch) -> None:
+    for nodes in (["a"], ["b"], ["a", "b"], ["a", "c"], ["c"]):
+        [bucket] = source(monkeypatch, nodes, 1.0, 1.0).buckets_for_engines()
+        assert len(bucket.lasting().contents) == 1
+        [kept] = source(monkeypatch, nodes, 1.0, 1.0).buckets_to_keep()
+        assert kept.lasting() == kept
+        assert len(kept.contents) == 1
+
+
 def test_data_ranks_that_differ_are_named_before_anything_is_loaded(monkeypatch) -> None:
     with pytest.raises(WeightSyncError, match="hold different weights: `a` is float32"):
         list(source(monkeypatch, ["a", "b"], 1.0, 2.0).buckets_for_engines())

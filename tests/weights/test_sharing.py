@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError, SenderLostError
 from ppoctl.weights import sharing
-from ppoctl.weights.sharing import OpenFile, Shared, Staging
+from ppoctl.weights.sharing import Kept, OpenFile, Shared, Staging
 
 CPU = torch.device("cpu")
 
@@ -68,6 +68,20 @@ def test_memory_grows_with_what_is_put() -> None:
     staging = Staging(CPU)
     for value, rows in ((1.0, 3), (2.0, 3), (3.0, 5000), (4.0, 2), (5.0, 7)):
         assert_holds(staging.put(named(value, rows=rows)), named(value, rows=rows))
+
+
+def test_what_is_kept_is_read_until_the_next_transfer_which_fills_the_same_memory() -> None:
+    kept = Kept()
+    values = [(1.0, 3), (2.0, 5000), (3.0, 2)]
+    first = [kept.put(named(value, rows=rows)) for value, rows in values]
+    assert all(shared.lasts for shared in first)
+    for shared, (value, rows) in zip(first, values, strict=True):
+        assert_holds(shared, named(value, rows=rows))
+    kept.begin()
+    second = [kept.put(named(value + 3, rows=rows)) for value, rows in values]
+    assert second == first  # where they are; and so what is there now is
+    for shared, (value, rows) in zip(first, values, strict=True):
+        assert_holds(shared, named(value + 3, rows=rows))
 
 
 def test_another_process_reads_it_and_hears_when_its_owner_is_gone() -> None:

@@ -138,6 +138,7 @@ def _host(node: "NodeBytes") -> str:
         "rollouts in ranks": node.rollouts,
         "samples and records": node.driver,
         "weights on their way": node.sending,
+        "published weights": node.published,
         "object store": node.object_store,
         "libraries": node.libraries,
     }

@@ -31,6 +31,11 @@ NamedTensors = Sequence[tuple[str, Tensor]]
 class Content(Protocol):
     """One place where the tensors of a bucket lie."""
 
+    @property
+    def lasts(self) -> bool:
+        """Whether they lie there until the next transfer, whatever the trainer does meanwhile."""
+        ...
+
     def is_near(self) -> bool:
         """Whether this process can read it."""
         ...
@@ -45,6 +50,10 @@ class LocalTensors:
     """Content in this process: the tensors themselves, not copied."""
 
     named: NamedTensors
+
+    @property
+    def lasts(self) -> bool:
+        return False
 
     def is_near(self) -> bool:
         return True
@@ -74,6 +83,10 @@ class FlatTensors:
     data: Any
     """numpy array of uint8; read-only where it comes out of shared memory."""
 
+    @property
+    def lasts(self) -> bool:
+        return True
+
     def is_near(self) -> bool:
         return True
 
@@ -94,6 +107,10 @@ class Bucket:
     """Checksum of each tensor by name, taken from the trainer's own before anything was copied."""
     contents: tuple[Content, ...]
     """Equal copies of the tensors; a reader takes the first that is near."""
+
+    def lasting(self) -> "Bucket":
+        """The same without places that the trainer is about to need."""
+        return Bucket(self.checksums, tuple(content for content in self.contents if content.lasts))
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         """The tensors, from the first place that this process can read. Raises EnvironmentProblemError where it can

@@ -15,7 +15,7 @@ same weights, and are asked only where engines of their node can read from them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -27,7 +27,7 @@ from ppoctl.weights.broadcast import BroadcastGroup, BroadcastSource
 from ppoctl.weights.bucket import Bucket, Content, TensorSpec, bucket_of, flatten, in_buckets, planned_buckets
 from ppoctl.weights.calls import Executor, Reply
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
-from ppoctl.weights.sharing import Shared, Staging
+from ppoctl.weights.sharing import Kept, Shared, Staging
 
 VIEWS_BYTES = 64 * 2**20
 """Size of the buckets that go to an engine of the same process: views, which nobody copies."""
@@ -40,14 +40,17 @@ class SenderRanks:
     sharing: frozenset[int] = frozenset()
     """Ranks that put them into memory that processes of their node read (`weights.sharing`)."""
     storing: frozenset[int] = frozenset()
-    """Ranks that put them where any process finds them, for one copy more on each side."""
+    """Ranks that put them where any process finds them, for one copy more on each side. What is stored lasts."""
+    keeping: frozenset[int] = frozenset()
+    """Ranks that keep them all in host memory, which processes of their node read (`weights.sharing`)."""
 
     def has(self, rank: int) -> bool:
-        return rank in self.sharing or rank in self.storing
+        return rank in self.sharing or rank in self.storing or rank in self.keeping
 
     @classmethod
     def near(cls, groups: Sequence[Sequence[int]], nodes: Sequence[str], wanted: Collection[str]) -> "SenderRanks":
-        """One rank that shares for each node of `wanted`, as far as there is one, and one that stores for the others.
+        """One rank that shares for each node of `wanted`, as far as there is one, and one whose copy lasts: it keeps
+        it for the only node, or else stores it, for nodes without a rank too.
 
         `groups` are ranks that gather together, the first of which has whole tensors; `nodes` has the node of every
         rank.
@@ -55,9 +58,10 @@ class SenderRanks:
         first_there: dict[str, int] = {}
         for group in groups:
             first_there.setdefault(nodes[group[0]], group[0])
-        sharing = {first_there[node] for node in wanted if node in first_there}
-        everyone = bool(wanted) and set(wanted) <= set(first_there)
-        return cls(frozenset(sharing), frozenset() if everyone else frozenset({min(sharing, default=groups[0][0])}))
+        sharing = frozenset(first_there[node] for node in wanted if node in first_there)
+        if sharing and len(set(wanted)) == 1:
+            return cls(sharing, keeping=sharing)
+        return cls(sharing, storing=frozenset({min(sharing, default=groups[0][0])}))
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,9 @@ class SendingRank(ABC):
 
     def __init__(self) -> None:
         self._gathered: Iterator[list[tuple[str, Tensor]]] = iter(())
-        self._staging: Staging | None = None
+        self._places: list[Staging | Kept] = []
+        """Where this rank puts buckets for others to read."""
+        self._kept: Kept | None = None
         self._stores = False
 
     @abstractmethod
@@ -93,15 +99,21 @@ class SendingRank(ABC):
         """Begin to hand out weights in buckets of at most `max_bytes`."""
         rank = torch.distributed.get_rank()
         self._gathered = in_buckets(self.weights(), max_bytes)
-        self._staging = Staging(self.device) if rank in senders.sharing else None
-        self._stores = rank in senders.storing
+        self._places, self._stores = [], rank in senders.storing
+        # On a CPU engines read what is kept.
+        if rank in senders.sharing and not (rank in senders.keeping and self.device.type == "cpu"):
+            self._places.append(Staging(self.device))
+        if rank in senders.keeping:
+            self._kept = self._kept or Kept()
+            self._kept.begin()
+            self._places.append(self._kept)
 
     def next_weights(self) -> Bucket | None:
-        """The next bucket, copied into one piece. None: there are no more, or this rank only takes part."""
+        """The next bucket, copied to where it is read. None: there are no more, or this rank only takes part."""
         tensors = next(self._gathered, [])
         if not tensors:
             return None  # and keep the memory: engines still read the last two buckets
-        contents: list[Content] = [] if self._staging is None else [self._staging.put(tensors)]
+        contents: list[Content] = [place.put(tensors) for place in self._places]
         contents += [flatten(tensors)] if self._stores else []
         return bucket_of(tensors, *contents) if contents else None
 
@@ -121,8 +133,8 @@ class SendingRank(ABC):
         return None if source is None else SendReport(checksums, arrived=source.finish())
 
     def stop_sharing(self) -> None:
-        """Free the memory that engines could read until now."""
-        self._staging = None
+        """Free the memory that engines could read until now, but for what is kept."""
+        self._places = []
 
 
 @runtime_checkable
@@ -135,11 +147,16 @@ class WeightSource(Protocol):
 
     def buckets_for_engines(self) -> Iterator[Bucket]:
         """Buckets that engines read directly, which the driver may not be able to. Each stays valid until two more
-        have been asked for; the last two until the role is next called."""
+        have been asked for; the last two until the role is next called. From other processes than the driver's, each
+        has a content that lasts."""
         ...
 
     def senders(self) -> Sequence["PipelineRankSender"]:
         """Who can broadcast the weights instead, each a part of them."""
+        ...
+
+    def buckets_to_keep(self) -> Iterator[Bucket]:
+        """Buckets with nothing but a content that lasts: what a broadcast leaves for engines that die."""
         ...
 
 
@@ -159,6 +176,10 @@ class LocalSource:
     def senders(self) -> Sequence["PipelineRankSender"]:
         """Nobody: there is no other process."""
         return ()
+
+    def buckets_to_keep(self) -> Iterator[Bucket]:
+        """Nothing: an engine of this process does not die alone."""
+        return iter(())
 
 
 class RankSource:
@@ -181,20 +202,25 @@ class RankSource:
     def buckets(self) -> Iterator[Bucket]:
         """Pipeline rank by pipeline rank; the first tensor rank of each stores."""
         for groups in self.pipeline_ranks:
-            yield from self._handed_out(groups[0], SenderRanks(storing=frozenset(groups[0][:1])))
+            yield from self._handed_out(groups, SenderRanks(storing=frozenset(groups[0][:1])))
 
     def buckets_for_engines(self) -> Iterator[Bucket]:
         """Pipeline rank by pipeline rank, from each node that has engines and ranks that can gather."""
-        if self.engine_nodes is None:
-            yield from self.buckets()
-            return
-        nodes, wanted = self.executor.nodes(), self.engine_nodes()
         for groups in self.pipeline_ranks:
-            senders = SenderRanks.near(groups, nodes, wanted)
-            ranks = [rank for group in groups if senders.has(group[0]) for rank in group]
-            yield from self._handed_out(ranks, senders)
+            yield from self._handed_out(groups, self._near_engines(groups))
 
-    def _handed_out(self, ranks: Sequence[int], senders: SenderRanks) -> Iterator[Bucket]:
+    def buckets_to_keep(self) -> Iterator[Bucket]:
+        """Pipeline rank by pipeline rank, from one rank of each."""
+        for groups in self.pipeline_ranks:
+            yield from self._handed_out(groups, replace(self._near_engines(groups), sharing=frozenset()))
+
+    def _near_engines(self, groups: Sequence[Sequence[int]]) -> SenderRanks:
+        if self.engine_nodes is None:
+            return SenderRanks(storing=frozenset(groups[0][:1]))
+        return SenderRanks.near(groups, self.executor.nodes(), self.engine_nodes())
+
+    def _handed_out(self, groups: Sequence[Sequence[int]], senders: SenderRanks) -> Iterator[Bucket]:
+        ranks = [rank for group in groups if senders.has(group[0]) for rank in group]
         self.executor.ask(ranks, "open_weights", self.bucket_bytes, senders)
         while found := [bucket for bucket in self.executor.ask(ranks, "next_weights") if bucket is not None]:
             yield _merged(found)
@@ -236,6 +262,8 @@ class NamedWeights:
     """A fresh iterator (`WeightSource.buckets_for_engines`)."""
     senders: Callable[[], Sequence[PipelineRankSender]]
     """`WeightSource.senders`."""
+    to_keep: Callable[[], Iterator[Bucket]]
+    """`WeightSource.buckets_to_keep`."""
 
 
 def _merged(found: Sequence[Bucket]) -> Bucket:

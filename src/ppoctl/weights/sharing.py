@@ -2,10 +2,11 @@
 
     sender: Staging.put(tensors)  ->  Shared, a few bytes that go by any way  ->  readers: Shared.tensors()
 
-Two pieces of memory take turns: one is read while the next is filled. A reader copies what it is given, since a
-loader may hold on to the tensors of half a layer until the other half has come. On a CPU nothing has a name that
-could be left behind: the memory goes with the last process that has it open. On a GPU torch keeps 80 KB of counters
-in /dev/shm beside it.
+Two pieces of memory take turns (`Staging`): one is read while the next is filled. What engines that die are restored
+from stays (`Kept`): host memory for a whole transfer, which they read without asking the process that filled it. A
+reader copies what it is given, since a loader may hold on to the tensors of half a layer until the other half has
+come. On a CPU nothing has a name that could be left behind: the memory goes with the last process that has it open.
+On a GPU torch keeps 80 KB of counters in /dev/shm beside it.
 """
 
 import errno
@@ -35,12 +36,14 @@ class Handle(Protocol):
 
 @dataclass(frozen=True)
 class Shared:
-    """Content of a bucket in memory of the process that sends it; valid until that process has put two more."""
+    """Content of a bucket in memory of the process that sends it; one that does not last is valid until that process
+    has put two more."""
 
     specs: tuple[TensorSpec, ...]
     handle: Handle
     machine: str
     """`this_machine()` of the sender."""
+    lasts: bool = False
 
     def is_near(self) -> bool:
         return self.machine == this_machine()
@@ -69,6 +72,42 @@ class Staging:
         return Shared(specs, piece.handle(), this_machine())
 
 
+class Kept:
+    """Host memory of the sender for all buckets of one transfer, filled anew by the next."""
+
+    def __init__(self) -> None:
+        self._file = _MemoryFile()
+        self._free = torch.empty(0, dtype=torch.uint8)
+        """The rest of the memory that was mapped last."""
+        self._pieces: list[tuple[int, Tensor]] = []
+        self._filled = 0
+
+    def begin(self) -> None:
+        """Another transfer begins, of tensors like those of the last, which nobody reads any more."""
+        self._filled = 0
+
+    def put(self, tensors: NamedTensors) -> Shared:
+        """Copy tensors to where others can read them until the next transfer."""
+        specs = specs_of(tensors)
+        if self._filled == len(self._pieces):
+            self._pieces.append(self._piece(packed_bytes(specs)))
+        start, memory = self._pieces[self._filled]
+        self._filled += 1
+        pack(tensors, specs, memory)
+        return Shared(specs, OpenFile(os.getpid(), self._file.descriptor, start), this_machine(), lasts=True)
+
+    def _piece(self, size: int) -> tuple[int, Tensor]:
+        """Where in the file, and the memory."""
+        if size > len(self._free):
+            self._free = self._file.grown(max(size, _MAPPED_BYTES))
+        memory, self._free = self._free[:size], self._free[size:]
+        return self._file.size - len(self._free) - size, memory
+
+
+_MAPPED_BYTES = 16 * 2**30
+"""Addresses that `Kept` takes at a time, since each mapping is an open file; memory comes when it is written to."""
+
+
 @cache
 def this_machine() -> str:
     """Name of the boot and of the process numbers (a container has its own): equal in processes that find each other
@@ -86,19 +125,33 @@ def _piece(size: int, device: torch.device) -> _Piece:
     return _OnGpu(size, device) if device.type == "cuda" else _OnHost(size)
 
 
-class _OnHost:
-    """Host memory of this process: a file in memory, without a name."""
+class _MemoryFile:
+    """A file in memory, without a name."""
 
-    def __init__(self, size: int) -> None:
-        self._file = os.memfd_create("ppoctl-weights")
-        os.ftruncate(self._file, max(1, size))
-        self.memory = torch.frombuffer(mmap.mmap(self._file, 0), dtype=torch.uint8)
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("ppoctl-weights")
+        self.size = 0
 
     def __del__(self) -> None:
-        os.close(self._file)
+        os.close(self.descriptor)
+
+    def grown(self, size: int) -> Tensor:
+        """At least so many bytes (uint8) more, at its end."""
+        start = self.size
+        self.size += -(-max(1, size) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        os.ftruncate(self.descriptor, self.size)
+        return torch.frombuffer(mmap.mmap(self.descriptor, self.size - start, offset=start), dtype=torch.uint8)
+
+
+class _OnHost:
+    """Host memory of this process."""
+
+    def __init__(self, size: int) -> None:
+        self._file = _MemoryFile()
+        self.memory = self._file.grown(size)
 
     def handle(self) -> Handle:
-        return OpenFile(os.getpid(), self._file)
+        return OpenFile(os.getpid(), self._file.descriptor)
 
 
 @dataclass(frozen=True)
@@ -107,11 +160,14 @@ class OpenFile:
 
     process: int
     descriptor: int
+    start: int = 0
+    """Bytes of the file before those that are meant."""
 
     def copied(self, count: int) -> Tensor:
         try:
             with open(f"/proc/{self.process}/fd/{self.descriptor}", "rb") as file:  # noqa: PTH123 - reads at once
                 memory = bytearray(max(1, count))
+                file.seek(self.start)
                 if file.readinto(memory) < count:
                     raise FileNotFoundError
         except OSError as error:

@@ -1,12 +1,15 @@
-"""Bringing engines to a state, as the driver does it: send the weights, then have each engine prove that it holds and
-computes the same.
+"""Preparing engines for a state, as the driver does it: send the weights, then have each engine prove that it holds
+and computes the same. An engine that dies later is restored from what was published then, and proven against it.
 
     trainer's ranks (sending)    -- buckets, or one broadcast -->    engines' processes (receiving)
          checksums               -------- require_equal --------     read back
          log-probs               -------- Canary.check ---------     log-probs
+
+    Published: checksums, log-probs, and where the bytes are     -->     an engine that is started again
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,9 +19,10 @@ from ppoctl.batch.records import State
 from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.errors import SenderLostError, WeightSyncError
 from ppoctl.weights.broadcast import BroadcastGroup, meeting
+from ppoctl.weights.bucket import Bucket
 from ppoctl.weights.calls import EngineHandle, EngineLostError, Reply, ask, wait
 from ppoctl.weights.canary import Canary
-from ppoctl.weights.checksum import SentChecksums, require_equal
+from ppoctl.weights.checksum import LoadedWeight, SentChecksums, require_equal
 from ppoctl.weights.sending import NamedWeights, PipelineRankSender, SendReport
 
 GENERATOR = "generator"
@@ -32,8 +36,8 @@ class TrainerSide:
     weights: Callable[[State], NamedWeights]
     score: Callable[[State, tuple[int, ...]], list[float]]
     """Log-probs (temperature 1, float32) of tokens 1.. of a sequence under that state."""
-    export: Callable[[State, Path], None]
-    """Writes the weights as a Hugging Face model into an existing empty folder."""
+    export: Callable[[State, Path], SentChecksums]
+    """Writes the weights as a Hugging Face model into an existing empty folder: checksums of what was written."""
 
 
 @dataclass(frozen=True)
@@ -59,55 +63,105 @@ class EngineSide:
     """Absent: engines are handed weights bucket by bucket."""
     turns: Turns = field(default_factory=NoTurns)
     """Turns that the engines take with roles on the same devices."""
-    exports: Path | None = None
-    """An existing folder that all engines see; absent: they are on this machine, and any will do."""
+    exports: Callable[[], Path] | None = None
+    """Says an existing folder that all engines see; absent: they are in this process, and never die alone."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a transfer leaves behind: an engine that dies is restored from it and proven against it, wherever the
+    trainer is by then."""
+
+    state: State
+    names: tuple[str, ...]
+    """All Hugging Face names."""
+    sent: SentChecksums
+    canary: tuple[int, ...]
+    """Token ids that both sides score."""
+    expected: Sequence[float]
+    """The trainer's log-probs of them."""
+    buckets: Sequence[Bucket]
+    """Contents that last; none where engines start on a folder."""
+    folder: Path | None
+    """Export on which engines start that cannot take weights."""
+    drop: Callable[[], None]
+    """Removes what is no object of the driver."""
+
+    @property
+    def can_restore(self) -> bool:
+        """False in one process, where an engine does not die alone and nothing is kept."""
+        return self.folder is not None or (bool(self.buckets) and all(bucket.contents for bucket in self.buckets))
 
 
 class Sync:
-    """Sends weights to engines, and proves that they arrived."""
+    """Sends weights to engines, proves that they arrived, and restores engines without the trainer."""
 
     def __init__(self, trainer: TrainerSide, side: EngineSide, canary: Canary) -> None:
         self.trainer = trainer
         self.side = side
         self.canary = canary
 
-    def bring(self, engines: Sequence[EngineHandle], state: State) -> None:
+    def prepare(self, engines: Sequence[EngineHandle], state: State) -> Published:
         """Have these engines hold the weights of `state`. Raises WeightSyncError where they do not afterwards, and
         EngineLostError when one of them dies."""
-        if all(ask(engines, "takes_weights")):
-            self._send(engines, state)
-        else:
-            self._restart(engines, state)
-        self._ask_the_canary(engines, state)
-
-    def _restart(self, engines: Sequence[EngineHandle], state: State) -> None:
-        """Start engines anew on an export, where weights cannot change in place. What each engine read of it must be
-        what the trainer holds; that it computes with what it read only the canary says."""
-        weights = self.trainer.weights(state)
-        sent = hand_over((), weights)
-        with TemporaryDirectory(prefix="ppoctl-export-", dir=self.side.exports) as folder:
-            self.trainer.export(state, Path(folder))
-            self.side.turns.clear_for(GENERATOR)  # an engine takes its share of the memory when it starts
-            read = ask(engines, "restart", folder)
-        for loaded in read:
-            require_equal(weights.names, sent, loaded)
-
-    def _send(self, engines: Sequence[EngineHandle], state: State) -> None:
-        """Change weights in place, in buckets, and compare what each engine then holds."""
+        in_place = all(ask(engines, "takes_weights"))
         weights = self.trainer.weights(state)
         if weights.state != state:
             raise WeightSyncError(f"the trainer gave the weights of `{weights.state.stamp}`, not of `{state.stamp}`")
-        way = self.side.broadcast
-        try:
-            sent = hand_over(engines, weights) if way is None else self.broadcast(engines, weights, way)
-            arrived = ask(engines, "end_weights")
-        except BaseException:
-            # They have half of the weights and wait for the rest: whoever asks next gets a fresh one.
-            for engine in engines:
-                engine.close()
-            raise
-        for loaded in arrived:
-            require_equal(weights.names, sent, loaded)
+        with ExitStack() as kept:
+            buckets, folder = list[Bucket](), None
+            if in_place:
+                sent, buckets = self._send(engines, weights)
+            else:
+                sent, folder = self._export(engines, weights, kept)
+            (vocab_size, *_) = ask(engines, "vocab_size")
+            tokens = self.canary.tokens(vocab_size)
+            scores = [engine.begin("score", tokens) for engine in engines]
+            expected = self.trainer.score(state, tokens)
+            self._check(scores, expected)
+            return Published(state, weights.names, sent, tokens, expected, buckets, folder, kept.pop_all().close)
+
+    def restore(self, engines: Sequence[EngineHandle], published: Published) -> None:
+        """Have these engines, which were started again, hold what was published. The trainer is not asked. Raises
+        WeightSyncError, EngineLostError, and SenderLostError where the bytes are gone."""
+        if published.folder is not None:
+            loaded = ask(engines, "restart", str(published.folder))
+        else:
+            with _closed_if_it_fails(engines):
+                hand_over(engines, published.buckets)
+                loaded = ask(engines, "end_weights")
+        _require_all_equal(published.names, published.sent, loaded)
+        self._check([engine.begin("score", published.canary) for engine in engines], published.expected)
+
+    def _send(self, engines: Sequence[EngineHandle], weights: NamedWeights) -> tuple[SentChecksums, list[Bucket]]:
+        """Change weights in place, in buckets, and compare what each engine then holds: what was sent, and what of
+        it lasts."""
+        with _closed_if_it_fails(engines):
+            if self.side.broadcast is None:
+                sent, buckets = hand_over(engines, weights.buckets())
+                loaded = ask(engines, "end_weights")
+            else:
+                sent = self.broadcast(engines, weights, self.side.broadcast)
+                reading_back = [engine.begin("end_weights") for engine in engines]
+                buckets = [bucket.lasting() for bucket in weights.to_keep()]
+                loaded = wait(reading_back)
+        _require_all_equal(weights.names, sent, loaded)
+        return sent, buckets
+
+    def _export(
+        self, engines: Sequence[EngineHandle], weights: NamedWeights, kept: ExitStack
+    ) -> tuple[SentChecksums, Path | None]:
+        """Start engines anew on a folder, where weights cannot change in place. What each engine read of it must be
+        what the trainer holds; that it computes with what it read only the canary says."""
+        parent = None if self.side.exports is None else self.side.exports()
+        folder = Path(kept.enter_context(TemporaryDirectory(prefix="ppoctl-export-", dir=parent)))
+        sent = self.trainer.export(weights.state, folder)
+        self.side.turns.clear_for(GENERATOR)  # an engine takes its share of the memory when it starts
+        _require_all_equal(weights.names, sent, ask(engines, "restart", str(folder)))
+        if parent is None:
+            kept.close()
+            return sent, None
+        return sent, folder
 
     def broadcast(self, engines: Sequence[EngineHandle], weights: NamedWeights, way: BroadcastWay) -> SentChecksums:
         """Send straight from processes of the trainer to those of the engines, one sender after the other."""
@@ -151,27 +205,40 @@ class Sync:
                 elif not sending.answers()[0].arrived:
                     return
 
-    def _ask_the_canary(self, engines: Sequence[EngineHandle], state: State) -> None:
-        (vocab_size, *_) = ask(engines, "vocab_size")
-        tokens = self.canary.tokens(vocab_size)
-        scores = [engine.begin("score", tokens) for engine in engines]
-        expected = self.trainer.score(state, tokens)
+    def _check(self, scores: Sequence[Reply], expected: Sequence[float]) -> None:
         for found in wait(scores):
             self.canary.check(found, expected)
 
 
-def hand_over(engines: Sequence[EngineHandle], weights: NamedWeights) -> SentChecksums:
-    """Have engines load weights bucket by bucket: one is loaded while the trainer makes the next. Without engines,
-    only the checksums are taken."""
-    ask(engines, "begin_weights")
-    sent, loading, buckets = SentChecksums(), list[Reply](), iter(weights.buckets())
+@contextmanager
+def _closed_if_it_fails(engines: Sequence[EngineHandle]) -> Iterator[None]:
+    """Engines that have half of the weights wait for the rest: whoever asks next gets a fresh one."""
     try:
-        for bucket in buckets:
+        yield
+    except BaseException:
+        for engine in engines:
+            engine.close()
+        raise
+
+
+def _require_all_equal(names: Sequence[str], sent: SentChecksums, loaded: Iterable[Sequence[LoadedWeight]]) -> None:
+    for of_engine in loaded:
+        require_equal(names, sent, of_engine)
+
+
+def hand_over(engines: Sequence[EngineHandle], buckets: Iterable[Bucket]) -> tuple[SentChecksums, list[Bucket]]:
+    """Have engines load weights bucket by bucket: one is loaded while the trainer makes the next. What was sent, and
+    the buckets with the contents that last."""
+    ask(engines, "begin_weights")
+    sent, lasting, loading, rest = SentChecksums(), list[Bucket](), list[Reply](), iter(buckets)
+    try:
+        for bucket in rest:
             sent.add(bucket.checksums)
+            lasting.append(bucket.lasting())
             wait(loading)
             loading = [engine.begin("take_weights", bucket) for engine in engines]
         wait(loading)
     except SenderLostError:
-        next(buckets, None)  # the call to the ranks says which of them it was
+        next(rest, None)  # the call to the ranks says which of them it was
         raise
-    return sent
+    return sent, lasting

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -77,9 +76,9 @@ def _in_ray(recipe: Recipe) -> Placed:
     def ranks(role: str) -> "Ranks":
         settings = trainer_settings(recipe, role)
         made = _group(recipe, cluster, role, OpenRank(settings, table.start_deadline_s), size=sizes[role])
-        shared = engine_nodes if table.weights == "shared" else None
+        read_near = engine_nodes if table.weights != "store" else None
         bucket_bytes = table.weights_bucket_mib * 2**20
-        return TakingTurns(ManyProcesses(made, settings.parallel, bucket_bytes, shared), role, turns)
+        return TakingTurns(ManyProcesses(made, settings.parallel, bucket_bytes, read_near), role, turns)
 
     def engines(settings: "VllmSettings", say: Say) -> "EngineSide":
         cluster.say = say
@@ -89,9 +88,9 @@ def _in_ray(recipe: Recipe) -> Placed:
             for number in range(recipe.generator.engines)
         ]
         way = BroadcastWay(cluster.driver_host, table.start_deadline_s, engine_ranks=size)
-        # Nodes of a running Ray share the folder of the command, and not much else.
-        exports = Path.cwd() if table.ray_address is not None else None
-        return EngineSide(fleet, first_done, way if table.weights == "broadcast" else None, turns, exports)
+        return EngineSide(
+            fleet, first_done, way if table.weights == "broadcast" else None, turns, cluster.shared_folder
+        )
 
     return Placed(ranks("actor"), ranks("critic"), engines, cluster.close)
 

@@ -65,7 +65,7 @@ def fleet_of(engines: list[ReceiverHost], actor: MegatronActor, way: str) -> tup
     trainer_side = TrainerSide(
         weights=actor.weights,
         score=lambda state, tokens: [0.0] * (len(tokens) - 1),
-        export=lambda state, folder: None,
+        export=lambda state, folder: actor.export(folder),
     )
     sync = Sync(trainer_side, engine_side, Canary.of("float32", max_model_len=64, tolerance=None))
     return Fleet(engine_side, sync, 8, said.append), said
@@ -199,7 +199,7 @@ def test_a_rank_that_dies_while_it_sends_is_a_loss_of_the_trainers(
     [
         ("DP2", "ab", "a", 1),  # only the first rank's is asked
         ("DP2", "ab", "b", 1),  # only the second's
-        ("DP2", "ab", "ab", 2),  # each its node's
+        ("DP2", "ab", "ab", 3),  # each its node's, and one stores what lasts
         ("DP2", "aa", "a", 1),
         ("DP2", "aa", "ab", 2),  # shared on a, in the store for b
         ("DP2", "aa", "b", 1),  # in the store alone
@@ -224,28 +224,35 @@ def test_each_node_reads_from_ranks_of_its_own_where_it_has_some(
 
 
 @pytest.mark.parametrize(
-    ("groups", "ranks_on", "engines_on", "sharing", "storing"),
+    ("groups", "ranks_on", "engines_on", "senders"),
     [
-        ([[0], [1]], "ab", "a", {0}, set()),
-        ([[0], [1]], "ab", "b", {1}, set()),
-        ([[0], [1]], "ab", "ab", {0, 1}, set()),
-        ([[0], [1]], "aa", "ab", {0}, {0}),  # for b
-        ([[0], [1]], "aa", "b", set(), {0}),
-        ([[0, 2], [1, 3]], "abab", "b", {1}, set()),  # what is gathered is on the first of a group
-        ([[0, 1], [2, 3]], "abba", "bc", {2}, {2}),  # who shares already also stores
-        ([[0], [1]], "ab", "", set(), {0}),  # no engine that is known
+        ([[0], [1]], "ab", "a", {"sharing": {0}, "keeping": {0}}),
+        ([[0], [1]], "ab", "b", {"sharing": {1}, "keeping": {1}}),
+        ([[0], [1]], "ab", "ab", {"sharing": {0, 1}, "storing": {0}}),
+        ([[0], [1]], "aa", "ab", {"sharing": {0}, "storing": {0}}),  # for b
+        ([[0], [1]], "aa", "b", {"storing": {0}}),
+        (
+            [[0, 2], [1, 3]],
+            "abab",
+            "b",
+            {"sharing": {1}, "keeping": {1}},
+        ),  # the first of a group has what is gathered
+        ([[0, 1], [2, 3]], "abba", "bc", {"sharing": {2}, "storing": {2}}),  # who shares already also stores
+        ([[0], [1]], "ab", "", {"storing": {0}}),  # no engine that is known
     ],
 )
-def test_one_rank_of_each_node_with_engines_shares_and_one_stores_for_the_others(
-    groups: list[list[int]], ranks_on: str, engines_on: str, sharing: set[int], storing: set[int]
+def test_one_rank_of_each_node_with_engines_shares_and_one_makes_the_copy_that_lasts(
+    groups: list[list[int]], ranks_on: str, engines_on: str, senders: dict[str, set[int]]
 ) -> None:
-    assert SenderRanks.near(groups, ranks_on, engines_on) == SenderRanks(frozenset(sharing), frozenset(storing))
+    expected = SenderRanks(**{what: frozenset(ranks) for what, ranks in senders.items()})
+    assert SenderRanks.near(groups, ranks_on, engines_on) == expected
 
 
-def test_the_last_buckets_can_be_read_until_the_role_works_again(pool, model) -> None:
+def test_the_last_buckets_can_be_read_until_the_role_works_again(pool, model, monkeypatch) -> None:
     """Engines are still reading when the driver hears that there are no more."""
     folder = model("qwen2")
     actor = started(pool, folder, LAYOUTS["PP2"])
+    monkeypatch.setattr(pool, "engine_nodes", ["here", "there"])
     expected = load_file(folder / "model.safetensors")
     *_, before, last = pool.weights().buckets_for_engines()
     for name, tensor in [*before.tensors(), *last.tensors()]:
@@ -253,6 +260,43 @@ def test_the_last_buckets_can_be_read_until_the_role_works_again(pool, model) ->
     actor.logprobs(lab.make_rollouts(), temperature=1.0)
     with pytest.raises(ProcessLostError):
         last.tensors()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in last.lasting().tensors())
+
+
+def change(rank: MegatronRank) -> None:
+    """An update, as far as weights go."""
+    for model in rank.models:
+        for weight in model.parameters():
+            weight.data.add_(1.0)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("layout", ["TP2", "PP2", "DP2"])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_is_restored_to_what_was_sent_from_ranks_that_have_moved_on_and_are_not_asked(
+    pool, model, engines, monkeypatch, way: str, layout: str
+) -> None:
+    folder = model("qwen2")
+    actor = started(pool, folder, LAYOUTS[layout])
+    fleet, _ = fleet_of(engines, actor, way)
+    fleet.prepare(STATE)
+    published = fleet._published
+    assert published is not None
+    pool.examine(change)
+    engines[1].close()
+    with monkeypatch.context() as moved_on:
+        for method in ("call", "ask", "begin"):
+            moved_on.delattr(RankPool, method)
+        fleet._sync.restore([engines[1]], published)
+    assert_all_hold(engines, folder)
+    actor.logprobs(lab.make_rollouts(), temperature=1.0)
+    engines[1].close()
+    fleet._sync.restore([engines[1]], published)
+    assert_all_hold(engines, folder)
+    fleet.prepare(State("actor", 2, 2, "next"))  # into the same memory
+    assert not torch.equal(
+        held(engines[1])["model.norm.weight"], load_file(folder / "model.safetensors")["model.norm.weight"]
+    )
 
 
 def drift(rank: MegatronRank, victim: int) -> None:

@@ -94,7 +94,7 @@ def test_an_engine_restarted_on_an_export_has_its_weights(untied: Bench, monkeyp
     behind = copy.deepcopy(untied.trainer.model)
     untied.trainer.move(1e-6)
     with monkeypatch.context() as stale:
-        stale.setattr(untied.trainer, "export", behind.save_pretrained)
+        stale.setattr(untied.trainer, "save", behind.save_pretrained)
         with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* and the engine holds float32"):
             untied.draw(prompts(1), DRAW)
     monkeypatch.undo()

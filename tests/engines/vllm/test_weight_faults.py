@@ -92,7 +92,7 @@ def test_a_tensor_that_never_left_is_caught_by_name(tied: Bench, monkeypatch: py
     def without(state: State) -> NamedWeights:
         weights = whole(state)
         kept = [bucket for bucket in weights.buckets() if name not in bucket.checksums]
-        return NamedWeights(state=state, names=weights.names, buckets=lambda: iter(kept), senders=lambda: ())
+        return dataclasses.replace(weights, buckets=lambda: iter(kept))
 
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.trainer, "weights", without)
@@ -119,9 +119,10 @@ def test_a_tensor_the_trainer_forgot_is_caught_by_name(untied: Bench, monkeypatc
     whole = untied.trainer.weights
 
     def forgetful(state: State) -> NamedWeights:
-        kept = [bucket for bucket in whole(state).buckets() if "lm_head.weight" not in bucket.checksums]
+        weights = whole(state)
+        kept = [bucket for bucket in weights.buckets() if "lm_head.weight" not in bucket.checksums]
         names = tuple(name for bucket in kept for name in bucket.checksums)
-        return NamedWeights(state=state, names=names, buckets=lambda: iter(kept), senders=lambda: ())
+        return dataclasses.replace(weights, names=names, buckets=lambda: iter(kept))
 
     untied.trainer.move(TINY)
     monkeypatch.setattr(untied.trainer, "weights", forgetful)

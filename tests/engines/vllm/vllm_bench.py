@@ -16,6 +16,7 @@ from ppoctl.ports import Sample, SampleRequest, SamplingParams, Stream
 from ppoctl.recipe.schema import GeneratorTable
 from ppoctl.stages.drawing import one_turn
 from ppoctl.weights.bucket import Bucket, bucket_of
+from ppoctl.weights.checksum import SentChecksums, checksum_of
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import EngineSide, TrainerSide
 from vllm_inspection import inspect_in_this_process
@@ -97,9 +98,13 @@ class HfTrainer:
                 self.traffic.append(name)
                 yield bucket_of([(name, tensor)])
 
-        return NamedWeights(state=state, names=tuple(named), buckets=buckets, senders=lambda: ())
+        return NamedWeights(state, tuple(named), buckets, lambda: (), lambda: iter(()))
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path) -> SentChecksums:
+        self.save(folder)
+        return SentChecksums({name: checksum_of(tensor) for name, tensor in self.model.named_parameters()})
+
+    def save(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
 
     def logprobs(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:

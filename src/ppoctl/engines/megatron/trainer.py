@@ -23,7 +23,7 @@ from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
 from ppoctl.ports import Actor, Minibatch, MinibatchResult, Objective
-from ppoctl.weights.bucket import tensors_of
+from ppoctl.weights.checksum import SentChecksums
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import TrainerSide
 
@@ -75,6 +75,11 @@ class MegatronTrainer:
 
     def save_weights(self, folder: Path) -> None:
         """Write the weights alone into an existing empty folder, as a Hugging Face model."""
+        self.export(folder)
+
+    def export(self, folder: Path) -> SentChecksums:
+        """The same, with the checksums of what is written."""
+        sent = SentChecksums()
         source, shape = self.source
         role: Role = "critic" if self.settings.role == "critic" else "actor"
         held: dict[str, Spec] = {}
@@ -82,11 +87,14 @@ class MegatronTrainer:
             held |= {spec.name: Spec(spec.shape, spec.dtype) for spec in of_rank}
         specs = {placement.name: held[placement.name] for placement in placements(shape, role)}
         with closing(SafetensorsWriter(folder, specs, SHARD_BYTES)) as writer:
-            for name, tensor in tensors_of(self.ranks.weights().buckets()):
-                writer.write(name, tensor)
+            for bucket in self.ranks.weights().buckets():
+                sent.add(bucket.checksums)
+                for name, tensor in bucket.tensors():
+                    writer.write(name, tensor)
             writer.finish()
         Companions(source, role, self.settings.dtype).write(folder)
         flush(folder)
+        return sent
 
     def update(
         self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective
@@ -128,7 +136,7 @@ class MegatronActor(MegatronTrainer):
     def weights(self, state: State) -> NamedWeights:
         """All weights, to be sent to engines; `state` is the state that this actor is at."""
         names, source = tuple(weight_names(self.source[1])), self.ranks.weights()
-        return NamedWeights(state, names, source.buckets_for_engines, source.senders)
+        return NamedWeights(state, names, source.buckets_for_engines, source.senders, source.buckets_to_keep)
 
 
 class MegatronCritic(MegatronTrainer):
@@ -156,7 +164,11 @@ def trainer_side(actor: MegatronActor, actor_at: Callable[[State], Actor]) -> Tr
         logprobs, _ = actor_at(state).logprobs(_as_rollout(tokens), temperature=1.0)
         return [float(value) for value in logprobs[0]]
 
-    return TrainerSide(weights, score, lambda state, folder: actor_at(state).save_weights(folder))
+    def export(state: State, folder: Path) -> SentChecksums:
+        actor_at(state)
+        return actor.export(folder)
+
+    return TrainerSide(weights, score, export)
 
 
 def _as_rollout(tokens: tuple[int, ...]) -> Rollouts:

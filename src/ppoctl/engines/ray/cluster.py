@@ -49,6 +49,10 @@ class RayCluster:
         """Where processes meet in a Ray of our own, which works without a network; None: each node knows."""
         return LOOPBACK if self.address is None else None
 
+    def shared_folder(self) -> Path:
+        """A folder that all nodes see: nodes of a running Ray share that of the command, and not much else."""
+        return Path.cwd() if self.folder is None else self.folder
+
     def driver_host(self) -> str:
         """Where other nodes find this process."""
         return self.host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]

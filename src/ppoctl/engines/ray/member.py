@@ -31,6 +31,10 @@ class InStore:
     reference: Any
     """Ray's reference to `FlatTensors`."""
 
+    @property
+    def lasts(self) -> bool:
+        return True  # for as long as the driver has the reference
+
     def is_near(self) -> bool:
         """True: nodes fetch from each other's stores."""
         return True

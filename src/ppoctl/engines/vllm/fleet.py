@@ -2,21 +2,23 @@
 
 queue --> engine 0: advance(draws) --> finished --> out, as they come
       --> engine 1: advance(draws) --> ...
-      <-- draws of an engine that died; it is started again and brought to the state
+      <-- draws of an engine that died; it is started again and restored from what was published
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm.engine import Draw, Finished
 from ppoctl.errors import HangError, PpoctlError, ProcessLostError
 from ppoctl.ports import SamplingParams
 from ppoctl.weights.calls import EngineHandle, EngineLostError, ask
-from ppoctl.weights.sync import GENERATOR, EngineSide, Sync
+from ppoctl.weights.sync import GENERATOR, EngineSide, Published, Sync
+
+Brought = TypeVar("Brought")
 
 MOST_SENDS = 2
 """A draw that has been with so many engines when they died is not sent to another: it may be what kills them."""
@@ -38,8 +40,8 @@ class _Seat:
     """One engine and what it has been given."""
 
     engine: EngineHandle
-    at: str | None = None
-    """The state it holds; None: not known."""
+    is_proven: bool = False
+    """Whether it holds what was published; False where it has died."""
     given: dict[str, Draw] = field(default_factory=dict)
     answer: Any = None
     """`Reply`, while it advances."""
@@ -54,6 +56,7 @@ class Fleet:
         self._capacity = ceil(seqs_together * AHEAD)
         self._say = say
         self._seats = [_Seat(engine) for engine in side.engines]
+        self._published: Published | None = None
         self._queue: deque[Draw] = deque()
         self._answered: deque[_Seat] = deque()
         """Engines whose answers have come and are not looked at yet."""
@@ -62,46 +65,62 @@ class Fleet:
 
     def prepare(self, state: State) -> None:
         """Have all engines hold the weights of `state`; costs nothing where they do. Raises WeightSyncError."""
-        self._state = state
-        self._prepare_all()
-
-    def _prepare_all(self) -> None:
-        state = self._state
         self._side.turns.take(GENERATOR, self._leave)
-        # A repeated update is the same state by lineage, and on a GPU still not the same numbers.
-        wanted = f"{state.identity}+r{state.replay}"
-        behind = [seat for seat in self._seats if seat.at != wanted]
-        if not behind:
+        if self._has_published(state):
+            self._restore()
             return
-        for seat in behind:
-            # Until the proof is done the engine is at no state.
-            seat.at = None
+        self._drop()
         with self._side.turns.shared():
-            self._bring([seat.engine for seat in behind], state)
-        for seat in behind:
-            seat.at = wanted
+            self._published = self._retried(lambda engines: self._sync.prepare(engines, state), self._seats)
         self._side.turns.take(GENERATOR, self._leave)  # the trainer, which sent them, leaves
 
-    def _bring(self, engines: Sequence[EngineHandle], state: State) -> None:
-        """Try again when an engine dies meanwhile, as often as there are engines."""
-        for tries_left in reversed(range(len(engines) + 1)):
+    def _has_published(self, state: State) -> bool:
+        published = self._published
+        # A repeated update is the same state by lineage, and on a GPU still not the same numbers.
+        if published is None or (published.state.identity, published.state.replay) != (state.identity, state.replay):
+            return False
+        return published.can_restore or all(seat.is_proven for seat in self._seats)
+
+    def _drop(self) -> None:
+        """From now on no engine is at a state that is known."""
+        if self._published is not None:
+            self._published.drop()
+        self._published = None
+        for seat in self._seats:
+            seat.is_proven = False
+
+    def _restore(self) -> None:
+        """Start engines again that died, at the state that was prepared last; the trainer may be elsewhere by now."""
+        published, lost = self._published, [seat for seat in self._seats if not seat.is_proven]
+        assert published is not None, "no state was prepared"
+        if lost:
+            self._retried(lambda engines: self._sync.restore(engines, published), lost)
+
+    def _retried(self, bring: Callable[[Sequence[EngineHandle]], Brought], seats: Sequence[_Seat]) -> Brought:
+        """Try again when an engine dies meanwhile, as often as there are engines. They are proven when it is done."""
+        tries_left = len(seats)
+        while True:
             try:
-                self._sync.bring(engines, state)
-                return
+                brought = bring([seat.engine for seat in seats])
             except EngineLostError as error:
                 if tries_left == 0:
                     raise
+                tries_left -= 1
                 self._say(f"{error.message}; started again")
                 self._side.turns.clear_for(GENERATOR)  # the trainer, which was about to send
+            else:
+                for seat in seats:
+                    seat.is_proven = True
+                return brought
 
     def _leave(self) -> None:
         """For the roles that share the engines' devices."""
-        for seat, asleep in [(seat, seat.engine.begin("sleep")) for seat in self._seats if seat.at is not None]:
+        for seat, asleep in [(seat, seat.engine.begin("sleep")) for seat in self._seats if seat.is_proven]:
             try:
                 asleep.answers()
             except ProcessLostError as error:  # whose draws are done: the next ones start it again
                 self._say(error.message)
-                seat.at = None
+                seat.is_proven = False
                 seat.engine.close()
 
     def vocab_size(self) -> int:
@@ -111,7 +130,8 @@ class Fleet:
 
     def open(self, params: SamplingParams) -> None:
         """Get ready to draw from the state that was prepared last."""
-        self._prepare_all()
+        self._side.turns.take(GENERATOR, self._leave)
+        self._restore()
         self._params = params
         self._sends.clear()
 
@@ -144,8 +164,8 @@ class Fleet:
     def close(self) -> None:
         """End all engines. A later `prepare` starts them again."""
         self._forget()
+        self._drop()
         for seat in self._seats:
-            seat.at = None
             seat.engine.close()
 
     def _hand_out(self) -> None:
@@ -175,7 +195,7 @@ class Fleet:
             found: list[Finished] = reply.answers()[0]
         except Exception as error:
             # Whatever it was, that engine is gone.
-            lost, seat.given, seat.at = list(seat.given.values()), {}, None
+            lost, seat.given, seat.is_proven = list(seat.given.values()), {}, False
             if isinstance(error, HangError):
                 samples = ", ".join(draw.id for draw in lost[:8])
                 raise HangError(f"{error.message}\n  {len(lost)} samples: {samples}", hint=error.hint) from error
@@ -183,7 +203,7 @@ class Fleet:
                 raise
             self._say(f"{error.message}; started again, and its {len(lost)} samples are drawn again")
             self._queue.extendleft(reversed(lost))
-            self._prepare_all()
+            self._restore()
             return []
         for ended in found:
             seat.given.pop(ended.id)
@@ -200,7 +220,7 @@ class Fleet:
             ask([seat.engine for seat in busy], "abort")
         except PpoctlError:  # what stops the stream is on its way already
             for seat in busy:
-                seat.at = None
+                seat.is_proven = False
 
     def _forget(self) -> None:
         """Nothing is open, whatever engines go on with."""

@@ -18,7 +18,7 @@ from ppoctl.plan.memory.part import Microbatch, Precision
 from ppoctl.plan.memory.residency import Residency, StageBytes, turns_of
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.plan.microbatches import microbatches, most_tokens
-from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts
+from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts, processes
 from ppoctl.recipe.rules import longest_sequence
 from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe, TrainedTable
 
@@ -154,8 +154,15 @@ def misfit(memory: Memory) -> OutOfMemoryError | None:
 
 def _sending(recipe: Recipe, shape: ModelShape, actor: Training, at: Precision) -> TransferBytes:
     nodes = ceil(devices(recipe) / GPUS_PER_NODE) if at.device == "gpu" else 1
-    copies = copies_of(recipe.cluster, nodes)
-    return transfer_bytes(shape, actor.layout, at.weight, recipe.cluster.weights_bucket_mib * 2**20, copies)
+    # Devices of colocated engines begin with the first.
+    one_node = nodes == 1 or (
+        recipe.cluster.placement == "colocated" and processes(recipe)["generator"] <= GPUS_PER_NODE
+    )
+    copies = copies_of(recipe.cluster, one_node=one_node)
+    sent = transfer_bytes(shape, actor.layout, at.weight, recipe.cluster.weights_bucket_mib * 2**20, copies)
+    # Mixtures of experts leave a folder (`weights.sync`).
+    in_memory = one_node and recipe.cluster.weights != "store" and shape.experts is None
+    return replace(sent, published=sum(sent.buckets)) if in_memory else sent
 
 
 def _assumptions(shape: ModelShape) -> Iterator[str]:

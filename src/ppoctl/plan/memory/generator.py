@@ -65,6 +65,9 @@ class TransferBytes:
     buckets: tuple[int, ...] = ()
     """Bytes of each bucket: tensors as long as they fit, or one that does not."""
     copies: Copies = SHARED
+    published: int = 0
+    """Bytes that a rank keeps in host memory for engines that die; 0 where they are in Ray's object store, or on
+    disk."""
 
     @property
     def largest(self) -> int:
@@ -88,13 +91,12 @@ class TransferBytes:
         return self.on_sender + self.on_engine + self.on_host
 
 
-def copies_of(cluster: ClusterTable, nodes: int) -> Copies:
-    """Copies of a bucket that exist at once, for the recipe's `cluster.weights`. With `placement = "apart"` on
-    several nodes an engine may have no trainer rank on its node; it then reads through the object store."""
+def copies_of(cluster: ClusterTable, *, one_node: bool) -> Copies:
+    """Copies of a bucket that exist at once, for the recipe's `cluster.weights`. For engines on several nodes a rank
+    stores as well: some may have no trainer rank on their node, and one that dies may be on any."""
     if cluster.weights != "shared":
         return {"store": STORED, "broadcast": BROADCAST}[cluster.weights]
-    far = cluster.placement == "apart" and nodes > 1
-    return Copies(SHARED.sender, SHARED.engine, STORED.host) if far else SHARED
+    return SHARED if one_node else Copies(SHARED.sender, SHARED.engine, STORED.host)
 
 
 def on_cpu(shape: ModelShape, weight: int, table: GeneratorTable, window: int) -> GeneratorBytes:

@@ -78,6 +78,8 @@ def on_machines(inputs: PlanInputs, host_bytes: int | None) -> list[Residency]:
     items += at_work(
         "weights on their way", _SMALLER_BUCKETS, dict.fromkeys(inputs.turns.draws[:1], inputs.sending.on_the_way)
     )
+    if inputs.sending.published:
+        items.append(Item("published weights", inputs.sending.published, 'set `cluster.weights = "store"`'))
     return [residency(place, [*items, *_driver_items(inputs)], inputs.turns, draws=_draws(inputs))]
 
 

@@ -30,13 +30,15 @@ class NodeBytes:
     """Samples of a step, then its records."""
     sending: int
     """Weights on their way to engines, where they go through host memory."""
+    published: int
+    """Weights that a rank of this node keeps for engines that die."""
     object_store: int
     """The object store of a Ray of the run's own; a running one has as much as it was started with."""
     libraries: int
 
     @property
     def total(self) -> int:
-        parts = self.moved_out + self.states + self.rollouts + self.driver + self.sending
+        parts = self.moved_out + self.states + self.rollouts + self.driver + self.sending + self.published
         return parts + self.object_store + self.libraries
 
 
@@ -65,6 +67,7 @@ def _node(inputs: PlanInputs, nodes: int, gpus: range) -> NodeBytes:
         rollouts=0 if alone else sum(update_input_bytes(inputs.batch, role) for role, _ in ranks),
         driver=inputs.driver.peak if driver else 0,
         sending=inputs.sending.on_host,
+        published=inputs.sending.published if driver else 0,
         object_store=OBJECT_STORE_BYTES if own_ray else 0,
         libraries=VLLM_BYTES if alone else libraries,
     )

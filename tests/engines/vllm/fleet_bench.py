@@ -1,0 +1,202 @@
+"""Engines that only count, and hold the weights they are sent: for the fleet and what it restores them from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ppoctl.batch.records import State
+from ppoctl.engines.turns import NoTurns, Turns
+from ppoctl.engines.vllm.engine import Draw, Finished
+from ppoctl.engines.vllm.fleet import Drawn, Fleet
+from ppoctl.errors import PpoctlError, ProcessLostError
+from ppoctl.ports import SamplingParams
+from ppoctl.weights.bucket import Bucket, NamedTensors, bucket_of, flatten
+from ppoctl.weights.canary import Canary
+from ppoctl.weights.checksum import LoadedWeight, SentChecksums, checksum_of
+from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
+
+CANARY = Canary.of("float32", max_model_len=64, tolerance=None)
+STATE = State("actor", 1, 1, "lineage")
+NEXT = State("actor", 2, 2, "next")
+PARAMS = SamplingParams(temperature=1.0, max_new_tokens=8)
+
+
+@dataclass
+class Answered:
+    host: "CountingHost"
+    answer: Any
+
+    def answers(self) -> list[Any]:
+        if isinstance(self.answer, Exception):
+            self.host.close()
+            raise self.answer
+        return [self.answer]
+
+
+@dataclass
+class CountingHost:
+    """An engine that ends `speed` draws per call, in order."""
+
+    speed: int
+    dies_in: list[int] = field(default_factory=list)
+    """Calls of `advance`, over its whole life, in which it dies."""
+    dies_at: list[str] = field(default_factory=list)
+    """Other methods at which it dies, once each."""
+    error: PpoctlError | None = None
+    """Raised by `advance` instead."""
+    misses: PpoctlError | None = None
+    """Raised when it is handed weights."""
+    log: list[str] = field(default_factory=list)
+    in_place: bool = True
+    open: list[Draw] = field(default_factory=list)
+    drew: list[str] = field(default_factory=list)
+    calls: int = 0
+    most_open: int = 0
+    held: dict[str, Tensor] = field(default_factory=dict)
+    spoils: bool = False
+    """Whether what it loads arrives with another number."""
+
+    def begin(self, method: str, *arguments: Any) -> Answered:
+        self.log.append(method)
+        if method in self.dies_at:
+            self.dies_at.remove(method)
+            return Answered(self, ProcessLostError("an engine died"))
+        return Answered(self, getattr(self, f"_{method}")(*arguments))
+
+    def close(self) -> None:
+        self.log.append("close")
+        self.open, self.held = [], {}
+
+    def _advance(self, draws: Sequence[Draw], params: SamplingParams) -> list[Finished] | Exception:
+        assert params == PARAMS
+        self.calls += 1
+        self.open += draws
+        self.most_open = max(self.most_open, len(self.open))
+        if self.error is not None:
+            return self.error
+        if self.calls in self.dies_in:
+            return ProcessLostError("an engine died")
+        ended, self.open = self.open[: self.speed], self.open[self.speed :]
+        self.drew += [draw.id for draw in ended]
+        return [Finished(draw.id, (draw.seed,), (float(self.held["a"][0]),), "stop", ()) for draw in ended]
+
+    def _abort(self) -> None:
+        self.open = []
+
+    def _vocab_size(self) -> int:
+        return 100
+
+    def _score(self, tokens: tuple[int, ...]) -> list[float]:
+        return [0.0] * (len(tokens) - 1)
+
+    def _takes_weights(self) -> bool:
+        return self.in_place
+
+    def _sleep(self) -> None:
+        pass
+
+    def _restart(self, folder: str) -> list[LoadedWeight]:
+        [file] = Path(folder).iterdir()
+        self.log.append(file.name)
+        self._take([("a", torch.load(file))])
+        return self._end_weights()
+
+    def _begin_weights(self) -> None:
+        self.held = {}
+
+    def _take_weights(self, bucket: Bucket) -> Exception | None:
+        self._take(bucket.tensors())
+        return self.misses
+
+    def _take(self, tensors: NamedTensors) -> None:
+        self.held |= {name: tensor + self.spoils for name, tensor in tensors}
+
+    def _end_weights(self) -> list[LoadedWeight]:
+        return [LoadedWeight(name, checksum_of(tensor), None) for name, tensor in self.held.items()]
+
+
+def tensor_at(state: State) -> Tensor:
+    """The only weight of the model: the number of updates."""
+    return torch.full((3,), float(state.updates))
+
+
+@dataclass
+class OneTensorTrainer:
+    """Plays the trainer; one that has moved on must not be asked."""
+
+    turns: Turns
+    left: list[str]
+    """Told when it leaves the device."""
+    keeps: bool = True
+    """Whether its buckets lie where they last."""
+    has_moved_on: bool = False
+
+    def weights(self, state: State) -> NamedWeights:
+        assert not self.has_moved_on
+        tensors = [("a", tensor_at(state))]
+        bucket = bucket_of(tensors, flatten(tensors)) if self.keeps else bucket_of(tensors)
+        return NamedWeights(state, ("a",), lambda: iter([bucket]), lambda: (), lambda: iter(()))
+
+    def score(self, state: State, tokens: tuple[int, ...]) -> list[float]:
+        assert not self.has_moved_on
+        self.turns.take("actor", lambda: self.left.append("leave"))
+        return [0.0] * (len(tokens) - 1)
+
+    def export(self, state: State, folder: Path) -> SentChecksums:
+        assert not self.has_moved_on
+        torch.save(tensor_at(state), folder / state.stamp)
+        return SentChecksums({"a": checksum_of(tensor_at(state))})
+
+
+@dataclass
+class FleetBench:
+    """A fleet, and who is at both ends of it."""
+
+    fleet: Fleet
+    said: list[str]
+    trainer: OneTensorTrainer
+
+
+def bench_of(
+    *engines: CountingHost,
+    seqs_together: int = 8,
+    turns: Turns | None = None,
+    exports: Callable[[], Path] | None = None,
+) -> FleetBench:
+    said: list[str] = []
+    turns = turns or NoTurns()
+    trainer = OneTensorTrainer(turns, [])
+    side = EngineSide(engines, first_done=list, turns=turns, exports=exports)
+    asked = TrainerSide(trainer.weights, trainer.score, trainer.export)
+    return FleetBench(Fleet(side, Sync(asked, side, CANARY), seqs_together, said.append), said, trainer)
+
+
+def fleet_of(*engines: CountingHost, seqs_together: int = 8, turns: Turns | None = None) -> tuple[Fleet, list[str]]:
+    bench = bench_of(*engines, seqs_together=seqs_together, turns=turns)
+    return bench.fleet, bench.said
+
+
+def draws(count: int) -> list[Draw]:
+    return [Draw(f"d{number}", (1, 2), number) for number in range(count)]
+
+
+def drawn_of(fleet: Fleet, count: int) -> list[Drawn]:
+    fleet.open(PARAMS)
+    try:
+        fleet.submit(draws(count))
+        return [one for drawn in iter(fleet.finished, []) for one in drawn]
+    finally:
+        fleet.abort()
+
+
+def run(fleet: Fleet, count: int) -> dict[str, int]:
+    """Sends by draw; every draw once, with its own answer."""
+    fleet.prepare(STATE)
+    drawn = drawn_of(fleet, count)
+    assert sorted(one.finished.tokens[0] for one in drawn) == list(range(count))
+    return {one.finished.id: one.sends for one in drawn}

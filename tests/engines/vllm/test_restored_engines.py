@@ -1,0 +1,147 @@
+"""An engine that dies is restored from what the last transfer published: the trainer has moved on by then."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fleet_bench import NEXT, PARAMS, STATE, CountingHost, FleetBench, bench_of, draws, run
+
+from ppoctl.engines.turns import Turns
+from ppoctl.engines.vllm.fleet import Fleet
+from ppoctl.errors import ProcessLostError, SenderLostError, WeightSyncError
+from ppoctl.weights.bucket import Bucket
+
+WAYS = pytest.mark.parametrize("in_place", [True, False], ids=["buckets", "export"])
+
+
+Opened = Callable[..., FleetBench]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opened]:
+    """Prepares engines, with six draws under way; the trainer is not to be asked from then on."""
+    fleets: list[Fleet] = []
+
+    def opened(*engines: CountingHost) -> FleetBench:
+        bench = bench_of(*engines, exports=lambda: tmp_path)
+        fleets.append(bench.fleet)
+        bench.fleet.prepare(STATE)
+        bench.fleet.open(PARAMS)
+        bench.fleet.submit(draws(6))
+        bench.trainer.has_moved_on = True
+        return bench
+
+    yield opened
+    for fleet in fleets:
+        fleet.close()
+
+
+@WAYS
+def test_an_engine_that_dies_draws_on_from_the_state_that_was_prepared(opened: Opened, in_place: bool) -> None:
+    dying = CountingHost(speed=1, dies_in=[2], in_place=in_place)
+    bench = opened(dying, CountingHost(speed=1, in_place=in_place))
+    drawn = [one for ended in iter(bench.fleet.finished, []) for one in ended]
+    assert sorted(one.finished.id for one in drawn) == [draw.id for draw in draws(6)]
+    assert {one.finished.logprobs for one in drawn} == {(1.0,)}  # the engine's only weight: one update
+    assert {one.sends for one in drawn} == {1, 2}
+    assert "close" in dying.log
+
+
+@WAYS
+def test_an_engine_that_is_restored_with_other_bytes_is_refused(opened: Opened, in_place: bool) -> None:
+    dying = CountingHost(speed=1, dies_in=[1], in_place=in_place)
+    bench = opened(dying)
+    dying.spoils = True
+    with pytest.raises(WeightSyncError, match=r"weight `a` was sent as .* and the engine holds"):
+        bench.fleet.finished()
+
+
+def test_an_engine_that_is_restored_and_computes_something_else_is_refused(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dying = CountingHost(speed=1, dies_in=[1])
+    bench = opened(dying)
+    monkeypatch.setattr(dying, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+    with pytest.raises(WeightSyncError, match="canary"):
+        bench.fleet.finished()
+
+
+def test_an_engine_may_die_again_while_it_is_restored(opened: Opened) -> None:
+    dying = CountingHost(speed=1, dies_in=[1])
+    bench = opened(dying, CountingHost(speed=1))
+    dying.dies_at = ["end_weights"]
+    assert sum(len(ended) for ended in iter(bench.fleet.finished, [])) == 6
+    assert bench.said[1:] == ["an engine died; started again"]
+    bench = opened(dying := CountingHost(speed=1, dies_in=[1]))
+    dying.dies_at = ["end_weights", "end_weights"]
+    with pytest.raises(ProcessLostError):
+        bench.fleet.finished()
+
+
+def test_bytes_that_are_gone_with_the_process_that_kept_them_end_the_run(opened: Opened) -> None:
+    dying = CountingHost(speed=1, dies_in=[1], misses=None)
+    bench = opened(dying)
+    dying.misses = SenderLostError("weights were lost")
+    with pytest.raises(SenderLostError):
+        bench.fleet.finished()
+    assert len(bench.said) == 1  # it was started again once
+
+
+def test_an_engine_that_died_asleep_is_restored_without_the_trainers_place() -> None:
+    turns, left = Turns(), ["born"]
+    bench = bench_of(CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1), turns=turns)
+    run(bench.fleet, 4)
+    turns.take("critic", lambda: left.append("critic"))
+    bench.trainer.has_moved_on = True
+    run(bench.fleet, 4)
+    assert left == ["born", "critic"]
+    assert bench.trainer.left == ["leave"]
+
+
+def test_what_was_published_is_kept_until_the_next_transfer(tmp_path: Path) -> None:
+    fleet = bench_of(CountingHost(speed=1, in_place=False), exports=lambda: tmp_path).fleet
+    fleet.prepare(STATE)
+    [first] = tmp_path.iterdir()
+    fleet.prepare(STATE)
+    assert list(tmp_path.iterdir()) == [first]
+    fleet.prepare(NEXT)
+    [second] = tmp_path.iterdir()
+    assert second != first
+    fleet.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_transfer_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = CountingHost(speed=1, in_place=False)
+    fleet = bench_of(engine, exports=lambda: tmp_path).fleet
+    monkeypatch.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+    with pytest.raises(WeightSyncError, match="canary"):
+        fleet.prepare(STATE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@WAYS
+def test_in_one_process_nothing_is_kept_and_the_trainer_sends_again(in_place: bool) -> None:
+    turns = Turns()
+    bench = bench_of(CountingHost(speed=1, dies_at=["sleep"], in_place=in_place), turns=turns)
+    bench.trainer.keeps = False
+    run(bench.fleet, 2)
+    published = bench.fleet._published
+    assert published is not None
+    assert not published.can_restore
+    turns.take("critic", lambda: None)
+    run(bench.fleet, 2)
+    assert bench.fleet._published is not published
+
+
+def test_engines_hear_of_no_content_that_the_trainer_is_about_to_need(opened: Opened) -> None:
+    """What is published would otherwise be read from memory that is filled anew."""
+    dying = CountingHost(speed=1, dies_in=[1])
+    bench = opened(dying)
+    published = bench.fleet._published
+    assert published is not None
+    bucket: Bucket = published.buckets[0]
+    assert replace(bucket, contents=()).lasting().contents == ()
+    assert all(content.lasts for content in bucket.contents)
+    assert len(bucket.contents) == 1
