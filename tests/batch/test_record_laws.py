@@ -220,7 +220,7 @@ def test_states_are_named_by_what_they_were_made_from() -> None:
     assert replace(state, role="critic").identity != state.identity
     update = WHOLE[-2]
     assert isinstance(update, Update)
-    assert update.state == State("actor", 3, 7, "q")
+    assert update.result == State("actor", 3, 7, "q")
 
 
 def test_a_carry_is_named_by_its_numbers() -> None:

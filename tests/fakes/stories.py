@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ppoctl.batch.records import Advantages, Carry, Record, Rewards, Rollouts
+from ppoctl.batch.records import Advantages, Carry, Rewards, Rollouts
 from ppoctl.loop.stories import Given, Once, Outcome, Stages, Story
 
 
@@ -31,10 +31,6 @@ class GroupAdvantages:
             carry_out=carry.as_dict(),
             summary={},
         )
-
-    def result(self, record: Record) -> Advantages:
-        assert isinstance(record, Advantages)
-        return record
 
 
 def _no_critic(once: Once, stages: Stages, given: Given) -> Outcome:

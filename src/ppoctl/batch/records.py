@@ -8,7 +8,7 @@ state just before it. `mask` is bool and True means *counts*; float values under
 import json
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,8 +29,11 @@ REWARD_OUTCOMES = ("ok", "timeout", "error")
 FINISH_REASONS = ("terminated", "truncated")
 
 
+Result = TypeVar("Result", covariant=True)
+
+
 @dataclass(frozen=True)
-class Record:
+class Record(Generic[Result]):
     """Base of all records: tensors plus JSON-able metadata, encoded as one safetensors file."""
 
     kind: ClassVar[str]
@@ -59,6 +62,11 @@ class Record:
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         meta = {name: value for name, value in values.items() if name not in tensors and value is not None}
         return codec.encode(self.kind, tensors, meta)
+
+    @property
+    def result(self) -> Result:
+        """What a story gets to hold of it: itself, or what it leads to."""
+        return cast(Result, self)
 
     def figures(self) -> dict[str, float]:
         """What a person wants to see of this record: metric name -> number; its `summary`, where it has one.
@@ -96,7 +104,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Rollouts(Record):
+class Rollouts(Record["Rollouts"]):
     """B = prompts x samples responses, prompt-major order (sample 0..n-1 of prompt 0, then prompt 1, ...)."""
 
     kind: ClassVar[str] = "rollouts"
@@ -174,7 +182,7 @@ class Rollouts(Record):
 
 
 @dataclass(frozen=True)
-class Rewards(Record):
+class Rewards(Record["Rewards"]):
     """One score per response. Where the outcome is not ok there is no score: the row is left out of training."""
 
     kind: ClassVar[str] = "rewards"
@@ -217,7 +225,7 @@ class Rewards(Record):
 
 
 @dataclass(frozen=True)
-class Values(Record):
+class Values(Record["Values"]):
     """V of the state just before each response token, under the critic at `stamp`."""
 
     kind: ClassVar[str] = "values"
@@ -227,7 +235,7 @@ class Values(Record):
 
 
 @dataclass(frozen=True)
-class Logprobs(Record):
+class Logprobs(Record["Logprobs"]):
     """Log-probs of the response tokens under the trainer's actor, and under the reference where it is read."""
 
     kind: ClassVar[str] = "logprobs"
@@ -245,7 +253,7 @@ class Logprobs(Record):
 
 
 @dataclass(frozen=True)
-class Correction(Record):
+class Correction(Record["Correction"]):
     """What each token counts in the actor's loss, decided from sampler and trainer's log-probs of it."""
 
     kind: ClassVar[str] = "correction"
@@ -280,7 +288,7 @@ class Carry:
 
 
 @dataclass(frozen=True)
-class Advantages(Record):
+class Advantages(Record["Advantages"]):
     """What the updates read."""
 
     kind: ClassVar[str] = "advantages"
@@ -329,7 +337,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Update(Record):
+class Update(Record[State]):
     """The small record an update commits instead of weights: where it led, and what it looked like."""
 
     kind: ClassVar[str] = "update"
@@ -348,12 +356,13 @@ class Update(Record):
     """Diagnostics over the whole update: metric name -> number."""
 
     @property
-    def state(self) -> State:
+    def result(self) -> State:
+        """The state that it made."""
         return State(role=self.role, step=self.step, updates=self.updates, lineage=self.lineage)
 
 
 @dataclass(frozen=True)
-class Evaluation(Record):
+class Evaluation(Record["Evaluation"]):
     """One evaluation of one actor state on one or more sets; per-sample rows are in `rows`."""
 
     kind: ClassVar[str] = "evaluation"
@@ -367,13 +376,13 @@ class Evaluation(Record):
         return {"samples.jsonl": "".join(lines).encode("ascii")}
 
 
-RECORDS: dict[str, type[Record]] = {
+RECORDS: dict[str, type[Record[Any]]] = {
     record.kind: record
     for record in (Rollouts, Rewards, Values, Logprobs, Correction, Advantages, Update, Evaluation)
 }
 
 
-def decode(data: bytes) -> Record:
+def decode(data: bytes) -> Record[Any]:
     """The record that `Record.encoded` wrote; a field that an older version did not have gets its declared default.
     Raises ValueError on bytes that are no record, and naming a field that is missing, unknown or breaks a law."""
     kind, tensors, meta = codec.decode(data)

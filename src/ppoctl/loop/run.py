@@ -213,14 +213,11 @@ class _BestBefore:
     def fingerprint(self) -> str:
         return self.update.fingerprint
 
-    def run(self, actor: State, *inputs: Any) -> Record:
+    def run(self, actor: State, *inputs: Any) -> Record[State]:
         figures = self.job.journal.figures(self.step)
         if not self.job.health.would_stop(self.step, figures):
             _save_best(self.job, actor, figures)
         return self.update.run(actor, *inputs)
-
-    def result(self, record: Record) -> State:
-        return self.update.result(record)
 
 
 def _save_best(job: Job, actor: State, figures: Mapping[str, float]) -> None:

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ppoctl import metrics
-from ppoctl.batch.records import Advantages, Carry, Logprobs, Record, Rewards, Rollouts, Values
+from ppoctl.batch.records import Advantages, Carry, Logprobs, Rewards, Rollouts, Values
 from ppoctl.ppo.advantages import gae
 from ppoctl.ppo.kl import kl_estimate
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
@@ -44,10 +44,6 @@ class AdvantagesStage:
             carry_out=carry.as_dict(),
             summary=_summary(raw, mask, kl, carry),
         )
-
-    def result(self, record: Record) -> Advantages:
-        assert isinstance(record, Advantages)
-        return record
 
     def _next_carry(self, carry: Carry) -> Carry:
         """A fixed coefficient is the recipe's at every step; one that adapts would be computed from `carry` here."""

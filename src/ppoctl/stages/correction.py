@@ -7,7 +7,7 @@ what is decided from them is committed, and a resume decides the same.
 from dataclasses import dataclass
 
 from ppoctl import metrics
-from ppoctl.batch.records import Correction, Logprobs, Record, Rollouts
+from ppoctl.batch.records import Correction, Logprobs, Rollouts
 from ppoctl.ppo.masking import masked_mean
 from ppoctl.ppo.policy_loss import truncated_importance_weights
 
@@ -33,7 +33,3 @@ class CorrectionStage:
                 metrics.CORRECTION_CAPPED_FRAC.name: float(masked_mean(capped, rollouts.mask)),
             },
         )
-
-    def result(self, record: Record) -> Correction:
-        assert isinstance(record, Correction)
-        return record

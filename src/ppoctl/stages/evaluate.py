@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppoctl import metrics
-from ppoctl.batch.records import Evaluation, Prompt, Prompts, Record, State
+from ppoctl.batch.records import Evaluation, Prompt, Prompts, State
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import Answer, DrawnFor, Sample, SampleRequest, SamplingParams, Score, Scorer
 from ppoctl.stages.drawing import Drawing
@@ -58,10 +58,6 @@ class EvaluateStage:
             summary.update(summarise(one.set, one.mode, found))
             rows += found
         return Evaluation(stamp=actor.stamp, summary=summary, rows=rows)
-
-    def result(self, record: Record) -> Evaluation:
-        assert isinstance(record, Evaluation)
-        return record
 
     def _modes(self) -> list[tuple[str, SamplingParams, int]]:
         greedy = SamplingParams(

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl.batch.records import Logprobs, Record, Rollouts, State
+from ppoctl.batch.records import Logprobs, Rollouts, State
 from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Models
 from ppoctl.ppo.diagnostics import sampler_gap
@@ -52,10 +52,6 @@ class LogprobsStage:
             stamp=actor.stamp,
             gap=sampler_gap(logprobs, rollouts.sampler_logprobs, rollouts.mask),
         )
-
-    def result(self, record: Record) -> Logprobs:
-        assert isinstance(record, Logprobs)
-        return record
 
 
 def reference_of(logprobs: Logprobs) -> Float[Tensor, "B R"]:

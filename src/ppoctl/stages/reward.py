@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl.batch.records import REWARD_OK, REWARD_OUTCOMES, Record, Rewards, Rollouts
+from ppoctl.batch.records import REWARD_OK, REWARD_OUTCOMES, Rewards, Rollouts
 from ppoctl.errors import NonFiniteError, RewardError
 from ppoctl.ports import Answer, Score, Scorer
 
@@ -31,10 +31,6 @@ class RewardStage:
         scores = self.scorer.score(answers)
         self._require_few_errors(scores, answers, rollouts)
         return collect(scores, answers, self.scale)
-
-    def result(self, record: Record) -> Rewards:
-        assert isinstance(record, Rewards)
-        return record
 
     def _require_few_errors(self, scores: list[Score], answers: list[Answer], rollouts: Rollouts) -> None:
         missing = [(score, answer) for score, answer in zip(scores, answers, strict=True) if score.outcome != "ok"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ppoctl.batch.records import TERMINATED, TRUNCATED, Prompts, Record, Rollouts, State
+from ppoctl.batch.records import TERMINATED, TRUNCATED, Prompts, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import DrawnFor, Models, Sample, SampleRequest, SamplingParams
 from ppoctl.stages.drawing import Drawing
@@ -31,10 +31,6 @@ class RolloutStage:
         drawn = self.drawing.draw([(self.params, requests)], drawn_for, lambda: self.models.stamped(actor))
         record = assemble(prompts, requests, drawn.samples, samples=self.samples_per_prompt)
         return replace(record, drawing=(drawn.tokens, drawn.seconds))
-
-    def result(self, record: Record) -> Rollouts:
-        assert isinstance(record, Rollouts)
-        return record
 
 
 def sample_requests(prompts: Prompts, *, samples: int, seed: int, stage: str = "rollout") -> list[SampleRequest]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ppoctl import metrics
 from ppoctl.batch.lineage import next_lineage
@@ -106,7 +107,9 @@ class UpdateStage:
     plan: MinibatchPlan
     fingerprint: str
 
-    def train(self, before: State, rollouts: Rollouts, objective: Objective, *, read: Sequence[Record]) -> Trained:
+    def train(
+        self, before: State, rollouts: Rollouts, objective: Objective, *, read: Sequence[Record[Any]]
+    ) -> Trained:
         """Every epoch of one role; the new state descends from the old one and all that was read."""
         minibatches = self.plan.minibatches(before, rollouts.num_seqs, objective)
         after = State(
@@ -118,10 +121,6 @@ class UpdateStage:
         with self.models.advancing(before, to=after) as engine:
             results = engine.update(rollouts, minibatches, objective)
         return Trained(before, after, list(zip(minibatches, results, strict=True)))
-
-    def result(self, record: Record) -> State:
-        assert isinstance(record, Update)
-        return record.state
 
 
 def _summarise(name: str, column: list[float]) -> float:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ppoctl.batch.records import Record, Rollouts, State, Values
+from ppoctl.batch.records import Rollouts, State, Values
 from ppoctl.ports import Models
 from ppoctl.stages.logprobs import require_finite
 
@@ -19,7 +19,3 @@ class ValuesStage:
         values = self.models.critic_at(critic).values(rollouts)
         require_finite(values, rollouts.mask, "a value of the critic")
         return Values(values=values.where(rollouts.mask, 0.0), stamp=critic.stamp)
-
-    def result(self, record: Record) -> Values:
-        assert isinstance(record, Values)
-        return record

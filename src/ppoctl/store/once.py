@@ -36,7 +36,7 @@ class Identified(Protocol):
 
 @runtime_checkable
 class Stage(Protocol[Result]):
-    """One stage of a step. `run` returns a record; `result` is what the story gets to hold of it."""
+    """One stage of a step."""
 
     @property
     def name(self) -> str: ...
@@ -46,9 +46,7 @@ class Stage(Protocol[Result]):
         """Of the result keys this stage reads."""
         ...
 
-    def run(self, *inputs: Any) -> Record: ...
-
-    def result(self, record: Record) -> Result: ...
+    def run(self, *inputs: Any) -> Record[Result]: ...
 
 
 @runtime_checkable
@@ -111,9 +109,9 @@ class OnceAt:
             record = load_record(self.once.layout, self.step, stage.name, manifest)
         # Where it is recalled, too: a kill may have come between the commit and this.
         shutil.rmtree(self.once.layout.parts(self.step, stage.name), ignore_errors=True)
-        return stage.result(record)
+        return record.result
 
-    def _run(self, stage: Stage[Any], inputs: Sequence[Identified], identities: tuple[str, ...]) -> Record:
+    def _run(self, stage: Stage[Result], inputs: Sequence[Identified], identities: tuple[str, ...]) -> Record[Result]:
         self.once.gate.before(self.step, stage.name)
         for observer in self.once.observers:
             observer.on_stage(self.step, stage.name)
@@ -166,7 +164,7 @@ class OnceAt:
             )
 
 
-def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) -> Record:
+def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) -> Record[Any]:
     """A committed record, verified against its manifest. Raises CorruptArtifactError naming the file, StorageError
     where another version of ppoctl wrote it."""
     folder = layout.stage(step, stage)

@@ -1,7 +1,7 @@
 """One sample of a committed step, gathered from its artifacts, for people."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ppoctl.batch.records import (
     FINISH_REASONS,
@@ -102,6 +102,6 @@ def _row(rollouts: Rollouts, rewards: Rewards | None, choice: int | str) -> int:
     return int(scores.argmin() if choice == "worst" else scores.argmax())
 
 
-def _read(layout: RunLayout, step: int, stage: str) -> Record | None:
+def _read(layout: RunLayout, step: int, stage: str) -> Record[Any] | None:
     manifest = manifests.read(layout.stage(step, stage))
     return None if manifest is None else load_record(layout, step, stage, manifest)
