@@ -83,7 +83,6 @@ def made_up_rollouts(count: int, shortest: int, longest: int, vocabulary: int) -
         prompt_ids=[""] * count,
         sample_indices=[0] * count,
         texts=[""] * count,
-        answers=[""] * count,
         stamps=[""] * count,
         sends=[1] * count,
     )

@@ -73,7 +73,6 @@ def rollouts() -> Rollouts:
         prompt_ids=[str(row) for row in range(SEQUENCES)],
         sample_indices=[0] * SEQUENCES,
         texts=[""] * SEQUENCES,
-        answers=[""] * SEQUENCES,
         stamps=["actor@0:0"] * SEQUENCES,
         sends=[1] * SEQUENCES,
     )

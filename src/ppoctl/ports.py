@@ -7,7 +7,7 @@ B sequences, R response positions. Every row index a port takes is a row of the 
     stages  ->  Models.actor_at(state) ->  Actor   (Megatron-Core)
             ->  Models.critic_at(state) -> Critic  (Megatron-Core)
             ->  Generator                          (vLLM)
-            ->  Scorer                             (child processes)
+            ->  Scorer                             (child processes; in `batch.scores`, where light rooms find it)
             ->  SampleParts                        (finished samples of an unfinished rollout)
 """
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import Rollouts, State
+from ppoctl.batch.scores import Scorer as Scorer
 
 
 @dataclass(frozen=True)
@@ -225,35 +226,6 @@ class Models(Protocol):
     def advancing(self, state: State, *, to: State) -> AbstractContextManager[Trainer]:
         """The engine at `state`; when the context ends well it counts as being at `to`, else as being nowhere."""
         ...
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the scorer is asked about one response."""
-
-    response: str
-    truth: str
-    prompt_id: str
-
-
-@dataclass(frozen=True)
-class Score:
-    """What came of it. `value` is None unless `outcome` is "ok": an error is never a score of 0."""
-
-    value: float | None
-    outcome: str
-    """One of `batch.records.REWARD_OUTCOMES`."""
-    message: str = ""
-    extras: Mapping[str, float] | None = None
-
-
-@runtime_checkable
-class Scorer(Protocol):
-    def score(self, answers: Sequence[Answer]) -> list[Score]:
-        """One Score per answer, in order. A hanging, raising or dying scorer costs its own sample only."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @runtime_checkable

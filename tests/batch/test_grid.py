@@ -32,7 +32,6 @@ def rollouts(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]
         prompt_ids=[""] * rows,
         sample_indices=[0] * rows,
         texts=[""] * rows,
-        answers=[""] * rows,
         stamps=[""] * rows,
         sends=[1] * rows,
     )

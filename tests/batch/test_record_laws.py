@@ -41,7 +41,6 @@ def rollouts(**changes: Any) -> Rollouts:
         prompt_ids=["a", "a", "b"],
         sample_indices=[0, 1, 0],
         texts=["2", "3 4", "8 9"],
-        answers=["x", "x", "y"],
         stamps=["actor@4:abc", "actor@4:abc", "actor@4:abc+r1"],
         sends=[1, 3, 2],
     )
@@ -56,6 +55,7 @@ def rewards(**changes: Any) -> Rewards:
         outcomes=torch.tensor([0, 2, 1, 0]),
         extras={"words": [1.0, 9.0, 9.0, 4.0]},
         outcome_messages=["", "boom", "10 s", ""],
+        truths=["x", "x", None, "y"],
     )
     return replace(whole, **changes)
 
@@ -87,12 +87,12 @@ BROKEN: list[tuple[str, Callable[[], Record]]] = [
     ("prompt_ids has one entry per sequence", lambda: rollouts(prompt_ids=["a", "a"])),
     ("sample_indices has one entry per sequence", lambda: rollouts(sample_indices=[0, 1])),
     ("texts has one entry per sequence", lambda: rollouts(texts=["2", "3 4", "8 9", ""])),
-    ("answers has one entry per sequence", lambda: rollouts(answers=["x"])),
     ("stamps has one entry per sequence", lambda: rollouts(stamps=[])),
     ("sends has one entry per sequence", lambda: rollouts(sends=[1, 1])),
     ("a missing score is stored as 0", lambda: rewards(scores=torch.tensor([1.0, 0.1, 0.0, 0.5]))),
     ("a missing shaped score is stored as 0", lambda: rewards(shaped=torch.tensor([3.0, 0.0, -1.0, 2.0]))),
     ("outcome_messages has one entry per sequence", lambda: rewards(outcome_messages=["", "boom"])),
+    ("truths has one entry per sequence", lambda: rewards(truths=["x"])),
     ("words has one entry per sequence", lambda: rewards(extras={"words": [1.0]})),
     ("advantages under the mask are 0", lambda: advantages(advantages=set_at(GRID, 1, 1, 0.1))),
     ("returns under the mask are 0", lambda: advantages(returns=set_at(GRID, 2, 1, -0.1))),

@@ -9,8 +9,10 @@ from typing import Any, cast
 import pytest
 import torch
 
+from fakes.job import no_stop
 from fakes.sockets import EvenScorer
-from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, Prompt, Prompts, State
+from ppoctl.batch.prompts import Prompt, Prompts
+from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, State
 from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.stages.advantages import AdvantagesStage
@@ -25,8 +27,8 @@ ACTOR = State("actor", 0, 0, "first")
 ROWS = (Prompt("a", (5,), "", "even"), Prompt("b", (6, 7), "", "even"))
 
 
-def prompts(step: int = 1, identity: str = "rows") -> Prompts:
-    return Prompts(step=step, rows=ROWS, identity=identity)
+def prompts(step: int = 1, answer: str = "even") -> Prompts:
+    return Prompts(step, tuple(replace(row, answer=answer) for row in ROWS))
 
 
 def test_each_sample_of_each_prompt_of_each_step_has_its_own_seed() -> None:
@@ -154,7 +156,7 @@ def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe(
     draw(ACTOR, prompts(), "keys")
     draw(ACTOR, prompts(), "keys")
     draw(State("actor", 0, 0, "second"), prompts(), "keys")
-    draw(ACTOR, prompts(identity="other rows"), "keys")
+    draw(ACTOR, prompts(answer="odd"), "keys")
     draw(ACTOR, prompts(), "other keys")
     assert keys.seen[0] == keys.seen[1]
     assert len(set(keys.seen)) == 4
@@ -246,11 +248,12 @@ def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> Non
     stage = EvaluateStage(
         generator=generator,
         scorer=EvenScorer(),
-        sets={"held": Prompts(step=0, rows=(*ROWS, Prompt("a#2", (5,), "", "even")), identity="rows")},
+        sets={"held": Prompts(0, (*ROWS, Prompt("a#2", (5,), "", "even")))},
         sampled=SamplingParams(0.8, 4),
         samples_per_prompt=3,
         seed=3,
         fingerprint="",
+        between=no_stop,
     )
     record = stage.run(ACTOR)
     assert [temperature for temperature, _ in generator.asked] == [0.0] * 3 + [0.8] * 9

@@ -4,7 +4,8 @@ B sequences, R response positions (of the longest response), T prompt tokens of 
 Per-token quantities live on the response grid `[B, R]`, left-justified: column r is the r-th response token and the
 state just before it. `mask` is bool and True means *counts*; float values under the mask are exactly 0.
 
-Text (prompts, answers) stays in `Prompts`; everything after it is token ids: nothing is re-tokenised.
+Token in, token out: the ids that were sampled are the ids that are trained on. Decoded responses are kept beside them
+for scorers and people, and nothing is ever tokenised again; texts and ground truths of prompts are in `Prompts`.
 """
 
 import json
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch import codec
+from ppoctl.batch.scores import Finish, Outcome
 
 TERMINATED = 0
 """The model ended the response itself (end-of-sequence token or a stop string)."""
@@ -27,8 +29,8 @@ TRUNCATED = 1
 REWARD_OK = 0
 REWARD_TIMEOUT = 1
 REWARD_ERROR = 2
-REWARD_OUTCOMES = ("ok", "timeout", "error")
-FINISH_REASONS = ("terminated", "truncated")
+REWARD_OUTCOMES: tuple[Outcome, ...] = ("ok", "timeout", "error")
+FINISH_REASONS: tuple[Finish, ...] = ("terminated", "truncated")
 
 
 @dataclass(frozen=True)
@@ -76,26 +78,6 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """One question: its stable id, token ids as the generator will see them, and what the scorer needs."""
-
-    id: str
-    token_ids: tuple[int, ...]
-    text: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The questions of one step (or of one evaluation set). Computed from the data and (seed, step); never stored."""
-
-    step: int
-    rows: tuple[Prompt, ...]
-    identity: str
-    """Digest of the ids and token ids, in order."""
-
-
-@dataclass(frozen=True)
 class Rollouts(Record):
     """B = prompts x samples responses, prompt-major order (sample 0..n-1 of prompt 0, then prompt 1, ...)."""
 
@@ -121,8 +103,6 @@ class Rollouts(Record):
     sample_indices: list[int]
     texts: list[str]
     """Decoded responses, special tokens skipped: what the scorer reads."""
-    answers: list[str]
-    """Ground truth of each row, copied from its prompt."""
     stamps: list[str]
     """The actor state each sample was made with, as `State.stamp`."""
     sends: list[int]
@@ -138,7 +118,7 @@ class Rollouts(Record):
         _require(bool((self.lengths >= 1).all()), "every response has a token")
         _require(not bool(self.sampler_logprobs[~self.mask].any()), "log-probs under the mask are 0")
         _require(not bool(self.tokens[~present].any()), "ids beyond the length are 0")
-        for name in ("prompt_ids", "sample_indices", "texts", "answers", "stamps", "sends"):
+        for name in ("prompt_ids", "sample_indices", "texts", "stamps", "sends"):
             _require(len(getattr(self, name)) == rows, f"{name} has one entry per sequence")
 
     @property
@@ -188,12 +168,18 @@ class Rewards(Record):
     """Further scorer figures by name, one per sequence (for instance `lenient`)."""
     outcome_messages: list[str]
     """Why a row has no score; "" where it has one."""
+    truths: list[str | None]
+    """Ground truth that each was scored against, for people: prompts are not stored. None: there is none."""
 
     def __post_init__(self) -> None:
         ok = self.outcomes == REWARD_OK
         _require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
         _require(not bool(self.shaped[~ok].any()), "a missing shaped score is stored as 0")
-        columns: dict[str, list[Any]] = {"outcome_messages": self.outcome_messages, **self.extras}
+        columns: dict[str, list[Any]] = {
+            "outcome_messages": self.outcome_messages,
+            "truths": self.truths,
+            **self.extras,
+        }
         for name, column in columns.items():
             _require(len(column) == len(self.scores), f"{name} has one entry per sequence")
 

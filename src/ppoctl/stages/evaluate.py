@@ -1,14 +1,17 @@
 """80-eval: how good the actor is on held-out prompts. The one evaluation path, of `train` and `ppoctl eval` alike."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ppoctl import metrics
-from ppoctl.batch.records import Evaluation, Prompts, Record, State
+from ppoctl.batch.prompts import Prompts
+from ppoctl.batch.records import Evaluation, Record, State
+from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.batch.seeds import derive_seed
-from ppoctl.ports import Answer, Generator, Sample, SampleRequest, SamplingParams, Score, Scorer
+from ppoctl.ports import Generator, Sample, SampleRequest, SamplingParams, Scorer
+from ppoctl.stages.reward import score_all
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class EvaluateStage:
     samples_per_prompt: int
     seed: int
     fingerprint: str
+    between: Callable[[], None]
+    """Called while scores are waited for; raises when the job is to stop."""
     name: str = "eval"
 
     def run(self, actor: State) -> Evaluation:
@@ -59,11 +64,11 @@ class EvaluateStage:
         ]
         done = {sample.key: sample for sample in self.generator.generate(requests, params, at=at)}
         samples = [done[request.key] for request in requests]
-        answers = [
-            Answer(response=sample.text, truth=prompt.answer, prompt_id=prompt.id)
+        asked = [
+            ScoreRequest.about(prompt, sample.text, "terminated" if sample.terminated else "truncated")
             for (prompt, _), sample in zip(owners, samples, strict=True)
         ]
-        scores = self.scorer.score(answers)
+        scores = score_all(self.scorer, asked, self.between)
         return [(prompt, sample, score) for (prompt, _), sample, score in zip(owners, samples, scores, strict=True)]
 
 
@@ -78,7 +83,7 @@ def _row(name: str, mode: str, prompt: Any, sample: Sample, score: Score) -> dic
         "answer": prompt.answer,
         "score": score.value,
         "outcome": score.outcome,
-        "extras": dict(score.extras or {}),
+        "extras": dict(score.extras),
         "response_tokens": len(sample.tokens),
         "terminated": sample.terminated,
     }

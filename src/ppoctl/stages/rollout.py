@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ppoctl.batch.records import TERMINATED, TRUNCATED, Prompts, Record, Rollouts, State
+from ppoctl.batch.prompts import Prompts
+from ppoctl.batch.records import TERMINATED, TRUNCATED, Record, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.clock import WORK
 from ppoctl.ports import Generator, Models, Sample, SampleParts, SampleRequest, SamplingParams
@@ -95,7 +96,6 @@ def assemble(
         prompt_ids=[owner.id for owner in owners],
         sample_indices=[index for _ in prompts.rows for index in range(samples)],
         texts=[sample.text for sample in drawn],
-        answers=[owner.answer for owner in owners],
         stamps=[sample.stamp for sample in drawn],
         sends=[sample.sends for sample in drawn],
     )

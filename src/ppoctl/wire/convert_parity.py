@@ -89,7 +89,6 @@ def fixed_prompts(shape: ModelShape) -> Rollouts:
         prompt_ids=[str(row) for row in range(rows)],
         sample_indices=[0] * rows,
         texts=[""] * rows,
-        answers=[""] * rows,
         stamps=[""] * rows,
         sends=[1] * rows,
     )

@@ -93,7 +93,8 @@ def assemble(
     sets = sockets.questions.evaluation_sets()
 
     def evaluate(step: int) -> Stage[Evaluation] | None:
-        return evaluation_stage(_holding_at(recipes, step), generator, sockets.scorer, sets) if sets else None
+        recipe = _holding_at(recipes, step)
+        return evaluation_stage(recipe, generator, sockets.scorer, sets, between_work) if sets else None
 
     states.replay = _replayer(layout, outlines, lambda step, name: stage_of(story(step), stages(step), name))
     job = Job(

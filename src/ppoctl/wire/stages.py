@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ppoctl.batch.records import Prompts
+from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
 from ppoctl.ports import Generator, Models, OptimizerStep, SampleParts, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
@@ -96,6 +96,7 @@ class StageBuilder:
                 scale=partial(shape, scale=recipe.reward.scale),
                 max_error_frac=recipe.reward.max_error_frac,
                 fingerprint=read_by("reward", recipe),
+                between=self.check_stop,
             ),
             values=ValuesStage(models=self.models, fingerprint=read_by("values", recipe)),
             logprobs=LogprobsStage(
@@ -140,9 +141,13 @@ class StageBuilder:
 
 
 def evaluation_stage(
-    recipe: Recipe, generator: Generator, scorer: Scorer, sets: Mapping[str, Prompts]
+    recipe: Recipe,
+    generator: Generator,
+    scorer: Scorer,
+    sets: Mapping[str, Prompts],
+    between: Callable[[], None] = lambda: None,
 ) -> EvaluateStage:
-    """The evaluation of the given sets (there must be some)."""
+    """The evaluation of the given sets (there must be some). `between` raises when the job is to stop."""
     identities = "".join(prompts.identity for prompts in sets.values())
     length = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
     return EvaluateStage(
@@ -153,6 +158,7 @@ def evaluation_stage(
         samples_per_prompt=recipe.eval.samples_per_prompt,
         seed=recipe.seed,
         fingerprint=_hash(read_by("eval", recipe), str(length), identities),
+        between=between,
     )
 
 

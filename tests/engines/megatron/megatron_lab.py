@@ -216,7 +216,6 @@ def make_rollouts(
         prompt_ids=[str(row) for row in range(num_rows)],
         sample_indices=[0] * num_rows,
         texts=[""] * num_rows,
-        answers=[""] * num_rows,
         stamps=["actor@0:0"] * num_rows,
         sends=[1] * num_rows,
     )

@@ -174,7 +174,6 @@ def _as_rollout(tokens: tuple[int, ...]) -> Rollouts:
         prompt_ids=["canary"],
         sample_indices=[0],
         texts=[""],
-        answers=[""],
         stamps=[""],
         sends=[1],
     )
