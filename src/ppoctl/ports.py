@@ -2,7 +2,7 @@
 tests, which is why the protocols are runtime checkable. How weights get from the actor to the generator no stage
 knows: that is between the engines (`ppoctl.weights`).
 
-B sequences, R response positions. Every row index a port takes is a row of the `Rollouts` it was given.
+B sequences, R response positions. Every row index a port takes is a row of the `Sequences` it was given.
 
     stages  ->  Models.actor_at(state) ->  Actor   (Megatron-Core)
             ->  Models.critic_at(state) -> Critic  (Megatron-Core)
@@ -21,8 +21,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
-from ppoctl.batch.records import Rollouts, State
+from ppoctl.batch.records import State
 from ppoctl.batch.scores import Scorer as Scorer
+from ppoctl.batch.sequences import Sequences
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Trainer(Protocol):
         ...
 
     def update(
-        self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective
+        self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
     ) -> list[MinibatchResult]:
         """One optimizer step per minibatch, in order. The split into microbatches never changes a gradient.
 
@@ -193,20 +194,20 @@ class Trainer(Protocol):
 @runtime_checkable
 class Actor(Trainer, Protocol):
     def logprobs(
-        self, rollouts: Rollouts, *, temperature: float
+        self, sequences: Sequences, *, temperature: float
     ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
         """Log-prob of each response token and entropy of its distribution (nats), logits divided by temperature;
         float32, 0 where not present."""
         ...
 
-    def reference_logprobs(self, rollouts: Rollouts, *, temperature: float) -> Float[Tensor, "B R"]:
+    def reference_logprobs(self, sequences: Sequences, *, temperature: float) -> Float[Tensor, "B R"]:
         """The same under the frozen initial weights."""
         ...
 
 
 @runtime_checkable
 class Critic(Trainer, Protocol):
-    def values(self, rollouts: Rollouts) -> Float[Tensor, "B R"]:
+    def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
         """V of the state before each response token; float32, 0 where not present."""
         ...
 

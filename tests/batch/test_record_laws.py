@@ -27,12 +27,16 @@ GRID = torch.tensor([[0.5, -1.0, 0.0], [0.0, 0.0, 2.0], [1.5, 0.0, 0.0]])
 MASK = torch.tensor([[True, True, False], [False, False, True], [True, False, False]])
 
 
+def ids(rows: list[Any]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int32)
+
+
 def rollouts(**changes: Any) -> Rollouts:
     """Three responses to two prompts: of two, three and two tokens, one of which only is counted in the last two."""
     whole = Rollouts(
-        prompt_tokens=torch.tensor([5, 5, 6, 7]),
+        prompt_tokens=ids([5, 5, 6, 7]),
         prompt_lengths=torch.tensor([1, 1, 2]),
-        tokens=torch.tensor([[2, 1, 0], [3, 4, 1], [8, 9, 0]]),
+        tokens=ids([[2, 1, 0], [3, 4, 1], [8, 9, 0]]),
         lengths=torch.tensor([2, 3, 2]),
         mask=MASK,
         sampler_logprobs=-GRID.abs(),
@@ -72,18 +76,19 @@ def set_at(grid: torch.Tensor, row: int, column: int, value: float) -> torch.Ten
 
 BROKEN: list[tuple[str, Callable[[], Record]]] = [
     ("prompt lengths add up", lambda: rollouts(prompt_lengths=torch.tensor([1, 1, 1]))),
+    ("tokens are int32", lambda: rollouts(tokens=torch.tensor([[2, 1, 0], [3, 4, 1], [8, 9, 0]]))),
     ("counted tokens are present", lambda: rollouts(mask=set_at(MASK, 2, 2, True))),
     (
         "every response has a token",
         lambda: rollouts(
             lengths=torch.tensor([0, 3, 2]),
             mask=MASK & torch.tensor([[False], [True], [True]]),
-            tokens=torch.tensor([[0, 0, 0], [3, 4, 1], [8, 9, 0]]),
+            tokens=ids([[0, 0, 0], [3, 4, 1], [8, 9, 0]]),
             sampler_logprobs=torch.zeros(3, 3),
         ),
     ),
     ("log-probs under the mask are 0", lambda: rollouts(sampler_logprobs=set_at(-GRID.abs(), 1, 0, -0.1))),
-    ("ids beyond the length are 0", lambda: rollouts(tokens=torch.tensor([[2, 1, 7], [3, 4, 1], [8, 9, 0]]))),
+    ("ids beyond the length are 0", lambda: rollouts(tokens=ids([[2, 1, 7], [3, 4, 1], [8, 9, 0]]))),
     ("prompt_ids has one entry per sequence", lambda: rollouts(prompt_ids=["a", "a"])),
     ("sample_indices has one entry per sequence", lambda: rollouts(sample_indices=[0, 1])),
     ("texts has one entry per sequence", lambda: rollouts(texts=["2", "3 4", "8 9", ""])),
@@ -164,7 +169,7 @@ def test_only_the_samplers_view_and_the_gap_are_measurements() -> None:
 
 
 def test_a_sequence_is_its_prompt_and_its_own_tokens() -> None:
-    assert [ids.tolist() for ids in rollouts().sequences()] == [[5, 2, 1], [5, 3, 4, 1], [6, 7, 8, 9]]
+    assert [row.tolist() for row in rollouts().sequences.unpadded()] == [[5, 2, 1], [5, 3, 4, 1], [6, 7, 8, 9]]
     assert (rollouts().num_seqs, rollouts().step) == (3, 5)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from ppoctl import metrics
 from ppoctl.batch import codec
 from ppoctl.batch.scores import Finish, Outcome
+from ppoctl.batch.sequences import Sequences, require
 
 TERMINATED = 0
 """The model ended the response itself (end-of-sequence token or a stop string)."""
@@ -86,10 +87,10 @@ class Rollouts(Record):
     unsaved: ClassVar[tuple[str, ...]] = ("drawing",)
 
     prompt_tokens: Int[Tensor, " T"]
-    """All prompts, concatenated; int64."""
+    """All prompts, concatenated; int32."""
     prompt_lengths: Int[Tensor, " B"]
     tokens: Int[Tensor, "B R"]
-    """Response ids, the end token included; 0 beyond `lengths`."""
+    """Response ids, the end token included; int32, 0 beyond `lengths`."""
     lengths: Int[Tensor, " B"]
     """Response positions present, counted or not."""
     mask: Bool[Tensor, "B R"]
@@ -111,15 +112,15 @@ class Rollouts(Record):
     """Response tokens that were drawn for it here, and the seconds of drawing; None: it was recalled."""
 
     def __post_init__(self) -> None:
-        rows, columns = self.tokens.shape
-        present = torch.arange(columns)[None, :] < self.lengths[:, None]
-        _require(int(self.prompt_lengths.sum()) == self.prompt_tokens.numel(), "prompt lengths add up")
-        _require(not bool((self.mask & ~present).any()), "counted tokens are present")
-        _require(bool((self.lengths >= 1).all()), "every response has a token")
-        _require(not bool(self.sampler_logprobs[~self.mask].any()), "log-probs under the mask are 0")
-        _require(not bool(self.tokens[~present].any()), "ids beyond the length are 0")
+        require(not bool((self.mask & ~self.sequences.present).any()), "counted tokens are present")
+        require(not bool(self.sampler_logprobs[~self.mask].any()), "log-probs under the mask are 0")
         for name in ("prompt_ids", "sample_indices", "texts", "stamps", "sends"):
-            _require(len(getattr(self, name)) == rows, f"{name} has one entry per sequence")
+            require(len(getattr(self, name)) == self.num_seqs, f"{name} has one entry per sequence")
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """What models are given of it, always the same object."""
+        return Sequences(self.prompt_tokens, self.prompt_lengths, self.tokens, self.lengths)
 
     @property
     def num_seqs(self) -> int:
@@ -129,14 +130,6 @@ class Rollouts(Record):
     def step(self) -> int:
         """The PPO step that drew them: the one after the actor's, which the stamps name."""
         return int(self.stamps[0].partition("@")[2].partition(":")[0]) + 1
-
-    def sequences(self) -> list[Tensor]:
-        """Each full sequence, prompt then response, int64, unpadded."""
-        prompts = torch.split(self.prompt_tokens, self.prompt_lengths.tolist())
-        return [
-            torch.cat([prompt, row[:length]])
-            for prompt, row, length in zip(prompts, self.tokens, self.lengths.tolist(), strict=True)
-        ]
 
     def figures(self) -> dict[str, float]:
         lengths = self.lengths.float()
@@ -173,15 +166,15 @@ class Rewards(Record):
 
     def __post_init__(self) -> None:
         ok = self.outcomes == REWARD_OK
-        _require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
-        _require(not bool(self.shaped[~ok].any()), "a missing shaped score is stored as 0")
+        require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
+        require(not bool(self.shaped[~ok].any()), "a missing shaped score is stored as 0")
         columns: dict[str, list[Any]] = {
             "outcome_messages": self.outcome_messages,
             "truths": self.truths,
             **self.extras,
         }
         for name, column in columns.items():
-            _require(len(column) == len(self.scores), f"{name} has one entry per sequence")
+            require(len(column) == len(self.scores), f"{name} has one entry per sequence")
 
     @property
     def valid(self) -> Bool[Tensor, " B"]:
@@ -265,7 +258,7 @@ class Advantages(Record):
 
     def __post_init__(self) -> None:
         for name in ("advantages", "returns", "token_rewards"):
-            _require(not bool(getattr(self, name)[~self.mask].any()), f"{name} under the mask are 0")
+            require(not bool(getattr(self, name)[~self.mask].any()), f"{name} under the mask are 0")
 
     @property
     def carry(self) -> Carry:
@@ -365,8 +358,3 @@ def decode(data: bytes) -> Record:
         what = f"unknown field `{unknown[0]}`" if unknown else f"no field `{missing[0]}`"
         raise ValueError(f"a record of kind `{kind}` with {what}")
     return cls(**found)
-
-
-def _require(condition: bool, law: str) -> None:  # noqa: FBT001 - reads as a sentence at the call
-    if not condition:
-        raise ValueError(f"record breaks its law: {law}")

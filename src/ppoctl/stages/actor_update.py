@@ -98,7 +98,7 @@ class ActorUpdateStage:
             lineage=next_lineage(actor, inputs, self.fingerprint),
         )
         with self.models.advancing(actor, to=after) as engine:
-            results = engine.update(rollouts, minibatches, self._objective(rollouts, logprobs, advantages))
+            results = engine.update(rollouts.sequences, minibatches, self._objective(rollouts, logprobs, advantages))
         diagnostics = [
             policy_diagnostics(
                 result.outputs,

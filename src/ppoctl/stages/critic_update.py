@@ -67,7 +67,7 @@ class CriticUpdateStage:
         )
         objective = ValueObjective(values.values, advantages.returns, advantages.mask, self.clip, self.scale)
         with self.models.advancing(critic, to=after) as engine:
-            results = engine.update(rollouts, minibatches, objective)
+            results = engine.update(rollouts.sequences, minibatches, objective)
         diagnostics = [
             value_diagnostics(
                 result.outputs,

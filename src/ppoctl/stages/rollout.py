@@ -79,13 +79,13 @@ def assemble(
     owners = [prompt for prompt in prompts.rows for _ in range(samples)]
     lengths = torch.tensor([len(sample.tokens) for sample in drawn])
     shape = (len(drawn), int(lengths.max()))
-    tokens = torch.zeros(shape, dtype=torch.int64)
+    tokens = torch.zeros(shape, dtype=torch.int32)
     logprobs = torch.zeros(shape, dtype=torch.float32)
     for row, sample in enumerate(drawn):
         tokens[row, : len(sample.tokens)] = torch.tensor(sample.tokens)
         logprobs[row, : len(sample.tokens)] = torch.tensor(sample.logprobs)
     return Rollouts(
-        prompt_tokens=torch.tensor([token for owner in owners for token in owner.token_ids]),
+        prompt_tokens=torch.tensor([token for owner in owners for token in owner.token_ids], dtype=torch.int32),
         prompt_lengths=torch.tensor([len(owner.token_ids) for owner in owners]),
         tokens=tokens,
         lengths=lengths,
