@@ -6,17 +6,19 @@ machine matters less; the best of several runs counts.
 
 import argparse
 import json
+import pickle
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
 from ppoctl.batch import codec
-from ppoctl.batch.records import Prompt, Prompts
+from ppoctl.batch.prompts import Prompt, Prompts
+from ppoctl.batch.records import Rollouts
 from ppoctl.ports import Sample
 from ppoctl.stages.rollout import assemble, sample_requests
 from ppoctl.store.artifact import write_atomically
@@ -67,7 +69,7 @@ def main() -> int:
     torch.set_num_threads(1)
     ids = torch.randint(150_000, (ROWS, TOKENS)).tolist()
     logprobs = (-torch.rand(ROWS, TOKENS)).tolist()
-    prompts = Prompts(1, tuple(Prompt(f"p{row}", (1, 2, 3), "question", "answer") for row in range(ROWS)), "identity")
+    prompts = Prompts(1, tuple(Prompt(f"p{row}", (1, 2, 3), "question", "answer") for row in range(ROWS)))
     requests = sample_requests(prompts, samples=1, seed=1)
 
     def finish() -> dict[str, Sample]:
@@ -102,7 +104,17 @@ def main() -> int:
     }
     for name, (num_bytes, work) in rates.items():
         print(f"{name:<28} {num_bytes / best(work, repeat) / 1e9:6.2f} GB/s")
+    _tell_what_ranks_are_given(assemble(prompts, requests, done, samples=1))
     return 0
+
+
+def _tell_what_ranks_are_given(drawn: Rollouts) -> None:
+    """Token ids once a step, against all that was drawn in each of five calls: values, log-probs, the reference's,
+    two updates. (What the objectives close over is sent besides.)"""
+    drawn = replace(drawn, texts=[f"{row:04}" * TOKENS for row in range(ROWS)])
+    given, whole = (len(pickle.dumps(each)) for each in (drawn.sequences, drawn))
+    each, times = given / (ROWS * TOKENS), 5 * whole / given
+    print(f"{'sent to ranks in a step':<28} {each:6.2f} bytes per token; whole rollouts: {times:.0f} times that")
 
 
 if __name__ == "__main__":

@@ -446,12 +446,12 @@ def folder(kind):
     return _folders[kind]
 
 
-def _rollouts(kind, count, shortest, longest):
+def _sequences(kind, count, shortest, longest):
     """Sequences of so many tokens, a quarter of each prompt."""
     import roofline
 
     shortest, longest = (8, 24) if TINY else (shortest, longest)
-    return roofline.made_up_rollouts(count, shortest, longest, MODELS["tiny" if TINY else kind]["vocab_size"])
+    return roofline.made_up_sequences(count, shortest, longest, MODELS["tiny" if TINY else kind]["vocab_size"])
 
 
 def _open(kind, role="actor", *, most=16384, chunk=1024, recompute="none"):
@@ -468,11 +468,11 @@ def _open(kind, role="actor", *, most=16384, chunk=1024, recompute="none"):
     return rank
 
 
-def _flops(kind, rollouts):
+def _flops(kind, sequences):
     """What an update of these sequences has to compute: a forward, and twice that backward; of the head only what
     responses need."""
     c = MODELS["tiny" if TINY else kind]
-    inputs = (rollouts.prompt_lengths + rollouts.lengths - 1).double()
+    inputs = (sequences.prompt_lengths + sequences.lengths - 1).double()
     per_token = 2 * (
         c["hidden_size"] * (c["num_attention_heads"] * 2 + 2 * c["num_key_value_heads"]) * c["head_dim"]
         + 3 * c["hidden_size"] * c["intermediate_size"]
@@ -481,33 +481,33 @@ def _flops(kind, rollouts):
     layers = c["num_hidden_layers"] * (
         per_token * float(inputs.sum()) + 4 * c["num_attention_heads"] * c["head_dim"] * pairs
     )
-    return 3 * (layers + 2 * c["hidden_size"] * c["vocab_size"] * float(rollouts.lengths.sum()))
+    return 3 * (layers + 2 * c["hidden_size"] * c["vocab_size"] * float(sequences.lengths.sum()))
 
 
-def _objective(rollouts):
+def _objective(sequences):
     """The cheapest loss there is."""
     import roofline
 
-    return roofline.Objective(rollouts.mask, needs_entropy=False)
+    return roofline.Objective(sequences.present, needs_entropy=False)
 
 
-def _minibatch(rollouts):
+def _minibatch(sequences):
     """All rows as one optimizer step."""
     import roofline
 
     from ppoctl.ports import Minibatch
 
-    return Minibatch(torch.arange(rollouts.num_seqs), (int(rollouts.mask.sum()),), roofline.STEP)
+    return Minibatch(torch.arange(sequences.num_seqs), (int(sequences.present.sum()),), roofline.STEP)
 
 
-def _timed_update(part, kind, rank, rollouts, **extra):
+def _timed_update(part, kind, rank, sequences, **extra):
     """Say the seconds, FLOP/s and memory of an update."""
-    objective, minibatch = _objective(rollouts), _minibatch(rollouts)
-    rank.update(rollouts, [minibatch], objective)
+    objective, minibatch = _objective(sequences), _minibatch(sequences)
+    rank.update(sequences, [minibatch], objective)
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
-    took = seconds(lambda: rank.update(rollouts, [minibatch], objective), repeats=3, warm=1)
-    tokens = int((rollouts.prompt_lengths + rollouts.lengths - 1).sum())
+    took = seconds(lambda: rank.update(sequences, [minibatch], objective), repeats=3, warm=1)
+    tokens = int((sequences.prompt_lengths + sequences.lengths - 1).sum())
     peak = {}
     if CUDA:
         peak["peak_gib"] = gib(torch.cuda.max_memory_allocated())
@@ -518,8 +518,8 @@ def _timed_update(part, kind, rank, rollouts, **extra):
         tokens=tokens,
         s=round(took, 3),
         tokens_s=round(tokens / took),
-        tflops=round(_flops(kind, rollouts) / took / 1e12, 1),
-        mfu=round(_flops(kind, rollouts) / took / H200_FLOPS, 3),
+        tflops=round(_flops(kind, sequences) / took / 1e12, 1),
+        mfu=round(_flops(kind, sequences) / took / H200_FLOPS, 3),
         **peak,
         **extra,
     )
@@ -543,15 +543,15 @@ def rank():
     from ppoctl.recipe.schema import ParallelTable
 
     one = _open("1.5b")
-    rollouts = _rollouts("1.5b", 16, 8192, 8192)
-    _timed_update("rank", "1.5b", one, rollouts)
+    sequences = _sequences("1.5b", 16, 8192, 8192)
+    _timed_update("rank", "1.5b", one, sequences)
     tokens = 16382 if not TINY else 48
     batch = Microbatch(tokens, tokens * 3 // 4, 1024, 8191)
     said = ranks_of(
         Training("actor", read_shape(folder("1.5b")), ParallelTable(), Precision(2, "gpu"), batch, batch, 8)
     )[0]
     say("rank", plan_resident=gib(said.resident), plan_update=gib(said.update), plan_peak=gib(said.peak))
-    forward = seconds(lambda: one.forward(rollouts, 1.0), repeats=2, warm=1)
+    forward = seconds(lambda: one.forward(sequences, 1.0), repeats=2, warm=1)
     say("rank", forward_s=round(forward, 3))
     if CUDA:
         _profiled(one)
@@ -584,7 +584,7 @@ def rank():
         copied = time.perf_counter() - start
         one.finish_save()
         say("rank", save_copied_s=round(copied, 2), save_s=round(time.perf_counter() - start, 2))
-        one.update(rollouts, [_minibatch(rollouts)], _objective(rollouts))
+        one.update(sequences, [_minibatch(sequences)], _objective(sequences))
         one.load(Path(name))
         say("rank", same_after_load=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
     _close(one)
@@ -594,7 +594,7 @@ def _profiled(rank):
     """Print the kernels of an update that take longest."""
     from torch.profiler import ProfilerActivity, profile
 
-    few = _rollouts("1.5b", 4, 8192, 8192)
+    few = _sequences("1.5b", 4, 8192, 8192)
     rank.update(few, [_minibatch(few)], _objective(few))
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as kernels:
         rank.update(few, [_minibatch(few)], _objective(few))
@@ -606,7 +606,7 @@ def shard():
     """An update of what a rank of four tensor ranks has of a 7B model, without messages."""
     fix_varlen()
     one = _open("shard", most=10240)
-    _timed_update("shard", "shard", one, _rollouts("shard", 8, 10239, 10239))
+    _timed_update("shard", "shard", one, _sequences("shard", 8, 10239, 10239))
     _close(one)
 
 
@@ -637,7 +637,7 @@ def variants():
 
         return patch.object(model, "transformer_config", made)
 
-    rollouts = _rollouts("1.5b", 8, 8192, 8192)
+    sequences = _sequences("1.5b", 8, 8192, 8192)
     layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = _Apex, True
     cases = [
         ("base", {}, {}, False),
@@ -653,12 +653,12 @@ def variants():
         try:
             with config(**changes), patch.object(ours, "_accumulate", _addmm if head else ours._accumulate):
                 one = _open("1.5b", **how)
-                loss = one.update(rollouts, [_minibatch(rollouts)], _objective(rollouts))[0]
+                loss = one.update(sequences, [_minibatch(sequences)], _objective(sequences))[0]
                 _timed_update(
                     "variants",
                     "1.5b",
                     one,
-                    rollouts,
+                    sequences,
                     variant=name,
                     loss=round(loss.loss, 6),
                     grad_norm=round(loss.grad_norm, 6),
@@ -674,9 +674,9 @@ def soak():
     one = _open("1.5b")
     for turn in range(2 if TINY else 12):
         torch.manual_seed(turn)
-        rollouts = _rollouts("1.5b", 24, 300 + 97 * turn, 8192)
+        sequences = _sequences("1.5b", 24, 300 + 97 * turn, 8192)
         start = time.perf_counter()
-        one.update(rollouts, [_minibatch(rollouts)], _objective(rollouts))
+        one.update(sequences, [_minibatch(sequences)], _objective(sequences))
         sync()
         line = {"s": round(time.perf_counter() - start, 2)}
         if CUDA:

@@ -24,7 +24,7 @@ from typing import Any
 
 from ppoctl.recipe import shape
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.table import Effect
+from ppoctl.table import Effect
 
 Change = tuple[ast.AST, str]
 """A node and the source that stands there instead."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ppoctl.batch.records import Rollouts
+from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron.factory import DTYPES
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
@@ -67,42 +67,32 @@ def model_of_50m(folder: Path, vocabulary: int) -> Qwen2Config:
     return config
 
 
-def made_up_rollouts(count: int, shortest: int, longest: int, vocabulary: int) -> Rollouts:
+def made_up_sequences(count: int, shortest: int, longest: int, vocabulary: int) -> Sequences:
     """A quarter of each sequence is prompt."""
     generator = torch.Generator().manual_seed(0)
     totals = torch.randint(shortest, longest + 1, (count,), generator=generator)
     prompts = totals // 4
     lengths = totals - prompts
     present = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-    return Rollouts(
-        prompt_tokens=torch.randint(0, vocabulary, (int(prompts.sum()),), generator=generator),
+    return Sequences(
+        prompt_tokens=torch.randint(0, vocabulary, (int(prompts.sum()),), generator=generator).int(),
         prompt_lengths=prompts,
-        tokens=torch.randint(0, vocabulary, tuple(present.shape), generator=generator) * present,
+        tokens=(torch.randint(0, vocabulary, tuple(present.shape), generator=generator) * present).int(),
         lengths=lengths,
-        mask=present,
-        sampler_logprobs=torch.zeros(present.shape),
-        finish=torch.zeros(count, dtype=torch.int64),
-        seeds=torch.zeros(count, dtype=torch.int64),
-        prompt_ids=[""] * count,
-        sample_indices=[0] * count,
-        texts=[""] * count,
-        answers=[""] * count,
-        stamps=[""] * count,
-        sends=[1] * count,
     )
 
 
-def update_flops(config: Qwen2Config, rollouts: Rollouts, head_width: int) -> int:
+def update_flops(config: Qwen2Config, sequences: Sequences, head_width: int) -> int:
     """Of one forward and backward over all rows, with an output layer of `head_width` numbers."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     head_dim = hidden // config.num_attention_heads
     qkv = hidden * (config.num_attention_heads + 2 * config.num_key_value_heads) * head_dim
     per_token = 2 * (qkv + hidden * hidden + 3 * hidden * ffn)
-    inputs = rollouts.prompt_lengths + rollouts.lengths - 1
+    inputs = sequences.prompt_lengths + sequences.lengths - 1
     # Token i looks at i + 1 tokens, once for the scores and once for the values.
     attention = 2 * 2 * hidden * int((inputs * (inputs + 1) // 2).sum())
     layers = config.num_hidden_layers * (per_token * int(inputs.sum()) + attention)
-    head = 2 * hidden * head_width * int(rollouts.lengths.sum())
+    head = 2 * hidden * head_width * int(sequences.lengths.sum())
     return 3 * (layers + head)
 
 
@@ -163,17 +153,17 @@ def measured_share(
     case: Case, kind: str, config: Qwen2Config, args: argparse.Namespace, device: torch.device
 ) -> float:
     """Prints a line; the share of the best matmul rate before and after."""
-    rollouts = made_up_rollouts(*LENGTHS[kind], config.vocab_size)
-    objective = Objective(rollouts.mask, case.needs_entropy)
-    rows = torch.arange(rollouts.num_seqs)
+    sequences = made_up_sequences(*LENGTHS[kind], config.vocab_size)
+    objective = Objective(sequences.present, case.needs_entropy)
+    rows = torch.arange(sequences.num_seqs)
     batch = [Minibatch(rows, objective.totals(rows), STEP)]
     dtype = getattr(torch, args.dtype)
-    case.trainer.update(rollouts, batch, objective)  # memory is touched for the first time
+    case.trainer.update(sequences, batch, objective)  # memory is touched for the first time
     peak = matmul_rate(dtype, device)
-    seconds = best_time_s(lambda: case.trainer.update(rollouts, batch, objective), args.repeats)
+    seconds = best_time_s(lambda: case.trainer.update(sequences, batch, objective), args.repeats)
     peak = max(peak, matmul_rate(dtype, device))
-    tokens = int((rollouts.prompt_lengths + rollouts.lengths - 1).sum())
-    rate = update_flops(config, rollouts, case.head_width) / seconds
+    tokens = int((sequences.prompt_lengths + sequences.lengths - 1).sum())
+    rate = update_flops(config, sequences, case.head_width) / seconds
     print(
         f"{case.name:>14} {kind:>6}: {tokens:6d} tokens, {seconds:7.3f} s, {tokens / seconds:9.0f} tokens/s, "
         f"{rate / 1e9:8.1f} of {peak / 1e9:8.1f} GFLOP/s, share {rate / peak:.3f}",

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ppoctl.batch.records import Rollouts
+from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor
@@ -62,23 +62,12 @@ def model_of_10m(folder: Path) -> Path:
     return folder
 
 
-def rollouts() -> Rollouts:
-    tokens = torch.randint(1, 4096, (SEQUENCES, RESPONSE))
-    return Rollouts(
-        prompt_tokens=torch.randint(1, 4096, (SEQUENCES * PROMPT,)),
+def sequences() -> Sequences:
+    return Sequences(
+        prompt_tokens=torch.randint(1, 4096, (SEQUENCES * PROMPT,)).int(),
         prompt_lengths=torch.full((SEQUENCES,), PROMPT),
-        tokens=tokens,
+        tokens=torch.randint(1, 4096, (SEQUENCES, RESPONSE)).int(),
         lengths=torch.full((SEQUENCES,), RESPONSE),
-        mask=torch.ones_like(tokens, dtype=torch.bool),
-        sampler_logprobs=torch.zeros(tokens.shape),
-        finish=torch.zeros(SEQUENCES, dtype=torch.int64),
-        seeds=torch.arange(SEQUENCES),
-        prompt_ids=[str(row) for row in range(SEQUENCES)],
-        sample_indices=[0] * SEQUENCES,
-        texts=[""] * SEQUENCES,
-        answers=[""] * SEQUENCES,
-        stamps=["actor@0:0"] * SEQUENCES,
-        sends=[1] * SEQUENCES,
     )
 
 
@@ -105,7 +94,7 @@ def measure(folder: Path, rounds: int) -> tuple[float, float, float, float]:
     settings = TrainerSettings("actor", str(model_of_10m(folder / "model")), torch.bfloat16, batching)
     actor = MegatronActor(settings, ThisProcess(MegatronRank(settings)))
     actor.start()
-    data, objective = rollouts(), Objective()
+    data, objective = sequences(), Objective()
     rows = torch.arange(SEQUENCES)
     batch = Minibatch(rows, objective.totals(rows), STEP)
 

@@ -8,12 +8,13 @@
 import time
 from collections.abc import Callable
 
+from ppoctl.batch.scores import ScoreRequest
 from ppoctl.rewards import gsm8k
+from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.pool import ScorerPool
-from ppoctl.rewards.worker import Question, ScorerSpec
 
 SAMPLES, ROUNDS = 256, 20
-RESPONSE, TRUTH = "so it is\n#### 42", "#### 42"
+REQUEST = ScoreRequest("train/0", "", (), "so it is\n#### 42", "#### 42", {}, "terminated")
 
 
 def least_seconds(work: Callable[[], object]) -> float:
@@ -26,11 +27,15 @@ def least_seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    here = least_seconds(lambda: [gsm8k.score(RESPONSE, TRUTH, strict=True) for _ in range(SAMPLES)])
+    here = least_seconds(lambda: [gsm8k.score(REQUEST, strict=True) for _ in range(SAMPLES)])
     with ScorerPool(ScorerSpec("ppoctl.rewards.gsm8k:score", {"strict": True})) as pool:
-        questions = [Question(RESPONSE, TRUTH)] * SAMPLES
-        pool.score(questions)
-        pooled = least_seconds(lambda: pool.score(questions))
+
+        def score_all() -> None:
+            futures = [pool.submit(REQUEST) for _ in range(SAMPLES)]
+            assert all(future.result().value for future in futures)
+
+        score_all()
+        pooled = least_seconds(score_all)
     each = (pooled - here) / SAMPLES * 1e6
     print(
         f"{SAMPLES} scores: {here * 1e3:.1f} ms here, {pooled * 1e3:.1f} ms in a child: {each:.0f} us more per sample"

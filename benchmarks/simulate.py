@@ -27,7 +27,7 @@ from ppoctl.errors import PpoctlError, RecipeError
 from ppoctl.model.cost import count_parameters, token_cost
 from ppoctl.model.reading import shape_if_here
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
+from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of, sequences_bytes, update_input_bytes
 from ppoctl.plan.memory.estimate import GIB, batch_of
 from ppoctl.plan.memory.generator import on_gpu, transfer_bytes
 from ppoctl.plan.memory.trainer import state_bytes
@@ -119,7 +119,7 @@ class SimulatedStep:
     critic_update_s: float
     actor_update_s: float
     data_s: float
-    """Rollouts to all ranks, answers back, merged."""
+    """Sequences to all ranks, once; grids of objectives, once a role; answers back, merged."""
     commit_s: float
     """Records: encoded, digested, written."""
     save_s: float
@@ -311,21 +311,21 @@ class Call:
     """One question to all ranks of a role."""
 
     bytes: int
-    """What each of them reads."""
+    """What each of them reads that is not in its node's store."""
     grids: int
     """How many [B, R] in float32 come back."""
 
 
 def calls(recipe: Recipe, batch: Batch) -> list[Call]:
     """The calls of one step: values, log-probs with entropies, the reference's (with entropies too), updates."""
-    rollouts, ppo = records_of(batch).rollout, recipe.ppo
+    sequences, ppo = sequences_bytes(batch), recipe.ppo
     entropies = ppo.epochs if ppo.policy_loss.entropy_coef else 0
     return [
-        Call(rollouts, 1),
-        Call(rollouts, 2),
-        *([Call(rollouts, 2)] if batch.has_reference else []),
-        Call(update_input_bytes(batch, "critic"), ppo.critic_epochs or ppo.epochs),
-        Call(update_input_bytes(batch, "actor"), ppo.epochs + entropies),
+        Call(sequences, 1),  # which are in every node's store from then on
+        Call(0, 2),
+        *([Call(0, 2)] if batch.has_reference else []),
+        Call(update_input_bytes(batch, "critic") - sequences, ppo.critic_epochs or ppo.epochs),
+        Call(update_input_bytes(batch, "actor") - sequences, ppo.epochs + entropies),
     ]
 
 
@@ -377,7 +377,7 @@ SECONDS = [
     ("values and log-probs", "forward_s"),
     ("critic update", "critic_update_s"),
     ("actor update", "actor_update_s"),
-    ("rollouts to ranks, answers", "data_s"),
+    ("sequences to ranks, answers", "data_s"),
     ("records committed", "commit_s"),
     ("states saved, per step", "save_s"),
     ("step", "step_s"),

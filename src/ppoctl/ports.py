@@ -2,12 +2,12 @@
 tests, which is why the protocols are runtime checkable. How weights get from the actor to the generator no stage
 knows: that is between the engines (`ppoctl.weights`).
 
-B sequences, R response positions. Every row index a port takes is a row of the `Rollouts` it was given.
+B sequences, R response positions. Every row index a port takes is a row of the `Sequences` it was given.
 
     stages  ->  Models.actor_at(state) ->  Actor   (Megatron-Core)
             ->  Models.critic_at(state) -> Critic  (Megatron-Core)
             ->  Generator                          (vLLM)
-            ->  Scorer                             (child processes)
+            ->  Scorer                             (child processes; in `batch.scores`, where light rooms find it)
             ->  SampleParts                        (finished samples of an unfinished stage)
             ->  Gate                               (whoever may stop the job)
 """
@@ -22,7 +22,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
-from ppoctl.batch.records import Rollouts, State
+from ppoctl.batch.records import State
+from ppoctl.batch.scores import Scorer as Scorer
+from ppoctl.batch.sequences import Sequences
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ class Trainer(Protocol):
         ...
 
     def update(
-        self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective
+        self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
     ) -> list[MinibatchResult]:
         """One optimizer step per minibatch, in order. The split into microbatches never changes a gradient.
 
@@ -217,20 +219,20 @@ class Trainer(Protocol):
 @runtime_checkable
 class Actor(Trainer, Protocol):
     def logprobs(
-        self, rollouts: Rollouts, *, temperature: float
+        self, sequences: Sequences, *, temperature: float
     ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
         """Log-prob of each response token and entropy of its distribution (nats), logits divided by temperature;
         float32, 0 where not present."""
         ...
 
-    def reference_logprobs(self, rollouts: Rollouts, *, temperature: float) -> Float[Tensor, "B R"]:
+    def reference_logprobs(self, sequences: Sequences, *, temperature: float) -> Float[Tensor, "B R"]:
         """The same under the frozen initial weights."""
         ...
 
 
 @runtime_checkable
 class Critic(Trainer, Protocol):
-    def values(self, rollouts: Rollouts) -> Float[Tensor, "B R"]:
+    def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
         """V of the state before each response token; float32, 0 where not present."""
         ...
 
@@ -250,35 +252,6 @@ class Models(Protocol):
     def advancing(self, state: State, *, to: State) -> AbstractContextManager[Trainer]:
         """The engine at `state`; when the context ends well it counts as being at `to`, else as being nowhere."""
         ...
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the scorer is asked about one response."""
-
-    response: str
-    truth: str
-    prompt_id: str
-
-
-@dataclass(frozen=True)
-class Score:
-    """What came of it. `value` is None unless `outcome` is "ok": an error is never a score of 0."""
-
-    value: float | None
-    outcome: str
-    """One of `batch.records.REWARD_OUTCOMES`."""
-    message: str = ""
-    extras: Mapping[str, float] | None = None
-
-
-@runtime_checkable
-class Scorer(Protocol):
-    def score(self, answers: Sequence[Answer]) -> list[Score]:
-        """One Score per answer, in order. A hanging, raising or dying scorer costs its own sample only."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -11,34 +11,23 @@ import pytest
 import torch
 
 from ppoctl.batch.grid import input_lengths, pack
-from ppoctl.batch.records import Rollouts
+from ppoctl.batch.sequences import Sequences
 
 
-def rollouts(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, columns: int = 0) -> Rollouts:
+def sequences(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, columns: int = 0) -> Sequences:
     rows, columns = len(prompts), max([columns, *map(len, responses)])
-    tokens = torch.zeros(rows, columns, dtype=torch.int64)
+    tokens = torch.zeros(rows, columns, dtype=torch.int32)
     for row, response in enumerate(responses):
         tokens[row, : len(response)] = torch.tensor(response)
-    lengths = torch.tensor([len(response) for response in responses])
-    return Rollouts(
-        prompt_tokens=torch.tensor([token for prompt in prompts for token in prompt]),
+    return Sequences(
+        prompt_tokens=torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int32),
         prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
         tokens=tokens,
-        lengths=lengths,
-        mask=torch.arange(columns)[None] < lengths[:, None],
-        sampler_logprobs=torch.zeros(rows, columns),
-        finish=torch.zeros(rows, dtype=torch.int64),
-        seeds=torch.zeros(rows, dtype=torch.int64),
-        prompt_ids=[""] * rows,
-        sample_indices=[0] * rows,
-        texts=[""] * rows,
-        answers=[""] * rows,
-        stamps=[""] * rows,
-        sends=[1] * rows,
+        lengths=torch.tensor([len(response) for response in responses]),
     )
 
 
-TWO_ROWS = rollouts([[11, 12], [13]], [[21, 22, 23], [24]])
+TWO_ROWS = sequences([[11, 12], [13]], [[21, 22, 23], [24]])
 
 
 def test_two_rows_by_hand():
@@ -70,20 +59,20 @@ def test_the_grid_of_some_rows_is_those_rows_of_the_whole_grid():
 
 
 def test_the_targets_on_the_grid_are_the_responses():
-    data = rollouts([[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10, 11], [12, 13]])
+    data = sequences([[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10, 11], [12, 13]])
     packed = pack(data, torch.arange(3))
     assert torch.equal(packed.to_grid(packed.targets.float()).long(), data.tokens)
 
 
 def test_what_is_read_before_each_target_is_the_token_before_it():
-    data = rollouts([[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10, 11], [12, 13]])
+    data = sequences([[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10, 11], [12, 13]])
     packed = pack(data, torch.arange(3))
     before = packed.tokens[packed.read_at]
     assert before.tolist() == [3, 4, 8, 9, 10, 6, 12]
 
 
 def test_columns_beyond_every_response_stay_zero_and_change_nothing_else():
-    wide = rollouts([[11, 12], [13]], [[21, 22, 23], [24]], columns=6)
+    wide = sequences([[11, 12], [13]], [[21, 22, 23], [24]], columns=6)
     narrow, packed = pack(TWO_ROWS, torch.tensor([0, 1])), pack(wide, torch.tensor([0, 1]))
     for name in ("tokens", "read_at", "targets", "row", "column"):
         assert torch.equal(getattr(packed, name), getattr(narrow, name))

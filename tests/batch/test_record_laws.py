@@ -28,12 +28,16 @@ GRID = torch.tensor([[0.5, -1.0, 0.0], [0.0, 0.0, 2.0], [1.5, 0.0, 0.0]])
 MASK = torch.tensor([[True, True, False], [False, False, True], [True, False, False]])
 
 
+def ids(rows: list[Any]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int32)
+
+
 def rollouts(**changes: Any) -> Rollouts:
     """Three responses to two prompts: of two, three and two tokens, one of which only is counted in the last two."""
     whole = Rollouts(
-        prompt_tokens=torch.tensor([5, 5, 6, 7]),
+        prompt_tokens=ids([5, 5, 6, 7]),
         prompt_lengths=torch.tensor([1, 1, 2]),
-        tokens=torch.tensor([[2, 1, 0], [3, 4, 1], [8, 9, 0]]),
+        tokens=ids([[2, 1, 0], [3, 4, 1], [8, 9, 0]]),
         lengths=torch.tensor([2, 3, 2]),
         mask=MASK,
         sampler_logprobs=-GRID.abs(),
@@ -42,7 +46,6 @@ def rollouts(**changes: Any) -> Rollouts:
         prompt_ids=["a", "a", "b"],
         sample_indices=[0, 1, 0],
         texts=["2", "3 4", "8 9"],
-        answers=["x", "x", "y"],
         stamps=["actor@4:abc", "actor@4:abc", "actor@4:abc+r1"],
         sends=[1, 3, 2],
     )
@@ -57,6 +60,7 @@ def rewards(**changes: Any) -> Rewards:
         outcomes=torch.tensor([0, 2, 1, 0]),
         extras={"words": [1.0, 9.0, 9.0, 4.0]},
         outcome_messages=["", "boom", "10 s", ""],
+        truths=["x", "x", None, "y"],
     )
     return replace(whole, **changes)
 
@@ -73,27 +77,28 @@ def set_at(grid: torch.Tensor, row: int, column: int, value: float) -> torch.Ten
 
 BROKEN: list[tuple[str, Callable[[], Record]]] = [
     ("prompt lengths add up", lambda: rollouts(prompt_lengths=torch.tensor([1, 1, 1]))),
+    ("tokens are int32", lambda: rollouts(tokens=torch.tensor([[2, 1, 0], [3, 4, 1], [8, 9, 0]]))),
     ("counted tokens are present", lambda: rollouts(mask=set_at(MASK, 2, 2, True))),
     (
         "every response has a token",
         lambda: rollouts(
             lengths=torch.tensor([0, 3, 2]),
             mask=MASK & torch.tensor([[False], [True], [True]]),
-            tokens=torch.tensor([[0, 0, 0], [3, 4, 1], [8, 9, 0]]),
+            tokens=ids([[0, 0, 0], [3, 4, 1], [8, 9, 0]]),
             sampler_logprobs=torch.zeros(3, 3),
         ),
     ),
     ("log-probs under the mask are 0", lambda: rollouts(sampler_logprobs=set_at(-GRID.abs(), 1, 0, -0.1))),
-    ("ids beyond the length are 0", lambda: rollouts(tokens=torch.tensor([[2, 1, 7], [3, 4, 1], [8, 9, 0]]))),
+    ("ids beyond the length are 0", lambda: rollouts(tokens=ids([[2, 1, 7], [3, 4, 1], [8, 9, 0]]))),
     ("prompt_ids has one entry per sequence", lambda: rollouts(prompt_ids=["a", "a"])),
     ("sample_indices has one entry per sequence", lambda: rollouts(sample_indices=[0, 1])),
     ("texts has one entry per sequence", lambda: rollouts(texts=["2", "3 4", "8 9", ""])),
-    ("answers has one entry per sequence", lambda: rollouts(answers=["x"])),
     ("stamps has one entry per sequence", lambda: rollouts(stamps=[])),
     ("sends has one entry per sequence", lambda: rollouts(sends=[1, 1])),
     ("a missing score is stored as 0", lambda: rewards(scores=torch.tensor([1.0, 0.1, 0.0, 0.5]))),
     ("a missing shaped score is stored as 0", lambda: rewards(shaped=torch.tensor([3.0, 0.0, -1.0, 2.0]))),
     ("outcome_messages has one entry per sequence", lambda: rewards(outcome_messages=["", "boom"])),
+    ("truths has one entry per sequence", lambda: rewards(truths=["x"])),
     ("words has one entry per sequence", lambda: rewards(extras={"words": [1.0]})),
     ("advantages under the mask are 0", lambda: advantages(advantages=set_at(GRID, 1, 1, 0.1))),
     ("returns under the mask are 0", lambda: advantages(returns=set_at(GRID, 2, 1, -0.1))),
@@ -167,7 +172,7 @@ def test_only_the_samplers_view_and_the_gap_are_measurements() -> None:
 
 
 def test_a_sequence_is_its_prompt_and_its_own_tokens() -> None:
-    assert [ids.tolist() for ids in rollouts().sequences()] == [[5, 2, 1], [5, 3, 4, 1], [6, 7, 8, 9]]
+    assert [row.tolist() for row in rollouts().sequences.unpadded()] == [[5, 2, 1], [5, 3, 4, 1], [6, 7, 8, 9]]
     assert (rollouts().num_seqs, rollouts().step) == (3, 5)
 
 

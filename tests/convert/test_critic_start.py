@@ -54,7 +54,7 @@ def test_first_values_are_the_reward_models_in_either_format(model: Model, rewar
     rollouts = lab.make_rollouts()
     for start in (reward, tmp_path / "megatron"):
         found = values(recipe(model("qwen2"), start, tmp_path))
-        for row, sequence in enumerate(rollouts.sequences()):
+        for row, sequence in enumerate(rollouts.unpadded()):
             prompt, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
             with torch.no_grad():
                 hidden = theirs.model(input_ids=sequence[None]).last_hidden_state[0]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from data.conftest import CHAT, MakeTokenizer
+from ppoctl.batch.prompts import Message
 from ppoctl.data.chat import ChatTemplate
-from ppoctl.data.rows import Message
 from ppoctl.errors import EnvironmentProblemError
 
 LOOP = "{% for m in messages %}"

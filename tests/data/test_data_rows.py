@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ppoctl.data.rows import Message, digest_of, read_datasets, read_rows, require_enough
+from ppoctl.batch.prompts import Message
+from ppoctl.data.rows import digest_of, read_datasets, read_rows, require_enough
 from ppoctl.data.tables import columns_of, lookup
 from ppoctl.errors import DataError, ExitCode, MissingAssetError, RecipeError
 from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
@@ -60,6 +61,21 @@ def test_columns_may_be_nested_or_have_dots_in_their_names(jsonl: MakeTable, tmp
     assert columns_of(row) == ["r.x.truth", "r.plain"]
     with pytest.raises(KeyError):
         lookup(row, "r.x.truth.deeper")
+
+
+def test_further_columns_are_kept_where_the_table_names_them(jsonl: MakeTable, tmp_path: Path) -> None:
+    line = '{"q": "one", "a": "1", "level": 3, "tags": ["x", null], "x": {"y": 0.5}, "unread": "u"}'
+    (row,) = read_rows(jsonl(line, fields=("level", "tags", "x.y")), name="train")
+    assert row.fields == {"level": 3, "tags": ["x", None], "x.y": 0.5}
+    digests = {digest_of(read_rows(jsonl(line, fields=fields), name="train")) for fields in ((), ("level",))}
+    assert len(digests) == 2
+    with pytest.raises(DataError, match=r"rows.jsonl` line 1 has no column `y`"):
+        read_rows(jsonl(line, fields=("y",)), name="train")
+
+
+def test_rows_may_have_no_ground_truth(jsonl: MakeTable, tmp_path: Path) -> None:
+    (row,) = read_rows(jsonl('{"q": "one"}', answer=None), name="train")
+    assert row.answer is None
 
 
 def test_a_chat_is_kept_as_its_messages(jsonl: MakeTable, tmp_path: Path) -> None:
@@ -194,6 +210,15 @@ def test_a_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}, {"q": "two", "a": None}])
     table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a")
     with pytest.raises(DataError, match=r"x.parquet` row 2: `a` is null"):
+        read_rows(table, name="train")
+
+
+def test_a_column_for_the_reward_must_be_json(tmp_path: Path) -> None:
+    _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1", "image": b"png"}])
+    table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a", fields=("image",))
+    with pytest.raises(
+        DataError, match=r"row 1: `image` is `b'png'` \(a bytes\), and what a reward is given must be"
+    ):
         read_rows(table, name="train")
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.batch.records import Prompt
+from ppoctl.batch.prompts import Message, Prompt
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
@@ -74,7 +74,7 @@ def test_another_seed_is_another_order() -> None:
     assert len(orders) == 5
 
 
-def test_the_identity_names_ids_tokens_and_answers_in_order() -> None:
+def test_the_identity_names_all_that_anybody_may_read_in_order() -> None:
     one, two = Prompt("a", (1,), "x", "1"), Prompt("b", (2,), "y", "2")
     variants = [
         (one, two),
@@ -83,6 +83,10 @@ def test_the_identity_names_ids_tokens_and_answers_in_order() -> None:
         (one, Prompt("c", (2,), "y", "2")),
         (one, Prompt("b", (3,), "y", "2")),
         (one, Prompt("b", (2,), "y", "3")),
+        (one, Prompt("b", (2,), "y", None)),
+        (one, Prompt("b", (2,), "z", "2")),
+        (one, Prompt("b", (2,), "y", "2", (Message("user", "y"),))),
+        (one, Prompt("b", (2,), "y", "2", fields={"level": 1})),
     ]
     identities = [PromptSource(rows[:1], {"x": rows}, 0, 1).evaluation_sets()["x"].identity for rows in variants]
     assert len(set(identities)) == len(variants)

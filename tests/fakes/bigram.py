@@ -10,7 +10,7 @@ from torch import Tensor
 from ppoctl.batch.codec import digest
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.grid import pack
-from ppoctl.batch.records import Rollouts
+from ppoctl.batch.sequences import Sequences
 from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Minibatch, MinibatchResult, Objective
 
@@ -131,32 +131,32 @@ class BigramTrainer:
         self.moments = _tensor(folder / "moments.bin").reshape(2, *shape)
         self.count = json.loads((folder / "count.json").read_text())
 
-    def logprobs(self, rollouts: Rollouts, *, temperature: float) -> tuple[Tensor, Tensor]:
+    def logprobs(self, sequences: Sequences, *, temperature: float) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            logprobs, entropy = self._outputs(rollouts, torch.arange(rollouts.num_seqs), self.table, temperature)
+            logprobs, entropy = self._outputs(sequences, torch.arange(sequences.num_seqs), self.table, temperature)
         assert entropy is not None
         return logprobs, entropy
 
-    def reference_logprobs(self, rollouts: Rollouts, *, temperature: float) -> Tensor:
+    def reference_logprobs(self, sequences: Sequences, *, temperature: float) -> Tensor:
         with torch.no_grad():
-            return self._outputs(rollouts, torch.arange(rollouts.num_seqs), initial_table("actor"), temperature)[0]
+            return self._outputs(sequences, torch.arange(sequences.num_seqs), initial_table("actor"), temperature)[0]
 
-    def values(self, rollouts: Rollouts) -> Tensor:
+    def values(self, sequences: Sequences) -> Tensor:
         with torch.no_grad():
-            return self._outputs(rollouts, torch.arange(rollouts.num_seqs), self.table, 1.0)[0]
+            return self._outputs(sequences, torch.arange(sequences.num_seqs), self.table, 1.0)[0]
 
     def update(
-        self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective
+        self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
     ) -> list[MinibatchResult]:
         results: list[MinibatchResult] = []
         for minibatch in minibatches:
-            results.append(self._step(rollouts, minibatch, objective))
+            results.append(self._step(sequences, minibatch, objective))
             self.on_minibatch(self.role, len(results))
         return results
 
-    def _step(self, rollouts: Rollouts, minibatch: Minibatch, objective: Objective) -> MinibatchResult:
+    def _step(self, sequences: Sequences, minibatch: Minibatch, objective: Objective) -> MinibatchResult:
         table = self.table.clone().requires_grad_()
-        outputs, entropy = self._outputs(rollouts, minibatch.rows, table, self.temperature)
+        outputs, entropy = self._outputs(sequences, minibatch.rows, table, self.temperature)
         entropy = entropy if objective.needs_entropy else None
         loss = objective(minibatch.rows, outputs, entropy, minibatch.totals)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -180,9 +180,9 @@ class BigramTrainer:
         self.table = self.table * (1 - step.lr * step.weight_decay) - step.lr * mean / scale
 
     def _outputs(
-        self, rollouts: Rollouts, rows: Tensor, table: Tensor, temperature: float
+        self, sequences: Sequences, rows: Tensor, table: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor | None]:
-        packed = pack(rollouts, rows)
+        packed = pack(sequences, rows)
         before = packed.tokens[packed.read_at]
         if self.role == "critic":
             return packed.to_grid(table[before]), None

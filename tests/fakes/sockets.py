@@ -1,15 +1,18 @@
 """A generator, a scorer and questions to go with the bigram model, and a recipe that uses them."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 
 from fakes.bigram import END, VOCABULARY, BigramTrainer, Tell, tell_nobody
-from ppoctl.batch.records import Prompt, Prompts, State
-from ppoctl.ports import Answer, Models, Sample, SampleRequest, SamplingParams, Score
-from ppoctl.recipe.schema import Gsm8kReward, Recipe
+from ppoctl.batch.prompts import Prompt, Prompts
+from ppoctl.batch.records import State
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.ports import Models, Sample, SampleRequest, SamplingParams
+from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.gsm8k import Gsm8kReward
 from ppoctl.wire.sockets import Sockets
 
 
@@ -87,14 +90,16 @@ class EvenScorer:
         self.outcomes = outcomes or {}
         self.other_reading = other_reading
 
-    def score(self, answers: Sequence[Answer]) -> list[Score]:
-        return [self.outcomes.get(answer.prompt_id) or self._score(answer) for answer in answers]
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        future: Future[Score] = Future()
+        future.set_result(self.outcomes.get(request.prompt_id) or self._score(request))
+        return future
 
     def close(self) -> None:
         pass
 
-    def _score(self, answer: Answer) -> Score:
-        tokens = [int(word) for word in answer.response.split()]
+    def _score(self, request: ScoreRequest) -> Score:
+        tokens = [int(word) for word in request.response.split()]
         extras = {} if self.other_reading is None else {self.other_reading: float(tokens[0] % 2 == 0)}
         return Score(sum(token % 2 == 0 for token in tokens) / len(tokens), "ok", extras=extras)
 
@@ -117,7 +122,7 @@ def _prompts(step: int, numbers: range) -> Prompts:
         Prompt(f"p{n}", tuple(2 + (n + k) % (VOCABULARY - 2) for k in range(1 + n % 3)), f"question {n}", "even")
         for n in numbers
     )
-    return Prompts(step=step, rows=rows, identity=hashlib.sha256(repr(rows).encode()).hexdigest())
+    return Prompts(step, rows)
 
 
 def fake_sockets(

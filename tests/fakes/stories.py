@@ -37,7 +37,7 @@ def _no_critic(once: Once, stages: Stages, given: Given) -> Outcome:
     """Samples of one prompt are judged against each other."""
     actor = given.states["actor"]
     rollouts = once(stages.rollout, actor, given.prompts)
-    rewards = once(stages.reward, rollouts)
+    rewards = once(stages.reward, given.prompts, rollouts)
     logprobs = once(stages.logprobs, actor, rollouts)
     advantages = once(GroupAdvantages(), rollouts, rewards, given.carry)
     actor = once(stages.actor_update, actor, rollouts, logprobs, advantages)
@@ -48,13 +48,13 @@ def _two_rounds(once: Once, stages: Stages, given: Given) -> Outcome:
     """The critic learns from a first round, and judges the second one, from which the actor learns."""
     actor, critic = given.states["actor"], given.states["critic"]
     rollouts = once(stages.rollout, actor, given.prompts)
-    rewards = once(stages.reward, rollouts)
+    rewards = once(stages.reward, given.prompts, rollouts)
     values = once(stages.values, critic, rollouts)
     logprobs = once(stages.logprobs, actor, rollouts)
     advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
     critic = once(stages.critic_update, critic, rollouts, values, advantages)
     again = once(_second(stages.rollout), actor, given.prompts)
-    scores = once(_second(stages.reward), again)
+    scores = once(_second(stages.reward), given.prompts, again)
     values = once(_second(stages.values), critic, again)
     logprobs = once(_second(stages.logprobs), actor, again)
     advantages = once(_second(stages.advantages), again, scores, values, logprobs, advantages.carry)

@@ -15,7 +15,7 @@ def test_critic_before_actor_equals_actor_before_critic(tmp_path: Path) -> None:
     stages, states = job.stages(1), job.states
     actor, critic = states.initial["actor"], states.initial["critic"]
     rollouts = stages.rollout.run(actor, job.prompts(1))
-    rewards = stages.reward.run(rollouts)
+    rewards = stages.reward.run(job.prompts(1), rollouts)
     values, logprobs = stages.values.run(critic, rollouts), stages.logprobs.run(actor, rollouts)
     advantages = stages.advantages.run(rollouts, rewards, values, logprobs, job.first_carry)
     planned = {

@@ -250,14 +250,15 @@ def test_the_driver() -> None:
     """5 sequences of 7 + 20 tokens."""
     batch = Batch(5, prompt_tokens=7, response_tokens=20, has_reference=True, reference_in_loss=True)
     records = records_of(batch)
-    assert records.rollout == 100 * (8 + 1 + 4) + 5 * (7 * 8 + 4 * 8) + 100 * 4
+    sequences = 100 * 4 + 5 * (7 * 4 + 2 * 8)
+    assert records.rollout == sequences + 100 * (1 + 4) + 5 * 2 * 8 + 100 * 4
     assert (records.reward, records.values, records.logprobs) == (5 * 16, 400, 1200)
     assert records.advantages == 100 * 13
-    assert update_input_bytes(batch, "critic") == records.rollout + 100 * 9
-    assert update_input_bytes(batch, "actor") == records.rollout + 100 * 13
+    assert update_input_bytes(batch, "critic") == sequences + 100 * 9
+    assert update_input_bytes(batch, "actor") == sequences + 100 * 13
     without = replace(batch, has_reference=False, reference_in_loss=False)
     assert records_of(without).logprobs == 800
-    assert update_input_bytes(without, "actor") == records.rollout + 100 * 9
+    assert update_input_bytes(without, "actor") == sequences + 100 * 9
     driver = driver_bytes(batch)
     assert driver.samples == 100 * (72 + 4) + records.rollout
     assert driver.records == 2 * records.total

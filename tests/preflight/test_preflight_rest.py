@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import pytest
 
+from ppoctl.batch.prompts import Message
 from ppoctl.cli.app import run
 from ppoctl.cli.evaluate import _write
-from ppoctl.data.rows import Message
 from ppoctl.errors import DataError, OutOfMemoryError, PpoctlError, RecipeError, StorageError
 from ppoctl.plan.memory import estimate
 from ppoctl.preflight import fit, folders, prompts

@@ -96,6 +96,12 @@ CASES: list[tuple[str, list[str], str]] = [
         '`data.train.instruction` = `""` (default)',
     ),
     (
+        "the_reward_can_read_the_answers",
+        ["data.train={format='columns', path='x.jsonl', prompt='q'}"],
+        "--set: the reward compares with a ground truth, and [data.train] names no column that has it: "
+        '`data.train.format` = `"columns"` (--set), `reward.kind` = `"gsm8k"` (r.toml:13)',
+    ),
+    (
         "bounds_of_a_health_rule_are_in_order",
         ["health.entropy={min=2.0, max=1.0}"],
         "--set: nothing is at least 2.0 and at most 1.0: `health.entropy.min` = `2.0` (--set), `health.entropy.max` = "

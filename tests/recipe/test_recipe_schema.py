@@ -7,7 +7,7 @@ import pytest
 from ppoctl.recipe import shape
 from ppoctl.recipe.explain import EXAMPLES, FOREIGN_NAMES
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.table import Effect
+from ppoctl.table import Effect
 
 KEYS = list(shape.walk(shape.of(Recipe)))
 LEAVES = [(path, key) for path, key in KEYS if isinstance(key.shape, shape.Leaf)]

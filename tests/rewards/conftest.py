@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.pool import ScorerPool
-from ppoctl.rewards.worker import ScorerSpec
 
 OpenPool = Callable[..., ScorerPool]
 

@@ -8,97 +8,103 @@ import sys
 import time
 from pathlib import Path
 
-from ppoctl.rewards.verdict import Verdict
+from ppoctl.batch.scores import ScoreRequest
+from ppoctl.rewards.function import RewardValue
 
 
-def score(response: str, truth: str) -> Verdict:
-    """The length of the response, unless `truth` orders a misdeed."""
-    name, _, detail = truth.partition(" ")
+def score(request: ScoreRequest) -> RewardValue:
+    """The length of the response, unless the truth orders a misdeed."""
+    name, _, detail = (request.truth or "").partition(" ")
     if name in MISDEEDS:
         return MISDEEDS[name](detail)
-    return Verdict(float(len(response)))
+    return RewardValue(float(len(request.response)))
 
 
-def returns_a_bare_number(response: str, truth: str) -> float:
+def all_that_it_is_given(request: ScoreRequest) -> RewardValue:
+    """As its error message."""
+    raise ValueError(repr(request))
+
+
+def returns_a_bare_number(request: ScoreRequest) -> float:
     return 1.0
 
 
-def _hang_in_python(detail: str) -> Verdict:
+def _hang_in_python(detail: str) -> RewardValue:
     while True:
         time.sleep(0.01)
 
 
-def _hang_in_c(detail: str) -> Verdict:
+def _hang_in_c(detail: str) -> RewardValue:
     # Catastrophic backtracking: C code that holds the interpreter lock and looks at signals only now and then.
     re.match(r"(a|aa)+$", "a" * 200 + "b")
     raise AssertionError("unreachable")
 
 
-def _ignore_signals_and_hang(detail: str) -> Verdict:
+def _ignore_signals_and_hang(detail: str) -> RewardValue:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     return _hang_in_c(detail)
 
 
-def _raise(detail: str) -> Verdict:
+def _raise(detail: str) -> RewardValue:
     raise ValueError(f"cannot parse\n   {object()}")
 
 
-def _leave(detail: str) -> Verdict:
+def _leave(detail: str) -> RewardValue:
     sys.exit(3)
 
 
-def _exit(detail: str) -> Verdict:
+def _exit(detail: str) -> RewardValue:
     os._exit(3)
 
 
-def _kill_itself(detail: str) -> Verdict:
+def _kill_itself(detail: str) -> RewardValue:
     os.kill(os.getpid(), signal.SIGKILL)
     return _hang_in_python(detail)
 
 
-def _number(detail: str) -> Verdict:
-    return Verdict(float(detail))
+def _number(detail: str) -> RewardValue:
+    return RewardValue(float(detail))
 
 
-def _nan_extra(detail: str) -> Verdict:
-    return Verdict(1.0, {"margin": float("nan")})
+def _nan_extra(detail: str) -> RewardValue:
+    return RewardValue(1.0, {"margin": float("nan")})
 
 
-def _text(detail: str) -> Verdict:
-    return Verdict("1")  # type: ignore[arg-type]
+def _text(detail: str) -> RewardValue:
+    return RewardValue("1")  # type: ignore[arg-type]
 
 
-def _chatter(detail: str) -> Verdict:
-    print('{"number": 0, "value": 99.0, "extras": {}}', flush=True)
+def _chatter(detail: str) -> RewardValue:
+    print('{"number": 1, "value": 99.0, "extras": {}}', flush=True)
     os.write(1, b"not json\n")
     assert sys.stdin.read() == ""
-    return Verdict(7.0)
+    return RewardValue(7.0)
 
 
-def _fork(detail: str) -> Verdict:
+def _fork(detail: str) -> RewardValue:
     os.fork()
-    return Verdict(5.0)
+    return RewardValue(5.0)
 
 
-def _start_a_process_and_hang(detail: str) -> Verdict:
+def _start_a_process_and_hang(detail: str) -> RewardValue:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(detail).write_text(str(process.pid))
     return _hang_in_python(detail)
 
 
-def _sleep(detail: str) -> Verdict:
+def _sleep(detail: str) -> RewardValue:
     time.sleep(float(detail))
-    return Verdict(1.0)
+    return RewardValue(1.0)
 
 
-def _meet(detail: str) -> Verdict:
+def _meet(detail: str) -> RewardValue:
     """Wait until as many processes as `COUNT FOLDER` says are in this function."""
     count, folder = detail.split(" ", 1)
     (Path(folder) / str(os.getpid())).touch()
     while len(list(Path(folder).iterdir())) < int(count):
         time.sleep(0.01)
-    return Verdict(1.0)
+    return RewardValue(1.0)
 
 
 MISDEEDS = {

@@ -3,6 +3,7 @@
 import pytest
 
 from ppoctl.rewards import exact_match
+from rewards.asking import request
 
 
 @pytest.mark.parametrize(
@@ -10,14 +11,14 @@ from ppoctl.rewards import exact_match
     [("Paris", 1, 1), (" Paris\n", 1, 1), ("paris", 0, 1), ("Paris.", 0, 0), ("", 0, 0), ("In Paris", 0, 0)],
 )
 def test_the_stripped_texts_are_compared(response: str, value: float, value_ignoring_case: float) -> None:
-    assert exact_match.score(response, "Paris ").value == value
-    assert exact_match.score(response, "Paris ", ignore_case=True).value == value_ignoring_case
+    assert exact_match.score(request(response, "Paris ")).value == value
+    assert exact_match.score(request(response, "Paris "), ignore_case=True).value == value_ignoring_case
 
 
 def test_case_is_folded_beyond_ascii() -> None:
-    assert exact_match.score("STRASSE", "stra\u00dfe", ignore_case=True).value == 1
+    assert exact_match.score(request("STRASSE", "stra\u00dfe"), ignore_case=True).value == 1
 
 
 def test_an_empty_truth_is_a_fault_and_no_score() -> None:
     with pytest.raises(ValueError, match="ground truth is empty"):
-        exact_match.score("", "  ")
+        exact_match.score(request("", "  "))

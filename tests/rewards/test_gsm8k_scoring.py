@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppoctl.rewards import gsm8k
-from ppoctl.rewards.verdict import Verdict
+from ppoctl.rewards.function import RewardValue
+from rewards.asking import request
 
 GOLD = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 clips.\n#### 72"
 
@@ -42,8 +43,10 @@ GOLD = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+2
     ],
 )
 def test_the_strict_and_the_lenient_reading_of_a_response(response: str, strict: int, lenient: int) -> None:
-    assert gsm8k.score(response, GOLD) == Verdict(float(strict), {"lenient": float(lenient)})
-    assert gsm8k.score(response, GOLD, strict=False) == Verdict(float(lenient), {"strict": float(strict)})
+    assert gsm8k.score(request(response, GOLD)) == RewardValue(float(strict), {"lenient": float(lenient)})
+    assert gsm8k.score(request(response, GOLD), strict=False) == RewardValue(
+        float(lenient), {"strict": float(strict)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,23 +63,23 @@ def test_the_strict_and_the_lenient_reading_of_a_response(response: str, strict:
 )
 def test_the_ground_truth_is_a_gold_text_or_a_bare_number(truth: str, number: str) -> None:
     assert gsm8k.gold_number(truth) == number
-    assert gsm8k.score(f"#### {number}", truth).value == 1
+    assert gsm8k.score(request(f"#### {number}", truth)).value == 1
 
 
 @pytest.mark.parametrize("truth", ["", "seventy-two", "the answer is 72", "####", "-", ".", "7 2"])
 def test_a_truth_without_a_number_is_a_fault_and_no_score(truth: str) -> None:
     with pytest.raises(ValueError, match="neither a number nor a text"):
-        gsm8k.score("#### 72", truth)
+        gsm8k.score(request("#### 72", truth))
 
 
 def test_a_truth_that_is_no_decimal_number_is_met_letter_by_letter() -> None:
-    assert gsm8k.score("#### 1.2.3", "#### 1.2.3", strict=True).value == 1
-    assert gsm8k.score("#### 1.2.4", "#### 1.2.3", strict=False).value == 0
+    assert gsm8k.score(request("#### 1.2.3", "#### 1.2.3"), strict=True).value == 1
+    assert gsm8k.score(request("#### 1.2.4", "#### 1.2.3"), strict=False).value == 0
 
 
 def test_an_answer_far_from_the_end_still_counts_unlike_in_verl() -> None:
     response = "#### 72\n" + "and so on " * 40
-    assert gsm8k.score(response, GOLD).value == 1
+    assert gsm8k.score(request(response, GOLD)).value == 1
     assert _verl_strict(response) is None
 
 
@@ -94,8 +97,8 @@ def test_every_gold_answer_of_gsm8k_scores_1_and_every_wrong_one_0(ppoctl_data: 
     assert len(answers) == 7473
     for answer in answers:
         wrong = f"{answer.rpartition('#### ')[0]}#### {int(gsm8k.gold_number(answer)) + 1}"
-        assert gsm8k.score(answer, answer) == Verdict(1.0, {"lenient": 1.0})
-        assert gsm8k.score(wrong, answer) == Verdict(0.0, {"lenient": 0.0})
+        assert gsm8k.score(request(answer, answer)) == RewardValue(1.0, {"lenient": 1.0})
+        assert gsm8k.score(request(wrong, answer)) == RewardValue(0.0, {"lenient": 0.0})
 
 
 def _verl_strict(response: str) -> str | None:

@@ -2,19 +2,21 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from ppoctl.batch.prompts import Prompt
+from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
-from ppoctl.recipe.schema import ExactMatchReward, Gsm8kReward
+from ppoctl.rewards.exact_match import ExactMatchReward
+from ppoctl.rewards.function import ScorerSpec
+from ppoctl.rewards.gsm8k import Gsm8kReward
 from ppoctl.rewards.pool import ScorerPool
-from ppoctl.rewards.probe import Candidates, ProbeRow, candidates_of, probe, require_gold_wins
-from ppoctl.rewards.scorers import pool_of
+from ppoctl.rewards.probe import ProbeRow, probe, require_sound
+from ppoctl.rewards.table import Candidates, ProcessReward
 
 OpenPool = Callable[..., ScorerPool]
-Reward = Gsm8kReward | ExactMatchReward
 
 STRICT = Gsm8kReward(kind="gsm8k")
 LENIENT = Gsm8kReward(kind="gsm8k", strict=False)
@@ -22,15 +24,21 @@ EXACT = ExactMatchReward(kind="exact_match")
 WORKED = "48+24 = <<48+24=72>>72 clips.\n#### 72"
 
 
-@dataclass(frozen=True)
-class Row:
-    id: str
-    answer: str
+class WithoutGold(ProcessReward):
+    """A kind that knows no good response."""
+
+    @property
+    def scores_by(self) -> ScorerSpec:
+        return ScorerSpec("drill_scorers:score")
 
 
-def probed(reward: Reward, *truths: str) -> list[ProbeRow]:
-    with pool_of(reward) as pool:
-        return probe(pool, reward, [Row(f"train/{n}", truth) for n, truth in enumerate(truths)])
+def row(truth: str | None, number: int = 0) -> Prompt:
+    return Prompt(f"train/{number}", (), "", truth)
+
+
+def probed(reward: ProcessReward, *truths: str | None) -> list[ProbeRow]:
+    with ScorerPool(reward.scores_by) as pool:
+        return probe(pool, reward, [row(truth, number) for number, truth in enumerate(truths)])
 
 
 @pytest.mark.parametrize(
@@ -50,15 +58,15 @@ def probed(reward: Reward, *truths: str) -> list[ProbeRow]:
     ],
 )
 def test_candidates_keep_the_format_of_the_truth(
-    reward: Reward, truth: str, gold: str, wrong: str, truncated: str
+    reward: ProcessReward, truth: str, gold: str, wrong: str, truncated: str
 ) -> None:
-    assert candidates_of(reward, truth) == Candidates(gold, wrong, "", truncated)
-    require_gold_wins(probed(reward, truth))
+    assert reward.candidates(truth) == Candidates(gold, wrong, "", truncated)
+    require_sound(probed(reward, truth))
 
 
 def test_the_outcome_of_each_candidate_is_kept_by_name() -> None:
-    (row,) = probed(STRICT, WORKED)
-    assert {name: outcome.value for name, outcome in row.outcomes.items()} == {
+    (found,) = probed(STRICT, WORKED)
+    assert {name: score.value for name, score in found.scores.items()} == {
         "gold": 1.0,
         "wrong": 0.0,
         "empty": 0.0,
@@ -68,10 +76,10 @@ def test_the_outcome_of_each_candidate_is_kept_by_name() -> None:
 
 def test_a_reward_that_does_not_know_the_format_is_refused_with_what_each_scored() -> None:
     # The dataset holds worked answers, the reward compares the whole response with one number.
-    with pool_of(EXACT) as pool:
-        rows = probe(pool, STRICT, [Row("train/3", "72")])
+    with ScorerPool(EXACT.scores_by) as pool:
+        rows = probe(pool, STRICT, [row("72", 3)])
     with pytest.raises(RewardError) as caught:
-        require_gold_wins(rows)
+        require_sound(rows)
     assert caught.value.message == (
         "the reward does not prefer the gold answer of row `train/3`: gold scored 0, wrong scored 0, "
         "empty scored 0, truncated scored 0 (ground truth `72`, gold answer tried `The answer is #### 72`)"
@@ -83,15 +91,15 @@ def test_a_reward_that_does_not_know_the_format_is_refused_with_what_each_scored
     ("truth", "said"),
     [
         ("constant", "gold scored 8, wrong scored 12, empty scored 0, truncated scored 7"),
-        ("number inf", "gold scored inf, wrong scored inf, empty scored inf, truncated scored inf"),
+        ("number 3", "gold scored 3, wrong scored 3, empty scored 3, truncated scored 3"),
         ("text", "gold gave no score (the scorer returned a `str` as value, not a number), wrong gave"),
     ],
 )
 def test_a_reward_that_prefers_another_or_fails_is_refused(drill_pool: OpenPool, truth: str, said: str) -> None:
     # The drill scorer's score is the length of the response, so `not constant` beats `constant`.
-    rows = probe(drill_pool(), EXACT, [Row("train/0", truth)])
+    rows = probe(drill_pool(), EXACT, [row(truth)])
     with pytest.raises(RewardError) as caught:
-        require_gold_wins(rows)
+        require_sound(rows)
     assert said in caught.value.message
 
 
@@ -100,13 +108,14 @@ def test_a_reward_that_prefers_another_or_fails_is_refused(drill_pool: OpenPool,
     [
         (STRICT, "seventy", "row `train/1`: the ground truth `seventy` is neither a number nor a text with"),
         (EXACT, " ", "row `train/1`: the ground truth is empty"),
+        (EXACT, None, "row `train/1` has no ground truth"),
     ],
 )
 def test_a_truth_the_reward_cannot_read_is_refused_before_anything_is_scored(
-    reward: Reward, truth: str, message: str
+    reward: ProcessReward, truth: str | None, message: str
 ) -> None:
-    with pool_of(reward) as pool, pytest.raises(RewardError) as caught:
-        probe(pool, reward, [Row("train/0", "72"), Row("train/1", truth)])
+    with ScorerPool(reward.scores_by) as pool, pytest.raises(RewardError) as caught:
+        probe(pool, reward, [row("72"), row(truth, 1)])
     assert caught.value.message.startswith(message)
     assert caught.value.hint is not None
     assert pool.pids == []
@@ -114,13 +123,33 @@ def test_a_truth_the_reward_cannot_read_is_refused_before_anything_is_scored(
 
 def test_a_long_truth_is_shown_by_its_end(drill_pool: OpenPool) -> None:
     # The drill scorer's score is the length of the response, and the wrong one is as long as the gold one.
-    rows = probe(drill_pool(), STRICT, [Row("train/0", "so it goes\n" * 50 + "#### 72")])
+    rows = probe(drill_pool(), STRICT, [row("so it goes\n" * 50 + "#### 72")])
     with pytest.raises(RewardError, match=r"ground truth `\.\.\..{53}#### 72`"):
-        require_gold_wins(rows)
+        require_sound(rows)
+
+
+def test_a_number_that_must_not_train_is_the_rewards_fault(drill_pool: OpenPool) -> None:
+    with pytest.raises(RewardError, match=r"the scorer gave `inf` as reward of a response to prompt `train/0`"):
+        probe(drill_pool(), EXACT, [row("number inf")])
+
+
+@pytest.mark.parametrize("truth", [None, "good"])
+def test_a_kind_without_gold_needs_only_some_score(drill_pool: OpenPool, truth: str | None) -> None:
+    (found,) = probe(drill_pool(), WithoutGold(), [row(truth)])
+    require_sound([found])
+    assert found.scores == {"short": Score(17.0, "ok"), "empty": Score(0.0, "ok")}
+
+
+def test_a_kind_without_gold_that_scores_nothing_is_refused(drill_pool: OpenPool) -> None:
+    with pytest.raises(RewardError) as caught:
+        require_sound(probe(drill_pool(), WithoutGold(), [row("raise")]))
+    assert caught.value.message.startswith(
+        "the reward has no score to train on for row `train/0`: short gave no score (ValueError: cannot parse"
+    )
 
 
 @pytest.mark.parametrize("reward", [STRICT, LENIENT])
 def test_gold_wins_on_every_row_of_gsm8k(reward: Gsm8kReward, ppoctl_data: Path) -> None:
     lines = (ppoctl_data / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1319
-    require_gold_wins(probed(reward, *(json.loads(line)["answer"] for line in lines)))
+    require_sound(probed(reward, *(json.loads(line)["answer"] for line in lines)))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ppoctl.recipe.schema import RewardScale
 from ppoctl.rewards import shaping
+from ppoctl.rewards.table import RewardScale
 
 
 def scale(low: float, high: float, to_low: float, to_high: float) -> RewardScale:

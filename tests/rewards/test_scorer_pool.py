@@ -3,61 +3,85 @@
 import os
 import select
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ppoctl.errors import RewardError
-from ppoctl.rewards.pool import CHUNK_SAMPLES, Outcome, ScorerPool
-from ppoctl.rewards.worker import Question
+from ppoctl.batch.prompts import Message
+from ppoctl.batch.scores import Score, Scorer, ScoreRequest
+from ppoctl.errors import ExitCode, NonFiniteError, RewardError
+from ppoctl.rewards.pool import ScorerPool
+from rewards.asking import request, scores
 
 OpenPool = Callable[..., ScorerPool]
 
-GOOD = [Question("a" * n, "good") for n in range(5)]
-GOOD_OUTCOMES = [Outcome("ok", value=float(n)) for n in range(5)]
+GOOD = [request("a" * n) for n in range(5)]
+GOOD_SCORES = [Score(float(n), "ok") for n in range(5)]
 
 
-def with_misdeed(truth: str) -> list[Question]:
+def with_misdeed(truth: str) -> list[ScoreRequest]:
     """Five good samples with a misdeed as the third."""
-    return [*GOOD[:2], Question("", truth), *GOOD[2:]]
+    return [*GOOD[:2], request("", truth), *GOOD[2:]]
 
 
-def the_misdeed_of(outcomes: list[Outcome]) -> Outcome:
-    """The third outcome, once the others are seen to be good."""
-    assert outcomes[:2] + outcomes[3:] == GOOD_OUTCOMES
-    return outcomes[2]
+def the_misdeed_of(found: list[Score]) -> Score:
+    """The third score, once the others are seen to be good."""
+    assert found[:2] + found[3:] == GOOD_SCORES
+    return found[2]
 
 
-def test_outcomes_come_in_the_order_of_the_questions(drill_pool: OpenPool) -> None:
+def test_each_request_gets_its_own_score(drill_pool: OpenPool) -> None:
     pool = drill_pool(workers=2)
-    questions = [Question("a" * n, "good") for n in range(5 * CHUNK_SAMPLES + 3)]
-    assert [outcome.value for outcome in pool.score(questions)] == list(range(len(questions)))
-    assert pool.score([]) == []
+    assert isinstance(pool, Scorer)
+    requests = [request("a" * n) for n in range(83)]
+    assert [score.value for score in scores(pool, requests)] == list(range(83))
+
+
+def test_a_scorer_is_given_all_that_the_request_says(drill_pool: OpenPool) -> None:
+    chat = (Message("system", "be brief"), Message("user", "why?\u2028\ud800"))
+    asked = ScoreRequest("p7", "why?\n", chat, "42\n", None, {"level": 3, "tags": ["a", None]}, "truncated")
+    (score,) = scores(drill_pool("drill_scorers:all_that_it_is_given"), [asked])
+    assert score == Score(None, "error", f"ValueError: {asked!r}")
+
+
+def test_a_request_may_be_submitted_while_others_are_scored(drill_pool: OpenPool, tmp_path: Path) -> None:
+    """Each waits until both are being scored."""
+    pool = drill_pool(workers=2, timeout_s=60.0)
+    first = pool.submit(request("", f"meet 2 {tmp_path}"))
+    while not list(tmp_path.iterdir()):
+        assert not first.done()
+    assert [pool.submit(request("", f"meet 2 {tmp_path}")).result().outcome, first.result().outcome] == ["ok", "ok"]
+
+
+def test_a_cancelled_request_is_not_scored(drill_pool: OpenPool, tmp_path: Path) -> None:
+    pool = drill_pool()
+    first, second = (pool.submit(request("", f"meet {count} {tmp_path}")) for count in (1, 9))
+    assert second.cancel()
+    assert (first.result().outcome, pool.submit(GOOD[3]).result()) == ("ok", GOOD_SCORES[3])
 
 
 def test_children_are_started_once_and_kept(drill_pool: OpenPool) -> None:
     pool = drill_pool()
     assert pool.pids == []
-    pool.score(GOOD)
+    scores(pool, GOOD)
     first = pool.pids
-    pool.score(GOOD)
+    scores(pool, GOOD)
     assert pool.pids == first != []
 
 
 @pytest.mark.parametrize("hang", ["hang-in-python", "hang-in-c", "hang-stubbornly"])
 def test_a_hanging_scorer_costs_its_own_sample_only(drill_pool: OpenPool, hang: str) -> None:
     pool = drill_pool(timeout_s=0.5)
-    outcome = the_misdeed_of(pool.score(with_misdeed(hang)))
-    assert outcome == Outcome("timeout", message="no score within 0.5 s")
+    score = the_misdeed_of(scores(pool, with_misdeed(hang)))
+    assert score == Score(None, "timeout", "no score within 0.5 s")
 
 
-def test_the_deadline_is_per_sample_and_not_per_chunk(drill_pool: OpenPool) -> None:
+def test_the_deadline_is_per_sample(drill_pool: OpenPool) -> None:
     pool = drill_pool(timeout_s=2.5)
-    outcomes = pool.score([Question("", "sleep 0.3")] * 10)
-    assert [outcome.kind for outcome in outcomes] == ["ok"] * 10
+    found = scores(pool, [request("", "sleep 0.3")] * 10)
+    assert [score.outcome for score in found] == ["ok"] * 10
 
 
 @pytest.mark.parametrize(
@@ -71,62 +95,62 @@ def test_the_deadline_is_per_sample_and_not_per_chunk(drill_pool: OpenPool) -> N
     ],
 )
 def test_a_failing_scorer_costs_its_own_sample_only(drill_pool: OpenPool, truth: str, message: str) -> None:
-    assert the_misdeed_of(drill_pool().score(with_misdeed(truth))) == Outcome("error", message=message)
+    assert the_misdeed_of(scores(drill_pool(), with_misdeed(truth))) == Score(None, "error", message)
 
 
 def test_misdeeds_in_a_row_each_cost_one_sample(drill_pool: OpenPool) -> None:
     truths = ["os._exit", "hang-in-c", "kill", "good", "raise", "os._exit", "good"]
-    outcomes = drill_pool(workers=2, timeout_s=1.0).score([Question("a", truth) for truth in truths])
-    assert [outcome.kind for outcome in outcomes] == ["error", "timeout", "error", "ok", "error", "error", "ok"]
+    found = scores(drill_pool(workers=2, timeout_s=1.0), [request("a", truth) for truth in truths])
+    assert [score.outcome for score in found] == ["error", "timeout", "error", "ok", "error", "error", "ok"]
 
 
 def test_a_scorer_that_returns_a_bare_number_is_told_so(drill_pool: OpenPool) -> None:
-    (outcome,) = drill_pool("drill_scorers:returns_a_bare_number").score(GOOD[:1])
-    assert outcome == Outcome("error", message="the scorer returned `float`, not a Verdict")
+    (score,) = scores(drill_pool("drill_scorers:returns_a_bare_number"), GOOD[:1])
+    assert score == Score(None, "error", "the scorer returned `float`, not a RewardValue")
 
 
 def test_printing_and_reading_input_do_not_disturb_the_protocol(drill_pool: OpenPool) -> None:
-    assert the_misdeed_of(drill_pool().score(with_misdeed("chatter"))) == Outcome("ok", value=7.0)
+    assert the_misdeed_of(scores(drill_pool(), with_misdeed("chatter"))) == Score(7.0, "ok")
 
 
 def test_a_copy_that_a_scorer_forks_off_does_not_answer_for_it(drill_pool: OpenPool) -> None:
-    assert the_misdeed_of(drill_pool().score(with_misdeed("fork"))) == Outcome("ok", value=5.0)
+    assert the_misdeed_of(scores(drill_pool(), with_misdeed("fork"))) == Score(5.0, "ok")
 
 
 def test_what_a_hanging_scorer_started_is_killed_with_it(drill_pool: OpenPool, tmp_path: Path) -> None:
     note = tmp_path / "pid"
-    (outcome,) = drill_pool(timeout_s=1.0).score([Question("", f"start-and-hang {note}")])
-    assert outcome.kind == "timeout"
+    (score,) = scores(drill_pool(timeout_s=1.0), [request("", f"start-and-hang {note}")])
+    assert score.outcome == "timeout"
     assert not _runs(int(note.read_text()))
 
 
 def test_a_child_that_dies_between_two_calls_costs_nothing(drill_pool: OpenPool) -> None:
     pool = drill_pool()
-    pool.score(GOOD)
+    scores(pool, GOOD)
     (pid,) = pool.pids
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert pool.score(GOOD) == GOOD_OUTCOMES
+    assert scores(pool, GOOD) == GOOD_SCORES
 
 
 def test_workers_score_side_by_side(drill_pool: OpenPool, tmp_path: Path) -> None:
     """Each sample waits until all four are being scored: one after the other, none would end."""
     pool = drill_pool(workers=4, timeout_s=60.0)
-    outcomes = pool.score([Question("", f"meet 4 {tmp_path}")] * 4)
-    assert [outcome.kind for outcome in outcomes] == ["ok"] * 4
+    found = scores(pool, [request("", f"meet 4 {tmp_path}")] * 4)
+    assert [score.outcome for score in found] == ["ok"] * 4
 
 
 def test_responses_larger_than_a_pipe_arrive_whole(drill_pool: OpenPool) -> None:
-    questions = [Question("a" * 100_000, "good")] * 20
-    assert {outcome.value for outcome in drill_pool(workers=2).score(questions)} == {100_000.0}
+    found = scores(drill_pool(workers=2), [request("a" * 100_000)] * 20)
+    assert {score.value for score in found} == {100_000.0}
 
 
 def test_a_child_that_reads_nothing_any_more_does_not_block_the_parent(drill_pool: OpenPool) -> None:
     pool = drill_pool(timeout_s=1.5)
-    pool.score(GOOD)
+    scores(pool, GOOD)
     os.kill(pool.pids[0], signal.SIGSTOP)
-    outcomes = pool.score([Question("a" * 200_000, "good")] * 2)
-    assert [outcome.kind for outcome in outcomes] == ["timeout", "ok"]
+    found = scores(pool, [request("a" * 200_000, "good")] * 2)
+    assert [score.outcome for score in found] == ["timeout", "ok"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +163,7 @@ def test_a_child_that_reads_nothing_any_more_does_not_block_the_parent(drill_poo
 def test_a_scorer_that_cannot_be_imported_is_one_clear_error(drill_pool: OpenPool, entry: str, why: str) -> None:
     pool = drill_pool(entry)
     with pytest.raises(RewardError) as caught:
-        pool.score(GOOD)
+        scores(pool, GOOD)
     assert caught.value.message == f"the scorer `{entry}` does not start: {why}"
     assert caught.value.hint is not None
     assert pool.pids == []
@@ -151,32 +175,50 @@ def test_a_child_that_ends_while_it_starts_is_tried_again_and_then_an_error(
     (tmp_path / "dies_at_import.py").write_text("import os\nopen('starts', 'a').write('x')\nos._exit(4)\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RewardError, match="does not start: the scorer ended its process with exit code 4"):
-        drill_pool("dies_at_import:score").score(GOOD)
+        scores(drill_pool("dies_at_import:score"), GOOD)
     assert (tmp_path / "starts").read_text() == "xxx"
 
 
-def test_an_interruption_stops_the_child_in_the_middle_and_the_pool_goes_on(drill_pool: OpenPool) -> None:
-    pool = drill_pool()
-    pool.score(GOOD)
+def test_closing_ends_a_child_in_the_middle_of_a_sample(drill_pool: OpenPool) -> None:
+    pool = drill_pool(timeout_s=600.0)
+    scores(pool, GOOD)
     (pid,) = pool.pids
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGUSR1, interrupt)
-    try:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        with pytest.raises(KeyboardInterrupt):
-            pool.score([Question("", "hang-in-c")])
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
+    in_hand, waiting = (pool.submit(request("", "hang-in-c")) for _ in range(2))
+    while not in_hand.running():
+        pass
+    pool.close()
     assert not _runs(pid)
-    assert pool.score(GOOD) == GOOD_OUTCOMES
+    assert in_hand.result() == Score(None, "error", "the scorer's process was killed by signal 9 (Killed)")
+    assert waiting.cancelled()
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        ("number nan", "the scorer gave `nan` as reward of a response to prompt `train/1`"),
+        ("number -inf", "the scorer gave `-inf` as reward of a response to prompt `train/1`"),
+        ("number 1e39", "the scorer gave `1e+39` as reward of a response to prompt `train/1`"),
+        ("nan-extra", "the scorer gave `nan` as margin of a response to prompt `train/1`"),
+    ],
+)
+def test_a_number_that_must_not_train_is_a_named_error(drill_pool: OpenPool, truth: str, message: str) -> None:
+    pool = drill_pool(workers=2)
+    with pytest.raises(NonFiniteError) as caught:
+        scores(pool, [request("a"), request("", truth, prompt_id="train/1")])
+    assert caught.value.message == message
+    assert caught.value.hint is not None
+    assert caught.value.exit_code == ExitCode.HEALTH
+    assert scores(pool, GOOD[:2]) == GOOD_SCORES[:2]
+
+
+def test_the_largest_float32_is_still_a_score(drill_pool: OpenPool) -> None:
+    (score,) = scores(drill_pool(), [request("", "number 3.4028234663852886e38")])
+    assert score.outcome == "ok"
 
 
 def test_close_kills_and_reaps_and_may_be_called_twice(drill_pool: OpenPool) -> None:
     pool = drill_pool(workers=2)
-    pool.score([Question("", "sleep 0.05")] * 4)
+    scores(pool, [request("", "sleep 0.05")] * 4)
     pids = pool.pids
     assert len(pids) == 2
     pool.close()

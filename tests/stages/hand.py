@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ppoctl.batch.records import Advantages, Correction, Logprobs, Rewards, Rollouts, State, Values
+from ppoctl.batch.sequences import Sequences
 from ppoctl.ports import MinibatchResult, Trainer
 
 MASK = torch.tensor([[True, True, False], [True, True, True]])
@@ -16,9 +17,9 @@ ACTOR = torch.tensor([[-0.5, -2.5, 0.0], [-3.0, -1.0, -1.5]])
 
 def rollouts(**changes: object) -> Rollouts:
     fields = {
-        "prompt_tokens": torch.tensor([5, 6]),
+        "prompt_tokens": torch.tensor([5, 6], dtype=torch.int32),
         "prompt_lengths": torch.tensor([1, 1]),
-        "tokens": torch.tensor([[2, 1, 0], [3, 4, 1]]),
+        "tokens": torch.tensor([[2, 1, 0], [3, 4, 1]], dtype=torch.int32),
         "lengths": torch.tensor([2, 3]),
         "mask": MASK,
         "sampler_logprobs": ACTOR.clone(),
@@ -27,7 +28,6 @@ def rollouts(**changes: object) -> Rollouts:
         "prompt_ids": ["a", "b"],
         "sample_indices": [0, 0],
         "texts": ["2 1", "3 4 1"],
-        "answers": ["", ""],
         "stamps": ["", ""],
         "sends": [1, 1],
     }
@@ -44,7 +44,7 @@ def values(grid: torch.Tensor | None = None) -> Values:
 
 def rewards(first: float = 1.0, second: float = 2.0, *, outcomes: tuple[int, int] = (0, 0)) -> Rewards:
     scores = torch.tensor([first, second])
-    return Rewards(scores, scores.clone(), torch.tensor(outcomes), {}, ["", ""])
+    return Rewards(scores, scores.clone(), torch.tensor(outcomes), {}, ["", ""], ["", ""])
 
 
 def advantages(grid: torch.Tensor | None = None, *, kl_coef: float = 0.0) -> Advantages:
@@ -64,18 +64,18 @@ class Engine:
     reference: torch.Tensor = field(default_factory=lambda: REFERENCE.clone())
     asked: dict[str, object] = field(default_factory=dict)
 
-    def logprobs(self, rollouts: Rollouts, *, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(self, sequences: Sequences, *, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         self.asked["temperature"] = temperature
         return self.outputs, torch.zeros(2, 3)
 
-    def reference_logprobs(self, rollouts: Rollouts, *, temperature: float) -> torch.Tensor:
+    def reference_logprobs(self, sequences: Sequences, *, temperature: float) -> torch.Tensor:
         self.asked["reference temperature"] = temperature
         return self.reference
 
-    def values(self, rollouts: Rollouts) -> torch.Tensor:
+    def values(self, sequences: Sequences) -> torch.Tensor:
         return self.outputs
 
-    def update(self, rollouts: Rollouts, minibatches: list, objective: object) -> list[MinibatchResult]:  # type: ignore[type-arg]
+    def update(self, sequences: Sequences, minibatches: list, objective: object) -> list[MinibatchResult]:  # type: ignore[type-arg]
         self.asked["minibatches"], self.asked["objective"] = minibatches, objective
         return [MinibatchResult(0.0, 1.0, self.outputs[m.rows], None) for m in minibatches]
 

@@ -10,7 +10,8 @@ import torch
 
 from fakes.job import Stops
 from fakes.sockets import EvenScorer, FakeStream
-from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, Prompt, Prompts, State
+from ppoctl.batch.prompts import Prompt, Prompts
+from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, State
 from ppoctl.errors import NonFiniteError, PreemptedError
 from ppoctl.ports import DrawnFor, Sample, SampleRequest, SamplingParams
 from ppoctl.stages.advantages import AdvantagesStage
@@ -26,8 +27,8 @@ ACTOR = State("actor", 0, 0, "first")
 ROWS = (Prompt("a", (5,), "", "even"), Prompt("b", (6, 7), "", "even"))
 
 
-def prompts(step: int = 1, identity: str = "rows") -> Prompts:
-    return Prompts(step=step, rows=ROWS, identity=identity)
+def prompts(step: int = 1, answer: str = "even") -> Prompts:
+    return Prompts(step, tuple(replace(row, answer=answer) for row in ROWS))
 
 
 def test_each_sample_of_each_prompt_of_each_step_has_its_own_seed() -> None:
@@ -150,7 +151,7 @@ def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe(
     draw(ACTOR, prompts(), "keys")
     draw(ACTOR, prompts(), "keys")
     draw(State("actor", 0, 0, "second"), prompts(), "keys")
-    draw(ACTOR, prompts(identity="other rows"), "keys")
+    draw(ACTOR, prompts(answer="odd"), "keys")
     draw(ACTOR, prompts(), "other keys")
     assert keys.seen[0] == keys.seen[1]
     assert len(set(keys.seen)) == 4
@@ -242,7 +243,7 @@ def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> Non
     stage = EvaluateStage(
         drawing=Drawing(generator, cast(Any, Some(())), Stops(), unwatched),
         scorer=EvenScorer(),
-        sets={"held": Prompts(step=0, rows=(*ROWS, Prompt("a#2", (5,), "", "even")), identity="rows")},
+        sets={"held": Prompts(0, (*ROWS, Prompt("a#2", (5,), "", "even")))},
         sampled=SamplingParams(0.8, 4),
         samples_per_prompt=3,
         seed=3,
@@ -294,7 +295,7 @@ def test_nobody_prepares_a_generator_for_an_evaluation_of_which_all_is_there() -
 def test_finished_samples_of_an_evaluation_belong_to_one_actor_its_sets_and_one_recipe() -> None:
     keys = Keys(there=("held/greedy/a#0",))
     drawing = Drawing(Recorder(), cast(Any, keys), Stops(), unwatched)
-    others = {"far": prompts(step=0), "held": prompts(step=0, identity="other rows")}
+    others = {"far": prompts(step=0), "held": prompts(step=0, answer="odd")}
     for changes in ({}, {}, {"fingerprint": "other keys"}, {"sets": others}, {"sets": {"held": prompts(step=0)}}):
         evaluation(**{"drawing": drawing, **changes}).run(ACTOR)
     evaluation(drawing=drawing).run(State("actor", 0, 0, "second"))

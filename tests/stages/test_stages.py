@@ -1,25 +1,29 @@
 """What each stage does with what the ports give it, on hand-made records."""
 
 import math
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from fakes.job import Witness, open_run
+from fakes.job import Stops, Witness, open_run
 from fakes.sockets import EvenScorer, fake_recipe
+from ppoctl.batch.prompts import Message, Prompt, Prompts
 from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, Rewards, State
-from ppoctl.errors import NonFiniteError, RewardError
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.loop.run import Job, run
-from ppoctl.ports import Answer, OptimizerStep, Score
+from ppoctl.ports import OptimizerStep
 from ppoctl.stages.evaluate import summarise
-from ppoctl.stages.reward import RewardStage, collect
+from ppoctl.stages.reward import RewardStage, collect, score_all
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from stages import hand
 
 
-def answers(*ids: str) -> list[Answer]:
-    return [Answer("2 4 1", "even", name) for name in ids]
+def requests(*ids: str) -> list[ScoreRequest]:
+    return [ScoreRequest(name, "", (), "2 4 1", "even", {}, "terminated") for name in ids]
 
 
 def as_is(scores: torch.Tensor) -> torch.Tensor:
@@ -28,7 +32,7 @@ def as_is(scores: torch.Tensor) -> torch.Tensor:
 
 def test_a_missing_score_is_no_score_of_zero() -> None:
     scores = [Score(1.0, "ok"), Score(None, "timeout", "10 s"), Score(0.0, "ok"), Score(None, "error", "boom")]
-    rewards = collect(scores, answers("a", "b", "c", "d"), lambda x: x * 2 - 1)
+    rewards = collect(scores, requests("a", "b", "c", "d"), lambda x: x * 2 - 1)
     assert rewards.valid.tolist() == [True, False, True, False]
     assert rewards.outcomes.tolist()[1::2] == [REWARD_TIMEOUT, REWARD_ERROR]
     assert rewards.shaped.tolist() == [1.0, 0.0, -1.0, 0.0]
@@ -39,19 +43,76 @@ def test_a_missing_score_is_no_score_of_zero() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_is_named(value: float) -> None:
     with pytest.raises(NonFiniteError, match="the reward of `b`"):
-        collect([Score(1.0, "ok"), Score(value, "ok")], answers("a", "b"), as_is)
+        collect([Score(1.0, "ok"), Score(value, "ok")], requests("a", "b"), as_is)
 
 
 def test_a_step_with_too_many_errors_stops_and_names_the_first(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
     rollouts = first_rollouts(wiring.job)
     scorer = EvenScorer({"p1": Score(None, "error", "ValueError: no number")})
-    stage = RewardStage(scorer, as_is, max_error_frac=0.2, fingerprint="")
+    stage = RewardStage(scorer, as_is, max_error_frac=0.2, fingerprint="", between=Stops().between)
+    prompts = wiring.job.prompts(1)
     with pytest.raises(RewardError, match=r"2 of 8 samples .*25.0%.*`p1` error ValueError") as caught:
-        stage.run(rollouts)
+        stage.run(prompts, rollouts)
     assert caught.value.exit_code == 4
     assert stage.name == "reward"
-    assert RewardStage(scorer, as_is, max_error_frac=0.25, fingerprint="").run(rollouts).valid.sum() == 6
+    assert replace(stage, max_error_frac=0.25).run(prompts, rollouts).valid.sum() == 6
+
+
+def test_the_scorer_is_told_all_that_is_known_of_a_response() -> None:
+    row = Prompt("a", (5,), "[user] why?", "x", (Message("user", "why?"),), {"level": 3})
+    scorer = AskedScorer()
+    stage = RewardStage(scorer, as_is, max_error_frac=0.0, fingerprint="", between=Stops().between)
+    drawn = hand.rollouts(finish=torch.tensor([0, 1]), prompt_ids=["b", "a"])
+    rewards = stage.run(Prompts(1, (row, replace(row, id="b", answer=None, fields={}))), drawn)
+    assert scorer.asked == [
+        ScoreRequest("b", "[user] why?", (Message("user", "why?"),), "2 1", None, {}, "terminated"),
+        ScoreRequest("a", "[user] why?", (Message("user", "why?"),), "3 4 1", "x", {"level": 3}, "truncated"),
+    ]
+    assert rewards.truths == [None, "x"]
+
+
+class AskedScorer(EvenScorer):
+    """Writes down what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[ScoreRequest] = []
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        self.asked.append(request)
+        return super().submit(request)
+
+
+class SlowScorer:
+    """Never comes to the second request."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Score]] = []
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        self.futures.append(Future())
+        if len(self.futures) == 1:
+            self.futures[0].set_result(Score(1.0, "ok"))
+        return self.futures[-1]
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_job_may_be_stopped_while_a_score_is_waited_for() -> None:
+    asked = 0
+
+    def stop_at_the_third_look() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            raise PreemptedError("asked to stop")
+
+    scorer = SlowScorer()
+    with pytest.raises(PreemptedError):
+        score_all(scorer, requests("a", "b", "c"), stop_at_the_third_look)
+    assert [future.cancelled() for future in scorer.futures] == [False, True, True]
 
 
 def test_rows_without_a_score_leave_training_and_nothing_else_changes(tmp_path: Path) -> None:
@@ -59,12 +120,12 @@ def test_rows_without_a_score_leave_training_and_nothing_else_changes(tmp_path: 
     job = wiring.job
     rollouts = first_rollouts(job)
     stages = job.stages(1)
-    rewards = stages.reward.run(rollouts)
+    rewards = stages.reward.run(job.prompts(1), rollouts)
     assert isinstance(rewards, Rewards)
     outcomes = rewards.outcomes.clone()
     outcomes[3] = REWARD_ERROR
     ok = outcomes == 0
-    broken = Rewards(rewards.scores * ok, rewards.shaped * ok, outcomes, rewards.extras, rewards.outcome_messages)
+    broken = replace(rewards, scores=rewards.scores * ok, shaped=rewards.shaped * ok, outcomes=outcomes)
     values = stages.values.run(job.states.initial["critic"], rollouts)
     logprobs = stages.logprobs.run(job.states.initial["actor"], rollouts)
     advantages = stages.advantages.run(rollouts, broken, values, logprobs, job.first_carry)

@@ -2,15 +2,15 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
+from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, PreemptedError, RecipeError, StorageError
-from ppoctl.ports import Answer, Score
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
@@ -37,7 +37,7 @@ class BrokenScorer(EvenScorer):
         self.error = error
         self.is_closed = False
 
-    def score(self, answers: Sequence[Answer]) -> list[Score]:
+    def submit(self, request: ScoreRequest) -> Future[Score]:
         raise self.error
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ def test_an_unmet_contract_is_an_end_of_its_own(made: RunLayout) -> None:
 class TwiceStopped(EvenScorer):
     """Meets two signals, and calls the error of the second by another name, as libraries do."""
 
-    def score(self, answers: Sequence[Answer]) -> list[Score]:
+    def submit(self, request: ScoreRequest) -> Future[Score]:
         try:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -4,10 +4,10 @@ the book."""
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,21 +20,21 @@ from fakes.bigram import END, VOCABULARY, BigramTrainer, initial_table
 from fakes.job import Witness, open_run
 from fakes.sockets import BigramGenerator, FakeStream
 from ppoctl.batch.grid import pack
+from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import (
     Advantages,
     Carry,
     Correction,
     Logprobs,
-    Prompt,
-    Prompts,
     Rewards,
     Rollouts,
     State,
     Update,
     Values,
 )
+from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.loop.run import Job
-from ppoctl.ports import Answer, Models, SampleRequest, SamplingParams, Score
+from ppoctl.ports import Models, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.sockets import Sockets
 from tolerance import STEP
@@ -159,21 +159,38 @@ class LoggedGenerator(BigramGenerator):
 
 
 class RiddleScorer:
-    """A score that depends on all tokens of the response and on the truth; samples at the places `lost` have none."""
+    """A score that depends on all tokens of the response and on the truth; samples at the places `lost` have none,
+    counted anew after each time that all scores have been taken."""
 
     def __init__(self, lost: Mapping[int, Score]) -> None:
         self.lost = lost
-        self.asked: list[Answer] = []
+        self.asked: list[ScoreRequest] = []
+        self.handed: list[HandedScore] = []
 
-    def score(self, answers: Sequence[Answer]) -> list[Score]:
-        self.asked += answers
-        scores = [
-            Score(riddle(a.response, a.truth), "ok", extras={"words": len(a.response.split())}) for a in answers
-        ]
-        return [self.lost.get(place, score) for place, score in enumerate(scores)]
+    def submit(self, request: ScoreRequest) -> "HandedScore":
+        self.asked.append(request)
+        if all(future.is_taken for future in self.handed):
+            self.handed = []
+        words = len(request.response.split())
+        score = Score(riddle(request.response, request.required_truth()), "ok", extras={"words": words})
+        self.handed.append(HandedScore(self.lost.get(len(self.handed), score)))
+        return self.handed[-1]
 
     def close(self) -> None:
         pass
+
+
+class HandedScore(Future[Score]):
+    """A score that is there, and knows whether somebody has taken it."""
+
+    def __init__(self, score: Score) -> None:
+        super().__init__()
+        self.is_taken = False
+        self.set_result(score)
+
+    def result(self, timeout: float | None = None) -> Score:
+        self.is_taken = True
+        return super().result(timeout)
 
 
 def riddle(response: str, truth: str) -> float:
@@ -201,7 +218,7 @@ def prompts(step: int, numbers: range) -> Prompts:
         Prompt(f"riddle {n}", tuple(2 + (3 * n + k) % (VOCABULARY - 2) for k in range(1 + n % 3)), f"{n}?", str(n))
         for n in numbers
     )
-    return Prompts(step, rows, sha256(repr(rows).encode()).hexdigest())
+    return Prompts(step, rows)
 
 
 @dataclass(frozen=True)
@@ -269,8 +286,9 @@ def play_step(bench: Bench) -> Played:
     """The stages of the bench's step in the order of the story, on responses with holes."""
     stages: Any = bench.job.stages(STEP_NUMBER)
     actor, critic = bench.state("actor"), bench.state("critic")
-    rollouts: Any = with_holes(stages.rollout.run(actor, bench.questions.prompts_for(STEP_NUMBER)))
-    rewards: Any = stages.reward.run(rollouts)
+    prompts: Any = bench.questions.prompts_for(STEP_NUMBER)
+    rollouts: Any = with_holes(stages.rollout.run(actor, prompts))
+    rewards: Any = stages.reward.run(prompts, rollouts)
     values: Any = stages.values.run(critic, rollouts)
     logprobs: Any = stages.logprobs.run(actor, rollouts)
     correction = None if stages.correction is None else stages.correction.run(rollouts, logprobs)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ppoctl.batch.records import Evaluation
-from ppoctl.ports import Score
+from ppoctl.batch.scores import Score
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.stages import evaluation_stage
 from wiring import book

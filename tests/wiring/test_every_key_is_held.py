@@ -8,7 +8,7 @@ import pytest
 
 from ppoctl.recipe import shape
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.table import Effect
+from ppoctl.table import Effect
 from wiring.cases import HELD
 
 for file in sorted(Path(__file__).parent.glob("test_*_keys.py")):

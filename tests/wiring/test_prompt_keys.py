@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.records import Prompts
+from ppoctl.batch.prompts import Prompts
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
@@ -89,6 +89,25 @@ def test_rows_are_read_as_the_recipe_says(
     assert (read(changed.train), read(changed.evaluations["held"])) == (told, plain)
     changed = asked({"train": table, "eval": {"held": {**table, key: value}}}, max_prompt_tokens=9)
     assert (read(changed.train), read(changed.evaluations["held"])) == (plain, told)
+
+
+@holds("data.train.fields", "data.eval.*.fields")
+def test_a_prompt_has_the_columns_that_the_recipe_names_for_the_reward() -> None:
+    def fields(rows: tuple[Any, ...]) -> list[dict[str, Any]]:
+        return [row.fields for row in rows]
+
+    named = {**COLUMNS, "fields": ["b", "a.silver"]}
+    silver, nothing = [{"b": "7", "a.silver": f"-{n}"} for n in range(4)], [{}] * 4
+    source = asked({"train": named, "eval": {"held": COLUMNS}})
+    assert (fields(source.train), fields(source.evaluations["held"])) == (silver, nothing)
+    source = asked({"train": COLUMNS, "eval": {"held": named}})
+    assert (fields(source.train), fields(source.evaluations["held"])) == (nothing, silver)
+
+
+def test_a_prompt_has_the_chat_that_was_rendered() -> None:
+    source = asked({"train": {**COLUMNS, "system": "Be brief.", "instruction": "Think."}}, max_prompt_tokens=9)
+    first = [(message.role, message.content) for message in source.train[0].messages]
+    assert first == [("system", "Be brief."), ("user", "number 0\nThink.")]
 
 
 @holds("data.train.format", "data.eval.*.format")

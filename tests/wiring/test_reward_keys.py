@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.scorers import spec_of
+from ppoctl.rewards.table import ProcessReward
+from rewards.asking import request
 from wiring.bench import with_keys
 from wiring.cases import holds
 
@@ -15,9 +16,11 @@ GSM8K = {"kind": "gsm8k"}
 
 
 def score(reward: dict[str, Any], response: str, truth: str) -> float:
-    spec = spec_of(Recipe.model_validate(with_keys({"reward": reward})).reward)
-    module, _, name = spec.entry.partition(":")
-    return float(getattr(import_module(module), name)(response, truth, **spec.options).value)
+    table = Recipe.model_validate(with_keys({"reward": reward})).reward
+    assert isinstance(table, ProcessReward)
+    module, _, name = table.scores_by.entry.partition(":")
+    scored = getattr(import_module(module), name)(request(response, truth), **table.scores_by.options)
+    return float(scored.value)
 
 
 @holds("reward.kind", "reward.strict", "reward.ignore_case")

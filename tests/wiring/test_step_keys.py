@@ -9,8 +9,8 @@ import pytest
 
 from fakes.bigram import END
 from ppoctl.batch.records import Carry
+from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
-from ppoctl.ports import Score
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.stages import read_by
 from wiring import bench, book
@@ -168,7 +168,6 @@ def test_samples_are_drawn_for_their_prompt_with_seeds_of_the_run(tmp_path: Path
         owners = [(prompt, index) for prompt in asked for index in range(2)]
         assert rollouts.prompt_ids == [prompt.id for prompt, _ in owners]
         assert rollouts.sample_indices == [index for _, index in owners]
-        assert rollouts.answers == [prompt.answer for prompt, _ in owners]
         assert rollouts.prompt_tokens.tolist() == [token for prompt, _ in owners for token in prompt.token_ids]
         assert rollouts.seeds.tolist() == [book.derived(seed, 2, "rollout", p.id, index) for p, index in owners]
         requests = {request.key: (request, params) for request, params, _ in played.generator.asked}
@@ -184,7 +183,7 @@ def test_the_scorer_reads_each_response_with_the_truth_of_its_prompt(tmp_path: P
     rollouts = play_step(played).rollouts
     truths = {prompt.id: prompt.answer for prompt in played.questions.prompts_for(STEP_NUMBER).rows}
     assert len(set(truths.values())) == 6
-    assert [(a.response, a.truth, a.prompt_id) for a in played.scorer.asked] == [
+    assert [(asked.response, asked.truth, asked.prompt_id) for asked in played.scorer.asked] == [
         (text, truths[name], name) for text, name in zip(rollouts.texts, rollouts.prompt_ids, strict=True)
     ]
 

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ppoctl.batch.records import Rollouts
+from ppoctl.batch.sequences import Sequences
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Rows of a rollout without a token of padding."""
+    """Some sequences without a token of padding. Ids are int64, as models take them."""
 
     tokens: Int[Tensor, " N"]
     """Input ids: each sequence without its last token."""
@@ -40,29 +40,29 @@ class Packed:
         return grid.index_put((self.row.to(values.device), self.column.to(values.device)), values)
 
 
-def input_lengths(rollouts: Rollouts) -> Int[Tensor, " B"]:
+def input_lengths(sequences: Sequences) -> Int[Tensor, " B"]:
     """Packed tokens of each row: prompt + response - 1."""
-    return rollouts.prompt_lengths + rollouts.lengths - 1
+    return sequences.prompt_lengths + sequences.lengths - 1
 
 
-def pack(rollouts: Rollouts, rows: Int[Tensor, " m"]) -> Packed:
+def pack(sequences: Sequences, rows: Int[Tensor, " m"]) -> Packed:
     """The given rows as one packed input, in the given order."""
-    starts = torch.cumsum(rollouts.prompt_lengths, 0) - rollouts.prompt_lengths
+    starts = torch.cumsum(sequences.prompt_lengths, 0) - sequences.prompt_lengths
     pieces: list[Tensor] = []
     read_at: list[Tensor] = []
     targets: list[Tensor] = []
     seq_lengths: list[int] = []
     offset = 0
     for row in rows.tolist():
-        prompt_length, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
+        prompt_length, length = int(sequences.prompt_lengths[row]), int(sequences.lengths[row])
         start = int(starts[row])
-        response = rollouts.tokens[row, :length]
-        pieces += [rollouts.prompt_tokens[start : start + prompt_length], response[:-1]]
+        response = sequences.tokens[row, :length].long()
+        pieces += [sequences.prompt_tokens[start : start + prompt_length], response[:-1]]
         read_at.append(torch.arange(length) + (offset + prompt_length - 1))
         targets.append(response)
         seq_lengths.append(prompt_length + length - 1)
         offset += seq_lengths[-1]
-    lengths = rollouts.lengths[rows]
+    lengths = sequences.lengths[rows]
     return Packed(
         tokens=torch.cat(pieces),
         seq_lengths=tuple(seq_lengths),
@@ -70,5 +70,5 @@ def pack(rollouts: Rollouts, rows: Int[Tensor, " m"]) -> Packed:
         targets=torch.cat(targets),
         row=torch.repeat_interleave(torch.arange(len(rows)), lengths),
         column=torch.cat([torch.arange(int(n)) for n in lengths]),
-        num_columns=int(rollouts.tokens.shape[1]),
+        num_columns=int(sequences.tokens.shape[1]),
     )

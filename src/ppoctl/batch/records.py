@@ -3,6 +3,9 @@
 B sequences, R response positions (of the longest response), T prompt tokens of all sequences together.
 Per-token quantities live on the response grid `[B, R]`, left-justified: column r is the r-th response token and the
 state just before it. `mask` is bool and True means *counts*; float values under the mask are exactly 0.
+
+Token in, token out: the ids that were sampled are the ids that are trained on. Decoded responses are kept beside them
+for scorers and people, and nothing is ever tokenised again; texts and ground truths of prompts are in `Prompts`.
 """
 
 import json
@@ -16,6 +19,8 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch import codec
+from ppoctl.batch.scores import Finish, Outcome
+from ppoctl.batch.sequences import Sequences, require
 
 TERMINATED = 0
 """The model ended the response itself (end-of-sequence token or a stop string)."""
@@ -25,8 +30,8 @@ TRUNCATED = 1
 REWARD_OK = 0
 REWARD_TIMEOUT = 1
 REWARD_ERROR = 2
-REWARD_OUTCOMES = ("ok", "timeout", "error")
-FINISH_REASONS = ("terminated", "truncated")
+REWARD_OUTCOMES: tuple[Outcome, ...] = ("ok", "timeout", "error")
+FINISH_REASONS: tuple[Finish, ...] = ("terminated", "truncated")
 
 
 Result = TypeVar("Result", covariant=True)
@@ -84,26 +89,6 @@ class Record(Generic[Result]):
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """One question: its stable id, token ids as the generator will see them, and what the scorer needs."""
-
-    id: str
-    token_ids: tuple[int, ...]
-    text: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The questions of one step (or of one evaluation set). Computed from the data and (seed, step); never stored."""
-
-    step: int
-    rows: tuple[Prompt, ...]
-    identity: str
-    """Digest of the ids and token ids, in order."""
-
-
-@dataclass(frozen=True)
 class Rollouts(Record["Rollouts"]):
     """B = prompts x samples responses, prompt-major order (sample 0..n-1 of prompt 0, then prompt 1, ...)."""
 
@@ -112,10 +97,10 @@ class Rollouts(Record["Rollouts"]):
     unsaved: ClassVar[tuple[str, ...]] = ("drawing",)
 
     prompt_tokens: Int[Tensor, " T"]
-    """All prompts, concatenated; int64."""
+    """All prompts, concatenated; int32."""
     prompt_lengths: Int[Tensor, " B"]
     tokens: Int[Tensor, "B R"]
-    """Response ids, the end token included; 0 beyond `lengths`."""
+    """Response ids, the end token included; int32, 0 beyond `lengths`."""
     lengths: Int[Tensor, " B"]
     """Response positions present, counted or not."""
     mask: Bool[Tensor, "B R"]
@@ -129,8 +114,6 @@ class Rollouts(Record["Rollouts"]):
     sample_indices: list[int]
     texts: list[str]
     """Decoded responses, special tokens skipped: what the scorer reads."""
-    answers: list[str]
-    """Ground truth of each row, copied from its prompt."""
     stamps: list[str]
     """The actor state each sample was made with, as `State.stamp`."""
     sends: list[int]
@@ -139,15 +122,15 @@ class Rollouts(Record["Rollouts"]):
     """Response tokens that were drawn for it here, and the seconds of drawing; None: it was recalled."""
 
     def __post_init__(self) -> None:
-        rows, columns = self.tokens.shape
-        present = torch.arange(columns)[None, :] < self.lengths[:, None]
-        _require(int(self.prompt_lengths.sum()) == self.prompt_tokens.numel(), "prompt lengths add up")
-        _require(not bool((self.mask & ~present).any()), "counted tokens are present")
-        _require(bool((self.lengths >= 1).all()), "every response has a token")
-        _require(not bool(self.sampler_logprobs[~self.mask].any()), "log-probs under the mask are 0")
-        _require(not bool(self.tokens[~present].any()), "ids beyond the length are 0")
-        for name in ("prompt_ids", "sample_indices", "texts", "answers", "stamps", "sends"):
-            _require(len(getattr(self, name)) == rows, f"{name} has one entry per sequence")
+        require(not bool((self.mask & ~self.sequences.present).any()), "counted tokens are present")
+        require(not bool(self.sampler_logprobs[~self.mask].any()), "log-probs under the mask are 0")
+        for name in ("prompt_ids", "sample_indices", "texts", "stamps", "sends"):
+            require(len(getattr(self, name)) == self.num_seqs, f"{name} has one entry per sequence")
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """What models are given of it, always the same object."""
+        return Sequences(self.prompt_tokens, self.prompt_lengths, self.tokens, self.lengths)
 
     @property
     def num_seqs(self) -> int:
@@ -157,14 +140,6 @@ class Rollouts(Record["Rollouts"]):
     def step(self) -> int:
         """The PPO step that drew them: the one after the actor's, which the stamps name."""
         return int(self.stamps[0].partition("@")[2].partition(":")[0]) + 1
-
-    def sequences(self) -> list[Tensor]:
-        """Each full sequence, prompt then response, int64, unpadded."""
-        prompts = torch.split(self.prompt_tokens, self.prompt_lengths.tolist())
-        return [
-            torch.cat([prompt, row[:length]])
-            for prompt, row, length in zip(prompts, self.tokens, self.lengths.tolist(), strict=True)
-        ]
 
     def figures(self) -> dict[str, float]:
         lengths = self.lengths.float()
@@ -196,14 +171,20 @@ class Rewards(Record["Rewards"]):
     """Further scorer figures by name, one per sequence (for instance `lenient`)."""
     outcome_messages: list[str]
     """Why a row has no score; "" where it has one."""
+    truths: list[str | None]
+    """Ground truth that each was scored against, for people: prompts are not stored. None: there is none."""
 
     def __post_init__(self) -> None:
         ok = self.outcomes == REWARD_OK
-        _require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
-        _require(not bool(self.shaped[~ok].any()), "a missing shaped score is stored as 0")
-        columns: dict[str, list[Any]] = {"outcome_messages": self.outcome_messages, **self.extras}
+        require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
+        require(not bool(self.shaped[~ok].any()), "a missing shaped score is stored as 0")
+        columns: dict[str, list[Any]] = {
+            "outcome_messages": self.outcome_messages,
+            "truths": self.truths,
+            **self.extras,
+        }
         for name, column in columns.items():
-            _require(len(column) == len(self.scores), f"{name} has one entry per sequence")
+            require(len(column) == len(self.scores), f"{name} has one entry per sequence")
 
     @property
     def valid(self) -> Bool[Tensor, " B"]:
@@ -265,7 +246,7 @@ class Correction(Record["Correction"]):
     summary: dict[str, float]
 
     def __post_init__(self) -> None:
-        _require(not bool(self.weights[~self.mask].any()), "weights under the mask are 0")
+        require(not bool(self.weights[~self.mask].any()), "weights under the mask are 0")
 
 
 @dataclass(frozen=True)
@@ -303,7 +284,7 @@ class Advantages(Record["Advantages"]):
 
     def __post_init__(self) -> None:
         for name in ("advantages", "returns", "token_rewards"):
-            _require(not bool(getattr(self, name)[~self.mask].any()), f"{name} under the mask are 0")
+            require(not bool(getattr(self, name)[~self.mask].any()), f"{name} under the mask are 0")
 
     @property
     def carry(self) -> Carry:
@@ -396,8 +377,3 @@ def decode(data: bytes) -> Record[Any]:
         what = f"unknown field `{unknown[0]}`" if unknown else f"no field `{missing[0]}`"
         raise ValueError(f"a record of kind `{kind}` with {what}")
     return cls(**found)
-
-
-def _require(condition: bool, law: str) -> None:  # noqa: FBT001 - reads as a sentence at the call
-    if not condition:
-        raise ValueError(f"record breaks its law: {law}")

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.utils import logging
 
-from ppoctl.batch.records import Rollouts
+from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.tensors import VALUE_HEAD, Role
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.model.shape import ModelShape
@@ -51,19 +51,19 @@ class TransformersModel:
         if rounded_to is not None:
             round_parameters(self._model, rounded_to)
 
-    def score(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+    def score(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Log-probs of the response tokens and entropies of their distributions, sequences padded to one length.
         [B R] each; the first token of a sequence is its prompt."""
-        ids, attended = _padded(rollouts)
+        ids, attended = _padded(sequences)
         with torch.no_grad():
             logits = self._model(input_ids=ids, attention_mask=attended).logits[:, :-1].float()
             logprobs = logits.log_softmax(-1)
             chosen = logprobs.gather(-1, ids[:, 1:, None])[..., 0]
             return chosen, -(logprobs.exp() * logprobs).sum(-1)
 
-    def values(self, rollouts: Rollouts, head: Tensor) -> Tensor:
+    def values(self, sequences: Sequences, head: Tensor) -> Tensor:
         """Values before the response tokens under a head [1 hidden], given what lies below it. [B R]"""
-        ids, attended = _padded(rollouts)
+        ids, attended = _padded(sequences)
         with torch.no_grad():
             below = getattr(self._model, self._model.base_model_prefix)
             hidden = below(input_ids=ids, attention_mask=attended).last_hidden_state[:, :-1]
@@ -84,8 +84,8 @@ def round_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
             parameter.copy_(parameter.to(dtype))
 
 
-def _padded(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-    sequences = rollouts.sequences()
-    ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
-    attended = torch.nn.utils.rnn.pad_sequence([torch.ones_like(each) for each in sequences], batch_first=True)
+def _padded(sequences: Sequences) -> tuple[Tensor, Tensor]:
+    rows = sequences.unpadded()
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    attended = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     return ids, attended

@@ -15,7 +15,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ppoctl.data.rows import Message
+from ppoctl.batch.prompts import Message
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.model.folder import read_json_object
 

@@ -7,11 +7,12 @@ reads the data on a login node.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ppoctl.batch.prompts import Json, Message
 from ppoctl.data.tables import Place, columns_of, existing, lookup, read_jsonl, read_parquet
 from ppoctl.errors import DataError, RecipeError
 from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
@@ -22,23 +23,17 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
-class Message:
-    """One turn of a chat."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True)
 class Row:
-    """One question and its ground truth, as the dataset has them."""
+    """One question and what the dataset knows of its answer."""
 
     id: str
     """NAME/INDEX-DIGEST: dataset, position from 0, and a digest of the question, so that an edit is noticed."""
     question: str | tuple[Message, ...]
-    answer: str
+    answer: str | None
     place: str
     """Where it was read, for error messages."""
+    fields: Mapping[str, Json] = field(default_factory=dict)
+    """Further columns that the recipe names."""
 
 
 def read_datasets(data: DataTable) -> dict[str, list[Row]]:
@@ -62,17 +57,20 @@ def stream_rows(table: Gsm8kRows | ColumnRows, *, name: str) -> Iterator[Row]:
     """
     key = f"data.{name}"
     path = existing(table.path, key=f"{key}.path")
-    prompt_column, answer_column = _columns(table)
+    prompt_column, answer_column, further = _columns(table)
     number = 0
     for place, raw in islice(_raw_rows(table, path, key), table.max_rows):
         question = _question(_value(raw, prompt_column, place, key), prompt_column, place)
-        answer = _answer(_value(raw, answer_column, place, key), answer_column, place)
-        if isinstance(table, Gsm8kRows) and _GSM8K_MARK not in answer:
+        answer = None
+        if answer_column is not None:
+            answer = _answer(_value(raw, answer_column, place, key), answer_column, place)
+        if isinstance(table, Gsm8kRows) and _GSM8K_MARK not in (answer or ""):
             raise DataError(
                 f"{place}: `answer` does not end in `{_GSM8K_MARK} N`",
                 hint=f'answers that are bare numbers are read with `format = "columns"` in [{key}]',
             )
-        yield Row(_row_id(name, number, question), question, answer, str(place))
+        fields = {column: _field(_value(raw, column, place, key), column, place) for column in further}
+        yield Row(_row_id(name, number, question), question, answer, str(place), fields)
         number += 1
     if not number:
         raise DataError(f"`{key}.path` is `{path}`: the file has no rows", hint=f"--set {key}.path=FILE")
@@ -89,15 +87,19 @@ def require_enough(rows: int, prompts_per_step: int) -> None:
 
 
 def digest_of(rows: Sequence[Row]) -> str:
-    """SHA-256 of ids, questions and answers, in order: what `run.json` remembers of a dataset."""
+    """SHA-256 of ids, questions, answers and further columns, in order: what `run.json` remembers of a dataset."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps([row.id, _canonical(row.question), row.answer]).encode())
+        told = [row.id, _canonical(row.question), row.answer, *([dict(row.fields)] if row.fields else [])]
+        digest.update(json.dumps(told, sort_keys=True).encode())
     return digest.hexdigest()
 
 
-def _columns(table: Gsm8kRows | ColumnRows) -> tuple[str, str]:
-    return ("question", "answer") if isinstance(table, Gsm8kRows) else (table.prompt, table.answer)
+def _columns(table: Gsm8kRows | ColumnRows) -> tuple[str, str | None, tuple[str, ...]]:
+    """Where the question, its ground truth and what else is wanted stand."""
+    if isinstance(table, Gsm8kRows):
+        return "question", "answer", ()
+    return table.prompt, table.answer, table.fields
 
 
 def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path, key: str) -> Iterator[tuple[Place, dict[str, Any]]]:
@@ -163,6 +165,18 @@ def _answer(value: Any, column: str, place: Place) -> str:
             hint="name the column with the ground truth as `answer`",
         )
     return _text(value, column, place)
+
+
+def _field(value: Any, column: str, place: Place) -> Json:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{place}: `{column}` is {_kind(value)}, and what a reward is given must be JSON: {error}",
+            hint="leave it out of `fields`, or write it as text",
+        ) from error
+    found: Json = value
+    return found
 
 
 def _text(value: str, column: str, place: Place) -> str:

@@ -4,13 +4,11 @@ prompts in order of use:   | epoch 0: a permutation of all rows | epoch 1: anoth
 step s (from 1) takes positions (s - 1) * prompts_per_step ... s * prompts_per_step - 1, over epoch borders too
 """
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ppoctl.batch.records import Prompt, Prompts
+from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.data.rows import digest_of, read_datasets, require_enough
 from ppoctl.data.template import PromptTemplate, require_fits
@@ -39,7 +37,7 @@ class PromptSource:
             rendered = template.render(rows, table, name=name)
             require_fits(rows, rendered, max_prompt_tokens=rollout.max_prompt_tokens, name=name)
             prompts[name] = tuple(
-                Prompt(id=row.id, token_ids=prompt.token_ids, text=prompt.text, answer=row.answer)
+                Prompt(row.id, prompt.token_ids, prompt.text, row.answer, prompt.messages, row.fields)
                 for row, prompt in zip(rows, rendered, strict=True)
             )
         return cls(
@@ -66,16 +64,11 @@ class PromptSource:
             prompt = self.train[_permutation(self.seed, epoch, num_rows)[offset]]
             seen[prompt.id] = times = seen.get(prompt.id, 0) + 1
             chosen.append(prompt if times == 1 else replace(prompt, id=f"{prompt.id}#{times}"))
-        return _prompts(step, chosen)
+        return Prompts(step, tuple(chosen))
 
     def evaluation_sets(self) -> dict[str, Prompts]:
         """All rows of each evaluation set, in the dataset's order, as step 0."""
-        return {name: _prompts(0, rows) for name, rows in self.evaluations.items()}
-
-
-def _prompts(step: int, rows: Sequence[Prompt]) -> Prompts:
-    content = json.dumps([[row.id, row.token_ids, row.answer] for row in rows])
-    return Prompts(step=step, rows=tuple(rows), identity=hashlib.sha256(content.encode()).hexdigest())
+        return {name: Prompts(0, rows) for name, rows in self.evaluations.items()}
 
 
 @lru_cache(maxsize=4)

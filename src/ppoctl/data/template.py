@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.data.rows import Message, Row
+from ppoctl.batch.prompts import Message
+from ppoctl.data.rows import Row
 from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.schema import ColumnRows, Gsm8kRows
 
@@ -24,6 +25,7 @@ from ppoctl.recipe.schema import ColumnRows, Gsm8kRows
 class Rendered:
     """What the generator gets for one row."""
 
+    messages: tuple[Message, ...]
     text: str
     token_ids: tuple[int, ...]
 
@@ -89,7 +91,7 @@ class PromptTemplate:
         # The template writes its special tokens itself; the tokenizer must not add a second beginning.
         # Lengths are our own check's business (`require_fits`), so it need not warn of them.
         encoded = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return [Rendered(text, (*opening, *ids)) for text, ids in zip(texts, encoded, strict=True)]
+        return [Rendered(chat, text, (*opening, *ids)) for chat, text, ids in zip(chats, texts, encoded, strict=True)]
 
     @property
     def _chat_template(self) -> Any:

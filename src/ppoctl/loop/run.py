@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-from ppoctl.batch.records import Carry, Evaluation, Prompts, Record, State
+from ppoctl.batch.prompts import Prompts
+from ppoctl.batch.records import Carry, Evaluation, Record, State
 from ppoctl.errors import FinishedShortError, HealthStopError, InterruptedByUserError, PreemptedError, quoted
 from ppoctl.loop.expectations import history
 from ppoctl.loop.stories import Given, Outcome, Stages, Story

@@ -19,17 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ppoctl.store.outline import Outline, ToldStage
 
 if TYPE_CHECKING:
-    from ppoctl.batch.records import (
-        Advantages,
-        Carry,
-        Correction,
-        Logprobs,
-        Prompts,
-        Rewards,
-        Rollouts,
-        State,
-        Values,
-    )
+    from ppoctl.batch.prompts import Prompts
+    from ppoctl.batch.records import Advantages, Carry, Correction, Logprobs, Rewards, Rollouts, State, Values
     from ppoctl.store.once import Identified, Result, Stage
 
 
@@ -90,7 +81,7 @@ def _ppo(once: Once, stages: Stages, given: Given) -> Outcome:
     """Draw, score, judge, learn."""
     actor, critic = given.states["actor"], given.states["critic"]
     rollouts = once(stages.rollout, actor, given.prompts)
-    rewards = once(stages.reward, rollouts)
+    rewards = once(stages.reward, given.prompts, rollouts)
     values = once(stages.values, critic, rollouts)
     logprobs = once(stages.logprobs, actor, rollouts)
     advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
@@ -104,7 +95,7 @@ def _ppo_corrected(once: Once, stages: Stages, given: Given) -> Outcome:
     assert stages.correction is not None, "a story that corrects needs the stage that does"
     actor, critic = given.states["actor"], given.states["critic"]
     rollouts = once(stages.rollout, actor, given.prompts)
-    rewards = once(stages.reward, rollouts)
+    rewards = once(stages.reward, given.prompts, rollouts)
     values = once(stages.values, critic, rollouts)
     logprobs = once(stages.logprobs, actor, rollouts)
     correction = once(stages.correction, rollouts, logprobs)
@@ -118,7 +109,7 @@ def _critic_only(once: Once, stages: Stages, given: Given) -> Outcome:
     """As in PPO, but the actor waits until the critic knows something."""
     actor, critic = given.states["actor"], given.states["critic"]
     rollouts = once(stages.rollout, actor, given.prompts)
-    rewards = once(stages.reward, rollouts)
+    rewards = once(stages.reward, given.prompts, rollouts)
     values = once(stages.values, critic, rollouts)
     logprobs = once(stages.logprobs, actor, rollouts)
     advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from ppoctl.batch.prompts import Message
 from ppoctl.data.chat import ChatTemplate
-from ppoctl.data.rows import Message, Row, require_enough, stream_rows
+from ppoctl.data.rows import Row, require_enough, stream_rows
 from ppoctl.data.template import chat_of, refused
 from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.schema import ColumnRows, Gsm8kRows

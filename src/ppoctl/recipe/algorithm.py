@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ppoctl.recipe.table import RESULTS, SPEED, AtLeastOne, Fraction, NotNegative, Positive, Table
+from ppoctl.table import RESULTS, SPEED, AtLeastOne, Fraction, NotNegative, Positive, Table
 
 
 class GaeAdvantages(Table):

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from ppoctl.recipe import shape
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.table import Effect
+from ppoctl.table import Effect
 
 
 def fingerprint(recipe: Recipe, paths: Sequence[str]) -> str:

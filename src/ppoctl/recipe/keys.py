@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from ppoctl.recipe import shape
 from ppoctl.recipe.explain import as_toml, section
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.table import OFF, OrOff
+from ppoctl.table import OFF, OrOff
 
 REQUIRED = "required"
 

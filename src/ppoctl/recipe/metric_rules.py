@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from ppoctl import metrics
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.problems import Conflict, Rule
-from ppoctl.recipe.schema import Gsm8kReward, Recipe
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.shape import Path
+from ppoctl.rewards.gsm8k import Gsm8kReward
 
 _OF_A_CORRECTION = tuple(
     metric.name

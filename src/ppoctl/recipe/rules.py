@@ -16,8 +16,9 @@ from ppoctl.recipe.origins import DEFAULT, dotted
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.problems import Conflict, Problem, Rule
 from ppoctl.recipe.schedule import planned_updates
-from ppoctl.recipe.schema import ByTokens, Gsm8kReward, Gsm8kRows, HealthRule, Recipe, TrainedTable
+from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, HealthRule, Recipe, TrainedTable
 from ppoctl.recipe.shape import Path, of, values
+from ppoctl.rewards.exact_match import ExactMatchReward
 
 
 def sequences_of_a_step_fill_whole_minibatches(recipe: Recipe) -> Iterator[Conflict]:
@@ -133,9 +134,16 @@ def a_reward_scale_has_two_ends(recipe: Recipe) -> Iterator[Conflict]:
 
 def the_reward_can_read_the_answers(recipe: Recipe) -> Iterator[Conflict]:
     """GSM8K's rows hand over the number behind `####`, which a whole response hardly ever equals."""
-    if isinstance(recipe.reward, Gsm8kReward):
-        return
-    if isinstance(recipe.data.train, Gsm8kRows) and not recipe.data.train.instruction:
+    paths: list[Path] = [("data", "train"), *(("data", "eval", name) for name in recipe.data.eval)]
+    for path, table in zip(paths, (recipe.data.train, *recipe.data.eval.values()), strict=True):
+        if recipe.reward.needs_truth and isinstance(table, ColumnRows) and table.answer is None:
+            yield Conflict(
+                f"the reward compares with a ground truth, and [{dotted(path)}] names no column that has it",
+                ((*path, "format"), ("reward", "kind")),
+                f"--set {dotted(path)}.answer=COLUMN",
+            )
+    is_bare = isinstance(recipe.data.train, Gsm8kRows) and not recipe.data.train.instruction
+    if is_bare and isinstance(recipe.reward, ExactMatchReward):
         yield Conflict(
             "an exact match with GSM8K's bare number needs an instruction that asks for the bare number",
             (("reward", "kind"), ("data", "train", "format"), ("data", "train", "instruction")),

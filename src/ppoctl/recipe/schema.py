@@ -4,7 +4,7 @@ Alternatives are tagged tables (`kind = "..."`). `None` appears only where absen
 (`rules`), never corrected. Every key declares its effect (`table`).
 """
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field
 
@@ -26,8 +26,10 @@ from ppoctl.recipe.algorithm import Recompute as Recompute
 from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
 from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable
-from ppoctl.recipe.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, Fraction, NotNegative, OrOff, Positive
-from ppoctl.recipe.table import Table as Table
+from ppoctl.rewards.kinds import KINDS
+from ppoctl.rewards.table import RewardTable
+from ppoctl.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrOff, Positive
+from ppoctl.table import Table as Table
 
 
 class ModelTable(Table):
@@ -69,8 +71,11 @@ class ColumnRows(Table):
     starts, the command was typed); other relative paths start at the recipe file."""
     prompt: Annotated[str, RESULTS]
     """Column with the question (text, or a list of chat messages)."""
-    answer: Annotated[str, RESULTS]
-    """Column with the ground truth; dots reach into nested columns (`reward_model.ground_truth`)."""
+    answer: Annotated[str | None, RESULTS] = None
+    """Column with the ground truth; dots reach into nested columns (`reward_model.ground_truth`). Absent: there is
+    none, for rewards that need none."""
+    fields: Annotated[tuple[str, ...], RESULTS, Array] = ()
+    """Further columns that the reward is given, by these names."""
     system: Annotated[str, RESULTS] = ""
     """System message; empty: none."""
     instruction: Annotated[str, RESULTS] = ""
@@ -111,48 +116,10 @@ class RolloutTable(Table):
     """Finished samples of an unfinished rollout or evaluation are written this often: what a kill loses at most."""
 
 
-class RewardScale(Table):
-    """Affine map of scores: clamp to `from`, then map linearly to `to`."""
-
-    from_: Annotated[tuple[float, float], RESULTS, Array] = Field(alias="from")
-    """Lowest and highest score."""
-    to: Annotated[tuple[float, float], RESULTS, Array]
-    """What they become."""
-
-
-class RewardProcess(Table):
-    """What every reward has: the child processes it runs in, and what an error means."""
-
-    scale: RewardScale | None = None
-    """Absent: training sees the scores as they are."""
-    workers: Annotated[int, SPEED, AtLeastOne] = 1
-    """Child processes."""
-    timeout_s: Annotated[float, SPEED, Positive] = 10.0
-    """Per sample; the child is then killed and the outcome is `timeout`."""
-    max_error_frac: Annotated[float, RESULTS, Fraction] = 0.05
-    """A step whose share of samples without a score is larger stops the run (exit 4), and so does one without any
-    score; below, they are left out of training and counted."""
-
-
-class Gsm8kReward(RewardProcess):
-    """1 where the number after the last `####` equals the answer's, else 0 (commas removed, string equality)."""
-
-    kind: Annotated[Literal["gsm8k"], RESULTS]
-    """The number after `####`."""
-    strict: Annotated[bool, RESULTS] = True
-    """False: the last number anywhere in the response counts. The other reading is reported beside it."""
-
-
-class ExactMatchReward(RewardProcess):
-    """1 where the stripped response equals the stripped answer, else 0."""
-
-    kind: Annotated[Literal["exact_match"], RESULTS]
-    """The whole response."""
-    ignore_case: Annotated[bool, RESULTS] = False
-    """Compare case-folded."""
-
-
-Reward = Annotated[Gsm8kReward | ExactMatchReward, Field(discriminator="kind")]
+if TYPE_CHECKING:
+    Reward = RewardTable
+else:
+    Reward = Annotated[Union[KINDS], Field(discriminator="kind")]  # noqa: UP007 - the members are known by now only
 
 
 class GeneratorTable(Table):

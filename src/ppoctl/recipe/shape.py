@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
-from ppoctl.recipe.table import Effect
+from ppoctl.table import Effect
 
 Path = tuple[str, ...]
 ANY_NAME = "*"

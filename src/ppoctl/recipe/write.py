@@ -5,7 +5,7 @@ from typing import Any
 
 from ppoctl.recipe.explain import as_toml
 from ppoctl.recipe.schema import HealthTable, Recipe
-from ppoctl.recipe.table import OFF
+from ppoctl.table import OFF
 
 
 def recipe_as_toml(recipe: Recipe) -> str:

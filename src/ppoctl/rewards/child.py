@@ -1,10 +1,8 @@
-"""The process a scorer runs in: `python -m ppoctl.rewards.child SPEC`. Standard library only, so that it starts fast.
+"""The process a scorer runs in: `python -m ppoctl.rewards.child SPEC`. It imports little, so that it starts fast.
 
-    stdin   one JSON line per chunk:  [[number, response, truth], ...]
-    stdout  one JSON line at start:   {"ready": true} or {"failed": "why"}
-            one per sample, at once:  {"number": n, "value": 1.0, "extras": {...}} or {"number": n, "error": "why"}
-
-One line per sample is what lets the parent hold each sample to its own deadline.
+    stdin   one JSON line per sample:  {"number": n, "request": {...}}, a `ScoreRequest`
+    stdout  one JSON line at start:    {"ready": true} or {"failed": "why"}
+            one per sample:            {"number": n, "value": 1.0, "extras": {...}} or {"number": n, "error": "why"}
 
 It ends by itself when the parent is gone: at the end of stdin, and, where a scorer hangs and reads nothing any more,
 by a signal of the kernel (Linux; elsewhere a hanging child of a killed parent stays until its scorer returns).
@@ -21,14 +19,16 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import IO, Any
 
-from ppoctl.rewards.verdict import ScoringFunction, Verdict
+from ppoctl.batch.prompts import Message
+from ppoctl.batch.scores import ScoreRequest
+from ppoctl.rewards.function import RewardValue, ScoringFunction
 
 _PR_SET_PDEATHSIG = 1
 _MESSAGE_CHARS = 300
 
 
 def main(spec_json: str) -> int:
-    """Answer chunks until stdin ends; the exit code."""
+    """Score what comes until stdin ends; the exit code."""
     spec = json.loads(spec_json)
     _die_with(spec["parent"])
     requests, replies = _private_pipes()
@@ -40,11 +40,11 @@ def main(spec_json: str) -> int:
     _reply(replies, {"ready": True})
     own_pid = os.getpid()
     for line in requests:
-        for number, response, truth in json.loads(line):
-            reply = {"number": number, **judge(function, response, truth, spec["options"])}
-            if os.getpid() != own_pid:
-                os._exit(1)  # a copy that the scorer forked and let return: it must not speak for us
-            _reply(replies, reply)
+        asked = json.loads(line)
+        reply = {"number": asked["number"], **judge(function, received(asked["request"]), spec["options"])}
+        if os.getpid() != own_pid:
+            os._exit(1)  # a copy that the scorer forked and let return: it must not speak for us
+        _reply(replies, reply)
     return 0
 
 
@@ -55,17 +55,22 @@ def load(entry: str) -> ScoringFunction:
     return function
 
 
-def judge(function: Callable[..., object], response: str, truth: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def received(fields: dict[str, Any]) -> ScoreRequest:
+    """The request whose fields came as JSON."""
+    return ScoreRequest(**{**fields, "messages": tuple(Message(**message) for message in fields["messages"])})
+
+
+def judge(function: Callable[..., object], request: ScoreRequest, options: Mapping[str, Any]) -> dict[str, Any]:
     """`value` and `extras`, or `error`. Nothing a scorer raises ends the child."""
     try:
-        verdict = function(response, truth, **options)
-        if not isinstance(verdict, Verdict):
-            return {"error": f"the scorer returned `{type(verdict).__name__}`, not a Verdict"}
-        figures: dict[str, object] = {"value": verdict.value, **verdict.extras}
+        found = function(request, **options)
+        if not isinstance(found, RewardValue):
+            return {"error": f"the scorer returned `{type(found).__name__}`, not a RewardValue"}
+        figures: dict[str, object] = {"value": found.value, **found.extras}
         for name, figure in figures.items():
             if not isinstance(figure, Real):
                 return {"error": f"the scorer returned a `{type(figure).__name__}` as {name}, not a number"}
-        return {"value": float(verdict.value), "extras": {str(k): float(v) for k, v in verdict.extras.items()}}
+        return {"value": float(found.value), "extras": {str(k): float(v) for k, v in found.extras.items()}}
     except BaseException as error:  # noqa: BLE001 - a scorer that calls sys.exit has failed like any other
         return {"error": describe(error)}
 

@@ -1,4 +1,4 @@
-"""GSM8K: is the number after `####` the right one? Pure functions; imported in the children: standard library only.
+"""GSM8K: is the number after `####` the right one? Imported in the children: nothing heavy.
 
 Strict reading, as verl's (`verl/utils/reward_score/gsm8k.py`), so that curves compare:
 
@@ -16,8 +16,13 @@ Lenient reading, ours: the last number anywhere, compared as a number ("$42", "4
 
 import re
 from decimal import Decimal
+from typing import Annotated, ClassVar, Literal
 
-from ppoctl.rewards.verdict import Verdict
+from ppoctl.batch.scores import ScoreRequest
+from ppoctl.errors import RewardError
+from ppoctl.rewards.function import RewardValue, ScorerSpec
+from ppoctl.rewards.table import Candidates, ProcessReward
+from ppoctl.table import RESULTS
 
 MARK = "####"
 
@@ -26,17 +31,45 @@ _LENIENT = re.compile(r"-?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 _BARE = re.compile(r"-?[0-9.,]*[0-9][0-9.,]*")
 
 
-def score(response: str, truth: str, *, strict: bool = True) -> Verdict:
+class Gsm8kReward(ProcessReward):
+    """1 where the number after the last `####` equals the answer's, else 0 (commas removed, string equality)."""
+
+    needs_truth: ClassVar[bool] = True
+
+    kind: Annotated[Literal["gsm8k"], RESULTS]
+    """The number after `####`."""
+    strict: Annotated[bool, RESULTS] = True
+    """False: the last number anywhere in the response counts. The other reading is reported beside it."""
+
+    @property
+    def scores_by(self) -> ScorerSpec:
+        return ScorerSpec("ppoctl.rewards.gsm8k:score", {"strict": self.strict})
+
+    def candidates(self, truth: str) -> Candidates:
+        try:
+            number = gold_number(truth)
+        except ValueError as error:
+            raise RewardError(str(error), hint="name the column with the number as `answer`") from error
+        # A bare number, as verl's parquet has it, gets the frame that a good response has.
+        worked = truth if strict_number(truth) is not None else f"The answer is\n{MARK} {number}"
+        before = worked[: worked.rindex(MARK)]
+        # The lenient reading is right to credit an answer that stands in the working, so it must be cut before that.
+        truncated = before if self.strict else before_number(before, number)
+        wrong = f"{before}{MARK} {_other_number(number)}"
+        return Candidates(gold=worked, wrong=wrong, empty="", truncated=truncated.rstrip())
+
+
+def score(request: ScoreRequest, *, strict: bool = True) -> RewardValue:
     """1 or 0 by the chosen reading; `extras` has the other one under its name.
 
     Raises ValueError on a truth without a number: that is a fault of the data, not a wrong response.
     """
-    gold = gold_number(truth)
-    by_strict = float(strict_number(response) == gold)
-    by_lenient = float(_same_number(lenient_number(response), gold))
+    gold = gold_number(request.required_truth())
+    by_strict = float(strict_number(request.response) == gold)
+    by_lenient = float(_same_number(lenient_number(request.response), gold))
     if strict:
-        return Verdict(by_strict, {"lenient": by_lenient})
-    return Verdict(by_lenient, {"strict": by_strict})
+        return RewardValue(by_strict, {"lenient": by_lenient})
+    return RewardValue(by_lenient, {"strict": by_strict})
 
 
 def strict_number(text: str) -> str | None:
@@ -76,3 +109,9 @@ def _same_number(number: str | None, gold: str) -> bool:
     # A gold such as "1.2.3" is no decimal number; it can still be met letter by letter.
     readable = _LENIENT.fullmatch(gold)
     return Decimal(number) == Decimal(gold) if readable else number == gold
+
+
+def _other_number(number: str) -> str:
+    """number + 1, in the same spelling where that is possible."""
+    whole, dot, fraction = number.partition(".")
+    return f"{int(whole) + 1}{dot}{fraction}" if whole.lstrip("-").isdecimal() else f"1{number}"

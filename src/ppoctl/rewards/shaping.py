@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl.recipe.schema import RewardScale
+from ppoctl.rewards.table import RewardScale
 
 
 def shape(scores: Float[Tensor, " B"], scale: RewardScale | None) -> Float[Tensor, " B"]:

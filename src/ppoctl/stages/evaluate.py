@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppoctl import metrics
-from ppoctl.batch.records import Evaluation, Prompt, Prompts, State
+from ppoctl.batch.prompts import Prompt, Prompts
+from ppoctl.batch.records import Evaluation, State
+from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.batch.seeds import derive_seed
-from ppoctl.ports import Answer, DrawnFor, Sample, SampleRequest, SamplingParams, Score, Scorer
+from ppoctl.ports import DrawnFor, Sample, SampleRequest, SamplingParams, Scorer
 from ppoctl.stages.drawing import Drawing
+from ppoctl.stages.reward import score_all
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,11 @@ class EvaluateStage:
         return _Pass(name, mode, params, [prompt for prompt, _ in owners], requests)
 
     def _scored(self, drawn: _Pass, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        answers = [
-            Answer(response=sample.text, truth=prompt.answer, prompt_id=prompt.id)
+        asked = [
+            ScoreRequest.about(prompt, sample.text, "terminated" if sample.terminated else "truncated")
             for prompt, sample in zip(drawn.prompts, samples, strict=True)
         ]
-        scores = self.scorer.score(answers)
+        scores = score_all(self.scorer, asked, self.drawing.gate.between)
         return [_row(drawn.set, drawn.mode, *row) for row in zip(drawn.prompts, samples, scores, strict=True)]
 
 
@@ -97,7 +100,7 @@ def _row(name: str, mode: str, prompt: Prompt, sample: Sample, score: Score) -> 
         "answer": prompt.answer,
         "score": score.value,
         "outcome": score.outcome,
-        "extras": dict(score.extras or {}),
+        "extras": dict(score.extras),
         "response_tokens": len(sample.tokens),
         "terminated": sample.terminated,
     }

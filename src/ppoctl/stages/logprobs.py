@@ -38,11 +38,11 @@ class LogprobsStage:
 
     def run(self, actor: State, rollouts: Rollouts) -> Logprobs:
         engine = self.models.actor_at(actor)
-        logprobs, entropy = engine.logprobs(rollouts, temperature=self.temperature)
+        logprobs, entropy = engine.logprobs(rollouts.sequences, temperature=self.temperature)
         require_finite(logprobs, rollouts.mask, "a log-prob of the actor")
         reference = None
         if self.with_reference:
-            reference = engine.reference_logprobs(rollouts, temperature=self.temperature)
+            reference = engine.reference_logprobs(rollouts.sequences, temperature=self.temperature)
             require_finite(reference, rollouts.mask, "a log-prob of the reference")
             reference = reference.where(rollouts.mask, 0.0)
         return Logprobs(

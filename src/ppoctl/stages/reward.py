@@ -1,16 +1,22 @@
 """20-reward: score every response. An error is never a score of 0."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl.batch.records import REWARD_OK, REWARD_OUTCOMES, Rewards, Rollouts
+from ppoctl.batch.prompts import Prompts
+from ppoctl.batch.records import FINISH_REASONS, REWARD_OK, REWARD_OUTCOMES, Rewards, Rollouts
+from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, RewardError
-from ppoctl.ports import Answer, Score, Scorer
+from ppoctl.ports import Scorer
+
+LOOK_EVERY_S = 0.2
+"""How often whoever waits for a score looks whether the job is to stop."""
 
 
 @dataclass(frozen=True)
@@ -21,23 +27,24 @@ class RewardStage:
     scale: Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]
     max_error_frac: float
     fingerprint: str
+    between: Callable[[], None]
+    """Called while scores are waited for; raises when the job is to stop."""
     name: str = "reward"
 
-    def run(self, rollouts: Rollouts) -> Rewards:
-        answers = [
-            Answer(response=text, truth=truth, prompt_id=prompt)
-            for text, truth, prompt in zip(rollouts.texts, rollouts.answers, rollouts.prompt_ids, strict=True)
-        ]
-        scores = self.scorer.score(answers)
-        self._require_few_errors(scores, answers, rollouts)
-        return collect(scores, answers, self.scale)
+    def run(self, prompts: Prompts, rollouts: Rollouts) -> Rewards:
+        asked = {prompt.id: prompt for prompt in prompts.rows}
+        rows = zip(rollouts.prompt_ids, rollouts.texts, rollouts.finish.tolist(), strict=True)
+        requests = [ScoreRequest.about(asked[id_], text, FINISH_REASONS[finish]) for id_, text, finish in rows]
+        scores = score_all(self.scorer, requests, self.between)
+        self._require_few_errors(scores, requests, rollouts)
+        return collect(scores, requests, self.scale)
 
-    def _require_few_errors(self, scores: list[Score], answers: list[Answer], rollouts: Rollouts) -> None:
-        missing = [(score, answer) for score, answer in zip(scores, answers, strict=True) if score.outcome != "ok"]
+    def _require_few_errors(self, scores: list[Score], requests: list[ScoreRequest], rollouts: Rollouts) -> None:
+        missing = [(score, asked) for score, asked in zip(scores, requests, strict=True) if score.outcome != "ok"]
         if not missing:
             return
-        share, (score, answer) = len(missing) / len(scores), missing[0]
-        first = f"first `{answer.prompt_id}` {score.outcome} {score.message}".rstrip()
+        share, (score, asked) = len(missing) / len(scores), missing[0]
+        first = f"first `{asked.prompt_id}` {score.outcome} {score.message}".rstrip()
         if share == 1:
             raise RewardError(
                 f"none of the {len(scores)} samples of step {rollouts.step} has a score: there is nothing to learn "
@@ -53,23 +60,42 @@ class RewardStage:
             )
 
 
+def score_all(scorer: Scorer, requests: Sequence[ScoreRequest], between: Callable[[], None]) -> list[Score]:
+    """One score per request, in order. `between` is called while they are waited for; when it raises, what has not
+    begun is not scored."""
+    futures = [scorer.submit(request) for request in requests]
+    try:
+        return [_awaited(future, between) for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _awaited(future: Future[Score], between: Callable[[], None]) -> Score:
+    between()
+    while not wait([future], timeout=LOOK_EVERY_S).done:
+        between()
+    return future.result()
+
+
 def collect(
-    scores: list[Score], answers: list[Answer], scale: Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]
+    scores: list[Score], requests: list[ScoreRequest], scale: Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]
 ) -> Rewards:
     """Scores as a record; raises NonFiniteError naming the sample whose score is NaN or infinite."""
-    for score, answer in zip(scores, answers, strict=True):
+    for score, asked in zip(scores, requests, strict=True):
         if score.value is not None and not math.isfinite(score.value):
             raise NonFiniteError(
-                f"the reward of `{answer.prompt_id}` is `{score.value}`",
+                f"the reward of `{asked.prompt_id}` is `{score.value}`",
                 hint="nothing was trained on it; mend the reward and resume",
             )
     outcomes = torch.tensor([REWARD_OUTCOMES.index(score.outcome) for score in scores])
     values = torch.tensor([score.value or 0.0 for score in scores], dtype=torch.float32)
-    names = sorted({name for score in scores for name in score.extras or {}})
+    names = sorted({name for score in scores for name in score.extras})
     return Rewards(
         scores=values,
         shaped=torch.where(outcomes == REWARD_OK, scale(values), 0.0),
         outcomes=outcomes,
-        extras={name: [float((score.extras or {}).get(name, 0.0)) for score in scores] for name in names},
+        extras={name: [float(score.extras.get(name, 0.0)) for score in scores] for name in names},
         outcome_messages=[score.message for score in scores],
+        truths=[asked.truth for asked in requests],
     )

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ppoctl.batch.records import TERMINATED, TRUNCATED, Prompts, Rollouts, State
+from ppoctl.batch.prompts import Prompts
+from ppoctl.batch.records import TERMINATED, TRUNCATED, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import DrawnFor, Models, Sample, SampleRequest, SamplingParams
 from ppoctl.stages.drawing import Drawing
@@ -55,13 +56,13 @@ def assemble(
     owners = [prompt for prompt in prompts.rows for _ in range(samples)]
     lengths = torch.tensor([len(sample.tokens) for sample in drawn])
     shape = (len(drawn), int(lengths.max()))
-    tokens = torch.zeros(shape, dtype=torch.int64)
+    tokens = torch.zeros(shape, dtype=torch.int32)
     logprobs = torch.zeros(shape, dtype=torch.float32)
     for row, sample in enumerate(drawn):
         tokens[row, : len(sample.tokens)] = torch.tensor(sample.tokens)
         logprobs[row, : len(sample.tokens)] = torch.tensor(sample.logprobs)
     return Rollouts(
-        prompt_tokens=torch.tensor([token for owner in owners for token in owner.token_ids]),
+        prompt_tokens=torch.tensor([token for owner in owners for token in owner.token_ids], dtype=torch.int32),
         prompt_lengths=torch.tensor([len(owner.token_ids) for owner in owners]),
         tokens=tokens,
         lengths=lengths,
@@ -72,7 +73,6 @@ def assemble(
         prompt_ids=[owner.id for owner in owners],
         sample_indices=[index for _ in prompts.rows for index in range(samples)],
         texts=[sample.text for sample in drawn],
-        answers=[owner.answer for owner in owners],
         stamps=[sample.stamp for sample in drawn],
         sends=[sample.sends for sample in drawn],
     )

@@ -119,7 +119,7 @@ class UpdateStage:
             lineage=next_lineage(before, [record.identity for record in read], self.fingerprint),
         )
         with self.models.advancing(before, to=after) as engine:
-            results = engine.update(rollouts, minibatches, objective)
+            results = engine.update(rollouts.sequences, minibatches, objective)
         return Trained(before, after, list(zip(minibatches, results, strict=True)))
 
 

@@ -16,6 +16,6 @@ class ValuesStage:
     name: str = "values"
 
     def run(self, critic: State, rollouts: Rollouts) -> Values:
-        values = self.models.critic_at(critic).values(rollouts)
+        values = self.models.critic_at(critic).values(rollouts.sequences)
         require_finite(values, rollouts.mask, "a value of the critic")
         return Values(values=values.where(rollouts.mask, 0.0), stamp=critic.stamp)

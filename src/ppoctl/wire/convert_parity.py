@@ -8,7 +8,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from ppoctl.batch.records import TRUNCATED, Rollouts
+from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.hugging_face import Weights
 from ppoctl.convert.tensors import VALUE_HEAD, Role
 from ppoctl.convert.transformers_model import TransformersModel
@@ -51,47 +51,37 @@ def require_memory(weights: Weights) -> None:
 
 def check_parity(pair: Pair, weights: Weights) -> list[Check]:
     """Log-probs and entropies of an actor, values of a critic. Raises ConversionError when they differ."""
-    rollouts = fixed_prompts(pair.shape)
+    sequences = fixed_prompts(pair.shape)
     heads = dict(_heads(weights)) if pair.role == "critic" else {}
     theirs = TransformersModel(pair.hugging_face, pair.shape, pair.role, pair.rounded_to)
     if pair.role == "critic":
-        wanted = {name: theirs.values(rollouts, head) for name, head in heads.items()}
+        wanted = {name: theirs.values(sequences, head) for name, head in heads.items()}
     else:
-        wanted = dict(zip(("log-probs", "entropies"), theirs.score(rollouts), strict=True))
+        wanted = dict(zip(("log-probs", "entropies"), theirs.score(sequences), strict=True))
     del theirs
     ours = Scorer(pair.megatron, pair.shape, pair.role, pair.rounded_to)
     found = {}
     for name, head in heads.items():
         ours.use_head(head)
-        found[name] = ours.score(rollouts).outputs
+        found[name] = ours.score(sequences).outputs
     if pair.role == "actor":
-        scored = ours.score(rollouts)
+        scored = ours.score(sequences)
         assert scored.entropy is not None
         found = {"log-probs": scored.outputs, "entropies": scored.entropy}
-    return [_compared(name, found[name], wanted[name], rollouts, pair) for name in wanted]
+    return [_compared(name, found[name], wanted[name], sequences, pair) for name in wanted]
 
 
-def fixed_prompts(shape: ModelShape) -> Rollouts:
+def fixed_prompts(shape: ModelShape) -> Sequences:
     """The same token ids for every model of this vocabulary: one token as the prompt, the rest as the response."""
     lengths = torch.tensor([min(length, shape.max_positions) - 1 for length in LENGTHS])
     generator = torch.Generator().manual_seed(20)
     rows, columns = len(lengths), int(lengths.max())
     present = torch.arange(columns)[None] < lengths[:, None]
-    return Rollouts(
-        prompt_tokens=torch.randint(shape.vocab_size, (rows,), generator=generator),
+    return Sequences(
+        prompt_tokens=torch.randint(shape.vocab_size, (rows,), generator=generator).int(),
         prompt_lengths=torch.ones(rows, dtype=torch.int64),
-        tokens=torch.randint(shape.vocab_size, (rows, columns), generator=generator) * present,
+        tokens=(torch.randint(shape.vocab_size, (rows, columns), generator=generator) * present).int(),
         lengths=lengths,
-        mask=present,
-        sampler_logprobs=torch.zeros(rows, columns),
-        finish=torch.full((rows,), TRUNCATED),
-        seeds=torch.zeros(rows, dtype=torch.int64),
-        prompt_ids=[str(row) for row in range(rows)],
-        sample_indices=[0] * rows,
-        texts=[""] * rows,
-        answers=[""] * rows,
-        stamps=[""] * rows,
-        sends=[1] * rows,
     )
 
 
@@ -104,8 +94,8 @@ def _heads(weights: Weights) -> Iterator[tuple[str, Tensor]]:
         yield "values", own
 
 
-def _compared(name: str, found: Tensor, wanted: Tensor, rollouts: Rollouts, pair: Pair) -> Check:
-    found, wanted = found[rollouts.mask].double(), wanted[rollouts.mask].double()
+def _compared(name: str, found: Tensor, wanted: Tensor, sequences: Sequences, pair: Pair) -> Check:
+    found, wanted = found[sequences.present].double(), wanted[sequences.present].double()
     gap = float((found - wanted).abs().max())
     allowed = SHARE * max(1.0, float(wanted.abs().max()))
     if not gap <= allowed:  # not a number is no agreement either

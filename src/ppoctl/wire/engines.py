@@ -8,10 +8,9 @@ import torch
 
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
-from ppoctl.ports import Generator
+from ppoctl.ports import Generator, Scorer
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.probe import probe, require_gold_wins
-from ppoctl.rewards.processes import ProcessScorer
+from ppoctl.rewards.probe import probe, require_sound
 from ppoctl.wire.processes import Placed, Say, place
 from ppoctl.wire.sockets import Sockets
 
@@ -28,11 +27,11 @@ def read_questions(recipe: Recipe) -> PromptSource:
     return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed)
 
 
-def open_scorer(recipe: Recipe, questions: PromptSource) -> ProcessScorer:
-    """The reward's processes, after gold answers have won over wrong, empty and truncated ones."""
-    scorer = ProcessScorer.of(recipe.reward)
+def open_scorer(recipe: Recipe, questions: PromptSource) -> Scorer:
+    """The reward's scorer, after gold answers have won over wrong, empty and truncated ones."""
+    scorer = recipe.reward.open()
     try:
-        require_gold_wins(probe(scorer.pool, recipe.reward, questions.train[:PROBED_ROWS]))
+        require_sound(probe(scorer, recipe.reward, questions.train[:PROBED_ROWS]))
     except BaseException:
         scorer.close()
         raise
@@ -47,7 +46,7 @@ def set_threads(recipe: Recipe) -> int:
     return threads
 
 
-def plug_in(recipe: Recipe, questions: PromptSource, scorer: ProcessScorer, *, model_digest: str) -> Sockets:
+def plug_in(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, model_digest: str) -> Sockets:
     """Real engines, none of them at a state yet. Nothing heavy is built before it is first asked."""
     from ppoctl.convert.source import model_folder
     from ppoctl.engines.megatron.factory import trainer_settings

@@ -32,6 +32,7 @@ class ShownSample:
     prompt: str
     response: str
     answer: str
+    """Ground truth; empty where there is none, or none was scored against."""
     finish: str
     outcome: str
     score: float | None
@@ -66,7 +67,7 @@ def read_sample(layout: RunLayout, step: int, choice: int | Literal["worst", "be
         stamp=rollouts.stamps[row],
         prompt=tokenizer.decode(prompt),
         response=rollouts.texts[row],
-        answer=rollouts.answers[row],
+        answer=(rewards.truths[row] or "") if rewards is not None else "",
         finish=FINISH_REASONS[int(rollouts.finish[row])],
         outcome=outcome,
         score=float(rewards.scores[row]) if rewards is not None and outcome == "ok" else None,

@@ -33,8 +33,7 @@ from ppoctl.recipe.load import from_resolved
 from ppoctl.recipe.rules import unused
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.recipe.write import recipe_as_toml
-from ppoctl.rewards.probe import probe, require_gold_wins
-from ppoctl.rewards.processes import ProcessScorer
+from ppoctl.rewards.probe import probe, require_sound
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.disk import refused
@@ -278,9 +277,9 @@ def _status(error: PpoctlError) -> str:
 
 
 def _out_of_memory(told: Outlines, step: int, name: str, error: BaseException) -> OutOfMemoryError:
-    reads = told.at(step)[name].reads if name in told.at(step).names else ("prompts",)
+    reads = told.at(step)[name].reads if name in told.at(step).names else ("actor", "prompts")
     roles = [read for read in reads if read in told.roles]
-    key = "generator" if "prompts" in reads else f"{(roles or ['actor'])[0]}.batching"
+    key = "generator" if roles and "prompts" in reads else f"{(roles or ['actor'])[0]}.batching"
     return OutOfMemoryError(
         f"out of memory in stage `{name}` of step {step}: {str(error).splitlines()[0] if str(error) else 'host'}",
         hint=f"everything before it is committed: resume with a lower `{key}.max_tokens_per_microbatch` or KV cache",
@@ -300,12 +299,12 @@ def require_same_model(layout: RunLayout, recipe: Recipe) -> None:
 
 def probe_reward(recipe: Recipe) -> list[str]:
     """What the scorer says to gold, wrong, empty and truncated answers, a line per row; raises RewardError when gold
-    does not win."""
+    does not win, or a kind that knows no gold has no score to train on."""
     questions = engines.read_questions(recipe)
-    scorer = ProcessScorer.of(recipe.reward)
+    scorer = recipe.reward.open()
     try:
-        probed = probe(scorer.pool, recipe.reward, questions.train[: engines.PROBED_ROWS])
+        probed = probe(scorer, recipe.reward, questions.train[: engines.PROBED_ROWS])
     finally:
         scorer.close()
-    require_gold_wins(probed)
+    require_sound(probed)
     return [f"{row.id}: {row.describe()}" for row in probed]

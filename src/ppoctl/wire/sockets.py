@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from ppoctl.batch.records import Prompts
+from ppoctl.batch.prompts import Prompts
 from ppoctl.ports import Actor, Critic, Generator, Models, Scorer
 
 

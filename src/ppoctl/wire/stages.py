@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ppoctl.batch.records import Prompts
+from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
 from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
@@ -90,6 +90,7 @@ class StageBuilder:
                 scale=partial(shape, scale=recipe.reward.scale),
                 max_error_frac=recipe.reward.max_error_frac,
                 fingerprint=read_by("reward", recipe),
+                between=self.drawing.gate.between,
             ),
             values=ValuesStage(models=self.models, fingerprint=read_by("values", recipe)),
             logprobs=LogprobsStage(

@@ -38,7 +38,7 @@ def check_export(
 
     engine = Engine(vllm_settings(target))
     try:
-        for row, sequence in enumerate(rollouts.sequences()):
+        for row, sequence in enumerate(rollouts.unpadded()):
             start, length = int(rollouts.prompt_lengths[row]) - 1, int(rollouts.lengths[row])
             scored = torch.tensor(engine.score(sequence.tolist()))[start : start + length]
             torch.testing.assert_close(scored, logprobs[row, :length], atol=1e-3, rtol=0)

@@ -27,7 +27,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from ppoctl.batch.records import Rollouts
+from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron.factory import DTYPES
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
@@ -198,35 +198,33 @@ def wider_vocabulary(folder: Path) -> Path:
     return folder
 
 
+@dataclass(frozen=True, eq=False)
+class Drawn(Sequences):
+    """What a trainer is given, and which of it counts in an objective."""
+
+    mask: Tensor
+
+
 def make_rollouts(
     *, prompts: Sequence[int] = (3, 5, 2, 6, 1), lengths: Sequence[int] = (4, 7, 1, 5, 9), seed: int = 0
-) -> Rollouts:
+) -> Drawn:
     """Random ids; every seventh present token does not count (as tool output would not)."""
     generator = torch.Generator().manual_seed(seed)
     num_rows, num_columns = len(lengths), max(lengths)
     present = torch.arange(num_columns)[None] < torch.tensor(lengths)[:, None]
     counted = present & (torch.arange(present.numel()).view_as(present) % 7 != 3)
-    return Rollouts(
-        prompt_tokens=torch.randint(1, VOCABULARY, (sum(prompts),), generator=generator),
+    return Drawn(
+        prompt_tokens=torch.randint(1, VOCABULARY, (sum(prompts),), generator=generator).int(),
         prompt_lengths=torch.tensor(prompts),
-        tokens=torch.randint(1, VOCABULARY, (num_rows, num_columns), generator=generator) * present,
+        tokens=(torch.randint(1, VOCABULARY, (num_rows, num_columns), generator=generator) * present).int(),
         lengths=torch.tensor(lengths),
         mask=counted,
-        sampler_logprobs=torch.zeros(num_rows, num_columns),
-        finish=torch.zeros(num_rows, dtype=torch.int64),
-        seeds=torch.arange(num_rows),
-        prompt_ids=[str(row) for row in range(num_rows)],
-        sample_indices=[0] * num_rows,
-        texts=[""] * num_rows,
-        answers=[""] * num_rows,
-        stamps=["actor@0:0"] * num_rows,
-        sends=[1] * num_rows,
     )
 
 
-def expected_logprobs(model: PreTrainedModel, rollouts: Rollouts, temperature: float) -> tuple[Tensor, Tensor]:
+def expected_logprobs(model: PreTrainedModel, rollouts: Drawn, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of the response tokens by transformers, on one padded batch. [B R] each."""
-    sequences = rollouts.sequences()
+    sequences = rollouts.unpadded()
     ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
     attended = torch.nn.utils.rnn.pad_sequence([torch.ones_like(s) for s in sequences], batch_first=True)
     with torch.no_grad():
@@ -236,7 +234,7 @@ def expected_logprobs(model: PreTrainedModel, rollouts: Rollouts, temperature: f
     for row, (prompt, length) in enumerate(zip(rollouts.prompt_lengths, rollouts.lengths, strict=True)):
         place = slice(int(prompt) - 1, int(prompt + length) - 1)
         log_p = distribution.logits[row, place]
-        logprobs[row, :length] = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
+        logprobs[row, :length] = log_p.gather(1, rollouts.tokens[row, :length, None].long())[:, 0]
         entropy[row, :length] = distribution.entropy()[row, place]
     return logprobs, entropy
 
@@ -272,30 +270,30 @@ def ppo_objective(mask: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Ter
     return Terms((Term(Surrogate(old_logprobs, advantages, PolicyClip(low=0.2, high=0.2, dual=None)), mask),))
 
 
-def random_weights(rollouts: Rollouts) -> Tensor:
+def random_weights(rollouts: Drawn) -> Tensor:
     return torch.randn(rollouts.tokens.shape, generator=torch.Generator().manual_seed(3))
 
 
-def policy_objective(rollouts: Rollouts, *, needs_entropy: bool = False, weights: Tensor | None = None) -> Terms:
+def policy_objective(rollouts: Drawn, *, needs_entropy: bool = False, weights: Tensor | None = None) -> Terms:
     """Weighed log-probs, with a share of the entropies where asked; one term."""
     weights = random_weights(rollouts) if weights is None else weights
     return Terms((Term(WeighedLogprobs(weights, needs_entropy), rollouts.mask),))
 
 
-def value_objective(rollouts: Rollouts) -> Terms:
+def value_objective(rollouts: Drawn) -> Terms:
     returns = torch.randn(rollouts.tokens.shape, generator=torch.Generator().manual_seed(4))
     return Terms((Term(SquaredDistance(returns), rollouts.mask),))
 
 
 def expected_gradients(
-    kind: str, rollouts: Rollouts, objective: Terms, *, temperature: float
+    kind: str, rollouts: Drawn, objective: Terms, *, temperature: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of `objective` by transformers and autograd, one sequence at a time, in float64."""
     model = copy.deepcopy(hugging_face_model(kind)).double()
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # the grouped product has no float64
     logprobs, entropy = (torch.zeros(rollouts.tokens.shape, dtype=torch.float64) for _ in range(2))
-    for row, sequence in enumerate(rollouts.sequences()):
+    for row, sequence in enumerate(rollouts.unpadded()):
         prompt, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
         logits = model(input_ids=sequence[None]).logits[0, prompt - 1 : prompt + length - 1] / temperature
         log_p = logits.log_softmax(-1)
@@ -328,7 +326,7 @@ GRADIENT = Level("GRADIENT", 1e-4, floor=0.0)
 STEP = OptimizerStep(lr=1e-3, weight_decay=0.0, grad_clip=0.0, beta1=0.9, beta2=0.95, eps=1e-8)
 
 
-def minibatch(rollouts: Rollouts, rows: Sequence[int] | None = None, step: OptimizerStep = STEP) -> Minibatch:
+def minibatch(rollouts: Drawn, rows: Sequence[int] | None = None, step: OptimizerStep = STEP) -> Minibatch:
     """A minibatch of an objective with one term over all counted tokens."""
     chosen = torch.arange(rollouts.num_seqs) if rows is None else torch.tensor(rows)
     return Minibatch(chosen, (int(rollouts.mask[chosen].sum()),), step)

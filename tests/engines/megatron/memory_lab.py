@@ -15,7 +15,6 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron import optimizer
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
@@ -45,7 +44,7 @@ def held(rank: MegatronRank) -> dict[str, int]:
     }
 
 
-def kept(rank: MegatronRank, rollouts: Rollouts) -> dict[str, int]:
+def kept(rank: MegatronRank, rollouts: lab.Drawn) -> dict[str, int]:
     """What one microbatch of all rows keeps for its backward pass, by component."""
     known = storages([weight for model in rank.models for weight in model.parameters()])
     known |= storages([buffer for model in rank.models for buffer in model.buffers()])
@@ -107,7 +106,7 @@ def pickled_bucket(rank: MegatronRank) -> int:
     return len(pickle.dumps(rank.next_weights()))
 
 
-def peak(rank: MegatronRank, rollouts: Rollouts, call: str) -> int:
+def peak(rank: MegatronRank, rollouts: lab.Drawn, call: str) -> int:
     """Most bytes at one time beyond what lay there before the call."""
     objective = _objective(rank, rollouts)
     with _Live() as live:
@@ -118,7 +117,7 @@ def peak(rank: MegatronRank, rollouts: Rollouts, call: str) -> int:
     return live.peak
 
 
-def _objective(rank: MegatronRank, rollouts: Rollouts) -> "_Watched":
+def _objective(rank: MegatronRank, rollouts: lab.Drawn) -> "_Watched":
     inner = lab.policy_objective(rollouts) if rank.settings.role == "actor" else lab.value_objective(rollouts)
     return _Watched(inner)
 

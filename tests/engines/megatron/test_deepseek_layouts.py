@@ -54,7 +54,7 @@ def test_the_choice_of_experts_is_clear(kind):
     hugging_face, rollouts = lab.hugging_face_model(kind), lab.make_rollouts()
     biases = [tensor for name, tensor in hugging_face.named_buffers() if name.endswith(BIAS)]
     margins, changed = [], []
-    for sequence in rollouts.sequences():
+    for sequence in rollouts.unpadded():
         with torch.no_grad():
             layers = hugging_face(input_ids=sequence[None], output_router_logits=True).router_logits
         for logits, bias in zip(layers, biases, strict=True):

@@ -73,7 +73,7 @@ def test_the_choice_of_experts_is_clear(kind):
     rollouts and every layer: a hundred times what rounding moves."""
     hugging_face, rollouts = lab.hugging_face_model(kind), lab.make_rollouts()
     margins = []
-    for sequence in rollouts.sequences():
+    for sequence in rollouts.unpadded():
         with torch.no_grad():
             layers = hugging_face(input_ids=sequence[None], output_router_logits=True).router_logits
         for logits in layers:

@@ -80,7 +80,7 @@ def test_embeddings_are_scaled_by_a_number_rounded_as_in_transformers(model):
     decoder.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["hidden_states"]), with_kwargs=True)
     trainer.logprobs(rollouts, temperature=1.0)
     embedding = copy.deepcopy(lab.hugging_face_model("gemma2").model.embed_tokens).bfloat16()
-    [tokens] = rollouts.sequences()
+    [tokens] = rollouts.unpadded()
     EXACT.check(seen[0][:, 0], embedding(tokens[: len(seen[0])]))
 
 

@@ -214,7 +214,7 @@ def test_a_critic_is_exported_as_a_classifier_and_can_be_started_from(model, tmp
     trainer.save_weights(tmp_path)
     exported: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(tmp_path, **lab.EAGER).eval()
     with torch.no_grad():
-        for row, sequence in enumerate(rollouts.sequences()):
+        for row, sequence in enumerate(rollouts.unpadded()):
             hidden = exported.model(sequence[None]).last_hidden_state[0]
             start, length = int(rollouts.prompt_lengths[row]) - 1, int(rollouts.lengths[row])
             FLOAT32.check(values[row, :length], exported.score(hidden)[start : start + length, 0])

@@ -12,7 +12,6 @@ import torch
 from rank_pool import RankPool
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ppoctl.batch.records import Rollouts
 from ppoctl.engines.megatron import logprobs
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.model.reading import read_shape
@@ -91,7 +90,7 @@ class Case(NamedTuple):
     role: str
     layout: ParallelTable
     weight: int
-    rollouts: Rollouts
+    rollouts: lab.Drawn
     expected: list[RankBytes]
     """By rank."""
 

@@ -21,6 +21,7 @@ import torch
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RaySystemError
 
 import ray_forks
+from ppoctl.batch.sequences import one_sequence
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
@@ -133,6 +134,18 @@ def processes(cluster: RayCluster, group: Group) -> Iterator[RayProcesses]:
     made = RayProcesses(group, cluster)
     yield made
     made.close()
+
+
+def test_what_many_calls_are_given_is_put_into_the_store_once(processes, cluster):
+    first, second = one_sequence((5, 6, 7)), one_sequence((5, 6, 7))
+    for given in (first, first, second):
+        for answer, _, _ in processes.call("who", given):
+            assert (answer.tokens.tolist(), answer.prompt_tokens.tolist()) == ([[6, 7]], [5])
+    kept = cluster.sent_once(second)
+    processes.call("who", "hello")
+    assert cluster.sent_once(second) is kept
+    assert cluster.sent_once(first) is not kept
+    assert cluster.sent_once("hello") == "hello"
 
 
 def test_all_are_asked_and_answer_in_the_order_of_their_ranks(processes):

@@ -13,7 +13,7 @@ from torch import Tensor
 from ppoctl.batch.balance import balance, sequence_costs
 from ppoctl.batch.grid import Packed, input_lengths, pack
 from ppoctl.batch.packing import by_sequences, by_tokens
-from ppoctl.batch.records import Rollouts
+from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron.packed_input import PackedInput, Reading, packed_input
 from ppoctl.errors import RecipeError
 from ppoctl.model.cost import TokenCost
@@ -26,7 +26,7 @@ class Microbatch:
     """Some rows, ready for the model."""
 
     rows: Int[Tensor, " m"]
-    """Rows of the rollouts."""
+    """Rows of the sequences."""
     places: Int[Tensor, " m"]
     """Where those rows stand in the minibatch."""
     packed: Packed
@@ -65,15 +65,15 @@ class Cut:
     """False: the larger microbatches that fit where none is kept."""
 
 
-def cut_rows(rollouts: Rollouts, rows: Int[Tensor, " M"], cut: Cut) -> list[Microbatch]:
+def cut_rows(sequences: Sequences, rows: Int[Tensor, " M"], cut: Cut) -> list[Microbatch]:
     """This rank's rows as microbatches, at least one. Raises RecipeError when a sequence alone exceeds the token cap.
 
     Every rank works out the split of all of them by itself: it is a function of the lengths.
     """
-    tokens = input_lengths(rollouts)[rows]
+    tokens = input_lengths(sequences)[rows]
     groups = _groups_of_rank(tokens, cut)
     idle = [torch.zeros(0, dtype=torch.int64)] * (max(1, _common_count(tokens, cut)) - len(groups))
-    return [_microbatch(rollouts, rows, group, cut) for group in [*groups, *idle]]
+    return [_microbatch(sequences, rows, group, cut) for group in [*groups, *idle]]
 
 
 def _groups_of_rank(tokens: Int[Tensor, " M"], cut: Cut) -> list[Tensor]:
@@ -107,9 +107,9 @@ def _groups(places: Tensor, tokens: Tensor, cut: Cut, *, at_least: int = 0) -> l
         raise RecipeError(f"`batching.{key} = {most}`: {error}", hint=hint) from error
 
 
-def _microbatch(rollouts: Rollouts, rows: Tensor, places: Tensor, cut: Cut) -> Microbatch:
+def _microbatch(sequences: Sequences, rows: Tensor, places: Tensor, cut: Cut) -> Microbatch:
     # An idle microbatch runs the first row: something has to go through the model.
-    packed = pack(rollouts, rows[places] if len(places) else rows[:1])
+    packed = pack(sequences, rows[places] if len(places) else rows[:1])
     return Microbatch(rows[places], places, packed, packed_input(packed, cut.reading))
 
 

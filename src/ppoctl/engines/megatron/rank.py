@@ -22,7 +22,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
-from ppoctl.batch.records import Rollouts
+from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.source import model_folder
 from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.engines.megatron import checkpoint, optimizer
@@ -147,7 +147,7 @@ class MegatronRank(SendingRank):
                 self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype, self.groups)
             checkpoint.load_state(self._trained(), folder)
 
-    def update(self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective) -> list[StepShare]:
+    def update(self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective) -> list[StepShare]:
         """One optimizer step per minibatch, in order.
 
         Raises NonFiniteError before the step when a minibatch's loss or gradient is not finite.
@@ -155,16 +155,16 @@ class MegatronRank(SendingRank):
         self._have("weights", "training")
         with megatron_device():
             return [
-                self._minibatch_step(rollouts, minibatch, objective, number)
+                self._minibatch_step(sequences, minibatch, objective, number)
                 for number, minibatch in enumerate(minibatches)
             ]
 
-    def forward(self, rollouts: Rollouts, temperature: float) -> Share | None:
+    def forward(self, sequences: Sequences, temperature: float) -> Share | None:
         """What the model says about every response token of this data rank's rows, without gradient."""
         self._have("weights")
-        return self._forward(self.stages, rollouts, temperature)
+        return self._forward(self.stages, sequences, temperature)
 
-    def reference_forward(self, rollouts: Rollouts, temperature: float) -> Share | None:
+    def reference_forward(self, sequences: Sequences, temperature: float) -> Share | None:
         """The same under the frozen initial weights: a second model in the model's dtype, always read from the model
         source (never from a saved state, so a resumed run keeps its anchor), on first use."""
         if self._reference is None:
@@ -173,7 +173,7 @@ class MegatronRank(SendingRank):
                 self._read_source(reference)
             self._reference = reference
         self._have("reference")
-        return self._forward(self._reference, rollouts, temperature)
+        return self._forward(self._reference, sequences, temperature)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """This pipeline rank's weights under Hugging Face names, whole; all tensor and expert ranks take part."""
@@ -295,18 +295,18 @@ class MegatronRank(SendingRank):
     def _share(self, microbatches: Sequence[Microbatch], found: Sequence[OnGrid]) -> Share | None:
         return share_of(microbatches, found) if self._sees_outputs() else None
 
-    def _forward(self, stages: Stages, rollouts: Rollouts, temperature: float) -> Share | None:
+    def _forward(self, stages: Stages, sequences: Sequences, temperature: float) -> Share | None:
         cut = self._cut(temperature=temperature, with_entropy=True, with_gradient=False)
-        microbatches = cut_rows(rollouts, torch.arange(rollouts.num_seqs), cut)
+        microbatches = cut_rows(sequences, torch.arange(sequences.num_seqs), cut)
         with megatron_device(), self._named_out_of_memory(with_gradient=False):
             return self._share(microbatches, run_forward(stages, microbatches))
 
     def _minibatch_step(
-        self, rollouts: Rollouts, minibatch: Minibatch, objective: Objective, number: int
+        self, sequences: Sequences, minibatch: Minibatch, objective: Objective, number: int
     ) -> StepShare:
         temperature, with_entropy = self.settings.temperature, objective.needs_entropy
         cut = self._cut(temperature=temperature, with_entropy=with_entropy, with_gradient=True)
-        microbatches = cut_rows(rollouts, minibatch.rows, cut)
+        microbatches = cut_rows(sequences, minibatch.rows, cut)
 
         def loss_of(microbatch: Microbatch, found: OnGrid) -> Float[Tensor, ""]:
             return objective(microbatch.rows, found.outputs, found.entropy, minibatch.totals)

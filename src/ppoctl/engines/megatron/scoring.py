@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ppoctl.batch.records import Rollouts
+from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.tensors import Role
 from ppoctl.convert.transformers_model import round_parameters
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
@@ -42,15 +42,15 @@ class Scorer:
         self._cost = token_cost(shape)
         self._device = device
 
-    def score(self, rollouts: Rollouts) -> Share:
+    def score(self, sequences: Sequences) -> Share:
         """Log-probs of the response tokens with the entropies of their distributions, or values."""
         cut = Cut(
-            batching=BySequences(microbatch_seqs=rollouts.num_seqs, logits_chunk_tokens=_CHUNK_TOKENS),
+            batching=BySequences(microbatch_seqs=sequences.num_seqs, logits_chunk_tokens=_CHUNK_TOKENS),
             reading=Reading(self._device, with_entropy=True),
             cost=self._cost,
             with_gradient=False,
         )
-        microbatches = cut_rows(rollouts, torch.arange(rollouts.num_seqs), cut)
+        microbatches = cut_rows(sequences, torch.arange(sequences.num_seqs), cut)
         with megatron_device():
             return share_of(microbatches, run_forward(self._stages, microbatches))
 

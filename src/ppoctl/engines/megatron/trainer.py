@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
-from ppoctl.batch.records import TRUNCATED, Rollouts, State
+from ppoctl.batch.records import State
+from ppoctl.batch.sequences import Sequences, one_sequence
 from ppoctl.convert.companions import Companions
 from ppoctl.convert.destination import flush
 from ppoctl.convert.hugging_face import Spec
@@ -97,13 +97,13 @@ class MegatronTrainer:
         return sent
 
     def update(
-        self, rollouts: Rollouts, minibatches: Sequence[Minibatch], objective: Objective
+        self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
     ) -> list[MinibatchResult]:
         """One optimizer step per minibatch, in order.
 
         Raises NonFiniteError before the step when a minibatch's loss or gradient is not finite.
         """
-        by_rank: list[list[StepShare]] = self.ranks.call("update", rollouts, minibatches, objective)
+        by_rank: list[list[StepShare]] = self.ranks.call("update", sequences, minibatches, objective)
         return [_result(steps) for steps in zip(*by_rank, strict=True)]
 
     @property
@@ -112,9 +112,9 @@ class MegatronTrainer:
         folder = model_folder(self.settings.model)
         return folder, read_shape(folder)
 
-    def forward(self, method: str, rollouts: Rollouts, temperature: float = 1.0) -> Share:
+    def forward(self, method: str, sequences: Sequences, temperature: float = 1.0) -> Share:
         """What all ranks say about all rows."""
-        shares: list[Share | None] = self.ranks.call(method, rollouts, temperature)
+        shares: list[Share | None] = self.ranks.call(method, sequences, temperature)
         return merge([share for share in shares if share is not None])
 
 
@@ -122,16 +122,16 @@ class MegatronActor(MegatronTrainer):
     """A `ports.Actor`. The reference lives beside it, in the same processes."""
 
     def logprobs(
-        self, rollouts: Rollouts, *, temperature: float
+        self, sequences: Sequences, *, temperature: float
     ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
         """Log-prob of each response token and entropy of its distribution (nats)."""
-        found = self.forward("forward", rollouts, temperature)
+        found = self.forward("forward", sequences, temperature)
         assert found.entropy is not None
         return found.outputs, found.entropy
 
-    def reference_logprobs(self, rollouts: Rollouts, *, temperature: float) -> Float[Tensor, "B R"]:
+    def reference_logprobs(self, sequences: Sequences, *, temperature: float) -> Float[Tensor, "B R"]:
         """The same under the frozen initial weights."""
-        return self.forward("reference_forward", rollouts, temperature).outputs
+        return self.forward("reference_forward", sequences, temperature).outputs
 
     def weights(self, state: State) -> NamedWeights:
         """All weights, to be sent to engines; `state` is the state that this actor is at."""
@@ -142,9 +142,9 @@ class MegatronActor(MegatronTrainer):
 class MegatronCritic(MegatronTrainer):
     """A `ports.Critic`: the base model with a value head instead of logits."""
 
-    def values(self, rollouts: Rollouts) -> Float[Tensor, "B R"]:
+    def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
         """V of the state before each response token."""
-        return self.forward("forward", rollouts).outputs
+        return self.forward("forward", sequences).outputs
 
 
 def _result(steps: Sequence[StepShare]) -> MinibatchResult:
@@ -161,7 +161,7 @@ def trainer_side(actor: MegatronActor, actor_at: Callable[[State], Actor]) -> Tr
         return actor.weights(state)
 
     def score(state: State, tokens: tuple[int, ...]) -> list[float]:
-        logprobs, _ = actor_at(state).logprobs(_as_rollout(tokens), temperature=1.0)
+        logprobs, _ = actor_at(state).logprobs(one_sequence(tokens), temperature=1.0)
         return [float(value) for value in logprobs[0]]
 
     def export(state: State, folder: Path) -> SentChecksums:
@@ -169,24 +169,3 @@ def trainer_side(actor: MegatronActor, actor_at: Callable[[State], Actor]) -> Tr
         return actor.export(folder)
 
     return TrainerSide(weights, score, export)
-
-
-def _as_rollout(tokens: tuple[int, ...]) -> Rollouts:
-    """A token sequence as one row: its first token is the prompt, the rest the response."""
-    response = torch.tensor([tokens[1:]])
-    return Rollouts(
-        prompt_tokens=torch.tensor(tokens[:1]),
-        prompt_lengths=torch.tensor([1]),
-        tokens=response,
-        lengths=torch.tensor([response.shape[1]]),
-        mask=torch.ones_like(response, dtype=torch.bool),
-        sampler_logprobs=torch.zeros(response.shape),
-        finish=torch.tensor([TRUNCATED]),
-        seeds=torch.tensor([0]),
-        prompt_ids=["canary"],
-        sample_indices=[0],
-        texts=[""],
-        answers=[""],
-        stamps=[""],
-        sends=[1],
-    )

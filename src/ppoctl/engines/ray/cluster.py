@@ -43,6 +43,8 @@ class RayCluster:
         self._group: PlacementGroup | None = None
         self._order: list[int] = []
         """Bundles node by node, so that neighbouring ranks are on one node where they can."""
+        self._sent: tuple[object, Any] | None = None
+        """The newest object that is sent once, and Ray's reference to it."""
 
     @property
     def host(self) -> str | None:
@@ -102,9 +104,18 @@ class RayCluster:
                     "out-of-memory killer in `dmesg`",
                 )
 
+    def sent_once(self, argument: object) -> object:
+        """What is sent in place of an argument of a call: where its class says `is_sent_once`, a reference to it in
+        the store, which is the same in all calls until another such object is given; else itself."""
+        if not getattr(type(argument), "is_sent_once", False):
+            return argument
+        if self._sent is None or self._sent[0] is not argument:
+            self._sent = argument, ray.put(argument)
+        return self._sent[1]
+
     def close(self) -> None:
         """Leave; a Ray of our own ends with all its processes."""
-        self._group = None
+        self._group = self._sent = None
         if self._connected:
             self._connected = False
             with suppress(Exception):  # it may have died, which is why we leave

@@ -101,10 +101,15 @@ class Member:
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         """Answer of a method. The bytes of a bucket stay on this node: the driver passes on where they are, and only
         who loads them reads them."""
-        answer = getattr(self._target, method)(*arguments)
+        answer = getattr(self._target, method)(*map(_received, arguments))
         if isinstance(answer, Bucket):
             return replace(answer, contents=tuple(map(_stored, answer.contents)))
         return answer
+
+
+def _received(argument: Any) -> Any:
+    """The argument itself, where a reference to it was sent."""
+    return ray.get(argument) if isinstance(argument, ray.ObjectRef) else argument
 
 
 def _stored(content: Content) -> Content:

@@ -92,7 +92,7 @@ class RayProcesses:
             starting = self._begin_start()
         self.cluster.require_alive()
         # Put once: every process of a node reads the same copy.
-        given = ray.put(arguments)
+        given = ray.put(tuple(map(self.cluster.sent_once, arguments)))
         asked = range(self.group.size) if ranks is None else ranks
         waiting = {_working(self.ranks[rank].call).remote(method, given): rank for rank in asked}
         return Pending(self, method, starting, waiting)

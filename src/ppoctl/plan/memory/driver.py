@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
 """Bytes of a drawn token as Python has it: an id (a pointer, an int) and a log-prob (a pointer, a float)."""
+ID_BYTES = 4
 TEXT_BYTES_PER_TOKEN = 4
 """Bytes of the text of a token; four characters of plain text are assumed."""
 OBJECTIVE_CELL_BYTES = {"actor": 4 + 4 + 1, "critic": 4 + 4 + 1}
@@ -65,10 +66,10 @@ class DriverBytes:
 def records_of(batch: Batch) -> Records:
     """Bytes that a step writes into the run directory, but for two small records of updates."""
     rows, cells = batch.sequences, batch.cells
-    ids, mask, number = 8, 1, 4
+    mask, number = 1, 4
     texts = rows * batch.response_tokens * TEXT_BYTES_PER_TOKEN
     return Records(
-        rollout=cells * (ids + mask + number) + rows * (8 * batch.prompt_tokens + 4 * 8) + texts,
+        rollout=sequences_bytes(batch) + cells * (mask + number) + rows * 2 * 8 + texts,
         reward=rows * (2 * number + 8),
         values=cells * number,
         logprobs=cells * (2 + batch.has_reference) * number,
@@ -84,9 +85,14 @@ def driver_bytes(batch: Batch) -> DriverBytes:
     return DriverBytes(samples + records.rollout, 2 * records.total)
 
 
+def sequences_bytes(batch: Batch) -> int:
+    """Bytes of a step's token ids, with two lengths for each row: what all processes of trained roles read once."""
+    return batch.cells * ID_BYTES + batch.sequences * (ID_BYTES * batch.prompt_tokens + 2 * 8)
+
+
 def update_input_bytes(batch: Batch, role: str) -> int:
-    """Bytes that every process of a role reads for an update: the rollouts, and the grids of the loss."""
+    """Bytes that every process of a role reads for an update: the sequences, and the grids of the loss."""
     cell = OBJECTIVE_CELL_BYTES[role]
     if role == "actor" and batch.reference_in_loss:
         cell += REFERENCE_CELL_BYTES
-    return records_of(batch).rollout + batch.cells * cell
+    return sequences_bytes(batch) + batch.cells * cell

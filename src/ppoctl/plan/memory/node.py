@@ -25,7 +25,7 @@ class NodeBytes:
     states: int
     """Copies of what its ranks write behind training."""
     rollouts: int
-    """Rollouts that each rank reads, with the grids of an update."""
+    """Sequences that each rank reads, with the grids of an update."""
     driver: int
     """Samples of a step, then its records."""
     sending: int

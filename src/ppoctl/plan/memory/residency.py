@@ -34,12 +34,14 @@ def turns_of(outline: Outline) -> Turns:
     stages = (*outline.stages, ToldStage(EVAL, ("actor", "prompts")))
     scores: dict[str, list[str]] = {role: [] for role in outline.roles}
     on_device: dict[str, list[str]] = {}
+    draws: list[str] = []
     staying: tuple[str, ...] = ()
     for stage in stages:
         roles = [role for role in stage.reads if role in outline.roles]
         weights = tuple(f"{role} weights" for role in roles)
         working, last = staying, staying
-        if "prompts" in stage.reads:
+        if roles and "prompts" in stage.reads:
+            draws.append(stage.name)
             # The canary asks the actor for log-probs while the generator has its cache.
             working, last = ("generator", *weights), ("generator",)
         elif stage.trains is not None:
@@ -53,7 +55,7 @@ def turns_of(outline: Outline) -> Turns:
         staying = last
     return Turns(
         stages=tuple(stage.name for stage in stages),
-        draws=tuple(stage.name for stage in stages if "prompts" in stage.reads),
+        draws=tuple(draws),
         scores={role: tuple(names) for role, names in scores.items()},
         on_device={part: tuple(names) for part, names in on_device.items()},
     )

@@ -1,0 +1,61 @@
+"""Token ids of prompts with their responses: all that a model is given to score them or to learn them."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """B prompts, T tokens in all, each with one response on the response grid [B, R], left-justified."""
+
+    is_sent_once: ClassVar[bool] = True
+    """Who passes arguments to other processes sends the same object once, however many calls are given it."""
+
+    prompt_tokens: Int[Tensor, " T"]
+    """All prompts, concatenated; int32."""
+    prompt_lengths: Int[Tensor, " B"]
+    tokens: Int[Tensor, "B R"]
+    """Response ids, the end token included; int32, 0 beyond `lengths`."""
+    lengths: Int[Tensor, " B"]
+    """Response positions present, counted or not; at least 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "tokens"):
+            require(getattr(self, name).dtype == torch.int32, f"{name} are int32")
+        require(int(self.prompt_lengths.sum()) == self.prompt_tokens.numel(), "prompt lengths add up")
+        require(bool((self.lengths >= 1).all()), "every response has a token")
+        require(not bool(self.tokens[~self.present].any()), "ids beyond the length are 0")
+
+    @property
+    def num_seqs(self) -> int:
+        """B."""
+        return int(self.tokens.shape[0])
+
+    @property
+    def present(self) -> Bool[Tensor, "B R"]:
+        """Positions that have a token, counted or not."""
+        return torch.arange(self.tokens.shape[1])[None, :] < self.lengths[:, None]
+
+    def unpadded(self) -> list[Int[Tensor, " S"]]:
+        """Each full sequence, prompt then response, int64."""
+        prompts = torch.split(self.prompt_tokens, self.prompt_lengths.tolist())
+        return [
+            torch.cat([prompt, row[:length]]).long()
+            for prompt, row, length in zip(prompts, self.tokens, self.lengths.tolist(), strict=True)
+        ]
+
+
+def one_sequence(tokens: tuple[int, ...]) -> Sequences:
+    """These tokens as one row: the first is the prompt, the rest are the response."""
+    ids = torch.tensor(tokens, dtype=torch.int32)
+    return Sequences(ids[:1], torch.tensor([1]), ids[None, 1:], torch.tensor([len(tokens) - 1]))
+
+
+def require(condition: bool, law: str) -> None:  # noqa: FBT001 - reads as a sentence at the call
+    """Raises ValueError naming the law of a record that does not hold."""
+    if not condition:
+        raise ValueError(f"record breaks its law: {law}")

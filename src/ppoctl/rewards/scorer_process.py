@@ -1,0 +1,228 @@
+"""One child process that scores, seen from the parent: start it, ask it and wait until its deadline, kill it, say how
+it ended. Imports no torch."""
+
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import ppoctl
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.errors import RewardError
+from ppoctl.rewards.function import ScorerSpec
+
+READY_LIMIT_S = 60.0
+"""A child that has not imported its scorer by then is taken for broken; generous, for cold network disks."""
+
+_STARTS = 3
+"""A child that is killed while it starts is started again this often: memory may be short for a moment."""
+_EXIT_LIMIT_S = 1.0
+_READ_BYTES = 1 << 16
+
+
+class ScorerProcess:
+    """A child process that is started by the first request and again after each that it did not survive. One thread
+    asks it, and lives on while it does: the kernel ends the child with the thread that started it."""
+
+    def __init__(self, spec: ScorerSpec, timeout_s: float) -> None:
+        self.spec = spec
+        self._timeout_s = timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = Lock()
+        """Held while the child begins or ends, so that `close` meets either none or one that it can kill."""
+        self._closed = False
+        self._inbox = b""
+        self._asked = 0
+
+    @property
+    def pid(self) -> int | None:
+        """None where it does not run."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def score(self, request: ScoreRequest) -> Score:
+        """What it says of a response. A child that hangs or dies over it is killed, and costs this request only.
+
+        Raises RewardError when it cannot be started.
+        """
+        if self._process is not None and _ending(self._process.pid):
+            self._stop()  # between two samples, so nobody's fault and nobody's loss
+        if self._process is None:
+            self._start()
+        self._asked += 1
+        told = {**vars(request), "messages": [vars(message) for message in request.messages]}
+        line = json.dumps({"number": self._asked, "request": told}).encode() + b"\n"
+        try:
+            reply = self._exchange(line, self._timeout_s)
+        except TimeoutError:
+            if how := self._stop():
+                return Score(None, "error", how)
+            return Score(None, "timeout", f"no score within {self._timeout_s:g} s")
+        if reply is None or reply.get("number") != self._asked:  # the end, or something else writes into its pipe
+            return Score(None, "error", self._ended())
+        if "error" in reply:
+            return Score(None, "error", str(reply["error"]))
+        return Score(float(reply["value"]), "ok", extras=dict(reply["extras"]))
+
+    def close(self) -> None:
+        """Kill the child, whatever it is doing, for good; another thread that waits for it hears that it is gone."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                _kill(self._process)
+
+    def reap(self) -> None:
+        """Take the exit status of a child that was closed, once no other thread asks it."""
+        if self._process is not None:
+            self._stop()
+
+    def _start(self) -> None:
+        how = ""
+        for _ in range(_STARTS):
+            self._spawn()
+            try:
+                message = self._exchange(b"", READY_LIMIT_S)
+            except TimeoutError:
+                self._stop()
+                raise self._cannot_start("it did not finish its imports in time") from None
+            if message is None:
+                how = self._ended()
+                continue
+            if "ready" in message:
+                return
+            self._stop()
+            raise self._cannot_start(str(message.get("failed")))
+        raise self._cannot_start(how)
+
+    def _spawn(self) -> None:
+        spec = {"entry": self.spec.entry, "options": dict(self.spec.options), "parent": os.getpid()}
+        with self._lock:
+            if self._closed:
+                raise self._cannot_start("it was closed")
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "ppoctl.rewards.child", json.dumps(spec)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    bufsize=0,
+                    env=_environment(),
+                    # Its own session and group: Ctrl-C and job signals reach the parent alone, and a kill reaches
+                    # whatever a scorer started.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise self._cannot_start(str(error)) from error
+        for fd in self._pipes():
+            os.set_blocking(fd, False)
+        self._inbox = b""
+
+    def _exchange(self, line: bytes, limit_s: float) -> dict[str, Any] | None:
+        """Send a line (or nothing), and wait for the next message; None when the child has closed its end or talks
+        nonsense. Raises TimeoutError."""
+        requests, replies = self._pipes()
+        deadline = time.monotonic() + limit_s
+        poll = select.poll()
+        poll.register(replies, select.POLLIN)
+        if line:
+            poll.register(requests, select.POLLOUT)
+        while b"\n" not in self._inbox:
+            asked_at = time.monotonic()
+            ready = dict(poll.poll(max(0, math.ceil((deadline - asked_at) * 1000))))
+            # A deadline counts only when it had passed before we looked and found nothing: a parent that was stopped
+            # for an hour must not blame the child.
+            if not ready and asked_at >= deadline:
+                raise TimeoutError
+            if requests in ready:
+                line = _sent(requests, line)
+                if not line:
+                    poll.unregister(requests)
+            if replies in ready:
+                received = os.read(replies, _READ_BYTES)
+                if not received:
+                    return None
+                self._inbox += received
+        first, _, self._inbox = self._inbox.partition(b"\n")
+        try:
+            return dict(json.loads(first))
+        except ValueError:
+            return None
+
+    def _pipes(self) -> tuple[int, int]:
+        """Where requests go in, and where replies come out."""
+        assert self._process is not None, "the child is started before it is asked"
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        return self._process.stdin.fileno(), self._process.stdout.fileno()
+
+    def _ended(self) -> str:
+        """How a child ended that has closed its pipes, which it needs a moment for."""
+        assert self._process is not None
+        limit = time.monotonic() + _EXIT_LIMIT_S
+        while not _ending(self._process.pid) and time.monotonic() < limit:
+            time.sleep(0.002)
+        return self._stop() or "the scorer closed or misused the pipe to its parent"
+
+    def _stop(self) -> str:
+        """Kill the child and all in its group, reap it, and say how it ended before that ("" where we killed it)."""
+        with self._lock:
+            process = self._process
+            assert process is not None
+            how = _ending(process.pid)
+            _kill(process)
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process = None
+        return how
+
+    def _cannot_start(self, why: str) -> RewardError:
+        return RewardError(
+            f"the scorer `{self.spec.entry}` does not start: {why}",
+            hint=f"python -m {self.spec.entry.partition(':')[0]} shows why it cannot be imported",
+        )
+
+
+def _sent(fd: int, line: bytes) -> bytes:
+    """What is left of a line after as much as the pipe takes now. A pipe that is broken is silent here: reading
+    reports the end."""
+    try:
+        return line[os.write(fd, line) :]
+    except BlockingIOError:
+        return line
+    except BrokenPipeError:
+        return b""
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()
+
+
+def _ending(pid: int) -> str:
+    """How a child ended, in words; "" while it runs. It stays unreaped: its number must not be given to another
+    process before its group has been signalled."""
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return "the scorer's process is gone, and something else in this process has taken its exit status"
+    if ended is None:
+        return ""
+    if ended.si_code == os.CLD_EXITED:
+        return f"the scorer ended its process with exit code {ended.si_status}"
+    return f"the scorer's process was killed by signal {ended.si_status} ({signal.strsignal(ended.si_status)})"
+
+
+def _environment() -> dict[str, str]:
+    """The parent's, such that the child finds this very ppoctl, and hashes text the same in every run."""
+    paths = [str(Path(ppoctl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), "PYTHONHASHSEED": "0"}

@@ -1,0 +1,17 @@
+"""Requests for scorers, and all scores of some at once."""
+
+from collections.abc import Sequence
+
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.ports import Scorer
+
+
+def request(response: str, truth: str | None = "good", *, prompt_id: str = "train/0") -> ScoreRequest:
+    """A response to a question that scorers here do not read."""
+    return ScoreRequest(prompt_id, "", (), response, truth, {}, "terminated")
+
+
+def scores(scorer: Scorer, requests: Sequence[ScoreRequest]) -> list[Score]:
+    """Submit all, and wait for them in order."""
+    futures = [scorer.submit(each) for each in requests]
+    return [future.result() for future in futures]

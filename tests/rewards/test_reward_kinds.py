@@ -1,0 +1,82 @@
+"""A kind of reward is a table of the recipe that opens its scorer; one more kind is one file and one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppoctl.batch.scores import Score
+from ppoctl.rewards.exact_match import ExactMatchReward
+from ppoctl.rewards.function import ScorerSpec
+from ppoctl.rewards.gsm8k import Gsm8kReward
+from ppoctl.rewards.table import ProcessReward
+from rewards.asking import request, scores
+
+
+def test_a_table_names_its_function_and_options() -> None:
+    assert Gsm8kReward(kind="gsm8k").scores_by == ScorerSpec("ppoctl.rewards.gsm8k:score", {"strict": True})
+    exact = ExactMatchReward(kind="exact_match", ignore_case=True)
+    assert exact.scores_by == ScorerSpec("ppoctl.rewards.exact_match:score", {"ignore_case": True})
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [
+        (Gsm8kReward(kind="gsm8k"), Score(0.0, "ok", "", {"lenient": 1.0})),
+        (Gsm8kReward(kind="gsm8k", strict=False), Score(1.0, "ok", "", {"strict": 0.0})),
+        (ExactMatchReward(kind="exact_match"), Score(0.0, "ok", "", {})),
+        (ExactMatchReward(kind="exact_match", ignore_case=True), Score(0.0, "ok", "", {})),
+    ],
+)
+def test_a_table_opens_its_scorer(reward: ProcessReward, expected: Score) -> None:
+    scorer = reward.open()
+    try:
+        assert scores(scorer, [request("it is 42.", "42")]) == [expected]
+    finally:
+        scorer.close()
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        ("forty-two", "ValueError: the ground truth `forty-two` is neither a number"),
+        (None, "ValueError: the row has no ground truth"),
+    ],
+)
+def test_an_unreadable_truth_is_an_error_and_never_a_score_of_0(truth: str | None, message: str) -> None:
+    scorer = Gsm8kReward(kind="gsm8k").open()
+    try:
+        (score,) = scores(scorer, [request("#### 42", truth)])
+    finally:
+        scorer.close()
+    assert (score.value, score.outcome) == (None, "error")
+    assert score.message.startswith(message)
+
+
+@pytest.mark.usefixtures("drill_scorers")
+def test_a_kind_of_ones_own_goes_from_a_recipe_to_a_score(tmp_path: Path) -> None:
+    """`third_kind` adds the line to the list of kinds before the recipe is read, as the list itself would have it."""
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"q": f"Say {word}.", "limits": {"words": 2}}) + "\n" for word in ("yes", "no"))
+    )
+    script = Path(__file__).parent / "third_kind.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == {
+        "reward": {"kind": "few_words", "at_most": 5, "workers": 2, "max_error_frac": 0.05, "timeout_s": 10.0},
+        "probed": [f"train/00000{row}: short scored 0, empty scored 1" for row in range(2)],
+        "scores": [1.0, 0.0, 0.0],
+        "unknown": '--set: `reward.kind` is `"nonsense"`: must be one of `"few_words"`, `"gsm8k"`, `"exact_match"`',
+    }
+
+
+def test_what_validate_and_the_children_import_is_light() -> None:
+    modules = "child, gsm8k, exact_match, kinds, pool, probe"
+    heavy = "{'torch', 'transformers', 'numpy', 'pyarrow'} & sys.modules.keys()"
+    code = f"import sys; from ppoctl.rewards import {modules}; print({heavy} or '')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "\n"

@@ -1,0 +1,95 @@
+"""A reward that the product does not have, in one file and the line below `if __name__`.
+
+python third_kind.py FOLDER   reads a recipe that names it, probes it on FOLDER/rows.jsonl, scores, and prints JSON
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from ppoctl.batch.scores import ScoreRequest
+from ppoctl.rewards import kinds
+from ppoctl.rewards.function import RewardValue, ScorerSpec
+from ppoctl.rewards.table import ProcessReward
+from ppoctl.table import RESULTS
+
+
+class FewWordsReward(ProcessReward):
+    """1 where the response has no more words than the row and the recipe allow."""
+
+    kind: Annotated[Literal["few_words"], RESULTS]
+    """Short responses; no ground truth."""
+    at_most: Annotated[int, RESULTS] = 5
+    """Words."""
+
+    @property
+    def scores_by(self) -> ScorerSpec:
+        return ScorerSpec("third_kind:score", {"at_most": self.at_most})
+
+
+def score(request: ScoreRequest, *, at_most: int) -> RewardValue:
+    allowed: Any = request.fields["limits.words"]
+    assert request.messages[-1].content.startswith("Say ")
+    assert request.truth is None
+    return RewardValue(float(len(request.response.split()) <= min(at_most, allowed)))
+
+
+RECIPE = """
+[data.train]
+format = "columns"
+path   = "{folder}/rows.jsonl"
+prompt = "q"
+fields = ["limits.words"]
+[reward]
+kind    = "few_words"
+workers = 2
+"""
+
+
+def main(folder: Path) -> dict[str, Any]:
+    from ppoctl.batch.prompts import Prompt
+    from ppoctl.data.rows import read_rows
+    from ppoctl.data.template import chat_of
+    from ppoctl.errors import RecipeError
+    from ppoctl.recipe.load import load
+    from ppoctl.rewards.probe import probe, require_sound
+
+    file = folder / "few_words.toml"
+    file.write_text(RECIPE.format(folder=folder))
+    quickstart = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
+    recipe = load([quickstart, file]).recipe
+    train = recipe.data.train
+    prompts = [
+        Prompt(row.id, (), "", row.answer, chat_of(row, train, name="train"), row.fields)
+        for row in read_rows(train, name="train")
+    ]
+    scorer = recipe.reward.open()
+    try:
+        probed = probe(scorer, recipe.reward, prompts)
+        asked = [ScoreRequest.about(prompts[0], text, "terminated") for text in ("yes", "yes it is", "a b c d e f")]
+        futures = [scorer.submit(each) for each in asked]
+        scores = [future.result().value for future in futures]
+    finally:
+        scorer.close()
+    require_sound(probed)
+    return {
+        "reward": recipe.reward.model_dump(exclude_none=True),
+        "probed": [f"{row.id.split('-')[0]}: {row.describe()}" for row in probed],
+        "scores": scores,
+        "unknown": _refused(lambda: load([quickstart, file], ["reward.kind=nonsense"]), RecipeError),
+    }
+
+
+def _refused(do: Any, kind: type[Exception]) -> str:
+    try:
+        do()
+    except kind as error:
+        return str(error)
+    return "not refused"
+
+
+if __name__ == "__main__":
+    kinds.KINDS = (FewWordsReward, *kinds.KINDS)
+    sys.modules["third_kind"] = sys.modules["__main__"]
+    print(json.dumps(main(Path(sys.argv[1]))))
