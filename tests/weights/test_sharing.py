@@ -84,6 +84,17 @@ def test_what_is_kept_is_read_until_the_next_transfer_which_fills_the_same_memor
         assert_holds(shared, named(value + 3, rows=rows))
 
 
+def test_memory_that_is_kept_grows_with_what_is_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets of any size lie where they do not touch, also in memory of the last transfer, which had others."""
+    monkeypatch.setattr(sharing, "_MAPPED_BYTES", 2**16)
+    kept = Kept()
+    for rows in ([3, 5000, 2], [5000, 2, 4000, 4000, 7], [1], [3, 3, 9000]):
+        kept.begin()
+        put = [kept.put(named(float(number), rows=count)) for number, count in enumerate(rows)]
+        for number, (shared, count) in enumerate(zip(put, rows, strict=True)):
+            assert_holds(shared, named(float(number), rows=count))
+
+
 def test_another_process_reads_it_and_hears_when_its_owner_is_gone() -> None:
     owner, pipe = _start(_own)
     try:

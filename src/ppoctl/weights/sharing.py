@@ -77,31 +77,30 @@ class Kept:
 
     def __init__(self) -> None:
         self._file = _MemoryFile()
-        self._free = torch.empty(0, dtype=torch.uint8)
-        """The rest of the memory that was mapped last."""
-        self._pieces: list[tuple[int, Tensor]] = []
-        self._filled = 0
+        self._mapped: list[tuple[int, Tensor]] = []
+        """Parts of the file: where each begins, and its memory."""
+        self._part = self._used = 0
 
     def begin(self) -> None:
-        """Another transfer begins, of tensors like those of the last, which nobody reads any more."""
-        self._filled = 0
+        """Another transfer begins: nobody reads the last one's buckets any more."""
+        self._part = self._used = 0
 
     def put(self, tensors: NamedTensors) -> Shared:
         """Copy tensors to where others can read them until the next transfer."""
         specs = specs_of(tensors)
-        if self._filled == len(self._pieces):
-            self._pieces.append(self._piece(packed_bytes(specs)))
-        start, memory = self._pieces[self._filled]
-        self._filled += 1
+        start, memory = self._room(packed_bytes(specs))
         pack(tensors, specs, memory)
         return Shared(specs, OpenFile(os.getpid(), self._file.descriptor, start), this_machine(), lasts=True)
 
-    def _piece(self, size: int) -> tuple[int, Tensor]:
-        """Where in the file, and the memory."""
-        if size > len(self._free):
-            self._free = self._file.grown(max(size, _MAPPED_BYTES))
-        memory, self._free = self._free[:size], self._free[size:]
-        return self._file.size - len(self._free) - size, memory
+    def _room(self, size: int) -> tuple[int, Tensor]:
+        """So many bytes behind those of the bucket before: where in the file, and their memory."""
+        while self._part < len(self._mapped) and self._used + size > len(self._mapped[self._part][1]):
+            self._part, self._used = self._part + 1, 0
+        if self._part == len(self._mapped):
+            self._mapped.append((self._file.size, self._file.grown(max(size, _MAPPED_BYTES))))
+        (start, memory), used = self._mapped[self._part], self._used
+        self._used += size
+        return start + used, memory[used : self._used]
 
 
 _MAPPED_BYTES = 16 * 2**30

@@ -11,10 +11,12 @@ from ppoctl.batch.records import State
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
 from ppoctl.engines.vllm import VllmSettings
+from ppoctl.engines.vllm.engine import Draw
 from ppoctl.engines.vllm.fleet import Fleet
+from ppoctl.ports import SamplingParams
 from ppoctl.recipe.load import load
 from ppoctl.weights.canary import Canary
-from ppoctl.weights.sync import EngineSide, Sync
+from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 from ppoctl.wire.processes import Placed, place
 
 ROOT = Path(__file__).parents[3]
@@ -45,18 +47,30 @@ def kill_when_it_receives(engines: EngineSide, number: int, monkeypatch: pytest.
         asked = begin(method, *arguments)
         if method == "receive_weights":
             monkeypatch.undo()
-            mine = psutil.Process().children(recursive=True)
-            title = f"ray::generator_engine_{number}"
-            next(process for process in mine if title in " ".join(process.cmdline())).kill()
+            kill(number)
         return asked
 
     monkeypatch.setattr(host, "begin", kills)
 
 
+def kill(number: int) -> None:
+    """This engine."""
+    mine = psutil.Process().children(recursive=True)
+    title = f"ray::generator_engine_{number}"
+    next(process for process in mine if title in " ".join(process.cmdline())).kill()
+
+
+def not_asked(*arguments: Any) -> Any:
+    raise AssertionError("the trainer has moved on")
+
+
 @pytest.mark.story
 @pytest.mark.timeout(400)
-def test_two_engines_get_weights_and_one_is_killed_over_it(placed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What engines hold and compute is compared with what two tensor ranks have, each time."""
+def test_two_engines_get_weights_and_one_is_killed_over_it_and_one_while_it_draws(
+    placed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What engines hold and compute is compared with what two tensor ranks have, each time; the last time the ranks
+    are not asked."""
     made, actor = placed
     said: list[str] = []
     table = load([ROOT / "recipes/quickstart.toml"], CHANGES, {"PPOCTL_DATA": "none"}).recipe.generator
@@ -74,6 +88,15 @@ def test_two_engines_get_weights_and_one_is_killed_over_it(placed, monkeypatch: 
     fleet.prepare(State("actor", 0, 0, "second"))
     assert len(events(said)) == 1, said
     assert events(said)[0].endswith("; started again")
+
+    monkeypatch.setattr(fleet._sync, "trainer", TrainerSide(not_asked, not_asked, not_asked))
+    fleet.open(SamplingParams(temperature=1.0, max_new_tokens=64))
+    fleet.submit([Draw(f"d{number}", (5, 6, 7), number) for number in range(8)])
+    kill(0)
+    drawn = [one for ended in iter(fleet.finished, []) for one in ended]
+    assert {one.finished.id for one in drawn} == {f"d{number}" for number in range(8)}
+    assert sorted({one.sends for one in drawn}) == [1, 2]
+    assert len(events(said)) == 2
     fleet.close()
 
 

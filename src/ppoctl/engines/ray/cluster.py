@@ -19,7 +19,8 @@ from ppoctl.engines.ray.room import Room
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError, quoted
 
 OBJECT_STORE_BYTES = 256 * 2**20
-"""Shared memory of a local Ray: rollouts and two buckets of weights pass through it; what is more goes to disk."""
+"""Shared memory of a local Ray: rollouts pass through it, and weights that are stored stay; what is more goes to
+disk."""
 
 LOOPBACK = "127.0.0.1"
 
