@@ -62,7 +62,7 @@ FOREIGN: dict[str, set[str]] = {
     "plan": set(),
     "launch": set(),
     "preflight": set(),
-    "recipe": {"pydantic", "pydantic_core", "pydantic_settings"},
+    "recipe": {"pydantic", "pydantic_core"},
     "cli": {"typer", "rich"},
     "ppo": {"torch", "jaxtyping"},
     "ports": {"torch", "jaxtyping"},
@@ -79,7 +79,6 @@ HOMES = {
     "ray": {"engines.ray"},
     "mlflow": {"tracking"},
     "typer": {"cli"},
-    "pydantic_settings": {"recipe"},
 }
 
 

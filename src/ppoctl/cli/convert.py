@@ -55,9 +55,9 @@ def convert_ckpt(
     if shard_gib <= 0:
         raise RecipeError(f"`--shard-gib {shard_gib:g}` must be above 0", hint="--shard-gib 4")
     _require_new(out)
-    from ppoctl.wire.convert import REPORT, Asked, convert
+    from ppoctl.wire.convert import REPORT, ConvertRequest, convert
 
-    asked = Asked(
+    asked = ConvertRequest(
         source=source,
         to=to,
         out=out,

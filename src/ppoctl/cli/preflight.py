@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ppoctl.cli import render
 
 if TYPE_CHECKING:
-    from ppoctl.preflight.check import Place
+    from ppoctl.preflight.check import OriginOf
     from ppoctl.recipe.load import Loaded
     from ppoctl.recipe.problems import Problem
     from ppoctl.recipe.schema import Recipe
@@ -25,7 +25,7 @@ def examined(
 
     notes: list[str] = []
 
-    def assets(recipe: "Recipe", place: "Place") -> "list[Problem]":
+    def assets(recipe: "Recipe", place: "OriginOf") -> "list[Problem]":
         found = check(recipe, place, device=device, counted=_count)
         notes.extend(found.notes)
         return found.problems

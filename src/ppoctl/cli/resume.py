@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppoctl.cli import ending, preflight, render
+from ppoctl.cli import preflight, render, summary
 from ppoctl.cli.options import Force, Json, Run, Sets, Verbose
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def resume(
     from ppoctl.wire import commands
 
     ended = commands.resume(layout, table, sets or (), save_only=save_only, verbose=verbose)
-    ending.tell(ended, as_json=json)
+    summary.print_summary(ended, as_json=json)
 
 
 def _tell_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.cli import render
-from ppoctl.cli.ending import EXPECTED, expected_row
 from ppoctl.cli.options import Json, Run
+from ppoctl.cli.summary import EXPECTED, expected_row
 from ppoctl.errors import quoted
 
 

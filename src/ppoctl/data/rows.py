@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ppoctl.data.tables import Place, columns_of, existing, lookup, read_jsonl, read_parquet
+from ppoctl.data.tables import RowLocation, columns_of, existing, lookup, read_jsonl, read_parquet
 from ppoctl.errors import DataError, RecipeError
 from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
 
@@ -100,7 +100,7 @@ def _columns(table: Gsm8kRows | ColumnRows) -> tuple[str, str]:
     return ("question", "answer") if isinstance(table, Gsm8kRows) else (table.prompt, table.answer)
 
 
-def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path, key: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path, key: str) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
     if path.suffix == ".jsonl":
         return read_jsonl(path)
     if path.suffix == ".parquet" and isinstance(table, ColumnRows):
@@ -112,7 +112,7 @@ def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path, key: str) -> Iterator[t
     )
 
 
-def _value(raw: Mapping[str, Any], column: str, place: Place, key: str) -> Any:
+def _value(raw: Mapping[str, Any], column: str, place: RowLocation, key: str) -> Any:
     try:
         return lookup(raw, column)
     except KeyError:
@@ -123,7 +123,7 @@ def _value(raw: Mapping[str, Any], column: str, place: Place, key: str) -> Any:
         ) from None
 
 
-def _question(value: Any, column: str, place: Place) -> str | tuple[Message, ...]:
+def _question(value: Any, column: str, place: RowLocation) -> str | tuple[Message, ...]:
     if isinstance(value, str):
         return _text(value, column, place)
     if not isinstance(value, list) or not value:
@@ -153,7 +153,7 @@ def _question(value: Any, column: str, place: Place) -> str | tuple[Message, ...
     return tuple(messages)
 
 
-def _answer(value: Any, column: str, place: Place) -> str:
+def _answer(value: Any, column: str, place: RowLocation) -> str:
     # bool is an int, and `True` is hardly a ground truth anyone would write. A float has no one spelling.
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -165,7 +165,7 @@ def _answer(value: Any, column: str, place: Place) -> str:
     return _text(value, column, place)
 
 
-def _text(value: str, column: str, place: Place) -> str:
+def _text(value: str, column: str, place: RowLocation) -> str:
     if not value.strip():
         raise DataError(f"{place}: `{column}` is empty", hint="remove the row, or name another column")
     try:

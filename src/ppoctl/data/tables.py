@@ -13,7 +13,7 @@ from ppoctl.errors import DataError, EnvironmentProblemError, MissingAssetError,
 
 
 @dataclass(frozen=True)
-class Place:
+class RowLocation:
     """Where a row stands, in words a person can follow: `file.jsonl` line 3."""
 
     path: Path
@@ -35,14 +35,14 @@ def existing(path: str, *, key: str) -> Path:
     return file
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+def read_jsonl(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
     """Its rows, in order; blank lines are none. Raises DataError naming the line that is not a JSON object."""
     _require_utf8(path)
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            place = Place(path, "line", number)
+            place = RowLocation(path, "line", number)
             try:
                 row = json.loads(line.decode("utf-8").rstrip())
             except json.JSONDecodeError as error:
@@ -79,7 +79,7 @@ def _require_utf8(path: Path) -> None:
         )
 
 
-def read_parquet(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+def read_parquet(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
     """Its rows, in order, counted from 1. Raises DataError on a file that is no parquet."""
     try:
         import pyarrow
@@ -94,7 +94,7 @@ def read_parquet(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
-                    yield Place(path, "row", number), row
+                    yield RowLocation(path, "row", number), row
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"`{path}` cannot be read as parquet: {error}", hint="is the file complete?") from error
 

@@ -12,12 +12,16 @@ from ppoctl.model.reading import shape_if_here
 from ppoctl.plan.disk import StoragePlan, storage
 from ppoctl.plan.memory.estimate import Memory, estimate, with_totals
 from ppoctl.plan.microbatches import microbatches
-from ppoctl.recipe.batching import limit
 from ppoctl.recipe.metric_rules import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
-from ppoctl.recipe.rules import longest_sequence
-from ppoctl.recipe.schedule import planned_updates, updates_per_step
 from ppoctl.recipe.schema import OptimizerTable, Recipe, Rows, TrainedTable
+from ppoctl.recipe.sizes import (
+    longest_sequence,
+    microbatch_limit,
+    planned_updates,
+    sequences_per_step,
+    updates_per_step,
+)
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ def _dataset(table: Rows) -> DataPlan:
 
 def _batch(recipe: Recipe) -> BatchPlan:
     rollout = recipe.rollout
-    sequences = rollout.prompts_per_step * rollout.samples_per_prompt
+    sequences = sequences_per_step(recipe)
     window = rollout.max_prompt_tokens + rollout.max_new_tokens
     return BatchPlan(
         steps=recipe.steps,
@@ -180,7 +184,7 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     optimizer = table.optimizer
     layout = layouts(recipe)[role]
     fewest, most = microbatches(recipe, role, longest_sequence(recipe))
-    key, held = limit(table.batching, with_gradient=False)
+    key, held = microbatch_limit(table.batching, with_gradient=False)
     return RolePlan(
         processes=layout.world_size,
         layout=layout.describe(),

@@ -12,12 +12,12 @@ from ppoctl.preflight.model import model_faults, require_critic
 from ppoctl.preflight.prompts import Counted, require_rows
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.layers import told_uri
+from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.schema import ColumnRows, Gsm8kRows, Recipe
-from ppoctl.recipe.shape import Path
 
 _WINDOW = ("max_prompt_tokens", "max_new_tokens")
-Place = Callable[[Path], str]
+OriginOf = Callable[[KeyPath], str]
 """Where a key was set, in words."""
 
 
@@ -38,7 +38,7 @@ class Findings:
 
 def check(
     recipe: Recipe,
-    place: Place = lambda _: "",
+    place: OriginOf = lambda _: "",
     *,
     rows: bool = True,
     device: str | None = None,
@@ -88,7 +88,7 @@ def _problem(error: PpoctlError, where: str) -> Problem:
     return Problem(where, error.message, error.hint, type(error))
 
 
-def _template(path: object, found: Findings, place: Place) -> ChatTemplate | None:
+def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | None:
     """None where there is no model to ask, or it has no template that can be used."""
     folder = local_folder(path) if isinstance(path, str) else None
     if folder is None or not (folder / "tokenizer_config.json").is_file():
@@ -104,10 +104,10 @@ def _template(path: object, found: Findings, place: Place) -> ChatTemplate | Non
     return template
 
 
-def _datasets(recipe: Recipe) -> Iterator[tuple[Path, Gsm8kRows | ColumnRows]]:
+def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, Gsm8kRows | ColumnRows]]:
     """The tables that are whole; a path with a variable that is not set was reported when the recipe was read."""
     data = getattr(recipe, "data", None)
-    tables: dict[Path, Gsm8kRows | ColumnRows | None] = {("data", "train"): getattr(data, "train", None)}
+    tables: dict[KeyPath, Gsm8kRows | ColumnRows | None] = {("data", "train"): getattr(data, "train", None)}
     tables.update({("data", "eval", name): table for name, table in (getattr(data, "eval", None) or {}).items()})
     for key, table in tables.items():
         is_whole = table is not None and all(hasattr(table, name) for name in type(table).model_fields)
@@ -115,7 +115,7 @@ def _datasets(recipe: Recipe) -> Iterator[tuple[Path, Gsm8kRows | ColumnRows]]:
             yield key, table
 
 
-def _window_problems(recipe: Recipe, path: str, place: Place) -> Iterator[Problem]:
+def _window_problems(recipe: Recipe, path: str, place: OriginOf) -> Iterator[Problem]:
     """Generator and trainer would fail at the first long response, or worse, go on without positions."""
     shape = shape_if_here(path)
     try:

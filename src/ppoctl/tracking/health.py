@@ -25,7 +25,7 @@ METRICS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HealthAlarm:
     """One rule that acts at one step."""
 
     action: Literal["warn", "stop"]
@@ -54,9 +54,9 @@ class HealthMonitor:
         self._rules: dict[str, HealthRule] = {name: getattr(rules, name) for name in METRICS}
         self._counts = dict.fromkeys(METRICS, 0)
         self._step = 0
-        self._verdicts: list[Verdict] = []
+        self._alarms: list[HealthAlarm] = []
 
-    def judge(self, step: int, figures: Mapping[str, float]) -> list[Verdict]:
+    def judge(self, step: int, figures: Mapping[str, float]) -> list[HealthAlarm]:
         """Rules that act at this step, given all its figures; the same answer when asked again about the same step.
 
         A figure that is absent (a critic-only step has no actor's KL) neither counts nor interrupts a row of steps;
@@ -67,8 +67,8 @@ class HealthMonitor:
         if step > self._step:
             self._step = step
             found = [self._judge_rule(name, step, figures) for name in METRICS]
-            self._verdicts = [verdict for verdict in found if verdict is not None]
-        return list(self._verdicts)
+            self._alarms = [alarm for alarm in found if alarm is not None]
+        return list(self._alarms)
 
     def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
         """Whether `judge` would find a rule that stops, were these all the figures of a step that it has not judged;
@@ -86,11 +86,11 @@ class HealthMonitor:
         """Start again from the figures of earlier steps, oldest first; says nothing."""
         self._counts = dict.fromkeys(METRICS, 0)
         self._step = 0
-        self._verdicts = []
+        self._alarms = []
         for step, figures in history:
             self.judge(step, figures)
 
-    def _judge_rule(self, name: str, step: int, figures: Mapping[str, float]) -> Verdict | None:
+    def _judge_rule(self, name: str, step: int, figures: Mapping[str, float]) -> HealthAlarm | None:
         rule = self._rules[name]
         value = _value(METRICS[name], figures)
         if value is None or step < rule.from_step:
@@ -100,7 +100,7 @@ class HealthMonitor:
         if broken is None or self._counts[name] < rule.for_steps:
             return None
         side, bound = broken
-        return Verdict(
+        return HealthAlarm(
             action=rule.action,
             step=step,
             metric=" + ".join(METRICS[name]),

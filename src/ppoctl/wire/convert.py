@@ -23,14 +23,14 @@ from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
 from ppoctl.versions import versions
-from ppoctl.wire.convert_source import Source, find_source
+from ppoctl.wire.convert_source import FoundCheckpoint, find_source
 
 REPORT = "ppoctl-conversion.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Asked:
+class ConvertRequest:
     """The command line."""
 
     source: str
@@ -55,8 +55,8 @@ class Asked:
 class Conversion:
     """One checkpoint on its way."""
 
-    asked: Asked
-    source: Source
+    asked: ConvertRequest
+    source: FoundCheckpoint
     shape: ModelShape
     weights: Weights
     """Of the source, in the dtype of the output."""
@@ -84,12 +84,12 @@ class Conversion:
             if self.asked.dtype is None and record.is_file():
                 checks.append(verify.check_record(record, digests))
             if self.asked.parity:
-                from ppoctl.wire.convert_parity import Pair, check_parity
+                from ppoctl.wire.convert_parity import ModelPair, check_parity
 
                 to_hf = self.asked.to == "hf"
                 hugging_face, megatron = (folder, self.source.folder) if to_hf else (self.source.folder, folder)
                 rounded_to = DTYPES[self.asked.dtype] if self.asked.dtype else None
-                pair = Pair(hugging_face, megatron, self.shape, self.source.role, rounded_to)
+                pair = ModelPair(hugging_face, megatron, self.shape, self.source.role, rounded_to)
                 checks += check_parity(pair, self.weights)
         return checks, digests
 
@@ -106,7 +106,7 @@ class Conversion:
         return [*checks, verify.check_padding(megatron, is_written=False), configuration], digests
 
 
-def convert(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
+def convert(asked: ConvertRequest, say: Callable[[str], None]) -> dict[str, Any]:
     """Do it; the report. Nothing is left at the destination unless everything went well."""
     source = find_source(
         asked.source, like=asked.like, role=asked.role, step=asked.step, allow_pickle=asked.allow_pickle
@@ -135,7 +135,7 @@ def convert(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
     return report
 
 
-def _open(asked: Asked, source: Source) -> Conversion:
+def _open(asked: ConvertRequest, source: FoundCheckpoint) -> Conversion:
     shape = read_shape(source.like)
     dtype = DTYPES[asked.dtype] if asked.dtype else None
     if source.kind == "hf":

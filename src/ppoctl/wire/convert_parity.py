@@ -26,7 +26,7 @@ _HEADROOM = 1.3
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """One model in both formats."""
 
     hugging_face: Path
@@ -49,7 +49,7 @@ def require_memory(weights: Weights) -> None:
         )
 
 
-def check_parity(pair: Pair, weights: Weights) -> list[Check]:
+def check_parity(pair: ModelPair, weights: Weights) -> list[Check]:
     """Log-probs and entropies of an actor, values of a critic. Raises ConversionError when they differ."""
     rollouts = fixed_prompts(pair.shape)
     heads = dict(_heads(weights)) if pair.role == "critic" else {}
@@ -104,7 +104,7 @@ def _heads(weights: Weights) -> Iterator[tuple[str, Tensor]]:
         yield "values", own
 
 
-def _compared(name: str, found: Tensor, wanted: Tensor, rollouts: Rollouts, pair: Pair) -> Check:
+def _compared(name: str, found: Tensor, wanted: Tensor, rollouts: Rollouts, pair: ModelPair) -> Check:
     found, wanted = found[rollouts.mask].double(), wanted[rollouts.mask].double()
     gap = float((found - wanted).abs().max())
     allowed = SHARE * max(1.0, float(wanted.abs().max()))

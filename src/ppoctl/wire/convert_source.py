@@ -17,7 +17,7 @@ from ppoctl.wire.sources import require_same_companions, run_of
 
 
 @dataclass(frozen=True)
-class Source:
+class FoundCheckpoint:
     """A checkpoint that was found."""
 
     kind: str
@@ -35,7 +35,7 @@ class Source:
 
 def find_source(
     path: str, *, like: str | None, role: Role | None, step: int | None, allow_pickle: bool = False
-) -> Source:
+) -> FoundCheckpoint:
     """Raises RecipeError where the words do not go together or name no saved state, EnvironmentProblemError where
     there is no checkpoint, CorruptArtifactError where a run's state is not what was saved."""
     folder = Path(path)
@@ -52,10 +52,10 @@ def find_source(
         raise RecipeError(f"`--like` is for a Megatron folder, and `{path}` is none", hint="leave out --like")
     _require_model(folder, path)
     folder = model_folder(path, allow_pickle=allow_pickle)
-    return Source("hf", folder, folder, role or _role_of_config(folder), f"Hugging Face folder {folder}")
+    return FoundCheckpoint("hf", folder, folder, role or _role_of_config(folder), f"Hugging Face folder {folder}")
 
 
-def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | None) -> Source:
+def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | None) -> FoundCheckpoint:
     run_dir.facts(layout)
     steps = layout.saved_steps(role)
     if not steps:
@@ -73,7 +73,7 @@ def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | N
     return _saved_state(layout, layout.state(role, wanted), like, role)
 
 
-def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role | None) -> Source:
+def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:
     manifest = manifests.read(folder)
     assert manifest is not None
     kept: Role = "critic" if manifest.stage == "state/critic" else "actor"
@@ -82,7 +82,9 @@ def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role |
     base = model_folder(like) if like is not None else _base(layout)
     health = "a health rule stopped the run at this state: its last step was not healthy"
     notes = () if manifest.extra.get("healthy", True) else (health,)
-    return Source("megatron", folder, base, kept, f"{kept} of `{layout.root}` at step {manifest.step}", notes)
+    return FoundCheckpoint(
+        "megatron", folder, base, kept, f"{kept} of `{layout.root}` at step {manifest.step}", notes
+    )
 
 
 def _base(layout: RunLayout) -> Path:
@@ -96,7 +98,7 @@ def _base(layout: RunLayout) -> Path:
     return folder
 
 
-def _torch_dist(folder: Path, like: str | None, role: Role | None) -> Source:
+def _torch_dist(folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:
     if like is None and not (folder / "config.json").is_file():
         raise RecipeError(
             f"`{folder}` does not say what model it is: it has no config.json",
@@ -106,7 +108,7 @@ def _torch_dist(folder: Path, like: str | None, role: Role | None) -> Source:
     kept: Role = "critic" if output is not None and output.shape[0] == 1 else "actor"
     _require_role(kept, role, folder)
     base = folder if like is None else model_folder(like)
-    return Source("megatron", folder, base, kept, f"Megatron folder {folder}")
+    return FoundCheckpoint("megatron", folder, base, kept, f"Megatron folder {folder}")
 
 
 def _require_role(kept: Role, asked: Role | None, folder: Path) -> None:

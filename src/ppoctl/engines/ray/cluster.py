@@ -14,12 +14,9 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.private_folder import PARENT, PrivateFolder, sweep
-from ppoctl.engines.ray.room import Room
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError, quoted
-
-OBJECT_STORE_BYTES = 256 * 2**20
-"""Shared memory of a local Ray: rollouts and two buckets of weights pass through it; what is more goes to disk."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -30,10 +27,13 @@ CONNECT_DEADLINE_S = 10.0
 class RayCluster:
     """Started when the first process is asked for."""
 
-    def __init__(self, room: Room, address: str | None, start_deadline_s: float) -> None:
-        self.room = room
+    def __init__(
+        self, placement: DevicePlacement, address: str | None, start_deadline_s: float, object_store_bytes: int
+    ) -> None:
+        self.placement = placement
         self.address = address
         self.start_deadline_s = start_deadline_s
+        self._object_store_bytes = object_store_bytes
         self.say: Callable[[str], None] = _say_nothing
         """Told what is being waited for."""
         self.folder: Path | None = None
@@ -65,14 +65,15 @@ class RayCluster:
         else:
             join(self.address)
         self._connected = True
-        self.require_room()
-        bundles = self.room.bundles(has_gpus=_has_gpus())
+        self.require_devices()
+        bundles = self.placement.bundles(has_gpus=_has_gpus())
         group = placement_group(bundles, strategy="PACK")
         try:
             ray.get(group.ready(), timeout=self.start_deadline_s)
         except GetTimeoutError as error:
             raise EnvironmentProblemError(
-                f"{self.room.describe()} were not free within `cluster.start_deadline_s = {self.start_deadline_s:g}`",
+                f"{self.placement.describe()} were not free within "
+                f"`cluster.start_deadline_s = {self.start_deadline_s:g}`",
                 hint="look at `ray status`: something else may be running there",
             ) from error
         nodes = placement_group_table(group)["bundles_to_node_id"]
@@ -82,7 +83,7 @@ class RayCluster:
     def options(self, role: str, rank: int) -> dict[str, Any]:
         """Where Ray starts this process of the role, and what it may use there."""
         assert self._group is not None, "the cluster has been started"
-        bundle, share = self.room.place(role, rank)
+        bundle, share = self.placement.place(role, rank)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._order[bundle])
         return {"num_cpus": 1, "num_gpus": share if _has_gpus() else 0, "scheduling_strategy": strategy}
 
@@ -108,12 +109,12 @@ class RayCluster:
         self._own.close()
         self.folder = None
 
-    def require_room(self) -> None:
+    def require_devices(self) -> None:
         """Raise EnvironmentProblemError when the Ray we are connected to has too few devices for the processes, or
         too few CPU slots, of which each process takes one."""
         if _has_gpus():
-            self._require("GPU", self.room.devices, "GPUs", "GPUs")
-        self._require("CPU", self.room.processes, "processes", "CPU slots")
+            self._require("GPU", self.placement.devices, "GPUs", "GPUs")
+        self._require("CPU", self.placement.processes, "processes", "CPU slots")
 
     def _require(self, resource: str, needed: int, unit: str, slots: str) -> None:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -123,8 +124,8 @@ class RayCluster:
             if self.address is not None:
                 where, more = f"the Ray at `{self.address}`", "start more nodes"
             raise EnvironmentProblemError(
-                f"the recipe needs {needed} {unit} ({self.room.describe()}), and {where} has {sum(found)} {slots} on "
-                f"{len(nodes)} nodes (the largest has {max(found, default=0)})",
+                f"the recipe needs {needed} {unit} ({self.placement.describe()}), and {where} has {sum(found)} "
+                f"{slots} on {len(nodes)} nodes (the largest has {max(found, default=0)})",
                 hint=f"{more}, or lower `actor.parallel`, `critic.parallel` and `generator.engines`",
             )
 
@@ -146,11 +147,11 @@ class RayCluster:
             with _on_loopback(), _keeping_signal_handler():
                 ray.init(
                     address="local",
-                    num_cpus=self.room.processes,  # what is counted is processes; threads are set in each
+                    num_cpus=self.placement.processes,  # what is counted is processes; threads are set in each
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
-                    object_store_memory=OBJECT_STORE_BYTES,
+                    object_store_memory=self._object_store_bytes,
                     _temp_dir=str(private.of_ray),
                     _node_ip_address=LOOPBACK,
                 )

@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, Ray
 from ppoctl.clock import WORK
 from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.cluster import RayCluster
-from ppoctl.engines.ray.member import Make, Member, Started
+from ppoctl.engines.ray.worker import Make, Started, Worker
 from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, ProcessLostError
 
 STACK_DEADLINE_S = 5.0
@@ -139,7 +139,7 @@ class RayProcesses:
         group = self.group
         remote: Any = ray.remote
         # The class gives the process its name: `ray::actor` in a list of processes.
-        member = type(group.name.replace("'s ", "_").replace(" ", "_"), (Member,), {})
+        member = type(group.name.replace("'s ", "_").replace(" ", "_"), (Worker,), {})
         actor = remote(max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(member)
         places = [self.cluster.options(group.role, group.first + rank) for rank in range(group.size)]
         self.ranks = [actor.options(**place).remote(group.threads, str(Path.cwd())) for place in places]

@@ -15,12 +15,12 @@ from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes, copies_o
 from ppoctl.plan.memory.items import PlanInputs, moved_out, on_gpus, on_machines
 from ppoctl.plan.memory.node import NodeBytes, fullest_node
 from ppoctl.plan.memory.part import Microbatch, Precision
-from ppoctl.plan.memory.residency import Residency, StageBytes, turns_of
+from ppoctl.plan.memory.residency import Residency, StageBytes, device_schedule
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.plan.microbatches import microbatches, most_tokens
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts
-from ppoctl.recipe.rules import longest_sequence
 from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe, TrainedTable
+from ppoctl.recipe.sizes import longest_sequence, sequences_per_step
 
 GIB = 2**30
 
@@ -110,7 +110,7 @@ def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ra
         sending=sent,
         batch=batch,
         states={role: found.state for role, found in roles.items()},
-        turns=turns_of(told),
+        turns=device_schedule(told),
     )
     joins = recipe.cluster.ray_address is not None
     host = ray_bytes if joins else machine_bytes()
@@ -209,7 +209,7 @@ def batch_of(recipe: Recipe, *, sequences: int | None = None) -> Batch:
     """The sequences of a step, or so many of them."""
     rollout, kl = recipe.rollout, recipe.ppo.kl
     return Batch(
-        sequences=sequences or rollout.prompts_per_step * rollout.samples_per_prompt,
+        sequences=sequences or sequences_per_step(recipe),
         prompt_tokens=rollout.max_prompt_tokens,
         response_tokens=rollout.max_new_tokens,
         has_reference=not isinstance(kl, NoKl),

@@ -39,7 +39,7 @@ class GeneratorBytes:
 
 
 @dataclass(frozen=True)
-class Copies:
+class BucketCopies:
     """Copies of a bucket of weights that exist at one time."""
 
     sender: int
@@ -50,11 +50,11 @@ class Copies:
     """Copies in a node's host memory."""
 
 
-SHARED = Copies(sender=3, engine=1, host=0)
+SHARED = BucketCopies(sender=3, engine=1, host=0)
 """The sender gathers one and holds two out; the engine copies one."""
-STORED = Copies(sender=1, engine=0, host=3)
+STORED = BucketCopies(sender=1, engine=0, host=3)
 """The sender gathers one; the host has it packed and stored, and the one before it, which is loaded."""
-BROADCAST = Copies(sender=3, engine=2, host=0)
+BROADCAST = BucketCopies(sender=3, engine=2, host=0)
 """The sender gathers and packs one while the one before is on its way; the engine receives one while it loads one."""
 
 
@@ -64,7 +64,7 @@ class TransferBytes:
 
     buckets: tuple[int, ...] = ()
     """Bytes of each bucket: tensors as long as they fit, or one that does not."""
-    copies: Copies = SHARED
+    copies: BucketCopies = SHARED
 
     @property
     def largest(self) -> int:
@@ -88,13 +88,13 @@ class TransferBytes:
         return self.on_sender + self.on_engine + self.on_host
 
 
-def copies_of(cluster: ClusterTable, nodes: int) -> Copies:
+def copies_of(cluster: ClusterTable, nodes: int) -> BucketCopies:
     """Copies of a bucket that exist at once, for the recipe's `cluster.weights`. With `placement = "apart"` on
     several nodes an engine may have no trainer rank on its node; it then reads through the object store."""
     if cluster.weights != "shared":
         return {"store": STORED, "broadcast": BROADCAST}[cluster.weights]
     far = cluster.placement == "apart" and nodes > 1
-    return Copies(SHARED.sender, SHARED.engine, STORED.host) if far else SHARED
+    return BucketCopies(SHARED.sender, SHARED.engine, STORED.host) if far else SHARED
 
 
 def on_cpu(shape: ModelShape, weight: int, table: GeneratorTable, window: int) -> GeneratorBytes:
@@ -115,7 +115,7 @@ def on_gpu(shape: ModelShape, weight: int, table: GeneratorTable, gpu_bytes: flo
 
 
 def transfer_bytes(
-    shape: ModelShape, layout: ParallelTable, weight: int, bucket_bytes: int, copies: Copies = SHARED
+    shape: ModelShape, layout: ParallelTable, weight: int, bucket_bytes: int, copies: BucketCopies = SHARED
 ) -> TransferBytes:
     """Bytes of weights on their way from trainer processes of this layout, pipeline rank by pipeline rank."""
     buckets: list[int] = []

@@ -5,16 +5,13 @@ from dataclasses import dataclass
 
 from ppoctl.plan.memory.driver import Batch, DriverBytes
 from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes
-from ppoctl.plan.memory.residency import Item, MemoryPool, Residency, Turns, at_work, residency
+from ppoctl.plan.memory.residency import DeviceSchedule, Item, MemoryPool, Residency, at_work, residency
 from ppoctl.plan.memory.trainer import RankBytes, Training
-from ppoctl.recipe.batching import limit
-from ppoctl.recipe.parallel import devices, is_one_process, processes
-from ppoctl.recipe.rules import longest_sequence
+from ppoctl.recipe.parallel import OBJECT_STORE_BYTES, devices, is_one_process, processes
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import longest_sequence, microbatch_limit
 
 MIB = 2**20
-OBJECT_STORE_BYTES = 256 * MIB
-"""The object store of a Ray of the run's own (`engines.ray.cluster`)."""
 RANK_BYTES, VLLM_BYTES = 400 * MIB, 550 * MIB
 """Python and libraries of a process before any model, and of one with vLLM (an engine's; the driver of a run in one
 process), as seen with torch 2.13 and vLLM 0.32 for CPUs."""
@@ -36,7 +33,7 @@ class PlanInputs:
     batch: Batch
     states: Mapping[str, int]
     """Bytes of a saved state, by role."""
-    turns: Turns
+    turns: DeviceSchedule
     """Who is at work in which stage of the story."""
 
     def stage(self, role: str, rank: int) -> int:
@@ -169,7 +166,7 @@ def _trainer_items(
 
 
 def _lower(inputs: PlanInputs, role: str, *, with_gradient: bool) -> str:
-    key, most = limit(getattr(inputs.recipe, role).batching, with_gradient=with_gradient)
+    key, most = microbatch_limit(getattr(inputs.recipe, role).batching, with_gradient=with_gradient)
     if "tokens" in key and most <= longest_sequence(inputs.recipe) + 1:
         # A sequence must fit; context ranks have a part of it each.
         return f"raise `{role}.parallel.context`"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from ppoctl.plan.memory.driver import update_input_bytes
-from ppoctl.plan.memory.items import OBJECT_STORE_BYTES, RANK_BYTES, VLLM_BYTES, PlanInputs
-from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, processes
+from ppoctl.plan.memory.items import RANK_BYTES, VLLM_BYTES, PlanInputs
+from ppoctl.recipe.parallel import GPUS_PER_NODE, OBJECT_STORE_BYTES, devices, is_one_process, processes
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _node(inputs: PlanInputs, nodes: int, gpus: range) -> NodeBytes:
 
 
 def _tenants(inputs: PlanInputs, gpus: range) -> Iterator[tuple[str, int]]:
-    """The role and rank of every process on these GPUs (`engines.ray.room`)."""
+    """The role and rank of every process on these GPUs (`engines.ray.placement`)."""
     before = 0
     for role, size in processes(inputs.recipe).items():
         yield from ((role, rank) for rank in range(size) if before + rank in gpus)

@@ -2,7 +2,7 @@
 
 A pool is what memory belongs to: a GPU with the processes that share it, or a machine without GPUs with all
 processes of a run. Whatever is resident is so in all stages, unless roles take turns (`cluster.offload`): then each
-part is there for the stages that `Turns` names, and on the host in the others.
+part is there for the stages that `DeviceSchedule` names, and on the host in the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ SHOWN = 4
 
 
 @dataclass(frozen=True)
-class Turns:
+class DeviceSchedule:
     """Who is at work in which stage of a story."""
 
     stages: tuple[str, ...]
@@ -28,7 +28,7 @@ class Turns:
     """Stages in which a part of a role is on the device, where roles take turns."""
 
 
-def turns_of(outline: Outline) -> Turns:
+def device_schedule(outline: Outline) -> DeviceSchedule:
     """Who is at work when, by what each stage reads and trains. Whoever had a turn last stays until the next one
     needs the device: rewards and advantages need none."""
     stages = (*outline.stages, ToldStage(EVAL, ("actor", "prompts")))
@@ -51,7 +51,7 @@ def turns_of(outline: Outline) -> Turns:
         for part in working:
             on_device.setdefault(part, []).append(stage.name)
         staying = last
-    return Turns(
+    return DeviceSchedule(
         stages=tuple(stage.name for stage in stages),
         draws=tuple(stage.name for stage in stages if "prompts" in stage.reads),
         scores={role: tuple(names) for role, names in scores.items()},
@@ -106,13 +106,15 @@ class Residency:
         return max(self.stages, key=lambda stage: stage.bytes)
 
 
-def residency(place: MemoryPool, items: Sequence[Item], turns: Turns, *, draws: bool = True) -> Residency:
+def residency(place: MemoryPool, items: Sequence[Item], turns: DeviceSchedule, *, draws: bool = True) -> Residency:
     """What takes memory of a pool in every stage of a step. No stage in which the generator works fits unless it
     `draws` there at all."""
     return Residency(place, tuple(items), tuple(stages_in(place, items, turns, draws=draws)))
 
 
-def stages_in(place: MemoryPool, items: Sequence[Item], turns: Turns, *, draws: bool = True) -> list[StageBytes]:
+def stages_in(
+    place: MemoryPool, items: Sequence[Item], turns: DeviceSchedule, *, draws: bool = True
+) -> list[StageBytes]:
     """Bytes of a pool in every stage of a step; `draws` as in `residency`."""
     found = [
         _stage(place, stage, [item for item in items if item.stages is None or stage in item.stages])

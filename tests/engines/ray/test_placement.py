@@ -2,13 +2,13 @@
 
 import pytest
 
-from ppoctl.engines.ray.room import Room
+from ppoctl.engines.ray.placement import DevicePlacement
 
 SIZES = {"actor": 4, "critic": 2, "generator": 1}
 
 
 def test_colocated_roles_share_devices_from_the_first_on():
-    room = Room(SIZES, colocated=True)
+    room = DevicePlacement(SIZES, colocated=True)
     assert (room.devices, room.processes) == (4, 7)
     assert [room.place("actor", rank) for rank in range(4)] == [(0, 1 / 3), (1, 1 / 2), (2, 1.0), (3, 1.0)]
     assert [room.place("critic", rank) for rank in range(2)] == [(0, 1 / 3), (1, 1 / 2)]
@@ -18,7 +18,7 @@ def test_colocated_roles_share_devices_from_the_first_on():
 
 
 def test_roles_apart_have_devices_of_their_own_one_role_after_the_other():
-    room = Room(SIZES, colocated=False)
+    room = DevicePlacement(SIZES, colocated=False)
     assert (room.devices, room.processes) == (7, 7)
     places = [room.place(role, rank) for role, size in SIZES.items() for rank in range(size)]
     assert places == [(bundle, 1.0) for bundle in range(7)]

@@ -54,7 +54,7 @@ class Started:
     """Shared memory it made, which must be removed if it is killed."""
 
 
-class Member:
+class Worker:
     """Lives in a process of its own. What works and what watches have a thread each: Ray hands out from the main
     thread: one that worked there would keep `stack` waiting."""
 

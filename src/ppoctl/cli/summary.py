@@ -15,7 +15,7 @@ RUNS = Path("runs")
 """Where run directories are made."""
 
 
-def tell(ended: "Ended", *, as_json: bool) -> None:
+def print_summary(ended: "Ended", *, as_json: bool) -> None:
     """The final table, first step against last; raises ExpectationError where the recipe's contract is not met."""
     from ppoctl import metrics
     from ppoctl.loop.expectations import history, require_met
@@ -60,7 +60,7 @@ def expected_row(verdict: "Mapping[str, Any]") -> tuple[str, str, str, str]:
     return verdict["metric"], reached, verdict["bound"], "met" if verdict["met"] else "UNMET"
 
 
-def tell_rollout(ended: "Ended", *, as_json: bool) -> None:
+def print_rollout(ended: "Ended", *, as_json: bool) -> None:
     """What was drawn, and where it lies."""
     lines = [line for line in ended.lines if line.get("stage") in ("rollout", "reward")]
     figures = {metric: value for line in lines for metric, value in line["figures"].items()}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Room:
+class DevicePlacement:
     """What all roles need together."""
 
     sizes: Mapping[str, int]
