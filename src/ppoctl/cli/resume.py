@@ -71,7 +71,7 @@ def resume(
 
 
 def _tell_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
-    """What would be done, with the keys that would change."""
+    """Print what a resume would do, with the keys that would change."""
     from ppoctl.store import run_dir
     from ppoctl.store.layout import RunLayout
 

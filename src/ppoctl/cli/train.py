@@ -1,4 +1,4 @@
-"""`ppoctl train`: do a recipe."""
+"""`ppoctl train` and `ppoctl rollout`: start the run of a recipe."""
 
 from typing import Annotated
 

@@ -54,7 +54,8 @@ def validate(
 
 
 def _probe(loaded: "Loaded") -> list[str]:
-    """What the scorer said to gold, wrong, empty and truncated answers; raises RewardError when gold does not win."""
+    """The scorer's answers to gold, wrong, empty and truncated responses. Raises RewardError when gold does not
+    win."""
     from ppoctl.wire.session import probe_reward
 
     return list(probe_reward(loaded.recipe))

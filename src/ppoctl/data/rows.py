@@ -18,7 +18,7 @@ from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
 
 _GSM8K_MARK = "####"
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Of chat messages."""
+"""Roles of chat messages."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ class Row:
     question: str | tuple[Message, ...]
     answer: str
     place: str
-    """Where it was read, for error messages."""
+    """Place of the row in its file, for error messages."""
 
 
 def read_datasets(data: DataTable) -> dict[str, list[Row]]:
-    """All datasets of a recipe by key: `train`, `eval.NAME`. Raises DataError as `read_rows`."""
+    """Rows of all datasets of a recipe by key: `train`, `eval.NAME`. Raises what `stream_rows` raises."""
     tables: dict[str, Gsm8kRows | ColumnRows] = {"train": data.train}
     tables.update({f"eval.{name}": table for name, table in data.eval.items()})
     return {name: read_rows(table, name=name) for name, table in tables.items()}
 
 
 def read_rows(table: Gsm8kRows | ColumnRows, *, name: str) -> list[Row]:
-    """The rows of one dataset, in file order, as `stream_rows`."""
+    """Rows of one dataset, in file order. Raises what `stream_rows` raises."""
     return list(stream_rows(table, name=name))
 
 
 def stream_rows(table: Gsm8kRows | ColumnRows, *, name: str) -> Iterator[Row]:
-    """The rows of one dataset, one at a time, in file order. `name` is its key below `data`.
+    """Rows of one dataset, one at a time, in file order. `name` is its key below `data`.
 
     Raises MissingAssetError where there is no file, RecipeError on one of another format, and DataError on a file
     that is unreadable or empty, and on the first row without the columns asked for, or with something in them that is
@@ -89,7 +89,7 @@ def require_enough(rows: int, prompts_per_step: int) -> None:
 
 
 def digest_of(rows: Sequence[Row]) -> str:
-    """SHA-256 of ids, questions and answers, in order: what `run.json` remembers of a dataset."""
+    """SHA-256 of ids, questions and answers, in order, by which `run.json` remembers a dataset."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(json.dumps([row.id, _canonical(row.question), row.answer]).encode())

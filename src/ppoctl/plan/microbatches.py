@@ -1,4 +1,4 @@
-"""How many microbatches a rank has, and how full they are, when all sequences are of full length."""
+"""Number and size of the microbatches of a rank when all sequences are of full length."""
 
 from math import ceil
 
@@ -8,14 +8,14 @@ from ppoctl.recipe.sizes import microbatch_limit
 
 
 def most_tokens(batching: BySequences | ByTokens, rows: int, longest: int, *, with_gradient: bool) -> int:
-    """Tokens of a full microbatch, where a rank has so many rows of at most `longest` tokens."""
+    """Tokens of a full microbatch on a rank with `rows` rows of at most `longest` tokens."""
     _, most = microbatch_limit(batching, with_gradient=with_gradient)
     return min(most, rows * longest) if isinstance(batching, ByTokens) else min(most, rows) * longest
 
 
 def microbatches(recipe: Recipe, role: str, longest: int) -> tuple[int, int]:
-    """The fewest (responses of one token, prompts of one) and the most (all of full length) microbatches that a data
-    rank has in a minibatch. Interleaved pipeline stages take a multiple of the pipeline's ranks."""
+    """Fewest (prompts and responses of one token) and most (all of full length) microbatches of a data rank in a
+    minibatch. Interleaved pipeline stages take a multiple of the pipeline's ranks."""
     table: TrainedTable = getattr(recipe, role)
     layout = layouts(recipe)[role]
     rows = ceil(recipe.ppo.minibatch_seqs / layout.data)

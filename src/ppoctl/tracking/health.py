@@ -1,4 +1,4 @@
-"""Does the run look healthy? Pure: figures in, verdicts out; who calls decides what stopping means.
+"""Health rules of a run: figures in, alarms out. Pure: the caller decides what stopping means.
 
 The only memory is how many steps in a row a figure was out of bounds, and `replay` rebuilds it from the journal, so
 a resumed run judges as the uninterrupted one would have.
@@ -26,7 +26,7 @@ METRICS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class HealthAlarm:
-    """One rule that acts at one step."""
+    """A health rule that acts at one step."""
 
     action: Literal["warn", "stop"]
     step: int
@@ -36,11 +36,11 @@ class HealthAlarm:
     key: str
     """Recipe key of the bound that is broken."""
     num_steps: int
-    """Steps in a row, this one included."""
+    """Consecutive steps out of bounds, this one included."""
 
     @property
     def text(self) -> str:
-        """For a person: metric, value, bound, for how many steps, and the key that set the bound."""
+        """The alarm in words: metric, value, bound, for how many steps, and the key that set the bound."""
         side = "below" if self.key.endswith(".min") else "above"
         where = f"{side} {self.bound:.4g}" if math.isfinite(self.value) else f"not within {self.bound:.4g}"
         steps = "" if self.num_steps == 1 else f" for {self.num_steps} steps"
@@ -57,7 +57,8 @@ class HealthMonitor:
         self._alarms: list[HealthAlarm] = []
 
     def judge(self, step: int, figures: Mapping[str, float]) -> list[HealthAlarm]:
-        """Rules that act at this step, given all its figures; the same answer when asked again about the same step.
+        """Alarms of the rules that act at this step, given all its figures; the same answer when asked again about
+        the same step.
 
         A figure that is absent (a critic-only step has no actor's KL) neither counts nor interrupts a row of steps;
         one that is not finite is out of bounds. Raises ValueError on a step before the last judged one.
@@ -83,7 +84,7 @@ class HealthMonitor:
         )
 
     def replay(self, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        """Start again from the figures of earlier steps, oldest first; says nothing."""
+        """Start again from the figures of earlier steps, oldest first; no alarm is given."""
         self._counts = dict.fromkeys(METRICS, 0)
         self._step = 0
         self._alarms = []
@@ -117,7 +118,8 @@ def _value(names: tuple[str, ...], figures: Mapping[str, float]) -> float | None
 
 
 def _broken_bound(rule: HealthRule, value: float) -> tuple[str, float] | None:
-    """Which bound the value breaks, and that bound. Written as `not inside`, so that NaN breaks any bound."""
+    """The bound that the value breaks, `min` or `max` with its number. Written as `not inside`, so that NaN breaks
+    any bound."""
     if rule.max is not None and not value <= rule.max:
         return "max", rule.max
     if rule.min is not None and not value >= rule.min:

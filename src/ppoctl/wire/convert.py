@@ -1,4 +1,4 @@
-"""`convert-ckpt`: find the source, write the other format aside, check what was written, and only then name it."""
+"""The command `convert-ckpt`: find the source, write the other format aside, check it, and only then name it."""
 
 import json
 import time
@@ -31,7 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class ConvertRequest:
-    """The command line."""
+    """The conversion that the command line asks for."""
 
     source: str
     to: Literal["hf", "megatron"]
@@ -53,22 +53,22 @@ class ConvertRequest:
 
 @dataclass(frozen=True)
 class Conversion:
-    """One checkpoint on its way."""
+    """One checkpoint on its way to the other format."""
 
     asked: ConvertRequest
     source: FoundCheckpoint
     shape: ModelShape
     weights: Weights
-    """Of the source, in the dtype of the output."""
+    """Weights of the source, in the dtype of the output."""
     notes: tuple[str, ...]
 
     @property
     def dtype(self) -> torch.dtype:
-        """That most of the model has."""
+        """Dtype of most of the model."""
         return self.weights.specs[EMBEDDING].dtype
 
     def write(self, folder: Path) -> None:
-        """All files but the report."""
+        """Write all files but the report."""
         shard_bytes = int(self.asked.shard_gib * 2**30)
         if self.asked.to == "hf":
             write_hugging_face(self.weights, folder, shard_bytes)
@@ -77,7 +77,7 @@ class Conversion:
         Companions(self.source.like, self.source.role, self.dtype).write(folder)
 
     def check(self, folder: Path) -> tuple[list[Check], dict[str, Any]]:
-        """What was found right about the files in `folder`; the digest of every tensor. Raises ConversionError."""
+        """Checks that the files in `folder` passed, and the digest of every tensor. Raises ConversionError."""
         with verify.naming_the_output():
             checks, digests = self._check_files(folder)
             record = self.source.folder / REPORT
@@ -107,7 +107,7 @@ class Conversion:
 
 
 def convert(asked: ConvertRequest, say: Callable[[str], None]) -> dict[str, Any]:
-    """Do it; the report. Nothing is left at the destination unless everything went well."""
+    """Convert a checkpoint; returns the report. Nothing is left at the destination unless everything went well."""
     source = find_source(
         asked.source, like=asked.like, role=asked.role, step=asked.step, allow_pickle=asked.allow_pickle
     )

@@ -1,4 +1,5 @@
-"""What `convert-ckpt` is pointed at: a Hugging Face folder, a Megatron torch_dist folder, or a run's saved state."""
+"""The source that `convert-ckpt` is pointed at: a Hugging Face folder, a Megatron torch_dist folder, or a run's saved
+state."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,26 +19,27 @@ from ppoctl.wire.sources import require_same_companions, run_of
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A checkpoint that was found."""
+    """A checkpoint that was found, and how to read it."""
 
     kind: str
-    """hf or megatron: what it is converted from."""
+    """Format of the checkpoint, hf or megatron."""
     folder: Path
-    """With the weights."""
+    """Folder with the weights."""
     like: Path
-    """With config.json and tokenizer."""
+    """Folder with config.json and tokenizer."""
     role: Role
     says: str
-    """For people."""
+    """The checkpoint in words, for people."""
     notes: tuple[str, ...] = ()
-    """What they should know besides."""
+    """Notes that people should know besides."""
 
 
 def find_source(
     path: str, *, like: str | None, role: Role | None, step: int | None, allow_pickle: bool = False
 ) -> FoundCheckpoint:
-    """Raises RecipeError where the words do not go together or name no saved state, EnvironmentProblemError where
-    there is no checkpoint, CorruptArtifactError where a run's state is not what was saved."""
+    """Find the checkpoint of a command line. Raises RecipeError where its words do not go together or name no saved
+    state, EnvironmentProblemError where there is no checkpoint, CorruptArtifactError where a run's state is not what
+    was saved."""
     folder = Path(path)
     if (folder / "run.json").is_file():
         return _state_of_run(RunLayout(folder), like, role or "actor", step)
@@ -117,7 +119,7 @@ def _require_role(kept: Role, asked: Role | None, folder: Path) -> None:
 
 
 def _require_no_megatron(folder: Path) -> None:
-    """Errors for what looks like Megatron and is not what can be read."""
+    """Raise where the folder looks like Megatron's and cannot be read."""
     inside = list(_iterations(folder))
     if inside:
         raise RecipeError(
@@ -139,11 +141,11 @@ def _require_model(folder: Path, path: str) -> None:
 
 
 def _iterations(folder: Path) -> Iterator[Path]:
-    """Megatron-LM's `iter_0000100` folders."""
+    """Folders `iter_0000100` and the like, which Megatron-LM makes."""
     return (path for path in sorted(folder.glob("iter_*")) if is_torch_dist(path))
 
 
 def _role_of_config(folder: Path) -> Role:
-    """A critic's configuration names a class with a head of one label."""
+    """Role of a model by its configuration: a critic's names a class with a head of one label."""
     names = " ".join(read_config(folder).get("architectures") or ())
     return "critic" if "ForSequenceClassification" in names or "ForTokenClassification" in names else "actor"

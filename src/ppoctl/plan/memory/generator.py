@@ -14,8 +14,8 @@ from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable
 
 @dataclass(frozen=True)
 class GeneratorBytes:
-    """Bytes of one process of an engine: its tensor ranks have equally many. The work on a batch of tokens is not
-    counted on a CPU, and is within the engine's share of a GPU."""
+    """Bytes of one process of an engine; all tensor ranks of an engine have equally many. The work on a batch of
+    tokens is not counted on a CPU, and is within the engine's share of a GPU."""
 
     engines: int
     tensor: int
@@ -25,9 +25,9 @@ class GeneratorBytes:
     kv_tokens: int
     """Tokens whose keys and values fit an engine."""
     full_sequences: int
-    """Sequences of full length that fit an engine. vLLM does not start where it is 0."""
+    """Sequences of full length whose keys and values fit an engine. vLLM does not start where it is 0."""
     sequence_bytes: int
-    """Bytes of one such sequence in the cache."""
+    """Bytes of one sequence of full length in the cache."""
 
     @property
     def processes(self) -> int:
@@ -51,16 +51,18 @@ class BucketCopies:
 
 
 SHARED = BucketCopies(sender=3, engine=1, host=0)
-"""The sender gathers one and holds two out; the engine copies one."""
+"""Copies with `shared`: the sender gathers one and holds two out; the engine copies one."""
 STORED = BucketCopies(sender=1, engine=0, host=3)
-"""The sender gathers one; the host has it packed and stored, and the one before it, which is loaded."""
+"""Copies with `store`: the sender gathers one; the host has it packed and stored, and the one before it, which is
+loaded."""
 BROADCAST = BucketCopies(sender=3, engine=2, host=0)
-"""The sender gathers and packs one while the one before is on its way; the engine receives one while it loads one."""
+"""Copies with `broadcast`: the sender gathers and packs one while the one before is on its way; the engine receives
+one while it loads one."""
 
 
 @dataclass(frozen=True)
 class TransferBytes:
-    """Bytes of the actor's weights on their way to engines that are other processes."""
+    """Bytes of the actor's weights on their way to engines in other processes."""
 
     buckets: tuple[int, ...] = ()
     """Bytes of each bucket: tensors as long as they fit, or one that does not."""
@@ -107,7 +109,7 @@ def on_cpu(shape: ModelShape, weight: int, table: GeneratorTable, window: int) -
 
 
 def on_gpu(shape: ModelShape, weight: int, table: GeneratorTable, gpu_bytes: float, window: int) -> GeneratorBytes:
-    """Bytes of engines on GPUs, with a share of each for all they do: what weights leave is taken for the cache,
+    """Bytes of engines on GPUs, with a share of each GPU for all they do. All that weights leave is counted as cache,
     though the work on a batch comes off it first. `window`: tokens of a full sequence."""
     weights = _parameters(shape, table.tensor) * weight
     cache = max(0, int(table.gpu_memory_frac * gpu_bytes) - weights)
@@ -143,23 +145,23 @@ def _engines(table: GeneratorTable, weights: int, kv_cache: int, per_token: int,
 
 
 def _kv_bytes(shape: ModelShape, weight: int, tensor: int) -> int:
-    """Bytes of one token in the cache of one process of an engine on a GPU. Latent attention caches the latent and
-    the rotated key, whole in each; on a CPU it is plain attention (`engines.vllm.environment`). Windows are taken for
-    whole contexts."""
+    """Bytes of one token in the cache of one engine process on a GPU. Latent attention caches the latent and the
+    rotated key, whole in each process; on a CPU it is plain attention (`engines.vllm.environment`). Windows are
+    counted as whole contexts."""
     if shape.latent is not None:
         return shape.num_layers * (shape.latent.kv_rank + shape.latent.rope_dim) * weight
     return 2 * shape.num_layers * shape.key_channels // tensor * weight
 
 
 def _parameters(shape: ModelShape, tensor: int) -> int:
-    """Parameters of one process of an engine. vLLM, too, splits matrices, those of experts among them, and pads the
+    """Parameters of one engine process. vLLM, too, splits matrices, those of experts among them, and pads the
     vocabulary to a multiple of 64."""
     layout = ParallelTable(tensor=tensor, expert_tensor=tensor)
     return rank_parameters(shape, "actor", whole_model(shape), layout).total
 
 
 def _tensors(shape: ModelShape, stage: PipelineStage) -> Iterator[int]:
-    """Numbers in each tensor of a pipeline stage, in the order in which they are sent."""
+    """Sizes, in numbers, of the tensors of a pipeline stage, in the order in which they are sent."""
     table = shape.vocab_size * shape.hidden_size
     if stage.is_first:
         yield table
