@@ -16,6 +16,7 @@ from ppoctl.recipe.metric_rules import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
 from ppoctl.recipe.schema import OptimizerTable, Recipe, Rows, TrainedTable
 from ppoctl.recipe.sizes import (
+    epochs,
     longest_sequence,
     microbatch_limit,
     planned_updates,
@@ -180,7 +181,6 @@ def _batch(recipe: Recipe) -> BatchPlan:
 
 def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     per_step, total = updates_per_step(recipe, role), planned_updates(recipe, role)
-    epochs = recipe.ppo.epochs if role == "actor" else recipe.ppo.critic_epochs or recipe.ppo.epochs
     optimizer = table.optimizer
     layout = layouts(recipe)[role]
     fewest, most = microbatches(recipe, role, longest_sequence(recipe))
@@ -189,7 +189,7 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         processes=layout.world_size,
         layout=layout.describe(),
         data_ranks=layout.data,
-        epochs=epochs,
+        epochs=epochs(recipe, role),
         updates_per_step=per_step,
         updates_total=total,
         warmup_updates=optimizer.lr_warmup_updates,

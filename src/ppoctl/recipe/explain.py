@@ -169,7 +169,7 @@ def _wrong_literal(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     parent, value = tree.at(ROOT, path[:-1], layers.written), details["input"]
     if not isinstance(parent, tree.Choice):
         return _not_one_of(path, value, _literals(parent, path[-1]))
-    chosen = parent.tables.get(parent.chosen(_written(path[:-1], layers)) or "")
+    chosen = parent.table(_written(path[:-1], layers))
     says = _not_one_of(path, value, _literals(chosen, path[-1]))
     others = [tag for tag, table in parent.tables.items() if value in _literals(table, path[-1])]
     if not others:
@@ -241,8 +241,7 @@ def _unknown(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:  # no
 def _keys_at(table: KeyPath, layers: Layers) -> list[str]:
     here = tree.at(ROOT, table, layers.written)
     if isinstance(here, tree.Choice):
-        name = here.chosen(_written(table, layers))
-        here = here.tables.get(name) if name else None
+        here = here.table(_written(table, layers))
     return list(here.keys) if isinstance(here, tree.TableNode) else []
 
 

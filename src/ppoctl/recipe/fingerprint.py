@@ -62,7 +62,7 @@ def _not_default(table: BaseModel, default: object, path: KeyPath) -> Iterator[t
     is_another = type(default) is not type(table)
     for name, key in tree.of(type(table)).keys.items():
         value = getattr(table, key.attribute)
-        usual = _default_of(key) if is_another else getattr(default, key.attribute)
+        usual = key.default if is_another else getattr(default, key.attribute)
         if isinstance(value, BaseModel):
             yield from _not_default(value, usual, (*path, name))
         elif isinstance(key.node, tree.NamedTables):
@@ -70,10 +70,6 @@ def _not_default(table: BaseModel, default: object, path: KeyPath) -> Iterator[t
                 yield from _not_default(inner, None, (*path, name, each))
         elif value != usual:
             yield (*path, name), key, value
-
-
-def _default_of(key: tree.Key) -> object:
-    return None if key.required else key.field.get_default(call_default_factory=True)
 
 
 def _is_known(path: KeyPath) -> bool:

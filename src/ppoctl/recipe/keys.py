@@ -94,7 +94,7 @@ def _tag_line(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> 
 def _default(key: tree.Key, table: BaseModel | None) -> Any:
     if table is not None:
         return getattr(table, key.attribute)
-    return REQUIRED if key.required else key.field.get_default(call_default_factory=True)
+    return REQUIRED if key.required else key.default
 
 
 def _line(path: KeyPath, key: tree.Key, value: Any) -> KeyLine:

@@ -17,8 +17,6 @@ from pydantic import ValidationError
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import problems_of
-from ppoctl.recipe.fingerprint import fingerprint as fingerprint
-from ppoctl.recipe.fingerprint import result_differences as result_differences
 from ppoctl.recipe.layers import Layers
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.partial import partial

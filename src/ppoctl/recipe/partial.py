@@ -56,8 +56,7 @@ def _value(here: tree.Node, written: Any, path: KeyPath, wrong: set[KeyPath]) ->
     if not isinstance(written, Mapping):
         return None
     if isinstance(here, tree.Choice):
-        name = here.chosen(written)
-        chosen = here.tables.get(name) if name else None
+        chosen = here.table(written)
         return _table(chosen, written, path, wrong) if chosen else None
     if isinstance(here, tree.TableNode):
         return _table(here, written, path, wrong)

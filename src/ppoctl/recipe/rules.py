@@ -210,6 +210,7 @@ def violations(recipe: Recipe, place: Callable[[KeyPath], str]) -> list[Problem]
         try:
             found.extend(_problem(conflict, recipe, place) for conflict in rule(recipe))
         except AttributeError:
+            # A value is missing, so this rule cannot be judged. In a whole recipe it is a defect of the rule.
             if _is_whole(recipe):
                 raise
     return found

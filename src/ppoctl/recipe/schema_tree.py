@@ -45,6 +45,11 @@ class Key:
     def required(self) -> bool:
         return self.field.is_required()
 
+    @property
+    def default(self) -> Any:
+        """The value where the key is not written; None for a required key."""
+        return None if self.required else self.field.get_default(call_default_factory=True)
+
 
 @dataclass(frozen=True)
 class TableNode:
@@ -71,6 +76,10 @@ class Choice:
             if any(key in table.keys and key not in others for key in written):
                 return name
         return None
+
+    def table(self, written: Mapping[str, Any]) -> "TableNode | None":
+        """The alternative that the written keys ask for; None where they do not say, or name none of them."""
+        return self.tables.get(self.chosen(written) or "")
 
 
 @dataclass(frozen=True)
@@ -171,7 +180,7 @@ def defaults_beside(table: TableNode, written: Mapping[str, Any]) -> dict[str, A
         inside = written.get(name)
         if not isinstance(inside, Mapping):
             continue
-        default = None if key.required else key.field.get_default(call_default_factory=True)
+        default = key.default
         values = default.model_dump(by_alias=True, exclude_unset=True) if isinstance(default, BaseModel) else {}
         found[name] = values | _defaults_inside(key.node, {**values, **inside})
     return {name: values for name, values in found.items() if values}
@@ -179,8 +188,7 @@ def defaults_beside(table: TableNode, written: Mapping[str, Any]) -> dict[str, A
 
 def _defaults_inside(node: Node, written: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(node, Choice):
-        chosen = node.chosen(written)
-        table = node.tables.get(chosen) if chosen else None
+        table = node.table(written)
         return defaults_beside(table, written) if table else {}
     if isinstance(node, NamedTables):
         tables = {name: each for name, each in written.items() if isinstance(each, Mapping)}
@@ -211,8 +219,7 @@ def at(node: Node, path: KeyPath, written: Any) -> Node | None:
     here: Node | None = node
     for step in path:
         if isinstance(here, Choice):
-            name = here.chosen(written) if isinstance(written, Mapping) else None
-            here = here.tables.get(name) if name else None
+            here = here.table(written) if isinstance(written, Mapping) else None
         if isinstance(here, TableNode):
             key = here.keys.get(step)
             here = key.node if key else None

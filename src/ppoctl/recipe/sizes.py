@@ -8,12 +8,14 @@ def sequences_per_step(recipe: Recipe) -> int:
     return recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
 
 
+def epochs(recipe: Recipe, role: str) -> int:
+    """Passes of one role over the rollouts of a step."""
+    return (recipe.ppo.critic_epochs if role == "critic" else None) or recipe.ppo.epochs
+
+
 def updates_per_step(recipe: Recipe, role: str) -> int:
     """Optimizer steps of one role in one PPO step."""
-    epochs = recipe.ppo.epochs
-    if role == "critic" and recipe.ppo.critic_epochs is not None:
-        epochs = recipe.ppo.critic_epochs
-    return epochs * (sequences_per_step(recipe) // recipe.ppo.minibatch_seqs)
+    return epochs(recipe, role) * (sequences_per_step(recipe) // recipe.ppo.minibatch_seqs)
 
 
 def planned_updates(recipe: Recipe, role: str) -> int:
