@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, Ray
 from ppoctl.clock import WORK
 from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.cluster import RayCluster
-from ppoctl.engines.ray.worker import Make, Started, Worker
+from ppoctl.engines.ray.worker import MakeTarget, Started, Worker
 from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, ProcessLostError
 
 STACK_DEADLINE_S = 5.0
@@ -49,7 +49,7 @@ class Group:
     role: str
     """Role whose place on the devices the group has."""
     size: int
-    make: Make
+    make: MakeTarget
     threads: int
     """CPU threads of each process."""
     start_deadline_s: float

@@ -18,7 +18,7 @@ from ppoctl.engines.ray import segments
 from ppoctl.errors import EnvironmentProblemError, SenderLostError
 from ppoctl.weights.bucket import Bucket, Content, FlatTensors
 
-Make = Callable[[int, int, str], Any]
+MakeTarget = Callable[[int, int, str], Any]
 """Factory of the object that answers in a process, given rank, number of ranks, and the `host:port` where rank 0
 waits; it returns when all ranks have come. A process alone has no address."""
 
@@ -80,7 +80,7 @@ class Worker:
             listener.bind((host, 0))
             return f"{host}:{listener.getsockname()[1]}"
 
-    def make(self, make: Make, rank: int, size: int, address: str) -> Started:
+    def make(self, make: MakeTarget, rank: int, size: int, address: str) -> Started:
         """Make the object that answers in this process."""
         _work_in(self._folder)
         torch.set_num_threads(self._threads)

@@ -15,7 +15,7 @@ ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
-class Machines:
+class NodeMemory:
     """Memory of all nodes of a Ray."""
 
     host_bytes: int
@@ -24,7 +24,7 @@ class Machines:
     """Memory of the smallest GPU; None where no node has one."""
 
 
-def machines_of(address: str, gpu_gib: Callable[[], float | None]) -> Machines:
+def memory_of_nodes(address: str, gpu_gib: Callable[[], float | None]) -> NodeMemory:
     """Memory of the nodes of the Ray at `HOST:PORT`; `gpu_gib` is called on each node that has GPUs. Raises
     EnvironmentProblemError when no Ray answers."""
     with _visit(address):
@@ -34,7 +34,7 @@ def machines_of(address: str, gpu_gib: Callable[[], float | None]) -> Machines:
         there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in with_gpus]
         sizes = ray.get([ask.options(scheduling_strategy=node).remote() for node in there], timeout=ANSWER_S)
         host = sum(int(node["Resources"].get("memory", 0)) for node in nodes)
-        return Machines(host, min((size for size in sizes if size is not None), default=None))
+        return NodeMemory(host, min((size for size in sizes if size is not None), default=None))
 
 
 @contextmanager
