@@ -266,7 +266,7 @@ def test_a_running_ray_that_is_too_small_is_explained(cluster, processes):
     )
     says = r"needs 5 processes \(actor 5, apart\), .* has 4 CPU slots on 1 nodes \(the largest has 4\)"
     with pytest.raises(EnvironmentProblemError, match=says):
-        greedy.require_room()
+        greedy.require_devices()
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_gpus_and_cpu_slots_are_both_needed(monkeypatch, gpus, cpus, says):
         object_store_bytes=OBJECT_STORE_BYTES,
     )
     with pytest.raises(EnvironmentProblemError, match=re.escape(says)):
-        cluster.require_room()
+        cluster.require_devices()
 
 
 def test_whoever_is_ready_first_is_served_first(cluster, group):
