@@ -228,6 +228,7 @@ def _unknown(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:  # no
     if ours in here:
         return f"{wrong}; did you mean `{ours}`?"
     elsewhere = [known[:-1] for known, _ in tree.walk(ROOT) if known[-1] == ours]
+    # A key that is nearly spelled like one of this table is a slip, whatever other tables have.
     near = similar(name, here)
     if () in elsewhere and not near and not isinstance(ROOT.keys[ours].node, tree.Leaf):
         return f"{wrong}; [{ours}] is a table of its own"

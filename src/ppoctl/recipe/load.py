@@ -84,6 +84,7 @@ def examine(
         *wrong,
         *(found for judge in judges for found in judge(recipe, layers.place)),
     ]
+    # Something that is only missing here may be there where the run will be: the recipe itself is right.
     if not all(problem.is_missing for problem in problems):
         return None, problems
     origins = {dotted(path): layers.place(path) for path, _, _ in tree.values(recipe)}

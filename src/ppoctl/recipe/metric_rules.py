@@ -138,6 +138,7 @@ def evaluations(recipe: Recipe) -> int:
     """Number of evaluations of the whole run."""
     every = recipe.eval.every_steps
     regular = recipe.steps // every if every else 0
+    # The last step is evaluated whether it is due or not.
     at_the_end = 0 if every and recipe.steps % every == 0 else 1
     return (int(recipe.eval.at_start) + regular + at_the_end) if recipe.data.eval else 0
 

@@ -71,6 +71,7 @@ class Choice:
         if self.tag is not None:
             value = written.get(self.tag)
             return value if isinstance(value, str) else None
+        # Without a tag a key that only one alternative has decides.
         for name, table in self.tables.items():
             others = {key for other, rest in self.tables.items() if other != name for key in rest.keys}
             if any(key in table.keys and key not in others for key in written):

@@ -129,7 +129,7 @@ def transfer_bytes(
 def _as_they_fit(sizes: Iterable[int], most: int) -> Iterator[int]:
     total = 0
     for size in sizes:
-        if total and total + size > most:
+        if total and total + size > most:  # a tensor that is larger than a bucket goes alone
             yield total
             total = 0
         total += size
