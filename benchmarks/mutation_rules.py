@@ -22,7 +22,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from ppoctl.recipe import shape
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import Effect
 
@@ -95,7 +95,7 @@ def _unread(tree: ast.Module) -> Iterator[ast.AST]:
 def key_defaults() -> dict[str, list[str]]:
     """Attribute of each result key -> its defaults, as source."""
     found: dict[str, list[str]] = {}
-    for _, key in shape.walk(shape.of(Recipe)):
+    for _, key in tree.walk(tree.of(Recipe)):
         if key.effect is Effect.RESULTS:
             default = key.field.default if not key.required else 1
             source = repr(default)

@@ -33,8 +33,8 @@ from ppoctl.plan.memory.generator import on_gpu, transfer_bytes
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
-from ppoctl.recipe.schedule import updates_per_step
 from ppoctl.recipe.schema import ParallelTable, Recipe
+from ppoctl.recipe.sizes import updates_per_step
 
 WORLDS = (8, 64, 256, 1024)
 H200_GIB = 141.0

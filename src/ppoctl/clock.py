@@ -40,4 +40,4 @@ class WorkClock:
 
 
 WORK = WorkClock()
-"""Of this process."""
+"""The clock of this process."""

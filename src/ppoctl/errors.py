@@ -11,7 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 
 _USER = re.compile(r"(\w+)://(?=[^/\s])(\S*)@")
-"""Of a URI: what stands before its host. Some readers take a password up to the last `@`, slashes included."""
+"""Part of a URI before its host, the user. Some readers take a password up to the last `@`, slashes included."""
 _QUERY = re.compile(r"([?&][^=&\s]*(?:pass|pwd|token|secret|key)[^=&\s]*=)[^&\s`'\"]+", re.IGNORECASE)
 
 

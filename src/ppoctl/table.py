@@ -1,4 +1,4 @@
-"""What every table of the recipe is, the bounds its keys share, and what changing a key changes.
+"""The base of the recipe's tables, the bounds that keys share, and the effect of changing a key.
 
 Every recipe key carries exactly one effect; a test proves it. RESULTS keys are fingerprinted by the stages that read
 them: a committed stage is recalled only under equal ones. SPEED keys (batching, placement, deadlines) and REPORTING
@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Effect(Enum):
-    """What changing a key changes."""
+    """The kind of thing that changing a key changes."""
 
     RESULTS = "results"
     SPEED = "speed"
@@ -28,9 +28,9 @@ NotNegative = Field(ge=0)
 Fraction = Field(ge=0, le=1)
 OFF = "off"
 OrOff = BeforeValidator(lambda value: None if value == OFF else value)
-"""TOML has no word for absent, and some keys are not absent by default."""
+"""Validator of keys that are not absent by default: "off" makes them absent, as TOML has no word for it."""
 Array = Field(strict=False)
-"""TOML and JSON have arrays, Python has tuples."""
+"""Field of a tuple that TOML and JSON write as an array."""
 
 
 class Table(BaseModel):

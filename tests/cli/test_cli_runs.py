@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from fakes.sockets import fake_recipe, fake_sockets
-from ppoctl.cli import ending, show
+from ppoctl.cli import show, summary
 from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
 from ppoctl.recipe.schema import Recipe
@@ -69,7 +69,7 @@ def test_a_training_without_what_its_recipe_expects_says_so_in_one_object(
     before = list(app.registered_commands)
 
     def end_for_the_test(json: train_module.Json = False) -> None:
-        ending.tell(ended, as_json=json)
+        summary.print_summary(ended, as_json=json)
 
     app.command("end-for-the-test")(end_for_the_test)
     try:

@@ -53,13 +53,13 @@ def forget_peak() -> None:
 
 
 def main() -> None:
-    from ppoctl.wire.convert import Asked, convert
+    from ppoctl.wire.convert import ConvertRequest, convert
 
     source, out, to = sys.argv[1:]
     read_shape(Path(source))  # what imports take is none of the model's business
     before = memory("VmRSS")
     forget_peak()
-    asked = Asked(source=source, to=to, out=Path(out), shard_gib=1.0, parity=False)  # type: ignore[arg-type]
+    asked = ConvertRequest(source=source, to=to, out=Path(out), shard_gib=1.0, parity=False)  # type: ignore[arg-type]
     report = convert(asked, lambda _: None)
     counts = {check["name"]: check["count"] for check in report["checks"]}
     print(json.dumps({"peak": memory("VmHWM") - before, "digests": counts["digests"]}))

@@ -20,13 +20,13 @@ from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryE
 from ppoctl.model.rope import Rope
 from ppoctl.model.shape import ModelShape
 from ppoctl.wire import convert_parity
-from ppoctl.wire.convert import REPORT, Asked, Conversion, convert
+from ppoctl.wire.convert import REPORT, Conversion, ConvertRequest, convert
 
 Model = Callable[[str], Path]
 
 
 def run(source: Path, to: str, out: Path, **options: object) -> dict[str, object]:
-    return convert(Asked(source=str(source), to=to, out=out, **options), lambda _: None)  # type: ignore[arg-type]
+    return convert(ConvertRequest(source=str(source), to=to, out=out, **options), lambda _: None)  # type: ignore[arg-type]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -93,7 +93,7 @@ def test_a_reward_model_becomes_a_critic_and_comes_back(model: Model, tmp_path: 
 
 def test_a_base_model_becomes_a_critic_with_a_head_of_zero_and_says_so(model: Model, tmp_path: Path) -> None:
     said: list[str] = []
-    convert(Asked(str(model("qwen2")), "megatron", tmp_path / "megatron", role="critic"), said.append)
+    convert(ConvertRequest(str(model("qwen2")), "megatron", tmp_path / "megatron", role="critic"), said.append)
     assert said[0] == f"note: `score.weight` is not in `{model('qwen2')}`: the value head is zero"
     assert said[1] == "note: `lm_head.weight` is left out: a critic has a value head instead"
     run(tmp_path / "megatron", "hf", tmp_path / "back")

@@ -6,27 +6,36 @@ are common words (`path`, `name`, `min`) are found easily: this test is a net wi
 """
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from house.conftest import trees
-from ppoctl.recipe import shape
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 
-ASKED_BY_ENGINES = Path("recipe/batching.py")
-"""Arithmetic of keys that engines and `plan` share."""
+ASKED_BY_ENGINES = Path("recipe/sizes.py"), "microbatch_limit"
+"""The function of `recipe/` that engines ask for a key."""
+
+
+def doing() -> Iterator[ast.AST]:
+    """The files that do something, and the function of `recipe/` that engines ask."""
+    asked, function = ASKED_BY_ENGINES
+    for module, parsed in trees().items():
+        if module == asked:
+            yield next(node for node in parsed.body if isinstance(node, ast.FunctionDef) and node.name == function)
+        elif module.parts[0] not in ("recipe", "plan", "cli"):
+            yield parsed
 
 
 @cache
 def read_names() -> frozenset[str]:
     """Attributes that are read, and strings, in the parts of the product that do something."""
     names: set[str] = set()
-    for module, tree in trees().items():
-        if module.parts[0] in ("recipe", "plan", "cli") and module != ASKED_BY_ENGINES:
-            continue
-        for node in ast.walk(tree):
+    for part in doing():
+        for node in ast.walk(part):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 names.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -41,15 +50,15 @@ def read_names() -> frozenset[str]:
 def alternatives() -> list[tuple[str, str]]:
     """(key, class) of every table that is one of several."""
     found: list[tuple[str, str]] = []
-    for path, key in shape.walk(shape.of(Recipe)):
-        choice = key.shape.each if isinstance(key.shape, shape.Named) else key.shape
-        if isinstance(choice, shape.Choice):
+    for path, key in tree.walk(tree.of(Recipe)):
+        choice = key.node.each if isinstance(key.node, tree.NamedTables) else key.node
+        if isinstance(choice, tree.Choice):
             found += [(".".join(path), table.model.__name__) for table in choice.tables.values()]
     return found
 
 
 TAGS = {"kind", "place", "format"}
-KEYS = sorted({(".".join(path), key.attribute) for path, key in shape.walk(shape.of(Recipe)) if path[-1] not in TAGS})
+KEYS = sorted({(".".join(path), key.attribute) for path, key in tree.walk(tree.of(Recipe)) if path[-1] not in TAGS})
 # The class for "nothing of the kind": whatever is none of the others.
 ABSENCE = {"NoKl", "NoCorrection", "NoTracking"}
 

@@ -63,7 +63,7 @@ FOREIGN: dict[str, set[str]] = {
     "plan": set(),
     "launch": set(),
     "preflight": set(),
-    "recipe": {"pydantic", "pydantic_core", "pydantic_settings"},
+    "recipe": {"pydantic", "pydantic_core"},
     "table": {"pydantic"},
     "rewards": {"pydantic", "torch", "jaxtyping"},
     "cli": {"typer", "rich"},
@@ -82,7 +82,6 @@ HOMES = {
     "ray": {"engines.ray"},
     "mlflow": {"tracking"},
     "typer": {"cli"},
-    "pydantic_settings": {"recipe"},
 }
 
 

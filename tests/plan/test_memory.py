@@ -8,7 +8,7 @@ import pytest
 
 from fakes.stories import NO_CRITIC
 from plan.small_model import SMALL as DENSE
-from ppoctl.engines.ray.room import Room
+from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.loop.stories import PPO, outline
 from ppoctl.model.reading import read_shape
 from ppoctl.plan.memory import generator, residency
@@ -211,7 +211,7 @@ def test_copies_of_a_bucket_are_where_weights_go(
     weights: str, one_node: bool, sender: int, engine: int, host: int
 ) -> None:
     cluster = ClusterTable.model_validate({"weights": weights, "placement": "apart"})
-    assert generator.copies_of(cluster, one_node=one_node) == generator.Copies(sender, engine, host)
+    assert generator.copies_of(cluster, one_node=one_node) == generator.BucketCopies(sender, engine, host)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_the_driver() -> None:
     assert driver.peak == max(driver.samples, driver.records)
 
 
-OF_PPO = residency.turns_of(outline(PPO))
+OF_PPO = residency.device_schedule(outline(PPO))
 
 
 def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read() -> None:
@@ -281,7 +281,7 @@ def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read(
         "critic weights": ("values", "critic_update"),
         "critic training": ("critic_update",),
     }
-    without_critic = residency.turns_of(outline(NO_CRITIC))
+    without_critic = residency.device_schedule(outline(NO_CRITIC))
     assert "critic" not in without_critic.scores
     assert without_critic.on_device["actor weights"] == (
         "rollout",
@@ -414,7 +414,7 @@ def test_stages_of_a_role_that_is_too_large_name_the_key(smallest: Path) -> None
 def test_devices_are_those_that_ray_is_asked_for(smallest: Path, placement: str) -> None:
     sets = [f"cluster={{placement='{placement}'}}", "generator.engines=3", "critic.parallel={data=2}"]
     recipe = load([smallest], sets, {}).recipe
-    assert devices(recipe) == Room(processes(recipe), colocated=placement == "colocated").devices
+    assert devices(recipe) == DevicePlacement(processes(recipe), colocated=placement == "colocated").devices
     assert not is_one_process(recipe)
 
 

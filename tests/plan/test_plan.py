@@ -9,8 +9,8 @@ import pytest
 from ppoctl.plan.arithmetic import learning_rate, plan
 from ppoctl.ppo.schedule import learning_rate as learning_rate_in_torch
 from ppoctl.recipe.load import load
-from ppoctl.recipe.schedule import planned_updates
 from ppoctl.recipe.schema import OptimizerTable
+from ppoctl.recipe.sizes import planned_updates
 from recipe.conftest import Write
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart"

@@ -120,7 +120,8 @@ def test_a_choice_within_an_alternative_lists_what_may_be_chosen_there(write: Wr
     lines, _ = said(write(SMALLEST + '[ppo.kl]\nplace = "loss"\nestimator = "k1"\ncoef = 0.1\n'))
     assert lines == [
         'r.toml:22: `ppo.kl.estimator` is `"k1"`: must be one of `"k2"`, `"k3"`; `"k1"` goes with '
-        '`place = "reward"` (k1 has no useful gradient as a loss (its expectation is zero), so it is not offered.)'
+        '`place = "reward"` (Schulman\'s estimator of KL; k1 has no useful gradient as a loss '
+        "(its expectation is zero), so it is not offered.)"
     ]
 
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from ppoctl.recipe import shape
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import as_toml
 from ppoctl.recipe.keys import REQUIRED, KeyLine, key_lines
 from ppoctl.recipe.load import load
-from ppoctl.recipe.origins import DEFAULT, dotted
+from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 
 LINES = key_lines()
@@ -40,7 +40,7 @@ def fits(line: KeyLine, written: dict[str, Any]) -> bool:
         return True
     here: Any = written
     for name in line.key.split(".")[:-1]:
-        here = next(iter(here.values())) if name == shape.ANY_NAME else here[name]
+        here = next(iter(here.values())) if name == tree.ANY_NAME else here[name]
     return f'"{here[tag]}"' in names.split(" or ")
 
 
@@ -49,8 +49,8 @@ def test_every_default_is_what_a_recipe_has_that_leaves_the_key_out(smallest: Pa
     for sets in RECIPES:
         loaded = load([smallest], sets, {})
         written = loaded.resolved()
-        for path, key, value in shape.values(loaded.recipe):
-            if loaded.origins[dotted(path)] != DEFAULT or not isinstance(key.shape, shape.Leaf):
+        for path, key, value in tree.values(loaded.recipe):
+            if loaded.origins[dotted(path)] != DEFAULT or not isinstance(key.node, tree.Leaf):
                 continue
             lines = [line for line in LINES if line.key == ".".join(with_stars(path)) and fits(line, written)]
             assert [line.default for line in lines] == [as_toml(value)], path
@@ -60,15 +60,15 @@ def test_every_default_is_what_a_recipe_has_that_leaves_the_key_out(smallest: Pa
     assert [line.key for line in left] == ["data.train.answer", "data.eval.*.answer"]
 
 
-def with_stars(path: shape.Path) -> shape.Path:
+def with_stars(path: KeyPath) -> KeyPath:
     """The path with `*` for what a person named."""
     named = {"expect": 1, "data": 2 if path[1:2] == ("eval",) else None}.get(path[0])
-    return path if named is None else (*path[:named], shape.ANY_NAME, *path[named + 1 :])
+    return path if named is None else (*path[:named], tree.ANY_NAME, *path[named + 1 :])
 
 
 def test_every_key_has_a_line_and_no_line_is_told_twice() -> None:
     assert {line.key for line in LINES} == {
-        ".".join(path) for path, key in shape.walk(shape.of(Recipe)) if isinstance(key.shape, shape.Leaf)
+        ".".join(path) for path, key in tree.walk(tree.of(Recipe)) if isinstance(key.node, tree.Leaf)
     }
     assert len({(line.key, line.only) for line in LINES}) == len(LINES)
     assert all(line.type and line.changes and line.meaning for line in LINES)
@@ -78,7 +78,7 @@ BOUNDS = {"at least ": (0, -1), "above ": (1, 0), "at most ": (0, 1), "below ": 
 """Words -> where just inside and just outside are, in steps from the bound."""
 
 
-def accepts(key: shape.Key, value: object) -> bool:
+def accepts(key: tree.Key, value: object) -> bool:
     held: Any = Annotated[(key.field.annotation, *key.field.metadata)] if key.field.metadata else key.field.annotation
     try:
         TypeAdapter(held).validate_python(value)
@@ -90,13 +90,13 @@ def accepts(key: shape.Key, value: object) -> bool:
 NUMBERS = [
     (line, key)
     for line in LINES
-    for path, key in shape.walk(shape.of(Recipe))
+    for path, key in tree.walk(tree.of(Recipe))
     if ".".join(path) == line.key and line.type in ("number", "whole number")
 ]
 
 
 @pytest.mark.parametrize(("line", "key"), NUMBERS, ids=[f"{line.key} {line.only}" for line, _ in NUMBERS])
-def test_every_range_is_what_is_refused(line: KeyLine, key: shape.Key) -> None:
+def test_every_range_is_what_is_refused(line: KeyLine, key: tree.Key) -> None:
     tiny = 1 if line.type == "whole number" else 1e-6
     number = int if line.type == "whole number" else float
     lowest, highest = -(10**9), 10**9

@@ -232,6 +232,24 @@ def test_a_bound_can_be_taken_away_and_stays_away(smallest: Path, write: Write) 
         assert load([write(recipe_as_toml(recipe), "kept.toml")], [], {}).recipe == recipe
 
 
+def test_a_bound_that_is_off_is_no_text_to_the_rules_of_a_recipe_with_errors(smallest: Path) -> None:
+    _, problems = examine([smallest], ['health.kl.max="off"', "health.kl.min=0.1", "steps=x"], {})
+    assert [problem.says for problem in problems] == ['`steps` is `"x"`: must be a whole number']
+
+
+def test_a_variable_is_merged_into_a_table_from_another_variable(smallest: Path) -> None:
+    environ = {"PPOCTL_ACTOR__PARALLEL__TENSOR": "2", "PPOCTL_ACTOR__PARALLEL": '{"data": 2}'}
+    loaded = load([smallest], environ=environ)
+    assert loaded.recipe.actor.parallel == ParallelTable(tensor=2, data=2)
+    assert loaded.origins["actor.parallel.tensor"] == "environment PPOCTL_ACTOR__PARALLEL__TENSOR"
+    assert loaded.origins["actor.parallel.data"] == "environment PPOCTL_ACTOR__PARALLEL"
+
+
+def test_a_variable_that_is_null_takes_a_value_away(write: Write) -> None:
+    file = write(SMALLEST + "[cluster]\nthreads = 3\n")
+    assert load([file], environ={"PPOCTL_CLUSTER__THREADS": "null"}).recipe.cluster.threads is None
+
+
 def test_another_alternative_has_none_of_the_defaults(smallest: Path) -> None:
     recipe = load([smallest], ["actor.batching.microbatch_seqs=2", "tracking.kind=none"], {}).recipe
     assert recipe.actor.batching == BySequences(microbatch_seqs=2)

@@ -4,22 +4,23 @@ from typing import Any
 
 import pytest
 
-from ppoctl.recipe import shape
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import EXAMPLES, FOREIGN_NAMES
+from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import Effect
 
-KEYS = list(shape.walk(shape.of(Recipe)))
-LEAVES = [(path, key) for path, key in KEYS if isinstance(key.shape, shape.Leaf)]
-TABLES = [(path, key) for path, key in KEYS if not isinstance(key.shape, shape.Leaf)]
+KEYS = list(tree.walk(tree.of(Recipe)))
+LEAVES = [(path, key) for path, key in KEYS if isinstance(key.node, tree.Leaf)]
+TABLES = [(path, key) for path, key in KEYS if not isinstance(key.node, tree.Leaf)]
 
 
-def ids(keys: list[tuple[shape.Path, shape.Key]]) -> list[str]:
+def ids(keys: list[tuple[KeyPath, tree.Key]]) -> list[str]:
     return [".".join(path) for path, _ in keys]
 
 
 @pytest.mark.parametrize(("path", "key"), LEAVES, ids=ids(LEAVES))
-def test_every_key_has_one_docstring_and_one_effect(path: shape.Path, key: shape.Key) -> None:
+def test_every_key_has_one_docstring_and_one_effect(path: KeyPath, key: tree.Key) -> None:
     effects = [item for item in key.field.metadata if isinstance(item, Effect)]
     assert len(effects) == 1
     doc = key.field.description or ""
@@ -28,17 +29,17 @@ def test_every_key_has_one_docstring_and_one_effect(path: shape.Path, key: shape
 
 
 @pytest.mark.parametrize(("path", "key"), TABLES, ids=ids(TABLES))
-def test_a_table_declares_no_effect_of_its_own(path: shape.Path, key: shape.Key) -> None:
+def test_a_table_declares_no_effect_of_its_own(path: KeyPath, key: tree.Key) -> None:
     assert key.effect is None
 
 
 def test_every_table_class_has_a_docstring() -> None:
     models: set[Any] = {Recipe}
     for _, key in KEYS:
-        shapes = [key.shape.each] if isinstance(key.shape, shape.Named) else [key.shape]
+        shapes = [key.node.each] if isinstance(key.node, tree.NamedTables) else [key.node]
         for each in shapes:
-            tables = each.tables.values() if isinstance(each, shape.Choice) else [each]
-            models |= {table.model for table in tables if isinstance(table, shape.TableShape)}
+            tables = each.tables.values() if isinstance(each, tree.Choice) else [each]
+            models |= {table.model for table in tables if isinstance(table, tree.TableNode)}
     assert len(models) > 25
     assert [model.__name__ for model in models if not (model.__doc__ or "").rstrip().endswith(".")] == []
 
@@ -51,7 +52,7 @@ def test_a_key_that_may_be_absent_is_absent_by_default() -> None:
 
 
 def test_every_required_key_has_an_example_line() -> None:
-    required = {path[-1] for path, key in LEAVES if key.required and not shape.allowed(key.field.annotation)}
+    required = {path[-1] for path, key in LEAVES if key.required and not tree.allowed(key.field.annotation)}
     assert required <= set(EXAMPLES)
 
 
@@ -59,6 +60,12 @@ def test_names_of_other_systems_lead_to_keys_of_ours() -> None:
     names = {path[-1] for path, _ in KEYS}
     assert set(FOREIGN_NAMES.values()) <= names
     assert not set(FOREIGN_NAMES) & names
+
+
+def test_terms_of_megatron_core_and_vllm_are_read_from_the_docstrings_of_the_keys() -> None:
+    assert FOREIGN_NAMES["tensor_model_parallel_size"] == "tensor"
+    assert FOREIGN_NAMES["max_num_seqs"] == "max_concurrent_seqs"
+    assert FOREIGN_NAMES["use_distributed_optimizer"] == "distributed_optimizer"
 
 
 def test_units_are_in_the_names_of_quantities() -> None:

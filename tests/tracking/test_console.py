@@ -17,7 +17,7 @@ from ppoctl.tracking.console import (
     panel,
     plain,
 )
-from ppoctl.tracking.view import Cadence, Progress, RunView, duration, number, sparkline
+from ppoctl.tracking.view import Outlook, Progress, RunView, duration, number, sparkline
 
 
 def actor_last(step: int) -> str:
@@ -67,7 +67,7 @@ def play(console: Console, lines: Iterable[dict[str, Any]]) -> None:
 def plain_console(steps: int = 40, *, verbose: bool = False) -> tuple[PlainConsole, io.StringIO, Clock]:
     clock, stream = Clock(), io.StringIO()
     return (
-        PlainConsole(RunView("demo", Cadence(steps, actor_last), clock), stream, verbose=verbose, clock=clock),
+        PlainConsole(RunView("demo", Outlook(steps, actor_last), clock), stream, verbose=verbose, clock=clock),
         stream,
         clock,
     )
@@ -121,7 +121,7 @@ def test_a_long_rollout_says_once_a_minute_how_far_it_is() -> None:
 
 def test_a_resumed_run_knows_its_history_and_does_not_tell_it_again() -> None:
     clock, stream = Clock(), io.StringIO()
-    view = RunView("demo", Cadence(3, actor_last), clock)
+    view = RunView("demo", Outlook(3, actor_last), clock)
     view.recall([*step_lines(1), *step_lines(2)[:2]])
     console = PlainConsole(view, stream, verbose=False, clock=clock)
     play(console, step_lines(2)[2:])
@@ -132,7 +132,7 @@ def test_a_resumed_run_knows_its_history_and_does_not_tell_it_again() -> None:
 
 def test_a_recalled_rollout_has_no_speed_and_recalled_samples_do_not_count() -> None:
     clock = Clock()
-    view = RunView("demo", Cadence(3, actor_last), clock)
+    view = RunView("demo", Outlook(3, actor_last), clock)
     view.committed(line(1, "rollout", 0.1, {}))
     assert view.tokens_per_s is None
     view.stage_started(2, "rollout")
@@ -145,7 +145,7 @@ def test_a_recalled_rollout_has_no_speed_and_recalled_samples_do_not_count() -> 
 def test_what_is_left_has_evaluations_and_saves() -> None:
     """Steps of 10 s, evaluated (7 s) every second one, saved (3 s) every third one and at the end, of 5."""
     clock = Clock()
-    view = RunView("demo", Cadence(5, actor_last, eval_every_steps=2, evaluates=True, save_every_steps=3), clock)
+    view = RunView("demo", Outlook(5, actor_last, eval_every_steps=2, evaluates=True, save_every_steps=3), clock)
 
     def happens(step: int, stage: str, seconds: float) -> None:
         view.stage_started(step, stage)
@@ -197,7 +197,7 @@ def test_logs_are_ascii_without_control_characters() -> None:
 
 def test_the_panel() -> None:
     clock = Clock()
-    view = RunView("demo", Cadence(40, actor_last), clock)
+    view = RunView("demo", Outlook(40, actor_last), clock)
     view.recall([*step_lines(1), *step_lines(2), *step_lines(3)])
     view.stage_started(4, "rollout")
     console = LiveConsole(view, RichConsole(file=io.StringIO(), width=60), refresh_per_second=1.0)
@@ -224,7 +224,7 @@ def test_the_panel() -> None:
 
 def test_the_panel_of_a_run_that_has_nothing_yet() -> None:
     stream = io.StringIO()
-    RichConsole(file=stream, width=30).print(panel(RunView("demo", Cadence(3, actor_last), Clock()), unicode=False))
+    RichConsole(file=stream, width=30).print(panel(RunView("demo", Outlook(3, actor_last), Clock()), unicode=False))
     assert stream.getvalue().splitlines()[1:-1] == [
         "| step 0/3                   |",
         "|                            |",
@@ -236,7 +236,7 @@ def test_the_panel_of_a_run_that_has_nothing_yet() -> None:
 def test_messages_appear_above_the_live_panel_and_the_cursor_comes_back() -> None:
     stream = io.StringIO()
     rich = RichConsole(file=stream, width=60, force_terminal=True, color_system=None, legacy_windows=False)
-    console = LiveConsole(RunView("[demo]", Cadence(40, actor_last), Clock()), rich)
+    console = LiveConsole(RunView("[demo]", Outlook(40, actor_last), Clock()), rich)
     play(console, step_lines(1))
     console.on_message("mlflow: [bold]gone[/bold]")
     console.close()
@@ -251,7 +251,7 @@ def test_colour_is_left_out_on_request(monkeypatch: pytest.MonkeyPatch, no_color
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", no_color)
     stream = Terminal()
-    console = open_console("demo", Cadence(3, actor_last), stream=stream)
+    console = open_console("demo", Outlook(3, actor_last), stream=stream)
     assert isinstance(console, LiveConsole)
     console.close()
     assert "\x1b[3" not in stream.getvalue()
@@ -260,17 +260,17 @@ def test_colour_is_left_out_on_request(monkeypatch: pytest.MonkeyPatch, no_color
 @pytest.mark.parametrize("term", ["", "dumb"])
 def test_a_dumb_terminal_and_a_file_get_plain_lines(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
     monkeypatch.setenv("TERM", term)
-    assert isinstance(open_console("demo", Cadence(3, actor_last), stream=Terminal()), PlainConsole)
+    assert isinstance(open_console("demo", Outlook(3, actor_last), stream=Terminal()), PlainConsole)
     monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(open_console("demo", Cadence(3, actor_last), stream=io.StringIO()), PlainConsole)
+    assert isinstance(open_console("demo", Outlook(3, actor_last), stream=io.StringIO()), PlainConsole)
 
 
 def test_a_terminal_that_went_away_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     consoles: list[Console] = [
-        PlainConsole(RunView("demo", Cadence(3, actor_last), clock), Gone(), verbose=True, clock=clock),
+        PlainConsole(RunView("demo", Outlook(3, actor_last), clock), Gone(), verbose=True, clock=clock),
         LiveConsole(
-            RunView("demo", Cadence(3, actor_last), clock), RichConsole(file=Gone()), refresh_per_second=0.01
+            RunView("demo", Outlook(3, actor_last), clock), RichConsole(file=Gone()), refresh_per_second=0.01
         ),
     ]
     for console in consoles:
@@ -280,7 +280,7 @@ def test_a_terminal_that_went_away_does_not_stop_training(monkeypatch: pytest.Mo
         console.close()
     closed = io.StringIO()
     closed.close()
-    PlainConsole(RunView("demo", Cadence(3, actor_last), clock), closed, verbose=False, clock=clock).on_message(
+    PlainConsole(RunView("demo", Outlook(3, actor_last), clock), closed, verbose=False, clock=clock).on_message(
         "hello"
     )
 

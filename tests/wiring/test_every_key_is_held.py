@@ -6,7 +6,7 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
-from ppoctl.recipe import shape
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import Effect
 from wiring.cases import HELD
@@ -18,7 +18,7 @@ for file in sorted(Path(__file__).parent.glob("test_*_keys.py")):
 def result_keys() -> dict[str, set[str]]:
     """Dotted key -> the values it may have, where they are few."""
     found: dict[str, set[str]] = {}
-    for path, key in shape.walk(shape.of(Recipe)):
+    for path, key in tree.walk(tree.of(Recipe)):
         if key.effect is Effect.RESULTS:
             annotation = key.field.annotation
             options = {str(option) for option in get_args(annotation)} if get_origin(annotation) is Literal else {"*"}

@@ -31,7 +31,7 @@ def file_digest(path: Path) -> FileDigest | None:
 
 
 def flushed_digest(path: Path) -> FileDigest:
-    """Of a file just written, which is on disk afterwards. Raises OSError."""
+    """Digest of a file just written, which is on disk afterwards. Raises OSError."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
     digest = file_digest(path)
@@ -80,5 +80,5 @@ class DigestingFile:
 
     @property
     def digest(self) -> FileDigest:
-        """Of the closed file."""
+        """Digest of the closed file."""
         return FileDigest(self._digest.hexdigest(), self._size)

@@ -1,1 +1,1 @@
-"""What you type: one file per command; `render` is the only place that prints."""
+"""The commands that a user types, one file each; `render` is the only place that prints."""

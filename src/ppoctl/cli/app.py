@@ -57,7 +57,7 @@ def _global_options(
 
 
 def main() -> None:
-    """Entry point of the shell command."""
+    """Run the shell command `ppoctl`."""
     # Both are read when torch is first imported. Its C++ side otherwise warns of NUMA binding at every engine start;
     # threads that spin while they wait make a busy machine ten times slower.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """One command line; returns its exit code. Every error of a command ends here."""
+    """Run one command line; returns its exit code. Every error of a command ends here."""
     own = list(arguments)[: list(arguments).index("--")] if "--" in arguments else list(arguments)
     # Read before parsing: an error of parsing, too, is told in the form that was asked for.
     debug, as_json = "--debug" in own, "--json" in own and not {"--help", "-h"} & {*own}
@@ -94,7 +94,7 @@ def _run(arguments: Sequence[str], *, debug: bool, as_json: bool) -> int:
 
 
 class _Failure:
-    """An error as it is shown."""
+    """An error in the form in which it is shown."""
 
     def __init__(self, kind: str, message: str, hint: str | None, code: int) -> None:
         self.kind, self.message, self.hint, self.code = kind, without_secrets(message), hint, code
@@ -118,7 +118,7 @@ def _tell(failure: _Failure, error: BaseException, *, debug: bool, as_json: bool
 
 
 def _foreign(error: Exception) -> _Failure:
-    """An error that is none of ours."""
+    """The error in our form where it is none of ours."""
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         return _usage(error)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -139,7 +139,7 @@ def _foreign(error: Exception) -> _Failure:
 
 
 def _usage(error: Any) -> _Failure:
-    """What typer says of a command line, in our form."""
+    """Typer's complaint about a command line, in our form."""
     text = re.sub(r"'([^']*)'", r"`\1`", error.format_message().strip()).replace("Value error, ", "")
     text = re.sub(r"(-\S+) \(Possible options: (.*)\)$", _closest, text)
     text = re.sub(r"\. Did you mean ", "; did you mean ", text)
@@ -164,7 +164,8 @@ def _traceback(error: BaseException) -> str:
 
 
 def _keep_traceback(error: BaseException) -> str:
-    """A file that only this user can read, under a name that nobody could put something at before."""
+    """Write the traceback to a file that only this user can read, under a name that nobody could put something at
+    before."""
     descriptor, name = tempfile.mkstemp(prefix="ppoctl-traceback-", suffix=".log")
     with open(descriptor, "w", encoding="utf-8") as log:  # noqa: PTH123 - made with its mode
         log.write(_traceback(error))

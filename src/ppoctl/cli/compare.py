@@ -15,7 +15,7 @@ def compare(
     other: Annotated[Path, typer.Argument(metavar="OTHER", help="Another run directory.")],
     json: Json = False,
 ) -> None:
-    """Sample by sample in the order of the ledgers, up to the first difference: another layout, a resume, a fix."""
+    """Compare two runs sample by sample, in the order of their ledgers, up to the first difference."""
     from ppoctl.store import run_dir
     from ppoctl.store.compare import compare as side_by_side
     from ppoctl.store.layout import RunLayout

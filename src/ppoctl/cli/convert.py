@@ -50,14 +50,14 @@ def convert_ckpt(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Turn a checkpoint into the other format and prove it: what was written is read again and held against SOURCE,
-    tensor by tensor, and both must say the same of fixed prompts. Nothing is left at OUT if anything fails."""
+    """Turn a checkpoint into the other format and prove it: the output is read again and held against SOURCE, tensor
+    by tensor, and both must say the same of fixed prompts. Nothing is left at OUT if anything fails."""
     if shard_gib <= 0:
         raise RecipeError(f"`--shard-gib {shard_gib:g}` must be above 0", hint="--shard-gib 4")
     _require_new(out)
-    from ppoctl.wire.convert import REPORT, Asked, convert
+    from ppoctl.wire.convert import REPORT, ConvertRequest, convert
 
-    asked = Asked(
+    asked = ConvertRequest(
         source=source,
         to=to,
         out=out,
@@ -80,7 +80,7 @@ def convert_ckpt(
 
 
 def _require_new(out: Path) -> None:
-    """Asked before anything is imported, which takes seconds."""
+    """Raise where OUT exists, before anything is imported, which takes seconds."""
     from ppoctl.preflight.folders import require_new
 
     require_new(out, "folder")

@@ -22,7 +22,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option("--out", help="Write every sample to this JSONL file.")] = None,
     json: Json = False,
 ) -> int | None:
-    """Greedy and sampled pass@1 with standard error, the same way `train` evaluates."""
+    """Measure a checkpoint: greedy and sampled pass@1 with standard error, the same way `train` evaluates."""
     from ppoctl.preflight.folders import require_new
 
     if out is not None:
@@ -55,7 +55,8 @@ def evaluate(
 
 
 def _write(out: Path, samples: bytes) -> StorageError | None:
-    """The error is handed back: figures that took hours are printed whatever happens to the samples."""
+    """Write the samples. An error is handed back: figures that took hours are printed whatever happens to the
+    samples."""
     try:
         out.write_bytes(samples)
     except OSError as error:

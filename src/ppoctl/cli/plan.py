@@ -1,4 +1,4 @@
-"""`ppoctl plan`: what a recipe will do, in numbers, touching nothing."""
+"""`ppoctl plan`: the numbers of a run, without touching anything."""
 
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ def plan(
     assets: Assets = False,
     json: Json = False,
 ) -> int | None:
-    """Print batch arithmetic, schedules, evaluations, disk and memory of a run; nothing is started or written.
-    Where --gpu-gib or --here says what it is to fit and it does not, the exit code is 7."""
+    """Print batch arithmetic, schedules, evaluations, disk and memory of a run; nothing is started or written. Exit
+    code 7 where the run does not fit what --gpu-gib or --here name."""
     from ppoctl.plan.arithmetic import plan as plan_of
 
     if here and gpu_gib is None:

@@ -28,7 +28,7 @@ _COMPONENTS = [
 
 
 def print_memory(memory: "Memory") -> None:
-    """What the largest rank of each role has, generator and driver, and whether each stage fits."""
+    """Print the memory of the largest rank of each role, of generator and driver, and whether each stage fits."""
     render.line()
     render.heading(f"memory (estimates, {memory.device.upper()})")
     ranks = [memory.roles[role].largest for role in ("actor", "critic")]
@@ -131,7 +131,7 @@ def _cells(found: "Residency", stage: "StageBytes") -> tuple[str, str]:
 
 
 def _host(node: "NodeBytes") -> str:
-    """Of the fullest node, what takes most first."""
+    """A line on the fullest node, its largest part first."""
     parts = {
         "moved out": node.moved_out,
         "states being written": node.states,
@@ -150,7 +150,7 @@ def _host(node: "NodeBytes") -> str:
 
 
 def _always(memory: "Memory") -> str:
-    """What is there in all stages, and what the others do meanwhile."""
+    """A line on what is there in all stages, and what the others do meanwhile."""
     names = [
         item.name
         for found in memory.places

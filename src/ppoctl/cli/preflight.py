@@ -1,4 +1,4 @@
-"""A recipe that a command is about to do or to judge, with everything that is known to be wrong with it."""
+"""The recipe of a command, with everything that is known to be wrong with it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ppoctl.cli import render
 
 if TYPE_CHECKING:
-    from ppoctl.preflight.check import Place
+    from ppoctl.preflight.check import OriginOf
     from ppoctl.recipe.load import Loaded
     from ppoctl.recipe.problems import Problem
     from ppoctl.recipe.schema import Recipe
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def examined(
     files: Sequence[Path], sets: Sequence[str], *, strict: bool, device: str | None = None
 ) -> "tuple[Loaded, list[str]]":
-    """The recipe, and what is worth knowing of what it names. Raises all problems of both as one error; unless
-    `strict`, what is only missing on this machine is such a note. `device`: what the generator will compute on."""
+    """The recipe, and notes on what it names. Raises all problems of both as one error; unless `strict`, something
+    only missing on this machine is a note. `device`: what the generator will compute on."""
     from ppoctl.preflight.check import Findings, check
     from ppoctl.recipe.load import examine
     from ppoctl.recipe.problems import as_error
@@ -25,7 +25,7 @@ def examined(
 
     notes: list[str] = []
 
-    def assets(recipe: "Recipe", place: "Place") -> "list[Problem]":
+    def assets(recipe: "Recipe", place: "OriginOf") -> "list[Problem]":
         found = check(recipe, place, device=device, counted=_count)
         notes.extend(found.notes)
         return found.problems
@@ -43,8 +43,8 @@ def examined(
 
 
 def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
-    """What `train` and `rollout` start with: nothing is known that would stop them. With `force` memory and disk may
-    be judged too small."""
+    """The recipe that `train` and `rollout` start with: nothing is known that would stop it. With `force` memory and
+    disk may be judged too small."""
     loaded, _ = examined(files, sets, strict=True)
     require_room(loaded.recipe, runs / loaded.recipe.name, force=force)
     return loaded

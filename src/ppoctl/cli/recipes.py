@@ -1,4 +1,4 @@
-"""`ppoctl recipes`: what ships with ppoctl, and what a recipe may say."""
+"""`ppoctl recipes`: the recipes that ship with ppoctl, and everything that a recipe may say."""
 
 import shutil
 from pathlib import Path
@@ -104,7 +104,7 @@ def metrics(json: Json = False) -> None:
 
 
 def folder() -> Path:
-    """Where the shipped recipes are: inside the installed package, or at the top of a checkout."""
+    """Folder of the shipped recipes: inside the installed package, or at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package / "_recipes", package.parents[1] / "recipes"):
         if candidate.is_dir():
@@ -113,7 +113,7 @@ def folder() -> Path:
 
 
 def find(name: str) -> Path:
-    """The file of a shipped recipe. Raises RecipeError with the nearest name when there is none."""
+    """File of a shipped recipe. Raises RecipeError with the nearest name when there is none."""
     path = folder() / f"{name.removesuffix('.toml')}.toml"
     if path.is_file() and path.parent == folder():
         return path

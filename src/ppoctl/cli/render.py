@@ -12,18 +12,18 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class Stream(Protocol):
-    """Something printed to."""
+    """A stream that is printed to."""
 
     def isatty(self) -> bool: ...
 
 
 def line(text: str = "") -> None:
-    """A line of data."""
+    """Print a line of data."""
     print(text, flush=True)
 
 
 def printable(text: str) -> str:
-    """Text that others wrote, with every control character but line breaks as its escape: a terminal obeys those."""
+    """The text with every control character but line breaks as its escape: a terminal obeys control characters."""
     return "".join(char if char == "\n" or char.isprintable() else _escaped(char) for char in text)
 
 
@@ -32,18 +32,18 @@ def _escaped(char: str) -> str:
 
 
 def say(text: str) -> None:
-    """A line of talk: progress, notes, what to type next."""
+    """Print a line of talk: progress, notes, what to type next."""
     print(text, file=sys.stderr, flush=True)
 
 
 def passing(text: str = "") -> None:
-    """How far something is, in a line of a terminal that the next one replaces; elsewhere nothing."""
+    """Print how far something is, in a line of a terminal that the next one replaces; elsewhere nothing."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def json(value: Mapping[str, Any]) -> None:
-    """The one object that a command with `--json` prints: at once, or as part of `one_object`."""
+    """Print the one object of a command with `--json`: at once, or as part of `one_object`."""
     if _parts is None:
         print(json_module.dumps(_finite(value), indent=2, default=str, allow_nan=False), flush=True)
     else:
@@ -51,13 +51,13 @@ def json(value: Mapping[str, Any]) -> None:
 
 
 _parts: dict[str, Any] | None = None
-"""Of the object that is being put together."""
+"""Parts of the JSON object that is being put together; None outside of `one_object`."""
 
 
 @contextmanager
 def one_object() -> Iterator[None]:
-    """Around a command that was asked for JSON: whatever it gives, its error included, is printed as one object when
-    it has ended, and nothing else reaches stdout (lines of libraries go to stderr)."""
+    """Context of a command that was asked for JSON: whatever it gives, its error included, is printed as one object
+    when it has ended, and nothing else reaches stdout (lines of libraries go to stderr)."""
     global _parts
     _parts = {}
     try:
@@ -69,7 +69,7 @@ def one_object() -> Iterator[None]:
 
 
 def _finite(value: Any) -> Any:
-    """The value with what JSON has no number for as text: `"nan"`, `"inf"`."""
+    """The value with text, `"nan"` or `"inf"`, where JSON has no number."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
@@ -78,7 +78,7 @@ def _finite(value: Any) -> Any:
 
 
 def error(message: str) -> None:
-    """What failed. A message of several lines is several errors; an indented line belongs to the one above."""
+    """Print an error. A message of several lines is several errors; an indented line belongs to the one above."""
     for text in message.splitlines() or [""]:
         if text.startswith(" "):
             print(text, file=sys.stderr)
@@ -88,17 +88,17 @@ def error(message: str) -> None:
 
 
 def hint(text: str) -> None:
-    """One command or one change that mends it."""
+    """Print the one command or change that mends an error."""
     print(f"\n{_styled('hint:', 'bold cyan', sys.stderr)} {text}", file=sys.stderr, flush=True)
 
 
 def heading(text: str) -> None:
-    """The title of a part of the data."""
+    """Print the title of a part of the data."""
     print(_styled(text, "bold", sys.stdout), flush=True)
 
 
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None:
-    """Columns, left-justified; numbers (int, float) to the right. The last column is not padded."""
+    """Print columns, left-justified; numbers (int, float) to the right. The last column is not padded."""
     shown = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*([list(headers)] if headers else []), *shown, strict=True)]
     if headers:
@@ -114,7 +114,7 @@ def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None
 
 
 def size(num_bytes: int) -> str:
-    """Bytes with a unit, three figures."""
+    """The bytes with a unit, three figures."""
     number = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 999.5:
@@ -124,7 +124,7 @@ def size(num_bytes: int) -> str:
 
 
 def number(count: int) -> str:
-    """A count in thousands, millions or billions, three figures."""
+    """The count in thousands, millions or billions, three figures."""
     value = float(count)
     for unit in ("", "K", "M"):
         if value < 999.5:
@@ -134,7 +134,7 @@ def number(count: int) -> str:
 
 
 def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
-    """Text whose pieces are green where their weight is above 0 and red below, stronger with its size. Plain without
+    """The text with pieces green where their weight is above 0 and red below, stronger with its size. Plain without
     colour."""
     if not colour(sys.stdout):
         return "".join(pieces)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppoctl.cli import ending, preflight, render
+from ppoctl.cli import preflight, render, summary
 from ppoctl.cli.options import Force, Json, Run, Sets, Verbose
 
 if TYPE_CHECKING:
@@ -67,11 +67,11 @@ def resume(
     from ppoctl.wire import commands
 
     ended = commands.resume(layout, table, sets or (), save_only=save_only, verbose=verbose)
-    ending.tell(ended, as_json=json)
+    summary.print_summary(ended, as_json=json)
 
 
 def _tell_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
-    """What would be done, with the keys that would change."""
+    """Print what a resume would do, with the keys that would change."""
     from ppoctl.store import run_dir
     from ppoctl.store.layout import RunLayout
 

@@ -1,4 +1,4 @@
-"""`ppoctl show`: one sample of a step: prompt, response, reward, and what every token was worth."""
+"""`ppoctl show`: one sample of a step with prompt, response, reward, and each token's advantage."""
 
 import json as json_module
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,16 +1,16 @@
-"""`ppoctl status`: where a run stands, from its own files; answers on a login node."""
+"""`ppoctl status`: the state of a run, from its own files; answers on a login node."""
 
 from pathlib import Path
 from typing import Any
 
 from ppoctl.cli import render
-from ppoctl.cli.ending import EXPECTED, expected_row
 from ppoctl.cli.options import Json, Run
+from ppoctl.cli.summary import EXPECTED, expected_row
 from ppoctl.errors import quoted
 
 
 def status(run: Run, json: Json = False) -> None:
-    """Steps done, the last figures, attempts and how they ended, states to go on from."""
+    """Show steps done, the last figures, attempts and how they ended, and saved steps to go on from."""
     report = read_status(run)
     if json:
         render.json(report)
@@ -38,7 +38,7 @@ def status(run: Run, json: Json = False) -> None:
 
 
 def read_status(run: Path) -> dict[str, Any]:
-    """What `status --json` prints."""
+    """Object that `status --json` prints."""
     from ppoctl.loop.expectations import judge
     from ppoctl.metrics import reported
     from ppoctl.recipe.schema import Expectation

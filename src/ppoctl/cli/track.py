@@ -1,4 +1,4 @@
-"""`ppoctl track --rebuild`: send MLflow what it lacks of a run."""
+"""`ppoctl track --rebuild`: send everything to MLflow that it lacks of a run."""
 
 from typing import Annotated
 
@@ -14,8 +14,8 @@ def track(
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Send everything that MLflow lacks.")] = False,
     json: Json = False,
 ) -> None:
-    """The journal is the truth; MLflow is a mirror of it. Running this twice sends files again and nothing
-    else."""
+    """Send everything to MLflow that it lacks of a run; the journal is the truth, MLflow is its mirror. Running this
+    twice sends files again and nothing else."""
     if not rebuild:
         raise RecipeError("nothing to do", hint=f"ppoctl track --rebuild {quoted(run)}")
     from ppoctl.recipe.load import from_resolved

@@ -1,17 +1,17 @@
-"""`ppoctl train`: do a recipe."""
+"""`ppoctl train` and `ppoctl rollout`: start the run of a recipe."""
 
 from typing import Annotated
 
 import typer
 
-from ppoctl.cli import ending, preflight
+from ppoctl.cli import preflight, summary
 from ppoctl.cli.options import Force, Json, Recipes, Runs, Sets, Verbose
 
 
 def train(
     files: Recipes,
     sets: Sets = None,
-    runs: Runs = ending.RUNS,
+    runs: Runs = summary.RUNS,
     or_resume: Annotated[
         bool, typer.Option("--or-resume", help="Continue the run if it exists (batch scripts use this).")
     ] = False,
@@ -23,13 +23,13 @@ def train(
     loaded = preflight.startable(files, sets or (), runs, force=force)
     from ppoctl.wire import commands
 
-    ending.tell(commands.train(loaded, runs=runs, or_resume=or_resume, verbose=verbose), as_json=json)
+    summary.print_summary(commands.train(loaded, runs=runs, or_resume=or_resume, verbose=verbose), as_json=json)
 
 
 def rollout(
     files: Recipes,
     sets: Sets = None,
-    runs: Runs = ending.RUNS,
+    runs: Runs = summary.RUNS,
     force: Force = False,
     verbose: Verbose = False,
     json: Json = False,
@@ -39,4 +39,4 @@ def rollout(
     from ppoctl.wire import commands
 
     ended = commands.rollout(loaded, runs=runs, verbose=verbose)
-    ending.tell_rollout(ended, as_json=json)
+    summary.print_rollout(ended, as_json=json)

@@ -54,19 +54,20 @@ def validate(
 
 
 def _probe(loaded: "Loaded") -> list[str]:
-    """What the scorer said to gold, wrong, empty and truncated answers; raises RewardError when gold does not win."""
+    """The scorer's answers to gold, wrong, empty and truncated responses. Raises RewardError when gold does not
+    win."""
     from ppoctl.wire.session import probe_reward
 
     return list(probe_reward(loaded.recipe))
 
 
 def _show(loaded: "Loaded") -> None:
-    from ppoctl.recipe import shape
+    from ppoctl.recipe import schema_tree as tree
     from ppoctl.recipe.explain import shown
     from ppoctl.recipe.origins import dotted
 
     rows = []
-    for path, key, value in shape.values(loaded.recipe):
+    for path, key, value in tree.values(loaded.recipe):
         effect = key.effect.value if key.effect else ""
         rows.append((dotted(path), shown(value), loaded.origins[dotted(path)], effect))
     render.table(rows, ("key", "value", "set by", "changes"))

@@ -1,4 +1,5 @@
-"""Every tensor of a checkpoint is part of the model, known to be left out, or refused: by name, shape and kind alone.
+"""The account of a checkpoint: every tensor is part of the model, known to be left out, or refused, by name, shape
+and kind.
 
 Imports no torch. What only the numbers can say is left in `Account` for whoever reads them.
 """
@@ -19,7 +20,7 @@ VALUE_BIAS = "score.bias"
 
 
 class Described(Protocol):
-    """A tensor whose numbers were not read."""
+    """A tensor of which only name, shape and kind are known."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -32,23 +33,24 @@ class Described(Protocol):
 
 @dataclass
 class Account:
-    """What became of each tensor."""
+    """The account of a checkpoint: what became of each tensor."""
 
     parts: list[Placement] = field(default_factory=list)
-    """Tensors of the model, in the order of its layers."""
+    """Places of the model's tensors, in the order of its layers."""
     made_up: bool = False
-    """There is no value head; it is zero."""
+    """Whether the checkpoint has no value head, so that it is zero."""
     notes: list[str] = field(default_factory=list)
-    """What is left out or made up, for people."""
+    """Notes for people on what is left out or made up."""
     must_be_tied: bool = False
-    """The output layer must be the embedding again, number by number."""
+    """Whether the output layer must be the embedding again, number by number."""
     must_be_zero: tuple[str, ...] = ()
-    """Tensors without effect if all their numbers are zero, and not part of the model otherwise."""
+    """Names of tensors that have no effect if all their numbers are zero, and do not belong to the model
+    otherwise."""
 
 
 def account(found: Mapping[str, Described], folder: Path, shape: ModelShape, role: Role) -> Account:
-    """Raises EnvironmentProblemError naming the first tensor that is missing, not expected, of another shape or
-    quantised."""
+    """Account for every tensor of a checkpoint. Raises EnvironmentProblemError naming the first that is missing, not
+    expected, of another shape or quantised."""
     result = Account(list(placements(shape, role)))
     missing = [part.name for part in result.parts if part.name not in found]
     if VALUE_HEAD in missing and not _should_have_a_head(folder):
@@ -72,14 +74,14 @@ def account(found: Mapping[str, Described], folder: Path, shape: ModelShape, rol
 
 
 def not_part_of(name: str, folder: Path, role: Role) -> EnvironmentProblemError:
-    """The error of a tensor that belongs to another model or role."""
+    """The error for a tensor that belongs to another model or role."""
     hint = "name the configuration that belongs to it, or another role"
     hint = "a critic's: add --role critic" if name in (VALUE_HEAD, VALUE_BIAS) and role == "actor" else hint
     return EnvironmentProblemError(f"tensor `{name}` in `{folder}` is not part of the {role}", hint=hint)
 
 
 def not_tied(folder: Path) -> EnvironmentProblemError:
-    """The error of an output layer of its own in a model whose configuration ties it to the embedding."""
+    """The error for an output layer of its own in a model whose configuration ties it to the embedding."""
     return EnvironmentProblemError(
         f"`{LM_HEAD}` in `{folder}` is not `{EMBEDDING}`, although config.json ties them",
         hint='if the output layer is its own, write `"tie_word_embeddings": false` into config.json',
@@ -101,7 +103,7 @@ def _leave_out(result: Account, names: Iterable[str], folder: Path, shape: Model
 
 
 def _should_have_a_head(folder: Path) -> bool:
-    """Whether config.json names a class with a head: then one that is missing was lost, and is not to be zero."""
+    """Whether config.json names a class with a head: a missing head was then lost, and must not be made zero."""
     classes = read_config(folder).get("architectures") or ()
     return any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in classes)
 

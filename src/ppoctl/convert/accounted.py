@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, read: each of them accounted for (`account`), in the dtype that was asked for."""
+"""Tensors of a checkpoint, each accounted for (`account`) and read in the dtype that was asked for."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD, Role
 from ppoctl.model.shape import ModelShape
 
 ROUTER_BIAS = "e_score_correction_bias"
-"""End of the name of what chooses between experts and is no weight: float32 in a model of any dtype."""
+"""End of the name of the bias that chooses between experts and is no weight: float32 in a model of any dtype."""
 
 
 @dataclass
@@ -28,9 +28,9 @@ class Accounted:
     shape: ModelShape
     role: Role
     dtype: torch.dtype | None = None
-    """What floating-point tensors are cast to; None: nothing is cast."""
+    """Dtype that floating-point tensors are cast to; None: nothing is cast."""
     notes: list[str] = field(default_factory=list)
-    """What is left out or made up, for people."""
+    """Notes for people on what is left out or made up."""
     specs: dict[str, Spec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

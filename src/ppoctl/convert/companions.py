@@ -1,4 +1,4 @@
-"""What a model folder has besides weights: configuration, generation configuration, tokenizer, chat template."""
+"""Files of a model folder besides weights: configuration, generation configuration, tokenizer, chat template."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ _COPIED = (
 
 
 def companions_digest(folder: Path) -> str:
-    """Digest of names and contents of all that lies beside a model's weights."""
+    """Digest of the names and contents of all files beside a model's weights."""
     files = [path for path in (folder / "config.json", *_copied(folder)) if path.is_file()]
     listing = (f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()
@@ -32,14 +32,14 @@ def companions_digest(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Companions:
-    """What belongs beside weights of this role and dtype, made from the model in `source`."""
+    """Files that belong beside weights of this role and dtype, made from the model in `source`."""
 
     source: Path
     role: Role
     dtype: torch.dtype
 
     def write(self, folder: Path) -> None:
-        """Put them beside the weights. Raises OSError."""
+        """Write the files beside the weights. Raises OSError."""
         text = json.dumps(self.config(), indent=2, sort_keys=True) + "\n"
         (folder / "config.json").write_text(text, "utf-8")
         for path in _copied(self.source):

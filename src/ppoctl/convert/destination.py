@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all."""
+"""The destination of a conversion: a folder that appears whole or not at all."""
 
 import fcntl
 import os
@@ -45,13 +45,13 @@ def destination(folder: Path) -> Iterator[Path]:
 
 
 def flush(folder: Path) -> None:
-    """Have the operating system write out every file under `folder`, and the names themselves."""
+    """Make the operating system write out every file under `folder`, and the names themselves."""
     for path in (folder, *folder.rglob("*")):
         flush_name(path)
 
 
 def flush_name(path: Path) -> None:
-    """One file, or the names in one folder."""
+    """Make the operating system write out one file, or the names in one folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -74,7 +74,7 @@ def _empty(folder: Path) -> None:
 
 
 def _require_absent(folder: Path) -> None:
-    """A rename would replace an empty folder."""
+    """Raise where the destination exists: a rename would replace an empty folder."""
     if os.path.lexists(folder):
         raise StorageError(f"`{folder}` has appeared while it was being made", hint="name another folder")
 

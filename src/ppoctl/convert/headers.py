@@ -1,4 +1,4 @@
-"""What the safetensors files of a model folder say they hold: names, shapes, kinds of numbers, and where each lies.
+"""Headers of the safetensors files of a model folder: names, shapes, kinds of numbers, and where each tensor lies.
 
 Headers only, a few kilobytes of each file. Imports no torch: `hugging_face` reads the numbers.
 """
@@ -17,22 +17,22 @@ BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8,
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
 }  # fmt: skip
-"""Bits of one number, by the names that a header has for dtypes."""
+"""Bits of one number, by a header's names for dtypes."""
 TRAINABLE = frozenset({"F64", "F32", "F16", "BF16"})
 _LARGEST_HEADER = 100_000_000
-"""What the format allows."""
+"""Largest header that the format allows, in bytes."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of one tensor."""
+    """One tensor in the header of a file."""
 
     shape: tuple[int, ...]
     kind: str
     """Name of the dtype as the header spells it: `BF16`."""
     file: Path
     start: int
-    """Where its bytes begin in the file."""
+    """Byte of the file at which the tensor begins."""
     end: int
 
 
@@ -57,7 +57,8 @@ def headers(folder: Path) -> dict[str, Header]:
 
 
 def weight_files(folder: Path, name: str) -> Iterator[Path]:
-    """The file of this name, or those that its index names. Raises EnvironmentProblemError where one is missing."""
+    """The weight file of this name, or those that its index names. Raises EnvironmentProblemError where one is
+    missing."""
     for each in sorted(set(_promised(folder, name).values())) or [name]:
         file = folder / Path(each).name
         if not file.is_file():
@@ -68,12 +69,12 @@ def weight_files(folder: Path, name: str) -> Iterator[Path]:
 
 
 def has_weights(folder: Path, name: str) -> bool:
-    """Whether there are weights of this kind: the file, or its index."""
+    """Whether there are weights of this name: the file, or its index."""
     return any((folder / each).is_file() for each in (name, f"{name}.index.json"))
 
 
 def read_header(file: Path) -> dict[str, Header]:
-    """The tensors of one file, whose numbers are all there. Raises EnvironmentProblemError."""
+    """The tensors of one file, whose bytes are all there. Raises EnvironmentProblemError."""
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:
@@ -95,7 +96,7 @@ def read_header(file: Path) -> dict[str, Header]:
 
 
 def unreadable(file: Path, error: Exception) -> EnvironmentProblemError:
-    """A weight file that is not what it should be."""
+    """The error for a weight file that is not what it should be."""
     first = next(iter(str(error).splitlines()), type(error).__name__)
     return EnvironmentProblemError(
         f"`{file}` cannot be read: {first}",
@@ -104,11 +105,11 @@ def unreadable(file: Path, error: Exception) -> EnvironmentProblemError:
 
 
 class _WrongError(ValueError):
-    """What a header says cannot be."""
+    """A header says something that cannot be."""
 
 
 def _promised(folder: Path, name: str) -> Mapping[str, str]:
-    """Which file each tensor is in, where an index says so."""
+    """File of each tensor by the index; empty where there is none."""
     index = folder / f"{name}.index.json"
     if not index.is_file():
         return {}
@@ -137,7 +138,7 @@ def _header(file: Path, name: str, entry: Any, data: int) -> Header:
 
 
 def _require_all_bytes(found: Mapping[str, Header], data: int, size: int) -> None:
-    """Tensors lie side by side, and the last ends where the file does."""
+    """Raise unless tensors lie side by side and the last ends where the file does."""
     at = data
     for name, header in sorted(found.items(), key=lambda pair: (pair[1].start, pair[1].end)):
         if header.start != at:

@@ -1,4 +1,4 @@
-"""Reading the weights of a Hugging Face folder, tensor by tensor."""
+"""Reading of the weights of a Hugging Face folder, tensor by tensor."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +26,13 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Dtypes by the names that a safetensors header has for them."""
+"""Torch dtypes by a safetensors header's names for them."""
 _SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a tensor is before it is read."""
+    """Shape and dtype of a tensor before it is read."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -49,19 +49,19 @@ class Spec:
 
 @runtime_checkable
 class Weights(Protocol):
-    """A model's tensors under Hugging Face names, wherever they are; each is read when it is asked for."""
+    """Tensors of a model under Hugging Face names, wherever they are; each is read when it is asked for."""
 
     @property
     def specs(self) -> dict[str, Spec]:
-        """All of them, by name."""
+        """Shape and dtype of all tensors, by name."""
         ...
 
     def tensor(self, name: str) -> Tensor: ...
 
 
 class SafetensorsFolder:
-    """`model.safetensors`, or the files that its index names. A file is open only while it is read, so that the
-    pages of what has been converted do not count as memory in use.
+    """Weights in `model.safetensors`, or in the files that its index names. A file is open only while it is read, so
+    that the pages of what has been converted do not count as memory in use.
 
     Raises EnvironmentProblemError naming the file that is missing or cut short, or the tensor of which index and
     files tell different things.
@@ -82,7 +82,8 @@ class SafetensorsFolder:
 
 
 class PickledFolder:
-    """`pytorch_model.bin`, or the files that its index names: pickles, loaded as weights only (no code runs)."""
+    """Weights in `pytorch_model.bin`, or in the files that its index names: pickles, loaded as weights only (no code
+    runs)."""
 
     def __init__(self, folder: Path) -> None:
         self._place: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-"""Inverse frequencies of RoPE, in the order of transformers' operations: equal to theirs to the bit."""
+"""Inverse frequencies of RoPE, computed in transformers' order of operations: equal to theirs to the bit."""
 
 import math
 
@@ -37,7 +37,7 @@ def _yarn(plain: Tensor, by: YarnScaling, theta: float) -> Tensor:
     half = len(plain)
 
     def pair(turns: float) -> float:
-        """The number of the pair that turns so often over the original context."""
+        """Number of the pair of channels that makes so many turns over the original context."""
         return half * math.log(by.original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
 
     low, high = max(math.floor(pair(by.beta_fast)), 0), min(math.ceil(pair(by.beta_slow)), 2 * half - 1)

@@ -32,11 +32,11 @@ _NOT_WEIGHTS = ("optimizer.", "chained_")
 
 @dataclass(frozen=True)
 class Key:
-    """Where a parameter is in a torch_dist folder: a tensor, or a slice of one."""
+    """The place of a parameter in a torch_dist folder: a tensor, or a slice of one."""
 
     name: str
     leading: tuple[tuple[int, int], ...] = ()
-    """(index, size) of the dimensions before the parameter's own: layers, experts."""
+    """Index and size of each dimension before the parameter's own: layers, experts."""
 
     @property
     def index(self) -> tuple[int, ...]:
@@ -48,15 +48,15 @@ class Parameter:
     """One Megatron parameter of the whole model, and the Hugging Face tensors that it is made of."""
 
     name: str
-    """Name in the torch layer spec; layers and experts numbered as in the whole model."""
+    """Name in the torch layer spec, with layers and experts numbered as in the whole model."""
     shape: tuple[int, ...]
-    """Shape with the vocabulary's padding."""
+    """Shape of the parameter, the vocabulary's padding included."""
     rows: int
-    """Rows without that padding."""
+    """Rows of the parameter without the vocabulary's padding."""
     parts: tuple[Placement, ...]
 
     def key(self, shape: ModelShape, *, layers_alike: bool, transformer_engine: bool = False) -> Key:
-        """Its place in a torch_dist folder, under the names of either layer spec."""
+        """The parameter's place in a torch_dist folder, under the names of either layer spec."""
         layer, expert = self.parts[0].layer, self.parts[0].expert
         name, leading = self.name, []
         if layer is None:
@@ -75,7 +75,7 @@ class Parameter:
 
 
 def parameters(shape: ModelShape, role: Role) -> list[Parameter]:
-    """All of them, in the order of the layers."""
+    """Every Megatron parameter of the model, in the order of the layers."""
     by_name: dict[str, list[Placement]] = {}
     for placement in placements(shape, role):
         by_name.setdefault(placement.parameter, []).append(placement)
@@ -88,7 +88,7 @@ def layers_alike(shape: ModelShape) -> bool:
 
 
 def assembled(parameter: Parameter, weights: Weights, shape: ModelShape) -> Tensor:
-    """The parameter, made of its tensors; padding is zero."""
+    """The parameter's tensor, put together from its Hugging Face tensors; padding is zero."""
     whole = torch.zeros(parameter.shape, dtype=weights.specs[parameter.parts[0].name].dtype)
     for placement, view in _views(whole, parameter, shape):
         view.copy_(weights.tensor(placement.name).view(view.shape))
@@ -111,7 +111,7 @@ class MegatronWeights:
         )
         """Whether the layers are slices of one tensor."""
         self.keys = {parameter.name: self._find(parameter) for parameter in self.parameters}
-        """Where each parameter is, by its name."""
+        """Place of each parameter, by its name."""
         self._by_tensor = {part.name: parameter for parameter in self.parameters for part in parameter.parts}
         self._require_nothing_else()
         self.specs = {
@@ -122,7 +122,7 @@ class MegatronWeights:
         self._last: tuple[str, Tensor] | None = None
 
     def parameter(self, parameter: Parameter) -> Tensor:
-        """The parameter as Megatron has it, padding included. The last one with several parts is kept."""
+        """The parameter as Megatron has it, padding included. The last one with several parts stays in memory."""
         if self._last is not None and self._last[0] == parameter.name:
             return self._last[1]
         self._last = None  # before the next one comes

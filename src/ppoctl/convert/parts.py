@@ -1,4 +1,4 @@
-"""The numbers of one Hugging Face tensor in the Megatron parameter that it is part of."""
+"""The place of one Hugging Face tensor inside the Megatron parameter that it is part of."""
 
 from torch import Tensor
 
@@ -7,8 +7,8 @@ from ppoctl.model.shape import ModelShape
 
 
 def part_of(parameter: Tensor, place: FusedPart, shape: ModelShape) -> Tensor:
-    """A view of a part of a parameter, or of a tensor rank's slice of it: the tensor's numbers in their order. Of
-    queries, keys and values its rows are cut into three dimensions: groups, heads of a group, channels."""
+    """View of one tensor's numbers in a parameter, or in a tensor rank's slice of it, in the tensor's order. Rows of
+    fused queries, keys and values are seen as three dimensions: groups, heads of a group, channels."""
     if place is FusedPart.WHOLE:
         return parameter
     if place in (FusedPart.GATE, FusedPart.UP):

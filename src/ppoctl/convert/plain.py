@@ -1,5 +1,4 @@
-"""Pickles of which only data is believed: tensors, numbers, names, and what holds them. torch's own words for what it
-refuses advise how to run it all the same; these do not."""
+"""Safe loading of pickles: only tensors, numbers, names and what holds them."""
 
 import pickle
 import re
@@ -9,9 +8,9 @@ import torch
 
 
 def load_plain(file: Any, *, mmap: bool | None = None) -> Any:
-    """What `torch.save` wrote into a path or an open file, on the host. No code in it runs, whatever the environment
-    says. Raises UnpicklingError in one line where it is damaged or asks for more than data, and torch's other
-    errors."""
+    """The data that `torch.save` wrote into a path or an open file, on the host. No code in it runs, whatever the
+    environment says. Raises UnpicklingError in one line where it is damaged or asks for more than data, and torch's
+    other errors."""
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
@@ -19,7 +18,7 @@ def load_plain(file: Any, *, mmap: bool | None = None) -> Any:
 
 
 def why(error: BaseException) -> str:
-    """The reason in one line, without torch's advice."""
+    """The reason of an unpickling error in one line, without torch's advice."""
     text = str(error)
     asked = re.search(r"GLOBAL ([\w.]+)", text)
     if asked:

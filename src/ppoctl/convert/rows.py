@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class FusedPart(Enum):
-    """Which part of a Megatron parameter a tensor is."""
+    """The part of a fused Megatron parameter that a tensor is."""
 
     WHOLE = "all of it"
     QUERY = "of queries, keys and values fused by group: for each key/value head its query heads, key, value"
@@ -23,11 +23,11 @@ class FusedPart(Enum):
 
 
 class Row(NamedTuple):
-    """One Hugging Face tensor."""
+    """One Hugging Face tensor and its place in Megatron."""
 
     name: str
     parameter: str
-    """Name of Megatron's parameter."""
+    """Name of the Megatron parameter."""
     dims: str
     """Names of the tensor's dimensions (`tensors.sizes`), a star behind the one that tensor ranks split."""
     place: FusedPart = FusedPart.WHOLE

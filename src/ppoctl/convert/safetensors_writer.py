@@ -1,4 +1,4 @@
-"""Writing the weights of a Hugging Face folder: sharded safetensors with an index, one tensor in memory at a time.
+"""Writing of the weights of a Hugging Face folder: sharded safetensors with an index, one tensor in memory at a time.
 
 A safetensors file is the length of its header, the header (JSON: dtype, shape and place of every tensor), and the
 bytes. The header comes first, so all tensors are known before the first is written; they may come in any order.
@@ -16,13 +16,13 @@ from ppoctl.convert.headers import SAFETENSORS
 from ppoctl.convert.hugging_face import DTYPES, Spec
 
 SHARD_BYTES = 4 * 2**30
-"""Most bytes of tensors in one file."""
+"""Largest number of bytes of tensors in one file."""
 _SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class SafetensorsWriter:
-    """The files for tensors of these specs in an existing folder, in this order, at most so many bytes to a file (one
-    tensor that has more has its own). Every method raises OSError."""
+    """Writer of safetensors files for tensors of these specs, in this order, into an existing folder, at most
+    `shard_bytes` to a file (a larger tensor has its own). Every method raises OSError."""
 
     def __init__(self, folder: Path, specs: Mapping[str, Spec], shard_bytes: int) -> None:
         self._specs = specs
@@ -45,7 +45,7 @@ class SafetensorsWriter:
         self._open: tuple[Path, BinaryIO] | None = None
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Put one tensor into its place."""
+        """Write one tensor into its place."""
         spec, (path, start) = self._specs[name], self._places[name]
         assert (tuple(tensor.shape), tensor.dtype) == (spec.shape, spec.dtype), f"`{name}` is not what was announced"
         if self._open is None or self._open[0] != path:
@@ -57,7 +57,7 @@ class SafetensorsWriter:
         self._missing.discard(name)
 
     def finish(self) -> None:
-        """All of them are there."""
+        """Close the files; every tensor must have been written."""
         assert not self._missing, f"never written: {sorted(self._missing)}"
         self.close()
 
@@ -83,7 +83,7 @@ class SafetensorsWriter:
 
 
 def _shards(specs: Mapping[str, Spec], shard_bytes: int) -> list[list[str]]:
-    """Names, file by file."""
+    """Names of the tensors, file by file."""
     shards: list[list[str]] = [[]]
     room = shard_bytes
     for name, spec in specs.items():

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, or the hub."""
+"""The source of a model: a folder, or the hub."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which tensors each family has: one row per Hugging Face tensor of a layer."""
+"""The tables of each family: one row per Hugging Face tensor of a layer."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from ppoctl.model.shape import ModelShape
 
 
 def _qkv(kind: str, columns: str = "") -> tuple[Row, ...]:
-    """Queries, keys and values, fused; `kind`: weight or bias."""
+    """Rows of queries, keys and values, which Megatron fuses; `kind`: weight or bias."""
     fused = f"self_attention.linear_qkv.{kind}"
     return (
         Row(f"self_attn.q_proj.{kind}", fused, f"queries* {columns}", FusedPart.QUERY),
@@ -17,7 +17,7 @@ def _qkv(kind: str, columns: str = "") -> tuple[Row, ...]:
 
 
 def _gated_mlp(theirs: str, ours: str, width: str) -> tuple[Row, ...]:
-    """One MLP of this width, under these names."""
+    """Rows of one gated MLP of this width, under these names."""
     return (
         Row(f"{theirs}.gate_proj.weight", f"{ours}.linear_fc1.weight", f"{width}* hidden", FusedPart.GATE),
         Row(f"{theirs}.up_proj.weight", f"{ours}.linear_fc1.weight", f"{width}* hidden", FusedPart.UP),
@@ -78,14 +78,14 @@ _LATENT_QUERIES = (
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Tensors of a layer of one family."""
+    """Rows of a layer's tensors in one family."""
 
     attention: tuple[Row, ...]
-    """Tensors of a layer, without its MLP."""
+    """Rows of a layer without its MLP."""
     mlp: tuple[Row, ...] = _MLP
-    """Tensors of a layer's MLP."""
+    """Rows of a layer's MLP."""
     experts: tuple[Row, ...] = ()
-    """Tensors that a layer with experts has in place of those of an MLP."""
+    """Rows that a layer with experts has in place of those of an MLP."""
 
 
 TABLES: dict[str, LayerRows] = {
@@ -100,7 +100,7 @@ TABLES: dict[str, LayerRows] = {
 
 
 def layer_rows(shape: ModelShape, layer: int) -> tuple[Row, ...]:
-    """Tensors of this layer of the model, in the order in which Hugging Face has them."""
+    """Rows of this layer of the model, in Hugging Face's order."""
     table = TABLES[shape.family]
     rows = table.attention + (table.experts if shape.has_experts(layer) else table.mlp)
     if shape.latent is None:

@@ -1,4 +1,4 @@
-"""The tables, row by row, for one model: every Hugging Face tensor, and which part of which Megatron parameter it is.
+"""Every Hugging Face tensor of one model, and its place in Megatron: the families' tables, row by row.
 
 Everything that moves weights goes over this list: loading, exports, weights for the generator, conversion.
 """
@@ -18,39 +18,39 @@ Role = Literal["actor", "critic"]
 EMBEDDING, LM_HEAD, VALUE_HEAD = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
 FINAL_NORM = "model.norm.weight"
 OUTPUT_LAYER = "output_layer.weight"
-"""Megatron's parameter: logits of an actor, values of a critic. On the last pipeline rank of a tied actor a copy of
-the embedding."""
+"""Megatron's name of the output layer: logits of an actor, values of a critic. On the last pipeline rank of a tied
+actor it is a copy of the embedding."""
 ROPE_CONSTANTS = "rotary_emb.inv_freq"
-"""End of the names of what some checkpoints carry besides the model."""
+"""End of the names of tensors that some checkpoints carry besides the model."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One Hugging Face tensor, and where it is in Megatron."""
+    """The place of one Hugging Face tensor in Megatron."""
 
     name: str
-    """Hugging Face name."""
+    """Hugging Face name of the tensor."""
     parameter: str
-    """Megatron's, layers and experts numbered as in the whole model."""
+    """Megatron's name of the parameter, with layers and experts numbered as in the whole model."""
     shape: tuple[int, ...]
-    """Shape of the whole tensor, as Hugging Face has it."""
+    """Shape of the whole tensor in Hugging Face."""
     split: int | None
-    """The dimension that tensor ranks split evenly; None: whole on each."""
+    """Dimension that tensor ranks split evenly; None: whole on each."""
     place: FusedPart
     layer: int | None = None
-    """None: before the first layer, or after the last."""
+    """Layer of the tensor; None: it is before the first layer, or after the last."""
     expert: int | None = None
-    """Whose it is; None: not an expert's."""
+    """Expert of the tensor; None: it is not an expert's."""
 
     def numbered(self, layer: int, expert: int | None) -> str:
-        """The parameter's name where layers and experts have these numbers: those of a pipeline stage, those of an
-        expert rank."""
+        """The parameter's name with these numbers for layer and expert: those of a pipeline stage, of an expert
+        rank."""
         name = self.parameter.replace(f"layers.{self.layer}.", f"layers.{layer}.", 1)
         return name.replace(f"experts.{self.expert}.", f"experts.{expert}.", 1)
 
 
 def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
-    """All tensors of the model, in the order of the layers."""
+    """Places of all tensors of the model, in the order of the layers."""
     yield _placement(Row(EMBEDDING, "embedding.word_embeddings.weight", "vocab* hidden"), shape)
     for layer in range(shape.num_layers):
         for row, expert in _expanded(layer_rows(shape, layer), shape):
@@ -67,7 +67,7 @@ def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
 
 
 def tied_copy(shape: ModelShape) -> Placement:
-    """The copy of a tied actor's embedding on the last pipeline rank, where that is not the first."""
+    """Place of the copy of a tied actor's embedding on the last pipeline rank, where that is not the first."""
     return _placement(Row(EMBEDDING, OUTPUT_LAYER, "vocab* hidden"), shape)
 
 
@@ -77,7 +77,7 @@ def weight_names(shape: ModelShape) -> Iterator[str]:
 
 
 def tensor_sizes(shape: ModelShape, layer: int) -> Iterator[int]:
-    """Numbers in each tensor of this layer, in the order of `placements`."""
+    """Sizes, in numbers, of the tensors of this layer, in the order of `placements`."""
     known = sizes(shape)
     for of_experts, rows in groupby(layer_rows(shape, layer), key=_is_of_experts):
         numbers = [math.prod(known[dim.rstrip("*")] for dim in row.dims.split()) for row in rows]
@@ -89,7 +89,7 @@ def _is_of_experts(row: Row) -> bool:
 
 
 def sizes(shape: ModelShape) -> dict[str, int]:
-    """Size of each dimension that rows name."""
+    """Sizes of the dimensions that rows name."""
     found = {
         "one": 1,
         "vocab": shape.vocab_size,
@@ -116,7 +116,7 @@ def _latent_sizes(latent: LatentShape, heads: int) -> dict[str, int]:
 
 
 def _expanded(rows: Iterable[Row], shape: ModelShape) -> Iterator[tuple[Row, int | None]]:
-    """Rows of experts for each expert, all of one before those of the next."""
+    """Rows of a layer with those of experts repeated for each expert, all of one before those of the next."""
     for of_experts, group in groupby(rows, key=_is_of_experts):
         if not of_experts:
             yield from ((row, None) for row in group)

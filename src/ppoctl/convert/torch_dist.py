@@ -1,4 +1,4 @@
-"""Reading a folder in Megatron's torch_dist format, tensor by tensor, whoever wrote it.
+"""Reading of a folder in Megatron's torch_dist format, tensor by tensor, whoever wrote it.
 
     .metadata          shape and dtype of every tensor; which file has which chunk of it
     __R_N.distcp       the chunks, one after the other, each as `torch.save` writes it
@@ -60,19 +60,17 @@ _ALLOWED = {
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of the folder."""
+    """One tensor of the folder, and where its chunks are."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     chunks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    """Where each begins, and its sizes."""
+    """Offsets and sizes of each chunk."""
 
 
 class TorchDist:
-    """The tensors of a folder by their keys; nothing is read before it is asked for.
-
-    Raises StorageError when the folder is no torch_dist checkpoint, is incomplete or asks for code to be run.
-    """
+    """Tensors of a torch_dist folder by their keys; nothing is read before it is asked for. Raises StorageError when
+    the folder is no torch_dist checkpoint, is incomplete or asks for code to be run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -145,15 +143,13 @@ class TorchDist:
 
 
 def is_torch_dist(folder: Path) -> bool:
-    """Whether the folder looks like one."""
+    """Whether the folder looks like a torch_dist checkpoint."""
     return (folder / METADATA).is_file() and (folder / BACKEND).is_file()
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """What `.metadata` says, read once: who reads on takes it from here, as the file may be another by then.
-
-    Raises StorageError when it is not whole, asks for code to be run, or names files outside of the folder.
-    """
+    """The content of `.metadata`, read once: readers take it from here, as the file may be another by then. Raises
+    StorageError when it is not whole, asks for code to be run, or names files outside of the folder."""
     try:
         backend = json.loads((folder / BACKEND).read_text("utf-8"))["sharded_backend"]
         with (folder / METADATA).open("rb") as file:
@@ -180,7 +176,8 @@ def _no_checkpoint(folder: Path, reason: str) -> StorageError:
 
 
 class _Ignored:
-    """Stands for what Megatron-Core has added to `.metadata` in some versions, and nothing here needs."""
+    """Stand-in for classes that Megatron-Core has added to `.metadata` in some versions and that are not needed
+    here."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -188,7 +185,7 @@ class _Ignored:
 
 
 class _TensorsOnly(pickle.Unpickler):
-    """Builds descriptions of tensors and nothing else."""
+    """Unpickler that builds descriptions of tensors and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name in _ALLOWED.get(module, ()):

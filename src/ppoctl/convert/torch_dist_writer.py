@@ -1,4 +1,4 @@
-"""Writing a folder in Megatron's torch_dist format, one tensor at a time.
+"""Writing of a folder in Megatron's torch_dist format, one tensor at a time.
 
 torch's own writer keeps every tensor it has written until its file is closed: with it a conversion would end with the
 whole model in memory. The files are the same: see `torch_dist`.
@@ -32,8 +32,8 @@ _BACKEND = {
 
 
 class TorchDistWriter:
-    """The files of one checkpoint in an existing folder. Nothing reads it before `finish`. Every method raises
-    OSError."""
+    """Writer of one torch_dist checkpoint in an existing folder. Nothing reads it before `finish`. Every method
+    raises OSError."""
 
     def __init__(self, folder: Path, file_bytes: int) -> None:
         self._folder = folder
@@ -70,7 +70,7 @@ class TorchDistWriter:
         self._file.close()
 
     def finish(self, common: dict[str, Any]) -> None:
-        """Close the files, and write what describes them; `common` goes beside the tensors."""
+        """Close the files and write their metadata; `common` goes beside the tensors."""
         self.close()
         metadata = Metadata(dict(self._tensors), storage_data=self._places, version=CURRENT_DCP_VERSION)
         torch.save(common, self._folder / COMMON)

@@ -1,4 +1,4 @@
-"""What transformers says about some sequences under a Hugging Face folder, in float32."""
+"""Log-probs, entropies and values of some sequences by transformers, from a Hugging Face folder, in float32."""
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,9 @@ from ppoctl.model.shape import ModelShape
 
 
 class TransformersModel:
-    """The folder as transformers loads it, with nothing else. `rounded_to`: weights are rounded to that dtype
-    first.
-
-    Raises EnvironmentProblemError when a tensor is missing or has no place, or the output layer is not tied as the
-    configuration says.
-    """
+    """The model of a folder as transformers loads it, with nothing else. `rounded_to`: weights are rounded to that
+    dtype first. Raises EnvironmentProblemError when a tensor is missing or has no place, or the output layer is not
+    tied as the configuration says."""
 
     def __init__(self, folder: Path, shape: ModelShape, role: Role, rounded_to: torch.dtype | None) -> None:
         quiet: Any = logging
@@ -52,8 +49,8 @@ class TransformersModel:
             round_parameters(self._model, rounded_to)
 
     def score(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
-        """Log-probs of the response tokens and entropies of their distributions, sequences padded to one length.
-        [B R] each; the first token of a sequence is its prompt."""
+        """Log-probs of the response tokens and entropies of their distributions, [B R] each, sequences padded to one
+        length; the first token of a sequence is its prompt."""
         ids, attended = _padded(sequences)
         with torch.no_grad():
             logits = self._model(input_ids=ids, attention_mask=attended).logits[:, :-1].float()
@@ -78,7 +75,7 @@ class TransformersModel:
 
 
 def round_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """To what they are in `dtype`, staying what they are."""
+    """Round parameters to their values in `dtype`; their own dtype stays."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(dtype))

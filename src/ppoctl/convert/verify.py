@@ -1,4 +1,4 @@
-"""What was written, read again from disk and held against its source, tensor by tensor.
+"""Checks of a written checkpoint, read again from disk and held against its source, tensor by tensor.
 
     names, shapes, dtypes      the same on both sides
     digests                    SHA-256 of every tensor's bytes, on both sides under Hugging Face names
@@ -31,20 +31,20 @@ from ppoctl.model.shape import ModelShape
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at and found right."""
+    """One check that passed."""
 
     name: str
     count: int
-    """Things compared."""
+    """Number of things compared."""
     says: str = ""
     largest_gap: float | None = None
-    """Where numbers need not be equal."""
+    """Largest difference, where numbers need not be equal."""
     allowed: float | None = None
 
 
 @contextmanager
 def naming_the_output() -> Iterator[None]:
-    """An error of reading what was just written is a failed check, not a bad source."""
+    """Context in which an error of reading what was just written is a failed check, not a bad source."""
     try:
         yield
     except (EnvironmentProblemError, RecipeError, StorageError) as error:
@@ -52,7 +52,7 @@ def naming_the_output() -> Iterator[None]:
 
 
 def failed(what: str) -> ConversionError:
-    """A check did not hold."""
+    """The error of a check that did not hold."""
     return ConversionError(
         f"verification failed: {what}",
         hint="nothing was left at the destination; try again, and if it fails again, report it with this line",
@@ -60,7 +60,8 @@ def failed(what: str) -> ConversionError:
 
 
 def check_tensors(source: Weights, written: Weights) -> tuple[list[Check], dict[str, dict[str, Any]]]:
-    """Names, shapes, dtypes and digests; also the digests. Raises ConversionError naming the tensor that differs."""
+    """Compare names, shapes, dtypes and digests; returns the checks and the digests. Raises ConversionError naming
+    the tensor that differs."""
     for name in [*source.specs, *written.specs]:
         if name not in written.specs:
             raise failed(f"tensor `{name}` was not written")
@@ -79,7 +80,7 @@ def check_tensors(source: Weights, written: Weights) -> tuple[list[Check], dict[
 
 
 def check_record(report: Path, digests: dict[str, dict[str, Any]]) -> Check:
-    """The source, where a conversion made it, against what that recorded: its weight files have no checksums of their
+    """Compare the source with the record of the conversion that made it: its weight files have no checksums of their
     own. Raises ConversionError naming the tensor that has changed since."""
     try:
         recorded = json.loads(report.read_text("utf-8"))["tensors"]
@@ -96,7 +97,8 @@ def check_record(report: Path, digests: dict[str, dict[str, Any]]) -> Check:
 
 
 def check_round_trip(source: MegatronWeights, written: Weights, shape: ModelShape) -> Check:
-    """Megatron -> Hugging Face -> Megatron. Raises ConversionError naming the parameter that differs."""
+    """Compare parameters after Megatron -> Hugging Face -> Megatron. Raises ConversionError naming the one that
+    differs."""
     for parameter in source.parameters:
         again = assembled(parameter, written, shape)
         found, dtype = digest(again[: parameter.rows]), again.dtype
@@ -107,7 +109,7 @@ def check_round_trip(source: MegatronWeights, written: Weights, shape: ModelShap
 
 
 def check_padding(weights: MegatronWeights, *, is_written: bool) -> Check:
-    """Rows of the vocabulary's padding. Raises ConversionError when a written one is not zero."""
+    """Look at the rows of the vocabulary's padding. Raises ConversionError when a written one is not zero."""
     rows = used = 0
     for parameter in weights.parameters:
         if padding := parameter.shape[0] - parameter.rows:
@@ -123,7 +125,7 @@ def check_padding(weights: MegatronWeights, *, is_written: bool) -> Check:
 
 
 def check_configuration(folder: Path, shape: ModelShape) -> Check:
-    """Raises ConversionError naming what the written configuration says otherwise."""
+    """Compare the model that the written configuration describes. Raises ConversionError naming what differs."""
     wanted, found = asdict(shape), asdict(read_shape(folder))
     for name, value in wanted.items():
         if found[name] != value:
@@ -132,7 +134,7 @@ def check_configuration(folder: Path, shape: ModelShape) -> Check:
 
 
 def digest(tensor: Tensor) -> str:
-    """SHA-256 of the bytes in logical order."""
+    """SHA-256 of a tensor's bytes in logical order."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(data.numpy().data).hexdigest()
 

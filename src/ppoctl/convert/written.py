@@ -1,4 +1,4 @@
-"""Writing the weights of a model in either format, one parameter at a time."""
+"""Writing of the weights of a model in either format, one parameter at a time."""
 
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +15,7 @@ from ppoctl.model.shape import ModelShape
 
 
 def write_hugging_face(weights: Weights, folder: Path, shard_bytes: int) -> None:
-    """Sharded safetensors with an index. Raises OSError."""
+    """Write weights as sharded safetensors with an index. Raises OSError."""
     with closing(SafetensorsWriter(folder, weights.specs, shard_bytes)) as writer:
         for name in weights.specs:
             writer.write(name, weights.tensor(name))
@@ -23,7 +23,7 @@ def write_hugging_face(weights: Weights, folder: Path, shard_bytes: int) -> None
 
 
 def write_megatron(weights: Weights, shape: ModelShape, role: Role, folder: Path, shard_bytes: int) -> None:
-    """A weights-only torch_dist checkpoint, for any layout. Raises OSError; EnvironmentProblemError where tensors
+    """Write weights as a torch_dist checkpoint for any layout. Raises OSError; EnvironmentProblemError where tensors
     that Megatron keeps as one have several dtypes."""
     alike, dtypes = layers_alike(shape), dict[str, torch.dtype]()
     with closing(TorchDistWriter(folder, shard_bytes)) as writer:

@@ -1,1 +1,1 @@
-"""Where prompts come from."""
+"""Prompts: rows of files, rendered by the model's chat template, in a seeded order."""

@@ -1,4 +1,4 @@
-"""A model's chat template, rendered as transformers renders it, without transformers: in jinja's sandbox.
+"""A model's chat template, rendered in jinja's sandbox without transformers, to the same text.
 
 That it says the same is held by tests/data/test_chat.py.
 """
@@ -24,10 +24,10 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 
 class ChatTemplate:
-    """The template of a model folder. `text` is None where the model has none."""
+    """Chat template of a model folder. `text` is None where the model has none."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises EnvironmentProblemError where its files cannot be read, or the template is no jinja."""
+        """Read the template. Raises EnvironmentProblemError where its files cannot be read, or it is no jinja."""
         self._folder = folder
         config = read_json_object(folder / "tokenizer_config.json")
         special = {**read_json_object(folder / "special_tokens_map.json"), **config}
@@ -36,8 +36,8 @@ class ChatTemplate:
         self._compiled = None if self.text is None else self._compile(self.text)
 
     def render(self, chat: Sequence[Message]) -> str:
-        """What opens the assistant's turn after these messages. Raises whatever the template raises, which may be
-        anything; it must have a text."""
+        """The chat as text, with what opens the assistant's turn. Raises whatever the template raises, which may be
+        anything; the model must have a template."""
         assert self._compiled is not None
         messages = [{"role": message.role, "content": message.content} for message in chat]
         return self._compiled.render(
@@ -62,7 +62,7 @@ class ChatTemplate:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`: marks what the assistant says, and changes nothing of it."""
+    """Jinja tag `{% generation %}`, which marks the assistant's words and changes nothing of them."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja's own form
 
@@ -92,7 +92,7 @@ def _text(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _token(written: Any) -> str:
-    """A special token is a text, or a table with its text and how it is split off."""
+    """Text of a special token, which is a text, or a table with its text and how it is split off."""
     return str(written.get("content")) if isinstance(written, Mapping) else str(written)
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.prompts import Json, Message
-from ppoctl.data.tables import Place, columns_of, existing, lookup, read_jsonl, read_parquet
+from ppoctl.data.tables import RowLocation, columns_of, existing, lookup, read_jsonl, read_parquet
 from ppoctl.errors import DataError, RecipeError
 from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
 
 _GSM8K_MARK = "####"
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Of chat messages."""
+"""Roles of chat messages."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,25 @@ class Row:
     question: str | tuple[Message, ...]
     answer: str | None
     place: str
-    """Where it was read, for error messages."""
+    """Place of the row in its file, for error messages."""
     fields: Mapping[str, Json] = field(default_factory=dict)
     """Further columns that the recipe names."""
 
 
 def read_datasets(data: DataTable) -> dict[str, list[Row]]:
-    """All datasets of a recipe by key: `train`, `eval.NAME`. Raises DataError as `read_rows`."""
+    """Rows of all datasets of a recipe by key: `train`, `eval.NAME`. Raises what `stream_rows` raises."""
     tables: dict[str, Gsm8kRows | ColumnRows] = {"train": data.train}
     tables.update({f"eval.{name}": table for name, table in data.eval.items()})
     return {name: read_rows(table, name=name) for name, table in tables.items()}
 
 
 def read_rows(table: Gsm8kRows | ColumnRows, *, name: str) -> list[Row]:
-    """The rows of one dataset, in file order, as `stream_rows`."""
+    """Rows of one dataset, in file order. Raises what `stream_rows` raises."""
     return list(stream_rows(table, name=name))
 
 
 def stream_rows(table: Gsm8kRows | ColumnRows, *, name: str) -> Iterator[Row]:
-    """The rows of one dataset, one at a time, in file order. `name` is its key below `data`.
+    """Rows of one dataset, one at a time, in file order. `name` is its key below `data`.
 
     Raises MissingAssetError where there is no file, RecipeError on one of another format, and DataError on a file
     that is unreadable or empty, and on the first row without the columns asked for, or with something in them that is
@@ -87,7 +87,7 @@ def require_enough(rows: int, prompts_per_step: int) -> None:
 
 
 def digest_of(rows: Sequence[Row]) -> str:
-    """SHA-256 of ids, questions, answers and further columns, in order: what `run.json` remembers of a dataset."""
+    """SHA-256 of ids, questions, answers and further columns, in order, by which `run.json` remembers a dataset."""
     digest = hashlib.sha256()
     for row in rows:
         told = [row.id, _canonical(row.question), row.answer, *([dict(row.fields)] if row.fields else [])]
@@ -102,7 +102,7 @@ def _columns(table: Gsm8kRows | ColumnRows) -> tuple[str, str | None, tuple[str,
     return table.prompt, table.answer, table.fields
 
 
-def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path, key: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path, key: str) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
     if path.suffix == ".jsonl":
         return read_jsonl(path)
     if path.suffix == ".parquet" and isinstance(table, ColumnRows):
@@ -114,7 +114,7 @@ def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path, key: str) -> Iterator[t
     )
 
 
-def _value(raw: Mapping[str, Any], column: str, place: Place, key: str) -> Any:
+def _value(raw: Mapping[str, Any], column: str, place: RowLocation, key: str) -> Any:
     try:
         return lookup(raw, column)
     except KeyError:
@@ -125,7 +125,7 @@ def _value(raw: Mapping[str, Any], column: str, place: Place, key: str) -> Any:
         ) from None
 
 
-def _question(value: Any, column: str, place: Place) -> str | tuple[Message, ...]:
+def _question(value: Any, column: str, place: RowLocation) -> str | tuple[Message, ...]:
     if isinstance(value, str):
         return _text(value, column, place)
     if not isinstance(value, list) or not value:
@@ -155,7 +155,7 @@ def _question(value: Any, column: str, place: Place) -> str | tuple[Message, ...
     return tuple(messages)
 
 
-def _answer(value: Any, column: str, place: Place) -> str:
+def _answer(value: Any, column: str, place: RowLocation) -> str:
     # bool is an int, and `True` is hardly a ground truth anyone would write. A float has no one spelling.
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -167,7 +167,7 @@ def _answer(value: Any, column: str, place: Place) -> str:
     return _text(value, column, place)
 
 
-def _field(value: Any, column: str, place: Place) -> Json:
+def _field(value: Any, column: str, place: RowLocation) -> Json:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -179,7 +179,7 @@ def _field(value: Any, column: str, place: Place) -> Json:
     return found
 
 
-def _text(value: str, column: str, place: Place) -> str:
+def _text(value: str, column: str, place: RowLocation) -> str:
     if not value.strip():
         raise DataError(f"{place}: `{column}` is empty", hint="remove the row, or name another column")
     try:

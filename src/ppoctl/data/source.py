@@ -1,4 +1,4 @@
-"""Which prompts a step asks: a pure function of (seed, step). There is no loader, so there is no loader state.
+"""Prompts of each step, a pure function of (seed, step). There is no loader, so there is no loader state.
 
 prompts in order of use:   | epoch 0: a permutation of all rows | epoch 1: another one | ...
 step s (from 1) takes positions (s - 1) * prompts_per_step ... s * prompts_per_step - 1, over epoch borders too
@@ -17,14 +17,14 @@ from ppoctl.recipe.schema import DataTable, RolloutTable
 
 @dataclass(frozen=True)
 class PromptSource:
-    """The prompts of a run: the training set's by step, the evaluation sets' by name."""
+    """Prompts of a run: the training set's by step, the evaluation sets' by name."""
 
     train: tuple[Prompt, ...]
     evaluations: Mapping[str, tuple[Prompt, ...]]
     seed: int
     prompts_per_step: int
     digests: Mapping[str, str] = field(default_factory=dict)
-    """What `run.json` remembers: `data.train`, `data.eval.NAME`, `tokenizer` -> SHA-256."""
+    """SHA-256 digests that `run.json` remembers: of `data.train`, `data.eval.NAME` and `tokenizer`."""
 
     @classmethod
     def load(cls, data: DataTable, rollout: RolloutTable, template: PromptTemplate, *, seed: int) -> "PromptSource":
@@ -52,8 +52,8 @@ class PromptSource:
         )
 
     def prompts_for(self, step: int) -> Prompts:
-        """The prompts of step `step`, counted from 1. Ids are unique within a step: a prompt that comes twice
-        (before and after an epoch border) is `ID` and `ID#2`."""
+        """Prompts of one step, counted from 1. Ids are unique within a step: a prompt that comes twice (before and
+        after an epoch border) is `ID` and `ID#2`."""
         assert step >= 1, "steps count from 1"
         num_rows = len(self.train)
         chosen: list[Prompt] = []

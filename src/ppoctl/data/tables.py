@@ -1,5 +1,5 @@
-"""Files of rows: where they are, and their rows as dictionaries with the place they stand at. Imports no torch;
-pyarrow only where a parquet file is read. Knows nothing of prompts: see `rows`."""
+"""Files of rows as dictionaries, each with its place in the file. Imports no torch; pyarrow only where a parquet file
+is read. Knows nothing of prompts: see `rows`."""
 
 import codecs
 import json
@@ -13,8 +13,8 @@ from ppoctl.errors import DataError, EnvironmentProblemError, MissingAssetError,
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a row stands, in words a person can follow: `file.jsonl` line 3."""
+class RowLocation:
+    """Place of a row in words that a person can follow: `file.jsonl` line 3."""
 
     path: Path
     unit: str
@@ -25,8 +25,8 @@ class Place:
 
 
 def existing(path: str, *, key: str) -> Path:
-    """The file at this path, which was set at `key`. Raises MissingAssetError where there is none, RecipeError where
-    it is a folder."""
+    """File at this path, which was set at `key`. Raises MissingAssetError where there is none, RecipeError where it
+    is a folder."""
     file = Path(path)
     if os.path.isdir(file):  # noqa: PTH112 - no error where a folder above is closed
         raise RecipeError(f"`{key}` is `{file}`: a folder", hint=f"ls {file}  # then --set {key}=FILE")
@@ -35,14 +35,15 @@ def existing(path: str, *, key: str) -> Path:
     return file
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Its rows, in order; blank lines are none. Raises DataError naming the line that is not a JSON object."""
+def read_jsonl(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+    """Rows of a JSONL file, in order, without blank lines. Raises DataError naming the line that is not a JSON
+    object."""
     _require_utf8(path)
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            place = Place(path, "line", number)
+            place = RowLocation(path, "line", number)
             try:
                 row = json.loads(line.decode("utf-8").rstrip())
             except json.JSONDecodeError as error:
@@ -65,8 +66,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 
 def _require_utf8(path: Path) -> None:
-    """Raise DataError where the first bytes say that the file is in another encoding, or begins with what no JSON
-    begins with."""
+    """Raise DataError where the first bytes say that the file is in another encoding, or begins with a byte order
+    mark."""
     with _opened(path) as file:
         first = file.read(3)
     if first == codecs.BOM_UTF8:
@@ -79,8 +80,8 @@ def _require_utf8(path: Path) -> None:
         )
 
 
-def read_parquet(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Its rows, in order, counted from 1. Raises DataError on a file that is no parquet."""
+def read_parquet(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+    """Rows of a parquet file, in order, counted from 1. Raises DataError on a file that is no parquet."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -94,13 +95,13 @@ def read_parquet(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
-                    yield Place(path, "row", number), row
+                    yield RowLocation(path, "row", number), row
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"`{path}` cannot be read as parquet: {error}", hint="is the file complete?") from error
 
 
 def lookup(row: Mapping[str, Any], column: str) -> Any:
-    """The value of a column; dots reach into nested columns unless a column has that very name. Raises KeyError."""
+    """Value of a column; dots reach into nested columns unless a column has that very name. Raises KeyError."""
     if column in row:
         return row[column]
     head, dot, rest = column.partition(".")
@@ -111,7 +112,7 @@ def lookup(row: Mapping[str, Any], column: str) -> Any:
 
 
 def columns_of(row: Mapping[str, Any]) -> list[str]:
-    """All names that `lookup` finds, nested ones with dots."""
+    """Names of columns that `lookup` finds, nested ones with dots."""
     names: list[str] = []
     for name, value in row.items():
         names += [f"{name}.{inner}" for inner in columns_of(value)] if isinstance(value, Mapping) else [name]

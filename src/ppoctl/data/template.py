@@ -1,4 +1,4 @@
-"""Questions to token ids, through the model's own tokenizer and chat template.
+"""The way from questions to token ids, through the model's own tokenizer and chat template.
 
 With a chat template: [system message,] user message "question[\\ninstruction]", then what opens the assistant's turn.
 Without one (base models): the same parts as plain text, a blank line between messages, after the tokenizer's
@@ -23,7 +23,7 @@ from ppoctl.recipe.schema import ColumnRows, Gsm8kRows
 
 @dataclass(frozen=True)
 class Rendered:
-    """What the generator gets for one row."""
+    """One row as the generator gets it."""
 
     messages: tuple[Message, ...]
     text: str
@@ -31,7 +31,7 @@ class Rendered:
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a model folder or of a hub model that is in the local cache; nothing is downloaded. Raises
+    """Tokenizer of a model folder, or of a hub model in the local cache; nothing is downloaded. Raises
     EnvironmentProblemError where there is none."""
     try:
         # Imported apart: the automatic one brings every architecture, which takes seconds.
@@ -60,14 +60,15 @@ def _has_tokenizer_json(path: str) -> bool:
 
 
 class PromptTemplate:
-    """Renders rows. `tokenizer` is a Hugging Face one."""
+    """Renderer of rows. `tokenizer` is a Hugging Face one."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that decides which ids a text gets: the tokenizer, its special tokens, the template."""
+        """SHA-256 of everything that decides which ids a text gets: the tokenizer, its special tokens, the
+        template."""
         tokenizer = self._tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         core = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
@@ -76,7 +77,7 @@ class PromptTemplate:
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def render(self, rows: Sequence[Row], table: Gsm8kRows | ColumnRows, *, name: str) -> list[Rendered]:
-        """One per row, in order. `name` is the dataset's key below `data`.
+        """Render rows in order. `name` is the dataset's key below `data`.
 
         Raises DataError where the table's system message or instruction meets a chat that has its own, and where the
         template refuses a row.
@@ -106,15 +107,15 @@ class PromptTemplate:
         return str(text)
 
     def _opening_ids(self) -> tuple[int, ...]:
-        """The beginning-of-sequence token where this tokenizer adds one. Asked of the tokenizer itself, because
-        what it adds at the *end* (some add an end token) must not end up in a prompt."""
+        """Ids of the beginning-of-sequence token where this tokenizer adds one. The tokenizer itself is asked,
+        because what it adds at the *end* (some add an end token) must not end up in a prompt."""
         bos = self._tokenizer.bos_token_id
         with_special = self._tokenizer("x", add_special_tokens=True)["input_ids"]
         return (bos,) if bos is not None and with_special[:1] == [bos] else ()
 
 
 def refused(row: Row, error: Exception) -> DataError:
-    """The error of a row that the model's chat template does not take."""
+    """The error for a row that the model's chat template does not take."""
     return DataError(
         f"the model's chat template refuses row `{row.id}` ({row.place}): {error}",
         hint="many templates take no system message, or want user and assistant to take turns",
@@ -122,8 +123,8 @@ def refused(row: Row, error: Exception) -> DataError:
 
 
 def chat_of(row: Row, table: Gsm8kRows | ColumnRows, *, name: str) -> tuple[Message, ...]:
-    """The messages of a row: its own, or system message and question with instruction. Raises DataError on a
-    conflict of the two."""
+    """Messages of a row: its own, or system message and question with instruction. Raises DataError on a conflict of
+    the two."""
     system = (Message("system", table.system),) if table.system else ()
     if isinstance(row.question, str):
         question = f"{row.question}\n{table.instruction}" if table.instruction else row.question

@@ -1,4 +1,4 @@
-"""A model in numbers, as its config.json says: read once, here, for whoever loads, lays out, estimates or checks it.
+"""Numbers of a model, from its config.json: read once, here, for whoever loads, lays out, estimates or checks it.
 
     folder     where a model's files are on this machine; JSON of that folder
     config     config.json as transformers completes it

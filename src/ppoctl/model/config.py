@@ -27,7 +27,7 @@ OF_EVERY_MODEL = frozenset(
         "transformers_version",
     ]
 )
-"""What transformers writes into any configuration: names, labels, what is returned."""
+"""Fields that transformers writes into any configuration: names, labels, what is returned."""
 _NOT_OF_THE_MODEL = frozenset(
     [
         "torch_dtype",
@@ -73,14 +73,14 @@ _NOT_OF_THE_MODEL = frozenset(
         "typical_p",
     ]
 )
-"""What transformers takes out of a configuration: how weights are loaded, and how old files generate text."""
+"""Fields that transformers takes out of a configuration: how weights are loaded, and how old files generate text."""
 _ORIGINAL_CONTEXT = ("llama3", "yarn", "longrope")
-"""Kinds of RoPE whose original context is `max_position_embeddings` where it is not said."""
+"""Kinds of RoPE whose original context is `max_position_embeddings` where the file does not give it."""
 
 
 def completed(written: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The configuration with what a config.json leaves out. Raises InvalidFieldError naming the first field that is
-    no number of its kind."""
+    """The configuration with every field that a config.json leaves out. Raises InvalidFieldError naming the first
+    field that is no number of its kind."""
     config = {family.renamed.get(name, name): value for name, value in written.items()}
     config = {name: value for name, value in config.items() if name not in _NOT_OF_THE_MODEL}
     config["rope_parameters"] = _rope_parameters(config, family)
@@ -94,11 +94,11 @@ def completed(written: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 class InvalidFieldError(ValueError):
-    """A field of a config.json is no value of its kind; the text says which, and what it should be."""
+    """A field of a config.json has no value of its kind; the text says which field, and what it should be."""
 
 
 def _rope_parameters(config: dict[str, Any], family: Family) -> dict[str, Any]:
-    """One table from `rope_parameters`, or transformers 4's `rope_scaling` and `rope_theta`."""
+    """One table of RoPE's parameters, from `rope_parameters` or transformers 4's `rope_scaling` and `rope_theta`."""
     theta = config.pop("rope_theta", 10_000.0)
     found = config.pop("rope_scaling", None) or config.pop("rope_parameters", None) or {}
     config.pop("rope_parameters", None)
@@ -130,11 +130,12 @@ _COUNTS = frozenset({"first_k_dense_replace", "n_shared_experts"})
 _SWITCHES = frozenset({"tie_word_embeddings", "norm_topk_prob"})
 _LISTS = frozenset({"layer_types", "mlp_only_layers"})
 _OF_ANOTHER_KIND = frozenset({"rope_parameters", "hidden_activation"})
-"""Judged by whoever reads them."""
+"""Fields that are no sizes; whoever reads them judges them."""
 
 
 def _require_kind(name: str, value: Any) -> None:
-    """Sizes are the rule; what else there is, is in the sets above."""
+    """Raise InvalidFieldError unless the value is of its field's kind: a size, but for the fields in the sets
+    above."""
     if name in _OF_ANOTHER_KIND:
         return
     is_right, kind = _whole(value), "a whole number above 0"

@@ -1,4 +1,4 @@
-"""What a model costs, in numbers of its configuration: parameters, and FLOPs of a token."""
+"""The cost of a model, from numbers of its configuration: parameters, and FLOPs of a token."""
 
 from dataclasses import dataclass
 
@@ -42,7 +42,8 @@ def count_parameters(shape: ModelShape) -> int:
 
 @dataclass(frozen=True)
 class TokenCost:
-    """What a sequence costs a causal decoder: a part per token, and a part per pair of a token and one it sees."""
+    """The cost of a sequence in a causal decoder: a part per token, and a part per pair of a token and one it
+    sees."""
 
     flops_per_token: float
     flops_per_pair: float
@@ -60,7 +61,7 @@ class TokenCost:
 
 
 def token_cost(shape: ModelShape) -> TokenCost:
-    """What a token costs in the layers: of experts those it is routed to, and the choice among all of them."""
+    """The cost of a token in the layers: with experts, those it is routed to and the choice among all of them."""
     width = shape.num_layers * 3 * shape.ffn_hidden_size
     if shape.experts is not None:
         mixed = shape.experts.count + 3 * (shape.experts.active_width - shape.ffn_hidden_size)
@@ -81,6 +82,6 @@ def _products_of_heads(shape: ModelShape) -> int:
 
 
 def _products_to_latents(shape: ModelShape) -> int:
-    """Weights of a layer that make latents, and the key's channels with position; 0: attention is plain."""
+    """Weights of a layer that make latents, and the key's channels with position; 0 where attention is plain."""
     latent = shape.latent
     return 0 if latent is None else shape.hidden_size * ((latent.query_rank or 0) + latent.kv_rank + latent.rope_dim)

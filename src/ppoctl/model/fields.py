@@ -1,4 +1,4 @@
-"""How fields of a config.json become fields of a `ModelShape`."""
+"""The mapping from fields of a config.json to fields of a `ModelShape`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class UnsupportedValueError(ValueError):
-    """A field says something that is not computed here; the text says what is."""
+    """A field asks for something that is not computed here; the text says what is."""
 
 
 class From:
@@ -17,7 +17,7 @@ class From:
         self.read = read
 
     def __call__(self, config: Mapping[str, Any]) -> Any:
-        """The value. A field that the configuration lacks reads as None."""
+        """The value of the field. A field that the configuration lacks reads as None."""
         return self.read(*(config.get(field) for field in self.fields))
 
 
@@ -34,11 +34,11 @@ class Record(From):
 
 
 Allowed = Callable[[Any], bool]
-"""Whether a field says something that is computed here."""
+"""Check whether the value of a field is computed here."""
 
 
 class Only:
-    """A field may have these values; others are not computed here."""
+    """Values that a field may have; others are not computed here."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -48,12 +48,12 @@ class Only:
 
 
 def off(value: Any) -> bool:
-    """Whether what the field would turn on is off."""
+    """Whether the thing that the field would turn on is off."""
     return not value
 
 
 def on(value: Any) -> bool:
-    """Whether what the field can turn off is on."""
+    """Whether the thing that the field can turn off is on."""
     return bool(value)
 
 
@@ -64,19 +64,19 @@ def only_full_attention(layer_types: list[str] | None) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """How configurations of one `model_type` read. Every field they may have is in `reads`, `requires` or
+    """How configurations of one `model_type` are read. Every field they may have is in `reads`, `requires` or
     `ignores`."""
 
     classes: str
-    """What the names of its classes in transformers begin with."""
+    """Beginning of the names of the family's classes in transformers."""
     reads: Mapping[str, From]
     """Fields of `ModelShape` that the configuration decides."""
     requires: Mapping[str, Allowed]
-    """Fields that must have certain values: what else they can say is not computed here."""
+    """Fields that must have certain values, as their other values are not computed here."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What transformers takes for a field that is read and that a configuration leaves out."""
+    """Values that transformers takes for fields that are read and that a configuration leaves out."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Older names of fields, and those they have now."""
+    """Older names of fields, and their names now."""
     ignores: frozenset[str] = frozenset()
     """Fields without effect on the weights or on what is computed, given `requires`."""
     constants: Mapping[str, Any] = field(default_factory=dict)

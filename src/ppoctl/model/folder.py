@@ -1,4 +1,4 @@
-"""Where a model's files are on this machine, and the JSON among them."""
+"""The folder of a model's files on this machine, and the JSON among them."""
 
 import json
 import os
@@ -17,14 +17,14 @@ def is_hub_id(text: str) -> bool:
 
 
 def local_folder(path: str) -> Path | None:
-    """A model's folder, or what was fetched of a hub id; None where there is neither."""
+    """Folder of a model, or of what was fetched for a hub id; None where there is neither."""
     if os.path.isdir(path):  # noqa: PTH112 - no error where a folder above is closed
         return Path(path)
     return fetched(path) if is_hub_id(path) else None
 
 
 def fetched(hub_id: str) -> Path | None:
-    """The snapshot of a hub model that `hf download` made; nothing is asked of the network."""
+    """Folder with the snapshot of a hub model that `hf download` made; nothing is asked of the network."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home, "hub")
     model = Path(cache).expanduser() / f"models--{hub_id.replace('/', '--')}"
@@ -36,8 +36,8 @@ def fetched(hub_id: str) -> Path | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a model folder, as it is written; empty where there is none. Raises
-    EnvironmentProblemError where it is no JSON object. What it means, `reading` says."""
+    """The config.json of a model folder, unchanged; empty where there is none. Raises EnvironmentProblemError where
+    it is no JSON object. `reading` interprets it."""
     return read_json_object(folder / "config.json")
 
 
@@ -61,8 +61,8 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def end_token_ids(folder: Path) -> tuple[int, ...]:
-    """Tokens that end a response: the generation config's, else the model config's. Raises EnvironmentProblemError
-    where neither names one."""
+    """Ids of the tokens that end a response: the generation config's, else the model config's. Raises
+    EnvironmentProblemError where neither names one."""
     for name in ("generation_config.json", "config.json"):
         found = read_json_object(folder / name).get("eos_token_id")
         if found is None:

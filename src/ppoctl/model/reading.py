@@ -1,4 +1,4 @@
-"""config.json -> `ModelShape`: the one place where a configuration is read."""
+"""The one place where a configuration is read: config.json -> `ModelShape`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +13,8 @@ from ppoctl.model.shape import ModelShape
 
 
 def shape_if_here(path: str) -> ModelShape | None:
-    """The model at a path of a recipe; None where it is not on this machine, or is none that can be trained, which
-    `preflight` says."""
+    """The model at a path of a recipe; None where it is not on this machine or cannot be trained, which `preflight`
+    reports."""
     folder = local_folder(path)
     try:
         return None if folder is None else read_shape(folder)
@@ -46,7 +46,7 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def shape_of(config: Mapping[str, Any], folder: Path) -> ModelShape:
-    """The model of a completed configuration of a known family. Raises RecipeError as `read_shape`."""
+    """The model of a completed configuration of a known family. Raises what `read_shape` raises for a field."""
     family = FAMILIES[config["model_type"]]
     _refuse_unsupported(config, family, folder)
     found = {}

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021) as a configuration has them: base period, and what stretches a context.
+"""Rotary position embeddings (Su et al. 2021) in a configuration: the base period, and what stretches a context.
 
 `convert.inv_freq` computes what these numbers mean.
 """
@@ -13,8 +13,8 @@ from ppoctl.model.fields import UnsupportedValueError
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Slow pairs of channels turn `factor` times slower, fast ones as before, those between something between
-    (Llama 3.1)."""
+    """RoPE scaling of Llama 3.1: slow pairs of channels turn `factor` times slower, fast ones as before, those
+    between something between."""
 
     factor: float
     low_freq_factor: float
@@ -26,7 +26,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """All pairs of channels turn `factor` times slower."""
+    """RoPE scaling that makes all pairs of channels turn `factor` times slower."""
 
     factor: float
     attention_factor: ClassVar[float] = 1.0
@@ -34,16 +34,16 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """Pairs of channels that turn often over the original context turn as before, those that turn seldom `factor`
-    times slower, those between something between; and queries times keys grow with the factor (YaRN,
-    arXiv:2309.00071)."""
+    """RoPE scaling of YaRN (arXiv:2309.00071): pairs that turn often over the original context turn as before, those
+    that turn seldom `factor` times slower, those between something between; and queries times keys grow with the
+    factor."""
 
     factor: float
     original_max_position_embeddings: int
     beta_fast: float = 32.0
-    """Turns over the original context from which pairs stay as they are."""
+    """Turns over the original context from which a pair is not slowed."""
     beta_slow: float = 1.0
-    """Turns up to which they are slowed by all of the factor."""
+    """Turns over the original context up to which a pair is slowed by the whole factor."""
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
 
@@ -64,7 +64,7 @@ _KINDS: dict[str, type[Scaling]] = {"linear": LinearScaling, "llama3": Llama3Sca
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embeddings: base period, and what a longer context was trained with."""
+    """Rotary position embeddings of a model: base period, and what a longer context was trained with."""
 
     theta: float
     scaling: Scaling | None = None
@@ -76,7 +76,8 @@ class Rope:
 
 
 def read_rope(parameters: Mapping[str, Any]) -> Rope:
-    """What `rope_parameters` of a configuration says. Raises UnsupportedValueError for what is not computed here."""
+    """Rotary position embeddings from `rope_parameters` of a configuration. Raises UnsupportedValueError for what is
+    not computed here."""
     rest = {key: value for key, value in parameters.items() if key != "type"}
     kind, theta = rest.pop("rope_type", "default"), rest.pop("rope_theta")
     if kind == "default" and not rest:

@@ -1,4 +1,4 @@
-"""What a recipe will take, in numbers, before anything starts: from the recipe and a config.json, without torch.
+"""Numbers that tell before anything starts what a recipe will take: from the recipe and a config.json, without torch.
 
 arithmetic    the whole plan: batches, updates, data, evaluations
 microbatches  how many a rank has, and how full they are

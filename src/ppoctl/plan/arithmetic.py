@@ -1,4 +1,4 @@
-"""What a recipe will do, in numbers, before it does it. Reads a config.json and counts lines; writes nothing.
+"""The plan of a run in numbers, made before the run. It reads a config.json and counts lines; it writes nothing.
 
 Bytes are estimates from the model's config.json and say so; everything else is exact arithmetic.
 """
@@ -12,12 +12,17 @@ from ppoctl.model.reading import shape_if_here
 from ppoctl.plan.disk import StoragePlan, storage
 from ppoctl.plan.memory.estimate import Memory, estimate, with_totals
 from ppoctl.plan.microbatches import microbatches
-from ppoctl.recipe.batching import limit
 from ppoctl.recipe.metric_rules import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
-from ppoctl.recipe.rules import longest_sequence
-from ppoctl.recipe.schedule import planned_updates, updates_per_step
 from ppoctl.recipe.schema import OptimizerTable, Recipe, Rows, TrainedTable
+from ppoctl.recipe.sizes import (
+    epochs,
+    longest_sequence,
+    microbatch_limit,
+    planned_updates,
+    sequences_per_step,
+    updates_per_step,
+)
 
 
 @dataclass(frozen=True)
@@ -34,16 +39,16 @@ class BatchPlan:
     """Tokens of the longest prompt and the longest response together."""
     new_tokens_per_step_max: int
     tokens_per_step_max: int
-    """Tokens of prompts and responses, all of full length."""
+    """Tokens of all prompts and responses of a step, each of full length."""
 
 
 @dataclass(frozen=True)
 class RolePlan:
-    """What one role does."""
+    """Work of one role in the whole run: updates, learning rates, microbatches."""
 
     processes: int
     layout: str
-    """How the model is spread over the processes, in words."""
+    """Parallel layout of the role, in words."""
     data_ranks: int
     epochs: int
     updates_per_step: int
@@ -55,40 +60,40 @@ class RolePlan:
     lr_last: float
     microbatches_per_minibatch_min: int
     microbatches_per_minibatch_max: int
-    """Microbatches of each data rank when all sequences are of full length."""
+    """Microbatches of each data rank in a minibatch when all sequences are of full length."""
     recompute: str
     forward_microbatch: str
-    """What a microbatch of log-probs, reference or values holds, at most."""
+    """Most that a microbatch of log-probs, reference or values holds, in words."""
     replayed_updates_max: int
     """Updates that a resume repeats at worst: those since the last saved state."""
 
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """Which processes there are."""
+    """Processes and devices of the run."""
 
     engines: int
-    """Engines of the generator; they share one queue."""
+    """Number of the generator's engines; they share one queue."""
     generator: int
-    """Processes of all engines."""
+    """Number of processes of all engines together."""
     is_one_process: bool
     """Whether all roles live in the process of the command; otherwise they are processes of Ray."""
     placement: str
     devices: int
-    """GPUs that the processes take, or places on CPUs."""
+    """GPUs, or slots on CPUs, that the processes take."""
     ray_address: str | None
 
 
 @dataclass(frozen=True)
 class DataPlan:
-    """One dataset. Rows are None where counting them needs more than reading lines."""
+    """Size and use of one dataset. Rows are None where counting them needs more than reading lines."""
 
     path: str
     rows: int | None
     prompts_total: int | None = None
-    """Prompts drawn in the whole run."""
+    """Prompts drawn from the dataset in the whole run."""
     epochs: float | None = None
-    """Passes over the dataset."""
+    """Passes over the dataset in the whole run."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ class EvalPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of a whole run."""
+    """The plan of a whole run."""
 
     name: str
     batch: BatchPlan
@@ -114,7 +119,7 @@ class Plan:
     evaluation: EvalPlan
     storage: StoragePlan
     memory: Memory | None
-    """Bytes of the run; None for a model that is not a local folder of a known family."""
+    """Estimated bytes of the run; None for a model that is not a local folder of a known family."""
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON can have it, sums included."""
@@ -122,7 +127,7 @@ class Plan:
 
 
 def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
-    """The arithmetic of a recipe that keeps the rules, for GPUs of so much memory or for this machine's CPU."""
+    """The plan of a recipe that keeps the rules, for GPUs of `gpu_gib` GiB or for this machine's CPU."""
     train = _dataset(recipe.data.train)
     drawn = recipe.steps * recipe.rollout.prompts_per_step
     passes = drawn / train.rows if train.rows else None
@@ -144,7 +149,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
 
 
 def count_rows(table: Rows) -> int | None:
-    """Rows of a local JSONL file that are used, by counting lines that are not blank; None for anything else."""
+    """Rows of a local JSONL file that are used, counted as lines that are not blank; None for any other file."""
     path = Path(table.path)
     if path.suffix != ".jsonl" or not path.is_file():
         return None
@@ -159,7 +164,7 @@ def _dataset(table: Rows) -> DataPlan:
 
 def _batch(recipe: Recipe) -> BatchPlan:
     rollout = recipe.rollout
-    sequences = rollout.prompts_per_step * rollout.samples_per_prompt
+    sequences = sequences_per_step(recipe)
     window = rollout.max_prompt_tokens + rollout.max_new_tokens
     return BatchPlan(
         steps=recipe.steps,
@@ -176,16 +181,15 @@ def _batch(recipe: Recipe) -> BatchPlan:
 
 def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     per_step, total = updates_per_step(recipe, role), planned_updates(recipe, role)
-    epochs = recipe.ppo.epochs if role == "actor" else recipe.ppo.critic_epochs or recipe.ppo.epochs
     optimizer = table.optimizer
     layout = layouts(recipe)[role]
     fewest, most = microbatches(recipe, role, longest_sequence(recipe))
-    key, held = limit(table.batching, with_gradient=False)
+    key, held = microbatch_limit(table.batching, with_gradient=False)
     return RolePlan(
         processes=layout.world_size,
         layout=layout.describe(),
         data_ranks=layout.data,
-        epochs=epochs,
+        epochs=epochs(recipe, role),
         updates_per_step=per_step,
         updates_total=total,
         warmup_updates=optimizer.lr_warmup_updates,

@@ -1,4 +1,4 @@
-"""What a run will have on disk. Bytes are estimates."""
+"""Estimated bytes that a run will have on disk."""
 
 from dataclasses import dataclass, field
 from math import ceil
@@ -14,7 +14,7 @@ from ppoctl.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """What lies on disk. Bytes are estimates, None for a model that is not a local folder of a known family."""
+    """Files of a run on disk. Bytes are estimates, None for a model that is not a local folder of a known family."""
 
     saves: int
     keep_last: int
@@ -22,25 +22,25 @@ class StoragePlan:
     actor_state_bytes: int | None
     critic_state_bytes: int | None
     states_bytes: int | None
-    """Bytes of kept pairs, of one more while it is written, and of the best actor's weights."""
+    """Bytes of the kept pairs of states, of one more while it is written, and of the best actor's weights."""
     records_bytes: int
     """Bytes that the stages of one step commit, all responses of full length."""
     records_kept_bytes: int
-    """Bytes of the records of steps that a kept pair may go on from; rollouts kept to be read come on top."""
+    """Bytes of the records of steps that a kept pair may go on from; rollouts that stay readable come on top."""
     gathered_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes that each rank gathers from its data and context ranks at a save, by role; roles that gather nothing are
-    not there."""
+    absent."""
 
 
 def storage_of(recipe: Recipe) -> StoragePlan:
-    """What the run will have on disk, by its recipe alone."""
+    """Files that the run will have on disk, from its recipe alone."""
     shape = shape_if_here(recipe.model.path)
     return storage(recipe, shape, None if shape is None else estimate(recipe, shape))
 
 
 def storage(recipe: Recipe, shape: ModelShape | None, memory: Memory | None) -> StoragePlan:
-    """What the run will have on disk; `shape` and `memory`: the model and its estimate, None where it is not
-    known."""
+    """Files that the run will have on disk, given the model and its memory estimate (None where they are not
+    known)."""
     every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
     saves, records = ceil(recipe.steps / every), records_of(batch_of(recipe)).total
     records_kept = records * min(recipe.steps, keep * every)

@@ -1,25 +1,25 @@
-"""How many microbatches a rank has, and how full they are, when all sequences are of full length."""
+"""Number and size of the microbatches of a rank when all sequences are of full length."""
 
 from math import ceil
 
-from ppoctl.recipe.batching import limit
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.schema import BySequences, ByTokens, Recipe, TrainedTable
+from ppoctl.recipe.sizes import microbatch_limit
 
 
 def most_tokens(batching: BySequences | ByTokens, rows: int, longest: int, *, with_gradient: bool) -> int:
-    """Tokens of a full microbatch, where a rank has so many rows of at most `longest` tokens."""
-    _, most = limit(batching, with_gradient=with_gradient)
+    """Tokens of a full microbatch on a rank with `rows` rows of at most `longest` tokens."""
+    _, most = microbatch_limit(batching, with_gradient=with_gradient)
     return min(most, rows * longest) if isinstance(batching, ByTokens) else min(most, rows) * longest
 
 
 def microbatches(recipe: Recipe, role: str, longest: int) -> tuple[int, int]:
-    """The fewest (responses of one token, prompts of one) and the most (all of full length) microbatches that a data
-    rank has in a minibatch. Interleaved pipeline stages take a multiple of the pipeline's ranks."""
+    """Fewest (prompts and responses of one token) and most (all of full length) microbatches of a data rank in a
+    minibatch. Interleaved pipeline stages take a multiple of the pipeline's ranks."""
     table: TrainedTable = getattr(recipe, role)
     layout = layouts(recipe)[role]
     rows = ceil(recipe.ppo.minibatch_seqs / layout.data)
-    _, most = limit(table.batching, with_gradient=True)
+    _, most = microbatch_limit(table.batching, with_gradient=True)
     held = (most, most // longest) if isinstance(table.batching, ByTokens) else (most, most)
     multiple = layout.pipeline if layout.stages_per_rank > 1 else 1
     fewest, largest = (ceil(ceil(rows / each) / multiple) * multiple for each in held)

@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything starts: the files a recipe names, and the room it needs.
+"""Checks that refuse what cannot work before anything starts: the files a recipe names, and the space it needs.
 
     check     all of it, as problems and notes: what `validate`, `plan` and every start ask first
     model     configuration, weights' headers, critic, end tokens, tokenizer

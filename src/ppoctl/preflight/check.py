@@ -1,4 +1,4 @@
-"""All that can be known to be wrong with what a recipe names, in one pass."""
+"""One pass over everything that can be known to be wrong with what a recipe names."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,22 +12,22 @@ from ppoctl.preflight.model import model_faults, require_critic
 from ppoctl.preflight.prompts import Counted, require_rows
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.layers import told_uri
+from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.schema import ColumnRows, Gsm8kRows, Recipe
-from ppoctl.recipe.shape import Path
 
 _WINDOW = ("max_prompt_tokens", "max_new_tokens")
-Place = Callable[[Path], str]
-"""Where a key was set, in words."""
+OriginOf = Callable[[KeyPath], str]
+"""Function that says in words where a key was set."""
 
 
 @dataclass
 class Findings:
-    """What was found."""
+    """Problems and notes of one pass."""
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What is right, and worth knowing."""
+    """Facts that are right, and worth knowing."""
 
     def judged(self, *, strict: bool) -> tuple[list[Problem], list[str]]:
         """Errors and notes; unless `strict`, what is only missing on this machine is a note."""
@@ -38,14 +38,14 @@ class Findings:
 
 def check(
     recipe: Recipe,
-    place: Place = lambda _: "",
+    place: OriginOf = lambda _: "",
     *,
     rows: bool = True,
     device: str | None = None,
     counted: Counted | None = None,
 ) -> Findings:
-    """Look at the model, the tokenizer with its template, and with `rows` at what training needs besides: every row
-    of the data, and the variable that says where MLflow is.
+    """Look at the model and the tokenizer with its template; with `rows` also at what training needs besides: every
+    row of the data, and the variable that says where MLflow is.
 
     `recipe` may lack what is wrong in it (`recipe.partial`). `device`: what the generator will compute on, `cpu` or
     `gpu`; None: what the vLLM that is installed was built for. `counted`: told how many rows were read.
@@ -71,8 +71,8 @@ def check(
 
 
 def require(recipe: Recipe) -> None:
-    """Raise the error of what cannot work, one line for each thing, before an engine starts. Rows are read, with the
-    same sentences, by whoever starts."""
+    """Raise the error of everything that cannot work, one line for each thing, before an engine starts. Rows are left
+    to whoever starts, who reads them with the same sentences."""
     if problems := check(recipe, rows=False).problems:
         raise as_error(problems)
 
@@ -88,8 +88,8 @@ def _problem(error: PpoctlError, where: str) -> Problem:
     return Problem(where, error.message, error.hint, type(error))
 
 
-def _template(path: object, found: Findings, place: Place) -> ChatTemplate | None:
-    """None where there is no model to ask, or it has no template that can be used."""
+def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | None:
+    """The model's chat template; None where there is no model to ask, or none that can be used."""
     folder = local_folder(path) if isinstance(path, str) else None
     if folder is None or not (folder / "tokenizer_config.json").is_file():
         return None
@@ -104,10 +104,11 @@ def _template(path: object, found: Findings, place: Place) -> ChatTemplate | Non
     return template
 
 
-def _datasets(recipe: Recipe) -> Iterator[tuple[Path, Gsm8kRows | ColumnRows]]:
-    """The tables that are whole; a path with a variable that is not set was reported when the recipe was read."""
+def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, Gsm8kRows | ColumnRows]]:
+    """Tables of the data that are whole. A path with a variable that is not set was reported when the recipe was
+    read."""
     data = getattr(recipe, "data", None)
-    tables: dict[Path, Gsm8kRows | ColumnRows | None] = {("data", "train"): getattr(data, "train", None)}
+    tables: dict[KeyPath, Gsm8kRows | ColumnRows | None] = {("data", "train"): getattr(data, "train", None)}
     tables.update({("data", "eval", name): table for name, table in (getattr(data, "eval", None) or {}).items()})
     for key, table in tables.items():
         is_whole = table is not None and all(hasattr(table, name) for name in type(table).model_fields)
@@ -115,8 +116,9 @@ def _datasets(recipe: Recipe) -> Iterator[tuple[Path, Gsm8kRows | ColumnRows]]:
             yield key, table
 
 
-def _window_problems(recipe: Recipe, path: str, place: Place) -> Iterator[Problem]:
-    """Generator and trainer would fail at the first long response, or worse, go on without positions."""
+def _window_problems(recipe: Recipe, path: str, place: OriginOf) -> Iterator[Problem]:
+    """Problems of prompts and responses that are too long for the model: generator and trainer would fail at the
+    first long response, or worse, go on without positions."""
     shape = shape_if_here(path)
     try:
         window = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens

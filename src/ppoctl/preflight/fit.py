@@ -1,4 +1,4 @@
-"""Does the recipe fit the memory it is to run in?"""
+"""Whether the recipe fits the memory that it is to run in."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from ppoctl.recipe.schema import Recipe
 
 
 def gpu_gib_here() -> float | None:
-    """Memory of the smallest GPU of this machine; None where there is none."""
+    """GiB of the smallest GPU of this machine; None where there is none."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
@@ -22,8 +22,8 @@ def gpu_gib_here() -> float | None:
 
 
 def require_fit(recipe: Recipe, gpu_gib: float | None, ray_bytes: int | None = None) -> None:
-    """Raise OutOfMemoryError where a stage needs more than a GPU of so much memory has, or without one this machine
-    or all nodes of the Ray that is joined; a model that is not here is not judged."""
+    """Raise OutOfMemoryError where a stage needs more than a GPU of `gpu_gib` GiB has, or, without one, this machine
+    or all nodes of the joined Ray. A model that is not here is not judged."""
     shape = shape_if_here(recipe.model.path)
     if shape is not None and (error := misfit(estimate(recipe, shape, gpu_gib, ray_bytes))) is not None:
         raise error

@@ -1,4 +1,4 @@
-"""Can what will be written be written? Asked by writing, as only that knows of rights, quotas and read-only disks."""
+"""Checks that folders can be written, made by writing: only that knows of rights, quotas and read-only disks."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from ppoctl.recipe.schema import Recipe
 
 
 def require_writable(folder: Path) -> None:
-    """Raise StorageError where no file can be made in this folder, or it cannot be made itself."""
+    """Raise StorageError where no file can be made in this folder, or the folder itself cannot be made."""
     above = _existing(folder)
     if not os.path.isdir(above):  # noqa: PTH112 - no error where a folder above is closed
         raise StorageError(f"`{above}` is a file, and `{folder}` is to be a folder", hint=f"ls -l {quoted(above)}")
@@ -26,8 +26,8 @@ def require_writable(folder: Path) -> None:
 
 
 def require_new(path: Path, option: str) -> None:
-    """Raise RecipeError where `path` exists, StorageError where it cannot be made in its folder. `option`: how to
-    name another one."""
+    """Raise RecipeError where `path` exists, StorageError where it cannot be made in its folder. `option`: how the
+    hint names another path."""
     if os.path.lexists(path):
         raise RecipeError(f"`{path}` exists", hint=f"name another {option}, or remove it: rm -r {quoted(path)}")
     if not os.path.isdir(path.parent):  # noqa: PTH112 - the same
@@ -36,8 +36,8 @@ def require_new(path: Path, option: str) -> None:
 
 
 def require_space(recipe: Recipe, folder: Path) -> None:
-    """Raise StorageError where the disk has less free space than the run will have on it at one time: kept states,
-    one pair being written, and records of the steps since. What is there of the run already counts as free."""
+    """Raise StorageError where the disk has less free space than the run takes at one time: kept states, one pair
+    being written, and records of the steps since. Space that the run has taken already counts as free."""
     stored = storage_of(recipe)
     if stored.states_bytes is None:
         return
@@ -53,7 +53,7 @@ def require_space(recipe: Recipe, folder: Path) -> None:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
+    """The folder itself, or the nearest folder above it that exists."""
     here = folder.absolute()
     while not os.path.lexists(here):
         here = here.parent

@@ -1,4 +1,4 @@
-"""Can this model be trained, and drawn from? Its configuration and headers say."""
+"""Checks whether a model can be trained and drawn from, on its configuration and its weights' headers."""
 
 import os
 import re
@@ -21,7 +21,7 @@ _URL = re.compile(r"(^|/)(s3|gs|hf|https?|file):/")
 
 
 def find_model(path: str, key: str) -> Path:
-    """The folder of a model on this machine; `key` says where it was set. Raises MissingAssetError."""
+    """Folder of a model on this machine; `key` says where it was set. Raises MissingAssetError."""
     if found := local_folder(path):
         if not os.access(found, os.R_OK | os.X_OK):
             raise EnvironmentProblemError(
@@ -41,7 +41,8 @@ def find_model(path: str, key: str) -> Path:
 
 
 def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
-    """All that is wrong with the base model; `device`: what the generator computes on, None where that is unknown."""
+    """Errors of everything that is wrong with the base model; `device`: what the generator computes on, None where
+    that is unknown."""
     try:
         folder = find_model(path, "model.path")
         _require_file(folder, "config.json", "model.path")
@@ -61,8 +62,8 @@ def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
 
 
 def require_critic(path: str, base: str) -> None:
-    """Raise RecipeError unless the critic's start has a value head and the base's architecture: `plan` reckons with
-    one, and layouts are checked against it. Raises what `model_faults` yields for what it lacks."""
+    """Raise RecipeError unless the critic's start has a value head and the base's architecture: `plan` counts with
+    that architecture, and layouts are checked against it. Raises what `model_faults` yields for what it lacks."""
     folder, base_folder = find_model(path, "model.critic"), local_folder(base)
     _require_file(folder, "config.json", "model.critic")
     shape = read_shape(folder)
@@ -116,7 +117,7 @@ def _require_weights(folder: Path, shape: ModelShape) -> None:
 
 
 def _require_bytes(found: Mapping[str, Header], folder: Path, shape: ModelShape, role: Any) -> None:
-    """The account of all tensors, and what only their numbers can say."""
+    """Check the account of all tensors, and what only their numbers can say."""
     result = account(found, folder, shape, role)
     if result.must_be_tied and not _same_bytes(found[LM_HEAD], found[EMBEDDING]):
         raise not_tied(folder)
@@ -164,7 +165,7 @@ def _require_tokenizer(folder: Path, shape: ModelShape) -> None:
 
 
 def _last_token(file: Path) -> int:
-    """The largest id that the tokenizer can say."""
+    """The largest id that the tokenizer can produce."""
     written = read_json_object(file)
     try:
         vocabulary = written["model"]["vocab"]

@@ -1,4 +1,4 @@
-"""Every row of the data, as training reads it, and the chat template on each kind of row."""
+"""Checks of every row of the data, read as training reads it, and of the chat template on each kind of row."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.schema import ColumnRows, Gsm8kRows
 
 Counted = Callable[[str, int], None]
-"""Told how many rows of a dataset have been read, every `EVERY_ROWS` of them."""
+"""Callback that hears how many rows of a dataset have been read, every `EVERY_ROWS` of them."""
 EVERY_ROWS = 10_000
 
 
@@ -22,8 +22,9 @@ def require_rows(
     at_least: int,
     counted: Counted | None = None,
 ) -> None:
-    """Raises as `data.rows.stream_rows`, and DataError on fewer rows than `at_least` (those of a step), or on one
-    that the template refuses: one for each sequence of roles is rendered, as it is they that templates refuse."""
+    """Raise what `data.rows.stream_rows` raises, and DataError on fewer rows than `at_least` (those of a step) or on
+    a row that the template refuses. One row for each sequence of roles is rendered, as templates refuse sequences of
+    roles."""
     tried: set[tuple[str, ...]] = set()
     number = 0
     for number, row in enumerate(stream_rows(table, name=name), start=1):

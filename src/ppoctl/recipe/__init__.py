@@ -1,1 +1,1 @@
-"""What you asked for: typed TOML recipes, their origins, the rules between tables, and the plan derived from them."""
+"""What a user asks for: the typed TOML recipe, where each value was set, and the rules between tables."""

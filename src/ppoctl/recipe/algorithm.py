@@ -1,5 +1,5 @@
-"""The recipe's tables of the algorithm: advantages, penalty, losses, optimizer, how a minibatch is cut and how a
-role is spread over processes.
+"""The recipe's tables of the algorithm: advantages, KL penalty, losses, optimizer, batching and parallel layout of a
+role.
 
 Part of `schema`, in its own file for length; import these classes from `schema`.
 """
@@ -19,9 +19,9 @@ class GaeAdvantages(Table):
     gamma: Annotated[float, RESULTS, Fraction] = 1.0
     """Discount per token."""
     gae_lambda: Annotated[float, RESULTS, Fraction] = 1.0
-    """1: Monte Carlo returns minus values; 0: one-step TD errors."""
+    """GAE's lambda. 1: Monte Carlo returns minus values; 0: one-step TD errors."""
     whiten: Annotated[bool, RESULTS] = True
-    """Zero mean, unit variance over all counted tokens of the step."""
+    """Shift and scale advantages to zero mean and unit variance over all counted tokens of the step."""
 
 
 class NoKl(Table):
@@ -32,25 +32,26 @@ class NoKl(Table):
 
 
 class KlInReward(Table):
-    """Subtract coef x KL of each token from its reward (Ziegler et al. 2019)."""
+    """KL penalty in the reward: each token's reward loses coef x its KL estimate (Ziegler et al. 2019)."""
 
     place: Annotated[Literal["reward"], RESULTS]
-    """In the reward of each token."""
+    """The penalty is subtracted from the reward of each token."""
     estimator: Annotated[Literal["k1", "k2", "k3"], RESULTS] = "k1"
-    """Schulman's estimators of KL(actor, reference) from one sample."""
+    """Schulman's estimator of KL(actor, reference) from one sample."""
     coef: Annotated[float, RESULTS, Positive]
-    """Fixed coefficient."""
+    """Fixed coefficient of the penalty."""
 
 
 class KlInLoss(Table):
-    """Add coef x mean KL to the policy loss."""
+    """KL penalty in the loss: coef x mean KL is added to the policy loss."""
 
     place: Annotated[Literal["loss"], RESULTS]
-    """In the policy loss."""
+    """The penalty is added to the policy loss."""
     estimator: Annotated[Literal["k2", "k3"], RESULTS] = "k3"
-    """k1 has no useful gradient as a loss (its expectation is zero), so it is not offered."""
+    """Schulman's estimator of KL; k1 has no useful gradient as a loss (its expectation is zero), so it is not
+    offered."""
     coef: Annotated[float, RESULTS, Positive]
-    """Fixed coefficient."""
+    """Fixed coefficient of the penalty."""
 
 
 Kl = Annotated[NoKl | KlInReward | KlInLoss, Field(discriminator="place")]
@@ -60,13 +61,13 @@ class PolicyLossTable(Table):
     """Clipped surrogate (Schulman et al. 2017, eq. 7)."""
 
     clip_low: Annotated[float, RESULTS, Field(gt=0, lt=1)] = 0.2
-    """The ratio is clipped below 1 - clip_low."""
+    """The probability ratio is clipped below 1 - clip_low."""
     clip_high: Annotated[float, RESULTS, Positive] = 0.2
-    """The ratio is clipped above 1 + clip_high."""
+    """The probability ratio is clipped above 1 + clip_high."""
     dual_clip: Annotated[float | None, RESULTS, Field(gt=1)] = None
-    """For negative advantages the loss is at most -A x this (Ye et al. 2020); absent: off."""
+    """Upper bound of the loss of a token with negative advantage A: -A x this (Ye et al. 2020); absent: none."""
     entropy_coef: Annotated[float, RESULTS, NotNegative] = 0.0
-    """Times the mean token entropy, subtracted from the loss."""
+    """Coefficient of the entropy bonus: this x the mean token entropy is subtracted from the loss."""
 
 
 class ValueLossTable(Table):
@@ -75,97 +76,99 @@ class ValueLossTable(Table):
     clip: Annotated[float | None, RESULTS, Positive] = None
     """New values are clipped to old value +- clip, and the larger error counts; absent: off."""
     scale: Annotated[float, RESULTS, Positive] = 1.0
-    """Multiplies the loss."""
+    """Factor of the value loss."""
 
 
 class NoCorrection(Table):
-    """Trust the sampler's log-probs to be the trainer's."""
+    """No correction: the sampler's log-probs are trusted to be the trainer's."""
 
     kind: Annotated[Literal["none"], RESULTS]
     """No weights."""
 
 
 class TruncatedImportance(Table):
-    """Weigh each token by min(trainer / sampler probability, max_ratio) (truncated importance sampling)."""
+    """Truncated importance sampling: each token's loss is weighted by min(trainer / sampler probability,
+    max_ratio)."""
 
     kind: Annotated[Literal["tis"], RESULTS]
     """Truncated importance sampling."""
     max_ratio: Annotated[float, RESULTS, Field(gt=1)] = 2.0
-    """Largest weight."""
+    """Largest importance weight of a token."""
 
 
 Correction = Annotated[NoCorrection | TruncatedImportance, Field(discriminator="kind")]
 
 
 class PpoTable(Table):
-    """The algorithm."""
+    """The PPO algorithm: epochs, minibatches, advantages, penalty and losses."""
 
     epochs: Annotated[int, RESULTS, AtLeastOne] = 1
     """Passes of the actor over the rollouts of a step."""
     critic_epochs: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Passes of the critic; absent: as many as the actor's."""
+    """Passes of the critic over the rollouts of a step; absent: as many as the actor's."""
     minibatch_seqs: Annotated[int, RESULTS, AtLeastOne]
-    """Sequences per optimizer step, of actor and critic alike."""
+    """Sequences per optimizer step, for actor and critic alike (Megatron-Core's `global_batch_size`)."""
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
-    """In the first steps only the critic trains."""
+    """Number of first steps in which only the critic trains."""
     advantages: GaeAdvantages = GaeAdvantages(kind="gae")
-    """How returns become advantages."""
+    """How rewards and values become advantages."""
     kl: Kl = NoKl(place="none")
-    """Penalty for leaving the reference."""
+    """Penalty for moving away from the reference model."""
     policy_loss: PolicyLossTable = PolicyLossTable()
-    """The actor's loss."""
+    """Loss of the actor."""
     value_loss: ValueLossTable = ValueLossTable()
-    """The critic's loss."""
+    """Loss of the critic."""
     rollout_correction: Correction = NoCorrection(kind="none")
-    """What to do about the gap between sampler and trainer."""
+    """Correction of the gap between the sampler's and the trainer's log-probs."""
 
 
 class OptimizerTable(Table):
-    """AdamW and its schedule. Everything is counted in optimizer steps."""
+    """AdamW and its learning-rate schedule. Everything is counted in optimizer steps."""
 
     lr: Annotated[float, RESULTS, Positive]
     """Peak learning rate."""
     weight_decay: Annotated[float, RESULTS, NotNegative] = 0.0
-    """Decoupled; not applied to biases and norms."""
+    """Decoupled weight decay; biases and norms have none."""
     beta1: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.9
-    """Decay of the first moment."""
+    """Decay of AdamW's first moment (Megatron-Core's `adam_beta1`)."""
     beta2: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.95
-    """Decay of the second moment."""
+    """Decay of AdamW's second moment (Megatron-Core's `adam_beta2`)."""
     eps: Annotated[float, RESULTS, Positive] = 1e-8
-    """Added to the root of the second moment."""
+    """Number added to the root of AdamW's second moment (Megatron-Core's `adam_eps`)."""
     grad_clip: Annotated[float, RESULTS, NotNegative] = 1.0
-    """Largest global gradient norm; 0: off."""
+    """Largest global gradient norm (Megatron-Core's `clip_grad`); 0: no clipping."""
     lr_schedule: Annotated[Literal["constant", "linear", "cosine"], RESULTS] = "constant"
-    """After warm-up."""
+    """Shape of the learning rate after warm-up."""
     lr_warmup_updates: Annotated[int, RESULTS, NotNegative] = 0
-    """Optimizer steps of linear warm-up; the first is above 0."""
+    """Optimizer steps of linear warm-up; the rate of the first is above 0."""
     lr_decay_updates: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Where linear and cosine reach their minimum; absent: at the last planned optimizer step."""
+    """Optimizer step at which linear and cosine reach their minimum; absent: the last one planned."""
     lr_min_frac: Annotated[float, RESULTS, Fraction] = 0.0
-    """Minimum of linear and cosine, as a share of lr."""
+    """Minimum of linear and cosine schedules, as a share of lr."""
 
 
 Recompute = Literal["none", "selective", "full"]
 
 
 class BySequences(Table):
-    """A fixed number of sequences per microbatch."""
+    """Batching by a fixed number of sequences per microbatch."""
 
     microbatch_seqs: Annotated[int, SPEED, AtLeastOne]
-    """Sequences in one forward and backward."""
+    """Sequences in one forward and backward pass (Megatron-Core's `micro_batch_size`)."""
     forward_microbatch_seqs: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Sequences in one forward of log-probs, reference or values, which keep no gradient; absent: the same."""
+    """Sequences in one forward pass without gradient (log-probs, reference, values); absent: `microbatch_seqs`."""
     logits_chunk_tokens: Annotated[int, SPEED, AtLeastOne] = 1024
     """Tokens whose logits exist at one time."""
 
 
 class ByTokens(Table):
-    """As many sequences per microbatch as fit a token budget."""
+    """Batching by a token budget: each microbatch holds as many whole sequences as fit."""
 
     max_tokens_per_microbatch: Annotated[int, SPEED, AtLeastOne]
-    """Hard cap on packed tokens in one forward and backward; a longer sequence is an error at start."""
+    """Most packed tokens in one forward and backward pass; a longer sequence is an error at start."""
     forward_max_tokens_per_microbatch: Annotated[int | None, SPEED, AtLeastOne] = None
-    """The cap in a forward of log-probs, reference or values, which keep no gradient; absent: the same."""
+    """Most packed tokens in one forward pass without gradient (log-probs, reference, values); absent:
+    `max_tokens_per_microbatch`."""
     logits_chunk_tokens: Annotated[int, SPEED, AtLeastOne] = 1024
     """Tokens whose logits exist at one time."""
 
@@ -187,31 +190,37 @@ class ParallelTable(Table):
     """Megatron-Core's parallel layout of one role. A written table is complete: keys not given are 1 or off."""
 
     tensor: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split each layer; divides attention heads and key/value heads."""
+    """Ranks that split each layer (Megatron-Core's `tensor_model_parallel_size`); divides attention heads and
+    key/value heads."""
     pipeline: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split the layers."""
+    """Ranks that split the layers among them (Megatron-Core's `pipeline_model_parallel_size`)."""
     stages_per_rank: Annotated[int, SPEED, AtLeastOne] = 1
-    """Runs of layers on each pipeline rank; more than one (the interleaved schedule) shortens the wait at the ends of
-    a minibatch, for more messages."""
+    """Runs of layers on each pipeline rank (Megatron-Core's `virtual_pipeline_model_parallel_size`). More than one,
+    the interleaved schedule, shortens the wait at the ends of a minibatch and costs more messages."""
     context: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split the tokens of a microbatch, also those of one sequence: what to raise when one is too long."""
+    """Ranks that split the tokens of a microbatch, within a sequence too (Megatron-Core's `context_parallel_size`).
+    Raise it when one sequence is too long for a device."""
     data: Annotated[int, SPEED, AtLeastOne] = 1
-    """Copies of the model that share the rows of a minibatch."""
+    """Copies of the model that share the rows of a minibatch (Megatron-Core's `data_parallel_size`)."""
     sequence: Annotated[bool, SPEED] = False
-    """Split norms and residuals over the tensor ranks too (sequence parallelism); experts need it where there are
-    tensor ranks."""
+    """Split norms and residuals over the tensor ranks too (Megatron-Core's `sequence_parallel`); a model with experts
+    needs it where there are tensor ranks."""
     expert: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that share the experts of a layer; divides their number. Made of the data, context and tensor ranks: no
-    more processes."""
+    """Ranks that share the experts of a layer (Megatron-Core's `expert_model_parallel_size`); divides their number.
+    They are the data, context and tensor ranks seen another way: no more processes."""
     expert_tensor: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split each expert, besides; also made of those ranks. Experts are small: 1, whole,
-    suits nearly all (Megatron-Core's own default is `tensor`)."""
+    """Ranks that split each expert (Megatron-Core's `expert_tensor_parallel_size`); they too are those ranks seen
+    another way. Experts are small: 1, each whole on its rank, suits nearly all models (Megatron-Core's own default is
+    `tensor`)."""
     first_stage_layers: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Layers of the first pipeline rank, which also holds the embedding; absent: as many as the others."""
+    """Layers of the first pipeline rank, which also holds the embedding (Megatron-Core's
+    `num_layers_in_first_pipeline_stage`); absent: as many as the others."""
     last_stage_layers: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Layers of the last pipeline rank, which also holds the output layer; absent: as many as the others."""
+    """Layers of the last pipeline rank, which also holds the output layer (Megatron-Core's
+    `num_layers_in_last_pipeline_stage`); absent: as many as the others."""
     distributed_optimizer: Annotated[bool, SPEED] = False
-    """Split main weights and moments over the data and context ranks."""
+    """Split main weights and moments over the data and context ranks (Megatron-Core's
+    `use_distributed_optimizer`)."""
 
     @property
     def expert_ranks(self) -> int:
@@ -225,7 +234,7 @@ class ParallelTable(Table):
 
     @property
     def virtual_pipeline(self) -> int | None:
-        """Megatron-Core's name for more than one run of layers on a rank; None: one."""
+        """Runs of layers on a rank as Megatron-Core takes it: None where there is only one."""
         return self.stages_per_rank if self.stages_per_rank > 1 else None
 
     @property
@@ -244,7 +253,7 @@ class ParallelTable(Table):
         return self.stage_ranks * self.pipeline
 
     def describe(self) -> str:
-        """What is not 1 or off, in words."""
+        """Settings that are not 1 or off, in words; `one process` where there are none."""
         sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "stages per rank": self.stages_per_rank}
         sizes |= {
             "context": self.context,
@@ -261,11 +270,12 @@ class TrainedTable(Table):
     """One trained role (actor or critic)."""
 
     optimizer: OptimizerTable
-    """How it learns."""
+    """Optimizer of the role and its learning-rate schedule."""
     batching: Batching = ByTokens(max_tokens_per_microbatch=16384)
-    """How its rows are cut to fit memory; never changes a gradient."""
+    """How the role's rows are cut into microbatches to fit memory; it never changes a gradient."""
     recompute: Annotated[Recompute, SPEED] = "none"
-    """Activations that an update computes again in its backward instead of keeping them: selective, those inside the
-    MLP; full, all but the input of each layer (a third more arithmetic)."""
+    """Activations that an update computes again in its backward pass instead of keeping them (Megatron-Core's
+    `recompute_granularity`). selective: those inside the MLP; full: all but the input of each layer (a third more
+    arithmetic)."""
     parallel: ParallelTable | None = None
-    """How it is spread over processes; absent: one process for the actor, and as the actor for the critic."""
+    """Parallel layout of the role; absent: one process for the actor, and the actor's layout for the critic."""

@@ -1,10 +1,11 @@
-"""What pydantic found wrong with a recipe, in the words of the person who wrote it.
+"""Pydantic's findings in a recipe, told in the words of the person who wrote it.
 
 Each problem names where the value was set, the dotted key, the value, and what would be right: a similar key, the
 section where the key belongs, the allowed values, or a line to add.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -13,13 +14,13 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ppoctl.errors import without_secrets
-from ppoctl.recipe import shape
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.layers import Layers
-from ppoctl.recipe.origins import DEFAULT, dotted
+from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
 
-ROOT = shape.of(Recipe)
+ROOT = tree.of(Recipe)
 
 # A line to add, for keys that have no default and whose value cannot be guessed from their type.
 EXAMPLES = {
@@ -40,8 +41,8 @@ EXAMPLES = {
     "max_tokens_per_microbatch": "16384",
 }
 
-# Names that other systems use for keys of ours.
-FOREIGN_NAMES = {
+# Names that other trainers use for keys of ours.
+_OTHER_TRAINERS = {
     "learning_rate": "lr",
     "lam": "gae_lambda",
     "lambda": "gae_lambda",
@@ -56,7 +57,6 @@ FOREIGN_NAMES = {
     "batch_size": "prompts_per_step",
     "mini_batch_size": "minibatch_seqs",
     "ppo_mini_batch_size": "minibatch_seqs",
-    "micro_batch_size": "microbatch_seqs",
     "ppo_epochs": "epochs",
     "max_response_length": "max_new_tokens",
     "max_prompt_length": "max_prompt_tokens",
@@ -64,15 +64,16 @@ FOREIGN_NAMES = {
     "warmup_steps": "lr_warmup_updates",
     "lr_warmup_steps": "lr_warmup_updates",
     "save_freq": "every_steps",
-    "gpu_memory_utilization": "gpu_memory_frac",
     "total_training_steps": "steps",
-    "recompute_granularity": "recompute",
     "gradient_checkpointing": "recompute",
-    "tensor_model_parallel_size": "tensor",
-    "pipeline_model_parallel_size": "pipeline",
-    "virtual_pipeline_model_parallel_size": "stages_per_rank",
-    "context_parallel_size": "context",
 }
+
+_TERM = re.compile(r"(?:Megatron-Core|vLLM)'s\s+`(\w+)`")
+FOREIGN_NAMES = _OTHER_TRAINERS | {
+    term: path[-1] for path, key in tree.walk(ROOT) for term in _TERM.findall(key.field.description or "")
+}
+"""Keys of ours by the names that others have for them; the keys' docstrings give those of Megatron-Core and vLLM."""
+
 _TYPES = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -101,7 +102,7 @@ def problems_of(error: ValidationError, layers: Layers) -> list[Problem]:
 
 
 def as_toml(value: Any) -> str:
-    """A value as TOML has it, whole; `absent` for None."""
+    """A Python value as TOML text, whole; `absent` for None."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "absent"}[value]
     if isinstance(value, str):
@@ -115,42 +116,42 @@ def as_toml(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as TOML has it, cut when long, without secrets of URIs."""
+    """A Python value as TOML text, cut when long, without the secrets of URIs."""
     text = without_secrets(as_toml(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def similar(name: str, known: Sequence[str]) -> str:
-    """`; did you mean ...?` for the nearest known name, or nothing."""
+    """The words `; did you mean ...?` with the nearest known name, or nothing."""
     close = get_close_matches(name, known, n=1, cutoff=0.7) or get_close_matches(name.lower(), known, n=1, cutoff=0.7)
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
-def section(path: shape.Path) -> str:
-    """How a person finds the table: `[actor.optimizer]`, or the top of the file."""
+def section(path: KeyPath) -> str:
+    """The place of a table as a person finds it: `[actor.optimizer]`, or the top of the file."""
     return f"[{dotted(path)}]" if path else "the top of the file, before the first [section]"
 
 
 def _explain(details: ErrorDetails, layers: Layers) -> Problem:
-    path = shape.without_tags(ROOT, details["loc"])
+    path = tree.without_tags(ROOT, details["loc"])
     kind = details["type"]
     if kind == "missing" and not isinstance(details["loc"][-1], int):
         return _missing(path, layers)
     tell = _TELLERS.get(kind)
     says = tell(path, details, layers) if tell else _wrong_value(path, details)
-    choice = shape.at(ROOT, path, layers.written)
-    tag = (choice.tag,) if kind == "union_tag_invalid" and isinstance(choice, shape.Choice) and choice.tag else ()
+    choice = tree.at(ROOT, path, layers.written)
+    tag = (choice.tag,) if kind == "union_tag_invalid" and isinstance(choice, tree.Choice) and choice.tag else ()
     place = layers.place((*path, *tag))
     # A key of an alternative may be absent, and the table around it is what was written.
     place = layers.place(path[:-1]) if place == DEFAULT and len(path) > 1 else place
     return Problem(place, says, _look_up(path))
 
 
-def _look_up(path: shape.Path) -> str:
+def _look_up(path: KeyPath) -> str:
     return f"ppoctl recipes keys {path[0]}" if path and path[0] in ROOT.keys else "ppoctl recipes keys"
 
 
-def _wrong_value(path: shape.Path, details: ErrorDetails) -> str:
+def _wrong_value(path: KeyPath, details: ErrorDetails) -> str:
     kind, context = details["type"], details.get("ctx", {})
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
@@ -164,11 +165,11 @@ def _wrong_value(path: shape.Path, details: ErrorDetails) -> str:
     return f"`{dotted(path)}` is `{shown(details['input'])}`: {wrong}"
 
 
-def _wrong_literal(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
-    parent, value = shape.at(ROOT, path[:-1], layers.written), details["input"]
-    if not isinstance(parent, shape.Choice):
+def _wrong_literal(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
+    parent, value = tree.at(ROOT, path[:-1], layers.written), details["input"]
+    if not isinstance(parent, tree.Choice):
         return _not_one_of(path, value, _literals(parent, path[-1]))
-    chosen = parent.tables.get(parent.chosen(_written(path[:-1], layers)) or "")
+    chosen = parent.table(_written(path[:-1], layers))
     says = _not_one_of(path, value, _literals(chosen, path[-1]))
     others = [tag for tag, table in parent.tables.items() if value in _literals(table, path[-1])]
     if not others:
@@ -178,34 +179,34 @@ def _wrong_literal(path: shape.Path, details: ErrorDetails, layers: Layers) -> s
     return f'{says}; `"{value}"` goes with `{parent.tag} = "{others[0]}"`' + (f" ({why})" if why else "")
 
 
-def _literals(table: shape.Shape | None, name: str) -> list[str]:
-    """The values that a key of a table may have, where they are listed."""
-    key = table.keys.get(name) if isinstance(table, shape.TableShape) else None
-    return [str(value) for value in shape.allowed(key.field.annotation)] if key else []
+def _literals(table: tree.Node | None, name: str) -> list[str]:
+    """Values that a key of a table may have, where the schema lists them; else none."""
+    key = table.keys.get(name) if isinstance(table, tree.TableNode) else None
+    return [str(value) for value in tree.allowed(key.field.annotation)] if key else []
 
 
-def _description(table: shape.Shape | None, name: str) -> str:
-    """What the key of a table is said to be, on one line."""
-    key = table.keys.get(name) if isinstance(table, shape.TableShape) else None
+def _description(table: tree.Node | None, name: str) -> str:
+    """The docstring of a table's key, on one line."""
+    key = table.keys.get(name) if isinstance(table, tree.TableNode) else None
     return " ".join((key.field.description or "").split()) if key else ""
 
 
-def _wrong_tag(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
-    choice = shape.at(ROOT, path, layers.written)
-    if not isinstance(choice, shape.Choice) or choice.tag is None:
+def _wrong_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
+    choice = tree.at(ROOT, path, layers.written)
+    if not isinstance(choice, tree.Choice) or choice.tag is None:
         return _wrong_value(path, details)
     written = details["input"][choice.tag] if isinstance(details["input"], Mapping) else details["input"]
     return _not_one_of((*path, choice.tag), written, list(choice.tables))
 
 
-def _no_tag(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:
-    choice = shape.at(ROOT, path, layers.written)
-    if not isinstance(choice, shape.Choice) or choice.tag is None:
+def _no_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
+    choice = tree.at(ROOT, path, layers.written)
+    if not isinstance(choice, tree.Choice) or choice.tag is None:
         return _wrong_value(path, details)
     return f"{section(path)} needs `{choice.tag}`: {_one_of(list(choice.tables))}"
 
 
-def _not_one_of(path: shape.Path, value: Any, allowed: list[str]) -> str:
+def _not_one_of(path: KeyPath, value: Any, allowed: list[str]) -> str:
     near = similar(value, allowed) if isinstance(value, str) else ""
     return f"`{dotted(path)}` is `{shown(value)}`: must be {_one_of(allowed)}{near}"
 
@@ -215,8 +216,8 @@ def _one_of(allowed: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else "one of " + ", ".join(names)
 
 
-def _unknown(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:  # noqa: ARG001
-    """An unknown key: why it is unknown here, and where it is known."""
+def _unknown(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:  # noqa: ARG001
+    """The sentence about an unknown key: why it is unknown here, and where it is known."""
     name, table = path[-1], path[:-1]
     here = _keys_at(table, layers)
     excluded = _excluded_by(name, table, layers)
@@ -226,9 +227,10 @@ def _unknown(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:  #
     wrong = f"unknown key `{dotted(path)}`"
     if ours in here:
         return f"{wrong}; did you mean `{ours}`?"
-    elsewhere = [known[:-1] for known, _ in shape.walk(ROOT) if known[-1] == ours]
+    elsewhere = [known[:-1] for known, _ in tree.walk(ROOT) if known[-1] == ours]
+    # A key that is nearly spelled like one of this table is a slip, whatever other tables have.
     near = similar(name, here)
-    if () in elsewhere and not near and not isinstance(ROOT.keys[ours].shape, shape.Leaf):
+    if () in elsewhere and not near and not isinstance(ROOT.keys[ours].node, tree.Leaf):
         return f"{wrong}; [{ours}] is a table of its own"
     if elsewhere and not near:
         places = " or ".join(dict.fromkeys(section(place) for place in elsewhere[:4]))
@@ -237,18 +239,17 @@ def _unknown(path: shape.Path, details: ErrorDetails, layers: Layers) -> str:  #
     return wrong + (near or f"; {section(table) if table else 'the top of a recipe'} has {known}")
 
 
-def _keys_at(table: shape.Path, layers: Layers) -> list[str]:
-    here = shape.at(ROOT, table, layers.written)
-    if isinstance(here, shape.Choice):
-        name = here.chosen(_written(table, layers))
-        here = here.tables.get(name) if name else None
-    return list(here.keys) if isinstance(here, shape.TableShape) else []
+def _keys_at(table: KeyPath, layers: Layers) -> list[str]:
+    here = tree.at(ROOT, table, layers.written)
+    if isinstance(here, tree.Choice):
+        here = here.table(_written(table, layers))
+    return list(here.keys) if isinstance(here, tree.TableNode) else []
 
 
-def _excluded_by(name: str, table: shape.Path, layers: Layers) -> str | None:
-    """A key of another alternative of the same table."""
-    choice = shape.at(ROOT, table, layers.written)
-    if not isinstance(choice, shape.Choice):
+def _excluded_by(name: str, table: KeyPath, layers: Layers) -> str | None:
+    """The sentence about a key that belongs to another alternative of the same table; None where it does not."""
+    choice = tree.at(ROOT, table, layers.written)
+    if not isinstance(choice, tree.Choice):
         return None
     owners = [tag for tag, other in choice.tables.items() if name in other.keys]
     if not owners:
@@ -262,19 +263,19 @@ def _excluded_by(name: str, table: shape.Path, layers: Layers) -> str | None:
     return f'`{dotted((*table, name))}` goes with {needed}, and `{dotted((*table, choice.tag))}` is `"{chosen}"`'
 
 
-def _is_own(key: str, choice: shape.Choice) -> bool:
+def _is_own(key: str, choice: tree.Choice) -> bool:
     """Whether some alternatives have the key, and others do not."""
     return {key in table.keys for table in choice.tables.values()} == {True, False}
 
 
-def _written(path: shape.Path, layers: Layers) -> Mapping[str, Any]:
+def _written(path: KeyPath, layers: Layers) -> Mapping[str, Any]:
     here: Any = layers.written
     for name in path:
         here = here.get(name) if isinstance(here, Mapping) else None
     return here if isinstance(here, Mapping) else {}
 
 
-def _missing(path: shape.Path, layers: Layers) -> Problem:
+def _missing(path: KeyPath, layers: Layers) -> Problem:
     """A required key or table, with a line to add."""
     table, name = path[:-1], path[-1]
     place = layers.place(table) if table else DEFAULT
@@ -282,39 +283,39 @@ def _missing(path: shape.Path, layers: Layers) -> Problem:
     return Problem(where, f"missing {_to_add(table, name, layers)}", _look_up(path))
 
 
-def _to_add(table: shape.Path, name: str, layers: Layers) -> str:
-    known = shape.at(ROOT, (*table, name), layers.written)
-    if isinstance(known, shape.Choice):
+def _to_add(table: KeyPath, name: str, layers: Layers) -> str:
+    known = tree.at(ROOT, (*table, name), layers.written)
+    if isinstance(known, tree.Choice):
         first = next(iter(known.tables))
         return (
             f"table {section((*table, name))}; its `{known.tag}` is {_one_of(list(known.tables))}, "
             f'e.g. `{known.tag} = "{first}"`'
         )
-    if isinstance(known, shape.TableShape):
+    if isinstance(known, tree.TableNode):
         needed = [dotted((*table, name, *key)) for key in _required(known)]
         return f"table {section((*table, name))}; it needs `{'`, `'.join(needed)}`"
     where = "under" if table else "at"
     return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{name} = {_example(known, name)}`"
 
 
-def _example(known: shape.Shape | None, name: str) -> str:
-    values = shape.allowed(known.annotation) if isinstance(known, shape.Leaf) else ()
+def _example(known: tree.Node | None, name: str) -> str:
+    values = tree.allowed(known.annotation) if isinstance(known, tree.Leaf) else ()
     return as_toml(values[0]) if values else EXAMPLES[name]
 
 
-def _required(table: shape.TableShape) -> list[shape.Path]:
-    found: list[shape.Path] = []
+def _required(table: tree.TableNode) -> list[KeyPath]:
+    found: list[KeyPath] = []
     for name, key in table.keys.items():
-        if key.required and isinstance(key.shape, shape.TableShape):
-            found += [(name, *inner) for inner in _required(key.shape)]
-        elif key.required and isinstance(key.shape, shape.Choice):
-            found.append((name, key.shape.tag) if key.shape.tag else (name,))
+        if key.required and isinstance(key.node, tree.TableNode):
+            found += [(name, *inner) for inner in _required(key.node)]
+        elif key.required and isinstance(key.node, tree.Choice):
+            found.append((name, key.node.tag) if key.node.tag else (name,))
         elif key.required:
             found.append((name,))
     return found
 
 
-_TELLERS: dict[str, Callable[[shape.Path, ErrorDetails, Layers], str]] = {
+_TELLERS: dict[str, Callable[[KeyPath, ErrorDetails, Layers], str]] = {
     "extra_forbidden": _unknown,
     "literal_error": _wrong_literal,
     "union_tag_invalid": _wrong_tag,

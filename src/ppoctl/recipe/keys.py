@@ -7,8 +7,9 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from ppoctl.recipe import shape
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import as_toml, section
+from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import OFF, OrOff
 
@@ -21,42 +22,43 @@ class KeyLine:
 
     key: str
     only: str
-    """The alternative it belongs to, `place = "loss"`, or the table that must be written; empty: always there."""
+    """The alternative that the key belongs to, `place = "loss"`, or the table that must be written; empty: the key is
+    always there."""
     type: str
     default: str
-    """What holds where it is not written, as TOML; `absent`, or `required`."""
+    """Value of the key where it is not written, as TOML; `absent`, or `required`."""
     range: str
     changes: str
     meaning: str
 
 
 def key_lines() -> list[KeyLine]:
-    """All of them, in the order of the schema."""
-    return list(_of_table(shape.of(Recipe), (), None))
+    """Every key of a recipe, in the order of the schema."""
+    return list(_of_table(tree.of(Recipe), (), None))
 
 
-def _of_table(table: shape.TableShape, path: shape.Path, default: BaseModel | None) -> Iterator[KeyLine]:
+def _of_table(table: tree.TableNode, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
     for name, key in table.keys.items():
         inner, value = (*path, name), _default(key, default)
-        if isinstance(key.shape, shape.Leaf):
+        if isinstance(key.node, tree.Leaf):
             yield _line(inner, key, value)
-        elif isinstance(key.shape, shape.Named):
-            yield from _of_shape(key.shape.each, (*inner, shape.ANY_NAME), None)
+        elif isinstance(key.node, tree.NamedTables):
+            yield from _of_shape(key.node.each, (*inner, tree.ANY_NAME), None)
         else:
-            lines = _of_shape(key.shape, inner, value if isinstance(value, BaseModel) else None)
+            lines = _of_shape(key.node, inner, value if isinstance(value, BaseModel) else None)
             # A table that may be absent says nothing until it is written.
             yield from lines if value is not None else (replace(line, only=section(inner)) for line in lines)
 
 
-def _of_shape(here: shape.Shape, path: shape.Path, default: BaseModel | None) -> Iterator[KeyLine]:
-    if isinstance(here, shape.TableShape):
+def _of_shape(here: tree.Node, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
+    if isinstance(here, tree.TableNode):
         yield from _of_table(here, path, default)
-    elif isinstance(here, shape.Choice):
+    elif isinstance(here, tree.Choice):
         yield from _of_choice(here, path, default)
 
 
-def _of_choice(choice: shape.Choice, path: shape.Path, default: BaseModel | None) -> Iterator[KeyLine]:
-    """Lines that are the same in all alternatives once, without a word of them."""
+def _of_choice(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
+    """Lines of all alternatives; a line that is the same in all of them comes once, without naming one."""
     by_tag = {
         tag: list(_of_table(table, path, default if isinstance(default, table.model) else None))
         for tag, table in choice.tables.items()
@@ -68,6 +70,7 @@ def _of_choice(choice: shape.Choice, path: shape.Path, default: BaseModel | None
         for line in lines:
             if line in told or line.key.rsplit(".", 1)[-1] == choice.tag:
                 continue
+            # Keys of one name may differ between alternatives, in their range or meaning: each such line stands.
             told.add(line)
             tags = [tag for tag, others in by_tag.items() if line in others]
             only = "" if len(tags) == len(by_tag) or line.only else _alternatives(choice.tag, tags)
@@ -78,8 +81,8 @@ def _alternatives(tag: str | None, names: list[str]) -> str:
     return f"by {names[0]}" if tag is None else f"{tag} = " + " or ".join(f'"{name}"' for name in names)
 
 
-def _tag_line(choice: shape.Choice, path: shape.Path, default: BaseModel | None) -> KeyLine:
-    """The key that names the alternative."""
+def _tag_line(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> KeyLine:
+    """The line of the key that names the alternative."""
     assert choice.tag is not None
     keys = {name: table.keys[choice.tag] for name, table in choice.tables.items()}
     first = next(iter(keys.values()))
@@ -89,27 +92,27 @@ def _tag_line(choice: shape.Choice, path: shape.Path, default: BaseModel | None)
     return KeyLine(".".join(path), "", " | ".join(f'"{name}"' for name in keys), value, "", effect, meaning)
 
 
-def _default(key: shape.Key, table: BaseModel | None) -> Any:
+def _default(key: tree.Key, table: BaseModel | None) -> Any:
     if table is not None:
         return getattr(table, key.attribute)
-    return REQUIRED if key.required else key.field.get_default(call_default_factory=True)
+    return REQUIRED if key.required else key.default
 
 
-def _line(path: shape.Path, key: shape.Key, value: Any) -> KeyLine:
+def _line(path: KeyPath, key: tree.Key, value: Any) -> KeyLine:
     default = REQUIRED if key.required and value is REQUIRED else as_toml(value)
     effect = key.effect.value if key.effect else ""
     return KeyLine(".".join(path), "", _type(key.field.annotation), default, _range(key), effect, _text(key))
 
 
-def _text(key: shape.Key) -> str:
+def _text(key: tree.Key) -> str:
     return " ".join((key.field.description or "").split())
 
 
 def _type(annotation: Any) -> str:
-    """In a person's words."""
+    """The type of a key in a person's words."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(member for member in get_args(annotation) if member is not type(None))
-    allowed = shape.allowed(annotation)
+    allowed = tree.allowed(annotation)
     if allowed:
         return " | ".join(f'"{value}"' for value in allowed)
     if get_origin(annotation) is tuple:
@@ -118,8 +121,8 @@ def _type(annotation: Any) -> str:
     return {bool: "true | false", int: "whole number", float: "number", str: "text"}[annotation]
 
 
-def _range(key: shape.Key) -> str:
-    """What pydantic holds it to, beyond its type."""
+def _range(key: tree.Key) -> str:
+    """The bounds that pydantic holds a key to, beyond its type."""
     words = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
     parts = []
     for constraint in key.field.metadata:

@@ -1,4 +1,4 @@
-"""Layouts that the model cannot take: checked on config.json alone, before any process is started."""
+"""Rules on parallel layouts that the model cannot take, judged on config.json alone before any process is started."""
 
 import re
 from collections.abc import Iterator
@@ -6,10 +6,10 @@ from math import gcd
 
 from ppoctl.model.reading import shape_if_here
 from ppoctl.model.shape import ModelShape
+from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.problems import Conflict, Rule
 from ppoctl.recipe.schema import ParallelTable, Recipe
-from ppoctl.recipe.shape import Path
 
 _END_KEYS = ("first_stage_layers", "last_stage_layers")
 
@@ -17,7 +17,9 @@ _END_KEYS = ("first_stage_layers", "last_stage_layers")
 def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
     shape = shape_if_here(recipe.model.path)
     parts = {} if shape is None else _what_tensor_ranks_split(shape)
-    asked: list[tuple[Path, int]] = [((role, "parallel", "tensor"), table.tensor) for role, table in _written(recipe)]
+    asked: list[tuple[KeyPath, int]] = [
+        ((role, "parallel", "tensor"), table.tensor) for role, table in _written(recipe)
+    ]
     for key, tensor in [*asked, (("generator", "tensor"), recipe.generator.tensor)]:
         for name, count in parts.items():
             if count % tensor:
@@ -157,6 +159,7 @@ def expert_ranks_are_made_of_the_other_ranks(recipe: Recipe) -> Iterator[Conflic
     for role, table in _written(recipe):
         if table.stage_ranks % table.expert_ranks:
             keys = ("expert", "expert_tensor", "tensor", "context", "data")
+            # The smallest factor of data ranks with which the expert ranks divide them.
             missing = table.expert_ranks // gcd(table.expert_ranks, table.stage_ranks)
             yield Conflict(
                 f"{table.expert} expert ranks of {table.expert_tensor} each do not divide the {table.tensor} tensor "
@@ -167,7 +170,8 @@ def expert_ranks_are_made_of_the_other_ranks(recipe: Recipe) -> Iterator[Conflic
 
 
 def experts_beside_tensor_ranks_need_sequence_parallelism(recipe: Recipe) -> Iterator[Conflict]:
-    """Otherwise every tensor rank would send every token to the experts, and count its gradient again."""
+    """Without sequence parallelism every tensor rank would send every token to the experts, and count its gradient
+    again."""
     shape = shape_if_here(recipe.model.path)
     if shape is None or shape.experts is None:
         return
@@ -200,7 +204,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
 
 
 def _written(recipe: Recipe) -> Iterator[tuple[str, ParallelTable]]:
-    """The layouts that the recipe writes down; a critic that follows the actor has no problem of its own."""
+    """Parallel tables that the recipe writes down, by role; a critic that follows the actor has no problem of its
+    own."""
     for role in ("actor", "critic"):
         table = getattr(getattr(recipe, role, None), "parallel", None)
         if table is not None:
@@ -208,14 +213,15 @@ def _written(recipe: Recipe) -> Iterator[tuple[str, ParallelTable]]:
 
 
 def _with_layers(recipe: Recipe) -> Iterator[tuple[str, ParallelTable, int]]:
-    """The layouts that the recipe writes down, each with the model's number of layers; none where it is not here."""
+    """Parallel tables that the recipe writes down, each with the model's number of layers; none where the model is
+    not here."""
     shape = shape_if_here(recipe.model.path)
     if shape is not None:
         yield from ((role, table, shape.num_layers) for role, table in _written(recipe))
 
 
 def _what_tensor_ranks_split(shape: ModelShape) -> dict[str, int]:
-    """How many there are of each. Experts have ranks of their own."""
+    """Numbers of the model's parts that tensor ranks split, by name. Experts have ranks of their own."""
     parts = {"attention heads": shape.num_heads, "key/value heads": shape.num_kv_heads}
     if shape.experts is None:
         parts["columns of an MLP"] = shape.ffn_hidden_size
@@ -243,7 +249,7 @@ def _pipeline_problem(table: ParallelTable, layers: int) -> str | None:
 
 
 def _layers_of_ranks(table: ParallelTable, layers: int) -> list[int]:
-    """Layers of the written ends, and of a rank between them, where the layers divide over the ranks."""
+    """Layers of the written ends, and of one rank between them, where the layers divide over the ranks."""
     ends = _ends(table)
     between = table.pipeline - len(ends)
     return [*ends, (layers - sum(ends)) // between] if between else ends

@@ -15,12 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from ppoctl.errors import RecipeError, quoted
-from ppoctl.recipe import shape
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import problems_of
-from ppoctl.recipe.fingerprint import fingerprint as fingerprint
-from ppoctl.recipe.fingerprint import result_differences as result_differences
-from ppoctl.recipe.layers import LayeredRecipe, Layers
-from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.layers import Layers
+from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.partial import partial
 from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.rules import violations
@@ -28,10 +26,10 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.variables import unknown_variables
 
 MOST_BYTES = 1 << 20
-"""More is no recipe: it would be read for minutes."""
+"""Largest size of a recipe file, in bytes; a larger file is no recipe, and would be read for minutes."""
 
-Judge = Callable[[Recipe, Callable[[shape.Path], str]], list[Problem]]
-"""From a recipe and where its values were set to what is wrong with it."""
+Judge = Callable[[Recipe, Callable[[KeyPath], str]], list[Problem]]
+"""A judge takes a recipe and a function that says where a key was set, and returns what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +64,17 @@ def examine(
     environ: Mapping[str, str] = os.environ,
     judges: Sequence[Judge] = (violations,),
 ) -> tuple[Loaded | None, list[Problem]]:
-    """As `load`, but hands out the problems; Loaded is None unless all there are is something missing on this
-    machine. Each judge also sees a recipe with errors, as far as it is usable (`partial`)."""
+    """The recipe that `load` would give, or None, and all problems instead of an error. A recipe is there when all
+    that is wrong is something missing on this machine. Each judge also sees a recipe with errors, as far as it is
+    usable (`partial`)."""
     layers = Layers(tuple(Path(file) for file in files), tuple(sets), environ)
     unreadable = [problem for file in layers.files for problem in _unreadable(file)]
     if unreadable or not files:
         return None, unreadable or [Problem("", "no recipe given", "ppoctl recipes list")]
     wrong: list[Problem] = []
+    layers.read()
     try:
-        layered = LayeredRecipe.read(layers)
-        recipe = Recipe.model_construct(**dict(layered))
+        recipe = Recipe.model_validate(layers.written)
     except ValidationError as error:
         wrong = problems_of(error, layers)
         recipe = partial(layers.written, error)
@@ -85,9 +84,10 @@ def examine(
         *wrong,
         *(found for judge in judges for found in judge(recipe, layers.place)),
     ]
+    # Something that is only missing here may be there where the run will be: the recipe itself is right.
     if not all(problem.is_missing for problem in problems):
         return None, problems
-    origins = {dotted(path): layers.place(path) for path, _, _ in shape.values(recipe)}
+    origins = {dotted(path): layers.place(path) for path, _, _ in tree.values(recipe)}
     return Loaded(recipe, origins, layers.files), problems
 
 
@@ -106,7 +106,7 @@ def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
 
 
 def _unreadable(file: Path) -> list[Problem]:
-    """Why this file is no TOML document."""
+    """Problems that keep a file from being a TOML document; empty: it is one."""
     try:
         if file.exists() and not (file.is_file() or file.is_dir()):
             return [Problem(str(file), "is no regular file", f"ls -l {quoted(file)}")]

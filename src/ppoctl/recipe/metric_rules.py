@@ -4,10 +4,9 @@ ask for it only where it is reported. See `rules`."""
 from collections.abc import Iterator, Sequence
 
 from ppoctl import metrics
-from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.problems import Conflict, Rule
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.shape import Path
 from ppoctl.rewards.gsm8k import Gsm8kReward
 
 _OF_A_CORRECTION = tuple(
@@ -18,7 +17,7 @@ _OF_A_CORRECTION = tuple(
 
 def every_expectation_can_be_judged(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
-        key: Path = ("expect", name)
+        key: KeyPath = ("expect", name)
         if metrics.find(name) is None:
             yield Conflict(metrics.unknown(name), (key,), "ppoctl recipes metrics")
         if wanted.min is None and wanted.max is None and wanted.rise_min is None:
@@ -36,8 +35,8 @@ def metrics_that_are_watched_are_reported(recipe: Recipe) -> Iterator[Conflict]:
         yield from _not_reported(recipe, name, key)
 
 
-def _not_reported(recipe: Recipe, name: str, key: Path) -> Iterator[Conflict]:
-    """Why no step of this recipe reports the metric."""
+def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
+    """Reasons why no step of this recipe reports the metric."""
     named = metrics.eval_set(name)
     if name.startswith("kl/") and recipe.ppo.kl.place == "none":
         yield Conflict(f"`{name}` needs a reference, and none is loaded", (key, ("ppo", "kl", "place")))
@@ -54,8 +53,9 @@ def _not_reported(recipe: Recipe, name: str, key: Path) -> Iterator[Conflict]:
         yield from _no_other_reading(recipe, name, key)
 
 
-def _no_other_reading(recipe: Recipe, name: str, key: Path) -> Iterator[Conflict]:
-    """Only the reading of an answer that does not score it is reported beside the score."""
+def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
+    """Reasons why a reading of an answer is not reported beside the score: only the reading that does not score
+    is."""
     if not isinstance(recipe.reward, Gsm8kReward):
         says = f"`{name}` is one of the two readings of `gsm8k`, and this reward has one"
         yield Conflict(says, (key, ("reward", "kind")), "ppoctl recipes metrics")
@@ -69,7 +69,7 @@ def an_expected_figure_is_reported_at_that_step(recipe: Recipe) -> Iterator[Conf
         step = wanted.at_step
         if metrics.find(name) is None or step is None or step > recipe.steps:
             continue
-        key: Path = ("expect", name, "at_step")
+        key: KeyPath = ("expect", name, "at_step")
         if _is_of_an_evaluation(name):
             if not evaluates(recipe, step):
                 says = f"`{name}` is expected at step {step}, where nothing is evaluated"
@@ -144,15 +144,16 @@ def evaluates(recipe: Recipe, step: int) -> bool:
 
 
 def evaluations(recipe: Recipe) -> int:
-    """How often the run evaluates."""
+    """Number of evaluations of the whole run."""
     every = recipe.eval.every_steps
     regular = recipe.steps // every if every else 0
+    # The last step is evaluated whether it is due or not.
     at_the_end = 0 if every and recipe.steps % every == 0 else 1
     return (int(recipe.eval.at_start) + regular + at_the_end) if recipe.data.eval else 0
 
 
 def reporting_steps(recipe: Recipe, name: str) -> int:
-    """In how many steps a figure that no evaluation reports is there."""
+    """Steps that report a figure which no evaluation reports."""
     return recipe.steps - (recipe.ppo.critic_only_steps if _is_of_the_actors_update(name) else 0)
 
 
@@ -164,9 +165,9 @@ def _is_of_the_actors_update(name: str) -> bool:
     return name.startswith("policy/") or name in (metrics.TIME_ACTOR_UPDATE_S.name, *_OF_A_CORRECTION)
 
 
-def _watched(recipe: Recipe) -> Sequence[tuple[str, Path]]:
-    """Known metrics that the recipe reads, with the key that does."""
-    named: list[tuple[str, Path]] = [(name, ("expect", name)) for name in recipe.expect]
+def _watched(recipe: Recipe) -> Sequence[tuple[str, KeyPath]]:
+    """Known metrics that the recipe reads, each with the key that names it."""
+    named: list[tuple[str, KeyPath]] = [(name, ("expect", name)) for name in recipe.expect]
     if recipe.checkpoint.best is not None:
         named.append((recipe.checkpoint.best, ("checkpoint", "best")))
     return [(name, key) for name, key in named if metrics.find(name) is not None]

@@ -1,4 +1,4 @@
-"""Where each value was set: dotted keys, and the line of each key in a TOML file (tomllib tells values, not lines).
+"""Where each value was set: dotted keys, and the line of each key in a TOML file (tomllib gives values, no lines).
 
 The scanner reads text that tomllib has already accepted, so it checks nothing; it only has to walk past strings,
 comments and brackets.
@@ -8,7 +8,7 @@ import json
 import re
 from bisect import bisect_right
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 DEFAULT = "default"
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -20,12 +20,12 @@ _STRING = re.compile(
 _SCALAR = re.compile(r"[^,\]}\n#]*")
 
 
-def dotted(path: Path) -> str:
-    """The path as TOML spells a dotted key: parts that are no bare key are quoted."""
+def dotted(path: KeyPath) -> str:
+    """The key path as TOML spells it: parts that are no bare key are quoted."""
     return ".".join(part if _BARE.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in path)
 
 
-def lines_of(text: str) -> dict[Path, int]:
+def lines_of(text: str) -> dict[KeyPath, int]:
     """The line (from 1) on which each key and each table of a TOML document first stands."""
     return _Scanner(text).scan()
 
@@ -35,11 +35,11 @@ class _Scanner:
         self._text = text
         self._at = 0
         self._breaks = [match.start() for match in re.finditer("\n", text)]
-        self._lines: dict[Path, int] = {}
-        self._counts: dict[Path, int] = {}
+        self._lines: dict[KeyPath, int] = {}
+        self._counts: dict[KeyPath, int] = {}
 
-    def scan(self) -> dict[Path, int]:
-        prefix: Path = ()
+    def scan(self) -> dict[KeyPath, int]:
+        prefix: KeyPath = ()
         self._skip(_BLANK)
         while self._at < len(self._text):
             if self._text[self._at] == "[":
@@ -49,7 +49,7 @@ class _Scanner:
             self._skip(_BLANK)
         return self._lines
 
-    def _header(self) -> Path:
+    def _header(self) -> KeyPath:
         line = self._line()
         is_array = self._text.startswith("[[", self._at)
         self._at += 2 if is_array else 1
@@ -62,7 +62,7 @@ class _Scanner:
             self._mark(path, line)
         return path
 
-    def _pair(self, prefix: Path) -> None:
+    def _pair(self, prefix: KeyPath) -> None:
         line = self._line()
         path = (*prefix, *self._key())
         self._mark(path, line)
@@ -70,7 +70,7 @@ class _Scanner:
         self._skip(_BLANK)
         self._value(path)
 
-    def _key(self) -> Path:
+    def _key(self) -> KeyPath:
         parts: list[str] = []
         while True:
             self._skip(_BLANK)
@@ -85,15 +85,15 @@ class _Scanner:
                 return tuple(parts)
             self._at += 1
 
-    def _value(self, path: Path) -> None:
+    def _value(self, path: KeyPath) -> None:
         opening = self._text[self._at : self._at + 1]
         if opening in ("{", "["):
             self._bracket(path, "}" if opening == "{" else "]")
         elif not self._skip(_STRING):
             self._skip(_SCALAR)
 
-    def _bracket(self, path: Path, closing: str) -> None:
-        """An inline table or an array."""
+    def _bracket(self, path: KeyPath, closing: str) -> None:
+        """Walk over an inline table or an array."""
         self._at += 1
         count = 0
         self._skip(_BLANK)
@@ -120,7 +120,7 @@ class _Scanner:
     def _line(self) -> int:
         return bisect_right(self._breaks, self._at - 1) + 1
 
-    def _mark(self, path: Path, line: int) -> None:
+    def _mark(self, path: KeyPath, line: int) -> None:
         for length in range(1, len(path) + 1):
             self._lines.setdefault(path[:length], line)
 

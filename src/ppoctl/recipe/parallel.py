@@ -1,4 +1,4 @@
-"""How roles are laid out over processes, and under which layouts a saved state can be loaded. Light."""
+"""Sizes of a run's roles in processes and devices, and the layouts under which a saved state can be loaded. Light."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,26 +6,30 @@ from typing import Any
 from ppoctl.recipe.schema import ParallelTable, Recipe
 
 GPUS_PER_NODE = 8
-"""What nodes are taken to have, where `plan` has to know."""
+"""GPUs that a node is taken to have, where `plan` has to know."""
+
+OBJECT_STORE_BYTES = 256 * 2**20
+"""Shared memory of a Ray of the run\'s own: rollouts and two buckets of weights pass through it; Ray spills the rest
+to disk."""
 
 _FREE = ("context", "data", "sequence")
-"""Keys of a layout that a state which is loaded with any number of data ranks does not depend on."""
+"""Keys of a layout that may differ from those of a state saved with `reshardable = "dp"`."""
 
 
 def layouts(recipe: Recipe) -> dict[str, ParallelTable]:
-    """The layout of each role. The critic follows the actor unless its table is written."""
+    """The parallel layout of each role. The critic follows the actor unless its table is written."""
     actor = recipe.actor.parallel or ParallelTable()
     return {"actor": actor, "critic": recipe.critic.parallel or actor}
 
 
 def processes(recipe: Recipe) -> dict[str, int]:
-    """How many processes each role has."""
+    """Processes of each role: actor, critic, generator."""
     sizes = {role: layout.world_size for role, layout in layouts(recipe).items()}
     return {**sizes, "generator": recipe.generator.engines * recipe.generator.tensor}
 
 
 def devices(recipe: Recipe) -> int:
-    """GPUs, or places on CPUs, that the processes take (`engines.ray.room`)."""
+    """GPUs, or slots on CPUs, that all processes take together (`engines.ray.placement`)."""
     sizes = processes(recipe).values()
     return max(sizes) if recipe.cluster.placement == "colocated" else sum(sizes)
 
@@ -36,14 +40,14 @@ def is_one_process(recipe: Recipe) -> bool:
 
 
 def saved_layout(recipe: Recipe, role: str) -> dict[str, Any]:
-    """The role's parallel table, and `reshardable`: `full` or `dp`."""
+    """The role's parallel table with `reshardable`, `full` or `dp`, as a saved state records it."""
     table = layouts(recipe)[role]
     kind = recipe.checkpoint.reshardable if table.distributed_optimizer else "full"
     return {**table.model_dump(mode="json"), "reshardable": kind}
 
 
 def what_differs(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """Keys of the layout that keep a state from being loaded; empty: it can be."""
+    """Keys of the layout that keep a saved state from being loaded; empty: it can be."""
     bound = {"distributed_optimizer"}
     if saved["reshardable"] == "dp":
         bound = set(saved) - {"reshardable", *_FREE}

@@ -1,42 +1,43 @@
-"""What a rule finds, one thing wrong with a recipe or with what it names, and all of them as one error."""
+"""The findings of rules: a conflict of keys, a problem with its place, and all problems as one error."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ppoctl.errors import MissingAssetError, PpoctlError, RecipeError
+from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.shape import Path
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """What contradicts what. The first key is the one to change."""
+    """A contradiction between keys. The first key is the one to change."""
 
     says: str
-    keys: tuple[Path, ...]
+    keys: tuple[KeyPath, ...]
     hint: str | None = None
 
 
 Rule = Callable[[Recipe], Iterator[Conflict]]
-"""A law of recipes: it finds all that breaks it."""
+"""A rule yields every conflict of a recipe with the law it is named after."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """`where` it was set (file:line, environment, --set), what is wrong, and one command or change that mends it."""
+    """One thing wrong with a recipe: where it was set (file:line, environment, --set), what is wrong, and one command
+    or change that mends it."""
 
     where: str
     says: str
     hint: str | None = None
     kind: type[PpoctlError] = RecipeError
-    """Whose exit code it has."""
+    """The error class that this problem raises, which decides the exit code."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.says}" if self.where else self.says
 
     @property
     def is_missing(self) -> bool:
-        """Whether something is only not here; it may be right where the run will be."""
+        """Whether something is only missing on this machine; it may be there where the run will be."""
         return issubclass(self.kind, MissingAssetError)
 
 

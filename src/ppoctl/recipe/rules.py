@@ -1,4 +1,4 @@
-"""What no single key can say: rules across tables. Each is a function named as the sentence it holds.
+"""Rules across tables, which no single key can hold. Each is a function named as the sentence it holds.
 
 A rule yields conflicts; it never corrects. All rules are judged in one pass, and each conflict names its keys, their
 values and where they were set. A rule may meet a recipe with missing values (see `partial`): reading one raises
@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ppoctl.errors import holds_secret
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import shown
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.metric_rules import METRIC_RULES
-from ppoctl.recipe.origins import DEFAULT, dotted
+from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.problems import Conflict, Problem, Rule
-from ppoctl.recipe.schedule import planned_updates
 from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, HealthRule, Recipe, TrainedTable
-from ppoctl.recipe.shape import Path, of, values
+from ppoctl.recipe.sizes import longest_sequence, planned_updates, sequences_per_step
 from ppoctl.rewards.exact_match import ExactMatchReward
 
 
 def sequences_of_a_step_fill_whole_minibatches(recipe: Recipe) -> Iterator[Conflict]:
-    sequences = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    sequences = sequences_per_step(recipe)
     minibatch = recipe.ppo.minibatch_seqs
     if sequences % minibatch:
         sizes = (size for size in range(1, sequences + 1) if sequences % size == 0)
@@ -104,9 +104,9 @@ def the_actor_trains_in_some_step(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def whitening_has_more_than_one_sequence(recipe: Recipe) -> Iterator[Conflict]:
-    """With lambda and gamma 1 and one sequence, every advantage of the step has the same sign before whitening, and
-    after it half of them have the opposite one."""
-    sequences = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    """One sequence with lambda and gamma 1 has advantages of one sign; whitening would give half of them the other
+    sign."""
+    sequences = sequences_per_step(recipe)
     if recipe.ppo.advantages.whiten and sequences == 1:
         yield Conflict(
             "whitening the advantages of one sequence removes its reward",
@@ -133,8 +133,8 @@ def a_reward_scale_has_two_ends(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def the_reward_can_read_the_answers(recipe: Recipe) -> Iterator[Conflict]:
-    """GSM8K's rows hand over the number behind `####`, which a whole response hardly ever equals."""
-    paths: list[Path] = [("data", "train"), *(("data", "eval", name) for name in recipe.data.eval)]
+    """GSM8K's rows hold the number behind `####`, which a whole response hardly ever equals."""
+    paths: list[KeyPath] = [("data", "train"), *(("data", "eval", name) for name in recipe.data.eval)]
     for path, table in zip(paths, (recipe.data.train, *recipe.data.eval.values()), strict=True):
         if recipe.reward.needs_truth and isinstance(table, ColumnRows) and table.answer is None:
             yield Conflict(
@@ -152,7 +152,7 @@ def the_reward_can_read_the_answers(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def bounds_of_a_health_rule_are_in_order(recipe: Recipe) -> Iterator[Conflict]:
-    for name in of(type(recipe.health)).keys:
+    for name in tree.of(type(recipe.health)).keys:
         rule: HealthRule = getattr(recipe.health, name)
         if rule.min is not None and rule.max is not None and rule.min > rule.max:
             yield Conflict(
@@ -162,7 +162,7 @@ def bounds_of_a_health_rule_are_in_order(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def a_rule_that_stops_has_a_bound(recipe: Recipe) -> Iterator[Conflict]:
-    for name in of(type(recipe.health)).keys:
+    for name in tree.of(type(recipe.health)).keys:
         rule: HealthRule = getattr(recipe.health, name)
         if rule.action == "stop" and rule.min is None and rule.max is None:
             yield Conflict(
@@ -171,8 +171,8 @@ def a_rule_that_stops_has_a_bound(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
-    """A recipe is kept in the run directory and sent to MLflow."""
-    for path, _, value in values(recipe):
+    """A recipe is kept in the run directory and sent to MLflow, so it must hold no secret."""
+    for path, _, value in tree.values(recipe):
         if isinstance(value, str) and holds_secret(value):
             yield Conflict(
                 f"`{dotted(path)}` holds a password or a token, and a recipe is kept and sent on",
@@ -200,31 +200,32 @@ RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
 )
 
-_MINIBATCH: Path = ("ppo", "minibatch_seqs")
-_PROMPTS: Path = ("rollout", "prompts_per_step")
-_SAMPLES: Path = ("rollout", "samples_per_prompt")
-_PROMPT_TOKENS: Path = ("rollout", "max_prompt_tokens")
-_NEW_TOKENS: Path = ("rollout", "max_new_tokens")
+_MINIBATCH: KeyPath = ("ppo", "minibatch_seqs")
+_PROMPTS: KeyPath = ("rollout", "prompts_per_step")
+_SAMPLES: KeyPath = ("rollout", "samples_per_prompt")
+_PROMPT_TOKENS: KeyPath = ("rollout", "max_prompt_tokens")
+_NEW_TOKENS: KeyPath = ("rollout", "max_new_tokens")
 _SECRET_URI = (
     "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (of a server), or the whole URI under a name of "
     'your own and write `tracking.uri = "$NAME"`'
 )
 
 
-def violations(recipe: Recipe, place: Callable[[Path], str]) -> list[Problem]:
-    """Every conflict, with the values of its keys and where each was set."""
+def violations(recipe: Recipe, place: Callable[[KeyPath], str]) -> list[Problem]:
+    """Every conflict in a recipe, with the values of its keys and where each was set."""
     found: list[Problem] = []
     for rule in RULES:
         try:
             found.extend(_problem(conflict, recipe, place) for conflict in rule(recipe))
         except AttributeError:
+            # A value is missing, so this rule cannot be judged. In a whole recipe it is a defect of the rule.
             if _is_whole(recipe):
                 raise
     return found
 
 
 def unused(recipe: Recipe) -> list[str]:
-    """What the recipe says and nothing would read: not wrong, and not what was meant either."""
+    """Notes on settings that nothing would read: they are not wrong, and not what was meant either."""
     if recipe.cluster.ray_address is not None and is_one_process(recipe):
         return [
             f"`cluster.ray_address` (`{recipe.cluster.ray_address}`) is not used: each role is one process, and all "
@@ -233,12 +234,7 @@ def unused(recipe: Recipe) -> list[str]:
     return []
 
 
-def longest_sequence(recipe: Recipe) -> int:
-    """Tokens a forward pass reads at most: the last response token is predicted and never read."""
-    return recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens - 1
-
-
-def _problem(conflict: Conflict, recipe: Recipe, place: Callable[[Path], str]) -> Problem:
+def _problem(conflict: Conflict, recipe: Recipe, place: Callable[[KeyPath], str]) -> Problem:
     settings = []
     for key in conflict.keys:
         value = _value_at(recipe, key)
@@ -252,7 +248,7 @@ def _problem(conflict: Conflict, recipe: Recipe, place: Callable[[Path], str]) -
     return Problem(changed, says, hint)
 
 
-def _value_at(recipe: Recipe, key: Path) -> Any:
+def _value_at(recipe: Recipe, key: KeyPath) -> Any:
     here: Any = recipe
     for name in key:
         here = here.get(name) if isinstance(here, dict) else getattr(here, {"from": "from_"}.get(name, name), None)
@@ -261,13 +257,13 @@ def _value_at(recipe: Recipe, key: Path) -> Any:
 
 def _is_whole(recipe: Recipe) -> bool:
     try:
-        return all(True for _ in values(recipe))
+        return all(True for _ in tree.values(recipe))
     except AttributeError:
         return False
 
 
 def _roles(recipe: Recipe) -> Iterator[tuple[str, TrainedTable]]:
-    """The trained roles whose tables are usable."""
+    """The trained roles whose tables are usable, with their tables."""
     for role in ("actor", "critic"):
         table = getattr(recipe, role, None)
         if table is not None:

@@ -36,52 +36,52 @@ class ModelTable(Table):
     """The base model: actor, reference and critic start from it."""
 
     path: Annotated[str, RESULTS]
-    """Hugging Face folder (relative paths start at the recipe file) or hub id."""
+    """Hugging Face folder (a relative path starts at the recipe file) or hub id."""
     dtype: Annotated[Literal["float32", "bfloat16"], RESULTS] = "bfloat16"
-    """Of weights and activations; main weights and optimizer are float32 either way."""
+    """Dtype of weights and activations; main weights and optimizer are float32 either way."""
     critic: Annotated[str | None, RESULTS] = None
-    """Where the critic starts: a reward model made from the same base (a folder or hub id of a
+    """Weights that the critic starts from: a reward model made from the same base (a folder or hub id of a
     ...ForSequenceClassification with one label, or a folder by `convert-ckpt --to megatron`); absent: `path`, with a
     head of zero."""
 
 
 class Gsm8kRows(Table):
-    """GSM8K's JSONL: `question`, and `answer` ending in `#### N`."""
+    """Rows of GSM8K's JSONL: `question`, and `answer` ending in `#### N`."""
 
     format: Annotated[Literal["gsm8k"], RESULTS]
-    """GSM8K's own keys."""
+    """JSONL with GSM8K's own keys."""
     path: Annotated[str, RESULTS]
-    """JSONL file; `$NAME` at the start is an environment variable (where a relative one starts, the command was
-    typed); other relative paths start at the recipe file."""
+    """JSONL file. `$NAME` at the start is an environment variable; if its value is relative, it starts where the
+    command was typed. Other relative paths start at the recipe file."""
     system: Annotated[str, RESULTS] = ""
-    """System message; empty: none."""
+    """System message of each prompt; empty: none."""
     instruction: Annotated[str, RESULTS] = ""
-    """Appended to each question after a line break; empty: none."""
+    """Text appended to each question after a line break; empty: none."""
     max_rows: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Use the first rows only; absent: all."""
+    """Number of first rows to use; absent: all."""
 
 
 class ColumnRows(Table):
-    """JSONL or parquet with a prompt and an answer in columns of any name."""
+    """Rows of JSONL or parquet with a prompt and an answer in columns of any name."""
 
     format: Annotated[Literal["columns"], RESULTS]
-    """Columns named below."""
+    """JSONL or parquet with the columns named by `prompt` and `answer`."""
     path: Annotated[str, RESULTS]
-    """`.jsonl` or `.parquet` file; `$NAME` at the start is an environment variable (where a relative one
-    starts, the command was typed); other relative paths start at the recipe file."""
+    """JSONL or parquet file. `$NAME` at the start is an environment variable; if its value is relative, it starts
+    where the command was typed. Other relative paths start at the recipe file."""
     prompt: Annotated[str, RESULTS]
-    """Column with the question (text, or a list of chat messages)."""
+    """Column of the question (text, or a list of chat messages)."""
     answer: Annotated[str | None, RESULTS] = None
-    """Column with the ground truth; dots reach into nested columns (`reward_model.ground_truth`). Absent: there is
+    """Column of the ground truth; dots reach into nested columns (`reward_model.ground_truth`). Absent: there is
     none, for rewards that need none."""
     fields: Annotated[tuple[str, ...], RESULTS, Array] = ()
     """Further columns that the reward is given, by these names."""
     system: Annotated[str, RESULTS] = ""
-    """System message; empty: none."""
+    """System message of each prompt; empty: none."""
     instruction: Annotated[str, RESULTS] = ""
-    """Appended to each text question after a line break; empty: none."""
+    """Text appended to each text question after a line break; empty: none."""
     max_rows: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Use the first rows only; absent: all."""
+    """Number of first rows to use; absent: all."""
 
 
 Rows = Annotated[Gsm8kRows | ColumnRows, Field(discriminator="format")]
@@ -91,13 +91,13 @@ class DataTable(Table):
     """Prompts: one training set, any number of named evaluation sets."""
 
     train: Rows
-    """What rollouts are drawn from, in a seeded order, epoch after epoch."""
+    """Training prompts, drawn in a seeded order, epoch after epoch."""
     eval: dict[str, Rows] = Field(default_factory=dict)
     """Evaluation sets by name."""
 
 
 class RolloutTable(Table):
-    """How responses are drawn. Truncated sampling (top-p, top-k) is left out on purpose: the trainer's log-probs are
+    """Sampling of responses. Truncated sampling (top-p, top-k) is left out on purpose: the trainer's log-probs are
     those of the full distribution, and the ratio of the two would be biased."""
 
     prompts_per_step: Annotated[int, RESULTS, AtLeastOne]
@@ -105,15 +105,15 @@ class RolloutTable(Table):
     samples_per_prompt: Annotated[int, RESULTS, AtLeastOne] = 1
     """Responses per prompt; sequences in a step = prompts_per_step x samples_per_prompt."""
     max_prompt_tokens: Annotated[int, RESULTS, AtLeastOne]
-    """A longer prompt is an error at start (it is neither cut nor dropped)."""
+    """Most tokens of a prompt; a longer one is an error at start (it is neither cut nor dropped)."""
     max_new_tokens: Annotated[int, RESULTS, AtLeastOne]
-    """A response that reaches it is truncated."""
+    """Most tokens of a response (vLLM's `max_tokens`); one that reaches it is truncated."""
     temperature: Annotated[float, RESULTS, Positive] = 1.0
-    """Logits are divided by it in the generator and in the trainer alike."""
+    """Sampling temperature: logits are divided by it in the generator and in the trainer alike."""
     stop_strings: Annotated[tuple[str, ...], RESULTS, Array] = ()
-    """A response ends where one of them appears; end-of-sequence tokens always end it."""
+    """Texts that end a response where they appear (vLLM's `stop`); end-of-sequence tokens always end it."""
     keep_finished_every_s: Annotated[float, SPEED, Positive] = 5.0
-    """Finished samples of an unfinished rollout or evaluation are written this often: what a kill loses at most."""
+    """Seconds between writes of the finished samples of an unfinished rollout or evaluation; a kill loses no more."""
 
 
 if TYPE_CHECKING:
@@ -123,109 +123,114 @@ else:
 
 
 class GeneratorTable(Table):
-    """vLLM. Engines share one queue of prompts; a sample is the same whichever engine draws it."""
+    """vLLM engines that draw responses. They share one queue of prompts; a sample is the same whichever engine draws
+    it."""
 
     engines: Annotated[int, SPEED, AtLeastOne] = 1
-    """Copies of the model that draw side by side."""
+    """Engines, copies of the model that draw side by side."""
     tensor: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split each engine's layers; divides attention heads and key/value heads."""
+    """Ranks that split the layers of each engine (vLLM's `tensor_parallel_size`); divides attention heads and
+    key/value heads."""
     gpu_memory_frac: Annotated[float, SPEED, Field(gt=0, lt=1)] = 0.6
-    """Share of the GPU it may use for weights and KV cache; not read on CPU."""
+    """Share of a GPU that an engine may use for weights and KV cache (vLLM's `gpu_memory_utilization`); not read on
+    CPU."""
     kv_cache_mib: Annotated[int, SPEED, AtLeastOne] = 256
-    """KV cache on CPU, where no share of a GPU limits it; not read on GPU."""
+    """MiB of KV cache on CPU, where no share of a GPU limits it (vLLM's `kv_cache_memory_bytes`); not read on GPU."""
     max_concurrent_seqs: Annotated[int, SPEED, AtLeastOne] = 256
-    """Requests decoded together."""
+    """Sequences that an engine decodes together (vLLM's `max_num_seqs`)."""
     compile: Annotated[bool, SPEED] = False
-    """Compile and capture graphs: slower start, faster tokens."""
+    """Compile the model and capture graphs (turns off vLLM's `enforce_eager`): slower start, faster tokens."""
     canary_tolerance: Annotated[float | None, SPEED, Positive] = None
-    """Largest allowed gap between the generator's and the trainer's log-probs of the canary prompt after a weight
-    update, in nats; absent: 1e-3 for float32, 0.5 for bfloat16 on the mean."""
+    """Largest allowed gap, in nats, between the generator's and the trainer's log-probs of the canary prompt after a
+    weight update; absent: 1e-3 for float32, 0.5 for bfloat16 on the mean."""
 
 
 class CheckpointTable(Table):
-    """When states are saved and which are kept. Data artifacts are committed after every stage regardless."""
+    """Saving of states, and which are kept. Data artifacts are committed after every stage regardless."""
 
     every_steps: Annotated[int, SPEED, AtLeastOne] = 1
-    """Between saves the artifacts are a redo log: resume replays at most this many steps' updates."""
+    """Steps between saves of actor and critic. Between saves the artifacts are a redo log: a resume replays at most
+    this many steps' updates."""
     asynchronous: Annotated[bool, SPEED] = True
-    """States are copied, and written while the next step goes on: takes the host memory of one more copy of actor and
-    critic, weights and optimizer. False: training waits until they are on disk."""
+    """Write states while the next step goes on. This takes the host memory of one more copy of actor and critic,
+    weights and optimizer. False: training waits until they are on disk."""
     reshardable: Annotated[Literal["full", "dp"], SPEED] = "full"
-    """Under which layouts the state of a distributed optimizer can be loaded. full: any that has one too; to save it,
-    it is gathered over the data ranks, on each of them. dp: any number of data ranks, the rest as it was; each rank
-    writes what it has. A role without a distributed optimizer can be laid out anew for nothing."""
+    """Layouts under which the saved state of a distributed optimizer can be loaded. full: any with a distributed
+    optimizer; a save gathers the state over the data ranks, on each of them. dp: the same layout with any number of
+    data ranks; each rank writes its own shard. The state of any other optimizer can be loaded under every layout
+    without one, at no cost."""
     keep_last: Annotated[int, SPEED, Field(ge=2)] = 2
     """Healthy actor and critic pairs to keep; the last healthy one is never deleted."""
     best: Annotated[str | None, REPORTING] = None
-    """Metric whose best actor is kept besides, as weights only: the actor that was measured, which is the one a step
-    began with for figures of training, and the one it made for evaluations. Absent: none."""
+    """Metric whose best actor is kept besides, as weights only; absent: none. It is the actor that was measured: the
+    one a step began with for figures of training, the one it made for evaluations."""
     keep_rollouts_every_steps: Annotated[int, REPORTING, NotNegative] = 10
-    """Rollouts of every such step stay readable after its folder is no longer needed; 0: none."""
+    """Steps between those whose rollouts stay readable after their folder is no longer needed; 0: none stay."""
 
 
 class EvalTable(Table):
     """Evaluation of the actor on every set of `data.eval`: greedy, and sampled at `temperature`."""
 
     every_steps: Annotated[int, REPORTING, NotNegative] = 0
-    """0: only at the end."""
+    """Steps between evaluations; 0: only one at the end."""
     at_start: Annotated[bool, REPORTING] = True
-    """Also before the first step."""
+    """Evaluate before the first step too."""
     samples_per_prompt: Annotated[int, RESULTS, AtLeastOne] = 1
-    """Of the sampled pass."""
+    """Responses per prompt in the sampled pass."""
     temperature: Annotated[float, RESULTS, Positive] = 1.0
-    """Of the sampled pass."""
+    """Sampling temperature of the sampled pass."""
     max_new_tokens: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Absent: as in rollouts."""
+    """Most tokens of a response in an evaluation; absent: as in rollouts."""
 
 
 class HealthRule(Table):
     """Bounds on one figure."""
 
     min: Annotated[float | None, REPORTING, OrOff] = None
-    """Absent or "off": no lower bound."""
+    """Lowest healthy value; absent or "off": no lower bound."""
     max: Annotated[float | None, REPORTING, OrOff] = None
-    """Absent or "off": no upper bound."""
+    """Highest healthy value; absent or "off": no upper bound."""
     action: Annotated[Literal["warn", "stop"], REPORTING] = "warn"
-    """stop ends the run with exit 5 after the step's artifacts are committed."""
+    """What the rule does when it acts. stop ends the run with exit 5 after the step's artifacts are committed."""
     from_step: Annotated[int, REPORTING, AtLeastOne] = 1
-    """Not judged before."""
+    """First step that is judged."""
     for_steps: Annotated[int, REPORTING, AtLeastOne] = 1
-    """Consecutive steps out of bounds before it acts."""
+    """Consecutive steps out of bounds before the rule acts."""
 
 
 class HealthTable(Table):
-    """What a healthy run looks like. The reward's error share has its own hard limit in `[reward]`."""
+    """Bounds of a healthy run. The reward's error share has its own hard limit in `[reward]`."""
 
     kl: HealthRule = HealthRule(max=0.5)
-    """policy/approx_kl: how far one step moved the actor (nats per token)."""
+    """Bounds on policy/approx_kl: how far one step moved the actor (nats per token)."""
     reference_kl: HealthRule = HealthRule()
-    """kl/reference_mean, where a reference is read."""
+    """Bounds on kl/reference_mean, where a reference is read."""
     entropy: HealthRule = HealthRule()
-    """policy/entropy_mean (nats per token)."""
+    """Bounds on policy/entropy_mean (nats per token)."""
     truncated: HealthRule = HealthRule(max=0.5)
-    """rollout/truncated_frac."""
+    """Bounds on rollout/truncated_frac."""
     explained_variance: HealthRule = HealthRule(min=-1.0, from_step=10, for_steps=3)
-    """value/explained_variance."""
+    """Bounds on value/explained_variance."""
     reward_errors: HealthRule = HealthRule(max=0.01)
-    """reward/error_frac + reward/timeout_frac."""
+    """Bounds on reward/error_frac + reward/timeout_frac."""
     reward_spread: HealthRule = HealthRule(min=1e-6)
-    """reward/score_std: where all scores of a step are equal there is nothing to learn from."""
+    """Bounds on reward/score_std: where all scores of a step are equal there is nothing to learn from."""
 
 
 class MlflowTracking(Table):
-    """Mirror to MLflow. The run directory stays the truth; MLflow being down never stops training."""
+    """Tracking by MLflow, a mirror. The run directory stays the truth; MLflow being down never stops training."""
 
     kind: Annotated[Literal["mlflow"], REPORTING]
-    """Mirror to MLflow."""
+    """Mirror the run to MLflow."""
     uri: Annotated[str | None, REPORTING] = None
-    """Any tracking URI without a secret, or `$NAME` of a variable that has it; absent: a sqlite file in the runs
+    """MLflow tracking URI without a secret, or `$NAME` of a variable that holds it; absent: a sqlite file in the runs
     folder."""
     experiment: Annotated[str, REPORTING] = "ppoctl"
-    """Experiment name."""
+    """Name of the MLflow experiment."""
 
 
 class NoTracking(Table):
-    """The run directory alone."""
+    """No tracking beyond the run directory."""
 
     kind: Annotated[Literal["none"], REPORTING]
     """No mirror."""
@@ -235,62 +240,65 @@ Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
 
 
 class ClusterTable(Table):
-    """This machine, or a running Ray. Where every role is one process and they share a device, all of them live in
-    this process; otherwise each role runs in processes of Ray."""
+    """Processes and devices: this machine, or a running Ray. Where every role is one process and they share a device,
+    all of them live in this process; otherwise each role runs in processes of Ray."""
 
     placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
-    """Whether roles share devices. colocated: one process of each role on a device; apart: each process has its
-    own."""
+    """Whether roles share devices. colocated: one process of each role on a device; apart: each process has a device
+    of its own."""
     offload: Annotated[bool, SPEED] = False
-    """Whether roles that share devices take turns in their memory: whoever is not at work is on the host, and vLLM
-    sleeps. `plan` says what each stage needs with and without."""
+    """Let roles that share devices take turns in their memory: whoever is not at work moves to the host, and vLLM
+    sleeps (vLLM's `enable_sleep_mode`). `plan` says what each stage needs with and without."""
     weights: Annotated[Literal["shared", "store", "broadcast"], SPEED] = "shared"
-    """How weights reach engines in other processes. shared: they read memory of the actor's ranks on their node (CUDA
-    IPC on GPUs); store: all from one rank, through Ray's object store, as shared does for nodes without such a rank;
-    broadcast: over a process group (NCCL on GPUs, gloo on CPUs), where roles are apart."""
+    """How weights reach engines in other processes. shared: engines read memory of the actor's ranks on their node
+    (CUDA IPC on GPUs); store: one rank sends all through Ray's object store, as shared does for nodes without such a
+    rank; broadcast: over a process group (NCCL on GPUs, gloo on CPUs), where roles are apart."""
     weights_bucket_mib: Annotated[int, SPEED, AtLeastOne] = 64
-    """Weights on their way to other processes at one time, some copies of each; a tensor that is larger goes alone.
-    The driver asks every rank and engine for each bucket: on many GPUs larger ones are faster."""
+    """MiB of weights in one bucket on its way to engines; a few buckets exist at one time, and a larger tensor goes
+    alone. The driver asks every rank and engine for each bucket: on many GPUs larger buckets are faster."""
     threads: Annotated[int | None, SPEED, AtLeastOne] = None
     """CPU threads of trainer and generator; absent: all cores this process may use. A role's processes share them."""
     ray_address: Annotated[str | None, SPEED] = None
-    """A running Ray (`host:port`); absent: one of the run's own is started where it is needed."""
+    """Address (`host:port`) of a running Ray; absent: the run starts one of its own where it needs one."""
     start_deadline_s: Annotated[float, SPEED, Positive] = 300.0
-    """Processes of a role that have not met by then stop the run (exit 3)."""
+    """Seconds for the processes of a role to start and meet; later the run stops (exit 3)."""
     call_deadline_s: Annotated[float, SPEED, Positive] = 3600.0
-    """A role that has not answered by then hangs: the run stops (exit 6) and says who waits where."""
+    """Seconds for a role to answer one call. One that has not answered by then hangs: the run stops (exit 6) and says
+    who waits where."""
     draw_deadline_s: Annotated[float | None, SPEED, Positive] = None
-    """The same of an engine's next tokens (16 of each sequence it holds); absent: `call_deadline_s`."""
+    """Deadline, in seconds, of one engine call, which draws 16 tokens of each sequence it holds; absent:
+    `call_deadline_s`."""
     forward_deadline_s: Annotated[float | None, SPEED, Positive] = None
-    """The same of the stages that score rollouts (log-probs, the reference's, values); absent: `call_deadline_s`."""
+    """Deadline, in seconds, of a pass that scores rollouts (log-probs, the reference's, values); absent:
+    `call_deadline_s`."""
     update_deadline_s: Annotated[float | None, SPEED, Positive] = None
-    """The same of an update, all its epochs together; absent: `call_deadline_s`."""
+    """Deadline, in seconds, of an update, all its epochs together; absent: `call_deadline_s`."""
     save_deadline_s: Annotated[float | None, SPEED, Positive] = None
-    """The same of what saving a state waits for; absent: `call_deadline_s`."""
+    """Deadline, in seconds, of the part of a save that training waits for; absent: `call_deadline_s`."""
 
 
 class Expectation(Table):
-    """A bound the run must meet; unmet means exit 5."""
+    """Bound that the run must meet; unmet means exit 5."""
 
     at_step: Annotated[int | None, REPORTING, NotNegative] = None
-    """Absent: the last step."""
+    """Step whose value is judged; absent: the last."""
     min: Annotated[float | None, REPORTING] = None
-    """Absent: no lower bound."""
+    """Lowest allowed value; absent: no lower bound."""
     max: Annotated[float | None, REPORTING] = None
-    """Absent: no upper bound."""
+    """Highest allowed value; absent: no upper bound."""
     rise_min: Annotated[float | None, REPORTING] = None
     """Smallest rise over the metric's first value; absent: not judged."""
 
 
 class Recipe(Table):
-    """A job."""
+    """One training job: model, data, algorithm, roles, and where they run."""
 
     name: Annotated[str, REPORTING, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
-    """Names the run directory, `runs/NAME`."""
+    """Name of the run directory, `runs/NAME`."""
     seed: Annotated[int, RESULTS, NotNegative] = 42
-    """All randomness is a hash of it and of where it is used."""
+    """Seed of the run: all randomness is a hash of it and of where it is used."""
     steps: Annotated[int, REPORTING, AtLeastOne, Field(le=1_000_000)]
-    """PPO steps to do. Raising it continues a finished run."""
+    """PPO steps of the run. Raising it continues a finished run."""
     model: ModelTable
     data: DataTable
     rollout: RolloutTable
@@ -305,4 +313,4 @@ class Recipe(Table):
     tracking: Tracking = MlflowTracking(kind="mlflow")
     cluster: ClusterTable = ClusterTable()
     expect: dict[str, Expectation] = Field(default_factory=dict)
-    """What the run must reach, by metric name."""
+    """Bounds that the run must reach, by metric name."""

@@ -1,4 +1,4 @@
-"""Environment variables named `PPOCTL_...`: which of them are none of ours.
+"""Environment variables named `PPOCTL_...` that set no key of a recipe.
 
 A misspelt one would be ignored without a word. Those that set a key are read by `layers`.
 """
@@ -6,21 +6,21 @@ A misspelt one would be ignored without a word. Those that set a key are read by
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 
-from ppoctl.recipe import shape
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
 
 PREFIX = "PPOCTL_"
 NESTED = "__"
 NO_KEYS = {"PPOCTL_DATA": "folder of data sets, where recipes and tests look for real rows"}
-"""Variables of ours that set no key of a recipe."""
+"""Our variables that set no key of a recipe, with their meaning."""
 
 
 def sets_a_key(name: str) -> bool:
-    """Whether a variable sets a key, or means to: a key at the top has its name, any other `__` between tables."""
+    """Whether a variable sets a key or means to: a key at the top has its name, any other has `__` between tables."""
     first, *rest = name.upper().removeprefix(PREFIX).lower().split(NESTED)
-    key = shape.of(Recipe).keys.get(first)
-    return name.upper().startswith(PREFIX) and (bool(rest) or (key is not None and isinstance(key.shape, shape.Leaf)))
+    key = tree.of(Recipe).keys.get(first)
+    return name.upper().startswith(PREFIX) and (bool(rest) or (key is not None and isinstance(key.node, tree.Leaf)))
 
 
 def unknown_variables(environ: Mapping[str, str], used: Collection[str]) -> Iterator[Problem]:
@@ -34,9 +34,9 @@ def unknown_variables(environ: Mapping[str, str], used: Collection[str]) -> Iter
 
 
 def _nearest(name: str) -> str | None:
-    """The variable of a key that was meant, if one is near: with one underscore for two, or misspelt."""
-    paths = (path for path, key in shape.walk(shape.of(Recipe)) if isinstance(key.shape, shape.Leaf))
-    known = list(dict.fromkeys(PREFIX + NESTED.join(path).upper() for path in paths if shape.ANY_NAME not in path))
+    """The variable of a key that was probably meant (one underscore for two, or misspelt); None: none is near."""
+    paths = (path for path, key in tree.walk(tree.of(Recipe)) if isinstance(key.node, tree.Leaf))
+    known = list(dict.fromkeys(PREFIX + NESTED.join(path).upper() for path in paths if tree.ANY_NAME not in path))
     exact = [variable for variable in known if variable.replace(NESTED, "_") == name.replace(NESTED, "_")]
     # Without the prefix, which would make everything near.
     ends = [variable.removeprefix(PREFIX) for variable in (*known, *NO_KEYS)]

@@ -1,4 +1,4 @@
-"""A recipe as one TOML file: every key, composed and resolved, ready to be loaded again. Runs keep one."""
+"""A recipe as one TOML file with every key, composed and resolved, ready to be loaded again. Runs keep one."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -10,14 +10,14 @@ from ppoctl.table import RESULTS
 
 
 class ExactMatchReward(ProcessReward):
-    """1 where the stripped response equals the stripped answer, else 0."""
+    """Reward 1 where the stripped response equals the stripped answer, else 0."""
 
     needs_truth: ClassVar[bool] = True
 
     kind: Annotated[Literal["exact_match"], RESULTS]
-    """The whole response."""
+    """The whole response is compared."""
     ignore_case: Annotated[bool, RESULTS] = False
-    """Compare case-folded."""
+    """Compare without regard to case."""
 
     @property
     def scores_by(self) -> ScorerSpec:

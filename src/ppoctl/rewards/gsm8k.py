@@ -32,14 +32,16 @@ _BARE = re.compile(r"-?[0-9.,]*[0-9][0-9.,]*")
 
 
 class Gsm8kReward(ProcessReward):
-    """1 where the number after the last `####` equals the answer's, else 0 (commas removed, string equality)."""
+    """Reward 1 where the number after the last `####` equals the answer's, else 0 (commas removed, string
+    equality)."""
 
     needs_truth: ClassVar[bool] = True
 
     kind: Annotated[Literal["gsm8k"], RESULTS]
-    """The number after `####`."""
+    """The number after `####` is compared."""
     strict: Annotated[bool, RESULTS] = True
-    """False: the last number anywhere in the response counts. The other reading is reported beside it."""
+    """Read the number after `####` only; false: the last number anywhere in the response. The other reading is
+    reported beside it."""
 
     @property
     def scores_by(self) -> ScorerSpec:

@@ -31,20 +31,20 @@ class RewardScale(Table):
     from_: Annotated[tuple[float, float], RESULTS, Array] = Field(alias="from")
     """Lowest and highest score."""
     to: Annotated[tuple[float, float], RESULTS, Array]
-    """What they become."""
+    """Rewards that the lowest and highest score become."""
 
 
 class RewardTable(Table):
-    """What every reward has. A kind adds `kind`, a literal of its own."""
+    """Keys that every reward has. A kind adds `kind`, a literal of its own."""
 
     needs_truth: ClassVar[bool] = False
     """Whether each row must have a ground truth."""
 
     scale: RewardScale | None = None
-    """Absent: training sees the scores as they are."""
+    """Map from scores to the rewards of training; absent: scores are the rewards."""
     max_error_frac: Annotated[float, RESULTS, Fraction] = 0.05
-    """A step whose share of samples without a score is larger stops the run (exit 4), and so does one without any
-    score; below, they are left out of training and counted."""
+    """Largest share of a step's samples that may have no score. More stop the run (exit 4), and so does a step
+    without any score; below, they are left out of training and counted."""
 
     @abstractmethod
     def open(self) -> Scorer:
@@ -62,9 +62,9 @@ class ProcessReward(RewardTable):
     """A reward that a function gives, in child processes."""
 
     workers: Annotated[int, SPEED, AtLeastOne] = 1
-    """Child processes."""
+    """Child processes that score."""
     timeout_s: Annotated[float, SPEED, Positive] = 10.0
-    """Per sample; the child is then killed and the outcome is `timeout`."""
+    """Seconds for one sample; then its child is killed, and the outcome is `timeout`."""
 
     @property
     @abstractmethod

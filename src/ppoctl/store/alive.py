@@ -1,4 +1,4 @@
-"""Whether somebody is at work on a run: its attempts in the journal, held against this host's processes. Light."""
+"""Attempts of a run and whether one is at work: the journal, held against this host's processes. Light."""
 
 import os
 import platform
@@ -14,7 +14,8 @@ from ppoctl.store.layout import RunLayout
 
 
 def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each attempt with its `status`; one without an end runs, if its process is alive here, or was killed."""
+    """Attempts of a run, each with its `status`; one without an end runs, if its process is alive here, or was
+    killed."""
     found: dict[int, dict[str, Any]] = {}
     for line in lines:
         if line.get("event") == "attempt_started":
@@ -32,9 +33,9 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def require_idle(layout: RunLayout) -> None:
-    """Raise RunAliveError when another process of this host is at work on the run. (Of other hosts nobody knows: a
-    job that was moved to another node takes its run over.) Of a damaged journal what can be believed counts:
-    whether the damage stops the run is for others to say."""
+    """Raise RunAliveError when another process of this host is at work on the run. Nothing is known of other hosts: a
+    job that was moved to another node takes its run over. Intact lines of a damaged journal count; others say whether
+    the damage stops the run."""
     for attempt in attempts(_believed(layout.journal)):
         if attempt["status"] == "running" and attempt["pid"] != os.getpid():
             raise RunAliveError(

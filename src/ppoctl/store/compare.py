@@ -1,4 +1,4 @@
-"""Two runs side by side, sample by sample, as their ledgers tell it. Light: reads JSON lines only."""
+"""Comparison of two runs, sample by sample, as their ledgers tell it. Light: reads JSON lines only."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,8 @@ from ppoctl.batch.sealed import whole_lines
 from ppoctl.store.append import read_whole
 
 COMPARED = ("seed", "tokens", "finish", "outcome", "score")
-"""Of a sample. Not where its weights came from (`stamp`, `used_by`), nor how often it was sent for."""
+"""Fields of a sample that are compared. Not among them: where its weights came from (`stamp`, `used_by`), how often
+it was sent for."""
 
 
 @dataclass(frozen=True)
@@ -19,19 +20,19 @@ class Difference:
     prompt: str
     sample: int
     what: dict[str, tuple[Any, Any]]
-    """Fields with both values; `missing` where one run has no such sample."""
+    """Fields that differ, with both values; `missing` where one run has no such sample."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far two runs went together."""
+    """Result of a comparison: how far two runs went together."""
 
     equal_samples: int
-    """Before the first difference."""
+    """Samples before the first difference."""
     last_equal_step: int
-    """All samples of all steps up to it are equal; 0: none."""
+    """Last step up to which all samples of all steps are equal; 0: none."""
     samples: tuple[int, int]
-    """Of each run."""
+    """Number of samples of each run."""
     first: Difference | None
 
 
@@ -52,7 +53,8 @@ def compare(left: Path, right: Path) -> Comparison:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Whole lines; one that a kill left unfinished is not told. Raises CorruptArtifactError naming a damaged one."""
+    """Whole lines of a ledger; one that a kill left unfinished is left out. Raises CorruptArtifactError naming a
+    damaged one."""
     return [line.body for line in whole_lines(path, read_whole(path))]
 
 

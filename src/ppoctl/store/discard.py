@@ -20,9 +20,9 @@ from ppoctl.store.retention import saved_steps
 
 
 def make_whole(layout: RunLayout, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
-    """Set aside what is broken and all that came after it, until a resume finds nothing missing or corrupt.
+    """Set aside everything broken and all that came after it, until a resume finds nothing missing or corrupt.
 
-    Returns the plan that holds then, and what was done, for people.
+    Returns the plan that holds then, and lines for people on what was done.
     """
     done: list[str] = []
     while plan.broken:
@@ -34,7 +34,7 @@ def make_whole(layout: RunLayout, plan: ResumePlan) -> tuple[ResumePlan, list[st
 def go_back(layout: RunLayout, step: int) -> tuple[ResumePlan, list[str]]:
     """Set aside everything after the saved states of `step`. Raises RecipeError when there is none.
 
-    Returns the plan that holds then, and what was done, for people.
+    Returns the plan that holds then, and lines for people on what was done.
     """
     saved = saved_steps(layout, outlines_of(layout).roles)
     if step not in saved:
@@ -48,7 +48,7 @@ def go_back(layout: RunLayout, step: int) -> tuple[ResumePlan, list[str]]:
 
 
 def _set_aside_broken(layout: RunLayout, plan: ResumePlan) -> list[str]:
-    """Moves broken states, and from the first broken stage on all that came after it, states of later steps included:
+    """Move broken states, and from the first broken stage on all that came after it, states of later steps included:
     they were made from it."""
     broken = {item.name for item in plan.broken}
     done = _rewrite_lines(layout, broken)
@@ -84,7 +84,8 @@ def _set_aside(layout: RunLayout, names: Iterable[str]) -> list[str]:
 
 
 def _free(target: Path) -> Path:
-    """The path, or the next of its name that nothing has: a start that failed may have set aside the same before."""
+    """The path, or one with a number behind its name that does not exist: a start that failed may have set aside the
+    same before."""
     target.parent.mkdir(parents=True, exist_ok=True)
     number, free = 1, target
     while free.exists():
@@ -93,7 +94,7 @@ def _free(target: Path) -> Path:
 
 
 def _rewrite_lines(layout: RunLayout, broken: set[str]) -> list[str]:
-    """Keep what can be believed of a damaged journal or ledger; make again what the manifests still tell."""
+    """Keep the intact lines of a damaged journal or ledger; make again what the manifests still tell."""
     journal = layout.journal.name in broken
     ledger = layout.ledger.name in broken
     if not journal and not ledger:
@@ -113,12 +114,12 @@ def _rewrite_lines(layout: RunLayout, broken: set[str]) -> list[str]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """What can be believed of a file."""
+    """Intact lines of a file; none where it is gone."""
     return list(intact_lines(path.read_bytes())) if path.is_file() else []
 
 
 def _replace(layout: RunLayout, path: Path, lines: list[dict[str, Any]]) -> str:
-    """Put the damaged file aside and the lines in its place; says so."""
+    """Put the damaged file aside and the lines in its place; returns a line that says so."""
     aside = _free(layout.discarded / path.name)
     if path.is_file():
         shutil.copyfile(path, aside)
@@ -127,8 +128,8 @@ def _replace(layout: RunLayout, path: Path, lines: list[dict[str, Any]]) -> str:
 
 
 def _with_committed(layout: RunLayout, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines, and behind them those of committed stages that have lost theirs. Numbers are never used again where
-    anybody still knows them: points in MLflow go by them."""
+    """The journal's lines, and behind them those of committed stages that have lost theirs. Numbers are never used
+    again where anybody still knows them: points in MLflow go by them."""
     seq = max([_told_seq(layout), *(int(line["seq"]) for line in lines)])
     last = {(line["step"], line["stage"]): line["identity"] for line in lines if "stage" in line}
     again: list[dict[str, Any]] = []
@@ -142,7 +143,7 @@ def _with_committed(layout: RunLayout, lines: list[dict[str, Any]]) -> list[dict
 
 
 def _told_seq(layout: RunLayout) -> int:
-    """The highest number that a saved state knows of."""
+    """Highest number of a journal line that a saved state knows of."""
     states = (_readable(layout.state(role, step)) for role, step in layout.saved_states())
     return max((int(state.extra["journal_seq"]) for state in states if state is not None), default=0)
 

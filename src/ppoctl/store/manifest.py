@@ -29,7 +29,7 @@ class Manifest:
     inputs: tuple[str, ...]
     """Identity of each input, in the order of the stage's signature."""
     fingerprint: str
-    """Of the result keys that the stage reads."""
+    """Fingerprint of the result keys that the stage reads."""
     files: dict[str, FileDigest]
     seconds: float
     committed_at: float

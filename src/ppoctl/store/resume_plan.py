@@ -1,4 +1,4 @@
-"""What a resume will do with each item, before it does anything: restored, recalled, replayed or run. Light.
+"""The plan of a resume before it does anything: each item is restored, recalled, replayed or run. Light.
 
 A hole (a stage gone while a later one of the run is there, or a file that is not as it was written) is named and
 refused; with permission everything that depends on it is set aside into `discarded/`, never deleted (`discard`).
@@ -20,29 +20,29 @@ from ppoctl.store.retention import healthy_steps, is_healthy, saved_steps
 
 @dataclass(frozen=True)
 class Item:
-    """One line of the table."""
+    """One item of a resume plan."""
 
     name: str
-    """`states/actor/000002`, `steps/000003/10-rollout`."""
+    """Folder of the item, like `states/actor/000002`, `steps/000003/10-rollout`."""
     action: str
-    """restored | recalled | replayed | run | missing | corrupt"""
+    """Action on the item: restored | recalled | replayed | run | missing | corrupt"""
     note: str = ""
 
     @property
     def complaint(self) -> str:
-        """What is wrong with it, for a person."""
+        """The item and what is wrong with it, for a person."""
         return f"`{self.name}` ({self.action}{': ' + self.note if self.note else ''})"
 
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """The whole table."""
+    """All items of a resume, and the step that it goes on from."""
 
     start: int
-    """Step of the saved states it goes on from; 0: the model source."""
+    """Step of the saved states that the run goes on from; 0: the model source."""
     items: tuple[Item, ...]
     notes: tuple[str, ...] = ()
-    """What a person should know before the run goes on."""
+    """Notes that a person should know before the run goes on."""
 
     @property
     def verified(self) -> frozenset[str]:
@@ -54,8 +54,8 @@ class ResumePlan:
         return tuple(item for item in self.items if item.action in ("missing", "corrupt"))
 
     def complaints(self, run: Path) -> list[str]:
-        """A line for each missing or corrupt item, and one with the command that mends the run; none where all is
-        there."""
+        """Lines for a person: one for each missing or corrupt item, and one with the command that mends the run; none
+        where all is there."""
         return [item.complaint for item in self.broken] + ([how_to_mend(run)] if self.broken else [])
 
     def require_whole(self, layout: RunLayout) -> None:
@@ -71,7 +71,7 @@ class ResumePlan:
 
 
 def plan_resume(layout: RunLayout) -> ResumePlan:
-    """Look at manifests and digests, touching nothing."""
+    """The plan of a resume, from manifests and digests, without touching anything."""
     outlines = outlines_of(layout)
     roles = outlines.roles
     start = (saved_steps(layout, roles) or [0])[-1]
@@ -90,7 +90,7 @@ def plan_resume(layout: RunLayout) -> ResumePlan:
 
 
 def _notes(layout: RunLayout, roles: Sequence[str], start: int) -> Sequence[str]:
-    """What a person should know before the run goes on."""
+    """Notes that a person should know before the run goes on."""
     try:
         if not start or is_healthy(layout, roles, start):
             return []
@@ -105,7 +105,8 @@ def _notes(layout: RunLayout, roles: Sequence[str], start: int) -> Sequence[str]
 
 
 def _lines_items(layout: RunLayout, saved: Sequence[str], start: int) -> list[Item]:
-    """Journal and ledger, where they are damaged, gone, or end before what the saved states were told of them."""
+    """Items of journal and ledger, where they are damaged, gone, or end before what the saved states were told of
+    them."""
     items: list[Item] = []
     told_seq, told_bytes = _told_by_states(layout, saved, start)
     mended_seq = -1
@@ -126,7 +127,7 @@ def _lines_items(layout: RunLayout, saved: Sequence[str], start: int) -> list[It
 
 
 def _told_by_states(layout: RunLayout, saved: Sequence[str], start: int) -> tuple[int, int]:
-    """The journal's last number and the ledger's size in bytes when the newest states were saved."""
+    """Number of the journal's last line and size of the ledger in bytes when the newest states were saved."""
     seq, size_bytes = 0, 0
     for role in saved:
         try:
@@ -144,7 +145,8 @@ def _state_item(layout: RunLayout, role: str, step: int) -> Item:
 
 
 def _older_states(layout: RunLayout, role: str, start: int) -> list[Item]:
-    """Other saved states that cannot be read. They are not needed, but whether they may go is read from them."""
+    """Items of other saved states that cannot be read. They are not needed, but whether they may go is read from
+    them."""
     found: list[Item] = []
     for step in layout.saved_steps(role):
         folder = layout.state(role, step)
@@ -157,8 +159,8 @@ def _older_states(layout: RunLayout, role: str, start: int) -> list[Item]:
 
 
 def _step_items(layout: RunLayout, step: int, told: Outline, *, is_last: bool) -> list[Item]:
-    """The step's stages in the order of its story. One that is not there is a hole where later ones are, or where a
-    later step is; an evaluation, which not every step has, never is."""
+    """Items of the step's stages in the order of its story. A stage that is not there is a hole where later ones are,
+    or where a later step is; an evaluation, which not every step has, never is."""
     stages = (*told.names, EVAL)
     items = {stage: _stage_item(layout, step, stage, told) for stage in stages}
     there = [number for number, stage in enumerate(stages) if items[stage].action != "run"]
@@ -185,7 +187,7 @@ def _stage_item(layout: RunLayout, step: int, stage: str, told: Outline) -> Item
 
 
 def _checked(folder: Path, action: str) -> tuple[str, str]:
-    """The action, or why it cannot be had."""
+    """Action on an artifact and a note: why it cannot be had."""
     try:
         manifest = manifests.read(folder)
         if manifest is None:

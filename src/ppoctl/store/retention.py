@@ -1,4 +1,5 @@
-"""What may go: never the last healthy state, never an artifact that some kept state still needs to move on from."""
+"""Deletion of old artifacts: never the last healthy state, never an artifact that some kept state still needs to go
+on."""
 
 import shutil
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ class Retention:
         self._keep_last = keep_last
         self._keep_rollouts_every_steps = keep_rollouts_every_steps
         self._retired = 0
-        """Steps up to this one have been looked at."""
+        """Last step whose folder has been looked at."""
 
     def apply(self) -> list[int]:
         """Delete what may go by now. Returns the steps whose folders were looked at."""

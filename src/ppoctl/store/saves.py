@@ -19,24 +19,25 @@ class InFlight:
 
     draft: Draft
     manifest: Manifest
-    """Without its files."""
+    """Manifest of the state, without its files."""
     saving: Saving
     started: float
-    """Of `time.monotonic`."""
+    """Time at which the save started, by `time.monotonic`, in seconds."""
     waited_s: float
-    """How long training has stood still for it."""
+    """Seconds for which training has stood still for the save."""
 
 
 @dataclass
 class Saves:
-    """At most one save of a role is in flight."""
+    """Saves in flight, at most one for each role."""
 
     say: Callable[[str], None]
     in_background: bool
     _in_flight: dict[str, InFlight] = field(default_factory=dict)
 
     def begin(self, draft: Draft, manifest: Manifest, engine: Trainer) -> None:
-        """Save the engine's state as `draft`: all of it, or, in the background, until training may go on.
+        """Start to save the engine's state as `draft`. It returns when all of it is written or, in the background,
+        when training may go on.
 
         Raises StorageError, SupersededError.
         """
@@ -52,13 +53,13 @@ class Saves:
             self._publish(flight)
 
     def settle(self) -> None:
-        """Publish what is written by now. Raises StorageError where writing failed."""
+        """Publish the saves that are written by now. Raises StorageError where writing failed."""
         for flight in list(self._in_flight.values()):
             if flight.saving.is_written():
                 self._publish(flight)
 
     def finish(self) -> None:
-        """Wait for all of them and publish them. Raises StorageError."""
+        """Wait for all saves and publish them. Raises StorageError."""
         for flight in list(self._in_flight.values()):
             self._publish(flight)
 

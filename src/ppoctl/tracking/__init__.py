@@ -1,1 +1,1 @@
-"""Whom we tell: metric registry, MLflow mirror, console."""
+"""Reports of a run to people: MLflow mirror, console, health rules."""

@@ -1,4 +1,4 @@
-"""What `train` says while it runs: a live panel on a terminal, plain lines anywhere else. Talk goes to stderr.
+"""The console of `train`: a live panel on a terminal, plain lines anywhere else. It writes to stderr.
 
 A console never fails a run: a terminal that went away is written to no more.
 """
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ppoctl.clock import WORK
 from ppoctl.tracking.view import (
-    Cadence,
+    Outlook,
     Progress,
     RunView,
     duration,
@@ -33,7 +33,7 @@ Line = Mapping[str, Any]
 Clock = Callable[[], float]
 
 PROGRESS_EVERY_S = 60.0
-"""Plain lines of a long rollout."""
+"""Seconds between plain lines of a long rollout."""
 
 
 @runtime_checkable
@@ -49,20 +49,20 @@ class Stream(Protocol):
 
 @runtime_checkable
 class Console(Protocol):
-    """Told what happens, from any thread."""
+    """Observer that shows a run to a person; it may be called from any thread."""
 
     def on_stage_started(self, step: int, stage: str) -> None: ...
 
     def on_committed(self, line: Line) -> None:
-        """A stage is committed; `line` is its journal line."""
+        """Hear that a stage is committed; `line` is its journal line."""
         ...
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
-        """The rollout has `done` of `total` samples, and drew `tokens` tokens in this attempt."""
+        """Hear that the rollout has `done` of `total` samples, and drew `tokens` tokens in this attempt."""
         ...
 
     def on_message(self, text: str) -> None:
-        """One line that is not about a figure: a warning, MLflow's state."""
+        """Show one line that is not about a figure: a warning, MLflow's state."""
         ...
 
     def close(self) -> None:
@@ -71,11 +71,11 @@ class Console(Protocol):
 
 
 def open_console(
-    name: str, cadence: Cadence, *, stream: Stream | None = None, verbose: bool = False, history: Iterable[Line] = ()
+    name: str, outlook: Outlook, *, stream: Stream | None = None, verbose: bool = False, history: Iterable[Line] = ()
 ) -> Console:
     """The console that fits the stream (default: stderr). `history` is the journal so far, for a resumed run."""
     stream = stream or sys.stderr
-    view = RunView(name, cadence, WORK.now)
+    view = RunView(name, outlook, WORK.now)
     view.recall(history)
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
         return LiveConsole(view, RichConsole(file=cast(IO[str], stream), highlight=False))
@@ -83,7 +83,8 @@ def open_console(
 
 
 class PlainConsole:
-    """One line per step; with `verbose` also one per stage. ASCII without control characters: it ends up in logs."""
+    """Console of one line per step; with `verbose` also one per stage. ASCII without control characters: it ends up
+    in logs."""
 
     def __init__(self, view: RunView, stream: Stream, *, verbose: bool, clock: Clock) -> None:
         self._view = view
@@ -110,7 +111,7 @@ class PlainConsole:
             step, stage, figures = line["step"], line["stage"], line.get("figures", {})
             if self._verbose:
                 self._write(f"{self._place(step)}  {stage} {duration(line['seconds'])}")
-            if stage == self._view.cadence.last_stage(step):
+            if stage == self._view.outlook.last_stage(step):
                 self._report(step)
             if stage == "eval":
                 shown = [
@@ -142,7 +143,7 @@ class PlainConsole:
         return f"step {step}/{self._view.steps}"
 
     def _report(self, step: int) -> None:
-        """The line of a step that is over, once."""
+        """Write the line of a step that is over, once."""
         if step <= self._reported or not self._view.step_figures(step):
             return
         self._reported = step
@@ -163,7 +164,7 @@ class PlainConsole:
 
 
 class LiveConsole:
-    """A panel that redraws itself; messages appear above it."""
+    """Console of a panel that redraws itself; messages appear above it."""
 
     def __init__(self, view: RunView, console: RichConsole, *, refresh_per_second: float = 4.0) -> None:
         self._view = view
@@ -234,6 +235,6 @@ def plain(text: str) -> str:
 
 @contextlib.contextmanager
 def _writing() -> Iterator[None]:
-    """Around everything that writes to a terminal, which may be gone."""
+    """Context of everything that writes to a terminal, which may be gone."""
     with contextlib.suppress(OSError, ValueError):
         yield

@@ -1,4 +1,5 @@
-"""Brings one MLflow run up to date with one run directory. Blocks; knows no thread, no clock, no pauses.
+"""The forwarder brings one MLflow run up to date with one run directory. It blocks, and knows no thread, no clock, no
+pauses.
 
 What is missing is judged from the target's marker alone, so it does not matter who sent what before: an attempt that
 was killed between two batches, a server that was away for a day, or nobody. A target whose marker is no line of this
@@ -24,15 +25,15 @@ SAMPLES_PER_TABLE = 64
 
 @dataclass(frozen=True)
 class Sent:
-    """What a target was told that it did not know, and how many files it was given."""
+    """Counts of everything that a target was sent."""
 
     lines: int = 0
     points: int = 0
-    """Without markers."""
+    """Points sent, without markers."""
     params: int = 0
     tags: int = 0
     files: int = 0
-    """The recipe and tables of samples, which replace what is there under their names."""
+    """Files sent, the recipe and tables of samples, which replace those under their names."""
     status: int = 0
     """1 when the run's status was changed."""
 
@@ -41,13 +42,14 @@ class Sent:
 
 
 class Forwarder:
-    """One opened target and how far the journal has been read for it. After an error: throw away, make a new one."""
+    """One opened target, and how far the journal has been read for it. After an error: throw it away, make a new
+    one."""
 
     def __init__(self, layout: RunLayout, target: Target) -> None:
         self._layout = layout
         self._target = target
         self._offset = 0
-        """Up to here the journal has been read."""
+        """Bytes of the journal that have been read."""
         self._files: dict[str, tuple[Path, int | None]] = {
             path.name: (path, None) for path in (layout.recipe_toml, layout.recipe_resolved)
         }
@@ -103,8 +105,8 @@ class Forwarder:
         return Sent(status=1)
 
     def _continued(self) -> int:
-        """The target's marker, where the journal's line of that number is the one it was made from; otherwise 0, and
-        the target is empty."""
+        """Number of the last journal line that the target has, where that line of the journal is the one it was made
+        from; otherwise 0, and the target is empty."""
         marker = self._target.marker()
         if marker is None:
             return 0
@@ -115,8 +117,8 @@ class Forwarder:
         return 0
 
     def _new_lines(self) -> Iterator[Line]:
-        """Whole lines that came since the last call, each given once; what a kill left of a last line is not read.
-        Raises CorruptArtifactError naming a damaged line."""
+        """Whole journal lines that came since the last call, each given once. A last line that a kill left unfinished
+        is not read. Raises CorruptArtifactError naming a damaged line."""
         path = self._layout.journal
         with path.open("rb") as file:
             file.seek(self._offset)

@@ -1,4 +1,4 @@
-"""Does the run look healthy? Pure: figures in, verdicts out; who calls decides what stopping means.
+"""Health rules of a run: figures in, alarms out. Pure: the caller decides what stopping means.
 
 The only memory is how many steps in a row a figure was out of bounds, and `replay` rebuilds it from the journal, so
 a resumed run judges as the uninterrupted one would have.
@@ -25,8 +25,8 @@ METRICS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One rule that acts at one step."""
+class HealthAlarm:
+    """A health rule that acts at one step."""
 
     action: Literal["warn", "stop"]
     step: int
@@ -36,11 +36,11 @@ class Verdict:
     key: str
     """Recipe key of the bound that is broken."""
     num_steps: int
-    """Steps in a row, this one included."""
+    """Consecutive steps out of bounds, this one included."""
 
     @property
     def text(self) -> str:
-        """For a person: metric, value, bound, for how many steps, and the key that set the bound."""
+        """The alarm in words: metric, value, bound, for how many steps, and the key that set the bound."""
         side = "below" if self.key.endswith(".min") else "above"
         where = f"{side} {self.bound:.4g}" if math.isfinite(self.value) else f"not within {self.bound:.4g}"
         steps = "" if self.num_steps == 1 else f" for {self.num_steps} steps"
@@ -54,10 +54,11 @@ class HealthMonitor:
         self._rules: dict[str, HealthRule] = {name: getattr(rules, name) for name in METRICS}
         self._counts = dict.fromkeys(METRICS, 0)
         self._step = 0
-        self._verdicts: list[Verdict] = []
+        self._alarms: list[HealthAlarm] = []
 
-    def judge(self, step: int, figures: Mapping[str, float]) -> list[Verdict]:
-        """Rules that act at this step, given all its figures; the same answer when asked again about the same step.
+    def judge(self, step: int, figures: Mapping[str, float]) -> list[HealthAlarm]:
+        """Alarms of the rules that act at this step, given all its figures; the same answer when asked again about
+        the same step.
 
         A figure that is absent (a critic-only step has no actor's KL) neither counts nor interrupts a row of steps;
         one that is not finite is out of bounds. Raises ValueError on a step before the last judged one.
@@ -67,8 +68,8 @@ class HealthMonitor:
         if step > self._step:
             self._step = step
             found = [self._judge_rule(name, step, figures) for name in METRICS]
-            self._verdicts = [verdict for verdict in found if verdict is not None]
-        return list(self._verdicts)
+            self._alarms = [alarm for alarm in found if alarm is not None]
+        return list(self._alarms)
 
     def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
         """Whether `judge` would find a rule that stops, were these all the figures of a step that it has not judged;
@@ -83,14 +84,14 @@ class HealthMonitor:
         )
 
     def replay(self, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        """Start again from the figures of earlier steps, oldest first; says nothing."""
+        """Start again from the figures of earlier steps, oldest first; no alarm is given."""
         self._counts = dict.fromkeys(METRICS, 0)
         self._step = 0
-        self._verdicts = []
+        self._alarms = []
         for step, figures in history:
             self.judge(step, figures)
 
-    def _judge_rule(self, name: str, step: int, figures: Mapping[str, float]) -> Verdict | None:
+    def _judge_rule(self, name: str, step: int, figures: Mapping[str, float]) -> HealthAlarm | None:
         rule = self._rules[name]
         value = _value(METRICS[name], figures)
         if value is None or step < rule.from_step:
@@ -100,7 +101,7 @@ class HealthMonitor:
         if broken is None or self._counts[name] < rule.for_steps:
             return None
         side, bound = broken
-        return Verdict(
+        return HealthAlarm(
             action=rule.action,
             step=step,
             metric=" + ".join(METRICS[name]),
@@ -117,7 +118,8 @@ def _value(names: tuple[str, ...], figures: Mapping[str, float]) -> float | None
 
 
 def _broken_bound(rule: HealthRule, value: float) -> tuple[str, float] | None:
-    """Which bound the value breaks, and that bound. Written as `not inside`, so that NaN breaks any bound."""
+    """The bound that the value breaks, `min` or `max` with its number. Written as `not inside`, so that NaN breaks
+    any bound."""
     if rule.max is not None and not value <= rule.max:
         return "max", rule.max
     if rule.min is not None and not value >= rule.min:

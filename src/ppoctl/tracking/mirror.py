@@ -34,15 +34,15 @@ class Patience:
     """Pauses of the mirror thread, in seconds."""
 
     poll_s: float = 10.0
-    """Between looks at the journal when nobody notifies."""
+    """Seconds between looks at the journal when nobody notifies."""
     first_retry_s: float = 1.0
-    """After the first failure; doubles with each one that follows."""
+    """Seconds before the first retry; doubled after each failure that follows."""
     longest_retry_s: float = 60.0
 
 
 class MlflowMirror:
-    """Mirrors one attempt. Start it when the engines are imported: two threads that import the same packages at one
-    time can see half-made modules, and nothing is committed before that anyway."""
+    """Mirror of one attempt in MLflow. Start it when the engines are imported: two threads that import the same
+    packages at one time can see half-made modules, and nothing is committed before that anyway."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class MlflowMirror:
         open_target: OpenTarget = MlflowRun,
         patience: Patience = Patience(),
     ) -> None:
-        """`attempt` is the one that is mirrored: once a newer one has started, the status is that one's to set. `say`
-        gets one line when MLflow goes away, one when it is back; it is called from the mirror's thread."""
+        """Prepare to mirror this `attempt`; once a newer one has started, the status is that one's to set. `say` gets
+        one line when MLflow goes away, one when it is back, from the mirror's thread."""
         self._layout = RunLayout(run_dir.resolve())
         self._address = address_of(settings, self._layout.root.parent)
         self._attempt = attempt
@@ -74,11 +74,11 @@ class MlflowMirror:
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Begin to mirror; returns at once."""
+        """Start to mirror; returns at once."""
         self._thread.start()
 
     def notify(self) -> None:
-        """The journal has a new line; returns at once."""
+        """Hear that the journal has a new line; returns at once."""
         # A forked child has no mirror thread, and its copy of the event may be locked for ever.
         if os.getpid() == self._pid:
             self._wake.set()
@@ -110,7 +110,7 @@ class MlflowMirror:
         return left
 
     def _work(self) -> None:
-        """The thread: forward, wait for news; on failure wait longer each time and open the target anew."""
+        """Run the thread: forward, wait for news; on failure wait longer each time and open the target anew."""
         patience = self._patience
         pause_s = patience.first_retry_s
         while not self._abandoned.is_set():
@@ -155,7 +155,8 @@ class MlflowMirror:
         )
 
     def _ending(self) -> Ending:
-        """As the journal has it; by the word given to `close` where the journal's last event is another one."""
+        """The run's ending in the journal, or, where the journal's last event is another one, by the word given to
+        `close`."""
         assert self._ended_as is not None
         last = ending(read_lines(self._layout.journal))
         if last is not None and last.tags["ppoctl.status"] == self._ended_as:
@@ -177,7 +178,8 @@ class MlflowMirror:
 
 
 def rebuild(run_dir: Path, settings: MlflowTracking) -> Sent:
-    """Send all that MLflow lacks of a run, in the foreground; a second call sends its files again and nothing else.
+    """Send everything that MLflow lacks of a run, in the foreground; a second call sends its files again and nothing
+    else.
 
     Raises RecipeError where the folder is no run directory, EnvironmentProblemError when MLflow cannot be reached.
     """

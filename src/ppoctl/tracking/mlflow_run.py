@@ -52,14 +52,14 @@ class Marker:
 
 @runtime_checkable
 class Target(Protocol):
-    """Where journal lines go. Any call may raise anything; the caller then opens a new target."""
+    """Receiver of journal lines. Any call may raise anything; the caller then opens a new target."""
 
     def marker(self) -> Marker | None:
-        """The last line it has; None: none."""
+        """The last line that the target has; None: it has none."""
         ...
 
     def restart(self) -> None:
-        """Delete all it has, and begin anew."""
+        """Delete everything that the target has, and begin anew."""
         ...
 
     def params(self) -> Mapping[str, str]: ...
@@ -75,24 +75,24 @@ class Target(Protocol):
         ...
 
     def keep(self, path: str, text: str) -> None:
-        """Store a text file, in place of what is there under this path."""
+        """Store a text file, in place of one that is there under this path."""
         ...
 
     def status(self) -> str: ...
 
     def end(self, ending: Ending) -> None:
-        """Set the status."""
+        """Set the status of the run."""
         ...
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a run is mirrored to."""
+    """The place that a run is mirrored to."""
 
     uri: str = field(repr=False)
     experiment: str
     artifacts: str | None
-    """Where artifacts of a new experiment go; None: the server decides."""
+    """URI for the artifacts of a new experiment; None: the server decides."""
     file: Path | None
     """The sqlite file of the default URI."""
 
@@ -103,8 +103,8 @@ class Address:
 
 
 def address_of(settings: MlflowTracking, runs_dir: Path) -> Address:
-    """Where the recipe sends this run: by default a sqlite file in the runs folder, everything absolute. Raises
-    EnvironmentProblemError where the URI is a variable that is not set."""
+    """Address that the recipe sends this run to: by default a sqlite file in the runs folder, everything absolute.
+    Raises EnvironmentProblemError where the URI is a variable that is not set."""
     folder = runs_dir.resolve()
     file = folder / "mlflow.db" if settings.uri is None else None
     uri = told_uri(settings.uri) or f"sqlite:///{file}"
@@ -118,7 +118,7 @@ class MlflowRun:
     """The MLflow run of one ppoctl run; found by its tag or created."""
 
     def __init__(self, layout: RunLayout, address: Address) -> None:
-        """Opens it. Imports mlflow, 0.5 to 0.9 s. Raises whatever MLflow raises when it cannot be reached."""
+        """Open the run. Imports mlflow, 0.5 to 0.9 s. Raises whatever MLflow raises when it cannot be reached."""
         self._facts = run_dir.facts(layout)
         self._address = address
         self._client = _client(address)
@@ -178,7 +178,7 @@ class MlflowRun:
 
     def _opened(self) -> str:
         """Id of the only run with the tag. Processes that create one in the same moment choose the same one and
-        delete all others; who still writes to one of those gets an error, opens again and finds what is left."""
+        delete all others; whoever still writes to one of those gets an error, opens again and finds what is left."""
         ids = self._found() or {self._created(), *self._found()}
         chosen = min(ids)
         for other in ids - {chosen}:
@@ -186,7 +186,7 @@ class MlflowRun:
         return chosen
 
     def _found(self) -> set[str]:
-        """Runs with the tag, in the recipe's experiment or, if that key was changed, in any other."""
+        """Ids of runs with the tag, in the recipe's experiment or, if that key was changed, in any other."""
         own = self._client.get_experiment_by_name(self._address.experiment)
         found = set() if own is None else self._tagged([own])
         return found or self._tagged(self._client.search_experiments())
@@ -269,7 +269,7 @@ _ASIDE = ".making-"
 
 @contextlib.contextmanager
 def _folder_to_make(path: Path) -> Iterator[Path]:
-    """A folder beside the file, locked for as long as this process lives, so that others know what a kill left."""
+    """Folder beside the file, locked for as long as this process lives, so that others know what a kill left."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}{_ASIDE}", dir=path.parent))
         number = os.open(folder, os.O_RDONLY)
@@ -284,7 +284,7 @@ def _folder_to_make(path: Path) -> Iterator[Path]:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what killed processes were making for this file."""
+    """Remove the folders in which killed processes were making this file."""
     left = [folder for folder in path.parent.iterdir() if folder.name.startswith(f".{path.name}{_ASIDE}")]
     for folder in left:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What MLflow is told, as a pure function of what the run directory says. Knows no MLflow client.
+"""Points, tags and params for MLflow, as a pure function of the run directory. Knows no MLflow client.
 
 Each journal line becomes points on the axis of PPO steps. Every batch ends with one more point, `MARKER`, the number
 of its last line: it is stored with the batch, so asking MLflow for it answers "what do you have?" exactly.
@@ -15,9 +15,10 @@ from ppoctl.metrics import reported
 
 MARKER = "progress/journal_seq"
 POINTS_PER_BATCH = 900
-"""MLflow takes 1000 metrics in one transaction; a batch that stays below is stored whole or not at all."""
+"""Most points in one batch. MLflow takes 1000 metrics in one transaction; a batch below that is stored whole or not
+at all."""
 LONGEST_VALUE = 5900
-"""MLflow's limit for params is 6000 characters, for tags 8000."""
+"""Most characters of a value. MLflow's limit for params is 6000, for tags 8000."""
 LONGEST_KEY = 250
 
 STATUS: dict[str, str] = {
@@ -29,9 +30,9 @@ STATUS: dict[str, str] = {
     "preempted": "KILLED",
     "interrupted": "KILLED",
 }
-"""MLflow's word for how an attempt ended; ours is kept beside it in the tag `ppoctl.status`. A run that a health rule
-stopped, that ended short of its plan or without what its recipe expects has failed; one that was told to go away was
-killed."""
+"""MLflow's words for how an attempt ended; ours is kept beside them in the tag `ppoctl.status`. A run that a health
+rule stopped, that ended short of its plan or without what its recipe expects has failed; one that was told to go away
+was killed."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some consecutive journal lines, ready to send."""
+    """Consecutive journal lines, ready to send."""
 
     points: tuple[Point, ...]
-    """The marker is the last one."""
+    """Points of the lines; the marker is the last."""
     tags: dict[str, str]
     num_lines: int
     last_seq: int
@@ -57,7 +58,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run stands: MLflow's status, our word for it, and since when (None: it goes on)."""
+    """Status of a run: MLflow's word, our tags, and since when (None: it goes on)."""
 
     status: str
     tags: dict[str, str] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class Ending:
 
 
 def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[Batch]:
-    """Lines numbered above `after` in as few batches as MLflow's limit allows, in order."""
+    """Batches of the lines numbered above `after`, in order, as few as MLflow's limit allows."""
     points: list[Point] = []
     tags: dict[str, str] = {}
     num_lines = 0
@@ -88,7 +89,8 @@ def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[Batch
 
 
 def points_of(line: Mapping[str, Any]) -> list[Point]:
-    """The figures of a stage and its seconds; an event has none. What is not finite is left out (see `notes_of`)."""
+    """Points of a stage's figures and its seconds; an event has none. Values that are not finite are left out (see
+    `notes_of`)."""
     at_ms = _milliseconds(line)
     return [
         Point(metric_name(name), float(value), at_ms, line["step"])
@@ -98,7 +100,7 @@ def points_of(line: Mapping[str, Any]) -> list[Point]:
 
 
 def notes_of(line: Mapping[str, Any]) -> dict[str, str]:
-    """A tag for each figure that is not finite: MLflow stores infinity as 1.8e308, which ruins the chart."""
+    """Tags for figures that are not finite: MLflow stores infinity as 1.8e308, which ruins the chart."""
     return {
         f"nonfinite/{metric_name(name)}": f"{value} at step {line['step']}"
         for name, value in reported(line).items()
@@ -107,8 +109,8 @@ def notes_of(line: Mapping[str, Any]) -> dict[str, str]:
 
 
 def ending(lines: Iterable[Mapping[str, Any]]) -> Ending | None:
-    """How the run stands by the last event of its newest attempt, whatever an earlier one that woke up late says
-    after it; None when there is none."""
+    """Status of the run by the last event of its newest attempt, whatever an earlier one that woke up late says after
+    it; None when there is none."""
     last: Mapping[str, Any] | None = None
     for line in lines:
         if line.get("event") in ("attempt_started", "attempt_ended") and line["attempt"] >= _attempt_of(last):
@@ -125,7 +127,7 @@ def _attempt_of(line: Mapping[str, Any] | None) -> int:
 
 
 def ended(status: str, *, at_ms: int, attempt: int | None = None) -> Ending:
-    """The end of an attempt, in the journal's words; a word that MLflow has no match for is a failure."""
+    """Status at the end of an attempt, from the journal's word; a word that MLflow has no match for is a failure."""
     tags = {"ppoctl.status": status}
     if attempt is not None:
         tags["ppoctl.attempt"] = str(attempt)
@@ -133,7 +135,7 @@ def ended(status: str, *, at_ms: int, attempt: int | None = None) -> Ending:
 
 
 def params(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """The recipe as flat MLflow params: `ppo.kl.coef` -> `0.001`. Lists are JSON; what is too long is cut and
+    """The recipe as flat MLflow params: `ppo.kl.coef` -> `0.001`. Lists are JSON; a value that is too long is cut and
     says so."""
     flat: dict[str, str] = {}
     for path, value in _leaves(recipe, ()):
@@ -153,7 +155,8 @@ def changed_params(recorded: Mapping[str, str], now: Mapping[str, str], tags: Ma
 
 
 def metric_name(name: str) -> str:
-    """The name with what MLflow refuses replaced by `_` (people name evaluation sets, and those names get here)."""
+    """The metric's name with the characters that MLflow refuses replaced by `_` (people name evaluation sets, and
+    those names get here)."""
     allowed = re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)
     parts = ["_" if part in ("", ".", "..") else part for part in allowed.split("/")]
     return "/".join(parts)[:LONGEST_KEY].rstrip("/")

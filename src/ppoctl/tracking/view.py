@@ -1,4 +1,4 @@
-"""What a person wants to see of a run in progress, collected from what happened. Pure: it draws nothing."""
+"""The view of a run in progress that a person wants, collected from what happened. Pure: it draws nothing."""
 
 import math
 from collections import deque
@@ -15,7 +15,7 @@ KEY_FIGURES: dict[str, str] = {
     "clip": metrics.POLICY_CLIP_FRAC.name,
     "trunc": metrics.ROLLOUT_TRUNCATED_FRAC.name,
 }
-"""Short word -> metric: what is shown of every step."""
+"""Short word -> metric of the figures that are shown of every step."""
 
 REWARDS_SHOWN = 20
 STEPS_FOR_ETA = 5
@@ -35,32 +35,33 @@ class Activity:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a rollout is."""
+    """Progress of a rollout."""
 
     done: int
     total: int
     tokens: int
-    """Drawn here; recalled ones are not."""
+    """Tokens drawn in this attempt; recalled ones are not counted."""
 
 
 @dataclass(frozen=True)
-class Cadence:
-    """What a run does besides its steps: evaluations and saves come every so many steps (0: never) and at the end."""
+class Outlook:
+    """What is still to come in a run besides its steps: evaluations and saves, every so many steps (0: never) and at
+    the end."""
 
     steps: int
     last_stage: Callable[[int], str]
-    """The stage after which a step is over; an evaluation may follow."""
+    """Function from a step to its last stage; only an evaluation may follow."""
     eval_every_steps: int = 0
     evaluates: bool = False
-    """Whether there is anything to evaluate."""
+    """Whether the run has evaluation sets."""
     save_every_steps: int = 1
 
     def evaluations_after(self, step: int) -> int:
-        """Those still to come when the step's has been done."""
+        """Evaluations still to come when the step's has been done."""
         return _times(self.eval_every_steps, step, self.steps) if self.evaluates else 0
 
     def saves_after(self, step: int) -> int:
-        """Those still to come when the step's has been done."""
+        """Saves still to come when the step's has been done."""
         return _times(self.save_every_steps, step, self.steps)
 
     def saves(self, step: int) -> bool:
@@ -76,17 +77,17 @@ def _times(every: int, after: int, last: int) -> int:
 
 
 class RunView:
-    """The state of one run as its observers were told it. Not thread-safe. The clock is that of work (`clock`): time
-    in which an engine starts is in no figure."""
+    """State of one run as its observers were told it. Not thread-safe. The clock is that of work (`clock`): time in
+    which an engine starts is in no figure."""
 
-    def __init__(self, name: str, cadence: Cadence, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, outlook: Outlook, clock: Callable[[], float]) -> None:
         self.name = name
-        self.cadence = cadence
-        self.steps = cadence.steps
+        self.outlook = outlook
+        self.steps = outlook.steps
         self.activity: Activity | None = None
         self.progress: Progress | None = None
         self.figures: dict[str, float] = {}
-        """The newest value of each; those of the step before shine through until their successors come."""
+        """Newest value of each figure; those of the step before stay until their successors come."""
         self.rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
         self.finished_step = 0
         self._clock = clock
@@ -97,9 +98,9 @@ class RunView:
         self._evaluated_step = 0
         self._eval_s = 0.0
         self._save_s = 0.0
-        """From the last stage of a step whose states are saved to the first of the next."""
+        """Seconds between the last stage of a step whose states are saved and the first of the next."""
         self._committed: tuple[int, float] | None = None
-        """Step and moment of what was committed last."""
+        """Step and time of the newest commit."""
 
     def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take in the journal of earlier attempts."""
@@ -107,22 +108,22 @@ class RunView:
             self.committed(line)
 
     def stage_started(self, step: int, stage: str) -> None:
-        """A stage runs from now on."""
+        """Hear that a stage runs from now on."""
         now = self._clock()
-        if self._committed is not None and 0 < self._committed[0] < step and self.cadence.saves(self._committed[0]):
+        if self._committed is not None and 0 < self._committed[0] < step and self.outlook.saves(self._committed[0]):
             self._save_s = now - self._committed[1]
         self.activity = Activity(step, stage, now)
         self.progress = None
         self._drawing_since = None
 
     def progressed(self, progress: Progress) -> None:
-        """A rollout has more samples."""
+        """Hear that a rollout has more samples."""
         self.progress = progress
         if self._drawing_since is None:
             self._drawing_since = self._clock()
 
     def committed(self, line: Mapping[str, Any]) -> None:
-        """A journal line; events are of no interest here."""
+        """Take in a journal line of a stage; events are passed over."""
         if "stage" not in line:
             return
         step, figures = line["step"], line.get("figures", {})
@@ -141,25 +142,25 @@ class RunView:
             self.rewards.append(figures[KEY_FIGURES["reward"]])
         if line["stage"].partition(".")[0] == "rollout":
             self._tokens_per_s = line.get("clocked", {}).get(metrics.THROUGHPUT_GENERATED.name)
-        over = step if line["stage"] == self.cadence.last_stage(step) else step - 1
+        over = step if line["stage"] == self.outlook.last_stage(step) else step - 1
         self.finished_step = max(self.finished_step, over)
 
     def step_figures(self, step: int) -> Mapping[str, float]:
-        """Of this step alone; known for the newest two."""
+        """Figures of this step alone; known for the newest two."""
         return self._by_step.get(step, {})
 
     def step_seconds(self, step: int) -> float:
-        """Of the step's stages, those committed so far; an evaluation is not in it."""
+        """Seconds of the step's stages committed so far, without an evaluation."""
         return self._seconds.get(step, 0.0)
 
     @property
     def stage_seconds(self) -> float:
-        """How long the running stage has run."""
+        """Seconds for which the running stage has run."""
         return 0.0 if self.activity is None else self._clock() - self.activity.since
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Generated tokens per second of drawing: of the rollout that runs, once it has produced something; else of
+        """Generated tokens per second of drawing: in the rollout that runs, once it has produced something; else in
         the last one. None where that was recalled."""
         drawing_s = 0.0 if self._drawing_since is None else self._clock() - self._drawing_since
         if self.progress is not None and self.progress.tokens > 0 and drawing_s > 0:
@@ -168,8 +169,8 @@ class RunView:
 
     @property
     def eta_s(self) -> float | None:
-        """Remaining steps times the mean of the last few, and what comes between them: evaluations, as long as the
-        last one, and saves. None before the first step is over."""
+        """Seconds to the end: remaining steps times the mean of the last few, and what comes between them
+        (evaluations, as long as the last one, and saves). None before the first step is over."""
         first = self.finished_step - STEPS_FOR_ETA + 1
         steps = range(max(first, 1), self.finished_step + 1)
         recent = [self._seconds[step] for step in steps if step in self._seconds]
@@ -178,26 +179,26 @@ class RunView:
         done = self.finished_step
         steps_s = max(self.steps - done, 0) * sum(recent) / len(recent)
         # The evaluation and the save of the step that is over may be still to come.
-        evaluations = self.cadence.evaluations_after(done if self._evaluated_step >= done else done - 1)
+        evaluations = self.outlook.evaluations_after(done if self._evaluated_step >= done else done - 1)
         has_saved = self.activity is not None and self.activity.step > done
-        saves = self.cadence.saves_after(done if has_saved else done - 1)
+        saves = self.outlook.saves_after(done if has_saved else done - 1)
         return steps_s + evaluations * self._eval_s + saves * self._save_s
 
 
 def key_figures(figures: Mapping[str, float]) -> list[tuple[str, str]]:
-    """(word, number) of the figures that every step shows; those a run does not have are left out."""
+    """Words and numbers of the figures that every step shows; figures that a run does not have are left out."""
     return [(word, number(figures[metric])) for word, metric in KEY_FIGURES.items() if metric in figures]
 
 
 def number(value: float | None) -> str:
-    """Three significant digits; `-` for none."""
+    """The number with three significant digits; `-` for none."""
     if value is None:
         return "-"
     return f"{value:.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
 
 
 def duration(seconds: float | None) -> str:
-    """`4.1s`, `42s`, `7m 42s`, `3h 07m`, `2d 03h`; `-` for none."""
+    """The seconds as `4.1s`, `42s`, `7m 42s`, `3h 07m`, `2d 03h`; `-` for none."""
     if seconds is None:
         return "-"
     if seconds < 10:

@@ -50,5 +50,5 @@ The files, from the bytes upwards:
     sync        one transfer, as the driver goes through it: the file to begin with
 
 What needs a third party stays with it: reading tensors out of Megatron's parameters (`engines.megatron.weights`),
-loading into vLLM and reading back (`engines.vllm.weights`), Ray's object store (`engines.ray.member.InStore`).
+loading into vLLM and reading back (`engines.vllm.weights`), Ray's object store (`engines.ray.worker.InStore`).
 """

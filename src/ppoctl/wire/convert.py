@@ -1,4 +1,4 @@
-"""`convert-ckpt`: find the source, write the other format aside, check what was written, and only then name it."""
+"""The command `convert-ckpt`: find the source, write the other format aside, check it, and only then name it."""
 
 import json
 import time
@@ -23,15 +23,15 @@ from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
 from ppoctl.versions import versions
-from ppoctl.wire.convert_source import Source, find_source
+from ppoctl.wire.convert_source import FoundCheckpoint, find_source
 
 REPORT = "ppoctl-conversion.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The command line."""
+class ConvertRequest:
+    """The conversion that the command line asks for."""
 
     source: str
     to: Literal["hf", "megatron"]
@@ -53,22 +53,22 @@ class Asked:
 
 @dataclass(frozen=True)
 class Conversion:
-    """One checkpoint on its way."""
+    """One checkpoint on its way to the other format."""
 
-    asked: Asked
-    source: Source
+    asked: ConvertRequest
+    source: FoundCheckpoint
     shape: ModelShape
     weights: Weights
-    """Of the source, in the dtype of the output."""
+    """Weights of the source, in the dtype of the output."""
     notes: tuple[str, ...]
 
     @property
     def dtype(self) -> torch.dtype:
-        """That most of the model has."""
+        """Dtype of most of the model."""
         return self.weights.specs[EMBEDDING].dtype
 
     def write(self, folder: Path) -> None:
-        """All files but the report."""
+        """Write all files but the report."""
         shard_bytes = int(self.asked.shard_gib * 2**30)
         if self.asked.to == "hf":
             write_hugging_face(self.weights, folder, shard_bytes)
@@ -77,19 +77,19 @@ class Conversion:
         Companions(self.source.like, self.source.role, self.dtype).write(folder)
 
     def check(self, folder: Path) -> tuple[list[Check], dict[str, Any]]:
-        """What was found right about the files in `folder`; the digest of every tensor. Raises ConversionError."""
+        """Checks that the files in `folder` passed, and the digest of every tensor. Raises ConversionError."""
         with verify.naming_the_output():
             checks, digests = self._check_files(folder)
             record = self.source.folder / REPORT
             if self.asked.dtype is None and record.is_file():
                 checks.append(verify.check_record(record, digests))
             if self.asked.parity:
-                from ppoctl.wire.convert_parity import Pair, check_parity
+                from ppoctl.wire.convert_parity import ModelPair, check_parity
 
                 to_hf = self.asked.to == "hf"
                 hugging_face, megatron = (folder, self.source.folder) if to_hf else (self.source.folder, folder)
                 rounded_to = DTYPES[self.asked.dtype] if self.asked.dtype else None
-                pair = Pair(hugging_face, megatron, self.shape, self.source.role, rounded_to)
+                pair = ModelPair(hugging_face, megatron, self.shape, self.source.role, rounded_to)
                 checks += check_parity(pair, self.weights)
         return checks, digests
 
@@ -106,8 +106,8 @@ class Conversion:
         return [*checks, verify.check_padding(megatron, is_written=False), configuration], digests
 
 
-def convert(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
-    """Do it; the report. Nothing is left at the destination unless everything went well."""
+def convert(asked: ConvertRequest, say: Callable[[str], None]) -> dict[str, Any]:
+    """Convert a checkpoint; returns the report. Nothing is left at the destination unless everything went well."""
     source = find_source(
         asked.source, like=asked.like, role=asked.role, step=asked.step, allow_pickle=asked.allow_pickle
     )
@@ -135,7 +135,7 @@ def convert(asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
     return report
 
 
-def _open(asked: Asked, source: Source) -> Conversion:
+def _open(asked: ConvertRequest, source: FoundCheckpoint) -> Conversion:
     shape = read_shape(source.like)
     dtype = DTYPES[asked.dtype] if asked.dtype else None
     if source.kind == "hf":

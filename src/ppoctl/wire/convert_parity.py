@@ -1,4 +1,5 @@
-"""The same prompts through transformers and Megatron, in float32: what finds a table that is wrong both ways."""
+"""Comparison of what transformers and Megatron compute for the same prompts, in float32. It finds a table that is
+wrong both ways."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,15 +19,15 @@ from ppoctl.errors import OutOfMemoryError
 from ppoctl.model.shape import ModelShape
 
 SHARE = 1e-4
-"""Largest gap allowed, as a share of the largest number expected (of 1, where all are smaller)."""
+"""Largest gap allowed, as a share of the largest number expected (or of 1, where all are smaller)."""
 LENGTHS = (64, 33, 17, 2)
-"""Tokens of the prompts, cut to the model's positions."""
+"""Tokens of each prompt, cut to the model's positions."""
 _HEADROOM = 1.3
-"""Of the float32 weights: activations and logits of a few hundred tokens."""
+"""Memory of the comparison as a multiple of the float32 weights: activations and logits of a few hundred tokens."""
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """One model in both formats."""
 
     hugging_face: Path
@@ -34,7 +35,7 @@ class Pair:
     shape: ModelShape
     role: Role
     rounded_to: torch.dtype | None
-    """Both are rounded to it before they are compared: what was cast is not expected back."""
+    """Dtype that both are rounded to before they are compared: what was cast is not expected back."""
 
 
 def require_memory(weights: Weights) -> None:
@@ -49,8 +50,8 @@ def require_memory(weights: Weights) -> None:
         )
 
 
-def check_parity(pair: Pair, weights: Weights) -> list[Check]:
-    """Log-probs and entropies of an actor, values of a critic. Raises ConversionError when they differ."""
+def check_parity(pair: ModelPair, weights: Weights) -> list[Check]:
+    """Compare log-probs and entropies of an actor, values of a critic. Raises ConversionError when they differ."""
     sequences = fixed_prompts(pair.shape)
     heads = dict(_heads(weights)) if pair.role == "critic" else {}
     theirs = TransformersModel(pair.hugging_face, pair.shape, pair.role, pair.rounded_to)
@@ -72,7 +73,7 @@ def check_parity(pair: Pair, weights: Weights) -> list[Check]:
 
 
 def fixed_prompts(shape: ModelShape) -> Sequences:
-    """The same token ids for every model of this vocabulary: one token as the prompt, the rest as the response."""
+    """Fixed token ids for every model of this vocabulary: one token as the prompt, the rest as the response."""
     lengths = torch.tensor([min(length, shape.max_positions) - 1 for length in LENGTHS])
     generator = torch.Generator().manual_seed(20)
     rows, columns = len(lengths), int(lengths.max())
@@ -86,7 +87,8 @@ def fixed_prompts(shape: ModelShape) -> Sequences:
 
 
 def _heads(weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    """A head that reads all of what lies below it, and the model's own where that is not zero."""
+    """Value heads to compare: one that reads all of what lies below it, and the model's own where that is not
+    zero."""
     shape = weights.specs[VALUE_HEAD].shape
     yield "values under a probe", torch.randn(shape, generator=torch.Generator().manual_seed(21))
     own = weights.tensor(VALUE_HEAD).float()
@@ -94,7 +96,7 @@ def _heads(weights: Weights) -> Iterator[tuple[str, Tensor]]:
         yield "values", own
 
 
-def _compared(name: str, found: Tensor, wanted: Tensor, sequences: Sequences, pair: Pair) -> Check:
+def _compared(name: str, found: Tensor, wanted: Tensor, sequences: Sequences, pair: ModelPair) -> Check:
     found, wanted = found[sequences.present].double(), wanted[sequences.present].double()
     gap = float((found - wanted).abs().max())
     allowed = SHARE * max(1.0, float(wanted.abs().max()))

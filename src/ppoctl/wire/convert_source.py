@@ -1,4 +1,5 @@
-"""What `convert-ckpt` is pointed at: a Hugging Face folder, a Megatron torch_dist folder, or a run's saved state."""
+"""The source that `convert-ckpt` is pointed at: a Hugging Face folder, a Megatron torch_dist folder, or a run's saved
+state."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,27 +18,28 @@ from ppoctl.wire.sources import require_same_companions, run_of
 
 
 @dataclass(frozen=True)
-class Source:
-    """A checkpoint that was found."""
+class FoundCheckpoint:
+    """A checkpoint that was found, and how to read it."""
 
     kind: str
-    """hf or megatron: what it is converted from."""
+    """Format of the checkpoint, hf or megatron."""
     folder: Path
-    """With the weights."""
+    """Folder with the weights."""
     like: Path
-    """With config.json and tokenizer."""
+    """Folder with config.json and tokenizer."""
     role: Role
     says: str
-    """For people."""
+    """The checkpoint in words, for people."""
     notes: tuple[str, ...] = ()
-    """What they should know besides."""
+    """Notes that people should know besides."""
 
 
 def find_source(
     path: str, *, like: str | None, role: Role | None, step: int | None, allow_pickle: bool = False
-) -> Source:
-    """Raises RecipeError where the words do not go together or name no saved state, EnvironmentProblemError where
-    there is no checkpoint, CorruptArtifactError where a run's state is not what was saved."""
+) -> FoundCheckpoint:
+    """Find the checkpoint of a command line. Raises RecipeError where its words do not go together or name no saved
+    state, EnvironmentProblemError where there is no checkpoint, CorruptArtifactError where a run's state is not what
+    was saved."""
     folder = Path(path)
     if (folder / "run.json").is_file():
         return _state_of_run(RunLayout(folder), like, role or "actor", step)
@@ -52,10 +54,10 @@ def find_source(
         raise RecipeError(f"`--like` is for a Megatron folder, and `{path}` is none", hint="leave out --like")
     _require_model(folder, path)
     folder = model_folder(path, allow_pickle=allow_pickle)
-    return Source("hf", folder, folder, role or _role_of_config(folder), f"Hugging Face folder {folder}")
+    return FoundCheckpoint("hf", folder, folder, role or _role_of_config(folder), f"Hugging Face folder {folder}")
 
 
-def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | None) -> Source:
+def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | None) -> FoundCheckpoint:
     run_dir.facts(layout)
     steps = layout.saved_steps(role)
     if not steps:
@@ -73,7 +75,7 @@ def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | N
     return _saved_state(layout, layout.state(role, wanted), like, role)
 
 
-def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role | None) -> Source:
+def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:
     manifest = manifests.read(folder)
     assert manifest is not None
     kept: Role = "critic" if manifest.stage == "state/critic" else "actor"
@@ -82,7 +84,9 @@ def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role |
     base = model_folder(like) if like is not None else _base(layout)
     health = "a health rule stopped the run at this state: its last step was not healthy"
     notes = () if manifest.extra.get("healthy", True) else (health,)
-    return Source("megatron", folder, base, kept, f"{kept} of `{layout.root}` at step {manifest.step}", notes)
+    return FoundCheckpoint(
+        "megatron", folder, base, kept, f"{kept} of `{layout.root}` at step {manifest.step}", notes
+    )
 
 
 def _base(layout: RunLayout) -> Path:
@@ -96,7 +100,7 @@ def _base(layout: RunLayout) -> Path:
     return folder
 
 
-def _torch_dist(folder: Path, like: str | None, role: Role | None) -> Source:
+def _torch_dist(folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:
     if like is None and not (folder / "config.json").is_file():
         raise RecipeError(
             f"`{folder}` does not say what model it is: it has no config.json",
@@ -106,7 +110,7 @@ def _torch_dist(folder: Path, like: str | None, role: Role | None) -> Source:
     kept: Role = "critic" if output is not None and output.shape[0] == 1 else "actor"
     _require_role(kept, role, folder)
     base = folder if like is None else model_folder(like)
-    return Source("megatron", folder, base, kept, f"Megatron folder {folder}")
+    return FoundCheckpoint("megatron", folder, base, kept, f"Megatron folder {folder}")
 
 
 def _require_role(kept: Role, asked: Role | None, folder: Path) -> None:
@@ -115,7 +119,7 @@ def _require_role(kept: Role, asked: Role | None, folder: Path) -> None:
 
 
 def _require_no_megatron(folder: Path) -> None:
-    """Errors for what looks like Megatron and is not what can be read."""
+    """Raise where the folder looks like Megatron's and cannot be read."""
     inside = list(_iterations(folder))
     if inside:
         raise RecipeError(
@@ -137,11 +141,11 @@ def _require_model(folder: Path, path: str) -> None:
 
 
 def _iterations(folder: Path) -> Iterator[Path]:
-    """Megatron-LM's `iter_0000100` folders."""
+    """Folders `iter_0000100` and the like, which Megatron-LM makes."""
     return (path for path in sorted(folder.glob("iter_*")) if is_torch_dist(path))
 
 
 def _role_of_config(folder: Path) -> Role:
-    """A critic's configuration names a class with a head of one label."""
+    """Role of a model by its configuration: a critic's names a class with a head of one label."""
     names = " ".join(read_config(folder).get("architectures") or ())
     return "critic" if "ForSequenceClassification" in names or "ForTokenClassification" in names else "actor"

@@ -11,7 +11,7 @@ def memory_of(recipe: Recipe) -> tuple[float | None, int | None]:
     address = recipe.cluster.ray_address
     if address is None or is_one_process(recipe):
         return gpu_gib_here(), None
-    from ppoctl.engines.ray.machines import machines_of
+    from ppoctl.engines.ray.node_memory import memory_of_nodes
 
-    found = machines_of(address, gpu_gib_here)
+    found = memory_of_nodes(address, gpu_gib_here)
     return found.gpu_gib, found.host_bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ppoctl.engines.turns import NoTurns, Turns
-from ppoctl.recipe.parallel import is_one_process, processes
+from ppoctl.recipe.parallel import OBJECT_STORE_BYTES, is_one_process, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.sockets import nothing_to_close
 
@@ -59,14 +59,14 @@ def _in_ray(recipe: Recipe) -> Placed:
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.ranks import ManyProcesses, OpenRank, TakingTurns
     from ppoctl.engines.ray.cluster import RayCluster
+    from ppoctl.engines.ray.placement import DevicePlacement
     from ppoctl.engines.ray.processes import first_done
-    from ppoctl.engines.ray.room import Room
     from ppoctl.engines.vllm import OpenEngine
     from ppoctl.weights.sync import BroadcastWay, EngineSide
 
     table, sizes = recipe.cluster, processes(recipe)
-    room = Room(sizes, colocated=table.placement == "colocated")
-    cluster = RayCluster(room, table.ray_address, table.start_deadline_s)
+    placement = DevicePlacement(sizes, colocated=table.placement == "colocated")
+    cluster = RayCluster(placement, table.ray_address, table.start_deadline_s, OBJECT_STORE_BYTES)
     turns = _turns(recipe)
     fleet: list[RayProcesses] = []
 

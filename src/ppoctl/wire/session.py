@@ -45,7 +45,7 @@ from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.tracking.console import Console, open_console
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
-from ppoctl.tracking.view import Cadence
+from ppoctl.tracking.view import Outlook
 from ppoctl.versions import versions
 from ppoctl.wire import engines
 from ppoctl.wire.job import Surroundings, assemble
@@ -207,14 +207,14 @@ def _around(opened: Opened, watcher: Watcher, gate: SignalGate) -> Surroundings:
 @contextmanager
 def _watched(opened: Opened, told: Outlines, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
     recipe = opened.recipe
-    cadence = Cadence(
+    outlook = Outlook(
         steps=recipe.steps,
         last_stage=lambda step: told.at(step).last,
         eval_every_steps=recipe.eval.every_steps,
         evaluates=bool(recipe.data.eval),
         save_every_steps=recipe.checkpoint.every_steps,
     )
-    console = open_console(recipe.name, cadence, verbose=opened.verbose, history=journal.lines())
+    console = open_console(recipe.name, outlook, verbose=opened.verbose, history=journal.lines())
     mirror = None
     tracking = recipe.tracking
     if isinstance(tracking, MlflowTracking):

@@ -7,7 +7,7 @@ from layout_lab import settings, trainer
 from safetensors.torch import load_file
 
 from ppoctl.recipe.schema import ParallelTable
-from ppoctl.wire.convert import Asked, convert
+from ppoctl.wire.convert import ConvertRequest, convert
 
 DENSE = {
     "alone": ParallelTable(),
@@ -40,7 +40,7 @@ def megatron(model, tmp_path_factory):
     def folder(kind, role):
         out = root / f"{kind}-{role}"
         if not out.exists():
-            convert(Asked(source=str(model(kind)), to="megatron", out=out, role=role), lambda _: None)
+            convert(ConvertRequest(source=str(model(kind)), to="megatron", out=out, role=role), lambda _: None)
         return out
 
     return folder
@@ -71,7 +71,7 @@ def test_a_state_of_every_layout_converts_back(pool, model, tmp_path, kind, layo
     (tmp_path / "state").mkdir()
     lab.save(trained, tmp_path / "state")
     weights = {each: tensor.clone() for each, tensor in pool.tensors()}
-    asked = Asked(source=str(tmp_path / "state"), to="hf", out=tmp_path / "out", like=str(model(kind)))
+    asked = ConvertRequest(source=str(tmp_path / "state"), to="hf", out=tmp_path / "out", like=str(model(kind)))
     report = convert(asked, lambda _: None)
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert found.keys() == weights.keys()

@@ -25,9 +25,10 @@ from ppoctl.batch.sequences import one_sequence
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
+from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.processes import Deadline, Group, Pending, RayProcesses, first_done
-from ppoctl.engines.ray.room import Room
 from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
+from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
 from ppoctl.weights.sharing import Shared, Staging
@@ -118,7 +119,12 @@ def forks() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cluster(forks: None) -> Iterator[RayCluster]:
-    made = RayCluster(Room({"actor": 2, "critic": 2}, colocated=True), None, start_deadline_s=60.0)
+    made = RayCluster(
+        DevicePlacement({"actor": 2, "critic": 2}, colocated=True),
+        None,
+        start_deadline_s=60.0,
+        object_store_bytes=OBJECT_STORE_BYTES,
+    )
     yield made
     made.close()
 
@@ -162,7 +168,12 @@ def test_all_are_asked_and_answer_in_the_order_of_their_ranks(processes):
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere"])
 def test_a_ray_that_is_not_there_is_named_at_once(address):
     with pytest.raises(EnvironmentProblemError, match=f"no Ray answers at `cluster.ray_address = {address}`"):
-        RayCluster(Room({"actor": 2}, colocated=True), address, start_deadline_s=60.0).start()
+        RayCluster(
+            DevicePlacement({"actor": 2}, colocated=True),
+            address,
+            start_deadline_s=60.0,
+            object_store_bytes=OBJECT_STORE_BYTES,
+        ).start()
 
 
 def test_they_work_where_the_command_was_typed(cluster, group, tmp_path, monkeypatch):
@@ -260,10 +271,15 @@ def test_ranks_that_do_not_meet_say_so():
 def test_a_running_ray_that_is_too_small_is_explained(cluster, processes):
     processes.call("pid")
     address = ray.get_runtime_context().gcs_address
-    greedy = RayCluster(Room({"actor": 5}, colocated=False), address, start_deadline_s=60.0)
+    greedy = RayCluster(
+        DevicePlacement({"actor": 5}, colocated=False),
+        address,
+        start_deadline_s=60.0,
+        object_store_bytes=OBJECT_STORE_BYTES,
+    )
     says = r"needs 5 processes \(actor 5, apart\), .* has 4 CPU slots on 1 nodes \(the largest has 4\)"
     with pytest.raises(EnvironmentProblemError, match=says):
-        greedy.require_room()
+        greedy.require_devices()
 
 
 @pytest.mark.parametrize(
@@ -276,9 +292,14 @@ def test_a_running_ray_that_is_too_small_is_explained(cluster, processes):
 def test_gpus_and_cpu_slots_are_both_needed(monkeypatch, gpus, cpus, says):
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"GPU": gpus, "CPU": cpus}}])
     monkeypatch.setattr("ray.cluster_resources", lambda: {"GPU": gpus})
-    cluster = RayCluster(Room({"actor": 3, "critic": 3}, colocated=True), "a:1", start_deadline_s=1.0)
+    cluster = RayCluster(
+        DevicePlacement({"actor": 3, "critic": 3}, colocated=True),
+        "a:1",
+        start_deadline_s=1.0,
+        object_store_bytes=OBJECT_STORE_BYTES,
+    )
     with pytest.raises(EnvironmentProblemError, match=re.escape(says)):
-        cluster.require_room()
+        cluster.require_devices()
 
 
 def test_whoever_is_ready_first_is_served_first(cluster, group):

@@ -9,9 +9,10 @@ import psutil
 import pytest
 
 from ppoctl.engines.ray.cluster import RayCluster
+from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.processes import Group, RayProcesses
-from ppoctl.engines.ray.room import Room
 from ppoctl.errors import ProcessLostError
+from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
 
 def worker() -> Callable[[int, int, str], Any]:
@@ -33,7 +34,12 @@ def worker() -> Callable[[int, int, str], Any]:
 
 
 def test_they_start_answer_and_die_as_forked_ones_do() -> None:
-    cluster = RayCluster(Room({"actor": 2}, colocated=True), None, start_deadline_s=120.0)
+    cluster = RayCluster(
+        DevicePlacement({"actor": 2}, colocated=True),
+        None,
+        start_deadline_s=120.0,
+        object_store_bytes=OBJECT_STORE_BYTES,
+    )
     group = Group("actor", "actor", 2, worker(), threads=1, start_deadline_s=120.0, call_deadline_s=60.0)
     processes = RayProcesses(group, cluster)
     try:

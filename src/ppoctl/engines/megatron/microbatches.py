@@ -17,8 +17,8 @@ from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron.packed_input import PackedInput, Reading, packed_input
 from ppoctl.errors import RecipeError
 from ppoctl.model.cost import TokenCost
-from ppoctl.recipe.batching import limit
 from ppoctl.recipe.schema import BySequences, ByTokens
+from ppoctl.recipe.sizes import microbatch_limit
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _split(tokens: Int[Tensor, " M"], cut: Cut) -> list[Int[Tensor, " m"]]:
 
 
 def _groups(places: Tensor, tokens: Tensor, cut: Cut, *, at_least: int = 0) -> list[Tensor]:
-    key, most = limit(cut.batching, with_gradient=cut.with_gradient)
+    key, most = microbatch_limit(cut.batching, with_gradient=cut.with_gradient)
     if isinstance(cut.batching, BySequences):
         return by_sequences(places, most, at_least=at_least)
     try:

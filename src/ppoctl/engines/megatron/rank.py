@@ -49,8 +49,8 @@ from ppoctl.model.cost import token_cost
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
 from ppoctl.ports import Minibatch, Objective
-from ppoctl.recipe.batching import limit
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
+from ppoctl.recipe.sizes import microbatch_limit
 from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.sending import SendingRank
 
@@ -346,7 +346,7 @@ class MegatronRank(SendingRank):
             yield
         except torch.OutOfMemoryError as error:
             role = self.settings.role
-            key, most = limit(self.settings.batching, with_gradient=with_gradient)
+            key, most = microbatch_limit(self.settings.batching, with_gradient=with_gradient)
             raise OutOfMemoryError(
                 f"the {role} ran out of device memory with `{role}.batching.{key} = {most}`",
                 hint=f"ppoctl resume RUN --set {role}.batching.{key}={max(most // 2, 1)}  # results do not change",

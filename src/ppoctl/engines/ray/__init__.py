@@ -1,1 +1,1 @@
-"""Ray: processes beyond this one. Knows neither models nor PPO."""
+"""Processes beyond this one, in Ray. Knows neither models nor PPO."""

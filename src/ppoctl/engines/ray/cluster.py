@@ -1,4 +1,4 @@
-"""A Ray to start processes in: one of this run's own, on this machine, or one that is running already."""
+"""The Ray that processes start in: one of this run's own, on this machine, or one that is running already."""
 
 import logging
 import os
@@ -14,8 +14,8 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.private_folder import PARENT, PrivateFolder, sweep
-from ppoctl.engines.ray.room import Room
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError, quoted
 
 OBJECT_STORE_BYTES = 256 * 2**20
@@ -25,31 +25,35 @@ disk."""
 LOOPBACK = "127.0.0.1"
 
 CONNECT_DEADLINE_S = 10.0
-"""For a running Ray's port to take a connection."""
+"""Seconds for a running Ray's port to take a connection."""
 
 
 class RayCluster:
-    """Started when the first process is asked for."""
+    """Devices in a Ray, taken when the first process is asked for."""
 
-    def __init__(self, room: Room, address: str | None, start_deadline_s: float) -> None:
-        self.room = room
+    def __init__(
+        self, placement: DevicePlacement, address: str | None, start_deadline_s: float, object_store_bytes: int
+    ) -> None:
+        self.placement = placement
         self.address = address
         self.start_deadline_s = start_deadline_s
+        self._object_store_bytes = object_store_bytes
         self.say: Callable[[str], None] = _say_nothing
-        """Told what is being waited for."""
+        """Callback that hears what is being waited for."""
         self.folder: Path | None = None
-        """Private; of a Ray of our own."""
+        """Private folder of a Ray of our own; None otherwise."""
         self._own = ExitStack()
         self._connected = False
         self._group: PlacementGroup | None = None
         self._order: list[int] = []
-        """Bundles node by node, so that neighbouring ranks are on one node where they can."""
+        """Indices of bundles node by node, so that neighbouring ranks are on one node where they can."""
         self._sent: tuple[object, Any] | None = None
         """The newest object that is sent once, and Ray's reference to it."""
 
     @property
     def host(self) -> str | None:
-        """Where processes meet in a Ray of our own, which works without a network; None: each node knows."""
+        """Host at which processes meet in a Ray of our own, which works without a network; None: each node knows its
+        own."""
         return LOOPBACK if self.address is None else None
 
     def shared_folder(self) -> Path:
@@ -57,7 +61,7 @@ class RayCluster:
         return Path.cwd() if self.folder is None else self.folder
 
     def driver_host(self) -> str:
-        """Where other nodes find this process."""
+        """Host at which other nodes find this process."""
         return self.host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     def start(self) -> None:
@@ -72,14 +76,15 @@ class RayCluster:
         else:
             join(self.address)
         self._connected = True
-        self.require_room()
-        bundles = self.room.bundles(has_gpus=_has_gpus())
+        self.require_devices()
+        bundles = self.placement.bundles(has_gpus=_has_gpus())
         group = placement_group(bundles, strategy="PACK")
         try:
             ray.get(group.ready(), timeout=self.start_deadline_s)
         except GetTimeoutError as error:
             raise EnvironmentProblemError(
-                f"{self.room.describe()} were not free within `cluster.start_deadline_s = {self.start_deadline_s:g}`",
+                f"{self.placement.describe()} were not free within "
+                f"`cluster.start_deadline_s = {self.start_deadline_s:g}`",
                 hint="look at `ray status`: something else may be running there",
             ) from error
         nodes = placement_group_table(group)["bundles_to_node_id"]
@@ -87,14 +92,14 @@ class RayCluster:
         self._group = group
 
     def options(self, role: str, rank: int) -> dict[str, Any]:
-        """Where Ray starts this process of the role, and what it may use there."""
+        """Ray's options for this process of the role: where it starts, and what it may use there."""
         assert self._group is not None, "the cluster has been started"
-        bundle, share = self.room.place(role, rank)
+        bundle, share = self.placement.bundle_of(role, rank)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._order[bundle])
         return {"num_cpus": 1, "num_gpus": share if _has_gpus() else 0, "scheduling_strategy": strategy}
 
     def require_alive(self) -> None:
-        """Raise ProcessLostError when this node's part of Ray is gone. To be asked before each call: Ray ends the
+        """Raise ProcessLostError when this node's part of Ray is gone. Call it before each question: Ray ends the
         whole process, without a word, when it finds its raylet gone while an argument is stored."""
         node: Any = ray._private.worker.global_worker.node
         with socket.socket(socket.AF_UNIX) as raylet:
@@ -115,7 +120,7 @@ class RayCluster:
         return self._sent[1]
 
     def close(self) -> None:
-        """Leave; a Ray of our own ends with all its processes."""
+        """Leave the Ray; one of our own ends with all its processes."""
         self._group = self._sent = None
         if self._connected:
             self._connected = False
@@ -124,12 +129,12 @@ class RayCluster:
         self._own.close()
         self.folder = None
 
-    def require_room(self) -> None:
+    def require_devices(self) -> None:
         """Raise EnvironmentProblemError when the Ray we are connected to has too few devices for the processes, or
         too few CPU slots, of which each process takes one."""
         if _has_gpus():
-            self._require("GPU", self.room.devices, "GPUs", "GPUs")
-        self._require("CPU", self.room.processes, "processes", "CPU slots")
+            self._require("GPU", self.placement.devices, "GPUs", "GPUs")
+        self._require("CPU", self.placement.processes, "processes", "CPU slots")
 
     def _require(self, resource: str, needed: int, unit: str, slots: str) -> None:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -139,8 +144,8 @@ class RayCluster:
             if self.address is not None:
                 where, more = f"the Ray at `{self.address}`", "start more nodes"
             raise EnvironmentProblemError(
-                f"the recipe needs {needed} {unit} ({self.room.describe()}), and {where} has {sum(found)} {slots} on "
-                f"{len(nodes)} nodes (the largest has {max(found, default=0)})",
+                f"the recipe needs {needed} {unit} ({self.placement.describe()}), and {where} has {sum(found)} "
+                f"{slots} on {len(nodes)} nodes (the largest has {max(found, default=0)})",
                 hint=f"{more}, or lower `actor.parallel`, `critic.parallel` and `generator.engines`",
             )
 
@@ -162,11 +167,11 @@ class RayCluster:
             with _on_loopback(), _keeping_signal_handler():
                 ray.init(
                     address="local",
-                    num_cpus=self.room.processes,  # what is counted is processes; threads are set in each
+                    num_cpus=self.placement.processes,  # what is counted is processes; threads are set in each
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
-                    object_store_memory=OBJECT_STORE_BYTES,
+                    object_store_memory=self._object_store_bytes,
                     _temp_dir=str(private.of_ray),
                     _node_ip_address=LOOPBACK,
                 )
@@ -200,7 +205,7 @@ def _silence() -> None:
 
 
 def _show_token() -> None:
-    """Have Ray use the token of this machine. `ray start` makes a cluster ask for it wherever there is one, and a
+    """Make Ray use the token of this machine. `ray start` makes a cluster ask for it wherever there is one, and a
     driver does not show it unless told; a cluster that asks for none takes it too."""
     from ray._private.authentication.authentication_token_setup import _enable_token_auth
 
@@ -211,11 +216,11 @@ def _show_token() -> None:
 
 
 def _print_nothing(*_: Any, **__: Any) -> None:
-    """Instead of Ray's messages to the driver."""
+    """Stand-in for Ray's function that prints messages to the driver."""
 
 
 def _say_nothing(line: str) -> None:
-    """Until somebody listens."""
+    """Stand-in for `say` until somebody listens."""
 
 
 def _has_gpus() -> bool:
@@ -224,7 +229,7 @@ def _has_gpus() -> bool:
 
 @contextmanager
 def _keeping_signal_handler() -> Iterator[None]:
-    """Ray installs a SIGTERM handler of its own; ours finishes the stage."""
+    """Context that keeps our SIGTERM handler, which finishes the stage; Ray installs one of its own."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -234,8 +239,8 @@ def _keeping_signal_handler() -> Iterator[None]:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Ray replaces a loopback address by one that other machines can reach, and then listens on all; but for systems
-    on which it knows no clusters of several nodes."""
+    """Context in which Ray stays on the loopback address. It replaces that by one that other machines can reach, and
+    then listens on all, but for systems on which it knows no clusters of several nodes."""
     constants: Any = ray._private.ray_constants
     before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
@@ -246,7 +251,7 @@ def _on_loopback() -> Iterator[None]:
 
 @contextmanager
 def _token_in(file: Path) -> Iterator[None]:
-    """Have Ray's ports ask for the token in this file, whatever the environment says of other Rays."""
+    """Context in which Ray's ports ask for the token in this file, whatever the environment says of other Rays."""
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     before = {name: os.environ.pop(name) for name in names if name in os.environ}
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))

@@ -1,4 +1,5 @@
-"""The folder of a local Ray. Nobody else may look into it or make it, and it tells a live run from a dead one.
+"""The private folder of a local Ray. Nobody else may look into it or make it, and it tells a live run from a dead
+one.
 
     /tmp/ppoctl-RANDOM/    0700, and locked for as long as the process that made it lives
         ray/               Ray's own, which it opens to everybody
@@ -21,14 +22,14 @@ from ppoctl.engines.ray import segments
 
 PREFIX = "ppoctl-"
 PARENT = Path("/tmp")
-"""Sockets lie in the folder, and their paths must be short."""
+"""Folder in which private folders are made. Sockets lie in them, and their paths must be short."""
 
 
 class PrivateFolder:
-    """One folder, made and locked by this process."""
+    """Private folder made and locked by this process."""
 
     def __init__(self, parent: Path = PARENT) -> None:
-        """Raises OSError."""
+        """Make and lock the folder. Raises OSError."""
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             lock = _locked(self.path)
@@ -48,13 +49,13 @@ class PrivateFolder:
         return self.path / "ray"
 
     def remove(self) -> None:
-        """With the shared memory that it lists."""
+        """Remove the folder, with the shared memory that it lists."""
         _remove(self.path)
         os.close(self._lock)
 
 
 def sweep(parent: Path = PARENT) -> None:
-    """Remove what a process of this user that was killed left behind, and nothing of anybody else."""
+    """Remove folders that killed processes of this user left behind, and nothing of anybody else."""
     for folder in parent.glob(f"{PREFIX}*"):
         lock = _locked(folder)
         if lock is not None:
@@ -63,7 +64,8 @@ def sweep(parent: Path = PARENT) -> None:
 
 
 def _locked(folder: Path) -> int | None:
-    """A descriptor that holds the lock; None where the folder is not this user's own, is gone, or is locked."""
+    """Descriptor that holds the folder's lock; None where the folder is not this user's own, is gone, or is
+    locked."""
     try:
         found = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

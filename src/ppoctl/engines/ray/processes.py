@@ -1,4 +1,4 @@
-"""A group of processes that are asked the same at the same time, because their answers meet in collectives.
+"""Groups of processes that are asked the same at the same time, because their answers meet in collectives.
 
     driver: call("update", ...) --> rank 0 .. rank N-1, each in an actor of Ray --> answers in the order of the ranks
 
@@ -20,53 +20,53 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, Ray
 from ppoctl.clock import WORK
 from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.cluster import RayCluster
-from ppoctl.engines.ray.member import Make, Member, Started
+from ppoctl.engines.ray.worker import MakeTarget, Started, Worker
 from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, ProcessLostError
 
 STACK_DEADLINE_S = 5.0
 END_DEADLINE_S = 10.0
 DEATH_NOTICE_S = 5.0
-"""How long an error that is none of ours waits for the news of a death: a collective breaks in the ranks that live
-before Ray has noticed which one does not."""
+"""Seconds that an error which is none of ours waits for the news of a death: a collective breaks in the ranks that
+live before Ray has noticed which one does not."""
 SAY_EVERY_S = 30.0
-"""How often a wait says what it is waiting for."""
+"""Seconds between the lines in which a wait says what it is waiting for."""
 
 
 class Deadline(NamedTuple):
-    """When an answer must have come."""
+    """Time by which an answer must have come."""
 
     seconds: float
     key: str
-    """What sets it in a recipe."""
+    """Recipe key that sets the deadline."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """What the processes of one role, or of one of its engines, are."""
+    """Settings of the processes of one role, or of one of its engines."""
 
     name: str
-    """What errors call it."""
+    """Name of the group in errors."""
     role: str
-    """Whose place on the devices it has."""
+    """Role whose place on the devices the group has."""
     size: int
-    make: Make
+    make: MakeTarget
     threads: int
-    """Of each process."""
+    """CPU threads of each process."""
     start_deadline_s: float
     call_deadline_s: float
     first: int = 0
-    """Its first process among those of the role."""
+    """Index of the group's first process among those of the role."""
     deadlines: Mapping[str, Deadline] = field(default_factory=dict)
-    """Of methods that have one of their own."""
+    """Deadlines of methods that have one of their own."""
 
     def deadline(self, method: str) -> Deadline:
-        """Of an answer to this question."""
+        """Deadline of an answer to this method."""
         return self.deadlines.get(method, Deadline(self.call_deadline_s, "cluster.call_deadline_s"))
 
 
 class RayProcesses:
-    """The group. Nothing is started before it is first asked; after an error it is gone, and the next question
-    starts it anew."""
+    """A group of processes in Ray. Nothing is started before the group is first asked; after an error it is gone, and
+    the next question starts it anew."""
 
     def __init__(self, group: Group, cluster: RayCluster) -> None:
         self.group = group
@@ -76,14 +76,12 @@ class RayProcesses:
         self._nodes: dict[int, str] = {}
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """What all ranks answer."""
+        """Answers of all ranks."""
         return self.ask(range(self.group.size), method, *arguments)
 
     def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
-        """What these ranks answer, in order.
-
-        Raises the error of the first rank that has one, HangError, or ProcessLostError; the group is then gone.
-        """
+        """Answers of these ranks, in order. Raises the error of the first rank that has one, HangError, or
+        ProcessLostError; the group is then gone."""
         return self.begin(method, *arguments, ranks=ranks).answers()
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> "Pending":
@@ -98,11 +96,11 @@ class RayProcesses:
         return Pending(self, method, starting, waiting)
 
     def nodes(self) -> list[str]:
-        """On which each of them runs: all of them once all have answered something."""
+        """Nodes on which the processes run: complete once all have answered something."""
         return [node for _, node in sorted(self._nodes.items())]
 
     def close(self) -> None:
-        """Have them end in order, if they can."""
+        """Ask the processes to end in order, if they can."""
         if self.ranks:
             with suppress(PpoctlError, RayError):
                 self.cluster.require_alive()
@@ -111,7 +109,7 @@ class RayProcesses:
         self.kill()
 
     def kill(self) -> None:
-        """End them at once, and remove what they leave."""
+        """End the processes at once, and remove what they leave."""
         ranks, self.ranks = self.ranks, []
         for rank in ranks:
             ray.kill(rank)
@@ -119,27 +117,27 @@ class RayProcesses:
         self._segments = []
 
     def started(self, rank: int, says: Started) -> None:
-        """One of them has."""
+        """Hear that one of the processes has started."""
         self._nodes[rank] = says.node
         self._segments += says.segments
         segments.note(self.cluster.folder, says.segments)
 
     def where(self, rank: int) -> str:
-        """The innermost frames of what this process is doing."""
+        """Innermost frames of what this process is doing."""
         try:
             return str(ray.get(_watching(self.ranks[rank].stack).remote(), timeout=STACK_DEADLINE_S))
         except RayError:
             return "does not answer"
 
     def _begin_start(self) -> dict[Any, int]:
-        """Start the processes where they are not, without waiting until what answers is made in each."""
+        """Start the processes where they are not running, without waiting until they can answer."""
         if self.ranks:
             return {}
         self.cluster.start()
         group = self.group
         remote: Any = ray.remote
         # The class gives the process its name: `ray::actor` in a list of processes.
-        member = type(group.name.replace("'s ", "_").replace(" ", "_"), (Member,), {})
+        member = type(group.name.replace("'s ", "_").replace(" ", "_"), (Worker,), {})
         actor = remote(max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(member)
         places = [self.cluster.options(group.role, group.first + rank) for rank in range(group.size)]
         self.ranks = [actor.options(**place).remote(group.threads, str(Path.cwd())) for place in places]
@@ -166,7 +164,7 @@ class RayProcesses:
 
 
 class Pending:
-    """A question that was asked, and the answers so far. The first thing that goes wrong decides."""
+    """A question to a group, and the answers so far. The first thing that goes wrong decides."""
 
     def __init__(
         self, processes: RayProcesses, method: str, starting: dict[Any, int], waiting: dict[Any, int]
@@ -183,7 +181,7 @@ class Pending:
         self._error: Exception | None = None
         self._heard_until = 0.0
         self.open = {**starting, **waiting}
-        """What has not been answered, by rank: the start first, where there is one."""
+        """References of what has not been answered, by rank: the start first, where there is one."""
 
     @property
     def is_starting(self) -> bool:
@@ -196,11 +194,11 @@ class Pending:
 
     @property
     def look_again_at(self) -> float:
-        """When waiting for an answer ends."""
+        """Time at which waiting for an answer ends."""
         return self.until if self._error is None else min(self.until, self._heard_until)
 
     def answers(self) -> list[Any]:
-        """Wait for them; in the order of the ranks that were asked. Raises what went wrong; the group is then
+        """Answers in the order of the ranks that were asked, waited for. Raises what went wrong; the group is then
         gone."""
         first_done([self])
         if self._error is not None:
@@ -209,7 +207,7 @@ class Pending:
         return [self._answers[rank] for rank in self._asked.values()]
 
     def take(self, ready: Sequence[Any]) -> None:
-        """Note what has come."""
+        """Take note of the answers that have come."""
         for reference in [reference for reference in self.open if reference in ready]:
             rank = self.open.pop(reference)
             try:
@@ -228,7 +226,7 @@ class Pending:
                     self.processes.started(rank, answer)
 
     def _hear(self, error: Exception) -> None:
-        """The first error of ours decides; another one only where none follows."""
+        """Take note of an error. The first of ours decides; another one only where none follows."""
         if not isinstance(self._error, PpoctlError):
             foreign = not isinstance(error, PpoctlError)
             if self._error is None and foreign:
@@ -239,7 +237,7 @@ class Pending:
                 self._heard_until = 0.0
 
     def expire(self) -> None:
-        """Call it a hang if the deadline has passed."""
+        """Call the question a hang if its deadline has passed."""
         if not self.is_done and time.monotonic() >= self.until:
             size, late = self.processes.group.size, sorted(set(self.open.values()))
             where = "\n".join(f"  rank {rank}: {self.processes.where(rank)}" for rank in late)
@@ -251,7 +249,7 @@ class Pending:
             )
 
     def describe(self) -> str:
-        """What is being waited for, in a line."""
+        """A line on what is being waited for."""
         group, late = self.processes.group, sorted(set(self.open.values()))
         rank = late[0]
         return (
@@ -275,7 +273,7 @@ def _lost(group: Group, rank: int, method: str, how: RayError) -> ProcessLostErr
 
 
 def first_done(pendings: Sequence[Pending]) -> list[Pending]:
-    """Wait until at least one of them is done, well or not."""
+    """Questions that are done, well or not; waits until there is at least one."""
     say_at = time.monotonic() + SAY_EVERY_S
     while True:
         done = [pending for pending in pendings if pending.is_done]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 LIST = "segments"
-"""File in the folder of a local Ray."""
+"""Name of the file of segments in the folder of a local Ray."""
 
 
 def mapped() -> list[str]:
-    """Segments that this process maps, and that have a name."""
+    """Names of the shared memory segments that this process maps."""
     found = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
         _, _, path = line.partition(f" {SHARED_MEMORY}/")
@@ -25,19 +25,19 @@ def mapped() -> list[str]:
 
 
 def note(folder: Path | None, names: Iterable[str]) -> None:
-    """Write them down, so that they can be removed by another process."""
+    """Write segments down, so that another process can remove them."""
     if folder is not None:
         with (folder / LIST).open("a", encoding="utf-8") as file:
             file.writelines(f"{name}\n" for name in names)
 
 
 def noted(folder: Path) -> list[str]:
-    """What was written down."""
+    """Names of the segments that were written down."""
     return (folder / LIST).read_text(encoding="utf-8").splitlines() if (folder / LIST).is_file() else []
 
 
 def remove(names: Iterable[str]) -> None:
-    """Remove those that are still there and this user's own; nobody may use them any more."""
+    """Remove those of the segments that are still there and this user's own; nobody may use them any more."""
     for name in names:
         with suppress(OSError, ValueError):
             segment = SHARED_MEMORY / name

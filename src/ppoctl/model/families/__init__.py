@@ -1,4 +1,4 @@
-"""One small table of fields per model family: `model_type` of config.json -> `Family`."""
+"""Model families, one small table of fields each: `model_type` of config.json -> `Family`."""
 
 from ppoctl.model.families.deepseek_v3 import DEEPSEEK_V3
 from ppoctl.model.families.gemma2 import GEMMA2

@@ -6,7 +6,8 @@ from ppoctl.model.fields import Family, From, Only, off
 
 
 def _windows(layer_types: list[str] | None, window: int | None, layers: int) -> tuple[int | None, ...]:
-    """How many tokens a token of each layer sees; every other layer has the window where nothing else is said."""
+    """Tokens that a token of each layer sees; every other layer has the window unless the configuration says
+    otherwise."""
     if layer_types is None:
         return tuple(None if layer % 2 else window for layer in range(layers))
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)

@@ -23,8 +23,8 @@ def _head_dim(channels: int | None, hidden: int, heads: int) -> int:
 
 
 def divided_by_heads(hidden: int, heads: int) -> int:
-    """The hidden size, in families that have it divided by the number of heads whatever `head_dim` says. Raises
-    UnsupportedValueError where it is not."""
+    """Channels of a head, in families where they are the hidden size divided by the heads whatever `head_dim` says.
+    Raises UnsupportedValueError where the heads do not divide it."""
     if hidden % heads:
         raise UnsupportedValueError("supported are heads that divide the hidden size")
     return hidden
@@ -51,7 +51,7 @@ DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-"""Defaults that most families have; each adds its own."""
+"""Defaults of fields that most families have; each adds its own."""
 REQUIRES: dict[str, Allowed] = {"hidden_act": Only("silu"), "attention_dropout": Only(0, 0.0)}
 IGNORES = frozenset({"initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id"})
 

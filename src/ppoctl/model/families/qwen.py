@@ -28,20 +28,20 @@ _EXPERT_IGNORES = frozenset({"router_aux_loss_coef", "output_router_logits"})
 
 
 def _layers_with_experts(dense: list[int] | None, step: int, layers: int) -> tuple[bool, ...]:
-    """A layer has experts when it is not in `mlp_only_layers` and its number, counted from 1, is a multiple of
-    `decoder_sparse_step`."""
+    """Whether each layer has experts: it is not in `mlp_only_layers`, and its number, counted from 1, is a multiple
+    of `decoder_sparse_step`."""
     return tuple(layer not in (dense or ()) and (layer + 1) % step == 0 for layer in range(layers))
 
 
 def fewer_than_all(per_token: int, experts: int) -> int:
-    """Experts that a token is routed to. Raises UnsupportedValueError where there are not so many."""
+    """Experts that a token is routed to. Raises UnsupportedValueError where the layer has fewer."""
     if per_token > experts:
         raise UnsupportedValueError("supported are tokens that are routed to at most as many experts as there are")
     return per_token
 
 
 def _expert_reads(count: str) -> dict[str, From]:
-    """The mixture of Qwen's configurations; `count`: how they spell the number of experts."""
+    """How Qwen's configurations describe the mixture of experts; `count`: their field for the number of experts."""
     return {
         "count": From(count),
         "per_token": From(f"num_experts_per_tok {count}", fewer_than_all),
@@ -59,7 +59,7 @@ QWEN2 = Family(
     ignores=IGNORES | {"max_window_layers"},
     constants={"qkv_bias": True},
 )
-"""Llama with biases on queries, keys and values."""
+"""Qwen2: Llama with biases on queries, keys and values."""
 
 QWEN2_MOE = replace(
     QWEN2,
@@ -99,7 +99,7 @@ QWEN3 = Family(
     ignores=IGNORES | {"max_window_layers"},
     constants={"qk_norm": True},
 )
-"""Queries and keys are normalised head by head, and have no biases."""
+"""Qwen3: queries and keys are normalised head by head, and have no biases."""
 
 QWEN3_MOE = replace(
     QWEN3,

@@ -1,4 +1,4 @@
-"""Bytes before launch, as functions of a model's numbers (`model.shape`) and of the recipe.
+"""Bytes of a run before launch, as functions of a model's numbers (`model.shape`) and of the recipe.
 
     pipeline     layers and parameters of a rank
     activations  what a forward pass keeps for its backward pass, and what it needs while it runs; of a layer:

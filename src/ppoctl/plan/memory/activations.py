@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward pass, term by term as the layers are written.
+"""Activations that a forward pass keeps for its backward pass, term by term as the layers are written.
 
 Letters: N packed tokens of a microbatch, n of them read by the output layer, h hidden size, F width of the MLP,
 H and G query and key/value heads of D channels, T tensor ranks (with sequence parallelism they split norms and
@@ -22,9 +22,9 @@ from ppoctl.plan.memory import attention, mlp
 from ppoctl.plan.memory.part import Microbatch, Part, SavedActivations
 
 BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
-"""Logits that are taken to float32 at a time (`engines.megatron.logprobs`), by device."""
+"""Logits taken to float32 at a time (`engines.megatron.logprobs`), by device."""
 BLOCK_COPIES = 2
-"""Float32 copies of such a block that exist at one time."""
+"""Float32 copies of a block of logits that exist at one time."""
 
 
 def saved(part: Part, batch: Microbatch) -> SavedActivations:
@@ -103,15 +103,15 @@ def _kinds(part: Part) -> list[int]:
 
 
 def _layer_at_work(part: Part, batch: Microbatch) -> int:
-    """Peak bytes of a layer beyond what is kept: of the last one; where layers are computed again in the backward
-    pass, of the one that takes most."""
+    """Peak bytes of a layer beyond what is kept: the last layer's, or, where layers are computed again in the
+    backward pass, those of the layer that takes most."""
     if part.recompute == "none":
         return mlp.update_bytes(part, batch, part.stage.layers[-1])
     return max(mlp.update_bytes(part, batch, layer) + _made_again(part, batch, layer) for layer in _kinds(part))
 
 
 def _made_again(part: Part, batch: Microbatch, layer: int) -> int:
-    """Bytes that the backward pass of a layer computes once more, all of them before it goes back through it."""
+    """Bytes that the backward pass of a layer computes again, all of them before it goes back through the layer."""
     stage = replace(part.stage, layers=(layer,), is_first=False, is_last=False)
     whole = saved(replace(part, stage=stage, recompute="none"), batch)
     if part.recompute == "full":
@@ -151,7 +151,7 @@ def _read(part: Part) -> int:
 
 
 def _chunk(part: Part, batch: Microbatch) -> int:
-    """Logits that exist at one time."""
+    """Logits of one chunk, which exist at one time."""
     if part.role == "critic" or not part.stage.is_last:
         return 0
     return min(batch.logits_chunk, batch.read) * part.logit_rows

@@ -1,4 +1,4 @@
-"""What attention and norms keep for the backward pass, and what attention needs while it runs.
+"""Activations that attention and norms keep for the backward pass, and bytes that attention needs while it runs.
 
 Letters, besides those of `activations`: L tokens of a sequence, Q and K latent channels behind queries and keys, R of
 them turned, V channels of a head's values.
@@ -94,9 +94,9 @@ def attention_bytes(part: Part, batch: Microbatch, layer: int) -> int:
 
 
 def _read_bytes(part: Part, batch: Microbatch, layer: int) -> int:
-    """Bytes of the keys and values that a layer keeps on all tensor ranks together: of the tokens that are read,
-    where context ranks gather them; in latent attention, and in a bfloat16 model on a CPU, the copies that are
-    attended to; else keys, and values inside the fused projection."""
+    """Bytes of the keys and values that a layer keeps on all tensor ranks together: all tokens that are read, where
+    context ranks gather them; in latent attention, and in a bfloat16 model on a CPU, the copies that are attended to;
+    else keys, and values inside the fused projection."""
     shape, weight = part.shape, part.precision.weight
     is_copied = not part.on_gpu and weight < 4 and not shape.keeps_scores(layer)
     number = 4 if is_copied else weight

@@ -1,4 +1,5 @@
-"""Bytes of the process that runs the loop: it holds all rollouts of a step, commits them, and hands them to ranks.
+"""Bytes of the driver, the process that runs the loop: it holds all rollouts of a step, commits them, and hands them
+to ranks.
 
 Letters: B sequences, R response positions of the longest response. Grids are [B, R] whatever the lengths.
 """
@@ -6,10 +7,10 @@ Letters: B sequences, R response positions of the longest response. Grids are [B
 from dataclasses import dataclass
 
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
-"""Bytes of a drawn token as Python has it: an id (a pointer, an int) and a log-prob (a pointer, a float)."""
+"""Bytes of one drawn token as Python objects: an id (a pointer, an int) and a log-prob (a pointer, a float)."""
 ID_BYTES = 4
 TEXT_BYTES_PER_TOKEN = 4
-"""Bytes of the text of a token; four characters of plain text are assumed."""
+"""Bytes of text per token; four characters of plain text are assumed."""
 OBJECTIVE_CELL_BYTES = {"actor": 4 + 4 + 1, "critic": 4 + 4 + 1}
 """Bytes per cell of the grids that travel with an update: old log-probs and advantages, or old values and returns;
 the mask."""
@@ -24,7 +25,7 @@ class Batch:
     prompt_tokens: int
     """Tokens of one prompt."""
     response_tokens: int
-    """Tokens of one response: R."""
+    """Tokens of one response, R."""
     has_reference: bool
     reference_in_loss: bool
 
@@ -36,7 +37,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Records:
-    """Bytes of the records of one step, by stage; each is one file."""
+    """Bytes of the records of one step, by stage; each record is one file."""
 
     rollout: int
     reward: int

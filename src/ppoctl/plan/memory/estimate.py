@@ -1,4 +1,5 @@
-"""A recipe's bytes: roles rank by rank, generator, driver, and what each stage needs of a GPU or a machine."""
+"""The memory estimate of a recipe: roles rank by rank, generator, driver, and what each stage needs of a GPU or
+machine."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -15,12 +16,12 @@ from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes, copies_o
 from ppoctl.plan.memory.items import PlanInputs, moved_out, on_gpus, on_machines
 from ppoctl.plan.memory.node import NodeBytes, fullest_node
 from ppoctl.plan.memory.part import Microbatch, Precision
-from ppoctl.plan.memory.residency import Residency, StageBytes, turns_of
+from ppoctl.plan.memory.residency import Residency, StageBytes, device_schedule
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.plan.microbatches import microbatches, most_tokens
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts, processes
-from ppoctl.recipe.rules import longest_sequence
 from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe, TrainedTable
+from ppoctl.recipe.sizes import longest_sequence, sequences_per_step
 
 GIB = 2**30
 
@@ -31,43 +32,43 @@ class RoleBytes:
 
     processes: int
     ranks: tuple[RankBytes, ...]
-    """One rank of each pipeline stage."""
+    """Bytes of one rank of each pipeline stage."""
     state: int
     """Bytes of a saved state."""
 
     @property
     def largest(self) -> RankBytes:
-        """The rank that needs most."""
+        """The rank of the role that needs most memory."""
         return max(self.ranks, key=lambda rank: rank.peak)
 
     @property
     def resident(self) -> int:
-        """Bytes of all processes together, between calls."""
+        """Bytes of all processes of the role together, between calls."""
         return sum(rank.resident for rank in self.ranks) * self.processes // len(self.ranks)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a whole run. They are estimates; see the modules they come from."""
+    """Estimated bytes of a whole run; see the modules they come from."""
 
     device: str
-    """Either cpu or gpu."""
+    """Device of trainer and generator, cpu or gpu."""
     roles: Mapping[str, RoleBytes]
     generator: GeneratorBytes
     driver: DriverBytes
     records: Records
-    """Records of a step, on disk."""
+    """Bytes of the records of a step, on disk."""
     sending: TransferBytes
     places: tuple[Residency, ...]
-    """What takes memory where."""
+    """Pools of memory, and what takes the memory of each."""
     moved_out: int
-    """Host bytes that are moved out of each GPU, at most; 0: nothing is."""
+    """Largest number of bytes that `cluster.offload` moves from one GPU to the host; 0: none."""
     node: NodeBytes | None
-    """Host bytes beside the GPUs; None on a CPU, where memory is all one."""
+    """Host bytes of the fullest node; None on a CPU, where memory is all one."""
     taking_turns: StageBytes | None
-    """The fullest stage, if roles on shared GPUs took turns; None: they do already, or share none."""
+    """The fullest stage if roles on shared GPUs took turns; None: they do already, or share none."""
     assumptions: tuple[str, ...]
-    """What is taken for granted about this model, in words."""
+    """Assumptions that the estimate makes about this model, in words."""
 
     @property
     def pair(self) -> int:
@@ -76,7 +77,8 @@ class Memory:
 
 
 def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Bytes of this machine's physical memory, or what its container may have of it: what the file `limit` says."""
+    """Bytes of this machine's physical memory, or of the part that its container may have (the file `limit` says
+    so)."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(physical, int(limit.read_text("ascii")))
@@ -85,8 +87,8 @@ def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
 
 
 def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory:
-    """The memory of a recipe on GPUs of `gpu_gib`; without it on CPUs, where this machine's memory is what everything
-    has to fit, or that of all nodes of a running Ray, `ray_bytes`, where it is known."""
+    """The memory of a recipe on GPUs of `gpu_gib` GiB; None: on CPUs. There the limit is this machine's memory, or
+    `ray_bytes`, that of all nodes of a running Ray, where it is known."""
     weight = 4 if recipe.model.dtype == "float32" else 2
     at = Precision(weight, "cpu" if gpu_gib is None else "gpu")
     told = outline(PPO)
@@ -110,7 +112,7 @@ def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ra
         sending=sent,
         batch=batch,
         states={role: found.state for role, found in roles.items()},
-        turns=turns_of(told),
+        turns=device_schedule(told),
     )
     joins = recipe.cluster.ray_address is not None
     host = ray_bytes if joins else machine_bytes()
@@ -189,7 +191,7 @@ def _taking_turns(inputs: PlanInputs, gpu_bytes: int) -> StageBytes | None:
 
 
 def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> Training:
-    """What decides the bytes of a role: microbatches are full, and all prompts as short as can be."""
+    """The inputs that decide the bytes of a role: microbatches are full, and all prompts as short as can be."""
     table: TrainedTable = getattr(recipe, role)
     layout, longest = layouts(recipe)[role], longest_sequence(recipe)
 
@@ -213,10 +215,10 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
 
 
 def batch_of(recipe: Recipe, *, sequences: int | None = None) -> Batch:
-    """The sequences of a step, or so many of them."""
+    """The sequences of a step; `sequences` replaces their number."""
     rollout, kl = recipe.rollout, recipe.ppo.kl
     return Batch(
-        sequences=sequences or rollout.prompts_per_step * rollout.samples_per_prompt,
+        sequences=sequences or sequences_per_step(recipe),
         prompt_tokens=rollout.max_prompt_tokens,
         response_tokens=rollout.max_new_tokens,
         has_reference=not isinstance(kl, NoKl),
@@ -233,7 +235,7 @@ def _role(training: Training, weight: int) -> RoleBytes:
 
 
 def with_totals(value: Any) -> Any:
-    """The value as JSON can have it: records with their sums beside what is summed."""
+    """The value in JSON's types: records with their sums beside what is summed."""
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value)]
         names += [name for name, member in vars(type(value)).items() if isinstance(member, property)]

@@ -14,8 +14,8 @@ from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable
 
 @dataclass(frozen=True)
 class GeneratorBytes:
-    """Bytes of one process of an engine: its tensor ranks have equally many. The work on a batch of tokens is not
-    counted on a CPU, and is within the engine's share of a GPU."""
+    """Bytes of one process of an engine; all tensor ranks of an engine have equally many. The work on a batch of
+    tokens is not counted on a CPU, and is within the engine's share of a GPU."""
 
     engines: int
     tensor: int
@@ -25,9 +25,9 @@ class GeneratorBytes:
     kv_tokens: int
     """Tokens whose keys and values fit an engine."""
     full_sequences: int
-    """Sequences of full length that fit an engine. vLLM does not start where it is 0."""
+    """Sequences of full length whose keys and values fit an engine. vLLM does not start where it is 0."""
     sequence_bytes: int
-    """Bytes of one such sequence in the cache."""
+    """Bytes of one sequence of full length in the cache."""
 
     @property
     def processes(self) -> int:
@@ -39,7 +39,7 @@ class GeneratorBytes:
 
 
 @dataclass(frozen=True)
-class Copies:
+class BucketCopies:
     """Copies of a bucket of weights that exist at one time."""
 
     sender: int
@@ -50,21 +50,23 @@ class Copies:
     """Copies in a node's host memory."""
 
 
-SHARED = Copies(sender=3, engine=1, host=0)
-"""The sender gathers one and holds two out; the engine copies one."""
-STORED = Copies(sender=1, engine=0, host=3)
-"""The sender gathers one; the host has it packed and stored, and the one before it, which is loaded."""
-BROADCAST = Copies(sender=3, engine=2, host=0)
-"""The sender gathers and packs one while the one before is on its way; the engine receives one while it loads one."""
+SHARED = BucketCopies(sender=3, engine=1, host=0)
+"""Copies with `shared`: the sender gathers one and holds two out; the engine copies one."""
+STORED = BucketCopies(sender=1, engine=0, host=3)
+"""Copies with `store`: the sender gathers one; the host has it packed and stored, and the one before it, which is
+loaded."""
+BROADCAST = BucketCopies(sender=3, engine=2, host=0)
+"""Copies with `broadcast`: the sender gathers and packs one while the one before is on its way; the engine receives
+one while it loads one."""
 
 
 @dataclass(frozen=True)
 class TransferBytes:
-    """Bytes of the actor's weights on their way to engines that are other processes."""
+    """Bytes of the actor's weights on their way to engines in other processes."""
 
     buckets: tuple[int, ...] = ()
     """Bytes of each bucket: tensors as long as they fit, or one that does not."""
-    copies: Copies = SHARED
+    copies: BucketCopies = SHARED
     published: int = 0
     """Bytes that a rank keeps in host memory for engines that die; 0 where they are in Ray's object store, or on
     disk."""
@@ -91,12 +93,12 @@ class TransferBytes:
         return self.on_sender + self.on_engine + self.on_host
 
 
-def copies_of(cluster: ClusterTable, *, one_node: bool) -> Copies:
+def copies_of(cluster: ClusterTable, *, one_node: bool) -> BucketCopies:
     """Copies of a bucket that exist at once, for the recipe's `cluster.weights`. For engines on several nodes a rank
     stores as well: some may have no trainer rank on their node, and one that dies may be on any."""
     if cluster.weights != "shared":
         return {"store": STORED, "broadcast": BROADCAST}[cluster.weights]
-    return SHARED if one_node else Copies(SHARED.sender, SHARED.engine, STORED.host)
+    return SHARED if one_node else BucketCopies(SHARED.sender, SHARED.engine, STORED.host)
 
 
 def on_cpu(shape: ModelShape, weight: int, table: GeneratorTable, window: int) -> GeneratorBytes:
@@ -109,7 +111,7 @@ def on_cpu(shape: ModelShape, weight: int, table: GeneratorTable, window: int) -
 
 
 def on_gpu(shape: ModelShape, weight: int, table: GeneratorTable, gpu_bytes: float, window: int) -> GeneratorBytes:
-    """Bytes of engines on GPUs, with a share of each for all they do: what weights leave is taken for the cache,
+    """Bytes of engines on GPUs, with a share of each GPU for all they do. All that weights leave is counted as cache,
     though the work on a batch comes off it first. `window`: tokens of a full sequence."""
     weights = _parameters(shape, table.tensor) * weight
     cache = max(0, int(table.gpu_memory_frac * gpu_bytes) - weights)
@@ -117,7 +119,7 @@ def on_gpu(shape: ModelShape, weight: int, table: GeneratorTable, gpu_bytes: flo
 
 
 def transfer_bytes(
-    shape: ModelShape, layout: ParallelTable, weight: int, bucket_bytes: int, copies: Copies = SHARED
+    shape: ModelShape, layout: ParallelTable, weight: int, bucket_bytes: int, copies: BucketCopies = SHARED
 ) -> TransferBytes:
     """Bytes of weights on their way from trainer processes of this layout, pipeline rank by pipeline rank."""
     buckets: list[int] = []
@@ -129,7 +131,7 @@ def transfer_bytes(
 def _as_they_fit(sizes: Iterable[int], most: int) -> Iterator[int]:
     total = 0
     for size in sizes:
-        if total and total + size > most:
+        if total and total + size > most:  # a tensor that is larger than a bucket goes alone
             yield total
             total = 0
         total += size
@@ -145,23 +147,23 @@ def _engines(table: GeneratorTable, weights: int, kv_cache: int, per_token: int,
 
 
 def _kv_bytes(shape: ModelShape, weight: int, tensor: int) -> int:
-    """Bytes of one token in the cache of one process of an engine on a GPU. Latent attention caches the latent and
-    the rotated key, whole in each; on a CPU it is plain attention (`engines.vllm.environment`). Windows are taken for
-    whole contexts."""
+    """Bytes of one token in the cache of one engine process on a GPU. Latent attention caches the latent and the
+    rotated key, whole in each process; on a CPU it is plain attention (`engines.vllm.environment`). Windows are
+    counted as whole contexts."""
     if shape.latent is not None:
         return shape.num_layers * (shape.latent.kv_rank + shape.latent.rope_dim) * weight
     return 2 * shape.num_layers * shape.key_channels // tensor * weight
 
 
 def _parameters(shape: ModelShape, tensor: int) -> int:
-    """Parameters of one process of an engine. vLLM, too, splits matrices, those of experts among them, and pads the
+    """Parameters of one engine process. vLLM, too, splits matrices, those of experts among them, and pads the
     vocabulary to a multiple of 64."""
     layout = ParallelTable(tensor=tensor, expert_tensor=tensor)
     return rank_parameters(shape, "actor", whole_model(shape), layout).total
 
 
 def _tensors(shape: ModelShape, stage: PipelineStage) -> Iterator[int]:
-    """Numbers in each tensor of a pipeline stage, in the order in which they are sent."""
+    """Sizes, in numbers, of the tensors of a pipeline stage, in the order in which they are sent."""
     table = shape.vocab_size * shape.hidden_size
     if stage.is_first:
         yield table

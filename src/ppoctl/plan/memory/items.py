@@ -1,43 +1,40 @@
-"""What takes memory of a GPU or of a machine, role by role, and which key makes it smaller."""
+"""Items that take memory of a GPU or a machine, role by role, and the key that makes each smaller."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppoctl.plan.memory.driver import Batch, DriverBytes
 from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes
-from ppoctl.plan.memory.residency import Item, MemoryPool, Residency, Turns, at_work, residency
+from ppoctl.plan.memory.residency import DeviceSchedule, Item, MemoryPool, Residency, at_work, residency
 from ppoctl.plan.memory.trainer import RankBytes, Training
-from ppoctl.recipe.batching import limit
-from ppoctl.recipe.parallel import devices, is_one_process, processes
-from ppoctl.recipe.rules import longest_sequence
+from ppoctl.recipe.parallel import OBJECT_STORE_BYTES, devices, is_one_process, processes
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import longest_sequence, microbatch_limit
 
 MIB = 2**20
-OBJECT_STORE_BYTES = 256 * MIB
-"""The object store of a Ray of the run's own (`engines.ray.cluster`)."""
 RANK_BYTES, VLLM_BYTES = 400 * MIB, 550 * MIB
-"""Python and libraries of a process before any model, and of one with vLLM (an engine's; the driver of a run in one
-process), as seen with torch 2.13 and vLLM 0.32 for CPUs."""
+"""Bytes of Python and libraries in a process before any model, and in one with vLLM (an engine's; the driver of a run
+in one process), as seen with torch 2.13 and vLLM 0.32 for CPUs."""
 _SMALLER_BUCKETS = "lower `cluster.weights_bucket_mib`"
 _MORE_NODES = "take more nodes (`cluster.ray_address`) or a smaller model"
 
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """Everything from which the items of a GPU, a machine or a node are counted."""
+    """Inputs from which the items of a GPU, a machine or a node are counted."""
 
     recipe: Recipe
     trainings: Mapping[str, Training]
     ranks: Mapping[str, Sequence[RankBytes]]
-    """One rank of each pipeline stage, by role."""
+    """Bytes of one rank of each pipeline stage, by role."""
     generator: GeneratorBytes
     driver: DriverBytes
     sending: TransferBytes
     batch: Batch
     states: Mapping[str, int]
     """Bytes of a saved state, by role."""
-    turns: Turns
-    """Who is at work in which stage of the story."""
+    turns: DeviceSchedule
+    """Stages in which each role is at work."""
 
     def stage(self, role: str, rank: int) -> int:
         """The pipeline stage of a rank; Megatron-Core counts over pipeline ranks last."""
@@ -45,23 +42,24 @@ class PlanInputs:
 
 
 def on_gpus(inputs: PlanInputs, gpu_bytes: int) -> list[Residency]:
-    """What takes memory on the fullest GPU where roles are colocated; apart, on that of each role's fullest rank."""
-    room = devices(inputs.recipe)
+    """Memory on the fullest GPU where roles are colocated; where they are apart, on the GPU of each role's fullest
+    rank."""
+    count = devices(inputs.recipe)
     if inputs.recipe.cluster.placement == "apart":
         fullest = {role: _fullest(inputs, role) for role in inputs.ranks} | {"generator": 0}
         return [_residency(inputs, f"the {role}'s GPU", gpu_bytes, {role: rank}) for role, rank in fullest.items()]
     shared: dict[tuple[tuple[str, int], ...], Residency] = {}
-    for number in range(room):
+    for number in range(count):
         tenants = {role: number for role, size in processes(inputs.recipe).items() if number < size}
         alike = tuple((role, inputs.stage(role, rank)) for role, rank in tenants.items())
         if alike not in shared:
-            name = f"the fullest of {room} GPUs" if room > 1 else "the GPU"
+            name = f"the fullest of {count} GPUs" if count > 1 else "the GPU"
             shared[alike] = _residency(inputs, f"{name} ({', '.join(tenants)})", gpu_bytes, tenants)
     return [max(shared.values(), key=lambda found: found.fullest.bytes)]
 
 
 def on_machines(inputs: PlanInputs, host_bytes: int | None) -> list[Residency]:
-    """What all processes together take, on this machine or on the nodes of a Ray; `host_bytes`: what there is, None
+    """Memory of all processes together, on this machine or on the nodes of a Ray; `host_bytes`: what there is, None
     where that is not known."""
     joins = inputs.recipe.cluster.ray_address is not None
     place = MemoryPool("all nodes of the Ray together" if joins else "this machine with all processes", host_bytes)
@@ -86,12 +84,12 @@ def on_machines(inputs: PlanInputs, host_bytes: int | None) -> list[Residency]:
 @dataclass(frozen=True)
 class _Advice:
     model: str
-    """Which change of the recipe makes weights and gradients smaller."""
+    """Change of the recipe that makes weights and gradients smaller."""
     optimizer: str
 
 
 def _residency(inputs: PlanInputs, name: str, gpu_bytes: int, tenants: Mapping[str, int]) -> Residency:
-    """What takes memory on one GPU, by the rank of each role on it."""
+    """Memory of one GPU, given the rank of each role on it."""
     items: list[Item] = []
     for role, rank in tenants.items():
         if role == "generator":
@@ -115,17 +113,17 @@ def _residency(inputs: PlanInputs, name: str, gpu_bytes: int, tenants: Mapping[s
 
 
 def _draws(inputs: PlanInputs) -> bool:
-    """Whether vLLM starts: its cache holds one sequence of full length."""
+    """Whether vLLM starts: its cache must hold one sequence of full length."""
     return inputs.generator.full_sequences > 0
 
 
 def _turn(inputs: PlanInputs, part: str) -> tuple[str, ...] | None:
-    """The stages in which this part of a role is on the device; None: all."""
+    """Stages in which this part of a role is on the device; None: all."""
     return inputs.turns.on_device.get(part, ()) if inputs.recipe.cluster.offload else None
 
 
 def moved_out(inputs: PlanInputs) -> int:
-    """Host bytes that the roles of one GPU take when they are not at work, at most."""
+    """Largest number of host bytes that the roles of one GPU take while they are not at work."""
     if not inputs.recipe.cluster.offload:
         return 0
     trainers = 0
@@ -136,7 +134,7 @@ def moved_out(inputs: PlanInputs) -> int:
 
 
 def _fullest(inputs: PlanInputs, role: str) -> int:
-    """A rank of the pipeline stage that needs most."""
+    """Number of a rank in the pipeline stage of the role that needs most."""
     layout, ranks = inputs.trainings[role].layout, inputs.ranks[role]
     return max(ranks, key=lambda rank: rank.peak).stage * layout.stage_ranks
 
@@ -171,7 +169,7 @@ def _trainer_items(
 
 
 def _lower(inputs: PlanInputs, role: str, *, with_gradient: bool) -> str:
-    key, most = limit(getattr(inputs.recipe, role).batching, with_gradient=with_gradient)
+    key, most = microbatch_limit(getattr(inputs.recipe, role).batching, with_gradient=with_gradient)
     if "tokens" in key and most <= longest_sequence(inputs.recipe) + 1:
         # A sequence must fit; context ranks have a part of it each.
         return f"raise `{role}.parallel.context`"

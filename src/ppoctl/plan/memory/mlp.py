@@ -1,4 +1,4 @@
-"""What a layer's MLP or its experts keep for the backward pass, and what they need while they run.
+"""Activations that a layer's MLP or its experts keep for the backward pass, and bytes that they need while they run.
 
 Letters, besides those of `activations`: E experts of a layer, k of them per token, f width of one, t ranks that split
 one (`expert_tensor`), F' width of the MLP beside them; p bytes of a routing weight (b, or 4 where sigmoids choose).
@@ -44,8 +44,8 @@ def experts_bytes(part: Part) -> int:
 
 
 def forward_bytes(part: Part, batch: Microbatch, layer: int) -> int:
-    """Peak bytes of a forward pass without gradient. The token dispatcher of each layer keeps what it knows of its
-    last tokens."""
+    """Peak bytes of a forward pass without gradient. Each MoE layer's token dispatcher keeps its last routing
+    metadata."""
     if not part.shape.has_experts(layer):
         return batch.tokens * mlp_bytes(part, part.shape.ffn_hidden_size)
     experts, weight = part.shape.experts, part.precision.weight

@@ -1,4 +1,4 @@
-"""Host memory of a node whose GPUs do the work: what all processes on it need beside their GPUs, at most at one time.
+"""Host memory of a node whose GPUs do the work: the most that all processes on it need at one time beside their GPUs.
 
 Devices are given to nodes in their order, as Ray packs them; the driver is on the first. Of a GPU's driver and pinned
 buffers of its libraries nothing is known here.
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from ppoctl.plan.memory.driver import update_input_bytes
-from ppoctl.plan.memory.items import OBJECT_STORE_BYTES, RANK_BYTES, VLLM_BYTES, PlanInputs
-from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, processes
+from ppoctl.plan.memory.items import RANK_BYTES, VLLM_BYTES, PlanInputs
+from ppoctl.recipe.parallel import GPUS_PER_NODE, OBJECT_STORE_BYTES, devices, is_one_process, processes
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,15 @@ class NodeBytes:
 
     nodes: int
     gpus: int
-    """GPUs of this node."""
+    """GPUs of the node."""
     moved_out: int
-    """What `cluster.offload` moves out of its GPUs."""
+    """Bytes that `cluster.offload` moves out of the node's GPUs."""
     states: int
-    """Copies of what its ranks write behind training."""
+    """Copies of the states that the node's ranks write behind training."""
     rollouts: int
     """Sequences that each rank reads, with the grids of an update."""
     driver: int
-    """Samples of a step, then its records."""
+    """Samples of a step, then its records; on the driver's node only."""
     sending: int
     """Weights on their way to engines, where they go through host memory."""
     published: int
@@ -74,7 +74,7 @@ def _node(inputs: PlanInputs, nodes: int, gpus: range) -> NodeBytes:
 
 
 def _tenants(inputs: PlanInputs, gpus: range) -> Iterator[tuple[str, int]]:
-    """The role and rank of every process on these GPUs (`engines.ray.room`)."""
+    """The role and rank of every process on these GPUs (`engines.ray.placement`)."""
     before = 0
     for role, size in processes(inputs.recipe).items():
         yield from ((role, rank) for rank in range(size) if before + rank in gpus)
@@ -83,7 +83,7 @@ def _tenants(inputs: PlanInputs, gpus: range) -> Iterator[tuple[str, int]]:
 
 
 def _moved_out(inputs: PlanInputs, role: str, rank: int) -> int:
-    """Bytes that this process has on the host when it is not at work: gradients are dropped."""
+    """Bytes that this process has on the host while it is not at work: gradients are dropped."""
     if role == "generator":
         return inputs.generator.weights
     has = inputs.ranks[role][inputs.stage(role, rank)]
@@ -91,8 +91,8 @@ def _moved_out(inputs: PlanInputs, role: str, rank: int) -> int:
 
 
 def _written(inputs: PlanInputs, role: str, rank: int) -> int:
-    """Bytes of a rank's part of a saved state: it is written by the first ranks with a copy of the model, or where a
-    distributed optimizer is not gathered for it, by all."""
+    """Bytes of a rank's part of a saved state. The first ranks with a copy of the model write it, or all ranks where
+    a distributed optimizer is not gathered."""
     layout = inputs.trainings[role].layout
     if layout.distributed_optimizer and inputs.recipe.checkpoint.reshardable == "dp":
         return inputs.states[role] // layout.world_size

@@ -1,4 +1,4 @@
-"""What activations depend on: one rank's part of a model, and how much goes through it at a time."""
+"""Inputs of the activation formulas: one rank's part of a model, and how much goes through it at a time."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from ppoctl.recipe.schema import ParallelTable, Recompute
 
 @dataclass(frozen=True)
 class Precision:
-    """Where and in what a model computes."""
+    """Device and dtype in which a model computes."""
 
     weight: int
     """Bytes of a weight: 4 for float32, 2 for bfloat16."""
     device: str
-    """Either cpu or gpu."""
+    """Device that computes, cpu or gpu."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Part:
 
     shape: ModelShape
     role: str
-    """Either actor or critic."""
+    """Role of the rank, actor or critic."""
     layout: ParallelTable
     stage: PipelineStage
-    """The layers of this part: all of the rank's, or one run of them where stages are interleaved."""
+    """Layers of this part: all of the rank's, or one run of them where stages are interleaved."""
     precision: Precision
     recompute: Recompute = "none"
 
@@ -37,7 +37,7 @@ class Part:
 
     @property
     def logit_rows(self) -> int:
-        """Ids whose logits the first tensor rank computes; padding is not."""
+        """Vocabulary ids whose logits the first tensor rank computes; padding is not computed."""
         return min(self.shape.vocab_size, self.shape.padded_vocab_size // self.layout.tensor)
 
     @property
@@ -63,9 +63,9 @@ class Microbatch:
     """One forward and backward pass of a rank."""
 
     tokens: int
-    """Tokens of this rank: its share, where context ranks split them."""
+    """Tokens on this rank: its share, where context ranks split them."""
     read: int
-    """Positions among the tokens whose output is read: those that predict a response token."""
+    """Positions whose output is read: those that predict a response token."""
     logits_chunk: int
     """Positions whose logits exist at one time."""
     longest: int
@@ -81,11 +81,11 @@ class SavedActivations:
     """Inputs of the products that make queries, keys, values and gates, and of the router."""
     attention: int
     mlp: int
-    """What MLPs keep, in layers without experts."""
+    """Activations of MLPs, in layers without experts."""
     experts: int
-    """What experts keep, with the MLP beside them."""
+    """Activations of experts, with the MLP beside them."""
     ends: int
-    """Token ids, rotary tables, final norm, positions read."""
+    """Activations outside the layers: token ids, rotary tables, final norm, positions read."""
     logits: int
     """One chunk of logits."""
     inputs: int = 0

@@ -1,4 +1,4 @@
-"""Which layers a rank has, and how many of the model's parameters."""
+"""Layers and parameters of each pipeline rank."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class PipelineStage:
 
     number: int
     layers: tuple[int, ...]
-    """Numbers of the stage's layers in the model, run by run where stages are interleaved."""
+    """Indices of the stage's layers in the model, run by run where stages are interleaved."""
     is_first: bool
     is_last: bool
 
@@ -33,13 +33,13 @@ class Parameters:
 
 
 def whole_model(shape: ModelShape) -> PipelineStage:
-    """The stage that has all layers: a model in one process."""
+    """The pipeline stage that has all layers: a model in one process."""
     return PipelineStage(0, tuple(range(shape.num_layers)), is_first=True, is_last=True)
 
 
 def stages_of(shape: ModelShape, layout: ParallelTable) -> list[PipelineStage]:
-    """The layers of each pipeline rank: those of a written end first, the rest evenly. Where stages are interleaved,
-    all ranks' first runs come before all second ones."""
+    """Layers of each pipeline rank: those of a written end first, the rest evenly. Where stages are interleaved, all
+    ranks' first runs come before all second ones."""
     first, last = layout.first_stage_layers, layout.last_stage_layers
     ranks, runs = layout.pipeline, layout.stages_per_rank
     ends = (first is not None) + (last is not None)

@@ -1,8 +1,8 @@
-"""What lies where in each stage of a step, and whether it fits.
+"""Memory of each pool in each stage of a step, and whether it fits.
 
 A pool is what memory belongs to: a GPU with the processes that share it, or a machine without GPUs with all
 processes of a run. Whatever is resident is so in all stages, unless roles take turns (`cluster.offload`): then each
-part is there for the stages that `Turns` names, and on the host in the others.
+part is there for the stages that `DeviceSchedule` names, and on the host in the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from ppoctl.store.outline import EVAL, Outline, ToldStage
 
 SHOWN = 4
-"""How many of the largest items of a stage are shown."""
+"""Number of the largest items of a stage that are shown."""
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Who is at work in which stage of a story."""
+class DeviceSchedule:
+    """Stages of a story in which each role is at work."""
 
     stages: tuple[str, ...]
-    """All stages, in order, an evaluation last."""
+    """Names of all stages, in order, an evaluation last."""
     draws: tuple[str, ...]
     """Stages in which the generator works."""
     scores: Mapping[str, tuple[str, ...]]
@@ -28,8 +28,8 @@ class Turns:
     """Stages in which a part of a role is on the device, where roles take turns."""
 
 
-def turns_of(outline: Outline) -> Turns:
-    """Who is at work when, by what each stage reads and trains. Whoever had a turn last stays until the next one
+def device_schedule(outline: Outline) -> DeviceSchedule:
+    """Schedule of the roles, from what each stage reads and trains. Whoever had a turn last stays until the next one
     needs the device: rewards and advantages need none."""
     stages = (*outline.stages, ToldStage(EVAL, ("actor", "prompts")))
     scores: dict[str, list[str]] = {role: [] for role in outline.roles}
@@ -53,7 +53,7 @@ def turns_of(outline: Outline) -> Turns:
         for part in working:
             on_device.setdefault(part, []).append(stage.name)
         staying = last
-    return Turns(
+    return DeviceSchedule(
         stages=tuple(stage.name for stage in stages),
         draws=tuple(draws),
         scores={role: tuple(names) for role, names in scores.items()},
@@ -63,7 +63,7 @@ def turns_of(outline: Outline) -> Turns:
 
 @dataclass(frozen=True)
 class Item:
-    """Something that takes memory of a pool."""
+    """One thing that takes memory of a pool."""
 
     name: str
     bytes: int
@@ -75,16 +75,16 @@ class Item:
 
 @dataclass(frozen=True)
 class MemoryPool:
-    """Memory that several items share: that of a GPU, of a machine, of all nodes."""
+    """Memory that several items share: of a GPU, of a machine, or of all nodes together."""
 
     name: str
     bytes: int | None
-    """What the pool has; None: not known from here."""
+    """Bytes of the pool; None: not known from here."""
 
 
 @dataclass(frozen=True)
 class StageBytes:
-    """What takes memory of a pool in one stage of a step."""
+    """Memory of a pool in one stage of a step."""
 
     stage: str
     resident: tuple[str, ...]
@@ -97,7 +97,7 @@ class StageBytes:
 
 @dataclass(frozen=True)
 class Residency:
-    """A pool and what takes its memory."""
+    """A memory pool with the items that take its memory."""
 
     place: MemoryPool
     items: tuple[Item, ...]
@@ -108,13 +108,15 @@ class Residency:
         return max(self.stages, key=lambda stage: stage.bytes)
 
 
-def residency(place: MemoryPool, items: Sequence[Item], turns: Turns, *, draws: bool = True) -> Residency:
-    """What takes memory of a pool in every stage of a step. No stage in which the generator works fits unless it
-    `draws` there at all."""
+def residency(place: MemoryPool, items: Sequence[Item], turns: DeviceSchedule, *, draws: bool = True) -> Residency:
+    """The items of a pool with its memory in every stage of a step. No stage in which the generator works fits unless
+    it `draws` there at all."""
     return Residency(place, tuple(items), tuple(stages_in(place, items, turns, draws=draws)))
 
 
-def stages_in(place: MemoryPool, items: Sequence[Item], turns: Turns, *, draws: bool = True) -> list[StageBytes]:
+def stages_in(
+    place: MemoryPool, items: Sequence[Item], turns: DeviceSchedule, *, draws: bool = True
+) -> list[StageBytes]:
     """Bytes of a pool in every stage of a step; `draws` as in `residency`."""
     found = [
         _stage(place, stage, [item for item in items if item.stages is None or stage in item.stages])
@@ -133,5 +135,5 @@ def _stage(place: MemoryPool, stage: str, items: Sequence[Item]) -> StageBytes:
 
 
 def at_work(name: str, lower: str, by_stage: Mapping[str, int]) -> list[Item]:
-    """The item of something whose size differs from stage to stage, once for each size."""
+    """Items of something whose size differs from stage to stage: one item for each size."""
     return [Item(name, size, lower, (stage,)) for stage, size in by_stage.items() if size]

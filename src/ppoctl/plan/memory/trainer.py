@@ -23,7 +23,7 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Training:
-    """What decides the bytes of one role."""
+    """Inputs that decide the bytes of one role."""
 
     role: str
     shape: ModelShape
@@ -34,7 +34,7 @@ class Training:
     forward: Microbatch
     """One microbatch of log-probs, reference or values."""
     microbatches: int
-    """Microbatches that a data rank has in a minibatch, at most."""
+    """Most microbatches that a data rank has in a minibatch."""
     recompute: Recompute = "none"
     has_reference: bool = False
 
@@ -52,20 +52,20 @@ class RankBytes:
     reference: int
     gather_buffer: int
     kept: SavedActivations
-    """What one microbatch keeps, in all layers of the rank."""
+    """Activations that one microbatch keeps, in all layers of the rank."""
     microbatches_under_way: float
-    """Microbatches that have gone forward and not yet back, at most; a part of one is in some of the rank's runs of
+    """Most microbatches that have gone forward and not yet back; a part of one is in some of the rank's runs of
     layers."""
     kept_under_way: int
-    """What all microbatches under way keep."""
+    """Activations that all microbatches under way keep."""
     backward: int
-    """Peak of the backward pass beyond what is kept."""
+    """Peak bytes of the backward pass beyond what is kept."""
     forward: int
-    """Peak of a pass without gradient."""
+    """Peak bytes of a pass without gradient."""
 
     @property
     def resident(self) -> int:
-        """Bytes between calls."""
+        """Bytes of the rank between calls."""
         states = self.weights + self.gradients + self.main_weights + self.moments
         return states + self.reference + self.gather_buffer
 
@@ -80,7 +80,7 @@ class RankBytes:
 
 
 def ranks_of(training: Training) -> list[RankBytes]:
-    """The bytes of one rank of each pipeline stage."""
+    """Bytes of one rank of each pipeline stage."""
     return [_rank(training, number) for number in range(training.layout.pipeline)]
 
 
@@ -96,13 +96,10 @@ def state_bytes(shape: ModelShape, role: str, layout: ParallelTable, weight: int
 
 
 def runs_under_way(layout: ParallelTable, number: int, microbatches: int) -> list[int]:
-    """Numbers of a rank's runs of layers that have gone forward and not yet back, when there are most of them: all up
-    to the first backward pass, after which each forward pass is followed by one.
-
-    As Megatron-Core has it: a rank goes ahead of the ones behind it, by one each; or, of several runs, by two each,
-    once as many microbatches as there are ranks have been through all but its last run. They go through a run
-    together.
-    """
+    """Indices of a rank's runs of layers that have gone forward and not yet back, when there are most of them. All go
+    forward up to the first backward pass, after which each forward pass is followed by one. In Megatron-Core a rank
+    goes ahead of the ones behind it by one microbatch each; with several runs by two each, once as many microbatches
+    as there are ranks have been through all but its last run. They go through a run together."""
     ranks, runs = layout.pipeline, layout.stages_per_rank
     ahead = ranks - number - 1
     if runs > 1:
@@ -139,8 +136,7 @@ def _rank(training: Training, number: int) -> RankBytes:
 
 
 def _optimized(parameters: Parameters, layout: ParallelTable) -> int:
-    """How many parameters this rank has main weights and moments of: where they are split, over all ranks with a
-    copy."""
+    """Parameters whose main weights and moments this rank has: where these are split, over all ranks with a copy."""
     if not layout.distributed_optimizer:
         return parameters.total
     copies, with_experts = layout.data * layout.context, layout.stage_ranks // layout.expert_ranks

@@ -1,4 +1,4 @@
-"""What memory the nodes of a running Ray have."""
+"""Memory of the nodes of a running Ray."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,21 +11,21 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ppoctl.engines.ray.cluster import join
 
 ANSWER_S = 60.0
-"""For a node's GPUs to be looked at."""
+"""Seconds for a node's GPUs to be looked at."""
 
 
 @dataclass(frozen=True)
-class Machines:
-    """All nodes of a Ray."""
+class NodeMemory:
+    """Memory of all nodes of a Ray."""
 
     host_bytes: int
-    """What Ray may hand out of their host memory, together."""
+    """Host memory that Ray may hand out, on all nodes together."""
     gpu_gib: float | None
     """Memory of the smallest GPU; None where no node has one."""
 
 
-def machines_of(address: str, gpu_gib: Callable[[], float | None]) -> Machines:
-    """What the nodes of the Ray at `HOST:PORT` say they have; `gpu_gib` is asked on each that has GPUs. Raises
+def memory_of_nodes(address: str, gpu_gib: Callable[[], float | None]) -> NodeMemory:
+    """Memory of the nodes of the Ray at `HOST:PORT`; `gpu_gib` is called on each node that has GPUs. Raises
     EnvironmentProblemError when no Ray answers."""
     with _visit(address):
         nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -34,7 +34,7 @@ def machines_of(address: str, gpu_gib: Callable[[], float | None]) -> Machines:
         there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in with_gpus]
         sizes = ray.get([ask.options(scheduling_strategy=node).remote() for node in there], timeout=ANSWER_S)
         host = sum(int(node["Resources"].get("memory", 0)) for node in nodes)
-        return Machines(host, min((size for size in sizes if size is not None), default=None))
+        return NodeMemory(host, min((size for size in sizes if size is not None), default=None))
 
 
 @contextmanager

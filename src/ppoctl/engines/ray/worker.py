@@ -1,4 +1,4 @@
-"""What runs in a process of a group."""
+"""The part of a process group that runs in each of its processes."""
 
 import os
 import socket
@@ -18,9 +18,9 @@ from ppoctl.engines.ray import segments
 from ppoctl.errors import EnvironmentProblemError, SenderLostError
 from ppoctl.weights.bucket import Bucket, Content, FlatTensors
 
-Make = Callable[[int, int, str], Any]
-"""(rank, number of ranks, `host:port` where rank 0 waits) -> what answers in that process; it returns when all ranks
-have come. A process alone has no address."""
+MakeTarget = Callable[[int, int, str], Any]
+"""Factory of the object that answers in a process, given rank, number of ranks, and the `host:port` where rank 0
+waits; it returns when all ranks have come. A process alone has no address."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class InStore:
         return True  # for as long as the driver has the reference
 
     def is_near(self) -> bool:
-        """True: nodes fetch from each other's stores."""
+        """Whether this process can read the content: always, as nodes fetch from each other's stores."""
         return True
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Views of shared memory. Raises SenderLostError."""
+        """Tensors of the content, as views of shared memory. Raises SenderLostError."""
         try:
             flat: FlatTensors = ray.get(self.reference)
         except RayError as error:
@@ -50,17 +50,17 @@ class InStore:
 
 @dataclass(frozen=True)
 class Started:
-    """What a process says once what answers in it is made."""
+    """First answer of a process, once the object that answers in it is made."""
 
     node: str
     """Ray's name of the node it is on."""
     segments: list[str]
-    """Shared memory it made, which must be removed if it is killed."""
+    """Names of the shared memory it made, which must be removed if it is killed."""
 
 
-class Member:
-    """Lives in a process of its own. What works and what watches have a thread each: Ray hands out from the main
-    thread: one that worked there would keep `stack` waiting."""
+class Worker:
+    """Ray actor of one process. Work and `stack` run in separate concurrency groups, so a hung call can still be
+    inspected."""
 
     def __init__(self, threads: int, folder: str) -> None:
         self._threads = threads
@@ -78,14 +78,14 @@ class Member:
         return "not at work"
 
     def free_address(self, host: str | None) -> str:
-        """`host:port` on this process's node; `host` where it is known."""
+        """Address `host:port` that is free on this process's node; `host` where it is known."""
         host = host or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         with socket.socket() as listener:
             listener.bind((host, 0))
             return f"{host}:{listener.getsockname()[1]}"
 
-    def make(self, make: Make, rank: int, size: int, address: str) -> Started:
-        """Have what answers made."""
+    def make(self, make: MakeTarget, rank: int, size: int, address: str) -> Started:
+        """Make the object that answers in this process."""
         _work_in(self._folder)
         torch.set_num_threads(self._threads)
         before = set(segments.mapped())
@@ -94,7 +94,7 @@ class Member:
         return Started(node, [name for name in segments.mapped() if name not in before])
 
     def end(self) -> None:
-        """Have it free what it holds outside this process."""
+        """Make that object free what it holds outside this process."""
         if hasattr(self._target, "close"):
             self._target.close()
 
@@ -113,13 +113,13 @@ def _received(argument: Any) -> Any:
 
 
 def _stored(content: Content) -> Content:
-    """Content as other processes find it: host memory of this one goes into the store."""
+    """The content as other processes find it: host memory of this process goes into the store."""
     return InStore(ray.put(content)) if isinstance(content, FlatTensors) else content
 
 
 def _work_in(folder: str) -> None:
-    """Where the command was typed, which recipes and run directories are relative to: a running Ray's processes begin
-    in a folder of its own. Raises EnvironmentProblemError."""
+    """Go to the folder where the command was typed, which recipes and run directories are relative to: a running
+    Ray's processes begin in a folder of its own. Raises EnvironmentProblemError."""
     try:
         os.chdir(folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which process of which role runs on which device: plain arithmetic, before any Ray is started.
+"""The device of each process of each role: plain arithmetic, before any Ray is started.
 
 A *bundle* is one device (a GPU, or a place on a CPU) with the processes that share it.
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Room:
-    """What all roles need together."""
+class DevicePlacement:
+    """Devices of all roles together."""
 
     sizes: Mapping[str, int]
     """Processes of each role, in the order in which devices are given."""
@@ -26,7 +26,7 @@ class Room:
     def devices(self) -> int:
         return max(self.sizes.values()) if self.colocated else self.processes
 
-    def place(self, role: str, rank: int) -> tuple[int, float]:
+    def bundle_of(self, role: str, rank: int) -> tuple[int, float]:
         """The bundle of this process, and the share of its device that the process may count on."""
         if self.colocated:
             return rank, 1 / self._tenants(rank)
@@ -38,12 +38,12 @@ class Room:
         raise KeyError(role)
 
     def bundles(self, *, has_gpus: bool) -> list[dict[str, float]]:
-        """What Ray is asked to set aside."""
+        """Resources that Ray is asked to set aside, one table for each bundle."""
         tenants = [self._tenants(bundle) if self.colocated else 1 for bundle in range(self.devices)]
         return [{"CPU": float(count), **({"GPU": 1.0} if has_gpus else {})} for count in tenants]
 
     def describe(self) -> str:
-        """In words: `actor 4, critic 2, generator 2, colocated`."""
+        """The placement in words: `actor 4, critic 2, generator 2, colocated`."""
         sizes = ", ".join(f"{role} {size}" for role, size in self.sizes.items())
         return f"{sizes}, {'colocated' if self.colocated else 'apart'}"
 

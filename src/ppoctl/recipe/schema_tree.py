@@ -1,4 +1,4 @@
-"""The schema as a tree one can walk: which keys a table has, which tables are alternatives, what each key changes.
+"""The recipe schema as a tree: which keys a table has, which tables are alternatives, what each key changes.
 
 Keys are spelled as in TOML (`from`, not `from_`). A path is a tuple of such names; `"*"` stands for any name
 (evaluation sets, metric names).
@@ -6,46 +6,53 @@ Keys are spelled as in TOML (`from`, not `from_`). A path is a tuple of such nam
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
+from ppoctl.recipe.origins import KeyPath
 from ppoctl.table import Effect
 
-Path = tuple[str, ...]
 ANY_NAME = "*"
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value."""
+    """A key with one value."""
 
     annotation: Any
+    is_optional: bool = False
+    """Whether the value may be absent."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """One line a person may write."""
+    """One key that a person may write in a table."""
 
     attribute: str
     field: FieldInfo
-    shape: "Shape"
+    node: "Node"
 
     @property
     def effect(self) -> Effect | None:
-        """What changing it changes; None for a table, whose keys have their own."""
+        """What changing the key changes; None for a table, whose keys have effects of their own."""
         return next((item for item in self.field.metadata if isinstance(item, Effect)), None)
 
     @property
     def required(self) -> bool:
         return self.field.is_required()
 
+    @property
+    def default(self) -> Any:
+        """The value where the key is not written; None for a required key."""
+        return None if self.required else self.field.get_default(call_default_factory=True)
+
 
 @dataclass(frozen=True)
-class TableShape:
+class TableNode:
     """A table with known keys."""
 
     model: type[BaseModel]
@@ -57,52 +64,58 @@ class Choice:
     """Alternative tables. `tag` is the key that names one; None: they are told apart by their own keys."""
 
     tag: str | None
-    tables: Mapping[str, TableShape]
+    tables: Mapping[str, TableNode]
 
     def chosen(self, written: Mapping[str, Any]) -> str | None:
-        """Which alternative the written keys ask for; None where they do not say."""
+        """The name of the alternative that the written keys ask for; None where they do not say."""
         if self.tag is not None:
             value = written.get(self.tag)
             return value if isinstance(value, str) else None
+        # Without a tag a key that only one alternative has decides.
         for name, table in self.tables.items():
             others = {key for other, rest in self.tables.items() if other != name for key in rest.keys}
             if any(key in table.keys and key not in others for key in written):
                 return name
         return None
 
+    def table(self, written: Mapping[str, Any]) -> "TableNode | None":
+        """The alternative that the written keys ask for; None where they do not say, or name none of them."""
+        return self.tables.get(self.chosen(written) or "")
+
 
 @dataclass(frozen=True)
-class Named:
+class NamedTables:
     """A table whose keys are names a person chooses."""
 
-    each: "Shape"
+    each: "Node"
 
 
-Shape = Leaf | TableShape | Choice | Named
+Node = Leaf | TableNode | Choice | NamedTables
 
 
 @cache
-def of(model: type[BaseModel]) -> TableShape:
-    """The shape of a table class."""
+def of(model: type[BaseModel]) -> TableNode:
+    """The tree of a table class."""
     keys = {}
     for attribute, field in model.model_fields.items():
         discriminator = field.discriminator or _discriminator(field.metadata)
-        keys[field.alias or attribute] = Key(attribute, field, _shape(field.annotation, discriminator))
-    return TableShape(model, keys)
+        keys[field.alias or attribute] = Key(attribute, field, _node(field.annotation, discriminator))
+    return TableNode(model, keys)
 
 
-def _shape(annotation: Any, discriminator: Discriminator | str | None) -> Shape:
+def _node(annotation: Any, discriminator: Discriminator | str | None) -> Node:
     while get_origin(annotation) is Annotated:
         annotation, *metadata = get_args(annotation)
         discriminator = discriminator or _discriminator(metadata)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return of(annotation)
     if get_origin(annotation) is dict:
-        return Named(_shape(get_args(annotation)[1], None))
+        return NamedTables(_node(get_args(annotation)[1], None))
     if get_origin(annotation) in (Union, types.UnionType):
         members = [member for member in get_args(annotation) if member is not type(None)]
         if len(members) == 1:
-            return _shape(members[0], discriminator)
+            inner = _node(members[0], discriminator)
+            return replace(inner, is_optional=True) if isinstance(inner, Leaf) else inner
         if discriminator is not None:
             key = discriminator if isinstance(discriminator, str) else discriminator.discriminator
             tag = key if isinstance(key, str) else None
@@ -120,7 +133,7 @@ def _discriminator(metadata: list[Any]) -> Discriminator | str | None:
 
 
 def _named(member: Any, tag: str | None) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The names under which one alternative is asked for."""
+    """The names under which one alternative is asked for, each with its table class."""
     if tag is None:
         table, *metadata = get_args(member)
         yield next(item.tag for item in metadata if isinstance(item, Tag)), table
@@ -134,85 +147,84 @@ def allowed(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
-def walk(shape: Shape, path: Path = ()) -> Iterator[tuple[Path, Key]]:
+def walk(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Key]]:
     """Every key of every alternative, tables included, in the order of the schema."""
-    if isinstance(shape, TableShape):
-        for name, key in shape.keys.items():
+    if isinstance(node, TableNode):
+        for name, key in node.keys.items():
             yield (*path, name), key
-            yield from walk(key.shape, (*path, name))
-    elif isinstance(shape, Choice):
-        for table in shape.tables.values():
+            yield from walk(key.node, (*path, name))
+    elif isinstance(node, Choice):
+        for table in node.tables.values():
             yield from walk(table, path)
-    elif isinstance(shape, Named):
-        yield from walk(shape.each, (*path, ANY_NAME))
+    elif isinstance(node, NamedTables):
+        yield from walk(node.each, (*path, ANY_NAME))
 
 
-def values(table: BaseModel, path: Path = ()) -> Iterator[tuple[Path, Key, Any]]:
+def values(table: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Key, Any]]:
     """Every value of a recipe (or of one of its tables), defaults included, with the key that carries it."""
     for name, key in of(type(table)).keys.items():
         value = getattr(table, key.attribute)
         if isinstance(value, BaseModel):
             yield from values(value, (*path, name))
-        elif isinstance(key.shape, Named):
+        elif isinstance(key.node, NamedTables):
             for each, inner in value.items():
                 yield from values(inner, (*path, name, each))
         else:
             yield (*path, name), key, value
 
 
-def defaults_beside(table: TableShape, written: Mapping[str, Any]) -> dict[str, Any]:
-    """What the defaults of written tables say, key by key: to write one key of a table leaves the others as they
-    were. Of a table that was not written there is nothing."""
+def defaults_beside(table: TableNode, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of the written tables, key by key: writing one key of a table leaves its other keys at the table's
+    default. A table that was not written is not there."""
     found: dict[str, Any] = {}
     for name, key in table.keys.items():
         inside = written.get(name)
         if not isinstance(inside, Mapping):
             continue
-        default = None if key.required else key.field.get_default(call_default_factory=True)
+        default = key.default
         values = default.model_dump(by_alias=True, exclude_unset=True) if isinstance(default, BaseModel) else {}
-        found[name] = values | _defaults_inside(key.shape, {**values, **inside})
+        found[name] = values | _defaults_inside(key.node, {**values, **inside})
     return {name: values for name, values in found.items() if values}
 
 
-def _defaults_inside(shape: Shape, written: Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(shape, Choice):
-        chosen = shape.chosen(written)
-        table = shape.tables.get(chosen) if chosen else None
+def _defaults_inside(node: Node, written: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(node, Choice):
+        table = node.table(written)
         return defaults_beside(table, written) if table else {}
-    if isinstance(shape, Named):
+    if isinstance(node, NamedTables):
         tables = {name: each for name, each in written.items() if isinstance(each, Mapping)}
-        return {name: _defaults_inside(shape.each, each) for name, each in tables.items()}
-    return defaults_beside(shape, written) if isinstance(shape, TableShape) else {}
+        return {name: _defaults_inside(node.each, each) for name, each in tables.items()}
+    return defaults_beside(node, written) if isinstance(node, TableNode) else {}
 
 
-def without_tags(shape: Shape, loc: tuple[str | int, ...]) -> Path:
+def without_tags(node: Node, loc: tuple[str | int, ...]) -> KeyPath:
     """A location as pydantic reports it (with the name of each chosen alternative) as the path in the TOML file."""
     path: list[str] = []
-    here: Shape | None = shape
+    here: Node | None = node
     for step in loc:
         if isinstance(here, Choice):
             here = here.tables.get(str(step))
             continue
         path.append(str(step))
-        if isinstance(here, TableShape):
+        if isinstance(here, TableNode):
             key = here.keys.get(str(step))
-            here = key.shape if key else None
+            here = key.node if key else None
         else:
-            here = here.each if isinstance(here, Named) else None
+            here = here.each if isinstance(here, NamedTables) else None
     return tuple(path)
 
 
-def at(shape: Shape, path: Path, written: Any) -> Shape | None:
-    """The shape at `path` of what was written; of alternatives the one the written keys choose, if clear."""
-    here: Shape | None = shape
+def at(node: Node, path: KeyPath, written: Any) -> Node | None:
+    """The node at `path` of what was written. Where alternatives stand there, the one that the written keys choose;
+    None: unclear, or no such key."""
+    here: Node | None = node
     for step in path:
         if isinstance(here, Choice):
-            name = here.chosen(written) if isinstance(written, Mapping) else None
-            here = here.tables.get(name) if name else None
-        if isinstance(here, TableShape):
+            here = here.table(written) if isinstance(written, Mapping) else None
+        if isinstance(here, TableNode):
             key = here.keys.get(step)
-            here = key.shape if key else None
+            here = key.node if key else None
         else:
-            here = here.each if isinstance(here, Named) else None
+            here = here.each if isinstance(here, NamedTables) else None
         written = written.get(step) if isinstance(written, Mapping) else None
     return here

@@ -1,4 +1,4 @@
-"""What `train`, `rollout` and `resume` say when they end."""
+"""The summary that `train`, `rollout` and `resume` print when they end."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from ppoctl.wire.session import Ended
 
 RUNS = Path("runs")
-"""Where run directories are made."""
+"""Default folder of run directories."""
 
 
-def tell(ended: "Ended", *, as_json: bool) -> None:
-    """The final table, first step against last; raises ExpectationError where the recipe's contract is not met."""
+def print_summary(ended: "Ended", *, as_json: bool) -> None:
+    """Print the final table, first step against last. Raises ExpectationError where the run does not reach what its
+    recipe expects."""
     from ppoctl import metrics
     from ppoctl.loop.expectations import history, require_met
 
@@ -55,13 +56,13 @@ EXPECTED = ("expected", "reached", "bound", "")
 
 
 def expected_row(verdict: "Mapping[str, Any]") -> tuple[str, str, str, str]:
-    """One line of the table of a contract, under the headers `EXPECTED`."""
+    """Row of one expectation, under the headers `EXPECTED`."""
     reached = "-" if verdict["value"] is None else f"{verdict['value']:.4g}"
     return verdict["metric"], reached, verdict["bound"], "met" if verdict["met"] else "UNMET"
 
 
-def tell_rollout(ended: "Ended", *, as_json: bool) -> None:
-    """What was drawn, and where it lies."""
+def print_rollout(ended: "Ended", *, as_json: bool) -> None:
+    """Print the figures of the drawn samples, and where they lie."""
     lines = [line for line in ended.lines if line.get("stage") in ("rollout", "reward")]
     figures = {metric: value for line in lines for metric, value in line["figures"].items()}
     if as_json:

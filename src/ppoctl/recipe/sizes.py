@@ -1,0 +1,43 @@
+"""Sizes that follow from several keys of a recipe: sequences and updates of a step, of the run, of a microbatch."""
+
+from ppoctl.recipe.schema import BySequences, ByTokens, Recipe
+
+
+def sequences_per_step(recipe: Recipe) -> int:
+    """Sequences that one PPO step draws and trains on."""
+    return recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+
+
+def epochs(recipe: Recipe, role: str) -> int:
+    """Passes of one role over the rollouts of a step."""
+    return (recipe.ppo.critic_epochs if role == "critic" else None) or recipe.ppo.epochs
+
+
+def updates_per_step(recipe: Recipe, role: str) -> int:
+    """Optimizer steps of one role in one PPO step."""
+    return epochs(recipe, role) * (sequences_per_step(recipe) // recipe.ppo.minibatch_seqs)
+
+
+def planned_updates(recipe: Recipe, role: str) -> int:
+    """Optimizer steps of one role in the whole run; the actor rests in critic-only steps."""
+    steps = recipe.steps - (recipe.ppo.critic_only_steps if role == "actor" else 0)
+    return max(steps, 0) * updates_per_step(recipe, role)
+
+
+def longest_sequence(recipe: Recipe) -> int:
+    """Tokens a forward pass reads at most: the last response token is predicted and never read."""
+    return recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens - 1
+
+
+def microbatch_limit(batching: BySequences | ByTokens, *, with_gradient: bool) -> tuple[str, int]:
+    """The key that limits a microbatch, and its value: sequences or packed tokens, as `batching` counts.
+
+    A pass without gradient has the `forward_` key where it is written, else the other one.
+    """
+    names = (
+        ("forward_microbatch_seqs", "microbatch_seqs")
+        if isinstance(batching, BySequences)
+        else ("forward_max_tokens_per_microbatch", "max_tokens_per_microbatch")
+    )
+    key = names[1] if with_gradient or getattr(batching, names[0]) is None else names[0]
+    return key, getattr(batching, key)
