@@ -145,6 +145,14 @@ def test_what_is_no_record_is_refused() -> None:
         decode(codec.encode("tale", {"x": torch.zeros(1)}, {}))
 
 
+def test_texts_of_a_large_step_are_read_as_they_were_written() -> None:
+    """A safetensors header may have 100 MB; backslashes are escaped twice in it."""
+    step = {"texts": ["\\" * 26_000_000]}
+    kind, tensors, meta = codec.decode(codec.encode("tale", {"x": torch.ones(2)}, step))
+    assert (kind, tensors.keys()) == ("tale", {"x"})
+    assert meta == step
+
+
 @pytest.mark.parametrize("record", WHOLE, ids=lambda record: type(record).__name__)
 def test_identity_is_of_the_content_and_not_of_what_is_measured(record: Record) -> None:
     for each in fields(record):

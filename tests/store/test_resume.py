@@ -7,13 +7,13 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 
 from fakes.job import Stops, Witness, open_run, play, result
-from fakes.sockets import BigramGenerator, fake_recipe
+from fakes.sockets import BigramGenerator, EvenScorer, fake_recipe, fake_sockets
 from ppoctl.cli.app import run as run_command
 from ppoctl.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
 from ppoctl.launch.signals import signal_gate
@@ -110,6 +110,19 @@ def test_a_signal_stops_an_evaluation_within_a_sample_and_nothing_finished_is_lo
     play(tmp_path / "whole", fake_recipe(steps=1))
     assert cast(BigramGenerator, again.generator).drawn == EVALUATED // 2 + 8 + EVALUATED  # step 0, step 1, its eval
     assert result(layout.root) == result(tmp_path / "whole")
+
+
+def test_an_evaluation_whose_scorer_fails_keeps_all_that_was_drawn(tmp_path: Path) -> None:
+    class Fails(EvenScorer):
+        def score(self, answers: Any) -> Any:
+            raise StopError
+
+    recipe, root = fake_recipe(steps=1), tmp_path / "run"
+    wiring = open_run(root, recipe, Witness(), sockets=replace(fake_sockets(recipe), scorer=Fails()))
+    with pytest.raises(StopError):
+        run(wiring.job)
+    again = play(root, recipe)
+    assert cast(BigramGenerator, again.generator).drawn == 8 + EVALUATED  # step 1 and its evaluation
 
 
 def test_samples_are_recalled_for_what_they_were_drawn_for_and_only_unaltered(layout: RunLayout) -> None:

@@ -4,6 +4,8 @@ import hashlib
 import json
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -11,20 +13,27 @@ _KEY = "ppoctl"
 
 
 def encode(kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> bytes:
-    """safetensors bytes; `kind` and `meta` travel in the header.
+    """safetensors bytes; `kind` and `meta` travel in the header, or, where that would be longer than the 100 MB which
+    the library allows (texts of a large step), as one more tensor.
 
     One header entry only: the library writes several in random order, and equal content must give equal bytes.
     """
     header = json.dumps({"kind": kind, "meta": meta}, sort_keys=True, ensure_ascii=True, allow_nan=True)
-    return bytes(save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, {_KEY: header}))
+    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    try:
+        return bytes(save(plain, {_KEY: header}))
+    except SafetensorError:
+        return bytes(save({**plain, _KEY: torch.frombuffer(bytearray(header, "ascii"), dtype=torch.uint8)}))
 
 
 def decode(data: bytes) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     """Kind, tensors and metadata; raises ValueError on anything that is not such a file."""
     try:
         length = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
-        return str(header["kind"]), dict(load(data)), dict(header["meta"])
+        told = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(_KEY)
+        tensors = dict(load(data))
+        header = json.loads(tensors.pop(_KEY).numpy().tobytes() if told is None else told)
+        return str(header["kind"]), tensors, dict(header["meta"])
     except (KeyError, IndexError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError("not a record file") from error
 

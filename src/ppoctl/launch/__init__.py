@@ -1,1 +1,1 @@
-"""Where a job runs, and how it is asked to stop."""
+"""How a job is asked to stop."""

@@ -34,28 +34,38 @@ class Drawing:
     gate: Gate
     progress: Progress
 
-    def draw(self, turns: Sequence[Turn], drawn_for: DrawnFor, at: Callable[[], State]) -> Drawn:
+    @contextmanager
+    def drawn(self, turns: Sequence[Turn], drawn_for: DrawnFor, at: Callable[[], State]) -> Iterator[Drawn]:
         """Samples of all turns, one turn after the other; keys are unique over all of them. Those that an earlier
-        attempt kept are not drawn again, and where none is left to draw nobody asks for the state (`at`)."""
+        attempt kept are not drawn again, and where none is left to draw nobody asks for the state (`at`).
+
+        What the stage does with them belongs into the context: where that fails, the last ones are kept, too.
+        """
         done = self.parts.recall(drawn_for)
         missing = [(params, [request for request in asked if request.key not in done]) for params, asked in turns]
         left = [(params, requests) for params, requests in missing if requests]
         if not left:
-            return Drawn(done)
+            yield Drawn(done)
+            return
+        with self.parts.keep(drawn_for) as keep:
+            yield self._draw(left, done, keep, at)
+
+    def _draw(
+        self, left: Sequence[Turn], done: dict[str, Sample], keep: Callable[[Sample], None], at: Callable[[], State]
+    ) -> Drawn:
         total = len(done) + sum(len(requests) for _, requests in left)
         self.generator.prepare(at())
         tokens, started = 0, WORK.now()
-        with self.parts.keep(drawn_for) as keep:
-            self.progress(len(done), total, tokens)
-            for params, requests in left:
-                with one_turn(self.generator, requests, params) as finished:
-                    for samples in finished:
-                        for sample in samples:
-                            done[sample.key] = sample
-                            tokens += len(sample.tokens)
-                            keep(sample)
-                            self.progress(len(done), total, tokens)
-                        self.gate.between()  # all that finished together are kept by now
+        self.progress(len(done), total, tokens)
+        for params, requests in left:
+            with one_turn(self.generator, requests, params) as finished:
+                for samples in finished:
+                    for sample in samples:
+                        done[sample.key] = sample
+                        tokens += len(sample.tokens)
+                        keep(sample)
+                        self.progress(len(done), total, tokens)
+                    self.gate.between()  # all that finished together are kept by now
         return Drawn(done, tokens, WORK.now() - started)
 
 

@@ -53,13 +53,14 @@ class EvaluateStage:
         sets = (f"{name} {prompts.identity}" for name, prompts in self.sets.items())
         key = hashlib.sha256("\n".join((actor.identity, self.fingerprint, *sets)).encode()).hexdigest()
         drawn_for = DrawnFor(actor.step, self.name, key)
-        drawn = self.drawing.draw([(one.params, one.requests) for one in passes], drawn_for, lambda: actor)
+        turns = [(one.params, one.requests) for one in passes]
         summary: dict[str, float] = {}
         rows: list[dict[str, Any]] = []
-        for one in passes:
-            found = self._scored(one, [drawn.samples[request.key] for request in one.requests])
-            summary.update(summarise(one.set, one.mode, found))
-            rows += found
+        with self.drawing.drawn(turns, drawn_for, lambda: actor) as drawn:
+            for one in passes:
+                found = self._scored(one, [drawn.samples[request.key] for request in one.requests])
+                summary.update(summarise(one.set, one.mode, found))
+                rows += found
         return Evaluation(stamp=actor.stamp, summary=summary, rows=rows)
 
     def _modes(self) -> list[tuple[str, SamplingParams, int]]:

@@ -29,9 +29,9 @@ class RolloutStage:
         requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed, stage=self.name)
         key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
         drawn_for = DrawnFor(prompts.step, self.name, key)
-        drawn = self.drawing.draw([(self.params, requests)], drawn_for, lambda: self.models.stamped(actor))
-        record = assemble(prompts, requests, drawn.samples, samples=self.samples_per_prompt)
-        return replace(record, drawing=(drawn.tokens, drawn.seconds))
+        with self.drawing.drawn([(self.params, requests)], drawn_for, lambda: self.models.stamped(actor)) as drawn:
+            record = assemble(prompts, requests, drawn.samples, samples=self.samples_per_prompt)
+            return replace(record, drawing=(drawn.tokens, drawn.seconds))
 
 
 def sample_requests(prompts: Prompts, *, samples: int, seed: int, stage: str = "rollout") -> list[SampleRequest]:
