@@ -12,17 +12,10 @@ from ppoctl.model.reading import shape_if_here
 from ppoctl.plan.disk import StoragePlan, storage
 from ppoctl.plan.memory.estimate import Memory, estimate, with_totals
 from ppoctl.plan.microbatches import microbatches
+from ppoctl.recipe import sizes
 from ppoctl.recipe.metric_rules import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
 from ppoctl.recipe.schema import OptimizerTable, Recipe, Rows, TrainedTable
-from ppoctl.recipe.sizes import (
-    epochs,
-    longest_sequence,
-    microbatch_limit,
-    planned_updates,
-    sequences_per_step,
-    updates_per_step,
-)
 
 
 @dataclass(frozen=True)
@@ -164,7 +157,7 @@ def _dataset(table: Rows) -> DataPlan:
 
 def _batch(recipe: Recipe) -> BatchPlan:
     rollout = recipe.rollout
-    sequences = sequences_per_step(recipe)
+    sequences = sizes.sequences_per_step(recipe)
     window = rollout.max_prompt_tokens + rollout.max_new_tokens
     return BatchPlan(
         steps=recipe.steps,
@@ -180,16 +173,16 @@ def _batch(recipe: Recipe) -> BatchPlan:
 
 
 def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
-    per_step, total = updates_per_step(recipe, role), planned_updates(recipe, role)
+    per_step, total = sizes.updates_per_step(recipe, role), sizes.planned_updates(recipe, role)
     optimizer = table.optimizer
     layout = layouts(recipe)[role]
-    fewest, most = microbatches(recipe, role, longest_sequence(recipe))
-    key, held = microbatch_limit(table.batching, with_gradient=False)
+    fewest, most = microbatches(recipe, role, sizes.longest_sequence(recipe))
+    key, held = sizes.microbatch_limit(table.batching, with_gradient=False)
     return RolePlan(
         processes=layout.world_size,
         layout=layout.describe(),
         data_ranks=layout.data,
-        epochs=epochs(recipe, role),
+        epochs=sizes.epochs(recipe, role),
         updates_per_step=per_step,
         updates_total=total,
         warmup_updates=optimizer.lr_warmup_updates,
