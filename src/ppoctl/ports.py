@@ -54,7 +54,7 @@ class Sample:
     key: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of the sampled tokens under the distribution that was sampled from."""
+    """Log-probs of the sampled tokens under the distribution that was sampled from."""
     terminated: bool
     """False when the length limit cut it."""
     text: str
@@ -226,7 +226,7 @@ class Actor(Trainer, Protocol):
         ...
 
     def reference_logprobs(self, sequences: Sequences, *, temperature: float) -> Float[Tensor, "B R"]:
-        """The same under the frozen initial weights."""
+        """Log-prob of each response token under the frozen initial weights."""
         ...
 
 
@@ -246,7 +246,7 @@ class Models(Protocol):
     def critic_at(self, state: State) -> Critic: ...
 
     def stamped(self, state: State) -> State:
-        """The same state, its stamp saying how often it was made again inexactly; its engine is then at it."""
+        """Equal state whose stamp says how often it was made again inexactly; its engine is then at it."""
         ...
 
     def advancing(self, state: State, *, to: State) -> AbstractContextManager[Trainer]:
@@ -261,7 +261,7 @@ class DrawnFor:
     step: int
     stage: str
     fingerprint: str
-    """Of actor state, prompts and settings."""
+    """Digest of actor state, prompts and settings."""
 
 
 @runtime_checkable
@@ -269,7 +269,7 @@ class SampleParts(Protocol):
     """Finished samples of a stage that is not committed yet, kept over a crash; dropped when it is."""
 
     def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:
-        """By key, those that an earlier attempt finished for the same."""
+        """Samples that an earlier attempt finished for the same, by key."""
         ...
 
     def keep(self, drawn_for: DrawnFor) -> AbstractContextManager[Callable[[Sample], None]]:

@@ -9,28 +9,6 @@ import pytest
 from house.conftest import trees
 
 BEGINNINGS = ("Of ", "By ", "The same")
-# Files that still have such docstrings. The list only gets shorter.
-NOT_YET = {
-    "engines/megatron/attention.py",
-    "engines/megatron/capped_attention.py",
-    "engines/megatron/layer_spec.py",
-    "engines/megatron/logprobs.py",
-    "engines/megatron/microbatches.py",
-    "engines/megatron/packed_input.py",
-    "engines/megatron/rank.py",
-    "engines/megatron/ranks.py",
-    "engines/megatron/schedule.py",
-    "engines/megatron/trainer.py",
-    "engines/vllm/engine.py",
-    "engines/vllm/settings.py",
-    "loop/stories.py",
-    "ports.py",
-    "rewards/pool.py",
-    "stages/actor_update.py",
-    "store/once.py",
-    "wire/job.py",
-    "wire/sockets.py",
-}
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -45,7 +23,4 @@ def test_a_docstring_names_what_it_is_about(module: Path) -> None:
     found = [
         f"{module}:{line} {text[:60]}" for line, text in docstrings(trees()[module]) if text.startswith(BEGINNINGS)
     ]
-    if str(module) in NOT_YET:
-        assert found, f"{module} is clean: take it off the list"
-    else:
-        assert found == []
+    assert found == []

@@ -20,7 +20,7 @@ class ScoreRequest:
     prompt: str
     """Text that the response continues, chat template included."""
     messages: tuple[Message, ...]
-    """The same as a chat."""
+    """Chat messages that the prompt was rendered from."""
     response: str
     """Decoded, special tokens skipped."""
     truth: str | None

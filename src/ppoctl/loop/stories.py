@@ -45,7 +45,7 @@ class Given:
 
     prompts: "Prompts"
     states: "Mapping[str, State]"
-    """By role."""
+    """Role -> the state it has when the step begins."""
     carry: "Carry"
 
 

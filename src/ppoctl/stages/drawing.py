@@ -20,7 +20,7 @@ class Drawn:
     samples: Mapping[str, Sample]
     """All that were asked for, by key."""
     tokens: int = 0
-    """Of those that were not recalled."""
+    """Tokens of those that were not recalled."""
     seconds: float = 0.0
     """How long these were being drawn."""
 

@@ -43,7 +43,7 @@ class Stage(Protocol[Result]):
 
     @property
     def fingerprint(self) -> str:
-        """Of the result keys this stage reads."""
+        """Digest of the result keys that this stage reads."""
         ...
 
     def run(self, *inputs: Any) -> Record[Result]: ...

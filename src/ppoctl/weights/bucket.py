@@ -109,7 +109,7 @@ class Bucket:
     """Equal copies of the tensors; a reader takes the first that is near."""
 
     def lasting(self) -> "Bucket":
-        """The same without places that the trainer is about to need."""
+        """Bucket with the places that stay, without those that the trainer is about to need."""
         return Bucket(self.checksums, tuple(content for content in self.contents if content.lasts))
 
     def tensors(self) -> list[tuple[str, Tensor]]:

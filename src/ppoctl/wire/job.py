@@ -154,7 +154,7 @@ def cadence(recipe: Recipe) -> Cadence:
 
 
 def _holding_at(by_start: Mapping[int, Held], step: int) -> Held:
-    """Of what holds from given steps on, that which holds at this one."""
+    """What holds at this step, of what holds from given steps on."""
     return by_start[max(start for start in by_start if start <= max(step, 1))]
 
 

@@ -33,6 +33,6 @@ class Sockets:
     scorer: Scorer
     questions: Questions
     source_digest: str
-    """Of the model source: what initial states descend from."""
+    """Digest of the model source, which initial states descend from."""
     close_trainers: Callable[[], None] = nothing_to_close
     """Ends the processes of actor and critic that are not this one."""

@@ -57,7 +57,7 @@ class PackedCausalAttention(MegatronModule):
         value: Float[Tensor, "N G D"],
         packed: PackedInput,
     ) -> Float[Tensor, "N H D"]:
-        """Of turned queries and keys; every context rank takes part."""
+        """Attention output for rotated queries and keys; every context rank takes part."""
         if packed.context is not None:
             key, value = packed.context.seen(key, value)
         return self.attend_pieces(query, key, value, packed)
@@ -69,7 +69,7 @@ class PackedCausalAttention(MegatronModule):
         value: Float[Tensor, "K G D"],
         packed: PackedInput,
     ) -> Float[Tensor, "N H D"]:
-        """Of each piece to the keys it sees."""
+        """Attention output of each piece over the keys it sees."""
         kernel = _varlen if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _per_piece
         return kernel(query, key, value, packed, self.softmax_scale)
 

@@ -112,5 +112,5 @@ def _norm(shape: ModelShape) -> type[RmsNorm]:
 
 
 def _last(shape: ModelShape) -> type[RowLinear]:
-    """Of attention and MLP: what they say goes to the residual."""
+    """Class of the last product of attention and MLP, whose output is added to the residual."""
     return NormedRowLinear if shape.post_norms else RowLinear

@@ -155,7 +155,7 @@ def _blocks(logits: Tensor, chunk: slice) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _statistics(logits: Tensor, places: Tensor, settings: LogprobSettings) -> _Statistics:
-    """Of each row of the logits."""
+    """Maximum, sum of exponentials and weighted sum of each row of the logits."""
     if logits.shape[1] == 0:  # a rank that has nothing but padding
         zero = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
         return _Statistics(zero + torch.finfo(torch.float32).min, zero, zero, zero - torch.inf)
@@ -175,7 +175,7 @@ def _owned(places: Tensor, logits: Tensor) -> Tensor:
 
 
 def _reduced(found: _Statistics, shard: VocabularyShard) -> _Statistics:
-    """The same over all ranks' ids."""
+    """Statistics over the whole vocabulary, from those of each rank's shard."""
     if not shard.is_split:
         return found
     peak = found.peak.clone()

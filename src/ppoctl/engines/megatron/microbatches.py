@@ -57,7 +57,7 @@ class Cut:
     cost: TokenCost
     """What a sequence costs by its length; decides which rank gets which rows."""
     rank: int = 0
-    """Of this process among the data-parallel ones."""
+    """Rank of this process among the data-parallel ones."""
     ranks: int = 1
     count_multiple: int = 0
     """All ranks get the same number of microbatches, a multiple of this one; 0: each as many as it needs."""

@@ -106,7 +106,7 @@ def packed_input(packed: Packed, reading: Reading) -> PackedInput:
 def _found_at(
     wanted: Int[Tensor, " m"], places: Int[Tensor, " N"], total: int
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """Of the wanted places those that this rank has: where it has them, and which of the wanted they are."""
+    """Wanted places that this rank has: where it has them, and which of the wanted they are."""
     own = torch.full((total,), -1)
     own[places] = torch.arange(len(places))
     found = own[wanted]

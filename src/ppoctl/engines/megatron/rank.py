@@ -65,7 +65,7 @@ class TrainerSettings:
     """Hugging Face folder or hub id, or a Megatron folder with its config.json: where actor, critic and reference
     start."""
     dtype: torch.dtype
-    """Of weights and activations; float32 or bfloat16."""
+    """Type of weights and activations; float32 or bfloat16."""
     batching: BySequences | ByTokens
     parallel: ParallelTable = field(default_factory=ParallelTable)
     recompute: Recompute = "none"
@@ -84,11 +84,11 @@ class StepShare:
     """What a rank saw of one optimizer step."""
 
     loss: float
-    """Of the whole minibatch."""
+    """Loss of the whole minibatch."""
     grad_norm: float
-    """Of the whole gradient, before clipping."""
+    """Norm (2-norm) of the whole gradient, before clipping."""
     share: Share | None
-    """Of the ranks that see outputs: the first tensor and context rank of the last pipeline stage."""
+    """Outputs, from the ranks that see them: the first tensor and context rank of the last pipeline stage."""
 
 
 class MegatronRank(SendingRank):
@@ -165,7 +165,7 @@ class MegatronRank(SendingRank):
         return self._forward(self.stages, sequences, temperature)
 
     def reference_forward(self, sequences: Sequences, temperature: float) -> Share | None:
-        """The same under the frozen initial weights: a second model in the model's dtype, always read from the model
+        """Log-probs under the frozen initial weights: a second model in the model's dtype, always read from the model
         source (never from a saved state, so a resumed run keeps its anchor), on first use."""
         if self._reference is None:
             reference = [stage.requires_grad_(requires_grad=False) for stage in self._build()]
@@ -222,7 +222,7 @@ class MegatronRank(SendingRank):
 
     @property
     def models(self) -> list[PackedModel]:
-        """The same without the buffers."""
+        """This rank's pipeline stages without Megatron-Core's gradient buffers around them."""
         return [stage.module for stage in self.stages]
 
     @property

@@ -108,7 +108,7 @@ class OpenRank:
 
     settings: TrainerSettings
     start_deadline_s: float
-    """By when all ranks must have come."""
+    """Seconds in which all ranks must have come."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> MegatronRank:
         if world_size > 1:

@@ -46,7 +46,7 @@ def run_forward(stages: Stages, microbatches: Sequence[Microbatch]) -> list[OnGr
 
 
 def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[OnGrid]:
-    """The same, leaving the gradient of the summed losses in the model's gradient buffers, reduced over all ranks."""
+    """What the model says about each microbatch, leaving the gradient of the summed losses in the model's gradient buffers, reduced over all ranks."""
 
     def loss_func(microbatch: Microbatch, outputs: TokenOutputs) -> tuple[Tensor, Tensor, OnGrid]:
         found = _on_grid(microbatch, outputs)

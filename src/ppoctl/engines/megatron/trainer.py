@@ -78,7 +78,7 @@ class MegatronTrainer:
         self.export(folder)
 
     def export(self, folder: Path) -> SentChecksums:
-        """The same, with the checksums of what is written."""
+        """Write the weights as `save_weights` does; checksums of what is written."""
         sent = SentChecksums()
         source, shape = self.source
         role: Role = "critic" if self.settings.role == "critic" else "actor"
@@ -130,7 +130,7 @@ class MegatronActor(MegatronTrainer):
         return found.outputs, found.entropy
 
     def reference_logprobs(self, sequences: Sequences, *, temperature: float) -> Float[Tensor, "B R"]:
-        """The same under the frozen initial weights."""
+        """Log-prob of each response token under the frozen initial weights."""
         return self.forward("reference_forward", sequences, temperature).outputs
 
     def weights(self, state: State) -> NamedWeights:

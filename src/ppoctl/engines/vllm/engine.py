@@ -49,7 +49,7 @@ class Finished:
     reason: str
     """vLLM's: "stop", "length", or something that must not happen ("abort", "error", "repetition")."""
     prompt_logprobs: tuple[float, ...]
-    """Of prompt tokens 1..; empty unless asked for."""
+    """Log-probs of prompt tokens 1..; empty unless asked for."""
 
 
 class Engine(ReceivingEngine):

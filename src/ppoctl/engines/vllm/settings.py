@@ -21,4 +21,4 @@ class VllmSettings:
     sleeps: bool = False
     """Whether it leaves its device to other roles between rollouts."""
     seed: int = 0
-    """Of the engine; no sample depends on it, every request brings its own."""
+    """Seed of the engine; no sample depends on it, as every request brings its own."""
