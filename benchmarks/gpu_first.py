@@ -365,7 +365,7 @@ def ipc():
 
 def pinned():
     """What moving a trainer's tensors to the host and back costs in host memory and time, first and again."""
-    from ppoctl.engines.megatron.host_memory import HostMemory
+    from ppoctl.engines.megatron.offload import HostMemory
 
     sizes = [1000] * 3 if TINY else [152064 * 3584 * 2, *[37888 * 3584 * 2, 3584 * 18944 * 2, 33030144, 25690112] * 8]
     tensors = [torch.ones(size, dtype=torch.uint8, device=DEV) for size in sizes]

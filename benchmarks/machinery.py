@@ -162,7 +162,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     session.create(layout, recipe, digests, command="train")
     copies: list[float] = []
     clock_hand_over(copies, clock)
-    session.attempt_run(session.Opened(layout, {1: recipe}, timed, used, observers=(steps_seen,)))
+    session.attempt_run(session.OpenedRun(layout, {1: recipe}, timed, used, observers=(steps_seen,)))
     return steps_seen.rows, min(copies)
 
 

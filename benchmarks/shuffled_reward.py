@@ -51,7 +51,7 @@ def main() -> int:
         sockets = replace(sockets, scorer=ShuffledScorer(sockets.scorer, step_seqs))
         layout = RunLayout(Path(folder) / "shuffled")
         session.create(layout, recipe, digests, command="train")
-        ended = session.attempt_run(session.Opened(layout, {1: recipe}, sockets, threads))
+        ended = session.attempt_run(session.OpenedRun(layout, {1: recipe}, sockets, threads))
     for metric, points in history(ended.lines).items():
         if metric.endswith("pass_at_1"):
             print(f"{metric}: {points[0][1]:.3f} at step {points[0][0]}, {points[-1][1]:.3f} at step {points[-1][0]}")

@@ -147,7 +147,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     layout = RunLayout(result.parent / "run")
     session.create(layout, recipe, digests, command="train")
     plugged = replace(sockets, scorer=ShareOfLetter())
-    ended = session.attempt_run(session.Opened(layout, {1: recipe}, plugged, threads, observers=(clock,)))
+    ended = session.attempt_run(session.OpenedRun(layout, {1: recipe}, plugged, threads, observers=(clock,)))
     lines = {(line["step"], line["stage"]): line for line in ended.lines if "stage" in line}
     steps = range(1, job["steps"] + 1)
     counted = steps[1:]

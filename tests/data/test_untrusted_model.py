@@ -11,7 +11,7 @@ import pytest
 
 from ppoctl.data.rows import Row
 from ppoctl.data.template import PromptTemplate, load_tokenizer
-from ppoctl.engines.vllm.tokens import Detokenizer
+from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.errors import DataError
 from ppoctl.recipe.schema import ColumnRows
 

@@ -19,7 +19,7 @@ from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_dir import STORIES
 from ppoctl.tracking.health import HealthMonitor
-from ppoctl.wire.job import Surroundings, Wiring, assemble
+from ppoctl.wire.job import JobContext, Wiring, assemble
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.stories import StoryAt, as_recorded, story_at
 
@@ -117,7 +117,7 @@ def open_run(
         )
     attempt = claim(layout)
     artifact.sweep(layout)
-    around = Surroundings(
+    around = JobContext(
         gate=gate or Stops(),
         say=lambda text: None,
         observers=(witness,),

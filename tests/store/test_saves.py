@@ -213,11 +213,11 @@ def test_a_pair_is_saved_again_for_any_layout_and_nothing_is_trained(tmp_path: P
     assert reshardable(layout, 3) == ["dp", "dp"]
     witness = Witness()
     job = open_run(layout.root, narrow_recipe(), witness).job
-    assert job.states.widen(3) == ["actor", "critic"]
+    assert job.states.reshard(3) == ["actor", "critic"]
     assert reshardable(layout, 3) == ["full", "full"]
     assert result(layout.root) == before
     assert not any(moment.startswith("inside critic_update") for moment in witness.moments)
-    assert job.states.widen(3) == []
+    assert job.states.reshard(3) == []
 
 
 @pytest.mark.parametrize("moment", ["writing", "written", "removed", "renamed"])
@@ -228,6 +228,6 @@ def test_a_kill_while_a_pair_is_saved_again_costs_a_replay_at_most(tmp_path: Pat
     witness = Witness(act=stopping_at(f"3 state/{role} {moment}"))
     job = open_run(tmp_path / "run", narrow_recipe(), witness).job
     with pytest.raises(ZeroDivisionError):
-        job.states.widen(3)
+        job.states.reshard(3)
     play(tmp_path / "run", narrow_recipe())
     assert result(tmp_path / "run") == before

@@ -103,7 +103,9 @@ def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
         if not root.exists():
             session.create(layout, recipe, digests, command="train")
         recipes = session.recorded_recipes(layout)
-        session.attempt_run(session.Opened(layout, recipes, sockets, threads, plan_resume(layout), (Killer(kills),)))
+        session.attempt_run(
+            session.OpenedRun(layout, recipes, sockets, threads, plan_resume(layout), (Killer(kills),))
+        )
     except PpoctlError as error:
         print(f"{type(error).__name__}: {error.message}", file=sys.stderr, flush=True)
         os._exit(int(error.exit_code))

@@ -90,7 +90,7 @@ def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
         session.create(layout, recipe, digests, command="train")
     recipes = session.recorded_recipes(layout)
     session.attempt_run(
-        session.Opened(layout, recipes, sockets, threads, plan_resume(layout), (Executioner(moment),))
+        session.OpenedRun(layout, recipes, sockets, threads, plan_resume(layout), (Executioner(moment),))
     )
 
 

@@ -53,7 +53,7 @@ def attempt(layout: RunLayout, scorer: EvenScorer | None = None, recipe: Recipe 
     chosen = recipe or fake_recipe()
     sockets = fake_sockets(chosen)
     sockets = replace(sockets, scorer=scorer or sockets.scorer)
-    return session.attempt_run(session.Opened(layout, {1: chosen}, sockets, threads=1, plan=plan_resume(layout)))
+    return session.attempt_run(session.OpenedRun(layout, {1: chosen}, sockets, threads=1, plan=plan_resume(layout)))
 
 
 def test_sources_that_changed_are_named(made: RunLayout) -> None:

@@ -20,7 +20,7 @@ from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import load_record
 from ppoctl.tracking.health import HealthMonitor
-from ppoctl.wire.job import Surroundings, assemble
+from ppoctl.wire.job import JobContext, assemble
 from ppoctl.wire.stories import as_recorded
 
 RECIPE = fake_recipe(steps=1, eval={"at_start": False})
@@ -66,7 +66,7 @@ def play(root: Path, clock: Clock, gate: Gate | None = None) -> None:
     layout, recipe = RunLayout(root), RECIPE
     if not root.exists():
         run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
-    around = Surroundings(gate or Stops(), lambda text: None, (), HealthMonitor(recipe.health), {})
+    around = JobContext(gate or Stops(), lambda text: None, (), HealthMonitor(recipe.health), {})
     sockets = replace(fake_sockets(recipe), generator=lambda models, say: SlowGenerator(models, clock))
     run(assemble(layout, claim(layout), {1: recipe}, sockets, around).job)
 

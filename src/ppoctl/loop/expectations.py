@@ -10,7 +10,7 @@ from ppoctl.recipe.schema import Expectation
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ExpectationResult:
     """One line of the final table."""
 
     metric: str
@@ -31,13 +31,13 @@ def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, flo
     return {metric: sorted(points.items()) for metric, points in series.items()}
 
 
-def judge(expect: Mapping[str, Expectation], lines: Iterable[Mapping[str, Any]]) -> list[Verdict]:
+def judge(expect: Mapping[str, Expectation], lines: Iterable[Mapping[str, Any]]) -> list[ExpectationResult]:
     """One verdict per expectation, in the recipe's order. A metric that never appeared is unmet."""
     series = history(lines)
     return [_judge_one(metric, wanted, series.get(metric, [])) for metric, wanted in expect.items()]
 
 
-def require_met(verdicts: Iterable[Verdict], *, longer: str | None = None) -> None:
+def require_met(verdicts: Iterable[ExpectationResult], *, longer: str | None = None) -> None:
     """Raise ExpectationError naming every unmet expectation; `longer` is the command that trains on."""
     unmet = [verdict for verdict in verdicts if not verdict.met]
     if unmet:
@@ -50,11 +50,11 @@ def require_met(verdicts: Iterable[Verdict], *, longer: str | None = None) -> No
         )
 
 
-def _judge_one(metric: str, wanted: Expectation, points: list[tuple[int, float]]) -> Verdict:
+def _judge_one(metric: str, wanted: Expectation, points: list[tuple[int, float]]) -> ExpectationResult:
     bound = _bound_text(wanted)
     usable = [(s, v) for s, v in points if wanted.at_step is None or s == wanted.at_step]
     if not usable:
-        return Verdict(metric, None, None, None, bound, met=False)
+        return ExpectationResult(metric, None, None, None, bound, met=False)
     step, value = usable[-1]
     first = points[0][1]
     met = (
@@ -62,7 +62,7 @@ def _judge_one(metric: str, wanted: Expectation, points: list[tuple[int, float]]
         and (wanted.max is None or value <= wanted.max)
         and (wanted.rise_min is None or value - first >= wanted.rise_min)
     )
-    return Verdict(metric, step, first, value, bound, met)
+    return ExpectationResult(metric, step, first, value, bound, met)
 
 
 def _bound_text(wanted: Expectation) -> str:

@@ -40,7 +40,7 @@ class Cadence:
 
 
 @runtime_checkable
-class Verdict(Protocol):
+class Alarm(Protocol):
     """What a health rule says of a step."""
 
     @property
@@ -58,7 +58,7 @@ class Health(Protocol):
         """Count the steps before the one that the run goes on from."""
         ...
 
-    def judge(self, step: int, figures: Mapping[str, float]) -> Sequence[Verdict]: ...
+    def judge(self, step: int, figures: Mapping[str, float]) -> Sequence[Alarm]: ...
 
     def would_stop(self, step: int, figures: Mapping[str, float]) -> bool: ...
 

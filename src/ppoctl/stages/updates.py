@@ -63,7 +63,7 @@ class MinibatchPlan:
 
 
 @dataclass(frozen=True)
-class Trained:
+class UpdateTrace:
     """One update as it went: every optimizer step with what it saw."""
 
     before: State
@@ -109,7 +109,7 @@ class UpdateStage:
 
     def train(
         self, before: State, rollouts: Rollouts, objective: Objective, *, read: Sequence[Record[Any]]
-    ) -> Trained:
+    ) -> UpdateTrace:
         """Every epoch of one role; the new state descends from the old one and all that was read."""
         minibatches = self.plan.minibatches(before, rollouts.num_seqs, objective)
         after = State(
@@ -120,7 +120,7 @@ class UpdateStage:
         )
         with self.models.advancing(before, to=after) as engine:
             results = engine.update(rollouts.sequences, minibatches, objective)
-        return Trained(before, after, list(zip(minibatches, results, strict=True)))
+        return UpdateTrace(before, after, list(zip(minibatches, results, strict=True)))
 
 
 def _summarise(name: str, column: list[float]) -> float:

@@ -151,10 +151,10 @@ class States:
                 return (folder, manifest) if same_layout else None
         return None
 
-    def widen(self, step: int) -> list[str]:
+    def reshard(self, step: int) -> list[str]:
         """Save the states of this step again, for any layout, where they are for some and the recipe asks for any.
         A kill between the old and the new one costs a replay: the redo log leads there again. Returns the roles."""
-        widened: list[str] = []
+        resharded: list[str] = []
         for role in self.outlines.roles:
             folder, layout = self.layout.state(role, step), dict(self.layouts[role])
             manifest = manifests.read(folder)
@@ -170,8 +170,8 @@ class States:
                 draft.open()
                 draft.publish(again, engine.save(draft.aside, in_background=False).finish(), in_place_of=True)
             self.say(f"saved {role} at step {step} again, to be loaded under any layout")
-            widened.append(role)
-        return widened
+            resharded.append(role)
+        return resharded
 
     def save_best(self, state: State, metric: str, value: float) -> None:
         """Keep the actor's weights, replacing the previous best."""

@@ -25,7 +25,7 @@ from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.retention import saved_steps
 from ppoctl.wire import changes, engines, session
 from ppoctl.wire.run_recipe import recipe_of
-from ppoctl.wire.session import Ended, Opened
+from ppoctl.wire.session import Ended, OpenedRun
 from ppoctl.wire.sources import require_same_companions, require_same_sources, run_of
 from ppoctl.wire.stages import evaluation_stage
 
@@ -61,7 +61,7 @@ def _begin(layout: RunLayout, recipe: Recipe, command: str, *, verbose: bool, do
         sockets.scorer.close()
         raise
     plan = ResumePlan(start=0, items=())
-    return session.attempt_run(Opened(layout, {1: recipe}, sockets, threads, plan, verbose=verbose), do)
+    return session.attempt_run(OpenedRun(layout, {1: recipe}, sockets, threads, plan, verbose=verbose), do)
 
 
 def is_replaceable(layout: RunLayout) -> bool:
@@ -138,7 +138,7 @@ def _draws_or_scores(stage: str) -> bool:
 
 def _save_for_any_layout(job: Job) -> None:
     step = start_point(job)[0]
-    if not job.states.widen(step):
+    if not job.states.reshard(step):
         raise RecipeError(
             f"no state of step {step} is for some layouts only while the recipe asks for states for any",
             hint=f"ppoctl resume {quoted(job.layout.root)} --save-only --set checkpoint.reshardable=full",
@@ -160,7 +160,7 @@ def _continue(
         raise
     notes = tuple(change.lines()) if change is not None else ()
     recipes = session.recorded_recipes(layout)
-    opened = Opened(layout, recipes, sockets, threads, plan, verbose=verbose, notes=notes)
+    opened = OpenedRun(layout, recipes, sockets, threads, plan, verbose=verbose, notes=notes)
     return session.attempt_run(opened, do)
 
 
@@ -234,7 +234,7 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
         raise RecipeError("the recipe has no table under `[data.eval]`", hint="ppoctl recipes keys data.eval")
     scorer = engines.open_scorer(recipe, questions)
     try:
-        sockets = engines.plug_in(recipe, questions, scorer, model_digest="")
+        sockets = engines.build_engines(recipe, questions, scorer, model_digest="")
         generator = sockets.generator(OneActor(sockets.actor, checkpoint), say)
         try:
             nowhere = Nowhere()

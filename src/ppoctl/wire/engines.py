@@ -46,7 +46,7 @@ def set_threads(recipe: Recipe) -> int:
     return threads
 
 
-def plug_in(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, model_digest: str) -> Sockets:
+def build_engines(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, model_digest: str) -> Sockets:
     """Real engines, none of them at a state yet. Nothing heavy is built before it is first asked."""
     from ppoctl.convert.source import model_folder
     from ppoctl.engines.megatron.factory import trainer_settings

@@ -32,7 +32,7 @@ Held = TypeVar("Held")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class JobContext:
     """Who watches, and who may stop the job."""
 
     gate: Gate
@@ -64,7 +64,7 @@ def assemble(
     attempt: Attempt,
     recipes: Mapping[int, Recipe],
     sockets: Sockets,
-    around: Surroundings,
+    around: JobContext,
     choose: StoryAt = story_at,
 ) -> Wiring:
     """A job on a run directory. `recipes` by the first step they hold for; older ones are read for result keys."""
@@ -108,7 +108,7 @@ def assemble(
     return Wiring(job, generator, sockets.scorer, sockets.close_trainers)
 
 
-def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Sockets, around: Surroundings) -> States:
+def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Sockets, around: JobContext) -> States:
     return States(
         layout=attempt.layout,
         outlines=outlines,

@@ -25,7 +25,7 @@ from ppoctl.errors import (
     without_secrets,
 )
 from ppoctl.launch.signals import SignalGate, signal_gate
-from ppoctl.loop.expectations import Verdict, judge
+from ppoctl.loop.expectations import ExpectationResult, judge
 from ppoctl.loop.run import Job, run
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.layers import told_uri
@@ -48,7 +48,7 @@ from ppoctl.tracking.mirror import MlflowMirror
 from ppoctl.tracking.view import Outlook
 from ppoctl.versions import versions
 from ppoctl.wire import engines
-from ppoctl.wire.job import Surroundings, assemble
+from ppoctl.wire.job import JobContext, assemble
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.sources import source_digests
 from ppoctl.wire.stories import as_recorded
@@ -66,7 +66,7 @@ class Ended:
 
     layout: RunLayout
     lines: list[Line]
-    verdicts: list[Verdict]
+    verdicts: list[ExpectationResult]
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Watcher:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedRun:
     """A run directory and what its sources are, ready for an attempt."""
 
     layout: RunLayout
@@ -135,7 +135,7 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str], int]:
     digests = source_digests(recipe, questions)
     scorer = engines.open_scorer(recipe, questions)
     try:
-        sockets = engines.plug_in(recipe, questions, scorer, model_digest=digests["model"])
+        sockets = engines.build_engines(recipe, questions, scorer, model_digest=digests["model"])
     except BaseException:
         scorer.close()
         raise
@@ -161,7 +161,7 @@ def recorded_recipes(layout: RunLayout) -> dict[int, Recipe]:
     return {start: from_resolved(resolved) for start, resolved in run_dir.recipes(layout).items()}
 
 
-def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
+def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
     """Run what is left. Raises the error that stopped it; the journal then has the attempt's end and exit code.
 
     Health rules are judged over the recorded steps again, so a rule's count of consecutive steps survives a resume.
@@ -193,8 +193,8 @@ def attempt_run(opened: Opened, do: Callable[[Job], None] = run) -> Ended:
     return Ended(layout, journal.lines(), verdicts)
 
 
-def _around(opened: Opened, watcher: Watcher, gate: SignalGate) -> Surroundings:
-    return Surroundings(
+def _around(opened: OpenedRun, watcher: Watcher, gate: SignalGate) -> JobContext:
+    return JobContext(
         gate=gate,
         say=watcher.console.on_message,
         observers=(watcher, *opened.observers),
@@ -205,7 +205,7 @@ def _around(opened: Opened, watcher: Watcher, gate: SignalGate) -> Surroundings:
 
 
 @contextmanager
-def _watched(opened: Opened, told: Outlines, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
+def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
     recipe = opened.recipe
     outlook = Outlook(
         steps=recipe.steps,

@@ -9,7 +9,7 @@ from ppoctl.ports import Actor, Critic, Generator, Models, Scorer
 
 
 @runtime_checkable
-class Questions(Protocol):
+class PromptsByStep(Protocol):
     """Where prompts come from: a pure function of (seed, step)."""
 
     def prompts_for(self, step: int) -> Prompts: ...
@@ -31,7 +31,7 @@ class Sockets:
     """The generator asks the models for weights when it has to be at another state; it says what went wrong and was
     mended, and what is being waited for, to the second argument."""
     scorer: Scorer
-    questions: Questions
+    questions: PromptsByStep
     source_digest: str
     """Digest of the model source, which initial states descend from."""
     close_trainers: Callable[[], None] = nothing_to_close

@@ -7,8 +7,8 @@ from torch.distributed import ProcessGroup
 
 from ppoctl.batch.grid import pack
 from ppoctl.engines.megatron.attention import sees
-from ppoctl.engines.megatron.context import Piece, gathered_rows, pieces_of, places_of
-from ppoctl.engines.megatron.packed_input import PackedInput, Reading, packed_input
+from ppoctl.engines.megatron.context_parallel import Piece, gathered_rows, pieces_of, places_of
+from ppoctl.engines.megatron.packed_input import PackedInput, ReadSettings, packed_input
 
 
 def test_a_rank_has_an_early_and_a_late_chunk():
@@ -58,7 +58,7 @@ def split() -> tuple[PackedInput, list[PackedInput]]:
     packed = pack(lab.make_rollouts(), torch.tensor([0, 2]))
 
     def of(group: ProcessGroup | None, multiple: int) -> PackedInput:
-        return packed_input(packed, Reading(torch.device("cpu"), token_multiple=multiple, context=group))
+        return packed_input(packed, ReadSettings(torch.device("cpu"), token_multiple=multiple, context=group))
 
     return of(None, 1), [of(ProcessGroup(rank, 2), 4) for rank in (0, 1)]
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ppoctl.engines.megatron import optimizer
-from ppoctl.engines.megatron.host_memory import HostMemory
+from ppoctl.engines.megatron.offload import HostMemory
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
 from ppoctl.recipe.schema import ParallelTable

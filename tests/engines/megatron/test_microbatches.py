@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ppoctl.batch.grid import input_lengths
-from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows, merge
-from ppoctl.engines.megatron.packed_input import Reading
+from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, Share, cut_rows, merge
+from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.model.cost import TokenCost
 from ppoctl.recipe.schema import BySequences, ByTokens
 
@@ -16,10 +16,11 @@ COST = TokenCost(1.0, 0.0)
 
 def cut(batching: BySequences | ByTokens, ranks: int, *, count_multiple: int = 0) -> list[list[Microbatch]]:
     """What each data rank gets of `ROWS`."""
-    reading = Reading(torch.device("cpu"))
+    reading = ReadSettings(torch.device("cpu"))
     rollouts = lab.make_rollouts()
     return [
-        cut_rows(rollouts, ROWS, Cut(batching, reading, COST, rank, ranks, count_multiple)) for rank in range(ranks)
+        cut_rows(rollouts, ROWS, MicrobatchPlan(batching, reading, COST, rank, ranks, count_multiple))
+        for rank in range(ranks)
     ]
 
 
@@ -65,15 +66,17 @@ def test_where_ranks_meet_in_each_microbatch_all_have_the_same_number(ranks, mul
     ],
 )
 def test_a_forward_without_gradient_has_a_limit_of_its_own(batching, with_gradient, forward_only):
-    rollouts, reading = lab.make_rollouts(), Reading(torch.device("cpu"))
+    rollouts, reading = lab.make_rollouts(), ReadSettings(torch.device("cpu"))
     for kept, expected in ((True, with_gradient), (False, forward_only)):
-        microbatches = cut_rows(rollouts, ROWS, Cut(batching, reading, COST, with_gradient=kept))
+        microbatches = cut_rows(rollouts, ROWS, MicrobatchPlan(batching, reading, COST, with_gradient=kept))
         assert [len(microbatch.rows) for microbatch in microbatches] == expected
 
 
 def test_sequence_parallelism_gets_a_multiple_of_its_ranks():
-    reading = Reading(torch.device("cpu"), token_multiple=4)
-    [microbatch] = cut_rows(lab.make_rollouts(), ROWS[:2], Cut(BySequences(microbatch_seqs=2), reading, COST))
+    reading = ReadSettings(torch.device("cpu"), token_multiple=4)
+    [microbatch] = cut_rows(
+        lab.make_rollouts(), ROWS[:2], MicrobatchPlan(BySequences(microbatch_seqs=2), reading, COST)
+    )
     given, packed = microbatch.input, microbatch.packed
     assert (len(packed.tokens), len(given.tokens)) == (15, 16)
     assert given.query_lengths == given.key_lengths == (*packed.seq_lengths, 1)

@@ -13,8 +13,8 @@ from torch import Tensor
 from fakes.sockets import fake_recipe
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.factory import trainer_settings
-from ppoctl.engines.megatron.microbatches import Cut, cut_rows
-from ppoctl.engines.megatron.packed_input import Reading
+from ppoctl.engines.megatron.microbatches import MicrobatchPlan, cut_rows
+from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronTrainer
@@ -36,7 +36,9 @@ def recomputing(trainer: MegatronTrainer, recompute: Recompute) -> MegatronTrain
 def kept_bytes(trainer: MegatronTrainer) -> int:
     """What the graph of one forward over all rows holds, weights aside."""
     model = lab.rank_of(trainer).models[0]
-    cut = Cut(BySequences(microbatch_seqs=5), Reading(torch.device("cpu")), token_cost(model.settings.shape))
+    cut = MicrobatchPlan(
+        BySequences(microbatch_seqs=5), ReadSettings(torch.device("cpu")), token_cost(model.settings.shape)
+    )
     [microbatch] = cut_rows(lab.make_rollouts(), torch.arange(5), cut)
     assert microbatch.input.tokens.numel() == TOKENS
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}

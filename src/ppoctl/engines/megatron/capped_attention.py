@@ -32,7 +32,7 @@ class CappedAttention(PackedCausalAttention):
     def _one(
         self, query: Float[Tensor, "S H D"], key: Float[Tensor, "T G D"], value: Float[Tensor, "T G D"]
     ) -> Float[Tensor, "S H D"]:
-        """Attention output of one piece; scores in the model's dtype, their softmax in float32, as in transformers."""
+        """Attention output of one piece; scores in the model's dtype, softmax in float32, as in transformers."""
         grouped = query.unflatten(1, (key.shape[1], -1))  # S, groups, heads of a group, D
         scores = torch.einsum("sghd,tgd->ghst", grouped, key) * self.softmax_scale
         if self.softcap is not None:

@@ -39,7 +39,7 @@ _UNREADABLE = (OSError, CheckpointingException, KeyError, ValueError, RuntimeErr
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainerState:
     """What a state is of."""
 
     stages: Sequence[DistributedDataParallel]
@@ -48,7 +48,7 @@ class Trained:
     parallel: ParallelTable
 
 
-def begin_save(trained: Trained, folder: Path, *, reshardable: str, in_background: bool) -> RankSaving:
+def begin_save(trained: TrainerState, folder: Path, *, reshardable: str, in_background: bool) -> RankSaving:
     """Begin to write the state into the existing empty `folder`; `finish_save` ends it. In the background: returns
     when the state is copied. Collective. Raises StorageError."""
     writer = StateWriter(with_copies=in_background)
@@ -64,7 +64,7 @@ def finish_save(saving: RankSaving, folder: Path) -> dict[str, FileDigest]:
         return saving.finish(folder)
 
 
-def load_state(trained: Trained, folder: Path) -> None:
+def load_state(trained: TrainerState, folder: Path) -> None:
     """Make model and optimizer what they were when `folder` was saved, bit for bit.
 
     Raises StorageError when a part is missing, does not fit, or cannot be read; the model is then undefined.
@@ -97,7 +97,7 @@ def _unreadable(folder: Path, reason: str) -> StorageError:
     return StorageError(f"saved state in `{folder}` cannot be read: {reason}", hint=f"ls -la {quoted(folder)}")
 
 
-def _sharded_state(trained: Trained, reshardable: str, *, is_loading: bool) -> dict[str, Any]:
+def _sharded_state(trained: TrainerState, reshardable: str, *, is_loading: bool) -> dict[str, Any]:
     kind = {"full": "fully_reshardable", "dp": "dp_reshardable"}[reshardable]
     metadata = {"dp_cp_group": trained.groups.dp_cp, "distrib_optim_sharding_type": kind}
     weights = {key: stage.module.sharded_state_dict(metadata=metadata) for key, stage in _by_key(trained.stages)}
@@ -114,12 +114,12 @@ def _sharded_state(trained: Trained, reshardable: str, *, is_loading: bool) -> d
     return state
 
 
-def _model_of(trained: Trained) -> dict[str, Any]:
+def _model_of(trained: TrainerState) -> dict[str, Any]:
     """What tensors do not tell: two vocabularies may be padded to the same size."""
     return asdict(trained.stages[0].module.settings.shape)
 
 
-def _require_same(saved: Any, trained: Trained, folder: Path) -> None:
+def _require_same(saved: Any, trained: TrainerState, folder: Path) -> None:
     """A field that the state's version did not have yet had its default then."""
     usual = {field.name: field.default for field in fields(trained.stages[0].module.settings.shape)}
     found = {**usual, **(saved or {})}
@@ -130,7 +130,7 @@ def _require_same(saved: Any, trained: Trained, folder: Path) -> None:
         )
 
 
-def _require_layout(saved: dict[str, Any], trained: Trained, folder: Path) -> None:
+def _require_layout(saved: dict[str, Any], trained: TrainerState, folder: Path) -> None:
     keys = what_differs(saved, trained.parallel.model_dump())
     if not keys:
         return

@@ -14,7 +14,7 @@ from ppoctl.batch.balance import balance, sequence_costs
 from ppoctl.batch.grid import Packed, input_lengths, pack
 from ppoctl.batch.packing import by_sequences, by_tokens
 from ppoctl.batch.sequences import Sequences
-from ppoctl.engines.megatron.packed_input import PackedInput, Reading, packed_input
+from ppoctl.engines.megatron.packed_input import PackedInput, ReadSettings, packed_input
 from ppoctl.errors import RecipeError
 from ppoctl.model.cost import TokenCost
 from ppoctl.recipe.schema import BySequences, ByTokens
@@ -49,11 +49,11 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Cut:
+class MicrobatchPlan:
     """How a minibatch is cut: over the data-parallel ranks, and on each by the recipe's batching."""
 
     batching: BySequences | ByTokens
-    reading: Reading
+    reading: ReadSettings
     cost: TokenCost
     """What a sequence costs by its length; decides which rank gets which rows."""
     rank: int = 0
@@ -65,7 +65,7 @@ class Cut:
     """False: the larger microbatches that fit where none is kept."""
 
 
-def cut_rows(sequences: Sequences, rows: Int[Tensor, " M"], cut: Cut) -> list[Microbatch]:
+def cut_rows(sequences: Sequences, rows: Int[Tensor, " M"], cut: MicrobatchPlan) -> list[Microbatch]:
     """This rank's rows as microbatches, at least one. Raises RecipeError when a sequence alone exceeds the token cap.
 
     Every rank works out the split of all of them by itself: it is a function of the lengths.
@@ -76,12 +76,12 @@ def cut_rows(sequences: Sequences, rows: Int[Tensor, " M"], cut: Cut) -> list[Mi
     return [_microbatch(sequences, rows, group, cut) for group in [*groups, *idle]]
 
 
-def _groups_of_rank(tokens: Int[Tensor, " M"], cut: Cut) -> list[Tensor]:
+def _groups_of_rank(tokens: Int[Tensor, " M"], cut: MicrobatchPlan) -> list[Tensor]:
     places = _split(tokens, cut)[cut.rank]
     return _groups(places, tokens, cut, at_least=min(len(places), _common_count(tokens, cut)))
 
 
-def _common_count(tokens: Int[Tensor, " M"], cut: Cut) -> int:
+def _common_count(tokens: Int[Tensor, " M"], cut: MicrobatchPlan) -> int:
     """Microbatches that every data rank must have; 0: each as many as it needs."""
     if not cut.count_multiple:
         return 0
@@ -89,14 +89,14 @@ def _common_count(tokens: Int[Tensor, " M"], cut: Cut) -> int:
     return -(-most // cut.count_multiple) * cut.count_multiple
 
 
-def _split(tokens: Int[Tensor, " M"], cut: Cut) -> list[Int[Tensor, " m"]]:
+def _split(tokens: Int[Tensor, " M"], cut: MicrobatchPlan) -> list[Int[Tensor, " m"]]:
     """Places of the minibatch by data rank, so that all have about the same to compute."""
     if cut.ranks == 1:
         return [torch.arange(len(tokens))]
     return balance(sequence_costs(tokens, cut.cost), cut.ranks)
 
 
-def _groups(places: Tensor, tokens: Tensor, cut: Cut, *, at_least: int = 0) -> list[Tensor]:
+def _groups(places: Tensor, tokens: Tensor, cut: MicrobatchPlan, *, at_least: int = 0) -> list[Tensor]:
     key, most = microbatch_limit(cut.batching, with_gradient=cut.with_gradient)
     if isinstance(cut.batching, BySequences):
         return by_sequences(places, most, at_least=at_least)
@@ -107,7 +107,7 @@ def _groups(places: Tensor, tokens: Tensor, cut: Cut, *, at_least: int = 0) -> l
         raise RecipeError(f"`batching.{key} = {most}`: {error}", hint=hint) from error
 
 
-def _microbatch(sequences: Sequences, rows: Tensor, places: Tensor, cut: Cut) -> Microbatch:
+def _microbatch(sequences: Sequences, rows: Tensor, places: Tensor, cut: MicrobatchPlan) -> Microbatch:
     # An idle microbatch runs the first row: something has to go through the model.
     packed = pack(sequences, rows[places] if len(places) else rows[:1])
     return Microbatch(rows[places], places, packed, packed_input(packed, cut.reading))

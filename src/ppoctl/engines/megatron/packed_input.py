@@ -15,7 +15,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from ppoctl.batch.grid import Packed
-from ppoctl.engines.megatron.context import ContextShare, Piece, gathered_rows, pieces_of, places_of
+from ppoctl.engines.megatron.context_parallel import ContextShare, Piece, gathered_rows, pieces_of, places_of
 
 
 class RopeTables(NamedTuple):
@@ -55,7 +55,7 @@ class PackedInput(PackedSeqParams):
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadSettings:
     """Where a microbatch is read, and what the output layer is asked."""
 
     device: torch.device
@@ -67,7 +67,7 @@ class Reading:
     """The ranks that split them; None: one has them all."""
 
 
-def packed_input(packed: Packed, reading: Reading) -> PackedInput:
+def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
     """This rank's share of `packed` on the device, with the boundaries in the forms that attention kernels want.
 
     Tokens up to the multiple are a sequence of their own at the end, which nobody reads.

@@ -26,15 +26,15 @@ from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.source import model_folder
 from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.engines.megatron import checkpoint, optimizer
-from ppoctl.engines.megatron.context import CHUNKS_PER_RANK
+from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
-from ppoctl.engines.megatron.host_memory import HostMemory
-from ppoctl.engines.megatron.microbatches import Cut, Microbatch, Share, cut_rows
+from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, Share, cut_rows
 from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
-from ppoctl.engines.megatron.packed_input import Reading
+from ppoctl.engines.megatron.offload import HostMemory
+from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S, ensure_process_group
 from ppoctl.engines.megatron.schedule import (
-    OnGrid,
+    GridOutputs,
     Stages,
     reduce_gradients,
     run_forward,
@@ -238,8 +238,8 @@ class MegatronRank(SendingRank):
         else:
             load_weights(stages, folder)
 
-    def _trained(self) -> checkpoint.Trained:
-        return checkpoint.Trained(self.stages, self.optimizer, self.groups, self.settings.parallel)
+    def _trained(self) -> checkpoint.TrainerState:
+        return checkpoint.TrainerState(self.stages, self.optimizer, self.groups, self.settings.parallel)
 
     def _build(self) -> list[PackedModel]:
         settings = self.settings
@@ -272,15 +272,15 @@ class MegatronRank(SendingRank):
             self.models[0].config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
         return self.models
 
-    def _cut(self, *, temperature: float, with_entropy: bool, with_gradient: bool) -> Cut:
+    def _cut(self, *, temperature: float, with_entropy: bool, with_gradient: bool) -> MicrobatchPlan:
         parallel, data = self.settings.parallel, self.groups.dp
         split = self.groups.cp if parallel.context > 1 else None
         multiple = (parallel.tensor if parallel.sequence else 1) * (
             CHUNKS_PER_RANK * parallel.context if split else 1
         )
-        return Cut(
+        return MicrobatchPlan(
             batching=self.settings.batching,
-            reading=Reading(self.device, temperature, with_entropy, token_multiple=multiple, context=split),
+            reading=ReadSettings(self.device, temperature, with_entropy, token_multiple=multiple, context=split),
             cost=token_cost(self.source[1]),
             rank=data.rank(),
             ranks=data.size(),
@@ -292,7 +292,7 @@ class MegatronRank(SendingRank):
         groups = self.groups
         return groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == groups.cp.rank() == 0
 
-    def _share(self, microbatches: Sequence[Microbatch], found: Sequence[OnGrid]) -> Share | None:
+    def _share(self, microbatches: Sequence[Microbatch], found: Sequence[GridOutputs]) -> Share | None:
         return share_of(microbatches, found) if self._sees_outputs() else None
 
     def _forward(self, stages: Stages, sequences: Sequences, temperature: float) -> Share | None:
@@ -308,7 +308,7 @@ class MegatronRank(SendingRank):
         cut = self._cut(temperature=temperature, with_entropy=with_entropy, with_gradient=True)
         microbatches = cut_rows(sequences, minibatch.rows, cut)
 
-        def loss_of(microbatch: Microbatch, found: OnGrid) -> Float[Tensor, ""]:
+        def loss_of(microbatch: Microbatch, found: GridOutputs) -> Float[Tensor, ""]:
             return objective(microbatch.rows, found.outputs, found.entropy, minibatch.totals)
 
         for stage in self.stages:

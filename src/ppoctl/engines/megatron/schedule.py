@@ -22,12 +22,12 @@ from ppoctl.engines.megatron.model import TokenOutputs
 Stages = Sequence[torch.nn.Module]
 """This rank's pipeline stages."""
 
-LossOf = Callable[[Microbatch, "OnGrid"], Float[Tensor, ""]]
+LossOf = Callable[[Microbatch, "GridOutputs"], Float[Tensor, ""]]
 """The loss of a microbatch from its outputs on the grid."""
 
 
 @dataclass(frozen=True)
-class OnGrid:
+class GridOutputs:
     """Outputs of some rows on the response grid, on the CPU; 0 where not present."""
 
     outputs: Float[Tensor, "m R"]
@@ -35,20 +35,21 @@ class OnGrid:
     loss: float = 0.0
 
 
-def run_forward(stages: Stages, microbatches: Sequence[Microbatch]) -> list[OnGrid]:
+def run_forward(stages: Stages, microbatches: Sequence[Microbatch]) -> list[GridOutputs]:
     """What the model says about each microbatch, on the last pipeline stage (elsewhere nothing); no gradient."""
 
-    def collect(microbatch: Microbatch, outputs: TokenOutputs, **_: bool) -> OnGrid:
+    def collect(microbatch: Microbatch, outputs: TokenOutputs, **_: bool) -> GridOutputs:
         return _on_grid(microbatch, outputs)
 
     with torch.no_grad():
         return _run(stages, microbatches, collect)
 
 
-def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[OnGrid]:
-    """What the model says about each microbatch, leaving the gradient of the summed losses in the model's gradient buffers, reduced over all ranks."""
+def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[GridOutputs]:
+    """What the model says about each microbatch, as `run_forward`; the gradient of the summed losses is left in the
+    model's gradient buffers, reduced over all ranks."""
 
-    def loss_func(microbatch: Microbatch, outputs: TokenOutputs) -> tuple[Tensor, Tensor, OnGrid]:
+    def loss_func(microbatch: Microbatch, outputs: TokenOutputs) -> tuple[Tensor, Tensor, GridOutputs]:
         found = _on_grid(microbatch, outputs)
         loss = 0.0 * outputs.outputs.sum() if microbatch.is_idle else loss_of(microbatch, found)
         entropy = None if found.entropy is None else found.entropy.detach()
@@ -56,13 +57,13 @@ def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], los
         return (
             loss,
             torch.zeros((), dtype=torch.int),
-            OnGrid(found.outputs.detach(), entropy, float(loss.detach())),
+            GridOutputs(found.outputs.detach(), entropy, float(loss.detach())),
         )
 
     return _run(stages, microbatches, loss_func, backward=True)
 
 
-def share_of(microbatches: Sequence[Microbatch], found: Sequence[OnGrid]) -> Share:
+def share_of(microbatches: Sequence[Microbatch], found: Sequence[GridOutputs]) -> Share:
     """What was found about the microbatches as one share."""
     entropies = [one.entropy for one in found if one.entropy is not None]
     return Share(
@@ -79,12 +80,12 @@ def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings:
 
 def _run(
     stages: Stages, microbatches: Sequence[Microbatch], loss_func: Callable[..., Any], *, backward: bool = False
-) -> list[OnGrid]:
+) -> list[GridOutputs]:
     def forward_step(data: Iterator[Microbatch], stage: torch.nn.Module) -> tuple[Any, Any]:
         microbatch = next(data)
         return stage(microbatch.input), partial(loss_func, microbatch)
 
-    collected: list[OnGrid] = get_forward_backward_func()(
+    collected: list[GridOutputs] = get_forward_backward_func()(
         forward_step_func=forward_step,
         # Interleaved stages each go through all microbatches.
         data_iterator=[iter(microbatches) for _ in stages] if len(stages) > 1 else iter(microbatches),
@@ -98,11 +99,11 @@ def _run(
     return collected
 
 
-def _on_grid(microbatch: Microbatch, outputs: TokenOutputs) -> OnGrid:
+def _on_grid(microbatch: Microbatch, outputs: TokenOutputs) -> GridOutputs:
     if microbatch.is_idle:
         nothing = torch.zeros(0, microbatch.packed.num_columns)
-        return OnGrid(nothing, None if outputs.entropy is None else nothing)
+        return GridOutputs(nothing, None if outputs.entropy is None else nothing)
     # On the CPU: grids are small, and objectives close over data that live there.
     to_grid = microbatch.packed.to_grid
     entropy = None if outputs.entropy is None else to_grid(outputs.entropy.cpu())
-    return OnGrid(to_grid(outputs.outputs.cpu()), entropy)
+    return GridOutputs(to_grid(outputs.outputs.cpu()), entropy)

@@ -9,9 +9,9 @@ from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.tensors import Role
 from ppoctl.convert.transformers_model import round_parameters
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
-from ppoctl.engines.megatron.microbatches import Cut, Share, cut_rows
+from ppoctl.engines.megatron.microbatches import MicrobatchPlan, Share, cut_rows
 from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
-from ppoctl.engines.megatron.packed_input import Reading
+from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import ensure_process_group
 from ppoctl.engines.megatron.schedule import run_forward, share_of
 from ppoctl.engines.megatron.state_reader import load_torch_dist
@@ -44,9 +44,9 @@ class Scorer:
 
     def score(self, sequences: Sequences) -> Share:
         """Log-probs of the response tokens with the entropies of their distributions, or values."""
-        cut = Cut(
+        cut = MicrobatchPlan(
             batching=BySequences(microbatch_seqs=sequences.num_seqs, logits_chunk_tokens=_CHUNK_TOKENS),
-            reading=Reading(self._device, with_entropy=True),
+            reading=ReadSettings(self._device, with_entropy=True),
             cost=self._cost,
             with_gradient=False,
         )

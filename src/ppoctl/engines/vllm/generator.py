@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from ppoctl.batch.records import State
+from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.engines.vllm.engine import Draw
 from ppoctl.engines.vllm.fleet import Drawn, Fleet
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.engines.vllm.tokens import Detokenizer
 from ppoctl.errors import DataError, NonFiniteError, PpoctlError, RecipeError
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.weights.canary import Canary

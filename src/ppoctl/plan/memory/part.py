@@ -47,7 +47,7 @@ class Part:
 
     def keys_seen(self, batch: "Microbatch") -> int:
         """Tokens whose keys and values this rank's attention reads, at most: where context ranks split the tokens, in
-        two chunks each (`engines.megatron.context`), also those before the chunks in their sequences."""
+        two chunks each (`engines.megatron.context_parallel`), also those before the chunks in their sequences."""
         ranks = self.layout.context
         if ranks == 1:
             return batch.tokens
