@@ -28,8 +28,10 @@ import torch
 
 from ppoctl.engines.vllm import engine as engine_module
 from ppoctl.recipe.load import load
+from ppoctl.stages import reward as reward_module
 from ppoctl.store import artifact
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import plan_resume
 from ppoctl.weights import sync as sync_module
 from ppoctl.weights.bucket import Bucket, tensors_of
 from ppoctl.wire import session
@@ -149,7 +151,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
         for method in ("start", "update", "logprobs", "reference_logprobs", "values"):
             if hasattr(trainer, method):
                 clock.wrap(trainer, method, "engines")
-    clock.wrap(sockets.scorer, "score", "engines")
+    clock.wrap(reward_module, "score_all", "engines")
     clock.wrap(artifact, "commit", "commits", nested=True)
     for method in ("begin_weights", "take_weights"):
         clock.wrap(engine_module.Engine, method, "sync", nested=True)
@@ -162,7 +164,9 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     session.create(layout, recipe, digests, command="train")
     copies: list[float] = []
     clock_hand_over(copies, clock)
-    session.attempt_run(session.OpenedRun(layout, {1: recipe}, timed, used, observers=(steps_seen,)))
+    session.attempt_run(
+        session.OpenedRun(layout, {1: recipe}, timed, used, plan_resume(layout), observers=(steps_seen,))
+    )
     return steps_seen.rows, min(copies)
 
 

@@ -9,32 +9,44 @@ ends; exits 1 when the shuffled run meets its contract.
 import argparse
 import random
 import tempfile
-from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
+from ppoctl.batch.scores import Score, Scorer, ScoreRequest
 from ppoctl.loop.expectations import history
-from ppoctl.ports import Answer, Score, Scorer
 from ppoctl.recipe.load import load
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import plan_resume
 from ppoctl.wire import session
 
 RECIPE = Path(__file__).parents[1] / "recipes/quickstart.toml"
 
 
 class ShuffledScorer:
-    """Gives each training sample another one's score. Evaluations score whole sets and stay as they are."""
+    """Gives each training sample another one's score, once all of a step have been submitted. Those of evaluations
+    stay as they are."""
 
     def __init__(self, scorer: Scorer, step_seqs: int) -> None:
         self._scorer = scorer
         self._step_seqs = step_seqs
         self._random = random.Random(0)
+        self._scored: list[Future[Score]] = []
+        self._handed: list[Future[Score]] = []
 
-    def score(self, answers: Sequence[Answer]) -> list[Score]:
-        scores = self._scorer.score(answers)
-        if len(answers) == self._step_seqs:
-            self._random.shuffle(scores)
-        return scores
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        scored = self._scorer.submit(request)
+        if not request.prompt_id.startswith("train/"):
+            return scored
+        handed: Future[Score] = Future()
+        self._scored.append(scored)
+        self._handed.append(handed)
+        if len(self._handed) == self._step_seqs:
+            self._random.shuffle(self._scored)
+            for each, other in zip(self._handed, self._scored, strict=True):
+                each.set_result(other.result())
+            self._scored, self._handed = [], []
+        return handed
 
     def close(self) -> None:
         self._scorer.close()
@@ -51,7 +63,7 @@ def main() -> int:
         sockets = replace(sockets, scorer=ShuffledScorer(sockets.scorer, step_seqs))
         layout = RunLayout(Path(folder) / "shuffled")
         session.create(layout, recipe, digests, command="train")
-        ended = session.attempt_run(session.OpenedRun(layout, {1: recipe}, sockets, threads))
+        ended = session.attempt_run(session.OpenedRun(layout, {1: recipe}, sockets, threads, plan_resume(layout)))
     for metric, points in history(ended.lines).items():
         if metric.endswith("pass_at_1"):
             print(f"{metric}: {points[0][1]:.3f} at step {points[0][0]}, {points[-1][1]:.3f} at step {points[-1][0]}")

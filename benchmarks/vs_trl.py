@@ -44,6 +44,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -126,14 +127,17 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     """Run the job with ppoctl in this process, and write what the journal says of it."""
     from dataclasses import replace
 
-    from ppoctl.ports import Answer, Score
+    from ppoctl.batch.scores import Score, ScoreRequest
     from ppoctl.recipe.load import load
     from ppoctl.store.layout import NUMBERS, RunLayout
+    from ppoctl.store.resume_plan import plan_resume
     from ppoctl.wire import session
 
     class ShareOfLetter:
-        def score(self, answers: Sequence[Answer]) -> list[Score]:
-            return [Score(answer.response.count("a") / job["response_tokens"], "ok") for answer in answers]
+        def submit(self, request: ScoreRequest) -> Future[Score]:
+            future: Future[Score] = Future()
+            future.set_result(Score(request.response.count("a") / job["response_tokens"], "ok"))
+            return future
 
         def close(self) -> None:
             pass
@@ -147,7 +151,9 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     layout = RunLayout(result.parent / "run")
     session.create(layout, recipe, digests, command="train")
     plugged = replace(sockets, scorer=ShareOfLetter())
-    ended = session.attempt_run(session.OpenedRun(layout, {1: recipe}, plugged, threads, observers=(clock,)))
+    ended = session.attempt_run(
+        session.OpenedRun(layout, {1: recipe}, plugged, threads, plan_resume(layout), observers=(clock,))
+    )
     lines = {(line["step"], line["stage"]): line for line in ended.lines if "stage" in line}
     steps = range(1, job["steps"] + 1)
     counted = steps[1:]

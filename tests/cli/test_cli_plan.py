@@ -35,7 +35,7 @@ def test_the_quickstart_on_a_laptop(capsys: pytest.CaptureFixture[str]) -> None:
         == """\
 disk
   saves       8, of which 2 pairs are kept
-  records     at most 508 KiB a step, 4.96 MiB at one time
+  records     at most 412 KiB a step, 4.02 MiB at one time
   parameters  862,336
   one pair    9.87 MiB actor, 9.87 MiB critic
   disk        59.2 MiB, one pair being written included
@@ -55,7 +55,7 @@ memory (estimates, CPU)
 
   generator  3.57 MiB weights
   KV cache   256 MiB: 131,072 tokens, 1365 sequences of full length
-  driver     880 KiB for samples of a step, then 0.992 MiB of records
+  driver     784 KiB for samples of a step, then 824 KiB of records
 
 stages, on this machine with all processes, 8 GiB
   rollout        898 MiB   fits
@@ -97,7 +97,7 @@ memory (estimates, GPU)
 
   generator     14.2 GiB weights
   KV cache      37.8 GiB: 708,066 tokens, 69 sequences of full length
-  driver        1.48 GiB for samples of a step, then 1.5 GiB of records
+  driver        1.41 GiB for samples of a step, then 1.34 GiB of records
   weights sent  30 buckets, the largest 1.02 GiB, read by all engines
 
 stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
@@ -112,8 +112,8 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   in all of them: actor weights, actor gradients, actor optimizer, reference, actor gather buffer,
   critic weights, critic gradients, critic optimizer, critic gather buffer, generator weights, KV
   cache; nothing is moved out
-  host memory of a node with 8 GPUs, at most 222 GiB: 191 GiB states being written, 14.2 GiB
-  published weights, 7.5 GiB rollouts in ranks, 7.18 GiB libraries, 1.5 GiB samples and records, 256
+  host memory of a node with 8 GPUs, at most 219 GiB: 191 GiB states being written, 14.2 GiB
+  published weights, 7.18 GiB libraries, 4 GiB rollouts in ranks, 1.41 GiB samples and records, 256
   MiB object store
 
 what is largest in critic_update, and what to do
@@ -162,7 +162,7 @@ updates
 
   generator     7.09 GiB weights in each process
   KV cache      44.9 GiB in each process: 1,681,736 tokens, 164 sequences of full length in each engine
-  driver        1.48 GiB for samples of a step, then 1.5 GiB of records
+  driver        1.41 GiB for samples of a step, then 1.34 GiB of records
   weights sent  30 buckets, the largest 1.02 GiB, read by all engines
 
 stages, each process on a GPU of its own, 80 GiB
@@ -177,8 +177,8 @@ stages, each process on a GPU of its own, 80 GiB
   eval           38.3 GiB         fits  29.6 GiB          fits  52 GiB               fits
   in all of them: actor weights, actor gradients, actor optimizer, reference, critic weights, critic
   gradients, critic optimizer, generator weights, KV cache; nothing is moved out
-  host memory of a node with 8 GPUs (the fullest of 3), at most 112 GiB: 99.3 GiB states being
-  written, 4 GiB rollouts in ranks, 3.52 GiB libraries, 3.05 GiB weights on their way, 1.5 GiB
+  host memory of a node with 8 GPUs (the fullest of 3), at most 110 GiB: 99.3 GiB states being
+  written, 3.52 GiB libraries, 3.05 GiB weights on their way, 2.25 GiB rollouts in ranks, 1.41 GiB
   samples and records, 256 MiB object store
 """
     )
@@ -200,9 +200,9 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   eval           56.7 GiB  fits
   in all of them: actor gather buffer, critic gather buffer; whoever is not at work is on the host,
   46.1 GiB for each GPU at most
-  host memory of a node with 8 GPUs, at most 484 GiB: 261 GiB moved out, 191 GiB states being
-  written, 14.2 GiB published weights, 7.5 GiB rollouts in ranks, 7.18 GiB libraries, 1.5 GiB
-  samples and records, 256 MiB object store
+  host memory of a node with 8 GPUs, at most 480 GiB: 261 GiB moved out, 191 GiB states being
+  written, 14.2 GiB published weights, 7.18 GiB libraries, 4 GiB rollouts in ranks, 1.41 GiB samples
+  and records, 256 MiB object store
 """
     )
 
@@ -293,7 +293,7 @@ def test_engines_that_cannot_start(capsys: pytest.CaptureFixture[str], tmp_path:
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
     sets = ["generator.kv_cache_mib=1", "rollout.max_new_tokens=1000", f"model.path={tmp_path}"]
     out = said(capsys, QUICKSTART, *(word for key in sets for word in ("--set", key)))
-    assert "  rollout        665 MiB  no cache for one sequence\n" in out
+    assert "  rollout        664 MiB  no cache for one sequence\n" in out
     assert out.endswith(
         "  vLLM will not start: a sequence of full length takes 2.08 MiB; raise `generator.kv_cache_mib`\n"
     )

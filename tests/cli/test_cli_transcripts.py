@@ -162,7 +162,7 @@ data
 
 disk
   saves    10, of which 2 pairs are kept
-  records  at most 2.95 KiB a step, 5.89 KiB at one time
+  records  at most 2.43 KiB a step, 4.86 KiB at one time
   size     unknown: the model is no local folder of a known family
 
 memory

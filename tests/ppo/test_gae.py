@@ -62,7 +62,7 @@ def test_the_numbers_are_those_of_the_loop(gamma, lam, num_columns):
 
 
 def test_rows_beyond_one_chunk_get_the_same_numbers(monkeypatch):
-    rewards, values, mask = example(7, 10)
+    rewards, values, mask = example(17, 10)
     whole = gae(rewards, values, mask, gamma=0.99, lam=0.95)
     monkeypatch.setattr(module, "CHUNK_TOKENS", 20)  # two rows at a time, and one left over
     for got, expected in zip(gae(rewards, values, mask, gamma=0.99, lam=0.95), whole, strict=True):

@@ -1,13 +1,15 @@
 """Before launch, the gold answer must beat a wrong, an empty and a truncated one."""
 
 import json
+import math
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from ppoctl.batch.prompts import Prompt
-from ppoctl.batch.scores import Score
+from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import RewardError
 from ppoctl.rewards.exact_match import ExactMatchReward
 from ppoctl.rewards.function import ScorerSpec
@@ -131,6 +133,24 @@ def test_a_long_truth_is_shown_by_its_end(drill_pool: OpenPool) -> None:
 def test_a_number_that_must_not_train_is_the_rewards_fault(drill_pool: OpenPool) -> None:
     with pytest.raises(RewardError, match=r"the scorer gave `inf` as reward of a response to prompt `train/0`"):
         probe(drill_pool(), EXACT, [row("number inf")])
+
+
+class Overflowing:
+    """A scorer that no pool watches over."""
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        future: Future[Score] = Future()
+        future.set_result(Score(math.inf if request.response else 0.0, "ok"))
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("reward", "name"), [(EXACT, "gold"), (WithoutGold(), "short")])
+def test_a_number_of_any_scorer_that_must_not_train_is_refused(reward: ProcessReward, name: str) -> None:
+    with pytest.raises(RewardError, match=f"{name} scored inf"):
+        require_sound(probe(Overflowing(), reward, [row("A")]))
 
 
 @pytest.mark.parametrize("truth", [None, "good"])

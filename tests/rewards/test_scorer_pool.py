@@ -174,8 +174,10 @@ def test_a_child_that_ends_while_it_starts_is_tried_again_and_then_an_error(
 ) -> None:
     (tmp_path / "dies_at_import.py").write_text("import os\nopen('starts', 'a').write('x')\nos._exit(4)\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RewardError, match="does not start: the scorer ended its process with exit code 4"):
-        scores(drill_pool("dies_at_import:score"), GOOD)
+    pool = drill_pool("dies_at_import:score")
+    for future in [pool.submit(each) for each in GOOD]:
+        with pytest.raises(RewardError, match="does not start: the scorer ended its process with exit code 4"):
+            future.result()
     assert (tmp_path / "starts").read_text() == "xxx"
 
 

@@ -28,10 +28,11 @@ class ScoreRequest:
     fields: Mapping[str, Json]
     """Further columns of the row that the recipe names."""
     finish: Finish
+    """How the response ended."""
 
     @classmethod
     def about(cls, prompt: Prompt, response: str, finish: Finish) -> "ScoreRequest":
-        """A request to score this response to the prompt."""
+        """Request to score this response to the prompt."""
         return cls(prompt.id, prompt.text, prompt.messages, response, prompt.answer, prompt.fields, finish)
 
     def required_truth(self) -> str:

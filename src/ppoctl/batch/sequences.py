@@ -32,16 +32,16 @@ class Sequences:
 
     @property
     def num_seqs(self) -> int:
-        """B."""
+        """Number of sequences, B."""
         return int(self.tokens.shape[0])
 
     @property
     def present(self) -> Bool[Tensor, "B R"]:
-        """Positions that have a token, counted or not."""
+        """Mask of the positions that have a token, counted or not."""
         return torch.arange(self.tokens.shape[1])[None, :] < self.lengths[:, None]
 
     def unpadded(self) -> list[Int[Tensor, " S"]]:
-        """Each full sequence, prompt then response, int64."""
+        """Ids of each full sequence, prompt then response, int64."""
         prompts = torch.split(self.prompt_tokens, self.prompt_lengths.tolist())
         return [
             torch.cat([prompt, row[:length]]).long()

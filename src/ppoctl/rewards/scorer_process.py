@@ -43,14 +43,14 @@ class ScorerProcess:
 
     @property
     def pid(self) -> int | None:
-        """None where it does not run."""
+        """Process id of the child; None where it does not run."""
         process = self._process
         return None if process is None else process.pid
 
     def score(self, request: ScoreRequest) -> Score:
-        """What it says of a response. A child that hangs or dies over it is killed, and costs this request only.
+        """What the child says of a response. One that hangs or dies over it is killed, and costs this request only.
 
-        Raises RewardError when it cannot be started.
+        Raises RewardError when no child can be started.
         """
         if self._process is not None and _ending(self._process.pid):
             self._stop()  # between two samples, so nobody's fault and nobody's loss
