@@ -19,7 +19,7 @@ ARROWS: dict[str, set[str]] = {
     "versions": set(),
     "table": set(),
     "recipe": {"rewards", "table", "model", "metrics", "errors"},
-    "plan": {"loop", "store", "convert", "recipe", "model", "errors"},
+    "plan": {"loop", "store", "convert", "ppo", "recipe", "model", "errors"},
     "launch": {"errors"},
     "ppo": set(),
     "batch": {"model", "metrics", "errors"},

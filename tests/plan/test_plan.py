@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.plan.arithmetic import learning_rate, plan
-from ppoctl.ppo.schedule import learning_rate as learning_rate_in_torch
+from ppoctl.plan.arithmetic import plan
 from ppoctl.recipe.load import load
-from ppoctl.recipe.schema import OptimizerTable
 from ppoctl.recipe.sizes import planned_updates
 from recipe.conftest import Write
 
@@ -84,30 +82,6 @@ def test_a_dataset_that_is_not_there_is_unknown_and_no_error(smallest: Path) -> 
     assert planned.train.rows is None
     assert planned.train.epochs is None
     assert planned.evaluation.responses_per_evaluation is None
-
-
-@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
-@pytest.mark.parametrize("warmup", [0, 1, 7, 20])
-@pytest.mark.parametrize("decay", [None, 15, 40])
-def test_the_schedule_is_the_trainers(kind: str, warmup: int, decay: int | None) -> None:
-    table = {
-        "lr": 0.5,
-        "lr_schedule": kind,
-        "lr_warmup_updates": warmup,
-        "lr_decay_updates": decay,
-        "lr_min_frac": 0.2,
-    }
-    optimizer = OptimizerTable.model_validate(table)
-    for update in range(45):
-        expected = learning_rate_in_torch(
-            update,
-            peak=0.5,
-            warmup_updates=warmup,
-            total_updates=decay or 30,
-            kind=optimizer.lr_schedule,
-            min_frac=0.2,
-        )
-        assert learning_rate(update, optimizer, planned=30) == expected
 
 
 def test_the_actor_rests_in_critic_only_steps(smallest: Path) -> None:

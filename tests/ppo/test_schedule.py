@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppoctl.ppo.schedule import learning_rate, minibatch_rows
+from ppoctl.ppo.learning_rate import learning_rate
+from ppoctl.ppo.minibatches import minibatch_rows
 from tolerance import EXACT, FLOAT32
 
 

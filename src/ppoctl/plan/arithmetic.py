@@ -3,7 +3,6 @@
 Bytes are estimates from the model's config.json and say so; everything else is exact arithmetic.
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from ppoctl.model.reading import shape_if_here
 from ppoctl.plan.disk import StoragePlan, storage
 from ppoctl.plan.memory.estimate import Memory, estimate, with_totals
 from ppoctl.plan.microbatches import microbatches
+from ppoctl.ppo.learning_rate import learning_rate
 from ppoctl.recipe import sizes
 from ppoctl.recipe.metric_rules import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
@@ -187,9 +187,9 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         updates_total=total,
         warmup_updates=optimizer.lr_warmup_updates,
         warmup_steps=optimizer.lr_warmup_updates / per_step,
-        lr_first=learning_rate(0, optimizer, planned=total),
+        lr_first=_learning_rate(0, optimizer, planned=total),
         lr_peak=optimizer.lr,
-        lr_last=learning_rate(total - 1, optimizer, planned=total),
+        lr_last=_learning_rate(total - 1, optimizer, planned=total),
         microbatches_per_minibatch_min=fewest,
         microbatches_per_minibatch_max=most,
         recompute=table.recompute,
@@ -216,15 +216,12 @@ def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:
     return EvalPlan(tuple(step for step in range(recipe.steps + 1) if evaluates(recipe, step)), responses)
 
 
-def learning_rate(update: int, optimizer: OptimizerTable, *, planned: int) -> float:
-    """The learning rate of one update; updates count from 0. `ppo.schedule.learning_rate` says the same with torch: a
-    test holds the two together."""
-    warmup = optimizer.lr_warmup_updates
-    if update < warmup:
-        return optimizer.lr * (update + 1) / warmup
-    if optimizer.lr_schedule == "constant":
-        return optimizer.lr
-    total = optimizer.lr_decay_updates or planned
-    progress = min(1.0, (update - warmup) / max(total - warmup, 1))
-    remaining = 1.0 - progress if optimizer.lr_schedule == "linear" else (1.0 + math.cos(math.pi * progress)) / 2.0
-    return optimizer.lr * (optimizer.lr_min_frac + (1.0 - optimizer.lr_min_frac) * remaining)
+def _learning_rate(update: int, optimizer: OptimizerTable, *, planned: int) -> float:
+    return learning_rate(
+        update,
+        peak=optimizer.lr,
+        warmup_updates=optimizer.lr_warmup_updates,
+        total_updates=optimizer.lr_decay_updates or planned,
+        kind=optimizer.lr_schedule,
+        min_frac=optimizer.lr_min_frac,
+    )

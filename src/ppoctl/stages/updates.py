@@ -9,12 +9,13 @@ from ppoctl.batch.lineage import next_lineage
 from ppoctl.batch.records import Record, Rollouts, State, Update
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import Minibatch, MinibatchResult, Models, Objective, OptimizerStep
-from ppoctl.ppo.schedule import learning_rate, minibatch_rows
+from ppoctl.ppo.learning_rate import learning_rate
+from ppoctl.ppo.minibatches import minibatch_rows
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate over optimizer steps (see `ppo.schedule.learning_rate`) and what stays constant."""
+    """Learning rate over optimizer steps (see `ppo.learning_rate`) and what stays constant."""
 
     peak: float
     kind: str

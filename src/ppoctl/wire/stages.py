@@ -11,6 +11,7 @@ from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
+from ppoctl.recipe.sizes import epochs, planned_updates
 from ppoctl.rewards.shaping import shape
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
@@ -169,14 +170,9 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
 
 
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:
-    ppo = recipe.ppo
-    if role == "critic":
-        epochs, steps, table = ppo.critic_epochs or ppo.epochs, recipe.steps, recipe.critic.optimizer
-    else:
-        epochs, steps, table = ppo.epochs, max(recipe.steps - ppo.critic_only_steps, 1), recipe.actor.optimizer
-    seqs = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    schedule = _schedule(table, planned=steps * epochs * (seqs // ppo.minibatch_seqs))
-    return MinibatchPlan(epochs, ppo.minibatch_seqs, recipe.seed, schedule)
+    table = (recipe.critic if role == "critic" else recipe.actor).optimizer
+    schedule = _schedule(table, planned=planned_updates(recipe, role))
+    return MinibatchPlan(epochs(recipe, role), recipe.ppo.minibatch_seqs, recipe.seed, schedule)
 
 
 def _schedule(table: OptimizerTable, *, planned: int) -> Schedule:

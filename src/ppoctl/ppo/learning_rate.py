@@ -1,11 +1,7 @@
-"""What changes from one optimizer step to the next: the learning rate and the rows of a minibatch."""
+"""The learning rate as a function of the update: no scheduler has a state to save. Light: `plan` reads it too."""
 
 import math
 from typing import Literal
-
-import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 ScheduleKind = Literal["constant", "linear", "cosine"]
 
@@ -41,16 +37,3 @@ def learning_rate(
     progress = min(1.0, (update - warmup_updates) / max(total_updates - warmup_updates, 1))
     remaining = 1.0 - progress if kind == "linear" else (1.0 + math.cos(math.pi * progress)) / 2.0
     return peak * (min_frac + (1.0 - min_frac) * remaining)
-
-
-def minibatch_rows(num_seqs: int, minibatch_seqs: int, *, seed: int) -> tuple[Int64[Tensor, " M"], ...]:
-    """The rows of each minibatch: a permutation of 0 .. num_seqs - 1, cut into equal parts.
-
-    The permutation depends on the seed alone: the global generator is neither read nor moved.
-    Raises ValueError when minibatch_seqs does not divide num_seqs: a smaller last minibatch would be an optimizer
-    step of its own weight.
-    """
-    if num_seqs < 1 or minibatch_seqs < 1 or num_seqs % minibatch_seqs != 0:
-        raise ValueError(f"{num_seqs} sequences do not divide into minibatches of {minibatch_seqs}")
-    order = torch.randperm(num_seqs, generator=torch.Generator().manual_seed(seed))
-    return tuple(order[start : start + minibatch_seqs] for start in range(0, num_seqs, minibatch_seqs))
