@@ -142,21 +142,25 @@ def test_an_engine_that_died_starts_anew_when_the_trainer_has_left(monkeypatch):
 
 
 def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_weights():
-    turns, critic = Turns(), ["born"]
+    turns, critic = Turns(), list[int]()
     engines = [CountingHost(speed=1), CountingHost(speed=1)]
     bench = bench_of(*engines, turns=turns)
     fleet, actor = bench.fleet, bench.trainer.left
-    turns.take("critic", lambda: critic.append("leave"))
-    run(fleet, 4)
-    assert critic == ["born", "leave"]  # before the engines start, which ask how much memory is free
+    turns.take("critic", lambda: critic.append(len(engines[0].log)))
+    fleet.prepare(STATE)
+    assert critic == [0]  # it left before the engines start, which ask how much memory is free
     assert actor == ["leave"]  # once it has sent its weights and answered the canary
+    run(fleet, 4)
     assert "sleep" not in engines[0].log
-    turns.take("critic", lambda: critic.append("leave"))
+    turns.take("critic", lambda: critic.append(-1))
     assert [engine.log[-1] for engine in engines] == ["sleep", "sleep"]
     log = list(engines[0].log)
     run(fleet, 4)  # at the same state: they wake, and get no weights
-    assert critic == ["born", "leave", "leave"]
+    assert critic == [0, -1]
     assert set(engines[0].log[len(log) :]) == {"advance"}
+    fleet.close()
+    turns.take("critic", lambda: None)
+    assert engines[0].log[-1] == "close"  # and is not started to be put to sleep
 
 
 def test_engines_at_work_do_not_sleep_while_another_is_restored():

@@ -121,6 +121,22 @@ def test_a_transfer_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+def test_after_a_transfer_that_failed_nothing_is_restored_from_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its memory has been filled anew."""
+    engine = CountingHost(speed=1)
+    fleet = bench_of(engine).fleet
+    fleet.prepare(STATE)
+    with monkeypatch.context() as planted:
+        planted.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+        with pytest.raises(WeightSyncError, match="canary"):
+            fleet.prepare(NEXT)
+    asked = engine.log.count("takes_weights")
+    fleet.prepare(STATE)
+    assert engine.log.count("takes_weights") == asked + 1  # a transfer of its own
+
+
 @WAYS
 def test_in_one_process_nothing_is_kept_and_the_trainer_sends_again(in_place: bool) -> None:
     turns = Turns()
