@@ -22,17 +22,21 @@ $(VENV)/.installed: pyproject.toml requirements/cpu.txt requirements/cpu-overrid
 quickstart: setup ## Train the quickstart model with PPO until it solves held-out problems (minutes on two cores)
 	$(BIN)/ppoctl train recipes/quickstart.toml --or-resume
 
-# Three parts, two at a time, the longest first: the others run one after the other beside it.
+# Four parts, two at a time, the longest first: as one ends, the next begins beside the other.
 # Where `make` cannot keep their output apart they run one after the other.
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
 
 RUNS = tests/story tests/engines/ray
+DRILLS = tests/store tests/story tests/loop
 
-test: setup ## The tests, in three parts of which two run side by side (minutes; each is printed when it ends)
-	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs fakes
+test: setup ## The tests, in four parts of which two run side by side (minutes; each is printed when it ends)
+	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs drills fakes
 
-fakes: setup ## A part of the tests: mathematics, records, store, every kill drill on fakes
-	$(BIN)/python -m pytest -m "not story and not engines" $(ARGS)
+fakes: setup ## A part of the tests: mathematics, records, recipes, conversion, screens; no engine
+	$(BIN)/python -m pytest -m "not story and not engines" $(addprefix --ignore=,$(DRILLS)) $(ARGS)
+
+drills: setup ## A part of the tests: every kill drill on fakes, and damage
+	$(BIN)/python -m pytest -m "not story and not engines" $(DRILLS) $(ARGS)
 
 engines: setup ## A part of the tests: Megatron-Core and vLLM, each by itself, by sample
 	$(BIN)/python -m pytest -m "engines and not story" $(addprefix --ignore=,$(RUNS)) $(ARGS)

@@ -114,7 +114,7 @@ def test_a_signal_stops_an_evaluation_within_a_sample_and_nothing_finished_is_lo
 
 def test_an_evaluation_whose_scorer_fails_keeps_all_that_was_drawn(tmp_path: Path) -> None:
     class Fails(EvenScorer):
-        def score(self, answers: Any) -> Any:
+        def submit(self, request: Any) -> Any:
             raise StopError
 
     recipe, root = fake_recipe(steps=1), tmp_path / "run"
