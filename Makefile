@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test fakes engines runs story story-sample check format clean
+.PHONY: help setup quickstart test fakes drills engines runs story story-sample check format clean
 
 help: ## Explain the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
