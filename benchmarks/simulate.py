@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.cli import render
-from ppoctl.engines.vllm.engine import STEPS_PER_CALL
+from ppoctl.engines.vllm.engine import MOST_STEPS
 from ppoctl.errors import PpoctlError, RecipeError
 from ppoctl.model.cost import count_parameters, token_cost
 from ppoctl.model.reading import shape_if_here
@@ -233,7 +233,7 @@ def rollout_seconds(
     mean_cache = together * (batch.prompt_tokens + batch.response_tokens / 2) * per_token
     each_s = (engine.weights + mean_cache) / (units.gpu_memory_bytes_s * units.decode_utilisation)
     busy = min(world.engines, batch.sequences) * engine.tensor
-    return tokens * each_s, ceil(tokens / STEPS_PER_CALL) * busy * units.call_s
+    return tokens * each_s, ceil(tokens / MOST_STEPS) * busy * units.call_s
 
 
 def _copies_sent(recipe: Recipe, world: World) -> int:

@@ -266,7 +266,7 @@ class ClusterTable(Table):
     """Seconds for a role to answer one call. One that has not answered by then hangs: the run stops (exit 6) and says
     who waits where."""
     draw_deadline_s: Annotated[float | None, SPEED, Positive] = None
-    """Deadline, in seconds, of one engine call, which draws 16 tokens of each sequence it holds; absent:
+    """Deadline, in seconds, of one engine call, which draws 16 to 64 tokens of each sequence it holds; absent:
     `call_deadline_s`."""
     forward_deadline_s: Annotated[float | None, SPEED, Positive] = None
     """Deadline, in seconds, of a pass that scores rollouts (log-probs, the reference's, values); absent:

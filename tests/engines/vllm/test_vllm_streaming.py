@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm_bench import Bench, prompts
 
-from ppoctl.engines.vllm.engine import STEPS_PER_CALL, Engine
+from ppoctl.engines.vllm.engine import FEWEST_STEPS, Engine, Finished
 from ppoctl.engines.vllm.hosts import ThisProcess
 from ppoctl.errors import PpoctlError
 from ppoctl.ports import SamplingParams
@@ -29,8 +30,28 @@ def test_first_samples_arrive_long_before_the_last(tied: Bench, monkeypatch: pyt
         arrivals += [len(passes)] * len(samples)
     stream.close()
     assert len(arrivals) == 20
-    assert arrivals[0] <= 24 + STEPS_PER_CALL
+    assert arrivals[0] <= 24 + FEWEST_STEPS
     assert arrivals[-1] >= 2 * 24
+
+
+def test_the_driver_asks_again_when_enough_has_ended_or_after_many_tokens(
+    tied: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    advance = Engine.advance
+
+    def counted(engine: Engine, *args: Any) -> list[Finished]:
+        found = advance(engine, *args)
+        asked.append(len(found))
+        return found
+
+    monkeypatch.setattr(Engine, "advance", counted)
+    tied.draw(prompts(1), SamplingParams(temperature=1.0, max_new_tokens=40))
+    assert asked == [1]  # and not once every 16 tokens
+    asked.clear()
+    tied.draw(prompts(20), DRAW)
+    assert len(asked) >= 3  # 20 on 8 seats: those that ended first are handed out before the last begin
+    assert sum(asked) == 20
 
 
 def test_requests_that_come_while_others_run_are_drawn_as_if_alone(tied: Bench) -> None:

@@ -25,9 +25,12 @@ from ppoctl.weights.receiving import ReceivingEngine
 _PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on a CPU."""
 _MIB = 1 << 20
-STEPS_PER_CALL = 16
-"""Engine steps of one `advance`: what an answer to the driver is spread over. A number of steps and not of seconds,
-so that the tensor ranks of an engine do the same."""
+FEWEST_STEPS, MOST_STEPS = 16, 64
+"""Engine steps of one `advance`. In between, an engine answers when `ENOUGH` has ended. Steps and not seconds, so that
+the tensor ranks of an engine do the same."""
+ENOUGH = 1 / 8
+"""Share of its draws that an engine tells the driver of at once. While long responses are drawn hardly any end, and a
+driver of hundreds of engines has no time to ask each of them every few tokens."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,13 @@ class Engine(ReceivingEngine):
         for draw in draws:
             self._add(draw, params)
         finished: list[Finished] = []
-        for _ in range(STEPS_PER_CALL):
+        enough = ENOUGH * self._llm.get_num_unfinished_requests()
+        for steps in range(1, MOST_STEPS + 1):
             if not self._llm.has_unfinished_requests():
                 break
             finished += self.step()
+            if finished and steps >= FEWEST_STEPS and len(finished) >= enough:
+                break
         return finished
 
     def _add(self, draw: Draw, params: SamplingParams) -> None:
