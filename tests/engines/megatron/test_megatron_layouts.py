@@ -327,8 +327,9 @@ def test_what_is_not_finite_stops_every_rank(pool, model):
     trained.start()
     before = {name: tensor.clone() for name, tensor in pool.tensors()}
     rollouts = lab.make_rollouts()
-    objective = lab.policy_objective(rollouts)
-    objective.weights[0, 0] = torch.nan  # one rank's row
+    weights = lab.random_weights(rollouts)
+    weights[0, 0] = torch.nan  # one rank's row
+    objective = lab.policy_objective(rollouts, weights=weights)
     with pytest.raises(NonFiniteError, match="no step was taken"):
         trained.update(rollouts, [lab.minibatch(rollouts, step=STEP)], objective)
     assert all(torch.equal(tensor, before[name]) for name, tensor in pool.tensors())

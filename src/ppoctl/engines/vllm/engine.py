@@ -26,8 +26,8 @@ _PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on a CPU."""
 _MIB = 1 << 20
 FEWEST_STEPS, MOST_STEPS = 16, 64
-"""Engine steps of one `advance`. In between, an engine answers when `ENOUGH` has ended. Steps and not seconds, so that
-the tensor ranks of an engine do the same."""
+"""Engine steps of one `advance`. In between, an engine answers when `ENOUGH` has ended. Steps and not seconds, so
+that the tensor ranks of an engine do the same."""
 ENOUGH = 1 / 8
 """Share of its draws that an engine tells the driver of at once. While long responses are drawn hardly any end, and a
 driver of hundreds of engines has no time to ask each of them every few tokens."""
