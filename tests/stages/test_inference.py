@@ -157,6 +157,18 @@ def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe(
     assert len(set(keys.seen)) == 4
 
 
+def test_a_rollout_that_was_all_recalled_took_no_time_to_draw() -> None:
+    stage = RolloutStage(
+        models=cast(Any, hand.Models()),
+        drawing=Drawing(Recorder(), cast(Any, Some(("a#0", "b#0"))), Stops(), unwatched),
+        params=SamplingParams(1.0, 4),
+        samples_per_prompt=1,
+        seed=3,
+        fingerprint="",
+    )
+    assert stage.run(ACTOR, prompts()).drawing == (0, 0.0)
+
+
 def test_log_probs_are_taken_at_the_temperature_of_the_rollout_and_the_reference_is_another_model() -> None:
     models = hand.Models()
     stage = LogprobsStage(cast(Any, models), temperature=0.7, with_reference=True, fingerprint="")

@@ -96,6 +96,29 @@ def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
         rewarded(BOTH, hand.ACTOR, None, (5, 5))
 
 
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
+def test_nothing_under_the_mask_reaches_a_loss_or_a_gradient(garbage: float) -> None:
+    kept = hand.MASK & torch.tensor([[True, False, False], [True, True, False]])
+    ones = torch.ones(2, 3)
+    actor = objective_of(actor_stage(entropy_coef=0.3, penalty=IN_LOSS), correction=hand.correction(ones, kept))
+    critic = critic_stage(clip=0.1)
+    advantages = replace(hand.advantages(), mask=kept, **{
+        name: getattr(hand.advantages(), name) * kept for name in ("advantages", "returns", "token_rewards")
+    })  # fmt: skip
+    critic.run(STATES["critic"], hand.rollouts(), hand.values(), advantages)
+    for objective, entropy in ((actor, ones), (asked_of(critic), None)):
+        found = []
+        for under in (7.0, garbage):
+            outputs = hand.ACTOR.where(kept, under).requires_grad_()
+            of_rows = None if entropy is None else entropy.where(kept, under)
+            loss = objective(BOTH, outputs, of_rows, objective.totals(BOTH))
+            loss.backward()  # type: ignore[no-untyped-call]
+            assert outputs.grad is not None
+            found.append((loss.item(), outputs.grad.tolist()))
+        assert found[0] == found[1]
+    assert not asked_of(critic).needs_entropy
+
+
 def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
     in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
     assert losses_of(objective_of(actor_stage(penalty=in_reward))) == [Surrogate]
