@@ -192,6 +192,11 @@ def test_figures_of_rollouts_by_hand() -> None:
     assert figures["rollout/resent_seqs"] == 2
 
 
+def test_the_speed_of_a_rollout_is_of_what_was_drawn_here() -> None:
+    assert rollouts(drawing=(12, 4.0)).clocked() == {"throughput/generated_tokens_per_s": 3.0}
+    assert rollouts(drawing=(0, 0.0)).clocked() == rollouts().clocked() == {}
+
+
 def test_figures_of_rewards_are_those_of_the_rows_that_have_a_score() -> None:
     assert rewards().valid.tolist() == [True, False, False, True]
     assert rewards().figures() == {
@@ -242,6 +247,7 @@ def test_a_carry_is_named_by_its_numbers() -> None:
     assert advantages.carry == Carry(0.3)
     assert Carry(0.3).identity == Carry(0.3).identity != Carry(0.31).identity
     assert Carry(0.3).as_dict() == {"kl_coef": 0.3}
+    assert Carry().as_dict() == {"kl_coef": 0.0}  # what a run had before the field was
 
 
 def test_a_field_that_came_later_leaves_the_names_of_carries_as_they_were() -> None:

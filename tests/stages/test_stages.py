@@ -167,6 +167,15 @@ def test_a_minibatch_without_a_counted_token_is_left_out() -> None:
     assert only.totals == (1,)
 
 
+def test_a_minibatch_in_which_one_term_counts_something_is_trained_on() -> None:
+    class SecondOnly(hand.CountsAll):
+        def totals(self, rows: torch.Tensor) -> tuple[int, ...]:
+            return (0, len(rows))
+
+    (first, _) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), 8, SecondOnly())
+    assert first.totals == (0, 4)
+
+
 def test_pass_at_1_and_its_error_are_over_prompts() -> None:
     # Prompt a: 1, 0 -> 0.5; prompt b: 1, 1 -> 1; prompt c: no score. Mean 0.75, variance of (0.5, 1) = 0.125.
     rows = [
