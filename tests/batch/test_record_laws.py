@@ -194,7 +194,9 @@ def test_figures_of_rollouts_by_hand() -> None:
 
 def test_the_speed_of_a_rollout_is_of_what_was_drawn_here() -> None:
     assert rollouts(drawing=(12, 4.0)).clocked() == {"throughput/generated_tokens_per_s": 3.0}
-    assert rollouts(drawing=(0, 0.0)).clocked() == rollouts().clocked() == {}
+    assert rollouts(drawing=(1, 0.5)).clocked() == {"throughput/generated_tokens_per_s": 2.0}
+    for nothing in ((0, 0.0), (0, 3.0), (5, 0.0), None):
+        assert rollouts(drawing=nothing).clocked() == {}
 
 
 def test_figures_of_rewards_are_those_of_the_rows_that_have_a_score() -> None:

@@ -47,16 +47,17 @@ def gae(
     lams = torch.as_tensor(lam, dtype=torch.float64, device=rewards.device).expand(rewards.shape[0])
     _require_share("gamma", torch.tensor(gamma))
     _require_share("lam", lams)
-    advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
     rows_at_once = max(1, CHUNK_TOKENS // max(1, rewards.shape[1]))
+    chunks = (torch.split(x, rows_at_once) for x in (rewards, values, mask, lams[:, None]))
     with torch.no_grad():
-        for start in range(0, rewards.shape[0], rows_at_once):
-            rows = slice(start, start + rows_at_once)
-            future = _discounted_future(rewards[rows], values[rows], mask[rows], gamma, lams[rows, None])
-            gains = rewards[rows] + gamma * future
-            returns[rows] = torch.where(mask[rows], gains, 0)
-            advantages[rows] = torch.where(mask[rows], gains - values[rows], 0)
+        parts = [_gae_of_chunk(r, v, m, of_row, gamma) for r, v, m, of_row in zip(*chunks, strict=True)]
+    advantages, returns = (torch.cat(part) for part in zip(*parts, strict=True))
     return advantages, returns
+
+
+def _gae_of_chunk(rewards: Tensor, values: Tensor, mask: Tensor, lam: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    returns = rewards + gamma * _discounted_future(rewards, values, mask, gamma, lam)
+    return torch.where(mask, returns - values, 0), torch.where(mask, returns, 0)
 
 
 def _discounted_future(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: Tensor) -> Tensor:
