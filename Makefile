@@ -27,15 +27,15 @@ quickstart: setup ## Train the quickstart model with PPO until it solves held-ou
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
 
 RUNS = tests/story tests/engines/ray
-DRILLS = tests/store tests/story tests/loop
+DRILLS = tests/store tests/story tests/loop tests/convert
 
 test: setup ## The tests, in four parts of which two run side by side (minutes; each is printed when it ends)
 	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs drills fakes
 
-fakes: setup ## A part of the tests: mathematics, records, recipes, conversion, screens; no engine
+fakes: setup ## A part of the tests: mathematics, records, recipes, rewards, screens; no engine
 	$(BIN)/python -m pytest -m "not story and not engines" $(addprefix --ignore=,$(DRILLS)) $(ARGS)
 
-drills: setup ## A part of the tests: every kill drill on fakes, and damage
+drills: setup ## A part of the tests: every kill drill on fakes, damage, and conversions
 	$(BIN)/python -m pytest -m "not story and not engines" $(DRILLS) $(ARGS)
 
 engines: setup ## A part of the tests: Megatron-Core and vLLM, each by itself, by sample
