@@ -12,10 +12,11 @@ import threading
 from pathlib import Path
 
 import ray_forks
+from ppoctl.loop.stories import PPO, outline
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import Line, read_lines
-from ppoctl.store.layout import NUMBERS, RunLayout
+from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from story.drill import in_a_process, kill_self
 from story.preloaded import preload
@@ -122,7 +123,7 @@ def moments_of_the_grid(every_steps: int) -> list[str]:
     for saves."""
     grid: list[str] = []
     for step in range(1, STEPS + 1):
-        stages = [stage for stage in NUMBERS if stage != "eval" or step in (2, 3)]
+        stages = [*outline(PPO).names, *(["eval"] if step in (2, 3) else [])]
         grid += [
             f"{step} {stage} {moment}"
             for stage in stages
