@@ -29,7 +29,7 @@ from ppoctl.model.reading import shape_if_here
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of, sequences_bytes, update_input_bytes
 from ppoctl.plan.memory.estimate import GIB, batch_of
-from ppoctl.plan.memory.generator import on_gpu, transfer_bytes
+from ppoctl.plan.memory.generator import bucket_bytes, generator_bytes
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
@@ -189,7 +189,7 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
     batch = world.batch
     asked = calls(recipe, batch)
     put = sum(call.bytes for call in asked)
-    sent = transfer_bytes(shape, world.actor, world.weight, recipe.cluster.weights_bucket_mib * 2**20)
+    buckets = bucket_bytes(shape, world.actor, world.weight, recipe.cluster.weights_bucket_mib * 2**20)
     # Encoded for its identity and for its file; digested for its identity and as the file is read back.
     committed = 2 / units.encode_bytes_s + 2 / units.digest_bytes_s + 1 / units.disk_bytes_s
     decoding, asking = rollout_seconds(recipe, shape, world, gpu_gib, units)
@@ -201,9 +201,9 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
         driver_bytes=driver_bytes(batch).peak,
         object_bytes=put,
         sent_bytes=put * (world.nodes - 1),
-        sent_weights_bytes=sum(sent.buckets) * _copies_sent(recipe, world),
-        weights_s=_weights_seconds(recipe, sum(sent.buckets), world, units)
-        + len(sent.buckets) * _asked_for_weights(recipe, world) * units.call_s,
+        sent_weights_bytes=sum(buckets) * _copies_sent(recipe, world),
+        weights_s=_weights_seconds(recipe, sum(buckets), world, units)
+        + len(buckets) * _asked_for_weights(recipe, world) * units.call_s,
         rollout_s=decoding,
         asking_s=max(0.0, asking - decoding),
         samples_s=batch.cells * units.token_s,
@@ -212,7 +212,7 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
         critic_update_s=_update_seconds(recipe, shape, world, "critic", units),
         actor_update_s=_update_seconds(recipe, shape, world, "actor", units),
         data_s=_data_seconds(asked, world, units),
-        commit_s=records_of(batch).total * committed,
+        commit_s=sum(records_of(batch).values()) * committed,
         save_s=0.0,
     )
     return replace(step, save_s=_save_seconds(recipe, shape, world, step.step_s, units))
@@ -225,7 +225,7 @@ def rollout_seconds(
     decoded together; a token of all of them reads the weights, and each one's cache, once."""
     batch = world.batch
     window = batch.prompt_tokens + batch.response_tokens
-    engine = on_gpu(shape, world.weight, recipe.generator, gpu_gib * GIB, window)
+    engine = generator_bytes(shape, world.weight, recipe.generator, window, gpu_gib * GIB)
     sequences = ceil(batch.sequences / world.engines)
     together = max(1, min(sequences, recipe.generator.max_concurrent_seqs, engine.full_sequences))
     tokens = ceil(sequences / together) * batch.response_tokens

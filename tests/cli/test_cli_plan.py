@@ -11,7 +11,7 @@ from ppoctl.plan.memory import estimate
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.toml")
 PUBLISHED = [str(ROOT / "recipes" / "dsr1-7b.toml"), "--set", f"model.path={ROOT / 'docs' / 'dsr1-7b'}"]
-ONE_PROCESS = ["actor.parallel={}", "critic.parallel={}", "generator.engines=1", "cluster.offload=false"]
+ONE_PROCESS = ["actor.parallel={}", "critic.parallel={}", "generator.engines=1", "cluster.offload=[]"]
 LARGE = [*PUBLISHED, *(word for key in ONE_PROCESS for word in ("--set", key))]
 SPLIT = "{tensor=2, pipeline=2, data=2, sequence=true, distributed_optimizer=true}"
 LAYOUT = ["--set", f"actor.parallel={SPLIT}", "--set", f"critic.parallel={SPLIT}"]
@@ -67,8 +67,8 @@ stages, on this machine with all processes, 8 GiB
   actor_update   1.06 GiB  fits
   eval           898 MiB   fits
   in all of them: actor weights, actor gradients, actor optimizer, reference, critic weights, critic
-  gradients, critic optimizer, generator weights, KV cache, samples and records, states being
-  written, libraries; nothing is moved out
+  gradients, critic optimizer, generator weights, KV cache, states being written, samples and
+  records, libraries; nobody leaves
 """
     )
 
@@ -111,7 +111,7 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   eval           99.3 GiB  19.3 GiB too much
   in all of them: actor weights, actor gradients, actor optimizer, reference, actor gather buffer,
   critic weights, critic gradients, critic optimizer, critic gather buffer, generator weights, KV
-  cache; nothing is moved out
+  cache; nobody leaves
   host memory of a node with 8 GPUs, at most 219 GiB: 191 GiB states being written, 14.2 GiB
   published weights, 7.18 GiB libraries, 4 GiB rollouts in ranks, 1.41 GiB samples and records, 256
   MiB object store
@@ -121,7 +121,8 @@ what is largest in critic_update, and what to do
   critic at work     32.9 GiB  raise `critic.parallel.context`, or set `critic.recompute`
   generator weights  14.2 GiB  raise `generator.tensor`
   actor optimizer    10.6 GiB  raise `actor.parallel.data` with `distributed_optimizer = true`
-  with `cluster.offload = true` no stage needs more than 60.8 GiB (rollout)
+  with everything offloaded no stage needs more than 60.8 GiB (rollout):
+    --set 'cluster.offload=["actor", "critic", "generator"]'
 """
     )
 
@@ -176,7 +177,7 @@ stages, each process on a GPU of its own, 80 GiB
   actor_update   38.4 GiB         fits  29.6 GiB          fits  52 GiB               fits
   eval           38.3 GiB         fits  29.6 GiB          fits  52 GiB               fits
   in all of them: actor weights, actor gradients, actor optimizer, reference, critic weights, critic
-  gradients, critic optimizer, generator weights, KV cache; nothing is moved out
+  gradients, critic optimizer, generator weights, KV cache; nobody leaves
   host memory of a node with 8 GPUs (the fullest of 3), at most 110 GiB: 99.3 GiB states being
   written, 3.52 GiB libraries, 3.05 GiB weights on their way, 2.25 GiB rollouts in ranks, 1.41 GiB
   samples and records, 256 MiB object store
@@ -185,7 +186,9 @@ stages, each process on a GPU of its own, 80 GiB
 
 
 def test_roles_that_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", "--set", "cluster.offload=true")
+    out = said(
+        capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", "--set", 'cluster.offload=["actor", "critic", "generator"]'
+    )
     assert (
         out[out.index("stages, ") :]
         == """\
@@ -198,8 +201,8 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   critic_update  54.3 GiB  fits
   actor_update   54.3 GiB  fits
   eval           56.7 GiB  fits
-  in all of them: actor gather buffer, critic gather buffer; whoever is not at work is on the host,
-  46.1 GiB for each GPU at most
+  in all of them: actor gather buffer, critic gather buffer; actor, critic and generator leave while
+  others work
   host memory of a node with 8 GPUs, at most 480 GiB: 261 GiB moved out, 191 GiB states being
   written, 14.2 GiB published weights, 7.18 GiB libraries, 4 GiB rollouts in ranks, 1.41 GiB samples
   and records, 256 MiB object store
@@ -253,9 +256,9 @@ def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert rank["peak"] == rank["resident"] + max(rank["update"], rank["forward"])
     assert rank["kept"]["total"] == sum(size for name, size in rank["kept"].items() if name != "total")
     [found] = memory["places"]
-    assert found["place"]["bytes"] == 80 * 2**30
+    assert found["room"] == 80 * 2**30
     assert {stage["stage"]: stage["fits"] for stage in found["stages"]}["actor_update"] is False
-    assert memory["pair"] == actor["state"] + memory["roles"]["critic"]["state"]
+    assert {item["name"] for item in found["items"]} >= {"actor weights", "KV cache"}
 
 
 def processes(capsys: pytest.CaptureFixture[str], *sets: str) -> str:
@@ -295,5 +298,6 @@ def test_engines_that_cannot_start(capsys: pytest.CaptureFixture[str], tmp_path:
     out = said(capsys, QUICKSTART, *(word for key in sets for word in ("--set", key)))
     assert "  rollout        664 MiB  no cache for one sequence\n" in out
     assert out.endswith(
-        "  vLLM will not start: a sequence of full length takes 2.08 MiB; raise `generator.kv_cache_mib`\n"
+        "  vLLM will not start: a sequence of full length takes 2.08 MiB, more than its cache has; raise\n"
+        "  `generator.kv_cache_mib`\n"
     )

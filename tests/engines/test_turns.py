@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ppoctl.engines.turns import NoTurns, Turns
+from ppoctl.engines.turns import Turns
+
+EVERYONE = ("actor", "critic", "generator")
 
 
 @pytest.fixture
@@ -18,14 +20,14 @@ def leaves(left: list[str]) -> Callable[[str], Callable[[], None]]:
 
 
 def test_the_others_leave_once_before_a_role_works(left, leaves):
-    turns = Turns()
+    turns = Turns(EVERYONE)
     for role in ("actor", "actor", "critic", "critic", "actor"):
         turns.take(role, leaves(role))
     assert left == ["actor", "critic"]
 
 
 def test_nobody_leaves_while_two_work_together_and_both_do_afterwards(left, leaves):
-    turns = Turns()
+    turns = Turns(EVERYONE)
     turns.take("generator", leaves("generator"))
     with turns.shared():
         turns.take("actor", leaves("actor"))
@@ -36,7 +38,7 @@ def test_nobody_leaves_while_two_work_together_and_both_do_afterwards(left, leav
 
 
 def test_the_others_leave_also_while_two_work_together_when_all_the_memory_is_asked_for(left, leaves):
-    turns = Turns()
+    turns = Turns(EVERYONE)
     with turns.shared():
         turns.take("generator", leaves("generator"))
         turns.take("actor", leaves("actor"))
@@ -47,7 +49,7 @@ def test_the_others_leave_also_while_two_work_together_when_all_the_memory_is_as
 
 
 def test_an_error_while_two_work_together_ends_that(left, leaves):
-    turns = Turns()
+    turns = Turns(EVERYONE)
 
     def fails_together() -> None:
         with turns.shared():
@@ -64,7 +66,7 @@ def test_whoever_fails_to_leave_is_not_asked_again(left, leaves):
     def fails() -> None:
         raise OSError
 
-    turns = Turns()
+    turns = Turns(EVERYONE)
     turns.take("actor", fails)
     with pytest.raises(OSError):
         turns.take("critic", leaves("critic"))
@@ -73,7 +75,15 @@ def test_whoever_fails_to_leave_is_not_asked_again(left, leaves):
 
 
 def test_without_turns_everyone_stays(left, leaves):
-    turns = NoTurns()
+    turns = Turns()
     for role in ("actor", "critic", "generator"):
         turns.take(role, leaves(role))
     assert left == []
+
+
+def test_only_listed_roles_leave_whoever_works(left, leaves):
+    turns = Turns(["generator"])
+    for role in ("actor", "generator", "critic", "actor", "generator"):
+        turns.take(role, leaves(role))
+    turns.clear_for("actor")
+    assert left == ["generator", "generator"]

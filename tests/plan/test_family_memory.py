@@ -205,9 +205,9 @@ def test_context_ranks_gather_keys_and_values() -> None:
 def test_engines_cache_latents_on_a_gpu() -> None:
     """Two layers of 5 + 2 channels, whole in each process; on a CPU all heads' keys, and values as wide."""
     table = GeneratorTable.model_validate({"gpu_memory_frac": 0.5, "kv_cache_mib": 3, "tensor": 2})
-    on_gpu = generator.on_gpu(LATENT, 2, table, 1e6, window=10)
+    on_gpu = generator.generator_bytes(LATENT, 2, table, 10, 1e6)
     assert on_gpu.kv_tokens == on_gpu.kv_cache // (2 * 7 * 2)
-    assert generator.on_cpu(LATENT, 2, table, window=10).kv_tokens == 3 * 2**20 // (2 * 2 * 24 // 2 * 2)
+    assert generator.generator_bytes(LATENT, 2, table, 10).kv_tokens == 3 * 2**20 // (2 * 2 * 24 // 2 * 2)
     whole = rank_parameters(LATENT, "actor", whole_model(LATENT), ALONE)
     halves = rank_parameters(LATENT, "actor", whole_model(LATENT), ParallelTable(tensor=2)).shared
     assert on_gpu.weights == 2 * (halves + whole.experts // 2)
@@ -218,5 +218,5 @@ def test_every_weight_is_sent() -> None:
     beside = replace(MIXED, family="qwen2_moe", qkv_bias=True, experts=experts)
     for shape in (LATENT, CAPPED, beside):
         bias = 6 if shape is LATENT else 0  # the router's, which is no parameter
-        sent = generator.transfer_bytes(shape, ParallelTable(pipeline=2), 4, 2**26)
-        assert sum(sent.buckets) == 4 * (count_parameters(shape) + bias)
+        buckets = generator.bucket_bytes(shape, ParallelTable(pipeline=2), 4, 2**26)
+        assert sum(buckets) == 4 * (count_parameters(shape) + bias)

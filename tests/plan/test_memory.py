@@ -11,13 +11,13 @@ from plan.small_model import SMALL as DENSE
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.loop.stories import PPO, outline
 from ppoctl.model.reading import read_shape
-from ppoctl.plan.memory import generator, residency
+from ppoctl.plan.memory import generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
 from ppoctl.plan.memory.estimate import Memory, batch_of, estimate, training_of
-from ppoctl.plan.memory.node import NodeBytes
 from ppoctl.plan.memory.part import Microbatch, Part, Precision
 from ppoctl.plan.memory.pipeline import rank_parameters, stages_of
+from ppoctl.plan.memory.residency import Item, resident, schedule_of
 from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import devices, is_one_process, processes
@@ -179,23 +179,22 @@ def _table(**keys: int) -> GeneratorTable:
 def test_the_generator() -> None:
     """Keys and values of a token: 2 x 3 layers x 8 channels x 2 bytes."""
     parameters = 3 * (ATTENTION + MLP + NORMS) + 8 + 2 * TABLE
-    engine = generator.on_gpu(SMALL, 2, _table(), 2.0 * (2 * parameters + 96 * 1000 + 95), window=300)
+    engine = generator.generator_bytes(SMALL, 2, _table(), 300, 2.0 * (2 * parameters + 96 * 1000 + 95))
     assert (engine.weights, engine.kv_tokens, engine.full_sequences) == (2 * parameters, 1000, 3)
-    assert generator.on_gpu(SMALL, 2, _table(), 10.0, window=300).full_sequences == 0
-    tied = generator.on_cpu(replace(SMALL, tied_embeddings=True), 2, _table(kv_cache_mib=3), window=300)
+    assert generator.generator_bytes(SMALL, 2, _table(), 300, 10.0).full_sequences == 0
+    tied = generator.generator_bytes(replace(SMALL, tied_embeddings=True), 2, _table(kv_cache_mib=3), 300)
     assert tied.weights == engine.weights  # a packed copy of the table beside it
     assert tied.kv_tokens == 3 * 2**20 // 96
-    split = generator.on_cpu(SMALL, 2, _table(kv_cache_mib=3, engines=5, tensor=2), window=300)
+    split = generator.generator_bytes(SMALL, 2, _table(kv_cache_mib=3, engines=5, tensor=2), 300)
     assert split.weights == 2 * (3 * ((ATTENTION + MLP) // 2 + NORMS) + 8 + TABLE)
-    assert (split.kv_tokens, split.processes) == (3 * 2**20 // 48, 10)  # half of the heads in each process
+    assert split.kv_tokens == 3 * 2**20 // 48  # half of the heads in each process
 
 
 def test_weights_go_in_buckets() -> None:
     """Of a stage with one layer: table 800; 8, 128, 64, 64, 16, 8, 8, 128, 8; 160, 160, 160; at the end 8 and 800."""
-    sent = generator.transfer_bytes(replace(SMALL, num_layers=1), ParallelTable(tensor=2), 4, bucket_bytes=4 * 300)
+    buckets = generator.bucket_bytes(replace(SMALL, num_layers=1), ParallelTable(tensor=2), 4, 4 * 300)
     numbers = (800, 8 + 128 + 64 + 64 + 16 + 8 + 8, 128 + 8 + 160, 160, 160 + 8, 800)
-    assert sent.buckets == tuple(4 * number for number in numbers)
-    assert sent.on_the_way == 4 * 4 * 800
+    assert buckets == tuple(4 * number for number in numbers)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +210,11 @@ def test_copies_of_a_bucket_are_where_weights_go(
     weights: str, one_node: bool, sender: int, engine: int, host: int
 ) -> None:
     cluster = ClusterTable.model_validate({"weights": weights, "placement": "apart"})
-    assert generator.copies_of(cluster, one_node=one_node) == generator.BucketCopies(sender, engine, host)
+    assert generator.copies_of(cluster, one_node=one_node) == {
+        "actor": sender,
+        "generator": engine,
+        "node": host,
+    }
 
 
 @pytest.mark.parametrize(
@@ -230,7 +233,8 @@ def test_what_engines_that_die_are_restored_from_is_in_host_memory_of_their_only
 ) -> None:
     memory = _estimate(smallest, *sets, gpu_gib=80.0)
     assert memory.node is not None
-    assert memory.node.published == memory.sending.published == sum(memory.sending.buckets) * is_kept
+    kept = _items(memory.node).get("published weights", 0)
+    assert kept == memory.sending.published == sum(memory.sending.buckets) * is_kept
 
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
@@ -251,29 +255,30 @@ def test_the_driver() -> None:
     batch = Batch(5, prompt_tokens=7, response_tokens=20, has_reference=True, reference_in_loss=True)
     records = records_of(batch)
     sequences = 100 * 4 + 5 * (7 * 4 + 2 * 8)
-    assert records.rollout == sequences + 100 * (1 + 4) + 5 * 2 * 8 + 100 * 4
-    assert (records.reward, records.values, records.logprobs) == (5 * 16, 400, 1200)
-    assert records.advantages == 100 * 13
+    assert records["rollout"] == sequences + 100 * (1 + 4) + 5 * 2 * 8 + 100 * 4
+    assert (records["reward"], records["values"], records["logprobs"]) == (5 * 16, 400, 1200)
+    assert records["advantages"] == 100 * 13
     assert update_input_bytes(batch, "critic") == sequences + 100 * 9
     assert update_input_bytes(batch, "actor") == sequences + 100 * 13
     without = replace(batch, has_reference=False, reference_in_loss=False)
-    assert records_of(without).logprobs == 800
+    assert records_of(without)["logprobs"] == 800
     assert update_input_bytes(without, "actor") == sequences + 100 * 9
     driver = driver_bytes(batch)
-    assert driver.samples == 100 * (72 + 4) + records.rollout
-    assert driver.records == 2 * records.total
+    assert driver.samples == 100 * (72 + 4) + records["rollout"]
+    assert driver.records == 2 * sum(records.values())
     assert driver.peak == max(driver.samples, driver.records)
 
 
-OF_PPO = residency.device_schedule(outline(PPO))
+OF_PPO = schedule_of(outline(PPO))
 
 
 def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read() -> None:
     assert OF_PPO.stages[0] == "rollout"
     assert OF_PPO.stages[-2:] == ("actor_update", "eval")
-    assert OF_PPO.draws == ("rollout", "eval")
-    assert OF_PPO.scores == {"actor": ("rollout", "logprobs", "eval"), "critic": ("values",)}
-    assert OF_PPO.on_device == {
+    assert OF_PPO.parts == {
+        "draws": ("rollout", "eval"),
+        "actor scores": ("rollout", "logprobs", "eval"),
+        "critic scores": ("values",),
         "generator": ("rollout", "reward", "eval"),
         "actor weights": ("rollout", "logprobs", "advantages", "actor_update", "eval"),
         "actor training": ("actor_update",),
@@ -281,9 +286,9 @@ def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read(
         "critic weights": ("values", "critic_update"),
         "critic training": ("critic_update",),
     }
-    without_critic = residency.device_schedule(outline(NO_CRITIC))
-    assert "critic" not in without_critic.scores
-    assert without_critic.on_device["actor weights"] == (
+    without_critic = schedule_of(outline(NO_CRITIC))
+    assert "critic scores" not in without_critic.parts
+    assert without_critic.of("actor weights") == (
         "rollout",
         "logprobs",
         "group_advantages",
@@ -292,20 +297,43 @@ def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read(
     )
 
 
-def test_a_stage_fits_or_names_what_is_largest() -> None:
+def test_a_stage_fits_or_names_what_is_largest(smallest: Path) -> None:
+    sizes = _estimate(smallest)
     items = [
-        residency.Item("a", 5, "less a"),
-        residency.Item("b", 3, "less b", ("values", "eval")),
-        *residency.at_work("c", "less c", {"values": 9, "rollout": 0}),
+        Item("a", 5, "device", "actor", "less a"),
+        Item("b", 3, "device", "critic", "less b", ("values", "eval")),
+        Item("c", 4, "device", "critic", "less c", ("values",)),
+        Item("c", 5, "device", "actor", "less c", ("values",)),
+        Item("nothing", 0, "device", "actor", "less"),
     ]
-    stages = {stage.stage: stage for stage in residency.stages_in(residency.MemoryPool("here", 8), items, OF_PPO)}
-    assert (stages["rollout"].resident, stages["rollout"].bytes, stages["rollout"].fits) == (("a",), 5, True)
+    pool = pools.pool_of("here", 8, items, sizes)
+    stages = {stage.stage: stage for stage in pool.stages}
+    assert (stages["rollout"].bytes, stages["rollout"].fits) == (5, True)
     assert (stages["eval"].bytes, stages["eval"].fits) == (8, True)
-    values = stages["values"]
-    assert (values.bytes, values.fits) == (17, False)
-    assert [(item.name, item.lower) for item in values.largest] == [("c", "less c"), ("a", "less a"), ("b", "less b")]
-    [first, *_] = residency.stages_in(residency.MemoryPool("there", None), items, OF_PPO)
-    assert first.fits is None
+    assert (stages["values"].bytes, stages["values"].fits) == (17, False)
+    assert [(item.name, item.bytes) for item in pool.largest("values")] == [("c", 9), ("a", 5), ("b", 3)]
+    assert "nothing" not in {item.name for item in pool.items}
+    assert pools.pool_of("there", None, items, sizes).stages[0].fits is None
+
+
+def test_a_role_that_is_listed_leaves_and_its_room_on_the_host_stays() -> None:
+    """Of each role something moves, something is dropped, and something is there only for a while."""
+    items = [
+        Item(f"{role} {between}", 7, "device", role, "less", ("values",), between)
+        for role in ("actor", "critic")
+        for between in ("moved", "dropped", "gone")
+    ]
+    found = list(resident(items, ["critic"]))
+    assert [(item.name, item.place, item.stages) for item in found] == [
+        ("actor moved", "device", None),
+        ("actor dropped", "device", None),
+        ("actor gone", "device", ("values",)),
+        ("critic moved", "device", ("values",)),
+        ("moved out", "host", None),
+        ("critic dropped", "device", ("values",)),
+        ("critic gone", "device", ("values",)),
+    ]
+    assert sum(item.bytes for item in found) == 7 * 7
 
 
 def _estimate(smallest: Path, *sets: str, gpu_gib: float | None = None) -> Memory:
@@ -313,29 +341,38 @@ def _estimate(smallest: Path, *sets: str, gpu_gib: float | None = None) -> Memor
     return estimate(recipe, read_shape(DEEPSEEK_7B), gpu_gib)
 
 
-def _items(memory: Memory) -> dict[str, int]:
-    """Of the only place."""
+def _items(pool: pools.Pool) -> dict[str, int]:
+    """Bytes by name in the stage that has most of it."""
+    found: dict[str, int] = {}
+    for stage in pool.stages:
+        for item in pool.largest(stage.stage):
+            found[item.name] = max(item.bytes, found.get(item.name, 0))
+    return found
+
+
+def _all_items(memory: Memory) -> dict[str, int]:
+    """Items of the only place."""
     [found] = memory.places
-    return {item.name: item.bytes for item in found.items}
+    return _items(found)
 
 
 def test_a_gpu_holds_one_rank_of_each_role_and_a_machine_holds_all(smallest: Path) -> None:
     """Nothing is moved out: what is resident is so in every stage."""
     layout = "actor.parallel={tensor=2, data=2}"
-    on_gpu, here = _items(_estimate(smallest, layout, gpu_gib=80.0)), _items(_estimate(smallest, layout))
+    on_gpu, here = _all_items(_estimate(smallest, layout, gpu_gib=80.0)), _all_items(_estimate(smallest, layout))
     for name in ("actor weights", "critic gradients", "actor optimizer"):
         assert here[name] == 4 * on_gpu[name]
     assert {"libraries", "object store", "samples and records", "states being written"} <= set(here) - set(on_gpu)
     assert on_gpu["generator weights"] + on_gpu["KV cache"] == int(0.6 * 80 * 2**30)
     assert "reference" not in on_gpu
-    assert "reference" in _items(_estimate(smallest, "ppo.kl={place='reward', coef=0.1}"))
-    assert "states being written" not in _items(_estimate(smallest, "checkpoint.asynchronous=false"))
+    assert "reference" in _all_items(_estimate(smallest, "ppo.kl={place='reward', coef=0.1}"))
+    assert "states being written" not in _all_items(_estimate(smallest, "checkpoint.asynchronous=false"))
 
 
 def test_engines_on_a_machine_and_on_its_gpus(smallest: Path) -> None:
     """Four processes: the fullest GPU has one of them beside actor and critic."""
     sets = ["generator.engines=2", "generator.tensor=2"]
-    one, here = _items(_estimate(smallest)), _items(_estimate(smallest, *sets))
+    one, here = _all_items(_estimate(smallest)), _all_items(_estimate(smallest, *sets))
     assert here["KV cache"] == 4 * one["KV cache"]
     assert (
         2 * one["generator weights"] < here["generator weights"] < 2.01 * one["generator weights"]
@@ -344,15 +381,15 @@ def test_engines_on_a_machine_and_on_its_gpus(smallest: Path) -> None:
     assert one["libraries"] == 2**20 * 550
     assert "object store" not in one
     [shared] = _estimate(smallest, *sets, gpu_gib=80.0).places
-    assert shared.place.name == "the fullest of 4 GPUs (actor, critic, generator)"
+    assert shared.name == "the fullest of 4 GPUs (actor, critic, generator)"
     [alone] = _estimate(smallest, gpu_gib=80.0).places
-    assert alone.place.name == "the GPU (actor, critic, generator)"
+    assert alone.name == "the GPU (actor, critic, generator)"
 
 
 def test_apart_every_process_has_a_gpu(smallest: Path) -> None:
     apart = "cluster={placement='apart'}"
     memory = _estimate(smallest, apart, "actor.parallel={pipeline=2}", gpu_gib=80.0)
-    assert [found.place.name for found in memory.places] == [
+    assert [found.name for found in memory.places] == [
         "the actor's GPU",
         "the critic's GPU",
         "the generator's GPU",
@@ -374,7 +411,7 @@ def test_the_fullest_of_unlike_gpus(smallest: Path) -> None:
     [found] = memory.places
     first, _ = memory.roles["actor"].ranks
     critic = memory.roles["critic"].largest
-    resident = first.resident + critic.resident + memory.generator.total
+    resident = first.resident + critic.resident + memory.generator.weights + memory.generator.kv_cache
     stages = {stage.stage: stage.bytes for stage in found.stages}
     assert (stages["actor_update"], stages["critic_update"]) == (resident + first.update, resident + critic.update)
     assert stages["rollout"] == resident + first.forward + 4 * memory.sending.largest
@@ -398,7 +435,7 @@ def test_forwards_have_microbatches_of_their_own(smallest: Path) -> None:
 def test_stages_of_a_role_that_is_too_large_name_the_key(smallest: Path) -> None:
     [found] = _estimate(smallest, gpu_gib=80.0).places
     assert not any(stage.fits for stage in found.stages)
-    largest = found.stages[0].largest[0]
+    largest = found.largest("rollout")[0]
     assert largest.name == "actor optimizer"
     assert largest.lower == "raise `actor.parallel.data` with `distributed_optimizer = true`"
     # More ranks on the same machine make nothing smaller; fewer copies do.
@@ -406,7 +443,7 @@ def test_stages_of_a_role_that_is_too_large_name_the_key(smallest: Path) -> None
     lower = [{item.name: item.lower for item in place.items}["actor optimizer"] for place in places]
     assert lower == ["take more nodes (`cluster.ray_address`) or a smaller model", "lower `actor.parallel.data`"]
     [of_nodes] = _estimate(smallest, "cluster={ray_address='a:1'}").places
-    assert of_nodes.place.bytes is None
+    assert of_nodes.room is None
     assert of_nodes.stages[0].fits is None
 
 
@@ -425,45 +462,69 @@ def _recipe(smallest: Path, *sets: str) -> Recipe:
 def test_host_memory_of_a_node(smallest: Path) -> None:
     """16 GPUs, two nodes: the first has the driver, and the ranks that write; both have eight of each role."""
     layout = "actor.parallel={tensor=2, context=2, pipeline=2, data=2}"
-    sets = [layout, "generator.engines=16", "cluster.offload=true"]
+    sets = [layout, "generator.engines=16", "cluster.offload=['actor', 'critic', 'generator']"]
     memory = _estimate(smallest, *sets, gpu_gib=80.0)
     node = memory.node
     assert node is not None
-    assert (node.nodes, node.gpus) == (2, 8)
+    assert node.name == "a node with 8 GPUs (the fullest of 2)"
+    has = _items(node)
     # The first node has all ranks of the first stage, of which the first two write half of both states.
     trainers = [memory.roles[role].ranks[0] for role in ("actor", "critic")]
     moved = [rank.weights + rank.main_weights + rank.moments + rank.reference for rank in trainers]
-    assert node.moved_out == 8 * (sum(moved) + memory.generator.weights)
-    assert node.states == 2 * sum(role.state // 4 for role in memory.roles.values())
+    assert has["moved out"] == 8 * (sum(moved) + memory.generator.weights)
+    assert has["states being written"] == 2 * sum(role.state // 4 for role in memory.roles.values())
     batch = batch_of(_recipe(smallest))
-    assert node.rollouts == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
-    assert node.driver == memory.driver.peak
-    assert node.libraries == 2**20 * (17 * 400 + 8 * 550)
-    assert node.object_store == 2**28
+    assert has["rollouts in ranks"] == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
+    assert has["samples and records"] == memory.driver.peak
+    assert has["libraries"] == 2**20 * (17 * 400 + 8 * 550)
+    assert has["object store"] == 2**28
     # Engines are on two nodes: a rank also stores.
-    assert (node.sending, node.published) == (3 * memory.sending.largest, 0)
-    parts = node.moved_out + node.states + node.rollouts + node.driver + node.sending
-    assert node.total == parts + node.object_store + node.libraries
+    assert has["weights on their way"] == 3 * memory.sending.largest
+    assert "published weights" not in has
+    assert node.fullest.bytes == sum(has.values())
 
 
 def test_host_memory_follows_what_is_asked(smallest: Path) -> None:
-    def node(*sets: str) -> NodeBytes:
+    def node(*sets: str) -> tuple[str, dict[str, int]]:
         found = _estimate(smallest, *sets, gpu_gib=80.0).node
         assert found is not None
-        return found
+        return found.name, _items(found)
 
-    alone = node()
-    assert (alone.nodes, alone.gpus, alone.moved_out, alone.object_store, alone.rollouts) == (1, 1, 0, 0, 0)
-    assert alone.libraries == 2**20 * 550
-    assert node("checkpoint.asynchronous=false").states == 0
+    name, alone = node()
+    assert name == "a node with 1 GPU"
+    assert set(alone) == {"states being written", "samples and records", "libraries"}
+    assert alone["libraries"] == 2**20 * 550
+    assert "states being written" not in node("checkpoint.asynchronous=false")[1]
     # Apart: two GPUs of the actor, two of the critic, one of the generator.
-    apart = node("cluster={placement='apart'}", "actor.parallel={data=2}")
-    assert apart.gpus == 5
-    assert apart.libraries == 2**20 * (5 * 400 + 550)
+    name, apart = node("cluster={placement='apart'}", "actor.parallel={data=2}")
+    assert name == "a node with 5 GPUs"
+    assert apart["libraries"] == 2**20 * (5 * 400 + 550)
     split = "actor.parallel={data=2, distributed_optimizer=true}"
-    gathered, not_gathered = node(split), node(split, "checkpoint.reshardable='dp'")
-    assert abs(gathered.states - not_gathered.states) <= 2  # all of it, by one rank or by both
+    gathered, not_gathered = (
+        node(split, f"checkpoint.reshardable='{how}'")[1]["states being written"] for how in ("full", "dp")
+    )
+    assert abs(gathered - not_gathered) <= 2  # all of it, by one rank or by both
     many = "actor.parallel={data=16, distributed_optimizer=true}"
-    assert node(many, "checkpoint.reshardable='dp'").states < 0.51 * node(many).states
-    assert node("generator.engines=2", "cluster={ray_address='a:1'}").object_store == 0
+    gathered, not_gathered = (
+        node(many, f"checkpoint.reshardable='{how}'")[1]["states being written"] for how in ("full", "dp")
+    )
+    assert not_gathered < 0.51 * gathered
+    assert "object store" not in node("generator.engines=2", "cluster={ray_address='a:1'}")[1]
     assert _estimate(smallest).node is None
+
+
+def test_a_generator_that_leaves_alone_makes_room_for_trainers_that_stay(smallest: Path) -> None:
+    """Its weights and cache are gone in every stage but those it draws in, and the reward after one."""
+    stay, leave = (
+        _estimate(smallest, f"cluster.offload={offload}", gpu_gib=80.0) for offload in ("[]", "['generator']")
+    )
+    engine = stay.generator.weights + stay.generator.kv_cache
+    [before], [after] = stay.places, leave.places
+    less = {old.stage: old.bytes - new.bytes for old, new in zip(before.stages, after.stages, strict=True)}
+    assert less == {
+        stage.stage: 0 if stage.stage in ("rollout", "reward", "eval") else engine for stage in before.stages
+    }
+    assert leave.node is not None
+    assert _items(leave.node)["moved out"] == leave.generator.weights
+    assert leave.taking_turns is not None
+    assert _estimate(smallest, "cluster.offload=['actor', 'critic', 'generator']", gpu_gib=80.0).taking_turns is None

@@ -54,13 +54,13 @@ def test_interleaved_stages_have_microbatches_for_all_ranks(smallest: Path) -> N
 
 
 def test_processes_and_devices(smallest: Path) -> None:
-    alone = plan(load([smallest], [], {}).recipe).processes
+    alone = plan(load([smallest], [], {}).recipe)
     assert (alone.is_one_process, alone.devices) == (True, 1)
     sets = ["generator.engines=2", "generator.tensor=3", "actor.parallel={data=4}", "critic.parallel={data=5}"]
-    shared = plan(load([smallest], sets, {}).recipe).processes
-    assert (shared.engines, shared.generator, shared.is_one_process, shared.devices) == (2, 6, False, 6)
-    apart = plan(load([smallest], [*sets, "cluster={placement='apart'}"], {}).recipe).processes
-    assert (apart.placement, apart.devices) == ("apart", 15)
+    shared = plan(load([smallest], sets, {}).recipe)
+    assert (shared.processes, shared.devices) == ({"actor": 4, "critic": 5, "generator": 6}, 6)
+    assert not shared.is_one_process
+    assert plan(load([smallest], [*sets, "cluster={placement='apart'}"], {}).recipe).devices == 15
 
 
 def test_datasets_are_counted_and_evaluations_listed(write: Write, smallest: Path) -> None:
@@ -111,8 +111,8 @@ def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None
     assert storage.parameters is not None
     header = int.from_bytes(weights.read_bytes()[:8], "little") + 8
     assert storage.parameters * 4 == weights.stat().st_size - header
-    assert storage.actor_state_bytes == storage.parameters * 12  # weights, two moments; no main weights in float32
-    assert storage.critic_state_bytes == (storage.parameters + 128) * 12  # tied: a head of 128 numbers on top
-    pair = storage.actor_state_bytes + storage.critic_state_bytes
+    assert storage.state_bytes["actor"] == storage.parameters * 12  # weights, two moments; no main weights in float32
+    assert storage.state_bytes["critic"] == (storage.parameters + 128) * 12  # tied: a head of 128 numbers on top
+    pair = sum(storage.state_bytes.values())
     assert storage.states_bytes == pair * (min(ceil(10 / 4), 2) + 1)
     assert storage.records_kept_bytes == storage.records_bytes * 8  # two pairs, four steps apart

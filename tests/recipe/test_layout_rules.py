@@ -78,7 +78,7 @@ CASES = [
     ),
     (
         "taking_turns_needs_a_shared_device",
-        "cluster={placement='apart', offload=true}",
+        "cluster={placement='apart', offload=['actor']}",
         "each process has a device of its own: nobody would take the place of what is moved out",
     ),
     (

@@ -205,6 +205,15 @@ def test_a_resolved_recipe_of_another_version_says_so(smallest: Path) -> None:
     assert "version" in str(caught.value.hint)
 
 
+def test_a_run_that_began_when_offload_was_a_switch_keeps_its_value(smallest: Path) -> None:
+    resolved = load([smallest], environ={}).resolved()
+    for was, roles in ((True, ("actor", "critic", "generator")), (False, ())):
+        resolved["cluster"]["offload"] = was
+        assert from_resolved(resolved).cluster.offload == roles
+    with pytest.raises(RecipeError, match="must be an array"):
+        load([smallest], ["cluster.offload=true"], {})
+
+
 def test_to_set_one_key_of_a_table_leaves_its_other_defaults(smallest: Path) -> None:
     sets = [
         "ppo.advantages.gae_lambda=0.95",

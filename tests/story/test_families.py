@@ -109,7 +109,11 @@ def test_it_trains_with_experts_on_two_ranks(tmp_path: Path, forked: Forked, kin
     experts = tiny_model(kind, tmp_path / "model")
     alone = figures(forked, tmp_path, experts, "alone")
     # Who is not at work is on the host: an export must bring back the weights it is made of.
-    sets = ["actor.parallel={data=2,expert=2}", "critic.parallel={data=1}", "cluster.offload=true"]
+    sets = [
+        "actor.parallel={data=2,expert=2}",
+        "critic.parallel={data=1}",
+        "cluster.offload=['actor', 'critic', 'generator']",
+    ]
     layout = [word for key in sets for word in ("--set", key)]
     shared = figures(forked, tmp_path, experts, "shared", *layout)
     assert shared["rollout/response_tokens_mean"] == alone["rollout/response_tokens_mean"]

@@ -25,7 +25,7 @@ LAYOUT = {
     "actor": ACTOR,
     "critic": CRITIC,
     "checkpoint": {"every_steps": 1, "keep_rollouts_every_steps": 1},
-    "cluster": {"threads": 1, "offload": True},
+    "cluster": {"threads": 1, "offload": ["actor", "critic", "generator"]},
 }
 
 GRID = {"actor": ACTOR, "critic": {"optimizer": OPTIMIZER, "parallel": {"data": 1}}}

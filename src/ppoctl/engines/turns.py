@@ -1,28 +1,32 @@
-"""Roles that share devices take turns in their memory: before one works, the others move out to the host.
+"""Roles that share devices take turns in their memory: before one works, those of the others leave that are to.
 
 rollout: generator (and the actor while weights are sent) -> values: critic -> logprobs: actor -> ...
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 
 class Turns:
-    """Who is in the memory of the devices. One for all roles that share them."""
+    """Who is in the memory of the devices, of the roles that leave it. One for all roles that share them."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaving: Collection[str] = ()) -> None:
+        """`leaving`: roles that leave while another one works; the others always stay."""
+        self._leaving = frozenset(leaving)
         self._here: dict[str, Callable[[], None]] = {}
         self._is_shared = False
 
     def take(self, role: str, leave: Callable[[], None]) -> None:
-        """`role` is about to work; `leave` will move it out when another one is. It comes back by itself when it is
-        used."""
+        """`role` is about to work; `leave` will move it out when another one is, if it is to leave. It comes back by
+        itself when it is used."""
         if not self._is_shared:
             self.clear_for(role)
-        self._here[role] = leave
+        if role in self._leaving:
+            self._here[role] = leave
 
     def clear_for(self, role: str) -> None:
-        """All others leave, also where the devices are shared: what comes next takes all the memory it is to have."""
+        """All others that are to leave do so, also where the devices are shared: what comes next takes all the memory
+        it is to have."""
         for other in [name for name in self._here if name != role]:
             self._here.pop(other)()
 
@@ -34,10 +38,3 @@ class Turns:
             yield
         finally:
             self._is_shared = before
-
-
-class NoTurns(Turns):
-    """Everyone stays: each has a device of its own, or all fit together."""
-
-    def take(self, role: str, leave: Callable[[], None]) -> None:
-        """Nobody leaves."""

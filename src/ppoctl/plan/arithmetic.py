@@ -3,12 +3,13 @@
 Bytes are estimates from the model's config.json and say so; everything else is exact arithmetic.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ppoctl.model.reading import shape_if_here
-from ppoctl.plan.disk import StoragePlan, storage
+from ppoctl.plan.disk import StoragePlan, storage_of
 from ppoctl.plan.memory.estimate import Memory, estimate, with_totals
 from ppoctl.plan.microbatches import microbatches
 from ppoctl.ppo.learning_rate import learning_rate
@@ -39,7 +40,6 @@ class BatchPlan:
 class RolePlan:
     """Work of one role in the whole run: updates, learning rates, microbatches."""
 
-    processes: int
     layout: str
     """Parallel layout of the role, in words."""
     data_ranks: int
@@ -59,22 +59,6 @@ class RolePlan:
     """Most that a microbatch of log-probs, reference or values holds, in words."""
     replayed_updates_max: int
     """Updates that a resume repeats at worst: those since the last saved state."""
-
-
-@dataclass(frozen=True)
-class ProcessPlan:
-    """Processes and devices of the run."""
-
-    engines: int
-    """Number of the generator's engines; they share one queue."""
-    generator: int
-    """Number of processes of all engines together."""
-    is_one_process: bool
-    """Whether all roles live in the process of the command; otherwise they are processes of Ray."""
-    placement: str
-    devices: int
-    """GPUs, or slots on CPUs, that the processes take."""
-    ray_address: str | None
 
 
 @dataclass(frozen=True)
@@ -106,7 +90,12 @@ class Plan:
     batch: BatchPlan
     actor: RolePlan
     critic: RolePlan
-    processes: ProcessPlan
+    processes: Mapping[str, int]
+    """Processes of each role; the generator's are those of all engines together."""
+    is_one_process: bool
+    """Whether all roles live in the process of the command; otherwise they are processes of Ray."""
+    devices: int
+    """GPUs, or slots on CPUs, that the processes take."""
     train: DataPlan
     eval_sets: dict[str, DataPlan]
     evaluation: EvalPlan
@@ -121,23 +110,22 @@ class Plan:
 
 def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
     """The plan of a recipe that keeps the rules, for GPUs of `gpu_gib` GiB or for this machine's CPU."""
-    train = _dataset(recipe.data.train)
-    drawn = recipe.steps * recipe.rollout.prompts_per_step
-    passes = drawn / train.rows if train.rows else None
-    eval_sets = {name: _dataset(table) for name, table in recipe.data.eval.items()}
+    rows, drawn = count_rows(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
+    eval_sets = {name: DataPlan(table.path, count_rows(table)) for name, table in recipe.data.eval.items()}
     shape = shape_if_here(recipe.model.path)
-    memory = None if shape is None else estimate(recipe, shape, gpu_gib)
     return Plan(
         name=recipe.name,
         batch=_batch(recipe),
         actor=_role(recipe, "actor", recipe.actor),
         critic=_role(recipe, "critic", recipe.critic),
-        processes=_processes(recipe),
-        train=DataPlan(train.path, train.rows, drawn, passes),
+        processes=processes(recipe),
+        is_one_process=is_one_process(recipe),
+        devices=devices(recipe),
+        train=DataPlan(recipe.data.train.path, rows, drawn, drawn / rows if rows else None),
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
-        storage=storage(recipe, shape, memory),
-        memory=memory,
+        storage=storage_of(recipe),
+        memory=None if shape is None else estimate(recipe, shape, gpu_gib),
     )
 
 
@@ -149,10 +137,6 @@ def count_rows(table: Rows) -> int | None:
     with path.open("rb") as file:
         rows = sum(1 for line in file if line.strip())
     return rows if table.max_rows is None else min(rows, table.max_rows)
-
-
-def _dataset(table: Rows) -> DataPlan:
-    return DataPlan(table.path, count_rows(table))
 
 
 def _batch(recipe: Recipe) -> BatchPlan:
@@ -179,7 +163,6 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     fewest, most = microbatches(recipe, role, sizes.longest_sequence(recipe))
     key, held = sizes.microbatch_limit(table.batching, with_gradient=False)
     return RolePlan(
-        processes=layout.world_size,
         layout=layout.describe(),
         data_ranks=layout.data,
         epochs=sizes.epochs(recipe, role),
@@ -195,17 +178,6 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         recompute=table.recompute,
         forward_microbatch=f"{held:,} {'tokens' if 'tokens' in key else 'sequences'}",
         replayed_updates_max=per_step * min(recipe.checkpoint.every_steps, recipe.steps),
-    )
-
-
-def _processes(recipe: Recipe) -> ProcessPlan:
-    return ProcessPlan(
-        engines=recipe.generator.engines,
-        generator=processes(recipe)["generator"],
-        is_one_process=is_one_process(recipe),
-        placement=recipe.cluster.placement,
-        devices=devices(recipe),
-        ray_address=recipe.cluster.ray_address,
     )
 
 

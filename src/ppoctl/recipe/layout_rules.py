@@ -48,7 +48,7 @@ def taking_turns_needs_a_shared_device(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict(
             "each process has a device of its own: nobody would take the place of what is moved out",
             (("cluster", "offload"), ("cluster", "placement")),
-            "--set cluster.offload=false",
+            "--set cluster.offload=[]",
         )
 
 

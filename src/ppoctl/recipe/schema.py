@@ -246,9 +246,10 @@ class ClusterTable(Table):
     placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
     """Whether roles share devices. colocated: one process of each role on a device; apart: each process has a device
     of its own."""
-    offload: Annotated[bool, SPEED] = False
-    """Let roles that share devices take turns in their memory: whoever is not at work moves to the host, and vLLM
-    sleeps (vLLM's `enable_sleep_mode`). `plan` says what each stage needs with and without."""
+    offload: Annotated[tuple[Literal["actor", "critic", "generator"], ...], SPEED, Array] = ()
+    """Roles that leave the memory of shared devices while another one is at work: actor and critic move to the host,
+    engines drop their cache and sleep (vLLM's `enable_sleep_mode`). A role that is not listed never leaves. `plan`
+    says what each stage needs."""
     weights: Annotated[Literal["shared", "store", "broadcast"], SPEED] = "shared"
     """How weights reach engines in other processes. shared: engines read memory of the actor's ranks on their node
     (CUDA IPC on GPUs); store: one rank sends all through Ray's object store, as shared does for nodes without such a

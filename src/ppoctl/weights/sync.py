@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ppoctl.batch.records import State
-from ppoctl.engines.turns import NoTurns, Turns
+from ppoctl.engines.turns import Turns
 from ppoctl.errors import SenderLostError, WeightSyncError
 from ppoctl.weights.broadcast import BroadcastGroup, meeting
 from ppoctl.weights.bucket import Bucket
@@ -61,7 +61,7 @@ class EngineSide:
     """Waits until at least one of these replies has come, well or not, and returns those that have."""
     broadcast: BroadcastWay | None = None
     """Absent: engines are handed weights bucket by bucket."""
-    turns: Turns = field(default_factory=NoTurns)
+    turns: Turns = field(default_factory=Turns)
     """Turns that the engines take with roles on the same devices."""
     exports: Callable[[], Path] | None = None
     """Says an existing folder that all engines see; absent: they are in this process, and never die alone."""

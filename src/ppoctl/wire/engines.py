@@ -77,7 +77,7 @@ def _generator(recipe: Recipe, folder: str, placed: Placed, trainer: "TrainerSid
         max_model_len=recipe.rollout.max_prompt_tokens + new_tokens,
         eos_token_ids=end_token_ids(Path(folder)),
         table=recipe.generator,
-        sleeps=recipe.cluster.offload,
+        sleeps="generator" in recipe.cluster.offload,
         seed=0,
     )
 

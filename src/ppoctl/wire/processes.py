@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ppoctl.engines.turns import NoTurns, Turns
+from ppoctl.engines.turns import Turns
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES, is_one_process, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.sockets import nothing_to_close
@@ -43,16 +43,12 @@ def _here(recipe: Recipe) -> Placed:
     from ppoctl.engines.megatron.ranks import TakingTurns, ThisProcess
     from ppoctl.engines.vllm import this_process
 
-    turns = _turns(recipe)
+    turns = Turns(recipe.cluster.offload)
 
     def ranks(role: str) -> "Ranks":
         return TakingTurns(ThisProcess(MegatronRank(trainer_settings(recipe, role))), role, turns)
 
     return Placed(ranks("actor"), ranks("critic"), lambda settings, _: this_process(settings, turns))
-
-
-def _turns(recipe: Recipe) -> Turns:
-    return Turns() if recipe.cluster.offload else NoTurns()
 
 
 def _in_ray(recipe: Recipe) -> Placed:
@@ -67,7 +63,7 @@ def _in_ray(recipe: Recipe) -> Placed:
     table, sizes = recipe.cluster, processes(recipe)
     placement = DevicePlacement(sizes, colocated=table.placement == "colocated")
     cluster = RayCluster(placement, table.ray_address, table.start_deadline_s, OBJECT_STORE_BYTES)
-    turns = _turns(recipe)
+    turns = Turns(recipe.cluster.offload)
     fleet: list[RayProcesses] = []
 
     def engine_nodes() -> set[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.records import State
-from ppoctl.engines.turns import NoTurns, Turns
+from ppoctl.engines.turns import Turns
 from ppoctl.engines.vllm.engine import Draw, Finished
 from ppoctl.engines.vllm.fleet import Drawn, Fleet
 from ppoctl.errors import PpoctlError, ProcessLostError
@@ -24,6 +24,8 @@ CANARY = Canary.of("float32", max_model_len=64, tolerance=None)
 STATE = State("actor", 1, 1, "lineage")
 NEXT = State("actor", 2, 2, "next")
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=8)
+EVERYONE = ("actor", "critic", "generator")
+"""Roles that leave in turns."""
 
 
 @dataclass
@@ -169,7 +171,7 @@ def bench_of(
     exports: Callable[[], Path] | None = None,
 ) -> FleetBench:
     said: list[str] = []
-    turns = turns or NoTurns()
+    turns = turns or Turns()
     trainer = OneTensorTrainer(turns, [])
     side = EngineSide(engines, first_done=list, turns=turns, exports=exports)
     asked = TrainerSide(trainer.weights, trainer.score, trainer.export)

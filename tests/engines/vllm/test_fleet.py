@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fleet_bench import NEXT, PARAMS, STATE, CountingHost, bench_of, drawn_of, draws, fleet_of, run
+from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, drawn_of, draws, fleet_of, run
 
 from ppoctl.batch.records import State
 from ppoctl.engines.turns import Turns
@@ -110,7 +110,7 @@ def test_a_sender_that_dies_is_not_taken_for_an_engine(monkeypatch, buckets: int
 
 
 def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_left(tmp_path):
-    turns, engine = Turns(), CountingHost(speed=1, in_place=False)
+    turns, engine = Turns(EVERYONE), CountingHost(speed=1, in_place=False)
     fleet = bench_of(engine, turns=turns, exports=lambda: tmp_path).fleet
     sync = fleet._sync
     inner = sync.trainer.export
@@ -127,7 +127,7 @@ def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_le
 
 
 def test_an_engine_that_died_starts_anew_when_the_trainer_has_left(monkeypatch):
-    turns, dying = Turns(), CountingHost(speed=1, dies_at=["end_weights"])
+    turns, dying = Turns(EVERYONE), CountingHost(speed=1, dies_at=["end_weights"])
     fleet, _ = fleet_of(dying, turns=turns)
     trainer = fleet._sync.trainer
 
@@ -142,7 +142,7 @@ def test_an_engine_that_died_starts_anew_when_the_trainer_has_left(monkeypatch):
 
 
 def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_weights():
-    turns, critic = Turns(), list[int]()
+    turns, critic = Turns(EVERYONE), list[int]()
     engines = [CountingHost(speed=1), CountingHost(speed=1)]
     bench = bench_of(*engines, turns=turns)
     fleet, actor = bench.fleet, bench.trainer.left
@@ -163,8 +163,21 @@ def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_wei
     assert engines[0].log[-1] == "close"  # and is not started to be put to sleep
 
 
+def test_engines_that_leave_alone_sleep_before_a_trainer_works_that_stays():
+    turns, engine = Turns(["generator"]), CountingHost(speed=1)
+    bench = bench_of(engine, turns=turns)
+    turns.take("critic", lambda: engine.log.append("the critic leaves"))
+    run(bench.fleet, 4)
+    assert engine.log[-1] == "advance"
+    turns.take("critic", lambda: engine.log.append("the critic leaves"))
+    assert engine.log[-1] == "sleep"
+    run(bench.fleet, 4)
+    assert bench.trainer.left == []
+    assert "the critic leaves" not in engine.log
+
+
 def test_engines_at_work_do_not_sleep_while_another_is_restored():
-    turns = Turns()
+    turns = Turns(EVERYONE)
     dying, other = CountingHost(speed=1, dies_in=[2]), CountingHost(speed=1)
     fleet, _ = fleet_of(dying, other, turns=turns)
     run(fleet, 8)
@@ -173,7 +186,7 @@ def test_engines_at_work_do_not_sleep_while_another_is_restored():
 
 
 def test_an_engine_that_dies_when_it_is_to_sleep_is_started_again_when_it_is_needed():
-    turns = Turns()
+    turns = Turns(EVERYONE)
     dying, other = CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1)
     fleet, said = fleet_of(dying, other, turns=turns)
     run(fleet, 4)

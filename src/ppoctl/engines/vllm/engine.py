@@ -309,7 +309,8 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
     if "Free memory on device" in text:
         return OutOfMemoryError(
             f"vLLM has less of the GPU's memory than its share: {text}",
-            hint=f"lower `generator.gpu_memory_frac` (now {table.gpu_memory_frac}), or take turns: `cluster.offload`",
+            hint=f"lower `generator.gpu_memory_frac` (now {table.gpu_memory_frac}), or have the trainers leave: "
+            """--set 'cluster.offload=["actor", "critic"]'""",
         )
     if "max_model_len" in text:
         return too_long_a_window(settings.model, settings.max_model_len)

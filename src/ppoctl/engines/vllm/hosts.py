@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppoctl.clock import WORK
-from ppoctl.engines.turns import NoTurns, Turns
+from ppoctl.engines.turns import Turns
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import join_tensor_ranks
 from ppoctl.engines.vllm.settings import VllmSettings
@@ -41,7 +41,7 @@ class _Answered:
 
 def this_process(settings: VllmSettings, turns: Turns | None = None) -> EngineSide:
     """One engine, in this process."""
-    return EngineSide([ThisProcess(settings)], first_done=list, turns=turns or NoTurns())
+    return EngineSide([ThisProcess(settings)], first_done=list, turns=turns or Turns())
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@
     mlp          or experts
     trainer      one rank of actor or critic: weights, gradients, optimizer, activations
     generator    vLLM: engines, weights, KV cache, weights on their way
-    driver       the process that holds the rollouts: records, object store, disk
-    node         host memory of the fullest node
-    items        which of it lies on a GPU, or on the machine
-    residency    what is in memory in each stage, and whether it fits
+    driver       the process that holds the rollouts: records, what ranks are sent
+    items        the list: whatever takes memory, a line each
+    residency    when each of them is in memory, and when it is elsewhere
+    pools        sums over the list: a GPU, a machine, a node's host, stage by stage, and whether it fits
 
 Estimates of trainers are held against tensors of real engines by tests/engines/megatron/test_memory_estimates.py.
 """

@@ -36,21 +36,6 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Records:
-    """Bytes of the records of one step, by stage; each record is one file."""
-
-    rollout: int
-    reward: int
-    values: int
-    logprobs: int
-    advantages: int
-
-    @property
-    def total(self) -> int:
-        return self.rollout + self.reward + self.values + self.logprobs + self.advantages
-
-
-@dataclass(frozen=True)
 class DriverBytes:
     """Bytes that the driver holds at one time: samples while they are drawn, later all records."""
 
@@ -64,18 +49,19 @@ class DriverBytes:
         return max(self.samples, self.records)
 
 
-def records_of(batch: Batch) -> Records:
-    """Bytes that a step writes into the run directory, but for two small records of updates."""
+def records_of(batch: Batch) -> dict[str, int]:
+    """Bytes that a step writes into the run directory, by stage, but for two small records of updates. Each record is
+    one file."""
     rows, cells = batch.sequences, batch.cells
     mask, number = 1, 4
     texts = rows * batch.response_tokens * TEXT_BYTES_PER_TOKEN
-    return Records(
-        rollout=sequences_bytes(batch) + cells * (mask + number) + rows * 2 * 8 + texts,
-        reward=rows * (2 * number + 8),
-        values=cells * number,
-        logprobs=cells * (2 + batch.has_reference) * number,
-        advantages=cells * (3 * number + mask),
-    )
+    return {
+        "rollout": sequences_bytes(batch) + cells * (mask + number) + rows * 2 * 8 + texts,
+        "reward": rows * (2 * number + 8),
+        "values": cells * number,
+        "logprobs": cells * (2 + batch.has_reference) * number,
+        "advantages": cells * (3 * number + mask),
+    }
 
 
 def driver_bytes(batch: Batch) -> DriverBytes:
@@ -83,7 +69,7 @@ def driver_bytes(batch: Batch) -> DriverBytes:
     records = records_of(batch)
     samples = batch.cells * SAMPLE_TOKEN_BYTES + batch.cells * TEXT_BYTES_PER_TOKEN
     # The record is made while the samples are still there.
-    return DriverBytes(samples + records.rollout, 2 * records.total)
+    return DriverBytes(samples + records["rollout"], 2 * sum(records.values()))
 
 
 def sequences_bytes(batch: Batch) -> int:

@@ -3,7 +3,7 @@ machine."""
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 from ppoctl.errors import OutOfMemoryError
 from ppoctl.loop.stories import PPO, outline
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.memory.driver import Batch, DriverBytes, Records, driver_bytes, records_of
-from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes, copies_of, on_cpu, on_gpu, transfer_bytes
-from ppoctl.plan.memory.items import PlanInputs, moved_out, on_gpus, on_machines
-from ppoctl.plan.memory.node import NodeBytes, fullest_node
+from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of
+from ppoctl.plan.memory.generator import TransferBytes, bucket_bytes, copies_of, generator_bytes
+from ppoctl.plan.memory.items import Sizes
 from ppoctl.plan.memory.part import Microbatch, Precision
-from ppoctl.plan.memory.residency import Residency, StageBytes, device_schedule
-from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
+from ppoctl.plan.memory.pools import Pool, StageBytes, fullest_node, gpu_pools, machine_pool
+from ppoctl.plan.memory.residency import schedule_of
+from ppoctl.plan.memory.trainer import Training, role_bytes
 from ppoctl.plan.microbatches import microbatches, most_tokens
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts, processes
 from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe, TrainedTable
@@ -27,53 +27,21 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class RoleBytes:
-    """Bytes of actor or critic."""
-
-    processes: int
-    ranks: tuple[RankBytes, ...]
-    """Bytes of one rank of each pipeline stage."""
-    state: int
-    """Bytes of a saved state."""
-
-    @property
-    def largest(self) -> RankBytes:
-        """The rank of the role that needs most memory."""
-        return max(self.ranks, key=lambda rank: rank.peak)
-
-    @property
-    def resident(self) -> int:
-        """Bytes of all processes of the role together, between calls."""
-        return sum(rank.resident for rank in self.ranks) * self.processes // len(self.ranks)
-
-
-@dataclass(frozen=True)
-class Memory:
+class Memory(Sizes):
     """Estimated bytes of a whole run; see the modules they come from."""
 
-    device: str
-    """Device of trainer and generator, cpu or gpu."""
-    roles: Mapping[str, RoleBytes]
-    generator: GeneratorBytes
-    driver: DriverBytes
-    records: Records
-    """Bytes of the records of a step, on disk."""
-    sending: TransferBytes
-    places: tuple[Residency, ...]
+    records: Mapping[str, int]
+    """Bytes of the records of a step, on disk, by stage."""
+    places: tuple[Pool, ...]
     """Pools of memory, and what takes the memory of each."""
-    moved_out: int
-    """Largest number of bytes that `cluster.offload` moves from one GPU to the host; 0: none."""
-    node: NodeBytes | None
-    """Host bytes of the fullest node; None on a CPU, where memory is all one."""
+    leaving: tuple[str, ...]
+    """Roles that leave a GPU's memory while others work (`cluster.offload`)."""
+    node: Pool | None
+    """Host memory of the fullest node; None on a CPU, where memory is all one."""
     taking_turns: StageBytes | None
-    """The fullest stage if roles on shared GPUs took turns; None: they do already, or share none."""
+    """The fullest stage if all roles on shared GPUs took turns; None: they do already, or share none."""
     assumptions: tuple[str, ...]
     """Assumptions that the estimate makes about this model, in words."""
-
-    @property
-    def pair(self) -> int:
-        """Bytes of the saved states of both roles."""
-        return sum(role.state for role in self.roles.values())
 
 
 def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
@@ -89,46 +57,32 @@ def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
 def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory:
     """The memory of a recipe on GPUs of `gpu_gib` GiB; None: on CPUs. There the limit is this machine's memory, or
     `ray_bytes`, that of all nodes of a running Ray, where it is known."""
-    weight = 4 if recipe.model.dtype == "float32" else 2
-    at = Precision(weight, "cpu" if gpu_gib is None else "gpu")
-    told = outline(PPO)
-    trainings = {role: training_of(recipe, role, shape, at) for role in told.roles}
-    roles = {role: _role(training, weight) for role, training in trainings.items()}
+    at = Precision(weight_bytes(recipe), "cpu" if gpu_gib is None else "gpu")
+    told, batch, room = outline(PPO), batch_of(recipe), None if gpu_gib is None else int(gpu_gib * GIB)
     new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
     window = recipe.rollout.max_prompt_tokens + new_tokens
-    if gpu_gib is None:
-        generator = on_cpu(shape, weight, recipe.generator, window)
-    else:
-        generator = on_gpu(shape, weight, recipe.generator, gpu_gib * GIB, window)
-    # In one process they are handed over as they are.
-    sent = TransferBytes() if is_one_process(recipe) else _sending(recipe, shape, trainings["actor"], at)
-    batch = batch_of(recipe)
-    inputs = PlanInputs(
-        recipe=recipe,
-        trainings=trainings,
-        ranks={role: found.ranks for role, found in roles.items()},
-        generator=generator,
-        driver=driver_bytes(batch),
-        sending=sent,
-        batch=batch,
-        states={role: found.state for role, found in roles.items()},
-        turns=device_schedule(told),
-    )
-    joins = recipe.cluster.ray_address is not None
-    host = ray_bytes if joins else machine_bytes()
-    places = on_machines(inputs, host) if gpu_gib is None else on_gpus(inputs, int(gpu_gib * GIB))
-    turns = None if gpu_gib is None else _taking_turns(inputs, int(gpu_gib * GIB))
-    return Memory(
+    sizes = Sizes(
         device=at.device,
-        roles=roles,
-        generator=generator,
-        driver=inputs.driver,
+        roles={role: role_bytes(training_of(recipe, role, shape, at)) for role in told.roles},
+        generator=generator_bytes(shape, at.weight, recipe.generator, window, room),
+        driver=driver_bytes(batch),
+        sending=_sending(recipe, shape, at),
+        batch=batch,
+        schedule=schedule_of(told),
+    )
+    if room is None:
+        host = machine_bytes() if recipe.cluster.ray_address is None else ray_bytes
+        places, least = [machine_pool(recipe, sizes, host)], None
+    else:
+        places = gpu_pools(recipe, sizes, room, recipe.cluster.offload)
+        least = _taking_turns(recipe, sizes, room)
+    return Memory(
+        **vars(sizes),
         records=records_of(batch),
-        sending=sent,
         places=tuple(places),
-        moved_out=moved_out(inputs),
-        node=None if gpu_gib is None else fullest_node(inputs),
-        taking_turns=turns,
+        leaving=recipe.cluster.offload,
+        node=None if room is None else fullest_node(recipe, sizes),
+        taking_turns=least,
         assumptions=tuple(_assumptions(shape)),
     )
 
@@ -136,35 +90,42 @@ def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ra
 def misfit(memory: Memory) -> OutOfMemoryError | None:
     """The error of the fullest stage where it does not fit, or of an engine that will not start; None: all fits."""
     fullest = max(memory.places, key=lambda found: found.fullest.bytes)
-    stage, room = fullest.fullest, fullest.place.bytes
+    stage, room = fullest.fullest, fullest.room
     if room is not None and stage.bytes > room:
-        largest = stage.largest[0]
+        largest = fullest.largest(stage.stage)[0]
         return OutOfMemoryError(
-            f"stage `{stage.stage}` needs {stage.bytes / GIB:,.3g} GiB on {fullest.place.name}, which has "
+            f"stage `{stage.stage}` needs {stage.bytes / GIB:,.3g} GiB on {fullest.name}, which has "
             f"{room / GIB:,.3g}; most of it is {largest.name}, {largest.bytes / GIB:,.3g} GiB",
             hint=largest.lower,
         )
-    if memory.generator.full_sequences == 0:
-        needed = memory.generator.sequence_bytes / 2**20
-        key = "generator.kv_cache_mib" if memory.device == "cpu" else "generator.gpu_memory_frac"
-        return OutOfMemoryError(
-            f"vLLM will not start: a sequence of full length takes {needed:,.3g} MiB, more than its cache has",
-            hint=f"raise `{key}`",
-        )
-    return None
+    return too_small_a_cache(memory)
 
 
-def _sending(recipe: Recipe, shape: ModelShape, actor: Training, at: Precision) -> TransferBytes:
+def too_small_a_cache(memory: Memory) -> OutOfMemoryError | None:
+    """The error of an engine whose cache does not hold one sequence; None: it starts."""
+    engine = memory.generator
+    if engine.full_sequences > 0:
+        return None
+    needed = engine.sequence_bytes / 2**20
+    keys = {"cpu": "`generator.kv_cache_mib`", "gpu": "`generator.gpu_memory_frac` or `generator.tensor`"}
+    return OutOfMemoryError(
+        f"vLLM will not start: a sequence of full length takes {needed:,.3g} MiB, more than its cache has",
+        hint=f"raise {keys[memory.device]}",
+    )
+
+
+def _sending(recipe: Recipe, shape: ModelShape, at: Precision) -> TransferBytes:
+    if is_one_process(recipe):  # where weights are handed over as they are
+        return TransferBytes((), {}, 0)
+    cluster = recipe.cluster
     nodes = ceil(devices(recipe) / GPUS_PER_NODE) if at.device == "gpu" else 1
     # Devices of colocated engines begin with the first.
-    one_node = nodes == 1 or (
-        recipe.cluster.placement == "colocated" and processes(recipe)["generator"] <= GPUS_PER_NODE
-    )
-    copies = copies_of(recipe.cluster, one_node=one_node)
-    sent = transfer_bytes(shape, actor.layout, at.weight, recipe.cluster.weights_bucket_mib * 2**20, copies)
+    shares_first = cluster.placement == "colocated" and processes(recipe)["generator"] <= GPUS_PER_NODE
+    one_node = nodes == 1 or shares_first
+    buckets = bucket_bytes(shape, layouts(recipe)["actor"], at.weight, cluster.weights_bucket_mib * 2**20)
     # Mixtures of experts leave a folder (`weights.sync`).
-    in_memory = one_node and recipe.cluster.weights != "store" and shape.experts is None
-    return replace(sent, published=sum(sent.buckets)) if in_memory else sent
+    in_memory = one_node and cluster.weights != "store" and shape.experts is None
+    return TransferBytes(buckets, copies_of(cluster, one_node=one_node), sum(buckets) if in_memory else 0)
 
 
 def _assumptions(shape: ModelShape) -> Iterator[str]:
@@ -181,13 +142,17 @@ def _assumptions(shape: ModelShape) -> Iterator[str]:
         yield "the generator's cache has whole contexts in layers with a window too"
 
 
-def _taking_turns(inputs: PlanInputs, gpu_bytes: int) -> StageBytes | None:
-    cluster = inputs.recipe.cluster
-    if cluster.offload or cluster.placement == "apart":
+def _taking_turns(recipe: Recipe, sizes: Sizes, room: int) -> StageBytes | None:
+    everyone = set(processes(recipe))
+    if recipe.cluster.placement == "apart" or set(recipe.cluster.offload) == everyone:
         return None
-    recipe = inputs.recipe.model_copy(update={"cluster": cluster.model_copy(update={"offload": True})})
-    (found,) = on_gpus(replace(inputs, recipe=recipe), gpu_bytes)
+    [found] = gpu_pools(recipe, sizes, room, everyone)
     return found.fullest
+
+
+def weight_bytes(recipe: Recipe) -> int:
+    """Bytes of one number of the model."""
+    return 4 if recipe.model.dtype == "float32" else 2
 
 
 def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> Training:
@@ -223,14 +188,6 @@ def batch_of(recipe: Recipe, *, sequences: int | None = None) -> Batch:
         response_tokens=rollout.max_new_tokens,
         has_reference=not isinstance(kl, NoKl),
         reference_in_loss=isinstance(kl, KlInLoss),
-    )
-
-
-def _role(training: Training, weight: int) -> RoleBytes:
-    return RoleBytes(
-        processes=training.layout.world_size,
-        ranks=tuple(ranks_of(training)),
-        state=state_bytes(training.shape, training.role, training.layout, weight),
     )
 
 

@@ -79,6 +79,32 @@ class RankBytes:
         return self.resident + max(self.update, self.forward)
 
 
+@dataclass(frozen=True)
+class RoleBytes:
+    """Bytes of actor or critic."""
+
+    processes: int
+    ranks: tuple[RankBytes, ...]
+    """Bytes of one rank of each pipeline stage."""
+    state: int
+    """Bytes of a saved state."""
+
+    @property
+    def largest(self) -> RankBytes:
+        """The rank of the role that needs most memory."""
+        return max(self.ranks, key=lambda rank: rank.peak)
+
+    @property
+    def resident(self) -> int:
+        """Bytes of all processes of the role together, between calls."""
+        return sum(rank.resident for rank in self.ranks) * self.processes // len(self.ranks)
+
+
+def role_bytes(training: Training) -> RoleBytes:
+    state = state_bytes(training.shape, training.role, training.layout, training.precision.weight)
+    return RoleBytes(training.layout.world_size, tuple(ranks_of(training)), state)
+
+
 def ranks_of(training: Training) -> list[RankBytes]:
     """Bytes of one rank of each pipeline stage."""
     return [_rank(training, number) for number in range(training.layout.pipeline)]
