@@ -27,8 +27,8 @@ from ppoctl.errors import PpoctlError, RecipeError
 from ppoctl.model.cost import count_parameters, token_cost
 from ppoctl.model.reading import shape_if_here
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of, sequences_bytes, update_input_bytes
-from ppoctl.plan.memory.estimate import GIB, batch_of
+from ppoctl.plan.memory.assumed import GIB
+from ppoctl.plan.memory.driver import Batch, batch_of, driver_bytes, records_of, sequences_bytes, update_input_bytes
 from ppoctl.plan.memory.generator import bucket_bytes, generator_bytes
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.load import load

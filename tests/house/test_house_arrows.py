@@ -43,9 +43,9 @@ ARROWS: dict[str, set[str]] = {
     "convert": {"batch", "model", "errors"},
     "preflight": {"batch", "convert", "data", "plan", "recipe", "model", "errors"},
     "wire": {
-        "convert", "data", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch",
-        "loop", "rewards", "stages", "store", "tracking", "weights", "ports", "batch", "ppo", "recipe", "model",
-        "versions", "errors",
+        "convert", "data", "plan", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm",
+        "launch", "loop", "rewards", "stages", "store", "tracking", "weights", "ports", "batch", "ppo", "recipe",
+        "model", "versions", "errors",
     },
     "cli": {"errors"},
     "__main__": {"cli"},

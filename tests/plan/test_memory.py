@@ -11,10 +11,10 @@ from plan.small_model import SMALL as DENSE
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.loop.stories import PPO, outline
 from ppoctl.model.reading import read_shape
-from ppoctl.plan.memory import generator, pools
+from ppoctl.plan.memory import driver, generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
-from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of, update_input_bytes
-from ppoctl.plan.memory.estimate import Memory, batch_of, estimate, training_of
+from ppoctl.plan.memory.driver import Batch, batch_of, driver_bytes, records_of, update_input_bytes
+from ppoctl.plan.memory.estimate import Memory, estimate, training_of
 from ppoctl.plan.memory.part import Microbatch, Part, Precision
 from ppoctl.plan.memory.pipeline import rank_parameters, stages_of
 from ppoctl.plan.memory.residency import Item, resident, schedule_of
@@ -22,6 +22,12 @@ from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state
 from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import devices, is_one_process, processes
 from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable, Recipe, Recompute
+
+
+@pytest.fixture(autouse=True)
+def _much_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "free_shared_memory", lambda: 2**40)
+
 
 DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
 
@@ -263,10 +269,10 @@ def test_the_driver() -> None:
     without = replace(batch, has_reference=False, reference_in_loss=False)
     assert records_of(without)["logprobs"] == 800
     assert update_input_bytes(without, "actor") == sequences + 100 * 9
-    driver = driver_bytes(batch)
-    assert driver.samples == 100 * (72 + 4) + records["rollout"]
-    assert driver.records == 2 * sum(records.values())
-    assert driver.peak == max(driver.samples, driver.records)
+    held = driver_bytes(batch)
+    assert held.samples == 100 * (72 + 4) + records["rollout"]
+    assert held.records == 2 * sum(records.values())
+    assert held.peak == max(held.samples, held.records)
 
 
 OF_PPO = schedule_of(outline(PPO))
@@ -274,17 +280,21 @@ OF_PPO = schedule_of(outline(PPO))
 
 def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read() -> None:
     assert OF_PPO.stages[0] == "rollout"
-    assert OF_PPO.stages[-2:] == ("actor_update", "eval")
+    assert OF_PPO.stages[-4:] == ("actor_update", "eval", "actor_save", "critic_save")
     assert OF_PPO.parts == {
         "draws": ("rollout", "eval"),
         "actor scores": ("rollout", "logprobs", "eval"),
         "critic scores": ("values",),
+        "actor updates": ("actor_update",),
+        "critic updates": ("critic_update",),
+        "actor saves": ("actor_save",),
+        "critic saves": ("critic_save",),
         "generator": ("rollout", "reward", "eval"),
-        "actor weights": ("rollout", "logprobs", "advantages", "actor_update", "eval"),
-        "actor training": ("actor_update",),
+        "actor weights": ("rollout", "logprobs", "advantages", "actor_update", "eval", "actor_save"),
+        "actor training": ("actor_update", "actor_save"),
         "reference": ("logprobs", "advantages"),
-        "critic weights": ("values", "critic_update"),
-        "critic training": ("critic_update",),
+        "critic weights": ("values", "critic_update", "critic_save"),
+        "critic training": ("critic_update", "critic_save"),
     }
     without_critic = schedule_of(outline(NO_CRITIC))
     assert "critic scores" not in without_critic.parts
@@ -294,6 +304,7 @@ def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read(
         "group_advantages",
         "actor_update",
         "eval",
+        "actor_save",
     )
 
 
@@ -336,8 +347,18 @@ def test_a_role_that_is_listed_leaves_and_its_room_on_the_host_stays() -> None:
     assert sum(item.bytes for item in found) == 7 * 7
 
 
+GIB = 2**30
+CONTEXT, NCCL = int(0.6 * GIB), 5 * GIB // 4
+
+
+def with_fragments(size: int) -> int:
+    """A tenth more."""
+    return size + int(0.1 * size)
+
+
 def _estimate(smallest: Path, *sets: str, gpu_gib: float | None = None) -> Memory:
-    recipe = load([smallest], [f"model.path={DEEPSEEK_7B}", *sets], {}).recipe
+    sets = (f"model.path={DEEPSEEK_7B}", "generator.compile=false", *sets)
+    recipe = load([smallest], sets, {}).recipe
     return estimate(recipe, read_shape(DEEPSEEK_7B), gpu_gib)
 
 
@@ -396,11 +417,12 @@ def test_apart_every_process_has_a_gpu(smallest: Path) -> None:
     ]
     actor, _, engine = memory.places
     rank, stages = memory.roles["actor"].largest, {stage.stage: stage.bytes for stage in actor.stages}
-    assert stages["actor_update"] == rank.resident + rank.update
+    always = rank.resident + CONTEXT + NCCL
+    assert stages["actor_update"] == always + with_fragments(rank.update)
     # Three copies of the largest bucket where they are sent, one where they are read.
-    assert stages["rollout"] == rank.resident + rank.forward + 3 * memory.sending.largest
+    assert stages["rollout"] == always + with_fragments(rank.forward) + 3 * memory.sending.largest
     ways = {item.name: item.bytes for item in engine.items}
-    assert ways.keys() == {"generator weights", "KV cache", "weights on their way"}
+    assert ways.keys() == {"generator weights", "KV cache", "weights on their way", "CUDA contexts"}
     assert ways["weights on their way"] == memory.sending.largest
 
 
@@ -412,9 +434,13 @@ def test_the_fullest_of_unlike_gpus(smallest: Path) -> None:
     first, _ = memory.roles["actor"].ranks
     critic = memory.roles["critic"].largest
     resident = first.resident + critic.resident + memory.generator.weights + memory.generator.kv_cache
+    resident += 3 * CONTEXT + NCCL  # the critic and an engine are one process each
     stages = {stage.stage: stage.bytes for stage in found.stages}
-    assert (stages["actor_update"], stages["critic_update"]) == (resident + first.update, resident + critic.update)
-    assert stages["rollout"] == resident + first.forward + 4 * memory.sending.largest
+    assert (stages["actor_update"], stages["critic_update"]) == (
+        resident + with_fragments(first.update),
+        resident + with_fragments(critic.update),
+    )
+    assert stages["rollout"] == resident + with_fragments(first.forward) + 4 * memory.sending.largest
 
 
 def test_forwards_have_microbatches_of_their_own(smallest: Path) -> None:
@@ -471,7 +497,7 @@ def test_host_memory_of_a_node(smallest: Path) -> None:
     # The first node has all ranks of the first stage, of which the first two write half of both states.
     trainers = [memory.roles[role].ranks[0] for role in ("actor", "critic")]
     moved = [rank.weights + rank.main_weights + rank.moments + rank.reference for rank in trainers]
-    assert has["moved out"] == 8 * (sum(moved) + memory.generator.weights)
+    assert has["moved out"] == 8 * sum(moved)  # an engine keeps no weights while it sleeps
     assert has["states being written"] == 2 * sum(role.state // 4 for role in memory.roles.values())
     batch = batch_of(_recipe(smallest))
     assert has["rollouts in ranks"] == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
@@ -481,7 +507,7 @@ def test_host_memory_of_a_node(smallest: Path) -> None:
     # Engines are on two nodes: a rank also stores.
     assert has["weights on their way"] == 3 * memory.sending.largest
     assert "published weights" not in has
-    assert node.fullest.bytes == sum(has.values())
+    assert node.fullest.bytes < sum(has.values())  # not all of it at one time
 
 
 def test_host_memory_follows_what_is_asked(smallest: Path) -> None:
@@ -492,7 +518,7 @@ def test_host_memory_follows_what_is_asked(smallest: Path) -> None:
 
     name, alone = node()
     assert name == "a node with 1 GPU"
-    assert set(alone) == {"states being written", "samples and records", "libraries"}
+    assert set(alone) == {"states being written", "samples and records", "libraries", "staging"}
     assert alone["libraries"] == 2**20 * 550
     assert "states being written" not in node("checkpoint.asynchronous=false")[1]
     # Apart: two GPUs of the actor, two of the critic, one of the generator.
@@ -525,6 +551,6 @@ def test_a_generator_that_leaves_alone_makes_room_for_trainers_that_stay(smalles
         stage.stage: 0 if stage.stage in ("rollout", "reward", "eval") else engine for stage in before.stages
     }
     assert leave.node is not None
-    assert _items(leave.node)["moved out"] == leave.generator.weights
+    assert "moved out" not in _items(leave.node)  # weights are sent again after a sleep
     assert leave.taking_turns is not None
     assert _estimate(smallest, "cluster.offload=['actor', 'critic', 'generator']", gpu_gib=80.0).taking_turns is None

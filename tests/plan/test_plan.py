@@ -89,21 +89,6 @@ def test_the_actor_rests_in_critic_only_steps(smallest: Path) -> None:
     assert (planned_updates(recipe, "actor"), planned_updates(recipe, "critic")) == (14, 20)
 
 
-def test_what_a_save_gathers(smallest: Path) -> None:
-    """A distributed optimizer's state, for any layout: 12 bytes of each parameter, and 4 of main weights."""
-    sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32", "critic.parallel={data=2}"]
-
-    def gathered(*more: str) -> dict[str, int]:
-        return plan(load([smallest], [*sets, *more], {}).recipe).storage.gathered_bytes
-
-    split = "actor.parallel={tensor=2, context=2, distributed_optimizer=true}"
-    parameters = plan(load([smallest], sets, {}).recipe).storage.parameters
-    assert parameters is not None
-    assert gathered(split) == {"actor": parameters * 16 // 2}
-    assert gathered() == gathered("actor.parallel={tensor=2, distributed_optimizer=true}") == {}
-    assert gathered(split, "checkpoint.reshardable=dp") == {}
-
-
 def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None:
     weights = QUICKSTART / "model" / "model.safetensors"
     sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32", "checkpoint.every_steps=4"]

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from ppoctl.engines.megatron.factory import trainer_settings
+from ppoctl.plan.memory import driver
 from ppoctl.recipe.load import load
+from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.wire import processes
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -20,3 +24,15 @@ def test_deadlines_go_to_what_they_are_about() -> None:
     assert trainer_settings(recipe, "actor").collective_s > 3600
     longer = load([RECIPES / "quickstart.toml"], ["cluster.update_deadline_s=9000"]).recipe
     assert trainer_settings(longer, "actor").collective_s > 9000
+
+
+def test_roles_leave_that_are_listed_and_a_ray_has_the_store_that_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "free_shared_memory", lambda: 2**40)
+    sets = ["generator.engines=2", "cluster.offload=['generator']", "rollout.prompts_per_step=1000000"]
+    recipe = load([RECIPES / "quickstart.toml"], sets).recipe
+    placed, left = processes.place(recipe), list[str]()
+    for role in ("actor", "generator", "critic", "generator", "actor"):
+        placed.actor.turns.take(role, lambda role=role: left.append(role))
+    assert placed.critic.turns is placed.actor.turns
+    assert left == ["generator", "generator"]
+    assert placed.close.__self__._object_store_bytes == driver.object_store_bytes(recipe) > OBJECT_STORE_BYTES

@@ -161,9 +161,4 @@ def _storage_rows(planned: "Plan") -> Iterator[Row]:
     yield "parameters", f"{storage.parameters:,}"
     pair = (f"{render.size(size)} {role}" for role, size in storage.state_bytes.items())
     yield "one pair", ", ".join(pair)
-    if storage.gathered_bytes:
-        gathered = ", ".join(
-            f"{render.size(size)} on each rank of the {role}" for role, size in storage.gathered_bytes.items()
-        )
-        yield "each save", f"gathers {gathered} (with `checkpoint.reshardable = dp` nothing)"
     yield "disk", f"{render.size(storage.states_bytes)}, one pair being written included"

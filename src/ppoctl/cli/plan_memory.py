@@ -1,6 +1,7 @@
 """The part of `ppoctl plan` about memory."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from ppoctl.cli import render
 if TYPE_CHECKING:
     from ppoctl.plan.memory.estimate import Memory
     from ppoctl.plan.memory.pools import Pool, StageBytes
+    from ppoctl.plan.memory.residency import Item
 
 
 _COMPONENTS = {
@@ -37,13 +39,16 @@ def print_memory(memory: "Memory") -> None:
     render.table([("", *row) for row in _other_rows(memory)])
     for assumption in memory.assumptions:
         _print_words(f"assumed: {assumption}")
+    for warning in memory.warnings:
+        _print_words(f"too long: {warning}")
     render.line()
     _print_stages(memory.places)
-    _print_words(_always(memory))
+    _print_words(_leaving(memory))
+    for found in memory.places:
+        _print_items(f"what is on {found.name}", found)
     if memory.node is not None:
-        stage = memory.node.fullest
-        words = ", ".join(f"{render.size(item.bytes)} {item.name}" for item in memory.node.largest(stage.stage))
-        _print_words(f"host memory of {memory.node.name}, at most {render.size(stage.bytes)}: {words}")
+        most = render.size(memory.node.fullest.bytes)
+        _print_items(f"host memory of {memory.node.name}, at most {most}", memory.node)
     no_cache = too_small_a_cache(memory)
     if no_cache is not None:
         _print_words(f"{no_cache.message}; {no_cache.hint}")
@@ -71,6 +76,23 @@ def _cells(room: int | None, stage: "StageBytes") -> tuple[str, str]:
     if room is not None and stage.bytes > room:
         return render.size(stage.bytes), f"{render.size(stage.bytes - room)} too much"
     return render.size(stage.bytes), {True: "fits", False: "no cache for one sequence", None: ""}[stage.fits]
+
+
+def _print_items(heading: str, pool: "Pool") -> None:
+    """Print every item of a pool, its bytes, and when it is there."""
+    sizes = Counter[tuple[str, str]]()
+    for item in pool.items:
+        sizes[item.name, _when(pool, item)] += item.bytes
+    render.line()
+    render.heading(heading)
+    render.table([("", name, render.size(size), when) for (name, when), size in sizes.items()])
+
+
+def _when(pool: "Pool", item: "Item") -> str:
+    others = [stage.stage for stage in pool.stages if not item.is_in(stage.stage)]
+    if item.stages is None or not others:
+        return "always"
+    return ", ".join(item.stages) if len(others) >= len(item.stages) else f"all but {', '.join(others)}"
 
 
 def _print_too_much(memory: "Memory") -> None:
@@ -125,21 +147,11 @@ def _other_rows(memory: "Memory") -> list[tuple[str, str]]:
     return rows
 
 
-def _always(memory: "Memory") -> str:
-    """A line on what is there in all stages, and who leaves between those it works in."""
-    names = [
-        item.name
-        for found in memory.places
-        for item in found.items
-        if all(
-            any(other.name == item.name and other.is_in(stage.stage) for other in found.items)
-            for stage in found.stages
-        )
-    ]
-    always = f"in all of them: {', '.join(dict.fromkeys(names))}; " if names else ""
+def _leaving(memory: "Memory") -> str:
+    """A line on who leaves between the stages it works in."""
     if not memory.leaving:
-        return f"{always}nobody leaves"
+        return "nobody leaves while others work"
     if memory.device == "cpu":
-        return f"{always}what `cluster.offload` moves out of a CPU's memory is still in it"
-    leaving = " and ".join(filter(None, (", ".join(memory.leaving[:-1]), memory.leaving[-1])))
-    return f"{always}{leaving} leave{'s' * (len(memory.leaving) == 1)} while others work"
+        return "what `cluster.offload` moves out of a CPU's memory is still in it"
+    roles = " and ".join(filter(None, (", ".join(memory.leaving[:-1]), memory.leaving[-1])))
+    return f"{roles} leave{'s' * (len(memory.leaving) == 1)} while others work"

@@ -6,8 +6,8 @@ from math import ceil
 
 from ppoctl.model.cost import count_parameters
 from ppoctl.model.reading import shape_if_here
-from ppoctl.plan.memory.driver import records_of
-from ppoctl.plan.memory.estimate import batch_of, weight_bytes
+from ppoctl.plan.memory.driver import batch_of, records_of
+from ppoctl.plan.memory.estimate import weight_bytes
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.schema import Recipe
@@ -28,9 +28,6 @@ class StoragePlan:
     """Bytes of one saved state, by role."""
     states_bytes: int | None = None
     """Bytes of the kept pairs of states, of one more while it is written, and of the best actor's weights."""
-    gathered_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that each rank gathers from its data and context ranks at a save, by role; roles that gather nothing are
-    absent."""
 
 
 def storage_of(recipe: Recipe) -> StoragePlan:
@@ -43,16 +40,10 @@ def storage_of(recipe: Recipe) -> StoragePlan:
         return found
     weight = weight_bytes(recipe)
     states = {role: state_bytes(shape, role, layout, weight) for role, layout in layouts(recipe).items()}
-    gathered = {
-        role: states[role] // layout.model_ranks
-        for role, layout in layouts(recipe).items()
-        if layout.distributed_optimizer and layout.data * layout.context > 1
-    }
     best = count_parameters(shape) * weight if recipe.checkpoint.best else 0
     return replace(
         found,
         parameters=count_parameters(shape),
         state_bytes=states,
         states_bytes=(min(saves, keep) + 1) * sum(states.values()) + best,
-        gathered_bytes=gathered if recipe.checkpoint.reshardable == "full" else {},
     )

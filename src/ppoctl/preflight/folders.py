@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.plan.disk import storage_of
-from ppoctl.plan.memory.estimate import GIB
+from ppoctl.plan.memory.assumed import GIB
 from ppoctl.recipe.schema import Recipe
 
 

@@ -9,8 +9,8 @@ GPUS_PER_NODE = 8
 """GPUs that a node is taken to have, where `plan` has to know."""
 
 OBJECT_STORE_BYTES = 256 * 2**20
-"""Shared memory of a Ray of the run\'s own: rollouts and two buckets of weights pass through it; Ray spills the rest
-to disk."""
+"""Least shared memory of a Ray of the run\'s own: rollouts and two buckets of weights pass through it; Ray spills the
+rest to disk."""
 
 _FREE = ("context", "data", "sequence")
 """Keys of a layout that may differ from those of a state saved with `reshardable = "dp"`."""

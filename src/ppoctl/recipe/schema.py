@@ -156,7 +156,7 @@ class CheckpointTable(Table):
     weights and optimizer. False: training waits until they are on disk."""
     reshardable: Annotated[Literal["full", "dp"], SPEED] = "full"
     """Layouts under which the saved state of a distributed optimizer can be loaded. full: any with a distributed
-    optimizer; a save gathers the state over the data ranks, on each of them. dp: the same layout with any number of
+    optimizer; a save gathers the state in host memory of the first data rank. dp: the same layout with any number of
     data ranks; each rank writes its own shard. The state of any other optimizer can be loaded under every layout
     without one, at no cost."""
     keep_last: Annotated[int, SPEED, Field(ge=2)] = 2

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ppoctl.engines.turns import Turns
-from ppoctl.recipe.parallel import OBJECT_STORE_BYTES, is_one_process, processes
+from ppoctl.plan.memory.driver import object_store_bytes
+from ppoctl.recipe.parallel import is_one_process, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.sockets import nothing_to_close
 
@@ -62,7 +63,7 @@ def _in_ray(recipe: Recipe) -> Placed:
 
     table, sizes = recipe.cluster, processes(recipe)
     placement = DevicePlacement(sizes, colocated=table.placement == "colocated")
-    cluster = RayCluster(placement, table.ray_address, table.start_deadline_s, OBJECT_STORE_BYTES)
+    cluster = RayCluster(placement, table.ray_address, table.start_deadline_s, object_store_bytes(recipe))
     turns = Turns(recipe.cluster.offload)
     fleet: list[RayProcesses] = []
 

@@ -78,10 +78,8 @@ def attention_bytes(part: Part, batch: Microbatch, layer: int) -> int:
     queries, values = shape.query_channels, shape.output_channels
     number = weight if part.on_gpu else 4
     if shape.keeps_scores(layer):
-        of_pair = 4 + weight * (1 + (shape.attention_softcap is not None))
-        total = batch.tokens * (2 * weight * queries + batch.longest * of_pair * shape.num_heads)
-        total += _read_bytes(part, batch, layer)
-        return total // part.layout.tensor + batch.tokens * batch.longest
+        total = batch.tokens * 2 * weight * queries + _read_bytes(part, batch, layer)
+        return total // part.layout.tensor + batch.tokens * batch.longest * pair_bytes(part)
     outputs = number * queries + 4 * shape.num_heads
     if shape.latent is not None:
         outputs += weight * values if values < queries or not part.on_gpu else 0
@@ -91,6 +89,13 @@ def attention_bytes(part: Part, batch: Microbatch, layer: int) -> int:
     if shape.qk_norm:
         total += batch.tokens * _head_norms_bytes(part)
     return total // part.layout.tensor
+
+
+def pair_bytes(part: Part) -> int:
+    """Bytes that a layer which keeps its scores keeps of each two tokens of a sequence: weights, their copy, the tanh
+    of a cap, and a mask."""
+    copies = 1 + (part.shape.attention_softcap is not None)
+    return part.shape.num_heads * (4 + part.precision.weight * copies) // part.layout.tensor + 1
 
 
 def _read_bytes(part: Part, batch: Microbatch, layer: int) -> int:

@@ -4,13 +4,18 @@ to ranks.
 Letters: B sequences, R response positions of the longest response. Grids are [B, R] whatever the lengths.
 """
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
+
+from ppoctl.plan.memory.assumed import TEXT_BYTES_PER_TOKEN
+from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
+from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe
+from ppoctl.recipe.sizes import sequences_per_step
 
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
 """Bytes of one drawn token as Python objects: an id (a pointer, an int) and a log-prob (a pointer, a float)."""
 ID_BYTES = 4
-TEXT_BYTES_PER_TOKEN = 4
-"""Bytes of text per token; four characters of plain text are assumed."""
 OBJECTIVE_CELL_BYTES = {"actor": 4 + 4 + 1, "critic": 4 + 4 + 1}
 """Bytes per cell of the grids that travel with an update: old log-probs and advantages, or old values and returns;
 the mask."""
@@ -49,6 +54,18 @@ class DriverBytes:
         return max(self.samples, self.records)
 
 
+def batch_of(recipe: Recipe, *, sequences: int | None = None) -> Batch:
+    """The sequences of a step; `sequences` replaces their number."""
+    rollout, kl = recipe.rollout, recipe.ppo.kl
+    return Batch(
+        sequences=sequences or sequences_per_step(recipe),
+        prompt_tokens=rollout.max_prompt_tokens,
+        response_tokens=rollout.max_new_tokens,
+        has_reference=not isinstance(kl, NoKl),
+        reference_in_loss=isinstance(kl, KlInLoss),
+    )
+
+
 def records_of(batch: Batch) -> dict[str, int]:
     """Bytes that a step writes into the run directory, by stage, but for two small records of updates. Each record is
     one file."""
@@ -83,3 +100,22 @@ def update_input_bytes(batch: Batch, role: str) -> int:
     if role == "actor" and batch.reference_in_loss:
         cell += REFERENCE_CELL_BYTES
     return sequences_bytes(batch) + batch.cells * cell
+
+
+def object_store_bytes(recipe: Recipe) -> int:
+    """Bytes of the object store of a Ray of the run's own: twice the largest call, as the next one is put in while
+    the last one is still read, and two buckets of weights where they go through it. It is at most half of the shared
+    memory that this machine has free; Ray spills the rest to disk."""
+    batch, cluster = batch_of(recipe), recipe.cluster
+    calls = max(update_input_bytes(batch, role) for role in OBJECTIVE_CELL_BYTES)
+    needed = 2 * calls + (2 * cluster.weights_bucket_mib * 2**20 if cluster.weights == "store" else 0)
+    return max(OBJECT_STORE_BYTES, min(needed, free_shared_memory() // 2))
+
+
+def free_shared_memory(folder: Path = Path("/dev/shm")) -> int:
+    """Bytes of shared memory that may still be taken on this machine."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize

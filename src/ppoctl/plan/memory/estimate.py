@@ -4,26 +4,27 @@ machine."""
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from math import ceil
+from math import ceil, isqrt
 from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import OutOfMemoryError
 from ppoctl.loop.stories import PPO, outline
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.memory.driver import Batch, driver_bytes, records_of
+from ppoctl.plan.memory.assumed import GIB
+from ppoctl.plan.memory.attention import pair_bytes
+from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
 from ppoctl.plan.memory.generator import TransferBytes, bucket_bytes, copies_of, generator_bytes
 from ppoctl.plan.memory.items import Sizes
-from ppoctl.plan.memory.part import Microbatch, Precision
+from ppoctl.plan.memory.part import Microbatch, Part, Precision
+from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.pools import Pool, StageBytes, fullest_node, gpu_pools, machine_pool
 from ppoctl.plan.memory.residency import schedule_of
 from ppoctl.plan.memory.trainer import Training, role_bytes
 from ppoctl.plan.microbatches import microbatches, most_tokens
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts, processes
-from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe, TrainedTable
-from ppoctl.recipe.sizes import longest_sequence, sequences_per_step
-
-GIB = 2**30
+from ppoctl.recipe.schema import NoKl, Recipe, TrainedTable
+from ppoctl.recipe.sizes import longest_sequence
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Memory(Sizes):
     taking_turns: StageBytes | None
     """The fullest stage if all roles on shared GPUs took turns; None: they do already, or share none."""
     assumptions: tuple[str, ...]
-    """Assumptions that the estimate makes about this model, in words."""
+    """Assumptions that the estimate makes about this model and a GPU, in words."""
+    warnings: tuple[str, ...]
+    """Lengths of sequences that do not fit, in words."""
 
 
 def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
@@ -83,7 +86,8 @@ def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ra
         leaving=recipe.cluster.offload,
         node=None if room is None else fullest_node(recipe, sizes),
         taking_turns=least,
-        assumptions=tuple(_assumptions(shape)),
+        assumptions=tuple(_assumptions(shape, room)),
+        warnings=tuple(_warnings(recipe, shape, at, room)),
     )
 
 
@@ -128,7 +132,7 @@ def _sending(recipe: Recipe, shape: ModelShape, at: Precision) -> TransferBytes:
     return TransferBytes(buckets, copies_of(cluster, one_node=one_node), sum(buckets) if in_memory else 0)
 
 
-def _assumptions(shape: ModelShape) -> Iterator[str]:
+def _assumptions(shape: ModelShape, room: int | None) -> Iterator[str]:
     if shape.experts is not None:
         yield (
             "every expert is chosen as often as any other: what experts keep of a microbatch, and need at work, "
@@ -140,6 +144,33 @@ def _assumptions(shape: ModelShape) -> Iterator[str]:
             "to be of full length"
         )
         yield "the generator's cache has whole contexts in layers with a window too"
+    if room is not None:
+        yield (
+            "what each process takes of a GPU for its context, NCCL, fragments and graphs, by reports of others; "
+            "docs/gpu.md lists the figures, none of which we have measured"
+        )
+
+
+def _warnings(recipe: Recipe, shape: ModelShape, at: Precision, room: int | None) -> Iterator[str]:
+    """A line for each role whose attention keeps its scores, where sequences of full length do not fit a GPU."""
+    longest = longest_sequence(recipe)
+    for role, layout in layouts(recipe).items():
+        recompute = getattr(recipe, role).recompute
+        stages = stages_of(shape, layout)
+        keeps = max(sum(map(shape.keeps_scores, stage.layers)) for stage in stages)
+        if room is None or not keeps:
+            continue
+        pair = pair_bytes(Part(shape, role, layout, stages[0], at, recompute))
+        layers = 1 if recompute == "full" else keeps
+        most = isqrt(room * layout.context // (pair * layers))
+        if longest <= most:
+            continue
+        advice = "" if recompute == "full" else f'; `{role}.recompute = "full"` keeps those of one layer at a time'
+        yield (
+            f"attention of the {role} has no flash kernel and keeps {pair * longest**2 // layout.context / GIB:,.3g} "
+            f"GiB of scores for a sequence of {longest:,} tokens in each of {keeps} layers of a rank: a GPU holds "
+            f"those of {most:,} tokens{advice}"
+        )
 
 
 def _taking_turns(recipe: Recipe, sizes: Sizes, room: int) -> StageBytes | None:
@@ -176,18 +207,6 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
         microbatches=microbatches(recipe, role, longest)[1],
         recompute=table.recompute,
         has_reference=role == "actor" and not isinstance(recipe.ppo.kl, NoKl),
-    )
-
-
-def batch_of(recipe: Recipe, *, sequences: int | None = None) -> Batch:
-    """The sequences of a step; `sequences` replaces their number."""
-    rollout, kl = recipe.rollout, recipe.ppo.kl
-    return Batch(
-        sequences=sequences or sequences_per_step(recipe),
-        prompt_tokens=rollout.max_prompt_tokens,
-        response_tokens=rollout.max_new_tokens,
-        has_reference=not isinstance(kl, NoKl),
-        reference_in_loss=isinstance(kl, KlInLoss),
     )
 
 

@@ -6,19 +6,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ppoctl.plan.memory.driver import Batch, DriverBytes, update_input_bytes
+from ppoctl.plan.memory.assumed import (
+    COMMUNICATOR_BYTES,
+    COMMUNICATORS,
+    CUDA_CONTEXT_BYTES,
+    CUDA_GRAPHS_BYTES,
+    FRAGMENTS_FRAC,
+    RANK_BYTES,
+    STAGING_BYTES,
+    VLLM_BYTES,
+)
+from ppoctl.plan.memory.driver import Batch, DriverBytes, object_store_bytes, update_input_bytes
 from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes
 from ppoctl.plan.memory.residency import Item, Place, Schedule
 from ppoctl.plan.memory.trainer import RankBytes, RoleBytes
-from ppoctl.recipe.parallel import OBJECT_STORE_BYTES, is_one_process, layouts
+from ppoctl.recipe.parallel import is_one_process, layouts, processes
 from ppoctl.recipe.schema import Recipe, TrainedTable
 from ppoctl.recipe.sizes import longest_sequence, microbatch_limit
 
-MIB = 2**20
-RANK_BYTES, VLLM_BYTES = 400 * MIB, 550 * MIB
-"""Bytes of Python and libraries in a process before any model, and in one with vLLM (an engine's; the driver of a run
-in one process), as seen with torch 2.13 and vLLM 0.32 for CPUs."""
 _MORE_NODES = "take more nodes (`cluster.ray_address`) or a smaller model"
+_APART = 'set `cluster.placement = "apart"`'
+_NOT_GATHERED = 'set `checkpoint.reshardable = "dp"`'
 _FEWER_PROCESSES = "lower `actor.parallel`, `critic.parallel` and `generator.engines`"
 
 
@@ -39,13 +47,18 @@ class Sizes:
 def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[Item]:
     """Items of one process of a role."""
     if role == "generator":
-        yield from _engine_items(sizes)
+        yield from _engine_items(recipe, sizes)
     else:
         yield from _device_items_of_rank(recipe, sizes, role, rank)
         yield from _host_items_of_rank(recipe, sizes, role, rank)
-    if not is_one_process(recipe):
-        libraries = VLLM_BYTES if role == "generator" else RANK_BYTES
-        yield Item("libraries", libraries, "host", role, _FEWER_PROCESSES)
+    if is_one_process(recipe):
+        return
+    yield Item("libraries", VLLM_BYTES if role == "generator" else RANK_BYTES, "host", role, _FEWER_PROCESSES)
+    if sizes.device == "gpu":
+        yield Item("CUDA contexts", CUDA_CONTEXT_BYTES, "device", role, _APART)
+        together = recipe.generator.tensor if role == "generator" else processes(recipe)[role]
+        if together > 1:
+            yield Item("NCCL", COMMUNICATORS * COMMUNICATOR_BYTES, "device", role, _APART)
 
 
 def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
@@ -63,20 +76,26 @@ def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
     yield of_driver("published weights", sent.published, lower='set `cluster.weights = "store"`')
     if is_one_process(recipe):
         yield of_driver("libraries", VLLM_BYTES, lower=_MORE_NODES)
+        if sizes.device == "gpu":
+            yield Item("CUDA contexts", CUDA_CONTEXT_BYTES, "device", "actor", _MORE_NODES)
         return
     yield of_driver("libraries", RANK_BYTES, lower=_FEWER_PROCESSES)
     if recipe.cluster.ray_address is None:  # a running Ray's is as large as it was started with
-        yield Item("object store", OBJECT_STORE_BYTES, "host", "node", "leave them out: in one process there is none")
+        alone = "leave them out: in one process there is none"
+        yield Item("object store", object_store_bytes(recipe), "host", "node", alone)
 
 
-def _engine_items(sizes: Sizes) -> Iterator[Item]:
+def _engine_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
     engine, turn = sizes.generator, sizes.schedule.of("generator")
     smaller, less = "raise `generator.tensor`", "lower `generator.gpu_memory_frac`"
     if sizes.device == "cpu":
         smaller = "lower `generator.engines`" if engine.engines > 1 else "choose a smaller model"
         less = "lower `generator.kv_cache_mib`"
-    yield Item("generator weights", engine.weights, "device", "generator", smaller, turn, "moved")
+    # Nothing of it is moved: weights are sent again after a sleep.
+    yield Item("generator weights", engine.weights, "device", "generator", smaller, turn, "dropped")
     yield Item("KV cache", engine.kv_cache, "device", "generator", less, turn, "dropped")
+    if sizes.device == "gpu" and recipe.generator.compile is not False:
+        yield Item("CUDA graphs", CUDA_GRAPHS_BYTES, "device", "generator", "set `generator.compile = false`")
 
 
 def _device_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[Item]:
@@ -92,16 +111,37 @@ def _device_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) ->
     yield on_device("reference", has.reference, lower=split, stages=schedule.of("reference"), between="moved")
     yield on_device(f"{role} gather buffer", has.gather_buffer, lower=reads)
     yield on_device(f"{role} at work", has.forward, lower=reads, stages=schedule.of(f"{role} scores"))
-    yield on_device(f"{role} at work", has.update, lower=trains, stages=training)
+    yield on_device(f"{role} at work", has.update, lower=trains, stages=schedule.of(f"{role} updates"))
+    if sizes.device == "gpu":
+        in_passes, in_updates = (int(FRAGMENTS_FRAC * size) for size in (has.forward, has.update))
+        yield on_device("fragments", in_passes, lower=reads, stages=schedule.of(f"{role} scores"))
+        yield on_device("fragments", in_updates, lower=trains, stages=schedule.of(f"{role} updates"))
 
 
 def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[Item]:
-    if recipe.checkpoint.asynchronous:
-        written = _written(recipe, sizes, role, rank)
-        yield Item("states being written", written, "host", role, "set `checkpoint.asynchronous = false`")
+    on_host = partial(Item, place="host", role=role)
     if not is_one_process(recipe):
         less = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
-        yield Item("rollouts in ranks", update_input_bytes(sizes.batch, role), "host", role, less)
+        yield on_host("rollouts in ranks", update_input_bytes(sizes.batch, role), lower=less)
+    layout, saves = layouts(recipe)[role], sizes.schedule.of(f"{role} saves")
+    gathers = layout.distributed_optimizer and recipe.checkpoint.reshardable == "full"
+    # The first data rank of each part of the model writes it, of a gathered one from what it has gathered.
+    is_first = rank % layout.stage_ranks < layout.tensor
+    gathered = 3 * 4 * _rank(recipe, sizes, role, rank).parameters
+    if recipe.checkpoint.asynchronous:
+        state = sizes.roles[role].state
+        written = state // layout.model_ranks * is_first
+        if layout.distributed_optimizer and not gathers:
+            written = state // layout.world_size
+        yield on_host("states being written", written, lower="set `checkpoint.asynchronous = false`")
+        if sizes.device == "gpu":
+            yield on_host("staging", STAGING_BYTES, lower="set `checkpoint.asynchronous = false`", stages=saves)
+    elif gathers:
+        yield on_host("states being written", gathered * is_first, lower=_NOT_GATHERED, stages=saves)
+    if gathers:
+        # Every rank's share; on the first also what comes in, that put together, and the number before it.
+        held = gathered // (layout.data * layout.context) + gathered * is_first
+        yield on_host("gathered for a save", held, lower=_NOT_GATHERED, stages=saves)
 
 
 def _rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> RankBytes:
@@ -127,12 +167,3 @@ def _smaller_microbatch(recipe: Recipe, role: str, *, with_gradient: bool) -> st
         # A sequence must fit; context ranks have a part of it each.
         says = f"raise `{role}.parallel.context`"
     return says + (f", or set `{role}.recompute`" if with_gradient and table.recompute != "full" else "")
-
-
-def _written(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> int:
-    """Bytes of a rank's part of a saved state. The first ranks with a copy of the model write it, or all ranks where
-    a distributed optimizer is not gathered."""
-    layout, state = layouts(recipe)[role], sizes.roles[role].state
-    if layout.distributed_optimizer and recipe.checkpoint.reshardable == "dp":
-        return state // layout.world_size
-    return state // layout.model_ranks if rank % layout.stage_ranks < layout.tensor else 0

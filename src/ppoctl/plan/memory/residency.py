@@ -17,11 +17,12 @@ class Schedule:
     """Stages of a story in which the parts of roles are at work."""
 
     stages: tuple[str, ...]
-    """Names of all stages, in order, an evaluation last."""
+    """Names of all stages, in order, an evaluation and the save of each role last."""
     parts: Mapping[str, tuple[str, ...]]
     """Stages by part. `generator`, `reference`, `ROLE weights` and `ROLE training` (gradients and optimizer): those
     in which a part is on the device where roles take turns. `draws`: those in which the generator works. `ROLE
-    scores`: those in which a role computes log-probs or values, the actor also for the canary."""
+    scores`: those in which a role computes log-probs or values, the actor also for the canary. Likewise `ROLE
+    updates`, `ROLE saves`."""
 
     def of(self, part: str) -> tuple[str, ...]:
         return self.parts.get(part, ())
@@ -29,8 +30,9 @@ class Schedule:
 
 def schedule_of(outline: Outline) -> Schedule:
     """Schedule of the roles, from what each stage reads and trains. Whoever had a turn last stays until the next one
-    needs the device: rewards and advantages need none."""
-    stages = (*outline.stages, ToldStage(EVAL, ("actor", "prompts")))
+    needs the device: rewards and advantages need none. Roles are saved one after the other."""
+    saves = [ToldStage(f"{role}_save", (role,), trains=role) for role in outline.roles]
+    stages = (*outline.stages, ToldStage(EVAL, ("actor", "prompts")), *saves)
     parts = defaultdict[str, list[str]](list)
     staying: tuple[str, ...] = ()
     for stage in stages:
@@ -45,8 +47,10 @@ def schedule_of(outline: Outline) -> Schedule:
             working = last = (*weights, f"{stage.trains} training")
         elif roles:
             working = last = (*weights, *(["reference"] if "actor" in roles else []))
-        scores = [f"{role} scores" for role in roles if stage.trains is None]
-        for part in (*working, *scores):
+        does = [f"{role} scores" for role in roles]
+        if stage.trains is not None:
+            does = [f"{stage.trains} {'saves' if stage in saves else 'updates'}"]
+        for part in (*working, *does):
             parts[part].append(stage.name)
         staying = last
     return Schedule(tuple(stage.name for stage in stages), {part: tuple(names) for part, names in parts.items()})
