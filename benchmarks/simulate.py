@@ -232,7 +232,7 @@ def rollout_seconds(
     per_token = engine.kv_cache // max(1, engine.kv_tokens)
     mean_cache = together * (batch.prompt_tokens + batch.response_tokens / 2) * per_token
     each_s = (engine.weights + mean_cache) / (units.gpu_memory_bytes_s * units.decode_utilisation)
-    busy = min(world.engines, batch.sequences) * engine.tensor
+    busy = min(world.engines, batch.sequences) * recipe.generator.tensor
     return tokens * each_s, ceil(tokens / MOST_STEPS) * busy * units.call_s
 
 

@@ -303,7 +303,7 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   eval           62.1 GiB  fits
   actor_save     26.7 GiB  fits
   critic_save    26.7 GiB  fits
-  actor, critic and generator leave while others work
+  while others work, these leave: actor, critic, generator
 
 what is on the fullest of 8 GPUs (actor, critic, generator)
   actor weights         3.55 GiB  all but reward, values, critic_update, critic_save

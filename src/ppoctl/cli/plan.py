@@ -57,7 +57,7 @@ def _print(recipe: "Recipe", planned: "Plan") -> None:
     _section("data", _data_rows(planned))
     _section("disk", _storage_rows(planned))
     if planned.memory is not None:
-        print_memory(planned.memory)
+        print_memory(recipe, planned.memory)
         return
     render.line()
     render.heading("memory")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ppoctl.plan.memory.estimate import Memory
     from ppoctl.plan.memory.pools import Pool, StageBytes
     from ppoctl.plan.memory.residency import Item
+    from ppoctl.recipe.schema import Recipe
 
 
 _COMPONENTS = {
@@ -28,7 +29,7 @@ _COMPONENTS = {
 """Name on the screen -> figure of a rank."""
 
 
-def print_memory(memory: "Memory") -> None:
+def print_memory(recipe: "Recipe", memory: "Memory") -> None:
     """Print the memory of the largest rank of each role, of generator and driver, and whether each stage fits."""
     from ppoctl.plan.memory.estimate import too_small_a_cache
 
@@ -36,14 +37,14 @@ def print_memory(memory: "Memory") -> None:
     render.heading(f"memory (estimates, {memory.device.upper()})")
     render.table([("", *row) for row in _rank_rows(memory)], ("", "of the largest rank", *memory.roles))
     render.line()
-    render.table([("", *row) for row in _other_rows(memory)])
+    render.table([("", *row) for row in _other_rows(recipe, memory)])
     for assumption in memory.assumptions:
         _print_words(f"assumed: {assumption}")
     for warning in memory.warnings:
         _print_words(f"too long: {warning}")
     render.line()
     _print_stages(memory.places)
-    _print_words(_leaving(memory))
+    _print_words(_leaving(recipe.cluster.offload, memory.device))
     for found in memory.places:
         _print_items(f"what is on {found.name}", found)
     if memory.node is not None:
@@ -129,11 +130,11 @@ def _rank_rows(memory: "Memory") -> list[tuple[str, ...]]:
     ]
 
 
-def _other_rows(memory: "Memory") -> list[tuple[str, str]]:
+def _other_rows(recipe: "Recipe", memory: "Memory") -> list[tuple[str, str]]:
     generator, driver, buckets = memory.generator, memory.driver, memory.sending.buckets
     room = f"{generator.kv_tokens:,} tokens, {generator.full_sequences} sequences of full length"
-    each = " in each process" if generator.engines * generator.tensor > 1 else ""
-    room += " in each engine" if generator.engines > 1 else ""
+    each = " in each process" if recipe.generator.engines * recipe.generator.tensor > 1 else ""
+    room += " in each engine" if recipe.generator.engines > 1 else ""
     samples = f"{render.size(driver.samples)} for samples of a step, then {render.size(driver.records)} of records"
     rows = [
         ("generator", f"{render.size(generator.weights)} weights{each}"),
@@ -147,11 +148,10 @@ def _other_rows(memory: "Memory") -> list[tuple[str, str]]:
     return rows
 
 
-def _leaving(memory: "Memory") -> str:
+def _leaving(roles: Sequence[str], device: str) -> str:
     """A line on who leaves between the stages it works in."""
-    if not memory.leaving:
+    if not roles:
         return "nobody leaves while others work"
-    if memory.device == "cpu":
+    if device == "cpu":
         return "what `cluster.offload` moves out of a CPU's memory is still in it"
-    roles = " and ".join(filter(None, (", ".join(memory.leaving[:-1]), memory.leaving[-1])))
-    return f"{roles} leave{'s' * (len(memory.leaving) == 1)} while others work"
+    return f"while others work, these leave: {', '.join(roles)}"

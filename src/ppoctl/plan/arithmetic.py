@@ -5,6 +5,7 @@ Bytes are estimates from the model's config.json and say so; everything else is 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ppoctl.ppo.learning_rate import learning_rate
 from ppoctl.recipe import sizes
 from ppoctl.recipe.metric_rules import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
-from ppoctl.recipe.schema import OptimizerTable, Recipe, Rows, TrainedTable
+from ppoctl.recipe.schema import Recipe, Rows, TrainedTable
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,14 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     layout = layouts(recipe)[role]
     fewest, most = microbatches(recipe, role, sizes.longest_sequence(recipe))
     key, held = sizes.microbatch_limit(table.batching, with_gradient=False)
+    lr_at = partial(
+        learning_rate,
+        peak=optimizer.lr,
+        warmup_updates=optimizer.lr_warmup_updates,
+        total_updates=optimizer.lr_decay_updates or total,
+        kind=optimizer.lr_schedule,
+        min_frac=optimizer.lr_min_frac,
+    )
     return RolePlan(
         layout=layout.describe(),
         data_ranks=layout.data,
@@ -170,9 +179,9 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         updates_total=total,
         warmup_updates=optimizer.lr_warmup_updates,
         warmup_steps=optimizer.lr_warmup_updates / per_step,
-        lr_first=_learning_rate(0, optimizer, planned=total),
+        lr_first=lr_at(0),
         lr_peak=optimizer.lr,
-        lr_last=_learning_rate(total - 1, optimizer, planned=total),
+        lr_last=lr_at(total - 1),
         microbatches_per_minibatch_min=fewest,
         microbatches_per_minibatch_max=most,
         recompute=table.recompute,
@@ -186,14 +195,3 @@ def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:
     known = [number for number in rows if number is not None]
     responses = sum(known) * (1 + recipe.eval.samples_per_prompt) if len(known) == len(rows) else None
     return EvalPlan(tuple(step for step in range(recipe.steps + 1) if evaluates(recipe, step)), responses)
-
-
-def _learning_rate(update: int, optimizer: OptimizerTable, *, planned: int) -> float:
-    return learning_rate(
-        update,
-        peak=optimizer.lr,
-        warmup_updates=optimizer.lr_warmup_updates,
-        total_updates=optimizer.lr_decay_updates or planned,
-        kind=optimizer.lr_schedule,
-        min_frac=optimizer.lr_min_frac,
-    )

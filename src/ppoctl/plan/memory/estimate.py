@@ -35,8 +35,6 @@ class Memory(Sizes):
     """Bytes of the records of a step, on disk, by stage."""
     places: tuple[Pool, ...]
     """Pools of memory, and what takes the memory of each."""
-    leaving: tuple[str, ...]
-    """Roles that leave a GPU's memory while others work (`cluster.offload`)."""
     node: Pool | None
     """Host memory of the fullest node; None on a CPU, where memory is all one."""
     taking_turns: StageBytes | None
@@ -83,7 +81,6 @@ def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ra
         **vars(sizes),
         records=records_of(batch),
         places=tuple(places),
-        leaving=recipe.cluster.offload,
         node=None if room is None else fullest_node(recipe, sizes),
         taking_turns=least,
         assumptions=tuple(_assumptions(shape, room)),

@@ -17,9 +17,6 @@ class GeneratorBytes:
     """Bytes of one process of an engine; all tensor ranks of an engine have equally many. The work on a batch of
     tokens is not counted on a CPU, and is within the engine's share of a GPU."""
 
-    engines: int
-    tensor: int
-    """Processes of one engine."""
     weights: int
     kv_cache: int
     kv_tokens: int
@@ -89,9 +86,7 @@ def generator_bytes(
             channels = shape.latent.kv_rank + shape.latent.rope_dim
     per_token = shape.num_layers * channels * weight
     tokens = cache // per_token
-    return GeneratorBytes(
-        table.engines, tensor, parameters * weight, cache, tokens, tokens // window, window * per_token
-    )
+    return GeneratorBytes(parameters * weight, cache, tokens, tokens // window, window * per_token)
 
 
 def bucket_bytes(shape: ModelShape, layout: ParallelTable, weight: int, most: int) -> tuple[int, ...]:

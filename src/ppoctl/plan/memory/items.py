@@ -89,7 +89,7 @@ def _engine_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
     engine, turn = sizes.generator, sizes.schedule.of("generator")
     smaller, less = "raise `generator.tensor`", "lower `generator.gpu_memory_frac`"
     if sizes.device == "cpu":
-        smaller = "lower `generator.engines`" if engine.engines > 1 else "choose a smaller model"
+        smaller = "lower `generator.engines`" if recipe.generator.engines > 1 else "choose a smaller model"
         less = "lower `generator.kv_cache_mib`"
     # Nothing of it is moved: weights are sent again after a sleep.
     yield Item("generator weights", engine.weights, "device", "generator", smaller, turn, "dropped")
