@@ -70,6 +70,8 @@ stages, on this machine with all processes, 8 GiB
   eval           898 MiB   fits
   actor_save     860 MiB   fits
   critic_save    860 MiB   fits
+  actor_load     840 MiB   fits
+  critic_load    840 MiB   fits
   nobody leaves while others work
 
 what is on this machine with all processes
@@ -86,7 +88,7 @@ what is on this machine with all processes
   critic at work        227 MiB   critic_update
   generator weights     3.57 MiB  always
   KV cache              256 MiB   always
-  states being written  19.7 MiB  always
+  states being written  19.7 MiB  all but actor_load, critic_load
   samples and records   784 KiB   rollout
   samples and records   824 KiB   all but rollout
   libraries             550 MiB   always
@@ -134,6 +136,8 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   eval           105 GiB  24.7 GiB too much
   actor_save     104 GiB  23.5 GiB too much
   critic_save    104 GiB  23.5 GiB too much
+  actor_load     104 GiB  23.5 GiB too much
+  critic_load    104 GiB  23.5 GiB too much
   nobody leaves while others work
 
 what is on the fullest of 8 GPUs (actor, critic, generator)
@@ -163,12 +167,14 @@ what is on the fullest of 8 GPUs (actor, critic, generator)
 
 host memory of a node with 8 GPUs, at most 390 GiB
   rollouts in ranks     4 GiB     always
-  states being written  191 GiB   always
+  states being written  191 GiB   all but actor_load, critic_load
   staging               1 GiB     actor_save
   gathered for a save   170 GiB   actor_save
+  read by a load        170 GiB   actor_load
   libraries             7.18 GiB  always
   staging               1 GiB     critic_save
   gathered for a save   158 GiB   critic_save
+  read by a load        158 GiB   critic_load
   samples and records   1.41 GiB  rollout
   samples and records   1.34 GiB  all but rollout
   published weights     14.2 GiB  always
@@ -238,6 +244,8 @@ stages, each process on a GPU of its own, 80 GiB
   eval           40.4 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
   actor_save     37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
   critic_save    37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
+  actor_load     37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
+  critic_load    37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
   nobody leaves while others work
 
 what is on the actor's GPU
@@ -274,7 +282,7 @@ what is on the generator's GPU
 
 host memory of a node with 8 GPUs (the fullest of 3), at most 110 GiB
   rollouts in ranks     2.25 GiB  always
-  states being written  99.3 GiB  always
+  states being written  99.3 GiB  all but actor_load, critic_load
   staging               1 GiB     actor_save
   libraries             3.52 GiB  always
   samples and records   1.41 GiB  rollout
@@ -303,12 +311,14 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   eval           62.1 GiB  fits
   actor_save     26.7 GiB  fits
   critic_save    26.7 GiB  fits
+  actor_load     26.7 GiB  fits
+  critic_load    26.7 GiB  fits
   while others work, these leave: actor, critic, generator
 
 what is on the fullest of 8 GPUs (actor, critic, generator)
-  actor weights         3.55 GiB  all but reward, values, critic_update, critic_save
-  actor gradients       7.09 GiB  actor_update, actor_save
-  actor optimizer       10.6 GiB  actor_update, actor_save
+  actor weights         3.55 GiB  all but reward, values, critic_update, critic_save, critic_load
+  actor gradients       7.09 GiB  actor_update, actor_save, actor_load
+  actor optimizer       10.6 GiB  actor_update, actor_save, actor_load
   reference             3.55 GiB  logprobs, advantages
   actor gather buffer   70 MiB    always
   actor at work         1.04 GiB  rollout, logprobs, eval
@@ -317,9 +327,9 @@ what is on the fullest of 8 GPUs (actor, critic, generator)
   fragments             3.29 GiB  actor_update
   CUDA contexts         1.8 GiB   always
   NCCL                  2.5 GiB   always
-  critic weights        3.55 GiB  values, critic_update, critic_save
-  critic gradients      7.09 GiB  critic_update, critic_save
-  critic optimizer      10.6 GiB  critic_update, critic_save
+  critic weights        3.55 GiB  values, critic_update, critic_save, critic_load
+  critic gradients      7.09 GiB  critic_update, critic_save, critic_load
+  critic optimizer      10.6 GiB  critic_update, critic_save, critic_load
   critic gather buffer  70 MiB    always
   critic at work        1.04 GiB  values
   critic at work        32.9 GiB  critic_update
@@ -331,14 +341,17 @@ what is on the fullest of 8 GPUs (actor, critic, generator)
   weights on their way  4.06 GiB  rollout
 
 host memory of a node with 8 GPUs, at most 637 GiB
-  moved out             247 GiB   always
+  moved out             142 GiB   all but actor_load
   rollouts in ranks     4 GiB     always
-  states being written  191 GiB   always
+  states being written  191 GiB   all but actor_load, critic_load
   staging               1 GiB     actor_save
   gathered for a save   170 GiB   actor_save
+  read by a load        170 GiB   actor_load
   libraries             7.18 GiB  always
+  moved out             105 GiB   all but critic_load
   staging               1 GiB     critic_save
   gathered for a save   158 GiB   critic_save
+  read by a load        158 GiB   critic_load
   samples and records   1.41 GiB  rollout
   samples and records   1.34 GiB  all but rollout
   published weights     14.2 GiB  always

@@ -81,6 +81,10 @@ def test_what_a_save_takes_of_a_host(smallest: Path) -> None:
     assert during["gathered for a save"] == 2 * mine + 4 * (mine // 2)
     assert during["staging"] == 4 * 128 * MIB
     assert "gathered for a save" not in before
+    loading = _lines(memory.node, "actor_load")
+    assert loading["read by a load"] == 4 * mine  # all of it on every rank
+    assert "states being written" not in loading
+    assert "read by a load" not in _lines(memory.node, "critic_load")
     assert "gathered for a save" not in _lines(memory.node, "critic_save")  # it has no distributed optimizer
     states = {role: memory.roles[role].state for role in ("actor", "critic")}
     assert before["states being written"] == sum(states.values())
@@ -88,6 +92,7 @@ def test_what_a_save_takes_of_a_host(smallest: Path) -> None:
 
     own = _estimate(smallest, *sets, "checkpoint.reshardable=dp")
     assert "gathered for a save" not in _lines(own.node, "actor_save")
+    assert "read by a load" not in _lines(own.node, "actor_load")
     assert _lines(own.node, "eval")["states being written"] == pytest.approx(sum(states.values()), abs=8)
     waits = _estimate(smallest, *sets, "checkpoint.asynchronous=false")
     assert "states being written" not in _lines(waits.node, "eval")
@@ -148,6 +153,9 @@ def test_lengths_whose_scores_no_gpu_holds_are_named(smallest: Path, tmp_path: P
     assert _estimate(smallest, *sets, gpu_gib=9.0).warnings == ()  # another model
 
 
+_ALWAYS = ("rollouts in ranks", "libraries", "object store", "samples and records")
+
+
 def test_the_recipe_for_64_gpus_line_by_line() -> None:
     """7,615,616,512 parameters; 4 and 2 tensor ranks have these of them, norms whole."""
     actor, critic = 1_904_057_344, 3_535_415_296
@@ -177,6 +185,10 @@ def test_the_recipe_for_64_gpus_line_by_line() -> None:
     assert node is not None
     assert node.fullest.stage == "actor_save"
     assert node.fullest.bytes == sum(always.values()) + sum(saving.values())
+
+    loading = {"moved out": 8 * left["actor"], "read by a load": 8 * 12 * critic}
+    same = {name: size for name, size in (always | saving).items() if name in _ALWAYS}
+    assert _lines(node, "critic_load") == Counter(same) + Counter(loading)
 
     resting = {
         "CUDA contexts": 3 * int(0.6 * GIB),

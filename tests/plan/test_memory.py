@@ -280,7 +280,7 @@ OF_PPO = schedule_of(outline(PPO))
 
 def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read() -> None:
     assert OF_PPO.stages[0] == "rollout"
-    assert OF_PPO.stages[-4:] == ("actor_update", "eval", "actor_save", "critic_save")
+    assert OF_PPO.stages[-5:] == ("eval", "actor_save", "critic_save", "actor_load", "critic_load")
     assert OF_PPO.parts == {
         "draws": ("rollout", "eval"),
         "actor scores": ("rollout", "logprobs", "eval"),
@@ -289,12 +289,14 @@ def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read(
         "critic updates": ("critic_update",),
         "actor saves": ("actor_save",),
         "critic saves": ("critic_save",),
+        "actor loads": ("actor_load",),
+        "critic loads": ("critic_load",),
         "generator": ("rollout", "reward", "eval"),
-        "actor weights": ("rollout", "logprobs", "advantages", "actor_update", "eval", "actor_save"),
-        "actor training": ("actor_update", "actor_save"),
+        "actor weights": ("rollout", "logprobs", "advantages", "actor_update", "eval", "actor_save", "actor_load"),
+        "actor training": ("actor_update", "actor_save", "actor_load"),
         "reference": ("logprobs", "advantages"),
-        "critic weights": ("values", "critic_update", "critic_save"),
-        "critic training": ("critic_update", "critic_save"),
+        "critic weights": ("values", "critic_update", "critic_save", "critic_load"),
+        "critic training": ("critic_update", "critic_save", "critic_load"),
     }
     without_critic = schedule_of(outline(NO_CRITIC))
     assert "critic scores" not in without_critic.parts
@@ -305,6 +307,7 @@ def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read(
         "actor_update",
         "eval",
         "actor_save",
+        "actor_load",
     )
 
 
@@ -334,13 +337,13 @@ def test_a_role_that_is_listed_leaves_and_its_room_on_the_host_stays() -> None:
         for role in ("actor", "critic")
         for between in ("moved", "dropped", "gone")
     ]
-    found = list(resident(items, ["critic"]))
+    found = list(resident(items, OF_PPO, ["critic"]))
     assert [(item.name, item.place, item.stages) for item in found] == [
         ("actor moved", "device", None),
         ("actor dropped", "device", None),
         ("actor gone", "device", ("values",)),
         ("critic moved", "device", ("values",)),
-        ("moved out", "host", None),
+        ("moved out", "host", OF_PPO.stages[:-1]),  # not while it is loaded
         ("critic dropped", "device", ("values",)),
         ("critic gone", "device", ("values",)),
     ]

@@ -123,7 +123,8 @@ def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> I
     if not is_one_process(recipe):
         less = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
         yield on_host("rollouts in ranks", update_input_bytes(sizes.batch, role), lower=less)
-    layout, saves = layouts(recipe)[role], sizes.schedule.of(f"{role} saves")
+    schedule, layout = sizes.schedule, layouts(recipe)[role]
+    saves, loads = schedule.of(f"{role} saves"), schedule.of(f"{role} loads")
     gathers = layout.distributed_optimizer and recipe.checkpoint.reshardable == "full"
     # The first data rank of each part of the model writes it, of a gathered one from what it has gathered.
     is_first = rank % layout.stage_ranks < layout.tensor
@@ -133,7 +134,8 @@ def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> I
         written = state // layout.model_ranks * is_first
         if layout.distributed_optimizer and not gathers:
             written = state // layout.world_size
-        yield on_host("states being written", written, lower="set `checkpoint.asynchronous = false`")
+        behind = schedule.without(*(f"{name} loads" for name in sizes.roles))
+        yield on_host("states being written", written, lower="set `checkpoint.asynchronous = false`", stages=behind)
         if sizes.device == "gpu":
             yield on_host("staging", STAGING_BYTES, lower="set `checkpoint.asynchronous = false`", stages=saves)
     elif gathers:
@@ -142,6 +144,8 @@ def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> I
         # Every rank's share; on the first also what comes in, that put together, and the number before it.
         held = gathered // (layout.data * layout.context) + gathered * is_first
         yield on_host("gathered for a save", held, lower=_NOT_GATHERED, stages=saves)
+        # Megatron-Core has every rank read the whole part before it takes its share.
+        yield on_host("read by a load", gathered, lower=_NOT_GATHERED, stages=loads)
 
 
 def _rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> RankBytes:

@@ -60,7 +60,7 @@ def gpu_pools(recipe: Recipe, sizes: Sizes, room: int, leaving: Collection[str])
         name = f"the {roles[0]}'s GPU"
         if shared:
             name = f"{f'the fullest of {count} GPUs' if count > 1 else 'the GPU'} ({', '.join(roles)})"
-        items = resident(_items(recipe, sizes, tenants, roles), leaving)
+        items = resident(_items(recipe, sizes, tenants, roles), sizes.schedule, leaving)
         found = pool_of(name, room, [item for item in items if item.place == "device"], sizes)
         groups["" if shared else roles[0]].append(found)
     return [max(alike, key=lambda pool: pool.fullest.bytes) for alike in groups.values()]
@@ -71,7 +71,7 @@ def machine_pool(recipe: Recipe, sizes: Sizes, room: int | None) -> Pool:
     joins = recipe.cluster.ray_address is not None
     name = "all nodes of the Ray together" if joins else "this machine with all processes"
     everyone = {*processes(recipe), "driver", "node"}
-    items = resident(_items(recipe, sizes, chain(*_tenants(recipe)), everyone), ())
+    items = resident(_items(recipe, sizes, chain(*_tenants(recipe)), everyone), sizes.schedule, ())
     return pool_of(name, room, sorted(items, key=lambda item: item.place), sizes)
 
 
@@ -84,7 +84,7 @@ def fullest_node(recipe: Recipe, sizes: Sizes) -> Pool:
         name = f"a node with {len(gpus)} GPU{'s' * (len(gpus) > 1)}"
         name += f" (the fullest of {len(nodes)})" if len(nodes) > 1 else ""
         roles = {*processes(recipe), "node"} | ({"driver"} if number == 0 else set())
-        items = resident(_items(recipe, sizes, chain(*gpus), roles), recipe.cluster.offload)
+        items = resident(_items(recipe, sizes, chain(*gpus), roles), sizes.schedule, recipe.cluster.offload)
         found.append(pool_of(name, None, [item for item in items if item.place == "host"], sizes))
     return max(found, key=lambda pool: pool.fullest.bytes)
 

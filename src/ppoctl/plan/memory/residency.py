@@ -17,22 +17,29 @@ class Schedule:
     """Stages of a story in which the parts of roles are at work."""
 
     stages: tuple[str, ...]
-    """Names of all stages, in order, an evaluation and the save of each role last."""
+    """Names of all stages, in order, then an evaluation, the saves, and the loads of a resume."""
     parts: Mapping[str, tuple[str, ...]]
     """Stages by part. `generator`, `reference`, `ROLE weights` and `ROLE training` (gradients and optimizer): those
     in which a part is on the device where roles take turns. `draws`: those in which the generator works. `ROLE
     scores`: those in which a role computes log-probs or values, the actor also for the canary. Likewise `ROLE
-    updates`, `ROLE saves`."""
+    updates`, `ROLE saves`, `ROLE loads`."""
 
     def of(self, part: str) -> tuple[str, ...]:
         return self.parts.get(part, ())
 
+    def without(self, *parts: str) -> tuple[str, ...]:
+        """All stages but those of these parts."""
+        return tuple(stage for stage in self.stages if all(stage not in self.of(part) for part in parts))
+
 
 def schedule_of(outline: Outline) -> Schedule:
     """Schedule of the roles, from what each stage reads and trains. Whoever had a turn last stays until the next one
-    needs the device: rewards and advantages need none. Roles are saved one after the other."""
-    saves = [ToldStage(f"{role}_save", (role,), trains=role) for role in outline.roles]
-    stages = (*outline.stages, ToldStage(EVAL, ("actor", "prompts")), *saves)
+    needs the device: rewards and advantages need none. Roles are saved and, by a resume,
+    loaded one after the other."""
+    saves, loads = (
+        [ToldStage(f"{role}_{does}", (role,), role) for role in outline.roles] for does in ("save", "load")
+    )
+    stages = (*outline.stages, ToldStage(EVAL, ("actor", "prompts")), *saves, *loads)
     parts = defaultdict[str, list[str]](list)
     staying: tuple[str, ...] = ()
     for stage in stages:
@@ -49,7 +56,8 @@ def schedule_of(outline: Outline) -> Schedule:
             working = last = (*weights, *(["reference"] if "actor" in roles else []))
         does = [f"{role} scores" for role in roles]
         if stage.trains is not None:
-            does = [f"{stage.trains} {'saves' if stage in saves else 'updates'}"]
+            kind = "saves" if stage in saves else "loads" if stage in loads else "updates"
+            does = [f"{stage.trains} {kind}"]
         for part in (*working, *does):
             parts[part].append(stage.name)
         staying = last
@@ -77,13 +85,14 @@ class Item:
         return self.stages is None or stage in self.stages
 
 
-def resident(items: Iterable[Item], leaving: Collection[str]) -> Iterator[Item]:
+def resident(items: Iterable[Item], schedule: Schedule, leaving: Collection[str]) -> Iterator[Item]:
     """The items as they are in memory where the roles in `leaving` take turns. What is moved keeps its room on the
-    host also while it is on the device."""
+    host also while it is on the device; what has just been loaded has none yet."""
     for item in items:
         if item.between == "gone" or item.role in leaving:
             yield item
         else:
             yield replace(item, stages=None)
         if item.between == "moved" and item.role in leaving:
-            yield Item("moved out", item.bytes, "host", item.role, "leave the role out of `cluster.offload`")
+            stages = schedule.without(f"{item.role} loads")
+            yield Item("moved out", item.bytes, "host", item.role, "leave the role out of `cluster.offload`", stages)
