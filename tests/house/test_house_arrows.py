@@ -18,6 +18,8 @@ ARROWS: dict[str, set[str]] = {
     "clock": set(),
     "versions": set(),
     "table": set(),
+    "nvml": set(),
+    "device": {"nvml", "errors"},
     "recipe": {"rewards", "table", "model", "metrics", "errors"},
     "plan": {"loop", "store", "convert", "ppo", "recipe", "model", "errors"},
     "launch": {"errors"},
@@ -32,16 +34,17 @@ ARROWS: dict[str, set[str]] = {
     "tracking": {"store", "batch", "recipe", "clock", "metrics", "versions", "errors"},
     "engines.turns": set(),
     "engines.loopback": set(),
-    "weights": {"engines.loopback", "engines.turns", "batch", "errors"},
+    "weights": {"device", "engines.loopback", "engines.turns", "batch", "errors"},
     "engines.megatron": {
-        "convert", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "model", "errors",
+        "convert", "device", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "model",
+        "errors",
     },
     "engines.vllm": {
-        "clock", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
+        "clock", "device", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
     },
     "engines.ray": {"clock", "weights", "errors"},
     "convert": {"batch", "model", "errors"},
-    "preflight": {"batch", "convert", "data", "plan", "recipe", "model", "errors"},
+    "preflight": {"batch", "convert", "data", "plan", "recipe", "model", "nvml", "errors"},
     "wire": {
         "convert", "data", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch",
         "loop", "rewards", "stages", "store", "tracking", "weights", "ports", "batch", "ppo", "recipe", "model",
@@ -63,6 +66,7 @@ FOREIGN: dict[str, set[str]] = {
     "plan": set(),
     "launch": set(),
     "preflight": set(),
+    "device": {"torch"},
     "recipe": {"pydantic", "pydantic_core"},
     "table": {"pydantic"},
     "rewards": {"pydantic", "torch", "jaxtyping"},
@@ -82,6 +86,7 @@ HOMES = {
     "ray": {"engines.ray"},
     "mlflow": {"tracking"},
     "typer": {"cli"},
+    "pynvml": {"nvml"},
 }
 
 

@@ -15,7 +15,7 @@ def pinned(device: str) -> dict[str, str]:
     lines = (ROOT / "requirements" / f"{device}.txt").read_text("ascii").splitlines()
     pairs = [line.split("==") for line in lines if not line.startswith("#")]
     assert all(len(pair) == 2 for pair in pairs), "a line is a package and its version: no address, no option"
-    return {name: version for name, version in pairs}
+    return dict(pairs)
 
 
 def required(*extras: str) -> list[Requirement]:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ppoctl.device import on_gpu
+
 
 class _CpuInsteadOfCuda(TorchFunctionMode):
     """Rewrites `device="cuda"` of factory calls, leaves `Tensor.cuda()` where it is, and answers `Tensor.type()` as
@@ -79,7 +81,7 @@ _active = False
 def megatron_device() -> Iterator[None]:
     """Within it Megatron-Core's scaffolding runs on this machine's device. Re-entrant; does nothing with CUDA."""
     global _active
-    if _active or torch.cuda.is_available():
+    if _active or on_gpu():
         yield
         return
     from megatron.core.transformer.moe import token_dispatcher
