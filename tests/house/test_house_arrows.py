@@ -45,6 +45,7 @@ ARROWS: dict[str, set[str]] = {
     "engines.ray": {"clock", "weights", "errors"},
     "convert": {"batch", "model", "errors"},
     "preflight": {"batch", "convert", "data", "plan", "recipe", "model", "nvml", "errors"},
+    "doctor": {"preflight", "recipe", "device", "nvml", "errors"},
     "wire": {
         "convert", "data", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch",
         "loop", "rewards", "stages", "store", "tracking", "weights", "ports", "batch", "ppo", "recipe", "model",
@@ -56,7 +57,7 @@ ARROWS: dict[str, set[str]] = {
 
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
-    "cli": {"loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
+    "cli": {"doctor", "loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
 }
 
 # Foreign packages by room; the standard library is allowed to all.
@@ -67,6 +68,7 @@ FOREIGN: dict[str, set[str]] = {
     "launch": set(),
     "preflight": set(),
     "device": {"torch"},
+    "doctor": {"packaging"},
     "recipe": {"pydantic", "pydantic_core"},
     "table": {"pydantic"},
     "rewards": {"pydantic", "torch", "jaxtyping"},
