@@ -59,8 +59,10 @@ def test_a_model_without_a_tokenizer_is_wrong(ask: Ask) -> None:
 def test_a_layout_of_more_gpus_than_there_are_is_wrong(ask: Ask) -> None:
     wanted = ask("generator.engines=4")
     found = asked.layout(wanted, node())
-    assert (found.verdict, found.seen) == (Verdict.WRONG, "the recipe needs 4 GPUs, and this machine has 2")
+    assert (found.verdict, found.seen) == (Verdict.WRONG, "the recipe needs 4 GPUs, and this machine shows 2")
     assert asked.layout(wanted, replace(node(), driver=driver(FakeNvml(count=8)))).seen == "4 of 8 GPUs"
+    hidden = replace(node(), driver=driver(FakeNvml(count=8)), environ={"CUDA_VISIBLE_DEVICES": "5,6,7"})
+    assert asked.layout(wanted, hidden).seen.endswith("this machine shows 3 of 8 (`CUDA_VISIBLE_DEVICES`)")
     assert asked.layout(wanted, LAPTOP).seen == "4 processes on CPUs"
     joined = ask("generator.engines=4", "cluster.ray_address='head:6379'")
     assert asked.layout(joined, node()).verdict == Verdict.OK

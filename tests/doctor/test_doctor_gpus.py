@@ -13,7 +13,7 @@ from ppoctl.device import CudaView
 from ppoctl.doctor import gpus, host
 from ppoctl.doctor.examine import findings
 from ppoctl.doctor.finding import Verdict
-from ppoctl.doctor.machine import Machine, TorchBuild
+from ppoctl.doctor.machine import Machine, TorchBuild, built_for
 
 NO_DRIVER = nvml.NoDriver("NVML Shared Library Not Found")
 OLD = driver(FakeNvml(driver="535.104.05", cuda=12020))
@@ -140,6 +140,16 @@ def test_torch_is_not_imported_where_there_is_no_gpu_for_it() -> None:
 
     laptop = replace(node(), driver=NO_DRIVER, torch=TorchBuild("2.13.0+cpu", None), view=no_import)
     assert {check(laptop).verdict for check in (gpus.driver, gpus.torch, gpus.nccl)} == {Verdict.OK}
+
+
+def test_the_build_of_torch_is_read_from_the_file_that_it_ships() -> None:
+    import torch
+
+    shipped = Path(torch.__file__).with_name("version.py").read_text("utf-8")
+    assert built_for(shipped) == torch.version.cuda
+    line = "cuda: Optional[str] = "
+    assert line in shipped, "as it is written in every build"
+    assert built_for(shipped.replace(f"{line}None", f"{line}'13.0'")) == "13.0"
 
 
 def test_an_empty_environment_lacks_everything_of_the_build_for_its_machine() -> None:

@@ -282,11 +282,15 @@ def test_gpus_that_one_process_may_use_are_refused_by_name(folder: Path, monkeyp
     alone = load([Path("r.toml")]).recipe
     several = load([Path("r.toml")], ["generator.engines=2"]).recipe
     elsewhere = load([Path("r.toml")], ["generator.engines=2", "cluster.ray_address='head:6379'"]).recipe
+    apart = ["cluster.placement='apart'", "cluster.weights='broadcast'"]
     require_gpus(alone)
     require_gpus(elsewhere)
+    require_gpus(load([Path("r.toml")], apart).recipe)
     says = r"GPU 0 is in compute mode `EXCLUSIVE_PROCESS` \(2 of 2 GPUs\)"
     with pytest.raises(EnvironmentProblemError, match=says) as error:
         require_gpus(several)
+    with pytest.raises(EnvironmentProblemError, match=says):
+        require_gpus(load([Path("r.toml")], apart[:1]).recipe)
     assert error.value.hint == "sudo nvidia-smi -c DEFAULT"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ppoctl.device import VISIBLE
 from ppoctl.doctor.finding import Finding, ok, refused, warning, wrong
 from ppoctl.doctor.machine import Machine
 from ppoctl.errors import PpoctlError, quoted, without_secrets
@@ -51,13 +52,14 @@ def model(asked: Asked, here: Machine) -> Iterator[Finding]:
 
 def layout(asked: Asked, here: Machine) -> Finding:
     """Whether there are GPUs enough for the layout."""
-    needed, found = devices(asked.recipe), len(here.gpus)
+    needed, found = devices(asked.recipe), here.visible
     if asked.joins is not None:
         return ok("layout", f"{needed} devices of the Ray at `{asked.joins}`")
-    if not found or here.hides_gpus:
+    if not here.gpus or here.hides_gpus:
         return ok("layout", f"{needed} processes on CPUs" if needed > 1 else "one process on CPUs")
     if needed > found:
-        says = f"the recipe needs {needed} GPUs, and this machine has {found}"
+        shown = "" if found == len(here.gpus) else f" of {len(here.gpus)} (`{VISIBLE}`)"
+        says = f"the recipe needs {needed} GPUs, and this machine shows {found}{shown}"
         return wrong("layout", says, "ray start --head --port=6379  # on more nodes: docs/many-nodes.md")
     return ok("layout", f"{needed} of {found} GPUs")
 

@@ -54,6 +54,12 @@ class Machine:
         return self.driver.gpus if isinstance(self.driver, nvml.Driver) else ()
 
     @property
+    def visible(self) -> int:
+        """Number of GPUs that a process of this shell may use."""
+        shown = self.environ.get(device.VISIBLE)
+        return 0 if self.hides_gpus else len(self.gpus) if shown is None else len(shown.split(","))
+
+    @property
     def hides_gpus(self) -> bool:
         """Whether this shell wants no GPU."""
         return device.hides_all(self.environ.get(device.VISIBLE))
@@ -97,5 +103,10 @@ def _torch_build() -> TorchBuild | None:
     if spec is None or spec.origin is None:
         return None
     text = Path(spec.origin).with_name("version.py").read_text("utf-8")
-    found = _CUDA.search(text)
-    return TorchBuild(metadata.version("torch"), found[1] if found else None)
+    return TorchBuild(metadata.version("torch"), built_for(text))
+
+
+def built_for(version_file: str) -> str | None:
+    """Version of CUDA that torch's `version.py` says it was built for; None: for CPUs."""
+    found = _CUDA.search(version_file)
+    return found[1] if found else None

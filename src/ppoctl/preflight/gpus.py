@@ -7,8 +7,13 @@ from ppoctl.recipe.schema import Recipe
 
 
 def require_gpus(recipe: Recipe) -> None:
-    """Raise EnvironmentProblemError where this machine's GPUs refuse the processes that the recipe starts here."""
-    if recipe.cluster.ray_address is None and not is_one_process(recipe):
+    """Raise EnvironmentProblemError where this machine's GPUs refuse the processes that the recipe starts here.
+
+    Roles apart have a GPU each, but an engine that copies weights out of a trainer's GPU is a process there too.
+    """
+    cluster = recipe.cluster
+    shares = cluster.weights == "shared" if cluster.placement == "apart" else not is_one_process(recipe)
+    if shares and cluster.ray_address is None:
         require_shareable(nvml.look())
 
 
