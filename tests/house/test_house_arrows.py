@@ -18,6 +18,7 @@ ARROWS: dict[str, set[str]] = {
     "clock": set(),
     "versions": set(),
     "table": set(),
+    "cuda_memory": set(),
     "recipe": {"rewards", "table", "model", "metrics", "errors"},
     "plan": {"loop", "store", "convert", "ppo", "recipe", "model", "errors"},
     "launch": {"errors"},
@@ -32,9 +33,10 @@ ARROWS: dict[str, set[str]] = {
     "tracking": {"store", "batch", "recipe", "clock", "metrics", "versions", "errors"},
     "engines.turns": set(),
     "engines.loopback": set(),
-    "weights": {"engines.loopback", "engines.turns", "batch", "errors"},
+    "weights": {"cuda_memory", "engines.loopback", "engines.turns", "batch", "errors"},
     "engines.megatron": {
-        "convert", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "model", "errors",
+        "convert", "cuda_memory", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "model",
+        "errors",
     },
     "engines.vllm": {
         "clock", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
