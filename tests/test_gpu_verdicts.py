@@ -1,8 +1,13 @@
 """The verdicts of the first look at a GPU: what good lines print, and each way in which they are not."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
 from gpu_verdicts import wrong
 
 GOOD: dict[str, list[dict[str, Any]]] = {
