@@ -20,6 +20,7 @@ ARROWS: dict[str, set[str]] = {
     "table": set(),
     "nvml": set(),
     "device": {"nvml", "errors"},
+    "cuda_memory": set(),
     "recipe": {"rewards", "table", "model", "metrics", "errors"},
     "plan": {"loop", "store", "convert", "ppo", "recipe", "model", "errors"},
     "launch": {"errors"},
@@ -34,10 +35,10 @@ ARROWS: dict[str, set[str]] = {
     "tracking": {"store", "batch", "recipe", "clock", "metrics", "versions", "errors"},
     "engines.turns": set(),
     "engines.loopback": set(),
-    "weights": {"device", "engines.loopback", "engines.turns", "batch", "errors"},
+    "weights": {"cuda_memory", "device", "engines.loopback", "engines.turns", "batch", "errors"},
     "engines.megatron": {
-        "convert", "device", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "model",
-        "errors",
+        "convert", "cuda_memory", "device", "weights", "engines.loopback", "engines.turns", "ports", "batch",
+        "recipe", "model", "errors",
     },
     "engines.vllm": {
         "clock", "device", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",

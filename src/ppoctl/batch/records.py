@@ -163,7 +163,7 @@ class Rewards(Record["Rewards"]):
     kind: ClassVar[str] = "rewards"
 
     scores: Float[Tensor, " B"]
-    """As the scorer gave them; 0 where there is none (see `outcomes`)."""
+    """What the scorer gave; 0 where there is no score (see `outcomes`)."""
     shaped: Float[Tensor, " B"]
     """After scaling: what training sees; 0 where there is none."""
     outcomes: Int[Tensor, " B"]

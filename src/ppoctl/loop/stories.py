@@ -91,7 +91,7 @@ def _ppo(once: Once, stages: Stages, given: Given) -> Outcome:
 
 
 def _ppo_corrected(once: Once, stages: Stages, given: Given) -> Outcome:
-    """As in PPO, but a token weighs in the actor's loss what the sampler's log-prob says."""
+    """PPO in which a token weighs in the actor's loss what the sampler's log-prob says."""
     assert stages.correction is not None, "a story that corrects needs the stage that does"
     actor, critic = given.states["actor"], given.states["critic"]
     rollouts = once(stages.rollout, actor, given.prompts)
@@ -106,7 +106,7 @@ def _ppo_corrected(once: Once, stages: Stages, given: Given) -> Outcome:
 
 
 def _critic_only(once: Once, stages: Stages, given: Given) -> Outcome:
-    """As in PPO, but the actor waits until the critic knows something."""
+    """PPO in which the actor waits until the critic knows something."""
     actor, critic = given.states["actor"], given.states["critic"]
     rollouts = once(stages.rollout, actor, given.prompts)
     rewards = once(stages.reward, given.prompts, rollouts)

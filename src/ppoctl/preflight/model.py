@@ -11,7 +11,8 @@ from ppoctl.convert.account import account, not_part_of, not_tied
 from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, headers
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD
 from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
-from ppoctl.model.folder import end_token_ids, is_hub_id, local_folder, read_config, read_json_object
+from ppoctl.model.end_tokens import end_token_ids
+from ppoctl.model.folder import is_hub_id, local_folder, read_config, read_json_object
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.generator_limits import require_head_size, unread_router_bias

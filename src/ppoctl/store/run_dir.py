@@ -107,7 +107,8 @@ def _recipe_files(layout: RunLayout) -> list[Path]:
 
 
 def change_recipe(layout: RunLayout, resolved: Mapping[str, Any], *, from_step: int) -> None:
-    """From `from_step` on (the first step with no committed rollout) this recipe holds; earlier steps keep theirs."""
+    """Record that this recipe holds from `from_step` on (the first step with no committed rollout); earlier steps
+    keep theirs."""
     layout.recipes.mkdir(exist_ok=True)
     for path in layout.recipes.glob("*.json"):
         if int(path.stem) > from_step:

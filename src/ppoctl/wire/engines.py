@@ -68,7 +68,7 @@ def build_engines(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, mo
 
 def _generator(recipe: Recipe, folder: str, placed: Placed, trainer: "TrainerSide", say: Say) -> Generator:
     from ppoctl.engines.vllm import VllmGenerator, VllmSettings
-    from ppoctl.model.folder import end_token_ids
+    from ppoctl.model.end_tokens import end_token_ids
 
     new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
     settings = VllmSettings(

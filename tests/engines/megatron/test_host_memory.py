@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ppoctl.engines.megatron import optimizer
-from ppoctl.engines.megatron.offload import HostMemory
+from ppoctl.engines.megatron.locked_memory import LockedMemory, Staging
+from ppoctl.engines.megatron.offload import HostMemory, side_by_side
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
+from ppoctl.errors import OutOfMemoryError
 from ppoctl.recipe.schema import ParallelTable
 from tolerance import EXACT
 
@@ -56,10 +58,85 @@ def test_what_is_not_kept_comes_back_as_zeros():
     assert gradients.tolist() == [0, 0, 0]
 
 
+def test_host_memory_is_taken_once_and_written_again_at_each_leave():
+    memory, weights = HostMemory(), [torch.arange(300.0), torch.ones(5)]
+    for number in range(3):
+        memory.take("weights", weights)
+        assert memory.bytes == 1280 + 256, "300 and 5 float32, each from a multiple of 256 bytes on"
+        memory.bring_back("weights")
+        assert weights[0].tolist() == [index + number for index in range(300)]
+        weights[0] += 1
+
+
+def test_a_part_that_has_grown_gets_larger_host_memory():
+    memory, first, later = HostMemory(), torch.full((64,), 3.0), torch.full((640,), 5.0)
+    memory.take("training", [first])
+    memory.take("training", [first, later])  # made while the others were away
+    memory.bring_back("training")
+    memory.take("training", [later, first])
+    memory.bring_back("training")
+    assert memory.bytes == 2560 + 256
+    assert (first.unique().tolist(), later.unique().tolist()) == ([3.0], [5.0])
+
+
+def test_a_7b_model_takes_the_host_memory_that_it_has_bytes():
+    """Weights of Qwen2.5-7B on one of four tensor ranks: what is asked for, page by page, and what torch's own pinned
+    memory would take, in powers of two."""
+    hidden, ffn, vocabulary = 3584, 18944 // 4, 152064 // 4
+    attention = [1152 * hidden, 1152, hidden * 896]
+    layer = [hidden, *attention, hidden, 2 * ffn * hidden, hidden * ffn]
+    sizes = [2 * numbers for numbers in [vocabulary * hidden, *layer * 28, hidden, vocabulary * hidden]]
+    needed = sum(sizes)
+    assert needed / 2**30 == pytest.approx(3.55, abs=0.01)
+    asked = LockedMemory(side_by_side(sizes)[-1], torch.device("cpu")).bytes.nbytes
+    assert needed <= asked <= 1.02 * needed
+    assert sum(1 << (size - 1).bit_length() for size in sizes) > 1.1 * needed
+
+
+class Cudart:
+    """CUDA's two calls, which only count; `code` is what locking answers."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.locked: dict[int, int] = {}
+        self.code = code
+
+    def cudaHostRegister(self, place: int, size: int, flags: int) -> int:
+        assert flags == 0
+        self.locked[place] = size
+        return self.code
+
+    def cudaHostUnregister(self, place: int) -> None:
+        del self.locked[place]
+
+
+def test_memory_for_a_gpu_is_locked_exactly_as_long_as_it_lives(monkeypatch):
+    cuda = Cudart()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    memory = LockedMemory(5000, torch.device("cuda"))
+    assert cuda.locked == {memory.bytes.data_ptr(): 5000}
+    del memory
+    assert cuda.locked == {}
+
+
+def test_memory_that_cannot_be_locked_is_an_error_with_its_size(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(code=2))
+    with pytest.raises(OutOfMemoryError, match="no 5000 bytes for what leaves a GPU: CUDA error 2"):
+        LockedMemory(5000, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("count", [1, 24, 25, 77])
+def test_what_goes_through_two_small_pieces_arrives_whole(count):
+    tensor = torch.arange(2 * count, dtype=torch.bfloat16)[::2]
+    copy = Staging(torch.device("cpu"), size=48).copied(tensor)
+    assert torch.equal(copy, tensor)
+    tensor += 1
+    assert not torch.equal(copy, tensor), "a copy"
+
+
 def bytes_here(rank: MegatronRank) -> int:
     """Of weights, gradients, optimizer and reference on the device."""
-    models = [*rank.models, *(rank._reference or [])]
-    tensors = [weight for model in models for weight in model.parameters()]
+    tensors = [weight for model in rank.models for weight in model.parameters()]
+    tensors += rank._reference.weights()
     tensors += [*optimizer.gradient_buffers(rank.stages), *optimizer.held_tensors(rank.optimizer)]
     storages = {id(storage): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
     return sum(storages.values())

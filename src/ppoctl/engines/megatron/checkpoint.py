@@ -6,7 +6,7 @@ and `load` refuses a state with anything missing, left over or of another shape.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,16 +18,19 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ppoctl.batch.digest import FileDigest
 from ppoctl.convert.plain import why
 from ppoctl.convert.torch_dist import read_metadata
 from ppoctl.engines.megatron.data_only import CommonDataOnly, DataOnly, causes
+from ppoctl.engines.megatron.locked_memory import Staging
 from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts
 from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
 from ppoctl.errors import StorageError, quoted
@@ -51,9 +54,9 @@ class TrainerState:
 def begin_save(trained: TrainerState, folder: Path, *, reshardable: str, in_background: bool) -> RankSaving:
     """Begin to write the state into the existing empty `folder`; `finish_save` ends it. In the background: returns
     when the state is copied. Collective. Raises StorageError."""
-    writer = StateWriter(with_copies=in_background)
     with _named_save_errors(folder), _without_torch_deprecations():
         state = _sharded_state(trained, reshardable, is_loading=False)
+        writer = StateWriter(_copier(trained, state, reshardable) if in_background else None)
         request = dist_checkpointing.save(state, str(folder), sharded_strategy=writer, async_sharded_save=True)
         return RankSaving(request, writer.files, in_background=in_background)
 
@@ -99,7 +102,13 @@ def _unreadable(folder: Path, reason: str) -> StorageError:
 
 def _sharded_state(trained: TrainerState, reshardable: str, *, is_loading: bool) -> dict[str, Any]:
     kind = {"full": "fully_reshardable", "dp": "dp_reshardable"}[reshardable]
-    metadata = {"dp_cp_group": trained.groups.dp_cp, "distrib_optim_sharding_type": kind}
+    metadata = {
+        "dp_cp_group": trained.groups.dp_cp,
+        "distrib_optim_sharding_type": kind,
+        # Gathered over gloo on the first data rank, which writes it. Megatron-Core's default gathers on every rank
+        # and, with NCCL, a whole buffer at a time in the memory of each GPU.
+        "distrib_optim_fully_reshardable_mem_efficient": True,
+    }
     weights = {key: stage.module.sharded_state_dict(metadata=metadata) for key, stage in _by_key(trained.stages)}
     of_optimizer = weights["model"] if len(weights) == 1 else weights
     moments = trained.optimizer.sharded_state_dict(of_optimizer, is_loading, metadata=metadata)
@@ -112,6 +121,27 @@ def _sharded_state(trained: TrainerState, reshardable: str, *, is_loading: bool)
     if not is_loading:
         blank_padding(moments)
     return state
+
+
+def _copier(trained: TrainerState, state: dict[str, Any], reshardable: str) -> Callable[[Tensor], Tensor]:
+    """Copies a tensor that training will change while files are written. What was gathered for this save is nobody
+    else's, and is not copied again."""
+    is_gathered = trained.parallel.distributed_optimizer and reshardable == "full"
+    parts = nested_values(state["optimizer"]) if is_gathered else ()
+    gathered = {_place(part.data) for part in parts if isinstance(part, ShardedTensor | ShardedTensorFactory)}
+    device = next(trained.stages[0].parameters()).device
+    staging = Staging(device) if device.type == "cuda" else None
+
+    def copied(tensor: Tensor) -> Tensor:
+        if _place(tensor) in gathered:
+            return tensor
+        return staging.copied(tensor) if staging and tensor.is_cuda else tensor.detach().to("cpu", copy=True)
+
+    return copied
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _model_of(trained: TrainerState) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
     queries: range
     keys: range
-    """From the beginning of the sequence to the last of `queries`."""
+    """What `queries` see: the beginning of the sequence up to their last."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ gloo gathers tensors of different lengths, which it cannot by itself; outside, t
 torch in the process (vLLM, whichever is imported first) see nothing of it. It does not touch numerics.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -105,20 +104,3 @@ def megatron_device() -> Iterator[None]:
             yield
     finally:
         _active = False
-
-
-def import_megatron() -> None:
-    """Import the parts of Megatron-Core in use, without its notes on missing GPU extras.
-
-    Only warnings raised while importing are dropped, and only those: that Apex or Transformer Engine is not
-    installed, and its use of deprecated torch.jit and of its own deprecated import path.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="(Transformer Engine and )?Apex (is|are) not installed")
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message="The following imports from `dynamic_context.py`")
-        import megatron.core.dist_checkpointing.strategies.torch
-        import megatron.core.distributed
-        import megatron.core.models.gpt
-        import megatron.core.optimizer
-        import megatron.core.pipeline_parallel  # noqa: F401

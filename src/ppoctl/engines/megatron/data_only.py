@@ -44,7 +44,7 @@ class DataOnly(TorchDistLoadShardedStrategy):
         self._metadata = metadata
 
     def load(self, sharded_state_dict: dict[str, Any], checkpoint_dir: Path | str) -> dict[str, Any]:
-        """As the one it replaces, with our reader and planner."""
+        """Does what the strategy it replaces does, with our reader and planner."""
         tensors = [value for value in nested_values(sharded_state_dict) if isinstance(value, ShardedTensor)]
         by_key, flat, renamed = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict)
         state = mcore_to_pyt_state_dict(by_key, is_loading=True)

@@ -196,8 +196,8 @@ def _distribution(found: _Statistics, *, with_entropy: bool) -> tuple[Tensor, Te
 
 
 def _grad_of_logits(logits: Tensor, at: _Position, settings: LogprobSettings) -> Tensor:
-    """With x the capped and divided logits and p their probabilities: d log p(t) / dx_v = [v = t] - p_v, and
-    dH / dx_v = -p_v (log p_v + H). The cap's own slope is 1 - tanh^2."""
+    """Gradient of the loss with respect to the logits. For x the capped and divided logits and p their probabilities,
+    d log p(t) / dx_v = [v = t] - p_v and dH / dx_v = -p_v (log p_v + H). The cap's own slope is 1 - tanh^2."""
     log_p = _scaled(logits, settings).sub_(at.log_z[:, None])
     if at.grad_entropy is None:
         grad = log_p.exp_().mul_(-at.grad_logprob[:, None])

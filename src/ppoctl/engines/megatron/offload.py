@@ -5,11 +5,15 @@ stay the objects they are, and find their numbers again when these are back. Meg
 this, three of them, each for a part, which look at CUDA tensors only.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, UntypedStorage
+
+from ppoctl.engines.megatron.locked_memory import LockedMemory
 
 
 @dataclass
@@ -23,20 +27,30 @@ class _Away:
 
 
 class HostMemory:
-    """What has been moved to the host, by part."""
+    """What has been moved to the host, by part. Each part's host memory stays its own and is written again when it
+    leaves the next time."""
 
     def __init__(self) -> None:
         self._away: dict[str, list[_Away]] = {}
+        self._kept: dict[str, list[LockedMemory]] = {}
+        """Host memory by part: a piece for each time that tensors left since the part was here."""
+        self._filled: Counter[str] = Counter()
+
+    @property
+    def bytes(self) -> int:
+        """Size of all host memory."""
+        return sum(piece.bytes.nbytes for pieces in self._kept.values() for piece in pieces)
 
     def take(self, part: str, tensors: Iterable[Tensor], *, keep: bool = True) -> None:
         """Free the device's memory of these tensors, which nobody may then read. Without `keep` they come back as
-        zeros. Tensors that share storage go together, with the first part that has them."""
-        away = self._away.setdefault(part, [])
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            if storage.nbytes() == 0:
-                continue
-            away.append(_Away(storage, storage.nbytes(), _copied(storage) if keep else None))
+        zeros. Tensors that share storage go together, with the first part that has them. Raises OutOfMemoryError."""
+        found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+        storages = [storage for storage in found.values() if storage.nbytes() > 0]
+        hosts = self._hosts(part, storages) if keep else [None] * len(storages)
+        for storage, host in zip(storages, hosts, strict=True):
+            if host is not None:
+                host.copy_(_numbers(storage))
+            self._away.setdefault(part, []).append(_Away(storage, storage.nbytes(), host))
             storage.resize_(0)
 
     def bring_back(self, part: str) -> None:
@@ -48,15 +62,33 @@ class HostMemory:
                 numbers.zero_()
             else:
                 numbers.copy_(one.host)
+        self._filled[part] = 0
+
+    def _hosts(self, part: str, storages: Sequence[UntypedStorage]) -> list[Tensor]:
+        """Host memory for each of these, in one piece."""
+        if not storages:
+            return []
+        sizes = [storage.nbytes() for storage in storages]
+        places = side_by_side(sizes)
+        pieces, number = self._kept.setdefault(part, []), self._filled[part]
+        self._filled[part] += 1
+        if number < len(pieces) and pieces[number].bytes.nbytes < places[-1]:
+            del pieces[number:]  # before the larger one is there
+        if number == len(pieces):
+            pieces.append(LockedMemory(places[-1], storages[0].device))
+        memory = pieces[number].bytes
+        return [memory[place : place + size] for place, size in zip(places, sizes, strict=False)]
+
+
+_ALIGNED_BYTES = 256
+"""Where a tensor's bytes may begin: what the GPU's own memory does."""
+
+
+def side_by_side(sizes: Sequence[int]) -> list[int]:
+    """Where each of so many bytes begins in one piece of memory, and at last the size of the piece."""
+    return [0, *accumulate(-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes)]
 
 
 def _numbers(storage: UntypedStorage) -> Tensor:
     """All bytes of a storage."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _copied(storage: UntypedStorage) -> Tensor:
-    numbers = _numbers(storage)
-    # Pinned memory is copied from at the full speed of the bus.
-    host = torch.empty(numbers.shape, dtype=torch.uint8, pin_memory=numbers.is_cuda)
-    return host.copy_(numbers)

@@ -9,15 +9,12 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from ppoctl.ports import OptimizerStep
 
 
-def build_optimizer(
-    stages: Sequence[DistributedDataParallel], dtype: torch.dtype, groups: ProcessGroupCollection
-) -> MegatronOptimizer:
+def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtype) -> MegatronOptimizer:
     """AdamW over all of `stages`, with float32 main weights where the model is bfloat16; moments are zero. Main
     weights and moments are split over the data ranks where the stages' gradient buffers are.
 
@@ -31,7 +28,7 @@ def build_optimizer(
         params_dtype=dtype,
         use_distributed_optimizer=stages[0].ddp_config.use_distributed_optimizer,
     )
-    optimizer = get_megatron_optimizer(config, list(stages), use_gloo_process_groups=False, pg_collection=groups)
+    optimizer = get_megatron_optimizer(config, list(stages))
     for part in _parts(optimizer):
         for group in part.param_groups:
             group["fused"] = True  # one pass over memory per parameter instead of about ten

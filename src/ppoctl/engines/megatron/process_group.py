@@ -86,7 +86,7 @@ def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTI
                 expert_model_parallel_size=parallel.expert,
                 expert_tensor_parallel_size=parallel.expert_tensor,
                 virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
-                create_gloo_process_groups=False,
+                create_gloo_process_groups=True,  # states are gathered over them: host memory, not the GPU's
                 distributed_timeout_minutes=ceil(collective_s / 60),
             )
             # The tracker that leaves generators alone: nothing in PPO draws random numbers inside the model.

@@ -34,6 +34,7 @@ from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedMod
 from ppoctl.engines.megatron.offload import HostMemory
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S, ensure_process_group
+from ppoctl.engines.megatron.reference import Reference
 from ppoctl.engines.megatron.schedule import (
     GridOutputs,
     Stages,
@@ -105,7 +106,7 @@ class MegatronRank(SendingRank):
         self._source: tuple[Path, ModelShape] | None = None
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
-        self._reference: list[PackedModel] | None = None
+        self._reference = Reference(self._build, self._read_source)
         self._saving: tuple[Path, RankSaving]
         self._host = HostMemory()
 
@@ -118,7 +119,7 @@ class MegatronRank(SendingRank):
         with megatron_device():
             self._read_source(self._build_once())
             # After the weights: the optimizer takes its float32 main weights from them.
-            self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype, self.groups)
+            self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
 
     def begin_save(self, folder: Path, in_background: bool) -> None:  # noqa: FBT001 - asked by name and position
         """Write this rank's part of weights and optimizer into an existing folder, or a copy of it in the background.
@@ -145,7 +146,7 @@ class MegatronRank(SendingRank):
         with megatron_device():
             self._build_once()
             if self._optimizer is None:
-                self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype, self.groups)
+                self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
             checkpoint.load_state(self._trained(), folder)
 
     def update(self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective) -> list[StepShare]:
@@ -166,15 +167,10 @@ class MegatronRank(SendingRank):
         return self._forward(self.stages, sequences, temperature)
 
     def reference_forward(self, sequences: Sequences, temperature: float) -> Share | None:
-        """Log-probs under the frozen initial weights: a second model in the model's dtype, always read from the model
-        source (never from a saved state, so a resumed run keeps its anchor), on first use."""
-        if self._reference is None:
-            reference = [stage.requires_grad_(requires_grad=False) for stage in self._build()]
-            with megatron_device():
-                self._read_source(reference)
-            self._reference = reference
+        """Log-probs under the frozen initial weights (see `Reference`)."""
+        stages = self._reference.stages()
         self._have("reference")
-        return self._forward(self._reference, sequences, temperature)
+        return self._forward(stages, sequences, temperature)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """This pipeline rank's weights under Hugging Face names, whole; all tensor and expert ranks take part."""
@@ -195,8 +191,7 @@ class MegatronRank(SendingRank):
             self._optimizer.zero_grad()
             self._host.take("training", optimizer.gradient_buffers(self.stages), keep=False)
             self._host.take("training", optimizer.held_tensors(self._optimizer))
-        if self._reference is not None:
-            self._host.take("reference", (weight for model in self._reference for weight in model.parameters()))
+        self._host.take("reference", self._reference.weights())
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # other processes want it, not only others of this one
 
@@ -234,10 +229,11 @@ class MegatronRank(SendingRank):
     def _read_source(self, stages: Sequence[PackedModel]) -> None:
         """Weights of the model source: a Hugging Face folder, or one that `convert-ckpt --to megatron` made."""
         folder = self.source[0]
-        if is_torch_dist(folder):
-            load_torch_dist(stages, folder)
-        else:
-            load_weights(stages, folder)
+        with megatron_device():
+            if is_torch_dist(folder):
+                load_torch_dist(stages, folder)
+            else:
+                load_weights(stages, folder)
 
     def _trained(self) -> checkpoint.TrainerState:
         return checkpoint.TrainerState(self.stages, self.optimizer, self.groups, self.settings.parallel)

@@ -11,7 +11,7 @@ interactive one tolerates. The files are the same.
 import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,6 +25,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
@@ -40,9 +41,10 @@ COMMON_FILES = ("metadata.json", "common.pt")
 class StateWriter(TorchDistSaveShardedStrategy):
     """The writer of one state, to be handed to `dist_checkpointing.save`."""
 
-    def __init__(self, *, with_copies: bool) -> None:
+    def __init__(self, copied: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Given: how a tensor is copied that changes while the files are written; absent: none does."""
         super().__init__("torch_dist", 1)
-        self.with_copies = with_copies
+        self.copied = copied
         self.files = _DigestedFiles()
 
     def async_save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> AsyncRequest:
@@ -54,7 +56,7 @@ class StateWriter(TorchDistSaveShardedStrategy):
         ranks = _DistWrapper(None, use_dist=True, coordinator_rank=0)
         planner: Any = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
         plan, metadata = _plan_together(state, planner, writer, ranks)
-        source: Any = _Copies(plan, planner) if self.with_copies else planner
+        source: Any = planner if self.copied is None else _Copies(plan, planner, self.copied)
         written: Future[list[WriteResult]] = Future()
 
         def write() -> None:
@@ -117,16 +119,13 @@ def _plan_together(
 class _Copies:
     """This rank's part of a state, copied to the host. Each piece is given out once, and then gone."""
 
-    def __init__(self, plan: SavePlan, planner: SavePlanner) -> None:
-        self._pieces = {item.index: _copied(planner.resolve_data(item)) for item in plan.items}
+    def __init__(self, plan: SavePlan, planner: SavePlanner, copied: Callable[[Tensor], Tensor]) -> None:
+        found = ((item.index, planner.resolve_data(item)) for item in plan.items)
+        # An object has been pickled for this save and is nobody else's.
+        self._pieces = {index: copied(data) if isinstance(data, Tensor) else data for index, data in found}
 
-    def resolve_data(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
+    def resolve_data(self, item: WriteItem) -> Tensor | io.BytesIO:
         return self._pieces.pop(item.index)
-
-
-def _copied(data: torch.Tensor | io.BytesIO) -> torch.Tensor | io.BytesIO:
-    """An object has been pickled for this save and is nobody else's."""
-    return data.detach().to("cpu", copy=True) if isinstance(data, torch.Tensor) else data
 
 
 class _DigestedFiles(FileSystem):

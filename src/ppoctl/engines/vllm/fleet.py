@@ -82,7 +82,7 @@ class Fleet:
         return published.can_restore or all(seat.is_proven for seat in self._seats)
 
     def _drop(self) -> None:
-        """From now on no engine is at a state that is known."""
+        """Mark every engine as at no known state."""
         if self._published is not None:
             self._published.drop()
         self._published = None
