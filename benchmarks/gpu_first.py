@@ -3,8 +3,9 @@
     PYTHONPATH=src:benchmarks python benchmarks/gpu_first.py [PART ...] [--tiny]
 
 Parts, all of them where none is named: env attention logprobs prints ipc pinned rank shard variants soak capped
-experts. Each prints lines of JSON, and an error of one is a line of it too: the next part goes on. `--tiny` is a dry
-run with tiny models, two minutes on a CPU: it shows that every part still finds what it measures.
+experts. Each prints lines of JSON, and an error of one is a line of it too: the next part goes on. A part's last line
+is its verdict: `ok`, or what is `wrong` (`gpu_verdicts.py`); with any wrong the exit code is 1. `--tiny` is a dry run
+with tiny models, two minutes on a CPU: it shows that every part still finds what it measures.
 """
 
 import argparse
@@ -21,18 +22,22 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from gpu_verdicts import wrong
 
 TINY = "--tiny" in sys.argv
 CUDA = torch.cuda.is_available()
 DEV = torch.device("cuda", 0) if CUDA else torch.device("cpu")
 BF16 = torch.bfloat16
-H200_FLOPS = 989e12
-"""FLOP/s of an H200 in bfloat16, dense (data sheet)."""
+HOPPER_FLOPS = 989e12
+"""FLOP/s of an H100 or H200 in bfloat16, dense (data sheet)."""
+LINES = []
+"""What was said so far."""
 
 
 def say(part, **what):
     """Print one line of JSON."""
-    print(json.dumps({"part": part} | what, default=str), flush=True)
+    LINES.append({"part": part} | what)
+    print(json.dumps(LINES[-1], default=str), flush=True)
 
 
 def sync():
@@ -63,12 +68,6 @@ def gap(found, expected):
 def gib(number):
     """Bytes in GiB, two decimals."""
     return round(number / 2**30, 2)
-
-
-def host_gib():
-    """What torch holds of pinned host memory; 0 where it does not say."""
-    stats = getattr(torch.cuda.memory, "host_memory_stats", dict)() if CUDA else {}
-    return gib(stats.get("allocated_bytes.current", 0))
 
 
 def fix_varlen():
@@ -383,10 +382,10 @@ def pinned():
         say(
             "pinned",
             turn=turn,
-            gib=gib(sum(sizes)),
+            bytes=sum(sizes),
+            host_bytes=host.bytes,
             out_gb_s=round(sum(sizes) / out / 1e9, 1),
             back_gb_s=round(sum(sizes) / back / 1e9, 1),
-            host_gib=host_gib(),
             right=all(bool(t.eq(1).all()) for t in tensors),
         )
 
@@ -519,7 +518,7 @@ def _timed_update(part, kind, rank, sequences, **extra):
         s=round(took, 3),
         tokens_s=round(tokens / took),
         tflops=round(_flops(kind, sequences) / took / 1e12, 1),
-        mfu=round(_flops(kind, sequences) / took / H200_FLOPS, 3),
+        mfu=round(_flops(kind, sequences) / took / HOPPER_FLOPS, 3),
         **peak,
         **extra,
     )
@@ -575,7 +574,7 @@ def rank():
             freed_gib=gib(gone - free),
             free_gib=gib(gone),
             turn=turn,
-            host_gib=host_gib(),
+            host_gib=gib(one._host.bytes),
         )
     say("rank", same_after=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
     with tempfile.TemporaryDirectory() as name:
@@ -788,8 +787,9 @@ def main():
         except Exception as error:  # noqa: BLE001 - the other parts go on
             say(name, error=f"{type(error).__name__}: {str(error)[:400]}")
             traceback.print_exc()
-        say(name, done_s=round(time.perf_counter() - began, 1))
-    return 0
+        found = wrong(name, [line for line in LINES if line["part"] == name], on_gpu=CUDA and not TINY)
+        say(name, done_s=round(time.perf_counter() - began, 1), verdict="not ok" if found else "ok", wrong=found)
+    return 1 if any(line.get("wrong") for line in LINES) else 0
 
 
 if __name__ == "__main__":

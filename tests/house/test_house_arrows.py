@@ -18,6 +18,9 @@ ARROWS: dict[str, set[str]] = {
     "clock": set(),
     "versions": set(),
     "table": set(),
+    "nvml": set(),
+    "device": {"nvml", "errors"},
+    "cuda_memory": set(),
     "recipe": {"rewards", "table", "model", "metrics", "errors"},
     "plan": {"loop", "store", "convert", "ppo", "recipe", "model", "errors"},
     "launch": {"errors"},
@@ -32,16 +35,18 @@ ARROWS: dict[str, set[str]] = {
     "tracking": {"store", "batch", "recipe", "clock", "metrics", "versions", "errors"},
     "engines.turns": set(),
     "engines.loopback": set(),
-    "weights": {"engines.loopback", "engines.turns", "batch", "errors"},
+    "weights": {"cuda_memory", "device", "engines.loopback", "engines.turns", "batch", "errors"},
     "engines.megatron": {
-        "convert", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "model", "errors",
+        "convert", "cuda_memory", "device", "weights", "engines.loopback", "engines.turns", "ports", "batch",
+        "recipe", "model", "errors",
     },
     "engines.vllm": {
-        "clock", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
+        "clock", "device", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
     },
     "engines.ray": {"clock", "weights", "errors"},
     "convert": {"batch", "model", "errors"},
-    "preflight": {"batch", "convert", "data", "plan", "recipe", "model", "errors"},
+    "preflight": {"batch", "convert", "data", "plan", "recipe", "model", "nvml", "errors"},
+    "doctor": {"preflight", "recipe", "device", "nvml", "errors"},
     "wire": {
         "convert", "data", "plan", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm",
         "launch", "loop", "rewards", "stages", "store", "tracking", "weights", "ports", "batch", "ppo", "recipe",
@@ -53,7 +58,7 @@ ARROWS: dict[str, set[str]] = {
 
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
-    "cli": {"loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
+    "cli": {"doctor", "loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
 }
 
 # Foreign packages by room; the standard library is allowed to all.
@@ -63,6 +68,8 @@ FOREIGN: dict[str, set[str]] = {
     "plan": set(),
     "launch": set(),
     "preflight": set(),
+    "device": {"torch"},
+    "doctor": {"packaging"},
     "recipe": {"pydantic", "pydantic_core"},
     "table": {"pydantic"},
     "rewards": {"pydantic", "torch", "jaxtyping"},
@@ -82,6 +89,7 @@ HOMES = {
     "ray": {"engines.ray"},
     "mlflow": {"tracking"},
     "typer": {"cli"},
+    "pynvml": {"nvml"},
 }
 
 

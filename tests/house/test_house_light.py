@@ -56,6 +56,7 @@ def front(*words: str) -> dict[str, object]:
         (("eval", RECIPE, "--ckpt", RECIPE, "--out", RECIPE), 2),
         (("convert-ckpt", "/nowhere", RECIPE, "--to", "hf"), 2),
         (("status", "/nowhere"), None),
+        (("doctor",), None),
         (("recipes", "list"), 0),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

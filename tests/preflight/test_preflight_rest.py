@@ -11,15 +11,17 @@ from typing import ClassVar
 
 import pytest
 
+from fakes.nvml import FakeNvml
 from ppoctl.batch.prompts import Message
 from ppoctl.cli.app import run
 from ppoctl.cli.evaluate import _write
-from ppoctl.errors import DataError, OutOfMemoryError, PpoctlError, RecipeError, StorageError
+from ppoctl.errors import DataError, EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, StorageError
 from ppoctl.plan.memory import estimate
-from ppoctl.preflight import fit, folders, prompts
+from ppoctl.preflight import folders, prompts
 from ppoctl.preflight.check import check
 from ppoctl.preflight.fit import gpu_gib_here, require_fit
 from ppoctl.preflight.folders import require_new, require_space, require_writable
+from ppoctl.preflight.gpus import require_gpus
 from ppoctl.preflight.model import find_model
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import Recipe
@@ -191,7 +193,7 @@ def test_plan_and_validate_judge_what_they_are_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(estimate, "machine_bytes", lambda: 2**29)
-    monkeypatch.setattr(fit, "shutil", type("NoGpu", (), {"which": staticmethod(lambda _: None)}))
+    FakeNvml(count=0).plant(monkeypatch)
     for command in ("validate", "plan"):
         assert run([command, "r.toml"]) == 0
         assert run([command, "r.toml", "--here"]) == 7
@@ -260,15 +262,36 @@ def test_samples_that_cannot_be_written_are_an_error_handed_back(tmp_path: Path)
     assert found.message == f"cannot write `{tmp_path}/gone/out.jsonl`: No such file or directory"
 
 
-@pytest.mark.parametrize(("said", "gib"), [("81559\n40960\n", 40.0), ("81920\n", 80.0), ("[N/A]\n", None)])
-def test_gpus_are_asked_for_the_smallest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, gib: float | None
-) -> None:
-    command = tmp_path / "nvidia-smi"
-    command.write_text(f"#!/bin/sh\nprintf '{said}'\n", "utf-8")
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+@pytest.mark.parametrize(
+    ("gpus", "gib"),
+    [
+        (FakeNvml(), 40.0),
+        (FakeNvml(count=1), 80.0),
+        (FakeNvml(count=0), None),
+        (FakeNvml(memory=None), None),
+        (FakeNvml(fault="Driver Not Loaded"), None),
+    ],
+)
+def test_gpus_are_asked_for_the_smallest(monkeypatch: pytest.MonkeyPatch, gpus: FakeNvml, gib: float | None) -> None:
+    gpus.plant(monkeypatch)
     assert gpu_gib_here() == gib
+
+
+def test_gpus_that_one_process_may_use_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(mode=3).plant(monkeypatch)
+    alone = load([Path("r.toml")]).recipe
+    several = load([Path("r.toml")], ["generator.engines=2"]).recipe
+    elsewhere = load([Path("r.toml")], ["generator.engines=2", "cluster.ray_address='head:6379'"]).recipe
+    apart = ["cluster.placement='apart'", "cluster.weights='broadcast'"]
+    require_gpus(alone)
+    require_gpus(elsewhere)
+    require_gpus(load([Path("r.toml")], apart).recipe)
+    says = r"GPU 0 is in compute mode `EXCLUSIVE_PROCESS` \(2 of 2 GPUs\)"
+    with pytest.raises(EnvironmentProblemError, match=says) as error:
+        require_gpus(several)
+    with pytest.raises(EnvironmentProblemError, match=says):
+        require_gpus(load([Path("r.toml")], apart[:1]).recipe)
+    assert error.value.hint == "sudo nvidia-smi -c DEFAULT"
 
 
 def test_where_mlflow_is_may_be_known_only_where_the_run_will_be(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppoctl.errors import WeightSyncError
 from ppoctl.weights import checksum as module
@@ -130,3 +131,31 @@ def test_a_tensor_leaves_the_trainer_once() -> None:
     once = sent(a=ONES)
     with pytest.raises(WeightSyncError, match="`a` left the trainer twice"):
         once.add({"a": ONES})
+
+
+class LargestAllocations(TorchDispatchMode):
+    """Bytes of each new tensor that an operation gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor):
+            storage = found.untyped_storage()
+            self.places[storage.data_ptr()] = storage.nbytes()
+        return found
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_memory_does_not_grow_with_the_tensor(is_transposed, monkeypatch):
+    """With a GPU's rounds: no more than 64 MiB for a tensor of any size, here 128 MiB."""
+    monkeypatch.setitem(module._WORDS_PER_ROUND, "cpu", module._WORDS_PER_ROUND["cuda"])
+    weight = torch.full((64, 2**20), 3.0, dtype=torch.bfloat16)
+    seen = weight.view(2**20, 64).t() if is_transposed else weight
+    with LargestAllocations() as allocations:
+        checksum_of(seen)
+    own = {place: size for place, size in allocations.places.items() if place != weight.data_ptr()}
+    assert max(own.values()) <= 4 * 2**20
+    assert sum(sorted(own.values(), reverse=True)[:9]) <= 64 * 2**20

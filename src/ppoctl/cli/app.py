@@ -17,7 +17,21 @@ from typing import Annotated, Any
 
 import typer
 
-from ppoctl.cli import compare, convert, evaluate, plan, recipes, render, resume, show, status, track, train, validate
+from ppoctl.cli import (
+    compare,
+    convert,
+    doctor,
+    evaluate,
+    plan,
+    recipes,
+    render,
+    resume,
+    show,
+    status,
+    track,
+    train,
+    validate,
+)
 from ppoctl.errors import ExitCode, PpoctlError, quoted, without_secrets
 
 app = typer.Typer(
@@ -36,6 +50,7 @@ app.command("eval")(evaluate.evaluate)
 app.command()(resume.resume)
 app.command()(validate.validate)
 app.command()(plan.plan)
+app.command()(doctor.doctor)
 app.command()(status.status)
 app.command()(show.show)
 app.command()(compare.compare)

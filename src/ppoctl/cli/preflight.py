@@ -51,13 +51,16 @@ def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: 
 
 
 def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
-    """Raise StorageError where the run directory cannot be written or its disk is too small, OutOfMemoryError where
-    this machine is; with `force` sizes are not asked."""
+    """Raise StorageError where the run directory cannot be written or its disk is too small, EnvironmentProblemError
+    where GPUs are closed to its processes, OutOfMemoryError where this machine is too small; with `force` sizes are
+    not asked."""
     from ppoctl.preflight.fit import require_fit
     from ppoctl.preflight.folders import require_space, require_writable
+    from ppoctl.preflight.gpus import require_gpus
     from ppoctl.wire.machines import memory_of
 
     require_writable(run)
+    require_gpus(recipe)
     if force:
         return
     require_space(recipe, run)

@@ -5,6 +5,7 @@
     prompts   rows of data, and the chat template on them
     folders   whether they can be written, and free disk
     fit       whether memory suffices
+    gpus      whether several processes may use a GPU
 
 Nothing here imports torch, vLLM or transformers. Each file gives the sentence that the conversion, the data and the
 engines give when they meet the same fault.

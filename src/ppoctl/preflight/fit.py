@@ -1,8 +1,6 @@
 """Whether the recipe fits the memory that it is to run in."""
 
-import shutil
-import subprocess
-
+from ppoctl import nvml
 from ppoctl.model.reading import shape_if_here
 from ppoctl.plan.memory.estimate import estimate, misfit
 from ppoctl.recipe.schema import Recipe
@@ -10,15 +8,9 @@ from ppoctl.recipe.schema import Recipe
 
 def gpu_gib_here() -> float | None:
     """GiB of the smallest GPU of this machine; None where there is none."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return None
-    query = [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-        return min(float(line) for line in said.split()) / 1024
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+    found = nvml.look()
+    sizes = [gpu.memory_bytes for gpu in found.gpus if gpu.memory_bytes] if isinstance(found, nvml.Driver) else []
+    return min(sizes, default=0) / 2**30 or None
 
 
 def require_fit(recipe: Recipe, gpu_gib: float | None, ray_bytes: int | None = None) -> None:

@@ -13,7 +13,7 @@ from ppoctl.recipe.schema import Recipe
 
 def require_writable(folder: Path) -> None:
     """Raise StorageError where no file can be made in this folder, or the folder itself cannot be made."""
-    above = _existing(folder)
+    above = existing(folder)
     if not os.path.isdir(above):  # noqa: PTH112 - no error where a folder above is closed
         raise StorageError(f"`{above}` is a file, and `{folder}` is to be a folder", hint=f"ls -l {quoted(above)}")
     try:
@@ -41,7 +41,7 @@ def require_space(recipe: Recipe, folder: Path) -> None:
     stored = storage_of(recipe)
     if stored.states_bytes is None:
         return
-    above = _existing(folder)
+    above = existing(folder)
     free = shutil.disk_usage(above).free + _size(folder)
     needed = stored.states_bytes + stored.records_kept_bytes
     if needed > free:
@@ -52,7 +52,7 @@ def require_space(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def _existing(folder: Path) -> Path:
+def existing(folder: Path) -> Path:
     """The folder itself, or the nearest folder above it that exists."""
     here = folder.absolute()
     while not os.path.lexists(here):

@@ -8,7 +8,7 @@ Numbers are compared bit by bit, except that -0.0 and denormals count as 0: read
 own kernel loses the sign of a zero, and kernels may flush denormals.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ppoctl.errors import WeightSyncError
 
-_WORDS_PER_ROUND = {"cpu": 2**15, "cuda": 2**24}
-"""8-byte words mixed at a time: what stays in a core's cache on CPU, what keeps a GPU busy."""
+_WORDS_PER_ROUND = {"cpu": 2**15, "cuda": 2**19}
+"""8-byte words mixed at a time: what stays in a core's cache on a CPU; on a GPU 4 MiB, of which a handful
+exist at a time, beside a model that fills the rest."""
 
 # Odd constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers.
 _STEP = 0x9E3779B97F4A7C15 - 2**64
@@ -38,10 +39,12 @@ class TensorChecksum:
 
 def checksum_of(tensor: Tensor) -> TensorChecksum:
     """Checksum of a tensor's numbers; -0.0 and denormals count as 0."""
-    tensor = tensor.detach()
-    tiny = torch.finfo(tensor.dtype).tiny
-    numbers = torch.where(tensor.abs() < tiny, torch.zeros_like(tensor), tensor).contiguous()
-    return TensorChecksum(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), checksum_of_bytes(numbers))
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorChecksum(tuple(tensor.shape), dtype, _checksum(tensor.detach(), _without_tiny))
+
+
+def _without_tiny(numbers: Tensor) -> Tensor:
+    return numbers.masked_fill(numbers.abs() < torch.finfo(numbers.dtype).tiny, 0.0)
 
 
 @dataclass(frozen=True)
@@ -105,15 +108,34 @@ def checksum_of_bytes(tensor: Tensor) -> int:
     by an invertible function and the results are added, so changing any bits of one word changes the number for
     certain, and any other change (an exchange of words too) with probability 1 - 2^-64.
     """
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    whole = data.numel() // 8 * 8
-    total = torch.zeros((), dtype=torch.int64, device=data.device)
-    if whole:
-        total = _sum_of_mixed(_words(data[:whole]))
-    tail = torch.zeros(16, dtype=torch.uint8, device=data.device)
-    tail[: data.numel() - whole] = data[whole:]
-    tail[8:].view(torch.int64).fill_(data.numel())
-    return int(total + _sum_of_mixed(tail.view(torch.int64), first=whole // 8))
+    return _checksum(tensor.detach(), lambda numbers: numbers)
+
+
+def _checksum(tensor: Tensor, prepared: Callable[[Tensor], Tensor]) -> int:
+    """Checksum of what `prepared` makes of the numbers, which it is given in rounds: memory does not grow with the
+    tensor."""
+    round_words = _WORDS_PER_ROUND[tensor.device.type]
+    round_numbers = 8 * round_words // tensor.itemsize
+    mixer = _Mixer(max(2, min(round_words, tensor.nbytes // 8)), tensor.device)
+    end = torch.zeros(16, dtype=torch.uint8, device=tensor.device)
+    for start in range(0, tensor.numel(), round_numbers):
+        data = prepared(_flat(tensor, start, min(start + round_numbers, tensor.numel()))).view(torch.uint8)
+        whole = data.numel() // 8 * 8
+        if whole:
+            mixer.add(_words(data[:whole]))
+        end[: data.numel() - whole] = data[whole:]
+    end[8:].view(torch.int64).fill_(tensor.nbytes)
+    mixer.add(end.view(torch.int64))
+    return int(mixer.total)
+
+
+def _flat(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """Numbers `start` to `stop` in logical order; of strided tensors only the rows that have them are copied."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)[start:stop]
+    row = tensor[0].numel()
+    first = start // row
+    return tensor[first : -(-stop // row)].reshape(-1)[start - first * row : stop - first * row]
 
 
 def _words(data: Tensor) -> Tensor:
@@ -121,20 +143,25 @@ def _words(data: Tensor) -> Tensor:
     return (data if data.storage_offset() % 8 == 0 else data.clone()).view(torch.int64)
 
 
-def _sum_of_mixed(words: Tensor, first: int = 0) -> Tensor:
-    """Scalar: the sum over words w at place i of mix(w + (i + 1) * STEP), all modulo 2^64."""
-    size = _WORDS_PER_ROUND[words.device.type]
-    ramp = torch.arange(first + 1, first + 1 + min(size, len(words)), device=words.device).mul_(_STEP)
-    buffer, shifted = torch.empty_like(ramp), torch.empty_like(ramp)
-    sums = []
-    for number, round_words in enumerate(torch.split(words, size)):
-        count = len(round_words)
-        mixed, high = buffer[:count], shifted[:count]
+class _Mixer:
+    """The sum over words w at place i of mix(w + (i + 1) * STEP), all modulo 2^64."""
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        """For `most` words at a time."""
+        self.total = torch.zeros((), dtype=torch.int64, device=device)
+        self._ramp = torch.arange(1, 1 + most, device=device).mul_(_STEP)
+        self._mixed, self._high = torch.empty_like(self._ramp), torch.empty_like(self._ramp)
+        self._count = 0
+
+    def add(self, words: Tensor) -> None:
+        """Mix the words that follow."""
+        count = len(words)
+        mixed, high = self._mixed[:count], self._high[:count]
         # Python's product has no limit; the tensor's arithmetic has 64 bits.
-        offset = (number * size * _STEP + 2**63) % 2**64 - 2**63
-        torch.add(round_words, ramp[:count], out=mixed).add_(offset)
+        offset = (self._count * _STEP + 2**63) % 2**64 - 2**63
+        torch.add(words, self._ramp[:count], out=mixed).add_(offset)
         torch.bitwise_right_shift(mixed, 32, out=high).bitwise_and_(2**32 - 1)
         mixed.bitwise_xor_(high).mul_(_MIX)
         torch.bitwise_right_shift(mixed, 29, out=high).bitwise_and_(2**35 - 1)
-        sums.append(mixed.bitwise_xor_(high).sum())
-    return torch.stack(sums).sum()
+        self.total += mixed.bitwise_xor_(high).sum()
+        self._count += count

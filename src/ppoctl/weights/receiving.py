@@ -13,8 +13,7 @@ All tensor ranks of an engine are called alike, and answer the same.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import torch
-
+from ppoctl.device import this_device
 from ppoctl.weights.broadcast import BroadcastGroup, received
 from ppoctl.weights.bucket import Bucket, NamedTensors, TensorSpec
 from ppoctl.weights.checksum import LoadedWeight
@@ -55,8 +54,5 @@ class ReceivingEngine(ABC):
     def receive_weights(self, group: BroadcastGroup, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
         """Load buckets as they arrive in a process group, in which `first_rank` is the first process of this engine.
         Raises ProcessLostError when the group breaks."""
-        device = torch.device("cpu")
-        if torch.cuda.is_available():
-            device = torch.device("cuda", torch.cuda.current_device())
-        for tensors in received(group, first_rank + self.tensor_rank(), plan, device):
+        for tensors in received(group, first_rank + self.tensor_rank(), plan, this_device()):
             self.load(tensors)

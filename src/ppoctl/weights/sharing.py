@@ -20,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ppoctl.cuda_memory import fixed_segments
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, SenderLostError
 from ppoctl.weights.bucket import NamedTensors, TensorSpec, pack, packed_bytes, specs_of, views
 
@@ -183,7 +184,8 @@ class _OnGpu:
     def __init__(self, size: int, device: torch.device) -> None:
         from torch.multiprocessing.reductions import reduce_tensor
 
-        self.memory = torch.empty(max(1, size), dtype=torch.uint8, device=device)
+        with fixed_segments():
+            self.memory = torch.empty(max(1, size), dtype=torch.uint8, device=device)
         _, arguments = reduce_tensor(self.memory)  # type: ignore[no-untyped-call]
         # torch counts readers of the memory, from one, and keeps it while the count is not 0: also for ever, where
         # several readers have counted below that, or the only one was killed. Who may read, and until when, is

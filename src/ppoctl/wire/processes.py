@@ -126,8 +126,7 @@ def _group(
         role=role,
         size=size,
         make=make,
-        # Roles take turns: each has all threads to itself.
-        threads=max(1, torch.get_num_threads() // processes(recipe)[role]),
+        threads=torch.get_num_threads(),
         start_deadline_s=recipe.cluster.start_deadline_s,
         call_deadline_s=recipe.cluster.call_deadline_s,
         first=(number or 0) * size,

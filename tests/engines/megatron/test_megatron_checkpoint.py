@@ -3,14 +3,21 @@
 import shutil
 import threading
 import time
+from collections.abc import Callable
 
 import megatron_lab as lab
 import pytest
 import torch
+from layout_lab import settings
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from ppoctl.batch.digest import file_digest
+from ppoctl.engines.megatron import checkpoint
+from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.engines.megatron.ranks import ThisProcess
+from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import StorageError
+from ppoctl.recipe.schema import ParallelTable
 from tolerance import EXACT
 
 FILES = [".metadata", "__0_0.distcp", "common.pt", "metadata.json"]
@@ -147,6 +154,19 @@ def test_a_bfloat16_state_keeps_its_float32_main_weights(model, tmp_path):
         EXACT.check(found, expected)
 
 
+def test_a_split_optimizer_is_gathered_on_the_first_data_rank_alone(model, tmp_path, monkeypatch):
+    """What Megatron-Core reads where it decides: its default gathers on every rank, over the GPU's memory."""
+    made = settings(model("qwen2"), "actor", ParallelTable(distributed_optimizer=True))
+    trainer = MegatronActor(made, ThisProcess(MegatronRank(made)))
+    trainer.start()
+    (optimizer,) = lab.rank_of(trainer).optimizer.chained_optimizers
+    asked: list[dict[str, bool]] = []
+    gather = optimizer.get_parameter_state_dp_zero
+    monkeypatch.setattr(optimizer, "get_parameter_state_dp_zero", lambda **how: asked.append(how) or gather(**how))
+    lab.save(trainer, tmp_path)
+    assert asked == [{"use_gloo_comm": True, "empty_data": False, "return_on_all_ranks": False}]
+
+
 def digests_on_disk(folder):
     return {path.name: file_digest(path) for path in folder.iterdir()}
 
@@ -159,11 +179,16 @@ def test_a_save_tells_the_digest_of_every_file(model, tmp_path, in_background):
     assert written == digests_on_disk(tmp_path)
 
 
-def test_a_state_in_the_background_is_of_the_moment_it_was_asked_for(model, tmp_path, monkeypatch):
-    """Training goes on before a byte is written; the files are those of a save that it waited for."""
+@pytest.mark.filterwarnings("ignore:`torch.distributed.* is deprecated")
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_state_in_the_background_is_of_the_moment_it_was_asked_for(model, tmp_path, monkeypatch, is_split):
+    """Training goes on before a byte is written; the files are those of a save that it waited for. The
+    state of a split optimizer is gathered for the save, and not copied once more."""
     rollouts = lab.make_rollouts()
     objective, batches = lab.policy_objective(rollouts), [lab.minibatch(rollouts)]
-    trainer = lab.actor(model("qwen2"), dtype="bfloat16")
+    made = settings(model("qwen2"), "actor", ParallelTable(distributed_optimizer=is_split), torch.bfloat16)
+    trainer = MegatronActor(made, ThisProcess(MegatronRank(made)))
+    trainer.start()
     trainer.update(rollouts, batches, objective)
     folders = [tmp_path / "waited for", tmp_path / "behind"]
     for folder in folders:
@@ -173,7 +198,23 @@ def test_a_state_in_the_background_is_of_the_moment_it_was_asked_for(model, tmp_
     write_data = FileSystemWriter.write_data
     monkeypatch.setattr(FileSystemWriter, "write_data", lambda *a: may_write.wait() and write_data(*a))
     monkeypatch.setattr("ppoctl.engines.megatron.trainer.LOOK_EVERY_S", 0.0)
+    copies: list[int] = []
+    copier = checkpoint._copier
+
+    def watched(*of: object) -> Callable[[torch.Tensor], torch.Tensor]:
+        copied = copier(*of)
+
+        def watched_copy(tensor: torch.Tensor) -> torch.Tensor:
+            found = copied(tensor)
+            copies.append(tensor.numel() if found is not tensor else 0)
+            return found
+
+        return watched_copy
+
+    monkeypatch.setattr(checkpoint, "_copier", watched)
     saving = trainer.save(folders[1], in_background=True)
+    parameters = sum(parameter.numel() for parameter in lab.rank_of(trainer).models[0].parameters())
+    assert sum(copies) == (parameters if is_split else 4 * parameters), "weights; main weights and moments too"
     trainer.update(rollouts, batches, objective)
     assert not saving.is_written()
     may_write.set()

@@ -25,3 +25,12 @@ def test_roles_apart_have_devices_of_their_own_one_role_after_the_other():
     assert placement.bundles(has_gpus=False) == [{"CPU": 1.0}] * 7
     with pytest.raises(KeyError):
         placement.bundle_of("reward", 0)
+
+
+def test_neighbours_are_the_processes_of_the_role_on_the_same_node():
+    placement, nodes = DevicePlacement(SIZES, colocated=False), ["a", "a", "a", "b", "b", "c", "c"]
+    assert [placement.neighbours("actor", rank, nodes) for rank in range(4)] == [3, 3, 3, 1]
+    assert [placement.neighbours("critic", rank, nodes) for rank in range(2)] == [1, 1]
+    colocated = DevicePlacement({"actor": 64, "critic": 8}, colocated=True)
+    eight_nodes = [f"node-{bundle // 8}" for bundle in range(64)]
+    assert colocated.neighbours("actor", 63, eight_nodes) == 8, "of 96 threads each has 12"

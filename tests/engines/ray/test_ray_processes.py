@@ -68,6 +68,9 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
                 os.kill(os.getpid(), 9)
             time.sleep(60)  # the others wait for the dead one, as above
 
+        def threads(self) -> int:
+            return torch.get_num_threads()
+
         def sleep(self, seconds: float) -> int:
             time.sleep(seconds)
             return self.rank
@@ -131,7 +134,7 @@ def cluster(forks: None) -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def group() -> Group:
-    return Group("actor", "actor", 2, worker(), threads=1, start_deadline_s=60.0, call_deadline_s=60.0)
+    return Group("actor", "actor", 2, worker(), threads=5, start_deadline_s=60.0, call_deadline_s=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +160,7 @@ def test_what_many_calls_are_given_is_put_into_the_store_once(processes, cluster
 def test_all_are_asked_and_answer_in_the_order_of_their_ranks(processes):
     assert processes.call("who", "hello") == [("hello", 0, 2), ("hello", 1, 2)]
     assert processes.ask([1], "who", "you") == [("you", 1, 2)]
+    assert processes.call("threads") == [2, 2], "of the node's 5"
     places = processes.call("meeting_place")
     assert len(set(places)) == 1
     assert places[0].split(":")[0] == "127.0.0.1"

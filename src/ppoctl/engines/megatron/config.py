@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from ppoctl.device import on_gpu
 from ppoctl.errors import RecipeError
 from ppoctl.model.shape import ExpertShape, ModelShape
 from ppoctl.recipe.schema import ParallelTable, Recompute
@@ -62,7 +63,7 @@ def transformer_config(
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         calculate_per_token_loss=True,
-        use_cpu_initialization=not torch.cuda.is_available(),
+        use_cpu_initialization=not on_gpu(),
         perform_initialization=False,
         moe_token_dispatcher_type="alltoall",  # the default forbids lengths that vary, even without experts
         gradient_accumulation_fusion=False,

@@ -7,7 +7,6 @@ gloo gathers tensors of different lengths, which it cannot by itself; outside, t
 torch in the process (vLLM, whichever is imported first) see nothing of it. It does not touch numerics.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,6 +15,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from ppoctl.device import on_gpu
 
 
 class _CpuInsteadOfCuda(TorchFunctionMode):
@@ -79,7 +80,7 @@ _active = False
 def megatron_device() -> Iterator[None]:
     """Within it Megatron-Core's scaffolding runs on this machine's device. Re-entrant; does nothing with CUDA."""
     global _active
-    if _active or torch.cuda.is_available():
+    if _active or on_gpu():
         yield
         return
     from megatron.core.transformer.moe import token_dispatcher
@@ -103,20 +104,3 @@ def megatron_device() -> Iterator[None]:
             yield
     finally:
         _active = False
-
-
-def import_megatron() -> None:
-    """Import the parts of Megatron-Core in use, without its notes on missing GPU extras.
-
-    Only warnings raised while importing are dropped, and only those: that Apex or Transformer Engine is not
-    installed, and its use of deprecated torch.jit and of its own deprecated import path.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="(Transformer Engine and )?Apex (is|are) not installed")
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message="The following imports from `dynamic_context.py`")
-        import megatron.core.dist_checkpointing.strategies.torch
-        import megatron.core.distributed
-        import megatron.core.models.gpt
-        import megatron.core.optimizer
-        import megatron.core.pipeline_parallel  # noqa: F401

@@ -23,7 +23,9 @@ class LockedMemory:
         """Raises OutOfMemoryError where the host has no such memory to lock."""
         self._cuda: Any = None
         try:
-            self.bytes: Tensor = torch.frombuffer(mmap.mmap(-1, max(1, size)), dtype=torch.uint8)
+            self.bytes: Tensor = torch.frombuffer(
+                mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
+            )
         except OSError as error:
             raise _too_little(size, str(error)) from error
         if device.type == "cuda":

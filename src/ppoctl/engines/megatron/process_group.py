@@ -11,6 +11,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
+from ppoctl.device import on_gpu
 from ppoctl.engines.loopback import gloo_on_loopback, is_loopback, open_store
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.errors import EnvironmentProblemError
@@ -100,4 +101,4 @@ def leave() -> None:
 
 
 def _backend() -> str:
-    return "nccl" if torch.cuda.is_available() else "gloo"
+    return "nccl" if on_gpu() else "gloo"

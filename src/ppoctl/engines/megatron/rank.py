@@ -25,6 +25,7 @@ from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.source import model_folder
 from ppoctl.convert.torch_dist import is_torch_dist
+from ppoctl.device import this_device
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
@@ -352,4 +353,4 @@ class MegatronRank(SendingRank):
 def _device(name: str | None) -> torch.device:
     if name is not None:
         return torch.device(name)
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return this_device()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from ppoctl.cuda_memory import use_expandable_segments
+from ppoctl.device import on_gpu
 from ppoctl.engines.megatron.process_group import Patience, Place, join
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.turns import Turns
@@ -111,6 +113,8 @@ class OpenRank:
     """Seconds in which all ranks must have come."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> MegatronRank:
+        if on_gpu():
+            use_expandable_segments()  # not where an engine shares the process: its pool for sleeping excludes them
         if world_size > 1:
             patience = Patience(self.start_deadline_s, self.settings.collective_s)
             join(Place(rank, world_size, address), patience)

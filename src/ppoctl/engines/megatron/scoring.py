@@ -8,6 +8,7 @@ from torch import Tensor
 from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.tensors import Role
 from ppoctl.convert.transformers_model import round_parameters
+from ppoctl.device import this_device
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.microbatches import MicrobatchPlan, Share, cut_rows
 from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
@@ -27,9 +28,7 @@ class Scorer:
     are rounded to that dtype first."""
 
     def __init__(self, folder: Path, shape: ModelShape, role: Role, rounded_to: torch.dtype | None) -> None:
-        device = (
-            torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        )
+        device = this_device()
         parallel = ParallelTable()
         settings = ModelSettings(shape, torch.float32, device, _CHUNK_TOKENS, parallel)
         groups = ensure_process_group(parallel)

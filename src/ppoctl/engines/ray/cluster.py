@@ -47,6 +47,8 @@ class RayCluster:
         self._group: PlacementGroup | None = None
         self._order: list[int] = []
         """Indices of bundles node by node, so that neighbouring ranks are on one node where they can."""
+        self._nodes: list[str] = []
+        """Node of each of these."""
         self._sent: tuple[object, Any] | None = None
         """The newest object that is sent once, and Ray's reference to it."""
 
@@ -89,6 +91,7 @@ class RayCluster:
             ) from error
         nodes = placement_group_table(group)["bundles_to_node_id"]
         self._order = sorted(range(len(bundles)), key=lambda bundle: (nodes[bundle], bundle))
+        self._nodes = [str(nodes[bundle]) for bundle in self._order]
         self._group = group
 
     def options(self, role: str, rank: int) -> dict[str, Any]:
@@ -97,6 +100,10 @@ class RayCluster:
         bundle, share = self.placement.bundle_of(role, rank)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._order[bundle])
         return {"num_cpus": 1, "num_gpus": share if _has_gpus() else 0, "scheduling_strategy": strategy}
+
+    def neighbours(self, role: str, rank: int) -> int:
+        """How many processes of the role are on this one's node, itself included."""
+        return self.placement.neighbours(role, rank, self._nodes)
 
     def require_alive(self) -> None:
         """Raise ProcessLostError when this node's part of Ray is gone. Call it before each question: Ray ends the

@@ -6,7 +6,7 @@ A *bundle* is one device (a GPU, or a place on a CPU) with the processes that sh
     apart:      every process has a bundle of its own         the roles one after the other
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -36,6 +36,11 @@ class DevicePlacement:
                 return before + rank, 1.0
             before += size
         raise KeyError(role)
+
+    def neighbours(self, role: str, rank: int, nodes: Sequence[str]) -> int:
+        """How many processes of the role are on this one's node, itself included; given are the bundles' nodes."""
+        found = [nodes[self.bundle_of(role, other)[0]] for other in range(self.sizes[role])]
+        return found.count(found[rank])
 
     def bundles(self, *, has_gpus: bool) -> list[dict[str, float]]:
         """Resources that Ray is asked to set aside, one table for each bundle."""

@@ -51,7 +51,7 @@ class Group:
     size: int
     make: MakeTarget
     threads: int
-    """CPU threads of each process."""
+    """CPU threads of a node, which the role's processes there share: roles take turns."""
     start_deadline_s: float
     call_deadline_s: float
     first: int = 0
@@ -139,8 +139,12 @@ class RayProcesses:
         # The class gives the process its name: `ray::actor` in a list of processes.
         member = type(group.name.replace("'s ", "_").replace(" ", "_"), (Worker,), {})
         actor = remote(max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(member)
-        places = [self.cluster.options(group.role, group.first + rank) for rank in range(group.size)]
-        self.ranks = [actor.options(**place).remote(group.threads, str(Path.cwd())) for place in places]
+        self.ranks = [
+            actor.options(**self.cluster.options(group.role, rank)).remote(
+                max(1, group.threads // self.cluster.neighbours(group.role, rank)), str(Path.cwd())
+            )
+            for rank in range(group.first, group.first + group.size)
+        ]
         address = self._meeting_place() if group.size > 1 else ""
         return {
             _working(process.make).remote(group.make, rank, group.size, address): rank

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ppoctl.device import on_gpu
 from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.engines.vllm.environment import prepare_environment
 from ppoctl.engines.vllm.process_state import TENANCY, undisturbed
@@ -235,7 +236,7 @@ def _start(settings: VllmSettings, **options: Any) -> Any:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    of_device = _of_a_gpu if torch.cuda.is_available() else _of_a_cpu
+    of_device = _of_a_gpu if on_gpu() else _of_a_cpu
     try:
         args = EngineArgs(**_of_any_device(settings), **of_device(settings), **options)
         return LLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
@@ -301,7 +302,7 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
     """vLLM's reasons come as ValueErrors of many origins; the text tells them apart."""
     table, text = settings.table, str(error)
     if "KV cache" in text or isinstance(error, torch.OutOfMemoryError):
-        key = "gpu_memory_frac" if torch.cuda.is_available() else "kv_cache_mib"
+        key = "gpu_memory_frac" if on_gpu() else "kv_cache_mib"
         return OutOfMemoryError(
             f"vLLM has no room for one sequence of {settings.max_model_len} tokens: {text}",
             hint=f"raise `generator.{key}` (now {getattr(table, key)}) or lower `rollout.max_new_tokens`",

@@ -6,8 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from ppoctl.device import on_gpu
 from ppoctl.engines.loopback import open_store
 from ppoctl.engines.vllm.settings import VllmSettings
 
@@ -30,12 +29,12 @@ def prepare_environment(settings: VllmSettings) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # vLLM's default binds threads to cores and keeps one core back, which the trainer in this process needs.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    if not torch.cuda.is_available():
+    if not on_gpu():
         # Its latent attention on a CPU has one size of head, DeepSeek-V3's; as plain attention it has all.
         os.environ.setdefault("VLLM_MLA_DISABLE", "1")
     if Path(settings.model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if not settings.table.compile and not torch.cuda.is_available():
+    if not settings.table.compile and not on_gpu():
         _disable_torch_compile()
 
 
@@ -48,7 +47,7 @@ def join_tensor_ranks(rank: int, world_size: int, address: str) -> None:
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=host, MASTER_PORT=port)
     # Each process sees its own device only, except on a CPU, which has one.
-    os.environ["LOCAL_RANK"] = str(rank) if not torch.cuda.is_available() else "0"
+    os.environ["LOCAL_RANK"] = str(rank) if not on_gpu() else "0"
     if host.startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 

@@ -1,0 +1,91 @@
+"""What the lines of `gpu_first.py` must show: for each part, what is wrong with what it printed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Line = Mapping[str, Any]
+MOST_GAP = 0.02
+"""Norm of a bfloat16 kernel's error over the norm of the float64 result; sound kernels stay near 0.003."""
+LEAST_MFU = 0.25
+"""Share of the GPU's peak that an update must reach: the arithmetic of docs/gpu.md says 0.36 of dense kernels."""
+
+
+def wrong(part: str, lines: Sequence[Line], *, on_gpu: bool) -> list[str]:
+    """Sentences about what the part should have shown and did not; empty: all as it must be."""
+    found = [f"error: {line['error']}" for line in lines if "error" in line]
+    if not lines:
+        found.append("nothing was measured")
+    return found + [text for line in lines for text in _CHECKS.get(part, _nothing)(line, on_gpu)]
+
+
+def _nothing(line: Line, on_gpu: bool) -> list[str]:  # noqa: ARG001 - the shape of a check
+    return []
+
+
+def _is_right(line: Line, on_gpu: bool) -> list[str]:  # noqa: ARG001
+    keys = ("right", "same_on_cpu", "same_after", "same_after_load")
+    return [f"`{key}` is false: {dict(line)}" for key in keys if line.get(key) is False]
+
+
+def _env(line: Line, on_gpu: bool) -> list[str]:
+    found = []
+    if line.get("varlen", "as is") != "as is":
+        found.append(f"torch's variable-length attention is another one: {line['varlen']}")
+    if on_gpu and line.get("matmul_tflops", 1000) < 400:
+        found.append(f"a bfloat16 product reaches {line['matmul_tflops']} TFLOP/s only: is the GPU shared?")
+    return found
+
+
+def _gaps(line: Line, on_gpu: bool) -> list[str]:  # noqa: ARG001
+    gaps = [line[key] for key in ("out", "gap") if key in line] + list(line.get("grads", ()))
+    return [f"gap of {gap:.3g} to what was expected, allowed {MOST_GAP}" for gap in gaps if not gap <= MOST_GAP]
+
+
+def _logprobs(line: Line, on_gpu: bool) -> list[str]:  # noqa: ARG001
+    return [f"log-probs are off by {line['gap']:.3g} nats, allowed 0.1"] if not line.get("gap", 0.0) <= 0.1 else []
+
+
+def _prints(line: Line, on_gpu: bool) -> list[str]:
+    extra = line.get("extra_gib") or 0.0
+    memory = [f"a checksum took {extra} GiB beside the tensor, allowed 0.07"] if extra > 0.07 else []
+    return [*_is_right(line, on_gpu), *memory]
+
+
+def _pinned(line: Line, on_gpu: bool) -> list[str]:
+    slow = on_gpu and min(line.get("out_gb_s", 99), line.get("back_gb_s", 99)) < 10 and line.get("turn", 0) > 0
+    large = line.get("host_bytes", 0) > 1.02 * line.get("bytes", 0) + 4096
+    return [
+        *_is_right(line, on_gpu),
+        *([f"moving runs at {line['out_gb_s']} GB/s out, {line['back_gb_s']} back: is it pinned?"] if slow else []),
+        *([f"{line['host_bytes']} bytes of host memory for {line['bytes']}"] if large else []),
+    ]
+
+
+def _update(line: Line, on_gpu: bool) -> list[str]:
+    slow = on_gpu and line.get("mfu", 1.0) < LEAST_MFU
+    return [
+        *_is_right(line, on_gpu),
+        *([f"model FLOPs utilisation {line['mfu']}, expected {LEAST_MFU}"] if slow else []),
+    ]
+
+
+def _soak(line: Line, on_gpu: bool) -> list[str]:  # noqa: ARG001
+    found = [f"torch ran out of memory and tried again {line['retries']} times"] if line.get("retries") else []
+    if line.get("reserved", 0) > 1.25 * line.get("peak", 1e9):
+        found.append(f"{line['reserved']} GiB are reserved for a peak of {line['peak']}: fragments")
+    return found
+
+
+_CHECKS: dict[str, Callable[[Line, bool], list[str]]] = {
+    "env": _env,
+    "attention": _gaps,
+    "logprobs": _logprobs,
+    "prints": _prints,
+    "ipc": _is_right,
+    "pinned": _pinned,
+    "rank": _update,
+    "shard": _update,
+    "soak": _soak,
+    "capped": _gaps,
+    "experts": _gaps,
+}

@@ -1,0 +1,71 @@
+"""`ppoctl doctor`: whether this machine can run, before anything is started."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppoctl.cli import render
+from ppoctl.cli.options import Json, Runs, Sets
+from ppoctl.errors import EnvironmentProblemError
+
+if TYPE_CHECKING:
+    from ppoctl.doctor.asked import Asked
+    from ppoctl.doctor.finding import Finding
+
+
+def doctor(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="RECIPE", help="TOML files: also look at what they need.")
+    ] = None,
+    sets: Sets = None,
+    runs: Runs = Path("runs"),
+    json: Json = False,
+) -> int | None:
+    """Look at driver, packages, GPUs, limits and disks: one line each, what is wrong and the command that mends it.
+    Changes nothing. Exit code 3 where something is wrong."""
+    from ppoctl.doctor.examine import findings
+    from ppoctl.doctor.machine import this_machine
+
+    wanted = _asked(files, sets or ()) if files else None
+    try:
+        found = list(findings(this_machine(), runs, wanted, render.passing))
+    finally:
+        render.passing()
+    return told(found, json=json)
+
+
+def told(found: "Sequence[Finding]", *, json: bool) -> int | None:
+    """Print all findings; the exit code where one is wrong."""
+    bad = [finding for finding in found if finding.verdict == "wrong"]
+    error = None
+    if bad:
+        error = EnvironmentProblemError(
+            "\n".join(f"{finding.name}: {finding.seen}" for finding in bad), hint=bad[0].mend
+        )
+    if json:
+        render.json({"ok": error is None, "findings": [finding.as_json() for finding in found]})
+        if error is not None:
+            render.json({"error": error.as_json()})
+    else:
+        render.table([(finding.name, finding.verdict.value, _line(finding)) for finding in found])
+        count = "nothing is wrong" if not bad else f"{len(bad)} of {len(found)} findings are wrong"
+        render.say(count)
+    return None if error is None else int(error.exit_code)
+
+
+def _line(finding: "Finding") -> str:
+    return finding.seen if finding.mend is None else f"{finding.seen}; mend it: {finding.mend}"
+
+
+def _asked(files: Sequence[Path], sets: Sequence[str]) -> "Asked":
+    """The recipe with what it names and is not here. Raises RecipeError where it is wrong by itself."""
+    from ppoctl.doctor.asked import Asked
+    from ppoctl.recipe.load import examine
+    from ppoctl.recipe.problems import as_error
+
+    loaded, problems = examine(files, sets)
+    if loaded is None:
+        raise as_error([problem for problem in problems if not problem.is_missing])
+    return Asked(loaded.recipe, tuple(problems))

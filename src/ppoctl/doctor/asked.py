@@ -1,0 +1,136 @@
+"""Checks of what a recipe needs of this machine, in the words in which a start would refuse it."""
+
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ppoctl.device import VISIBLE
+from ppoctl.doctor.finding import Finding, ok, refused, warning, wrong
+from ppoctl.doctor.machine import Machine
+from ppoctl.errors import PpoctlError, quoted, without_secrets
+from ppoctl.preflight.check import check
+from ppoctl.preflight.fit import require_fit
+from ppoctl.preflight.folders import require_space
+from ppoctl.recipe.layers import told_uri
+from ppoctl.recipe.parallel import devices, is_one_process
+from ppoctl.recipe.problems import Problem
+from ppoctl.recipe.schema import MlflowTracking, Recipe
+
+ANSWER_S = 2.0
+"""Seconds that a server has to answer."""
+_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What somebody wants to run here."""
+
+    recipe: Recipe
+    missing: tuple[Problem, ...] = ()
+    """Things that the recipe names, and that are not on this machine."""
+
+    @property
+    def joins(self) -> str | None:
+        """Address of the Ray that the recipe joins; None where it needs none, or starts its own."""
+        return None if is_one_process(self.recipe) else self.recipe.cluster.ray_address
+
+
+def model(asked: Asked, here: Machine) -> Iterator[Finding]:
+    """Whether model and tokenizer are here and can be trained. Rows of data are left to `validate`, which reads them
+    all."""
+    device = "gpu" if here.gpus and not here.hides_gpus else "cpu"
+    problems = [*asked.missing, *check(asked.recipe, rows=False, device=device).problems]
+    for problem in problems:
+        yield wrong("model", problem.says, problem.hint or "ppoctl recipes keys")
+    if not problems:
+        yield ok("model", f"`{asked.recipe.model.path}`, with its tokenizer")
+
+
+def layout(asked: Asked, here: Machine) -> Finding:
+    """Whether there are GPUs enough for the layout."""
+    needed, found = devices(asked.recipe), here.visible
+    if asked.joins is not None:
+        return ok("layout", f"{needed} devices of the Ray at `{asked.joins}`")
+    if not here.gpus or here.hides_gpus:
+        return ok("layout", f"{needed} processes on CPUs" if needed > 1 else "one process on CPUs")
+    if needed > found:
+        shown = "" if found == len(here.gpus) else f" of {len(here.gpus)} (`{VISIBLE}`)"
+        says = f"the recipe needs {needed} GPUs, and this machine shows {found}{shown}"
+        return wrong("layout", says, "ray start --head --port=6379  # on more nodes: docs/many-nodes.md")
+    return ok("layout", f"{needed} of {found} GPUs")
+
+
+def memory(asked: Asked, here: Machine) -> Finding:
+    """Whether the run fits, as `plan --here` says; nodes of a Ray that is joined are not judged from here."""
+    if asked.joins is not None:
+        return ok("memory", f"not judged from here: ppoctl train asks the Ray at `{asked.joins}`")
+    sizes = [gpu.memory_bytes for gpu in here.gpus if gpu.memory_bytes is not None]
+    try:
+        require_fit(asked.recipe, min(sizes) / 2**30 if sizes and not here.hides_gpus else None)
+    except PpoctlError as error:
+        return refused("memory", error)
+    return ok("memory", "every stage fits, as far as `ppoctl plan --here` knows")
+
+
+def saves(asked: Asked, runs: Path) -> Finding:
+    """Whether the disk takes the saved states and records of the run, as `plan` counts them."""
+    try:
+        require_space(asked.recipe, runs / asked.recipe.name)
+    except PpoctlError as error:
+        return refused("saves", error)
+    return ok("saves", "the disk has room for what the run keeps")
+
+
+def joined_ray(asked: Asked) -> Finding:
+    """Whether something listens at `cluster.ray_address`. Ray itself is not asked: joining it takes long."""
+    if asked.joins is None:
+        return ok("Ray's address", "none is joined")
+    host, _, port = asked.joins.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+    except (OSError, ValueError) as error:
+        says = f"nobody answers at `cluster.ray_address` `{asked.joins}`: {error}"
+        return wrong("Ray's address", says, f"ray status --address {quoted(asked.joins)}")
+    return ok("Ray's address", f"`{asked.joins}` answers")
+
+
+def mlflow(asked: Asked) -> Finding:
+    """Whether MLflow can be reached; training goes on without, and sends what it lacks when it can."""
+    tracking = asked.recipe.tracking
+    if not isinstance(tracking, MlflowTracking):
+        return ok("MLflow", "none is asked for")
+    try:
+        uri = told_uri(tracking.uri)
+    except PpoctlError as error:
+        return refused("MLflow", error)
+    if uri is None:
+        return ok("MLflow", "a sqlite file in the runs folder")
+    shown = without_secrets(uri)
+    try:
+        _reach(uri)
+    except (OSError, ValueError) as error:
+        says = f"`tracking.uri` `{shown}` is not reached: {error}; training goes on without"
+        return warning("MLflow", says, f"curl -sS -o /dev/null {quoted(shown)}" if "http" in uri[:5] else None)
+    return ok("MLflow", f"`{shown}`")
+
+
+def _reach(uri: str) -> None:
+    """Raise OSError where nobody answers at a tracking URI, ValueError where it is none."""
+    parts = urlsplit(uri)
+    scheme = parts.scheme.split("+")[0]
+    if scheme in ("http", "https"):
+        try:
+            # MLflow says so; any other answer is one too: the server is there, and may ask who we are.
+            urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=ANSWER_S).close()
+        except urllib.error.HTTPError:
+            return
+    elif scheme in _PORTS:
+        socket.create_connection((parts.hostname or "localhost", parts.port or _PORTS[scheme]), ANSWER_S).close()
+    elif scheme in ("sqlite", "file", ""):
+        folder = Path(parts.path.removeprefix("/") if scheme == "sqlite" else parts.path).parent
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no folder `{folder}`")

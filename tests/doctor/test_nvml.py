@@ -1,0 +1,43 @@
+"""What is read of NVIDIA's management library, from a fake of its Python binding."""
+
+import builtins
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from fakes.nvml import FakeNvml
+from ppoctl import nvml
+
+
+def test_driver_gpus_and_who_reads_whom_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(count=3, cuda=12080, mode=3, apart={(0, 2)}).plant(monkeypatch)
+    found = nvml.look()
+    assert isinstance(found, nvml.Driver)
+    assert (found.version, found.cuda, found.apart) == ("580.65.06", (12, 8), ((0, 2),))
+    assert [gpu.memory_bytes for gpu in found.gpus] == [80 << 30, 40 << 30, 20 << 30]
+    assert {(gpu.compute_mode, gpu.capability) for gpu in found.gpus} == {("EXCLUSIVE_PROCESS", (9, 0))}
+
+
+def test_a_gpu_that_does_not_tell_its_memory_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(count=1, memory=None).plant(monkeypatch)
+    found = nvml.look()
+    assert isinstance(found, nvml.Driver)
+    assert found.gpus[0].memory_bytes is None
+
+
+def test_a_driver_that_does_not_answer_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(fault="Driver/library version mismatch").plant(monkeypatch)
+    assert nvml.look() == nvml.NoDriver("Driver/library version mismatch")
+
+
+def test_without_its_package_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *others: Any, **more: Mapping[str, Any]) -> Any:
+        if name == "pynvml":
+            raise ImportError(name)
+        return real(name, *others, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert nvml.look() == nvml.NoDriver("the package `nvidia-ml-py` is not installed")

@@ -1,0 +1,42 @@
+"""Which kernel attention asks torch for, on a GPU that is not there: tensors without memory."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+
+from ppoctl.engines.megatron.attention import _per_piece
+from ppoctl.engines.megatron.packed_input import PackedInput
+
+
+def packed(*lengths: int) -> PackedInput:
+    some = torch.zeros(1, dtype=torch.long)
+    return PackedInput(
+        tokens=some, positions=some, query_lengths=lengths, key_lengths=lengths, read_at=some, targets=some
+    )
+
+
+@pytest.mark.parametrize(("device", "kv_heads", "is_grouped"), [("cuda", 6, False), ("cpu", 2, True)])
+def test_float32_on_a_gpu_has_as_many_key_heads_as_query_heads(monkeypatch, device, kv_heads, is_grouped):
+    """With fewer, torch takes the kernel that keeps S x S scores."""
+    asked: list[tuple[int, bool]] = []
+
+    def record(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: bool) -> torch.Tensor:
+        asked.append((key.shape[1], settings["enable_gqa"]))
+        return query
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
+    with FakeTensorMode():
+        query, key, value = (torch.empty(7, heads, 16, device=device) for heads in (6, 2, 2))
+        assert _per_piece(query, key, value, packed(3, 4), None).shape == (7, 6, 16)
+    assert asked == [(kv_heads, is_grouped)] * 2
+
+
+def test_repeated_key_heads_are_the_grouped_ones():
+    query, key, value = (
+        torch.randn(1, heads, 5, 8, generator=torch.Generator().manual_seed(heads)) for heads in (6, 2, 3)
+    )
+    value = value[:, :2]
+    grouped = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    repeated = (x.repeat_interleave(3, dim=1) for x in (key, value))
+    torch.testing.assert_close(F.scaled_dot_product_attention(query, *repeated, is_causal=True), grouped)

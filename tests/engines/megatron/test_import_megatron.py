@@ -1,0 +1,42 @@
+"""What Megatron-Core computes with does not depend on what else is installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppoctl.engines.megatron.import_megatron import import_megatron
+from ppoctl.errors import EnvironmentProblemError
+
+LOOK = """
+import ppoctl.engines.megatron
+import torch
+from megatron.core import optimizer
+from megatron.core.transformer import transformer_block
+print(optimizer.Adam is torch.optim.AdamW, transformer_block.HAVE_TE, transformer_block.HAVE_APEX)
+"""
+FOREIGN = "class FusedAdam: pass\nclass FusedSGD: pass\nclass FusedLayerNorm: pass\n"
+
+
+def test_an_installed_transformer_engine_or_apex_is_not_swapped_in(tmp_path: Path):
+    for name in (
+        "transformer_engine/__init__",
+        "transformer_engine/pytorch/__init__",
+        "transformer_engine/pytorch/optimizers",
+        "apex/__init__",
+        "apex/optimizers",
+        "apex/normalization",
+    ):
+        file = tmp_path / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(FOREIGN)
+    look = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{LOOK}"
+    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=300)
+    assert found.stdout.split() == ["True", "False", "False"], found.stderr
+
+
+def test_one_that_is_imported_already_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apex", sys)
+    with pytest.raises(EnvironmentProblemError, match="`apex` was imported in this process before Megatron-Core"):
+        import_megatron()

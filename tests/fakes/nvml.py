@@ -1,0 +1,69 @@
+"""NVIDIA's management library as Python calls it, for machines that nobody has here: `sys.modules["pynvml"]`."""
+
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+
+class NVMLError(Exception):
+    """What the library raises."""
+
+
+@dataclass
+class FakeNvml:
+    """A driver with GPUs of one kind; `fault`: what it says instead when it is started."""
+
+    count: int = 2
+    driver: str = "580.65.06"
+    cuda: int = 13000
+    name: str = "NVIDIA H100 80GB HBM3"
+    memory: tuple[int, int] | None = (80 << 30, 600 << 20)
+    mode: int = 0
+    capability: tuple[int, int] = (9, 0)
+    apart: set[tuple[int, int]] = field(default_factory=set)
+    fault: str | None = None
+    NVMLError = NVMLError
+    NVML_P2P_STATUS_OK = 0
+
+    def plant(self, monkeypatch: pytest.MonkeyPatch) -> "FakeNvml":
+        monkeypatch.setitem(sys.modules, "pynvml", self)
+        return self
+
+    def nvmlInit(self) -> None:
+        if self.fault is not None:
+            raise NVMLError(self.fault)
+
+    def nvmlShutdown(self) -> None:
+        pass
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return self.driver
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return self.cuda
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return self.name
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        if self.memory is None:
+            raise NVMLError("Not Supported")
+        return SimpleNamespace(total=self.memory[0] >> handle, used=self.memory[1])
+
+    def nvmlDeviceGetComputeMode(self, handle: int) -> int:
+        return self.mode
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
+        return self.capability
+
+    def nvmlDeviceGetP2PStatus(self, one: int, other: int, kind: int) -> int:
+        assert kind == 0, "reading"
+        return 2 if (one, other) in self.apart else 0

@@ -1,0 +1,59 @@
+"""The verdicts of the first look at a GPU: what good lines print, and each way in which they are not."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from gpu_verdicts import wrong
+
+GOOD: dict[str, list[dict[str, Any]]] = {
+    "env": [{"matmul_tflops": 720}, {"varlen": "as is"}],
+    "attention": [{"out": 0.003, "grads": [0.004, 0.005]}, {"backward_repeats": [False]}],
+    "logprobs": [{"gap": 0.04}],
+    "prints": [{"same_on_cpu": True, "extra_gib": 0.03}, {"same_on_cpu": True, "extra_gib": None}],
+    "ipc": [{"right": True}, {"free_after": 70.1}],
+    "pinned": [{"turn": 1, "right": True, "out_gb_s": 45.0, "back_gb_s": 50.0, "bytes": 10**9, "host_bytes": 10**9}],
+    "rank": [{"mfu": 0.36}, {"same_after": True}, {"same_after_load": True}],
+    "soak": [{"reserved": 60.0, "peak": 55.0, "retries": 0}],
+    "variants": [{"variant": "base"}],
+}
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("env", {"matmul_tflops": 90}, "90 TFLOP/s only"),
+    ("env", {"varlen": "is_causal only"}, "another one: is_causal only"),
+    ("attention", {"out": 0.003, "grads": [0.004, 0.3]}, "gap of 0.3"),
+    ("attention", {"out": float("nan")}, "gap of nan"),
+    ("logprobs", {"gap": 0.5}, "off by 0.5 nats"),
+    ("prints", {"same_on_cpu": False}, "`same_on_cpu` is false"),
+    ("prints", {"same_on_cpu": True, "extra_gib": 2.7}, "2.7 GiB beside the tensor"),
+    ("ipc", {"right": False, "answer": "Operation not permitted"}, "Operation not permitted"),
+    ("pinned", {"turn": 1, "out_gb_s": 4.0, "back_gb_s": 50.0}, "4.0 GB/s out"),
+    ("pinned", {"turn": 0, "bytes": 10**9, "host_bytes": 2**31}, "2147483648 bytes of host memory"),
+    ("rank", {"mfu": 0.1}, "utilisation 0.1"),
+    ("rank", {"same_after_load": False}, "`same_after_load` is false"),
+    ("soak", {"reserved": 80.0, "peak": 55.0}, "fragments"),
+    ("soak", {"retries": 3}, "tried again 3 times"),
+    ("variants", {"variant": "all", "error": "RuntimeError: no such kernel"}, "no such kernel"),
+]
+
+
+@pytest.mark.parametrize("part", GOOD)
+def test_good_lines_have_nothing_wrong(part):
+    assert wrong(part, GOOD[part], on_gpu=True) == []
+
+
+@pytest.mark.parametrize(("part", "line", "words"), BAD)
+def test_a_bad_line_is_named(part, line, words):
+    (found,) = wrong(part, [*GOOD[part], line], on_gpu=True)
+    assert words in found
+
+
+def test_a_part_that_measured_nothing_is_not_ok():
+    assert wrong("shard", [], on_gpu=True) == ["nothing was measured"]
+
+
+def test_speed_is_not_asked_of_a_cpu():
+    assert wrong("rank", [{"mfu": 0.0}], on_gpu=False) == []

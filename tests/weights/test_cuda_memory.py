@@ -1,0 +1,57 @@
+"""torch takes allocator settings as one string and resets what is not in it: each change keeps the rest."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ppoctl.cuda_memory import fixed_segments, use_expandable_segments
+from ppoctl.weights import sharing
+
+ROUNDING = "roundup_power2_divisions:[256:1,512:2,>:4]"
+
+
+def settings() -> str:
+    return torch._C._accelerator_getAllocatorSettings()
+
+
+@pytest.fixture(autouse=True)
+def before() -> Iterator[None]:
+    found = settings()
+    yield
+    torch._C._accelerator_setAllocatorSettings(found)
+
+
+def test_segments_that_grow_are_added_to_what_a_person_set():
+    torch._C._accelerator_setAllocatorSettings(f"max_split_size_mb:512,{ROUNDING}")
+    use_expandable_segments()
+    assert settings() == f"max_split_size_mb:512,{ROUNDING},expandable_segments:True"
+
+
+def test_what_a_person_said_of_them_stays():
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    use_expandable_segments()
+    assert settings() == "expandable_segments:False"
+
+
+def test_memory_for_other_processes_is_of_fixed_segments_and_only_that(monkeypatch):
+    """`_OnGpu` allocates where they are off, on a GPU that is not there."""
+    torch._C._accelerator_setAllocatorSettings("max_split_size_mb:512,expandable_segments:True")
+    seen: list[str] = []
+
+    def empty(*_: object, **__: object) -> torch.Tensor:
+        seen.append(settings())
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "empty", empty)
+    with pytest.raises(torch.OutOfMemoryError):
+        sharing._OnGpu(100, torch.device("cuda"))
+    assert seen == ["max_split_size_mb:512,expandable_segments:False"]
+    assert settings() == "max_split_size_mb:512,expandable_segments:True"
+
+
+def test_they_are_off_again_where_nobody_set_anything():
+    torch._C._accelerator_setAllocatorSettings("")
+    with fixed_segments():
+        assert settings() == "expandable_segments:False"
+    assert settings() == "expandable_segments:False"
