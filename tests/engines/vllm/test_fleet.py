@@ -155,9 +155,11 @@ def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_wei
     turns.take("critic", lambda: critic.append(-1))
     assert [engine.log[-1] for engine in engines] == ["sleep", "sleep"]
     log = list(engines[0].log)
-    run(fleet, 4)  # at the same state: they wake, and get no weights
+    bench.trainer.has_moved_on = True
+    run(fleet, 4)  # at the same state: they are brought to it again, from what was published
     assert critic == [0, -1]
-    assert set(engines[0].log[len(log) :]) == {"advance"}
+    assert engines[0].log[len(log) :][:5] == ["begin_weights", "take_weights", "end_weights", "score", "advance"]
+    assert engines[1].log.count("end_weights") == 2
     fleet.close()
     turns.take("critic", lambda: None)
     assert engines[0].log[-1] == "close"  # and is not started to be put to sleep
@@ -180,8 +182,20 @@ def test_an_engine_that_dies_when_it_is_to_sleep_is_started_again_when_it_is_nee
     turns.take("critic", lambda: None)
     assert said == ["an engine died"]
     run(fleet, 4)
-    assert dying.log.count("begin_weights") == 2
-    assert other.log.count("begin_weights") == 1
+    assert dying.log.count("begin_weights") == other.log.count("begin_weights") == 2
+
+
+def test_engines_that_slept_where_nothing_is_kept_get_their_weights_from_the_trainer():
+    turns, engine = Turns(), CountingHost(speed=1)
+    bench = bench_of(engine, turns=turns)
+    bench.trainer.keeps = False
+    for _ in range(2):
+        run(bench.fleet, 4)
+        turns.take("critic", lambda: None)
+    assert engine.log.count("end_weights") == 2
+    run(bench.fleet, 4)
+    run(bench.fleet, 4)  # evaluated, then drawn, without a turn of anybody in between
+    assert engine.log.count("end_weights") == 3
 
 
 def test_equal_states_cost_nothing_and_a_replayed_one_is_another():

@@ -53,4 +53,4 @@ class OpenEngine:
     def __call__(self, rank: int, world_size: int, address: str) -> Engine:
         if world_size > 1:
             join_tensor_ranks(rank, world_size, address)
-        return Engine(self.settings)
+        return Engine(self.settings, is_alone=True)
