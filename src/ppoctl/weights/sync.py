@@ -21,7 +21,7 @@ from ppoctl.errors import SenderLostError, WeightSyncError
 from ppoctl.weights.broadcast import BroadcastGroup, meeting
 from ppoctl.weights.bucket import Bucket
 from ppoctl.weights.calls import EngineHandle, EngineLostError, Reply, ask, wait
-from ppoctl.weights.canary import Canary
+from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, SentChecksums, require_equal
 from ppoctl.weights.sending import NamedWeights, PipelineRankSender, SendReport
 
@@ -77,9 +77,9 @@ class Published:
     """All Hugging Face names."""
     sent: SentChecksums
     canary: tuple[int, ...]
-    """Token ids that both sides score."""
-    expected: Sequence[float]
-    """The trainer's log-probs of them."""
+    """Token ids of the prompt that both sides score."""
+    expected: CanaryScores
+    """The trainer's log-probs of it, and of what an engine drew after it."""
     buckets: Sequence[Bucket]
     """Contents that last; none where engines start on a folder."""
     folder: Path | None
@@ -116,9 +116,7 @@ class Sync:
                 sent, folder = self._export(engines, weights, kept)
             (vocab_size, *_) = ask(engines, "vocab_size")
             tokens = self.canary.tokens(vocab_size)
-            scores = [engine.begin("score", tokens) for engine in engines]
-            expected = self.trainer.score(state, tokens)
-            self._check(scores, expected)
+            expected = self._checked(engines, state, tokens)
             return Published(state, weights.names, sent, tokens, expected, buckets, folder, kept.pop_all().close)
 
     def restore(self, engines: Sequence[EngineHandle], published: Published) -> None:
@@ -131,7 +129,8 @@ class Sync:
                 hand_over(engines, published.buckets)
                 loaded = ask(engines, "end_weights")
         _require_all_equal(published.names, published.sent, loaded)
-        self._check([engine.begin("score", published.canary) for engine in engines], published.expected)
+        for found in ask(engines, "score", published.canary, self.canary.num_drawn):
+            self.canary.check(found, published.expected)
 
     def _send(self, engines: Sequence[EngineHandle], weights: NamedWeights) -> tuple[SentChecksums, list[Bucket]]:
         """Change weights in place, in buckets, and compare what each engine then holds: what was sent, and what of
@@ -205,9 +204,17 @@ class Sync:
                 elif not sending.answers()[0].arrived:
                     return
 
-    def _check(self, scores: Sequence[Reply], expected: Sequence[float]) -> None:
-        for found in wait(scores):
-            self.canary.check(found, expected)
+    def _checked(self, engines: Sequence[EngineHandle], state: State, tokens: tuple[int, ...]) -> CanaryScores:
+        """What the trainer says of the canary, once each engine has said the same. Engines most often draw the same
+        tokens, and the trainer scores them once."""
+        expected: dict[tuple[int, ...], CanaryScores] = {}
+        for found in ask(engines, "score", tokens, self.canary.num_drawn):
+            if found.drawn not in expected:
+                scored = tuple(self.trainer.score(state, tokens + found.drawn))
+                last = len(tokens) - 1
+                expected[found.drawn] = CanaryScores(scored[:last], found.drawn, scored[last:])
+            self.canary.check(found, expected[found.drawn])
+        return next(iter(expected.values()))
 
 
 @contextmanager

@@ -259,7 +259,7 @@ def test_an_error_of_the_proof_leaves_the_engines_at_no_state(monkeypatch: pytes
     engine = CountingHost(speed=1)
     fleet, _ = fleet_of(engine)
     with monkeypatch.context() as planted:
-        planted.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+        planted.setattr(engine, "scores", 1.0)
         with pytest.raises(WeightSyncError, match="canary"):
             fleet.prepare(STATE)
     fleet.prepare(STATE)
@@ -271,6 +271,32 @@ def test_an_engine_that_cannot_take_weights_is_restarted_on_an_export_and_asked(
     fleet, _ = fleet_of(engine)
     fleet.prepare(STATE)
     assert engine.log == ["takes_weights", "restart", STATE.stamp, "vocab_size", "score"]
-    monkeypatch.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+    monkeypatch.setattr(engine, "scores", 1.0)
     with pytest.raises(WeightSyncError, match="canary"):
         fleet.prepare(NEXT)
+
+
+def test_an_engine_that_decodes_wrong_is_caught_before_anything_is_drawn_although_it_scores_a_prompt_right():
+    engines = CountingHost(speed=1), CountingHost(speed=1, decodes=-0.5)
+    fleet, _ = fleet_of(*engines)
+    with pytest.raises(WeightSyncError, match=r"differ by 0\.5 nats \(max over 8 tokens that the generator drew;"):
+        fleet.prepare(STATE)
+    assert "advance" not in engines[0].log + engines[1].log
+
+
+def test_engines_that_draw_other_tokens_are_each_compared_with_the_trainer(monkeypatch):
+    other = CountingHost(speed=1, draws_first=7)
+    bench = bench_of(CountingHost(speed=1), other, CountingHost(speed=1))
+    scored: list[tuple[int, ...]] = []
+    trainer = bench.fleet._sync.trainer
+
+    def score(state: State, tokens: tuple[int, ...]) -> list[float]:
+        scored.append(tokens[-8:])
+        return trainer.score(state, tokens)
+
+    monkeypatch.setattr(bench.fleet._sync, "trainer", replace(trainer, score=score))
+    assert len(run(bench.fleet, 4)) == 4
+    assert scored == [(0, *range(1, 8)), (7, *range(1, 8))]
+    other.decodes = -0.5
+    with pytest.raises(WeightSyncError, match="tokens that the generator drew"):
+        bench.fleet.prepare(NEXT)

@@ -20,6 +20,7 @@ from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError
 from ppoctl.ports import SamplingParams
 from ppoctl.recipe.generator_limits import too_long_a_window, unread_router_bias
 from ppoctl.weights.bucket import NamedTensors
+from ppoctl.weights.canary import CanaryScores
 from ppoctl.weights.checksum import LoadedWeight
 from ppoctl.weights.receiving import ReceivingEngine
 
@@ -160,16 +161,26 @@ class Engine(ReceivingEngine):
         )
         self._queue(draw.id, draw.prompt, drawn)
 
-    def score(self, tokens: Sequence[int]) -> tuple[float, ...]:
-        """Log-probs (temperature 1) of tokens 1.. of a sequence; nothing else may be running."""
+    def score(self, tokens: tuple[int, ...], draws: int) -> CanaryScores:
+        """Log-probs of a prompt in one pass, and of `draws` tokens that are drawn after it, greedily, as samples are:
+        over the paged cache, whatever ends a response. Nothing else may be running."""
         from vllm import SamplingParams as VllmParams
+        from vllm.sampling_params import RequestOutputKind
 
-        scored = VllmParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, logprobs=0, detokenize=False)
+        scored = VllmParams(
+            temperature=0.0,
+            max_tokens=draws,
+            ignore_eos=True,
+            prompt_logprobs=0,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
         self._queue("score", tokens, scored)
         try:
             while True:
                 for finished in self.step():
-                    return finished.prompt_logprobs
+                    return CanaryScores(finished.prompt_logprobs, finished.tokens, finished.logprobs)
         finally:
             self.abort()
 
