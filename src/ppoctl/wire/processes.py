@@ -84,7 +84,7 @@ def _in_ray(recipe: Recipe) -> Placed:
         cluster.say = say
         size = recipe.generator.tensor
         fleet[:] = [
-            _group(recipe, cluster, "generator", OpenEngine(settings), size=size, number=number)
+            _group(recipe, cluster, "generator", OpenEngine(settings, number), size=size, number=number)
             for number in range(recipe.generator.engines)
         ]
         way = BroadcastWay(cluster.driver_host, table.start_deadline_s, engine_ranks=size)

@@ -1,11 +1,13 @@
 """What vLLM is told before it is imported and when it is started: on a CPU, and on a GPU that is only pretended."""
 
 import gc
+import logging
 import multiprocessing
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from ppoctl.engines.vllm import engine as engine_module
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import compiles, prepare_environment
+from ppoctl.engines.vllm.log import where_it_says_more, write_log
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import GeneratorTable
@@ -213,3 +216,37 @@ def test_only_a_trainers_process_is_guarded_at_each_step(monkeypatch, is_alone):
     engine.advance([], None)  # type: ignore[arg-type]
     assert counted[:at_start] == (["guard"] if is_alone else ["guard", "unfreeze"])
     assert counted[at_start:] == ([] if is_alone else ["guard"] * 3)
+
+
+@pytest.fixture
+def vllm_logger() -> Iterator[logging.Logger]:
+    """vLLM's logger as if vLLM had set it up, and given back as it was."""
+    logger = logging.getLogger("vllm")
+    before = list(logger.handlers), logger.level, logger.propagate
+    yield logger
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def test_what_vllm_says_goes_to_a_file_of_each_engine_and_not_to_the_screen(clean, vllm_logger, capfd):
+    screen = logging.StreamHandler()
+    vllm_logger.handlers = [screen]
+    settings = replace(settings_of(), logs=clean)
+    prepare_environment(settings)  # as of an engine before
+    write_log(settings, "engine-3")
+    prepare_environment(settings)
+    logging.getLogger("vllm.v1.engine").info("using FLASH_ATTN")
+    said = (clean / "vllm-engine-3.log").read_text(encoding="utf-8")
+    assert said.endswith(" INFO vllm.v1.engine: using FLASH_ATTN\n")
+    assert os.environ["VLLM_CONFIGURE_LOGGING"] == "0"
+    assert capfd.readouterr() == ("", "")
+    assert where_it_says_more(settings).endswith("/vllm-*.log")
+
+
+@pytest.mark.parametrize("exported", [{"VLLM_LOGGING_LEVEL": "DEBUG"}, {"VLLM_LOGGING_CONFIG_PATH": "mine.json"}, {}])
+def test_a_person_or_nobody_decides_how_vllm_logs(clean, vllm_logger, exported):
+    """Nobody: where there is no run directory."""
+    os.environ.update(exported)
+    before = list(vllm_logger.handlers)
+    write_log(replace(settings_of(), logs=clean) if exported else settings_of(), "engine-0")
+    assert vllm_logger.handlers == before
+    assert "VLLM_CONFIGURE_LOGGING" not in os.environ

@@ -14,6 +14,7 @@ import torch
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.engines.vllm.environment import prepare_environment
+from ppoctl.engines.vllm.log import where_it_says_more
 from ppoctl.engines.vllm.process_state import TENANCY, undisturbed
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
@@ -272,7 +273,7 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
         return unread_router_bias(settings.model)
     return EnvironmentProblemError(
         f"vLLM could not start on `model.path` `{settings.model}`: {_in_words(error)}",
-        hint="the same command with VLLM_LOGGING_LEVEL=INFO in front prints what vLLM says",
+        hint=where_it_says_more(settings),
     )
 
 
@@ -282,7 +283,7 @@ def drawing_error(settings: VllmSettings, error: Exception) -> Exception:
         return error
     return EnvironmentProblemError(
         f"vLLM failed while drawing from `model.path` `{settings.model}`: {_in_words(error)}",
-        hint="the same command with VLLM_LOGGING_LEVEL=INFO in front prints what vLLM says",
+        hint=where_it_says_more(settings),
     )
 
 
