@@ -2,8 +2,8 @@
 engine draws after it, greedily, and both score.
 
 Checksums prove that both hold the same numbers. The canary proves that both compute the same function of them: layer
-order, rotary tables, norms, attention, compiled graphs. An engine scores a prompt in one pass; it draws from its paged
-cache of keys and values, with other kernels and graphs, so the one says nothing of the other.
+order, rotary tables, norms, attention, compiled graphs. An engine scores a prompt in one pass; it draws from its
+paged cache of keys and values, with other kernels and graphs, so the one says nothing of the other.
 """
 
 import math
@@ -93,8 +93,8 @@ class Canary:
 
 
 _OF_THE_PROMPT = (
-    "the two engines compute different functions: check the model's config.json (rope, norms, tied embeddings); if the "
-    "gap is rounding, raise `generator.canary_tolerance`"
+    "the two engines compute different functions: check the model's config.json (rope, norms, tied embeddings); if "
+    "the gap is rounding, raise `generator.canary_tolerance`"
 )
 _OF_DRAWING = (
     "they agree on a prompt, and not on what is decoded after it: try `--set generator.compile=false`, then "

@@ -224,6 +224,8 @@ def vllm_logger() -> Iterator[logging.Logger]:
     logger = logging.getLogger("vllm")
     before = list(logger.handlers), logger.level, logger.propagate
     yield logger
+    for handler in logger.handlers:
+        handler.close()
     logger.handlers, logger.level, logger.propagate = before
 
 

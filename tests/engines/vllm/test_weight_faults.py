@@ -190,10 +190,8 @@ def test_a_cache_that_decoding_reads_wrong_is_caught_although_prompts_are_scored
     tied.trainer.move(TINY)
     draw(tied)
     engine = tied.engine
-    step, caches = (
-        engine.step,
-        engine._llm.engine_core.engine_core.model_executor.driver_worker.model_runner.kv_caches,
-    )
+    worker = engine._llm.engine_core.engine_core.model_executor.driver_worker
+    step, caches = engine.step, worker.model_runner.kv_caches
 
     def forgetful() -> list[Finished]:
         finished = step()

@@ -10,10 +10,8 @@ from ppoctl.errors import quoted
 def write_log(settings: VllmSettings, name: str) -> None:
     """From now on vLLM's log in this process goes to `vllm-NAME.log` in the folder of the settings, if there is one,
     and not to the screen; unless a person exported how vLLM is to log. Call it before vLLM is imported."""
-    is_ours = (
-        os.environ.get("VLLM_LOGGING_LEVEL", "ERROR") == "ERROR" and "VLLM_LOGGING_CONFIG_PATH" not in os.environ
-    )
-    if settings.logs is None or not is_ours:
+    level = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
+    if settings.logs is None or level != "ERROR" or "VLLM_LOGGING_CONFIG_PATH" in os.environ:
         return
     # vLLM would put its own in place of our handler at each start.
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
