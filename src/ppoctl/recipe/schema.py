@@ -224,6 +224,12 @@ class HealthTable(Table):
     """Bounds on reward/error_frac + reward/timeout_frac."""
     reward_spread: HealthRule = HealthRule(min=1e-6)
     """Bounds on reward/score_std: where all scores of a step are equal there is nothing to learn from."""
+    mismatch_k3: HealthRule = HealthRule(max=0.1, action="stop", for_steps=2)
+    """Bounds on mismatch/gap_k3 (nats per token): what the sampler computes, from what the trainer does. Few tokens
+    weigh much in it, hence two steps."""
+    mismatch_abs: HealthRule = HealthRule(max=0.3, action="stop")
+    """Bounds on mismatch/gap_mean_abs (nats per token), which no few tokens move. docs/gpu.md has what bfloat16
+    reaches."""
 
 
 class MlflowTracking(Table):
