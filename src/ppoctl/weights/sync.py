@@ -18,11 +18,11 @@ from typing import Any
 from ppoctl.batch.records import State
 from ppoctl.engines.turns import NoTurns, Turns
 from ppoctl.errors import SenderLostError, WeightSyncError
-from ppoctl.weights.broadcast import BroadcastGroup, meeting
 from ppoctl.weights.bucket import Bucket
 from ppoctl.weights.calls import EngineHandle, EngineLostError, Reply, ask, wait
 from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, SentChecksums, require_equal
+from ppoctl.weights.links import BroadcastWay, Links
 from ppoctl.weights.sending import NamedWeights, PipelineRankSender, SendReport
 
 GENERATOR = "generator"
@@ -38,18 +38,6 @@ class TrainerSide:
     """Log-probs (temperature 1, float32) of tokens 1.. of a sequence under that state."""
     export: Callable[[State, Path], SentChecksums]
     """Writes the weights as a Hugging Face model into an existing empty folder: checksums of what was written."""
-
-
-@dataclass(frozen=True)
-class BroadcastWay:
-    """How processes of the trainer and of engines form process groups."""
-
-    host: Callable[[], str]
-    """Address at which both find the driver, where they meet."""
-    timeout_s: float
-    """Seconds that a member waits for the others to come, and for each broadcast."""
-    engine_ranks: int
-    """Processes of each engine."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +88,11 @@ class Sync:
         self.trainer = trainer
         self.side = side
         self.canary = canary
+        self._links = Links()
+
+    def close(self) -> None:
+        """Engines are about to end."""
+        self._links.close()
 
     def prepare(self, engines: Sequence[EngineHandle], state: State) -> Published:
         """Have these engines hold the weights of `state`. Raises WeightSyncError where they do not afterwards, and
@@ -174,21 +167,25 @@ class Sync:
         self, sender: PipelineRankSender, engines: Sequence[EngineHandle], way: BroadcastWay
     ) -> SendReport:
         plan, ranks = sender.plan(), way.engine_ranks
+        group = self._links.group(sender, engines, way)
         try:
-            with meeting(way.host(), way.timeout_s) as address:
-                group = BroadcastGroup(address, 1 + ranks * len(engines), way.timeout_s)
-                sending = sender.begin(group)
-                receiving = [
-                    engine.begin("receive_weights", group, 1 + ranks * number, plan)
-                    for number, engine in enumerate(engines)
-                ]
-                self._hear(sending, receiving)
-            # When the group broke: leaving the meeting has let go those that still waited for others to come.
+            sending = sender.begin(group)
+            receiving = [
+                engine.begin("receive_weights", group, 1 + ranks * number, plan)
+                for number, engine in enumerate(engines)
+            ]
+            self._hear(sending, receiving)
+            if not sending.answers()[0].arrived:
+                self._links.end(sender)  # which lets go those that still wait for others
             wait(receiving)
         except EngineLostError:
+            self._links.end(sender)
             for engine in engines:
                 engine.close()  # which breaks the group, so that the sender notices
             sending.answers()  # a loss of the trainer's is what has really happened
+            raise
+        except BaseException:
+            self._links.end(sender)
             raise
         report: SendReport = sending.answers()[0]
         return report

@@ -62,7 +62,8 @@ def _in_ray(recipe: Recipe) -> Placed:
     from ppoctl.engines.ray.placement import DevicePlacement
     from ppoctl.engines.ray.processes import first_done
     from ppoctl.engines.vllm import OpenEngine
-    from ppoctl.weights.sync import BroadcastWay, EngineSide
+    from ppoctl.weights.links import BroadcastWay
+    from ppoctl.weights.sync import EngineSide
 
     table, sizes = recipe.cluster, processes(recipe)
     placement = DevicePlacement(sizes, colocated=table.placement == "colocated")

@@ -167,6 +167,7 @@ class Fleet:
         """End all engines. A later `prepare` starts them again."""
         self._forget()
         self._drop()
+        self._sync.close()
         for seat in self._seats:
             seat.engine.close()
 
