@@ -53,6 +53,9 @@ class EngineSide:
     """Turns that the engines take with roles on the same devices."""
     exports: Callable[[], Path] | None = None
     """Says an existing folder that all engines see; absent: they are in this process, and never die alone."""
+    begin_on: Callable[[EngineHandle, str], None] | None = None
+    """Ends an engine, whose next process then begins on the weights of a folder; absent: an engine that starts anew
+    does so in its process."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Sync:
         """Have these engines, which were started again, hold what was published. The trainer is not asked. Raises
         WeightSyncError, EngineLostError, and SenderLostError where the bytes are gone."""
         if published.folder is not None:
-            loaded = ask(engines, "restart", str(published.folder))
+            loaded = self._restarted(engines, published.folder)
         else:
             with _closed_if_it_fails(engines):
                 hand_over(engines, published.buckets)
@@ -149,11 +152,17 @@ class Sync:
         folder = Path(kept.enter_context(TemporaryDirectory(prefix="ppoctl-export-", dir=parent)))
         sent = self.trainer.export(weights.state, folder)
         self.side.turns.clear_for(GENERATOR)  # an engine takes its share of the memory when it starts
-        _require_all_equal(weights.names, sent, ask(engines, "restart", str(folder)))
+        _require_all_equal(weights.names, sent, self._restarted(engines, folder))
         if parent is None:
             kept.close()
             return sent, None
         return sent, folder
+
+    def _restarted(self, engines: Sequence[EngineHandle], folder: Path) -> list[list[LoadedWeight]]:
+        if self.side.begin_on is not None:
+            for engine in engines:
+                self.side.begin_on(engine, str(folder))
+        return ask(engines, "restart", str(folder))
 
     def broadcast(self, engines: Sequence[EngineHandle], weights: NamedWeights, way: BroadcastWay) -> SentChecksums:
         """Send straight from processes of the trainer to those of the engines, one sender after the other."""

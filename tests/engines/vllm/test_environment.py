@@ -252,3 +252,25 @@ def test_a_person_or_nobody_decides_how_vllm_logs(clean, vllm_logger, exported):
     write_log(replace(settings_of(), logs=clean) if exported else settings_of(), "engine-0")
     assert vllm_logger.handlers == before
     assert "VLLM_CONFIGURE_LOGGING" not in os.environ
+
+
+def test_a_process_that_begins_on_a_folder_does_not_start_again_to_be_on_it(monkeypatch, tmp_path):
+    """And where the folder is gone by then it begins on the model."""
+    started: list[str] = []
+
+    def started_on(settings: VllmSettings, **_: Any) -> _Core:
+        started.append(settings.model)
+        return _Core()
+
+    monkeypatch.setattr(engine_module, "_started", started_on)
+    monkeypatch.setattr(Engine, "close", lambda engine: None)
+    opened = OpenEngine(settings_of())
+    opened.folder = str(tmp_path)
+    engine = opened(0, 1, "")
+    engine.restart(str(tmp_path))
+    assert started == [str(tmp_path)]
+    engine.restart(str(tmp_path))  # it has slept since
+    assert started == [str(tmp_path)] * 2
+    opened.folder = str(tmp_path / "gone")
+    opened(0, 1, "")
+    assert started[2:] == [settings_of().model]

@@ -11,6 +11,7 @@ from ppoctl.batch.records import State
 from ppoctl.engines.turns import Turns
 from ppoctl.errors import HangError, ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.weights.bucket import Bucket, bucket_of
+from ppoctl.weights.calls import EngineHandle
 from ppoctl.weights.checksum import SentChecksums
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import TrainerSide
@@ -300,3 +301,24 @@ def test_engines_that_draw_other_tokens_are_each_compared_with_the_trainer(monke
     other.decodes = -0.5
     with pytest.raises(WeightSyncError, match="tokens that the generator drew"):
         bench.fleet.prepare(NEXT)
+
+
+def test_an_engine_whose_process_is_used_up_starts_anew_in_another_one(tmp_path):
+    """On a GPU vLLM's memory for sleeping is good for one start."""
+    dying, other = CountingHost(speed=1, in_place=False, dies_in=[2]), CountingHost(speed=1, in_place=False)
+    bench = bench_of(dying, other, exports=lambda: tmp_path)
+    begun: list[str] = []
+
+    def begin_on(engine: EngineHandle, folder: str) -> None:
+        engine.close()
+        begun.append(folder)
+
+    sync = bench.fleet._sync
+    sync.side = replace(sync.side, begin_on=begin_on)
+    assert len(run(bench.fleet, 8)) == 8
+    for host, starts in ((dying, 2), (other, 1)):
+        places = [place for place, said in enumerate(host.log) if said == "restart"]
+        assert len(places) == starts
+        assert all(host.log[place - 1] == "close" for place in places)
+    assert len(begun) == 3
+    assert {Path(folder).parent for folder in begun} == {tmp_path}

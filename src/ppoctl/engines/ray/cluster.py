@@ -98,6 +98,10 @@ class RayCluster:
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._order[bundle])
         return {"num_cpus": 1, "num_gpus": share if _has_gpus() else 0, "scheduling_strategy": strategy}
 
+    def has_gpus(self) -> bool:
+        """Whether there are GPUs in the Ray that was started."""
+        return _has_gpus()
+
     def require_alive(self) -> None:
         """Raise ProcessLostError when this node's part of Ray is gone. Call it before each question: Ray ends the
         whole process, without a word, when it finds its raylet gone while an argument is stored."""

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,9 +60,10 @@ class Engine(ReceivingEngine):
     """A running engine in this process, or one tensor rank of it. In the process of a trainer every call
     leaves random states and torch modes alone; tensor ranks must be called alike."""
 
-    def __init__(self, settings: VllmSettings, *, is_alone: bool = False) -> None:
-        """Starts vLLM: about 2 s for a small model; `is_alone` where no trainer is in the process. Raises
-        RecipeError, EnvironmentProblemError or OutOfMemoryError; nothing is left behind then."""
+    def __init__(self, settings: VllmSettings, *, is_alone: bool = False, folder: str | None = None) -> None:
+        """Starts vLLM: about 2 s for a small model; `is_alone` where no trainer is in the process. It begins on the
+        weights of `folder` where there is one, and says so when it is to restart on it. Raises RecipeError,
+        EnvironmentProblemError or OutOfMemoryError; nothing is left behind then."""
         self._settings = settings
         self._is_alone = is_alone
         self._undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext if is_alone else undisturbed
@@ -69,7 +71,8 @@ class Engine(ReceivingEngine):
         self._syncs = 0
         self._open: set[str] = set()
         self._is_asleep = False
-        self._llm = _started(settings, is_alone=is_alone)
+        self._began_on = folder if folder is not None and Path(folder).is_dir() else None
+        self._llm = _started(settings, is_alone=is_alone) if self._began_on is None else self._on(self._began_on)
 
     def vocab_size(self) -> int:
         return int(self._llm.model_config.get_vocab_size())
@@ -81,14 +84,21 @@ class Engine(ReceivingEngine):
         return not self._llm.model_config.is_moe
 
     def restart(self, folder: str) -> list[LoadedWeight]:
+        began_on, self._began_on = self._began_on, None
+        if began_on != folder:
+            self.close()
+            self._is_asleep = False
+            self._llm = self._on(folder)
         from ppoctl.engines.vllm import loader
 
-        self.close()
-        self._is_asleep = False
+        return loader.last_read()
+
+    def _on(self, folder: str) -> Any:
+        with _third_party_quiet():
+            from ppoctl.engines.vllm import loader
         loader.register()
         there = replace(self._settings, model=folder)
-        self._llm = _started(there, is_alone=self._is_alone, load_format=loader.FORMAT)
-        return loader.last_read()
+        return _started(there, is_alone=self._is_alone, load_format=loader.FORMAT)
 
     def sleep(self) -> None:
         """Free the device: weights, keys and values are forgotten. It wakes when it gets weights. On a CPU vLLM stops

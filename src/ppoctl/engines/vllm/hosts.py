@@ -46,16 +46,18 @@ def this_process(settings: VllmSettings, turns: Turns | None = None) -> EngineSi
     return EngineSide([ThisProcess(settings)], first_done=list, turns=turns or NoTurns())
 
 
-@dataclass(frozen=True)
+@dataclass
 class OpenEngine:
     """Makes an engine, or one tensor rank of it, in the process it is called in."""
 
     settings: VllmSettings
     number: int = 0
     """Number of the engine."""
+    folder: str | None = None
+    """Folder on whose weights the next process begins, if it is still there; absent: on the model's own."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> Engine:
         write_log(self.settings, f"engine-{self.number}" + (f"-rank-{rank}" if rank > 0 else ""))
         if world_size > 1:
             join_tensor_ranks(rank, world_size, address)
-        return Engine(self.settings, is_alone=True)
+        return Engine(self.settings, is_alone=True, folder=self.folder)
