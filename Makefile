@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-export TORCH_COMPILE_DISABLE ?= 1
 # Threads that spin while they wait make a busy machine ten times slower. `ppoctl` sets both for itself.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR

@@ -159,7 +159,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     clock.wrap(sync_module, "require_equal", "proof", nested=True)
     clock.wrap(sync_module.Sync, "_check", "proof", nested=True)
     make = sockets.generator
-    timed = replace(sockets, generator=lambda models, say: TimedGenerator(make(models, say), clock))
+    timed = replace(sockets, generator=lambda models, say, logs: TimedGenerator(make(models, say, logs), clock))
     layout = RunLayout(folder / "run")
     session.create(layout, recipe, digests, command="train")
     copies: list[float] = []

@@ -10,6 +10,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from sampling import Cell, draw
 
+if not Path("/dev/nvidia0").exists():
+    # On a CPU the C++ compiler takes seconds for each small function; on a GPU nothing may be without it.
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-in", type=int, default=1, help="of so many cells of the stories, run one")

@@ -143,7 +143,7 @@ def fake_sockets(
     return Sockets(
         actor=trainer("actor"),
         critic=trainer("critic"),
-        generator=lambda models, say: BigramGenerator(models),
+        generator=lambda models, say, logs: BigramGenerator(models),
         scorer=EvenScorer(other_reading=_other_reading(recipe)),
         questions=CountingQuestions(recipe.rollout.prompts_per_step),
         source_digest="bigram",

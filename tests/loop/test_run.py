@@ -1,17 +1,19 @@
 """Over steps: what is saved and evaluated when, what the ledger says of it, and how a run is judged."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fakes.job import play
-from fakes.sockets import fake_recipe
+from fakes.job import Witness, open_run, play
+from fakes.sockets import BigramGenerator, fake_recipe, fake_sockets
 from ppoctl.batch.records import Carry, State
-from ppoctl.errors import ExpectationError, FinishedShortError
+from ppoctl.errors import ExpectationError, FinishedShortError, HealthStopError
 from ppoctl.loop import run as run_module
 from ppoctl.loop.expectations import judge, require_met
 from ppoctl.loop.run import Cadence, Job
+from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Expectation
 from ppoctl.store import manifest as manifests
 from ppoctl.store.layout import RunLayout
@@ -110,3 +112,21 @@ def test_a_metric_that_never_appeared_is_unmet_and_named() -> None:
     with pytest.raises(ExpectationError, match=r"`reward/score_mean` is absent \(expected at most 1\)"):
         require_met(verdicts)
     require_met(judge({"kl/coef": Expectation(max=1.0)}, LINES))
+
+
+class DriftingGenerator(BigramGenerator):
+    """Each transfer of weights makes its sampler a little surer of what it draws than the trainer is."""
+
+    def draw(self, request: SampleRequest, params: SamplingParams) -> Sample:
+        sample = super().draw(request, params)
+        return replace(sample, logprobs=tuple(logprob + 0.04 * self.syncs for logprob in sample.logprobs))
+
+
+def test_a_sampler_that_drifts_away_from_the_trainer_stops_the_run_before_it_is_far_off(tmp_path: Path) -> None:
+    recipe = fake_recipe(steps=20, eval={"every_steps": 0})
+    drifting = replace(fake_sockets(recipe), generator=lambda models, say, logs: DriftingGenerator(models))
+    wiring = open_run(tmp_path / "run", recipe, Witness(), sockets=drifting)
+    with pytest.raises(HealthStopError, match=r"step 8: mismatch/gap_mean_abs is 0\.32, above 0\.3 \(`h") as told:
+        run_module.run(wiring.job)
+    assert told.value.exit_code == 5
+    assert "ppoctl resume" in str(told.value.hint)

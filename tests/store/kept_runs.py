@@ -33,6 +33,7 @@ def recipe(*, steps: int = 3) -> Recipe:
     return fake_recipe(
         steps=steps,
         checkpoint={"every_steps": 2},
+        generator={"compile": False},  # the default when they were made
         ppo={"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}, "critic_only_steps": 1},
         rollout={"prompts_per_step": 2, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 5},
     )

@@ -36,6 +36,19 @@ def test_a_step_whose_scores_are_all_equal_is_warned_of() -> None:
     assert (verdict.action, verdict.key) == ("warn", "health.reward_spread.min")
 
 
+def test_a_sampler_that_computes_something_else_stops_the_run_unless_somebody_raises_the_bound() -> None:
+    gap, k3 = "mismatch/gap_mean_abs", "mismatch/gap_k3"
+    monitor = HealthMonitor(HealthTable())
+    assert monitor.judge(1, {gap: 0.2, k3: 0.045}) == []  # what bfloat16 reaches
+    assert monitor.judge(2, {gap: 0.03, k3: 0.3}) == []  # one token, perhaps
+    (verdict,) = monitor.judge(3, {gap: 0.03, k3: 0.3})
+    assert (verdict.action, verdict.key, verdict.num_steps) == ("stop", "health.mismatch_k3.max", 2)
+    (verdict,) = monitor.judge(4, {gap: 0.31, k3: 0.03})
+    assert (verdict.action, verdict.key) == ("stop", "health.mismatch_abs.max")
+    off = HealthTable(mismatch_abs=HealthRule(), mismatch_k3=HealthRule(max=1.0))
+    assert HealthMonitor(off).judge(1, {gap: 0.9, k3: 0.9}) == []
+
+
 def test_errors_and_timeouts_of_the_reward_are_added() -> None:
     monitor = HealthMonitor(HealthTable())
     assert monitor.judge(1, {"reward/error_frac": 0.006, "reward/timeout_frac": 0.004}) == []

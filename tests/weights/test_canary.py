@@ -5,48 +5,79 @@ import math
 import pytest
 
 from ppoctl.errors import WeightSyncError
-from ppoctl.weights.canary import CANARY_TOKENS, Canary
+from ppoctl.weights.canary import DRAWN_TOKENS, PROMPT_TOKENS, Canary, CanaryScores
+
+FLOAT32 = Canary.of("float32", 64, tolerance=None)
+BFLOAT16 = Canary.of("bfloat16", 64, tolerance=None)
 
 
 def tokens_of(vocab_size: int, *, window: int) -> tuple[int, ...]:
     return Canary.of("float32", window, tolerance=None).tokens(vocab_size)
 
 
+def scores(prompt: list[float], drawn: tuple[int, ...] = (), *logprobs: float) -> CanaryScores:
+    """With one token drawn right, unless others are."""
+    return CanaryScores(tuple(prompt), drawn or (5,), logprobs or (-0.1,))
+
+
 def test_tokens_are_fixed_varied_and_inside_vocabulary_and_window() -> None:
     tokens = tokens_of(151_936, window=4096)
     assert tokens == tokens_of(151_936, window=4096)
-    assert len(set(tokens)) == len(tokens) == CANARY_TOKENS
+    assert len(set(tokens)) == len(tokens) == PROMPT_TOKENS
     assert max(tokens) > 100_000
     assert max(tokens_of(272, window=4096)) < 272
-    assert len(tokens_of(272, window=20)) == 19
+
+
+@pytest.mark.parametrize(("window", "prompt", "drawn"), [(56, 48, 8), (20, 12, 8), (9, 2, 7), (3, 2, 1)])
+def test_prompt_and_drawn_tokens_fit_the_window(window: int, prompt: int, drawn: int) -> None:
+    assert (len(tokens_of(272, window=window)), DRAWN_TOKENS) == (prompt, 8)
+    assert Canary.of("float32", window, tolerance=None).num_drawn == drawn
 
 
 def test_float32_bounds_the_largest_gap() -> None:
-    canary = Canary.of("float32", 64, tolerance=None)
-    assert canary.check([-1.0, -2.0], [-1.0005, -2.0]) == pytest.approx(5e-4)
+    FLOAT32.check(scores([-1.0, -2.0]), scores([-1.0005, -2.0]))
     with pytest.raises(WeightSyncError, match=r"differ by 0\.002 nats .*worst at token 2"):
-        canary.check([-1.0, -2.0], [-1.0, -2.002])
+        FLOAT32.check(scores([-1.0, -2.0]), scores([-1.0, -2.002]))
 
 
 def test_bfloat16_bounds_the_mean_gap() -> None:
-    canary = Canary.of("bfloat16", 64, tolerance=None)
-    assert canary.check([-1.0, -2.0, -3.0], [-1.0, -2.9, -3.0]) == pytest.approx(0.3)
+    BFLOAT16.check(scores([-1.0, -2.0, -3.0]), scores([-1.0, -2.9, -3.0]))
     with pytest.raises(WeightSyncError, match=r"mean over 2 tokens; allowed 0\.5"):
-        canary.check([-1.0, -2.0], [-1.6, -2.6])
+        BFLOAT16.check(scores([-1.0, -2.0]), scores([-1.6, -2.6]))
+
+
+def test_drawn_tokens_are_bounded_by_themselves() -> None:
+    """A decode that is off is not averaged away over a prompt that is right."""
+    right = scores([-1.0] * 47, (1, 2), -0.1, -0.1)
+    with pytest.raises(WeightSyncError, match=r"differ by 0\.55 nats \(mean over 2 tokens that the generator drew"):
+        BFLOAT16.check(scores([-1.0] * 47, (1, 2), -0.1, -1.2), right)
+    with pytest.raises(WeightSyncError, match="drew") as caught:
+        FLOAT32.check(scores([-1.0] * 47, (1, 2), -0.1, -0.102), right)
+    assert "generator.compile=false" in str(caught.value.hint)
+
+
+def test_drawn_tokens_are_compared_up_to_the_first_that_differs() -> None:
+    """There both sides have their most likely token, and these are nearly equally likely."""
+    published = scores([-1.0], (1, 2, 3, 4), -0.1, -0.2, -0.3, -0.4)
+    FLOAT32.check(scores([-1.0], (1, 2, 9, 9), -0.1, -0.2, -0.3005, -9.0), published)
+    with pytest.raises(WeightSyncError, match="max over 3 tokens that the generator drew"):
+        FLOAT32.check(scores([-1.0], (1, 2, 9, 9), -0.1, -0.2, -0.35, -0.4), published)
 
 
 def test_the_recipe_sets_the_limit() -> None:
-    assert Canary.of("float32", 64, tolerance=0.1).check([-1.0], [-1.05]) == pytest.approx(0.05)
+    Canary.of("float32", 64, tolerance=0.1).check(scores([-1.0]), scores([-1.05]))
     with pytest.raises(WeightSyncError, match=r"allowed 0\.01"):
-        Canary.of("bfloat16", 64, tolerance=0.01).check([-1.0], [-1.05])
+        Canary.of("bfloat16", 64, tolerance=0.01).check(scores([-1.0]), scores([-1.05]))
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
 def test_a_log_prob_that_is_no_number_is_a_gap(bad: float) -> None:
     with pytest.raises(WeightSyncError, match="worst at token 2"):
-        Canary.of("bfloat16", 64, tolerance=None).check([-1.0, bad, -1.0], [-1.0, -1.0, -1.0])
+        BFLOAT16.check(scores([-1.0, bad, -1.0]), scores([-1.0, -1.0, -1.0]))
+    with pytest.raises(WeightSyncError, match="worst at token 1"):
+        BFLOAT16.check(scores([-1.0], (1,), bad), scores([-1.0], (1,), -0.1))
 
 
 def test_lists_of_different_length_are_a_gap() -> None:
     with pytest.raises(WeightSyncError, match="1 scored tokens in the generator and 2 in the trainer"):
-        Canary.of("float32", 64, tolerance=None).check([-1.0], [-1.0, -1.0])
+        FLOAT32.check(scores([-1.0]), scores([-1.0, -1.0]))

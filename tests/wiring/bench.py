@@ -247,7 +247,7 @@ def open_bench(
     scorer = RiddleScorer(lost)
     questions = Riddles(recipe.rollout.prompts_per_step)
 
-    def generator(models: Models, say: Any) -> LoggedGenerator:
+    def generator(models: Models, say: Any, logs: Any) -> LoggedGenerator:
         made.append(LoggedGenerator(models))
         return made[0]
 

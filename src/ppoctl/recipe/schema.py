@@ -138,8 +138,17 @@ class GeneratorTable(Table):
     """MiB of KV cache on CPU, where no share of a GPU limits it (vLLM's `kv_cache_memory_bytes`); not read on GPU."""
     max_concurrent_seqs: Annotated[int, SPEED, AtLeastOne] = 256
     """Sequences that an engine decodes together (vLLM's `max_num_seqs`)."""
-    compile: Annotated[bool, SPEED] = False
-    """Compile the model and capture graphs (turns off vLLM's `enforce_eager`): slower start, faster tokens."""
+    compile: Annotated[bool | None, SPEED] = None
+    """Compile the model and capture CUDA graphs (turns off vLLM's `enforce_eager`): slower start, faster tokens.
+    Absent: on a GPU yes, on a CPU no."""
+    batch_invariant: Annotated[bool, SPEED] = False
+    """Have a GPU compute a sequence in the same order of rounding whichever others are decoded beside it (vLLM's
+    `VLLM_BATCH_INVARIANT`): slower tokens, which repeat to the bit; not read on CPU."""
+    async_scheduling: Annotated[bool | None, SPEED] = None
+    """Prepare the next decoding step while the GPU computes one; absent: vLLM's choice; on a CPU never."""
+    model_runner: Annotated[Literal["v1", "v2"] | None, SPEED] = None
+    """Code of vLLM that runs the model (its `VLLM_USE_V2_MODEL_RUNNER`), to fall back to where one has a fault;
+    absent: vLLM's choice."""
     canary_tolerance: Annotated[float | None, SPEED, Positive] = None
     """Largest allowed gap, in nats, between the generator's and the trainer's log-probs of the canary prompt after a
     weight update; absent: 1e-3 for float32, 0.5 for bfloat16 on the mean."""
@@ -215,6 +224,12 @@ class HealthTable(Table):
     """Bounds on reward/error_frac + reward/timeout_frac."""
     reward_spread: HealthRule = HealthRule(min=1e-6)
     """Bounds on reward/score_std: where all scores of a step are equal there is nothing to learn from."""
+    mismatch_k3: HealthRule = HealthRule(max=0.1, action="stop", for_steps=2)
+    """Bounds on mismatch/gap_k3 (nats per token): what the sampler computes, from what the trainer does. Few tokens
+    weigh much in it, hence two steps."""
+    mismatch_abs: HealthRule = HealthRule(max=0.3, action="stop")
+    """Bounds on mismatch/gap_mean_abs (nats per token), which no few tokens move. docs/gpu.md has what bfloat16
+    reaches."""
 
 
 class MlflowTracking(Table):

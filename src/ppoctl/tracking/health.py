@@ -20,6 +20,8 @@ METRICS: dict[str, tuple[str, ...]] = {
     "explained_variance": (metrics.VALUE_EXPLAINED_VARIANCE.name,),
     "reward_errors": (metrics.REWARD_ERROR_FRAC.name, metrics.REWARD_TIMEOUT_FRAC.name),
     "reward_spread": (metrics.REWARD_SCORE_STD.name,),
+    "mismatch_k3": (metrics.MISMATCH_GAP_K3.name,),
+    "mismatch_abs": (metrics.MISMATCH_GAP_MEAN_ABS.name,),
 }
 """Which metrics each rule of `[health]` reads; several are added up."""
 

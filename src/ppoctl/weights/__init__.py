@@ -42,7 +42,8 @@ The files, from the bytes upwards:
     checksum    one number for a tensor, equal on every device; sent and loaded must be equal
     bucket      some tensors, their checksums, and the places where they lie; cutting and packing
     sharing     memory that one process fills and others of its machine read
-    broadcast   the process group of one broadcast
+    broadcast   the process group of one sender and all engines
+    links       the driver's side of it: where members meet, whether they still are together
     calls       how the driver calls processes at both ends
     sending     the trainer's side: what its ranks do, and how the driver asks them
     receiving   the engines' side: what each process of an engine answers

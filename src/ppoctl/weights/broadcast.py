@@ -1,11 +1,11 @@
-"""Weights straight from a trainer's rank to all engines: one process group, for one transfer.
+"""Weights straight from a trainer's rank to all engines: one process group, kept while its members are the same.
 
-    driver: meeting()          where the members find each other
+    driver: Links              where the members find each other, and whether they are still linked
     rank of the trainer (0)    BroadcastSource.send(tensors)  --gloo or NCCL-->  received(...)   engines (1, 2, ...)
 
 The members belong to other worlds already (Megatron's, vLLM's), so the group is made over a store of its own, and not
-by torch's global functions. It is made for each transfer and left afterwards: an engine that was started again needs
-no care, and NCCL's buffers take no memory while engines draw. gloo on a CPU, NCCL on a GPU.
+by torch's global functions. To make it takes seconds among hundreds of GPUs, so it stays between transfers; once it
+breaks, or a member was started again, all of them join a new one. gloo on a CPU, NCCL on a GPU.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,12 +31,16 @@ SENDER = 0
 CONNECT_DEADLINE_S = 20.0
 """Seconds in which a member must have connected to the meeting, which is open before anyone is asked to come, and
 then to the others, once all have come."""
+NCCL_DEADLINE_S = 60.0
+"""Seconds in which GPUs, which may be hundreds, must have connected to each other."""
 
 
 @dataclass(frozen=True)
 class BroadcastGroup:
-    """How a member joins the process group of one transfer."""
+    """How a member joins a process group."""
 
+    sender: int
+    """Rank of the sender among the trainer's: a process is in one group of each."""
     address: str
     """`host:port` of the meeting."""
     size: int
@@ -64,7 +68,7 @@ class BroadcastSource:
         self._device = device
         self._member: _Member | None = None
         with suppress(ProcessLostError):
-            self._member = _Member(group, SENDER, device)
+            self._member = _member(group, SENDER, device)
 
     def send(self, tensors: NamedTensors) -> None:
         """Begin to send a copy of these tensors; the ones before have arrived when this returns."""
@@ -78,11 +82,11 @@ class BroadcastSource:
             self._member = None
 
     def finish(self) -> bool:
-        """Wait until everything has arrived at all members, and leave. False: the group broke."""
+        """Wait until everything is on its way to all members. False: the group broke."""
         member, self._member = self._member, None
         try:
             if member is not None:
-                member.leave()
+                member.arrive()
         except ProcessLostError:
             return False
         return member is not None
@@ -93,7 +97,7 @@ def received(
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """The planned buckets, as they arrive at the member `rank`; the next one is on its way while one is read. Raises
     ProcessLostError when the group breaks."""
-    member = _Member(group, rank, device)
+    member = _member(group, rank, device)
     ahead: list[tuple[str, Tensor]] | None = None
     for specs in plan:
         memory = torch.empty(packed_bytes(specs), dtype=torch.uint8, device=device)
@@ -102,9 +106,27 @@ def received(
         if ahead is not None:
             yield ahead
         ahead = views(memory, specs)
-    member.leave()
+    member.arrive()
     if ahead is not None:
         yield ahead
+
+
+_members: "dict[int, _Member]" = {}
+"""The groups that this process is in, by their senders."""
+
+
+def is_linked(group: BroadcastGroup) -> bool:
+    """Whether this process is in the group, as far as it knows."""
+    member = _members.get(group.sender)
+    return member is not None and member.group == group and not member.is_broken
+
+
+def _member(group: BroadcastGroup, rank: int, device: torch.device) -> "_Member":
+    """This process in the group, which it joins unless it is in it. Raises ProcessLostError."""
+    if not is_linked(group):
+        _members.pop(group.sender, None)
+        _members[group.sender] = _Member(group, rank, device)
+    return _members[group.sender]
 
 
 class _Member:
@@ -112,52 +134,47 @@ class _Member:
     group breaks."""
 
     def __init__(self, group: BroadcastGroup, rank: int, device: torch.device) -> None:
-        """Returns when all members are there."""
+        """Returns when all members are there, and connected."""
+        self.group = group
+        self.is_broken = False
         self._timeout = timedelta(seconds=group.timeout_s)
-        self._size = group.size
         self._work: Any = None
-        try:
-            self._store = _soon(lambda: _store(group))
-            self._wait_for_all("came")
-            self._group = _soon(lambda: _process_group(group, self._store, rank, device))
-        except RuntimeError as error:
-            raise _broken(error) from error
+        self._memory: Tensor | None = None
+        with self._breaking():
+            self._store = _soon(lambda: _store(group), CONNECT_DEADLINE_S)
+            self._wait_for_all()
+            deadline_s = NCCL_DEADLINE_S if device.type == "cuda" else CONNECT_DEADLINE_S
+            self._processes = _soon(lambda: _process_group(group, self._store, rank, device), deadline_s)
 
     def begin(self, memory: Tensor) -> None:
-        try:
+        with self._breaking():
             self._memory = memory
-            self._work = self._group.broadcast(memory, SENDER, self._timeout)
-        except RuntimeError as error:
-            raise _broken(error) from error
+            self._work = self._processes.broadcast(memory, SENDER, self._timeout)
 
     def arrive(self) -> None:
         """Wait until the memory that is on its way has arrived here."""
-        if self._work is None:
-            return
+        if self._work is not None:
+            with self._breaking():
+                self._work.wait()
+            self._work = self._memory = None
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
         try:
-            self._work.wait()
+            yield
         except RuntimeError as error:
-            raise _broken(error) from error
-        self._work = None
+            self.is_broken = True
+            why = str(error).splitlines()[0]
+            raise ProcessLostError(f"the process group over which weights are sent broke: {why}") from error
 
-    def leave(self) -> None:
-        """Wait until everything has arrived at all members: one that left before would cut off those that it has yet
-        to send to."""
-        self.arrive()
-        try:
-            self._wait_for_all("have it all")
-        except RuntimeError as error:
-            raise _broken(error) from error
-
-    def _wait_for_all(self, what: str) -> None:
-        """Say `what`, and wait until all members have said it."""
-        if self._store.add(what, 1) == self._size:
-            self._store.set(f"all {what}", "")
-        self._store.wait([f"all {what}"])
+    def _wait_for_all(self) -> None:
+        if self._store.add("came", 1) == self.group.size:
+            self._store.set("all came", "")
+        self._store.wait(["all came"])
 
 
-def _soon(make: Callable[[], Made]) -> Made:
-    """Result of `make`, or RuntimeError after `CONNECT_DEADLINE_S`. gloo waits for ever for a process that dies while
+def _soon(make: Callable[[], Made], deadline_s: float) -> Made:
+    """Result of `make`, or RuntimeError after the deadline. gloo waits for ever for a process that dies while
     they connect: that thread is left behind."""
     made: Future[Made] = Future()
 
@@ -169,9 +186,9 @@ def _soon(make: Callable[[], Made]) -> Made:
 
     Thread(target=run, daemon=True).start()
     try:
-        return made.result(CONNECT_DEADLINE_S)
+        return made.result(deadline_s)
     except TimeoutError as error:
-        raise RuntimeError(f"could not connect within {CONNECT_DEADLINE_S:g} s") from error
+        raise RuntimeError(f"could not connect within {deadline_s:g} s") from error
 
 
 def _store(group: BroadcastGroup) -> TCPStore:
@@ -183,6 +200,15 @@ def _store(group: BroadcastGroup) -> TCPStore:
 
 
 def _process_group(group: BroadcastGroup, store: TCPStore, rank: int, device: torch.device) -> Any:
+    made = _new_process_group(group, store, rank, device)
+    # NCCL connects with the first message.
+    made.broadcast(torch.zeros(1, device=device), SENDER, timedelta(seconds=group.timeout_s)).wait()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return made
+
+
+def _new_process_group(group: BroadcastGroup, store: TCPStore, rank: int, device: torch.device) -> Any:
     timeout = timedelta(seconds=group.timeout_s)
     if device.type == "cuda":
         from torch.distributed import ProcessGroupNCCL  # not in torch for CPUs
@@ -196,7 +222,3 @@ def _process_group(group: BroadcastGroup, store: TCPStore, rank: int, device: to
 
     with gloo_on_loopback() if is_loopback(group.address) else nullcontext():
         return ProcessGroupGloo(store, rank, group.size, timeout)
-
-
-def _broken(error: Exception) -> ProcessLostError:
-    return ProcessLostError(f"the process group over which weights are sent broke: {str(error).splitlines()[0]}")

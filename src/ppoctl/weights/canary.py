@@ -1,23 +1,39 @@
-"""The canary: one fixed token sequence that trainer and engine both score after every transfer.
+"""The canary: one fixed prompt that trainer and engine both score after every transfer, and a few tokens that the
+engine draws after it, greedily, and both score.
 
 Checksums prove that both hold the same numbers. The canary proves that both compute the same function of them: layer
-order, rotary tables, norms, attention, compiled graphs.
+order, rotary tables, norms, attention, compiled graphs. An engine scores a prompt in one pass; it draws from its
+paged cache of keys and values, with other kernels and graphs, so the one says nothing of the other.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ppoctl.errors import WeightSyncError
 
-CANARY_TOKENS = 48
+PROMPT_TOKENS = 48
+DRAWN_TOKENS = 8
 _FLOAT32_MAX = 1e-3
 _BFLOAT16_MEAN = 0.5
 
 
 @dataclass(frozen=True)
+class CanaryScores:
+    """What one side says of the canary; log-probs in nats, at temperature 1."""
+
+    prompt: tuple[float, ...]
+    """Log-probs of tokens 1.. of the prompt."""
+    drawn: tuple[int, ...]
+    """Ids of the tokens that an engine drew after it."""
+    logprobs: tuple[float, ...]
+    """Log-probs of those."""
+
+
+@dataclass(frozen=True)
 class Canary:
-    """The sequence that both sides score, and how far apart two honest engines may be.
+    """The prompt that both sides score, and how far apart two honest engines may be.
 
     In float32 the largest gap is bounded: rounding stays near 1e-4. In bfloat16 single tokens of peaked distributions
     differ by nats between correct implementations, so there the mean gap is bounded.
@@ -36,18 +52,33 @@ class Canary:
         statistic, default = ("max", _FLOAT32_MAX) if dtype == "float32" else ("mean", _BFLOAT16_MEAN)
         return Canary(max_model_len, statistic, default if tolerance is None else tolerance)
 
-    def tokens(self, vocab_size: int) -> tuple[int, ...]:
-        """Ids all over the vocabulary, the same in every process; one position of the window stays free, because an
-        engine scores a prompt only while it draws a token after it."""
-        length = min(CANARY_TOKENS, self.max_model_len - 1)
-        return tuple(((i + 1) * 2654435761 >> 7) % vocab_size for i in range(length))
+    @property
+    def num_drawn(self) -> int:
+        """Tokens that an engine draws: fewer where its window is small."""
+        return min(DRAWN_TOKENS, self.max_model_len - self._num_prompt)
 
-    def check(self, generator: Sequence[float], trainer: Sequence[float]) -> float:
-        """Gap between the log-probs of both sides, in nats; raises WeightSyncError where it is too large or not a
-        number."""
+    @property
+    def _num_prompt(self) -> int:
+        return min(PROMPT_TOKENS, max(2, self.max_model_len - DRAWN_TOKENS))
+
+    def tokens(self, vocab_size: int) -> tuple[int, ...]:
+        """Ids of the prompt: all over the vocabulary, the same in every process."""
+        return tuple(((i + 1) * 2654435761 >> 7) % vocab_size for i in range(self._num_prompt))
+
+    def check(self, generator: CanaryScores, trainer: CanaryScores) -> None:
+        """Raise WeightSyncError where log-probs of the prompt, or of the drawn tokens, are too far apart, or no
+        numbers. Where the sides have other drawn tokens, as an engine that was started again may where two are
+        nearly equally likely, the last ones compared are the first that differ: both are the most likely."""
+        self._compare(generator.prompt, trainer.prompt, "tokens", _OF_THE_PROMPT)
+        pairs = zip(generator.drawn, trainer.drawn, strict=False)
+        same = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        drawn, scored = generator.logprobs[:same], trainer.logprobs[:same]
+        self._compare(drawn, scored, "tokens that the generator drew", _OF_DRAWING)
+
+    def _compare(self, generator: Sequence[float], trainer: Sequence[float], what: str, hint: str) -> None:
         if len(generator) != len(trainer):
             raise WeightSyncError(
-                f"the canary has {len(generator)} scored tokens in the generator and {len(trainer)} in the trainer"
+                f"the canary has {len(generator)} scored {what} in the generator and {len(trainer)} in the trainer"
             )
         gaps = [abs(left - right) for left, right in zip(generator, trainer, strict=True)]
         gap = max(gaps) if self.statistic == "max" else sum(gaps) / len(gaps)
@@ -55,9 +86,17 @@ class Canary:
             worst = max(range(len(gaps)), key=lambda i: gaps[i] if math.isfinite(gaps[i]) else math.inf)
             raise WeightSyncError(
                 f"canary log-probs of generator and trainer differ by {gap:.3g} nats ({self.statistic} over "
-                f"{len(gaps)} tokens; allowed {self.tolerance:g}; worst at token {worst + 1}: generator "
+                f"{len(gaps)} {what}; allowed {self.tolerance:g}; worst at token {worst + 1}: generator "
                 f"{generator[worst]:.4f}, trainer {trainer[worst]:.4f}), although both hold the same weights",
-                hint="the two engines compute different functions: check the model's config.json (rope, norms, tied "
-                "embeddings); if the gap is rounding, raise `generator.canary_tolerance`",
+                hint=hint,
             )
-        return gap
+
+
+_OF_THE_PROMPT = (
+    "the two engines compute different functions: check the model's config.json (rope, norms, tied embeddings); if "
+    "the gap is rounding, raise `generator.canary_tolerance`"
+)
+_OF_DRAWING = (
+    "they agree on a prompt, and not on what is decoded after it: try `--set generator.compile=false`, then "
+    '`--set generator.model_runner="v1"`; if the gap is rounding, raise `generator.canary_tolerance`'
+)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from ppoctl.device import this_device
-from ppoctl.weights.broadcast import BroadcastGroup, received
+from ppoctl.weights.broadcast import BroadcastGroup, is_linked, received
 from ppoctl.weights.bucket import Bucket, NamedTensors, TensorSpec
 from ppoctl.weights.checksum import LoadedWeight
 
@@ -50,6 +50,10 @@ class ReceivingEngine(ABC):
     def take_weights(self, bucket: Bucket) -> None:
         """Load the tensors of a bucket. Raises SenderLostError, EnvironmentProblemError, OutOfMemoryError."""
         self.load(bucket.tensors())
+
+    def is_linked(self, group: BroadcastGroup) -> bool:
+        """Whether this process is in the process group of an earlier broadcast."""
+        return is_linked(group)
 
     def receive_weights(self, group: BroadcastGroup, first_rank: int, plan: Sequence[Sequence[TensorSpec]]) -> None:
         """Load buckets as they arrive in a process group, in which `first_rank` is the first process of this engine.

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ppoctl.batch.records import State
 from ppoctl.errors import WeightSyncError
-from ppoctl.weights.broadcast import BroadcastGroup, BroadcastSource
+from ppoctl.weights.broadcast import BroadcastGroup, BroadcastSource, is_linked
 from ppoctl.weights.bucket import Bucket, Content, TensorSpec, bucket_of, flatten, in_buckets, planned_buckets
 from ppoctl.weights.calls import Executor, Reply
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
@@ -120,6 +120,10 @@ class SendingRank(ABC):
     def planned_weights(self, max_bytes: int) -> list[list[TensorSpec]]:
         """The buckets of `broadcast_weights`, before they are sent."""
         return planned_buckets(self.weight_specs(), max_bytes)
+
+    def is_linked(self, group: BroadcastGroup) -> bool:
+        """Whether this rank is in the process group of an earlier broadcast."""
+        return is_linked(group)
 
     def broadcast_weights(self, group: BroadcastGroup, max_bytes: int, sender: int) -> SendReport | None:
         """Rank `sender` sends all weights to a process group, in buckets; one is on its way while the next is
@@ -245,6 +249,11 @@ class PipelineRankSender:
         [planned] = self.executor.ask(self.ranks[:1], "planned_weights", self.bucket_bytes)
         buckets: list[list[TensorSpec]] = planned
         return buckets
+
+    def is_linked(self, group: BroadcastGroup) -> bool:
+        """Whether the rank that sends is in the group."""
+        [answer] = self.executor.ask(self.ranks[:1], "is_linked", group)
+        return bool(answer)
 
     def begin(self, group: BroadcastGroup) -> Reply:
         """Begin to send. The first of the answers is a `SendReport`."""

@@ -18,11 +18,11 @@ from typing import Any
 from ppoctl.batch.records import State
 from ppoctl.engines.turns import Turns
 from ppoctl.errors import SenderLostError, WeightSyncError
-from ppoctl.weights.broadcast import BroadcastGroup, meeting
 from ppoctl.weights.bucket import Bucket
 from ppoctl.weights.calls import EngineHandle, EngineLostError, Reply, ask, wait
-from ppoctl.weights.canary import Canary
+from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, SentChecksums, require_equal
+from ppoctl.weights.links import BroadcastWay, Links
 from ppoctl.weights.sending import NamedWeights, PipelineRankSender, SendReport
 
 GENERATOR = "generator"
@@ -41,18 +41,6 @@ class TrainerSide:
 
 
 @dataclass(frozen=True)
-class BroadcastWay:
-    """How processes of the trainer and of engines form process groups."""
-
-    host: Callable[[], str]
-    """Address at which both find the driver, where they meet."""
-    timeout_s: float
-    """Seconds that a member waits for the others to come, and for each broadcast."""
-    engine_ranks: int
-    """Processes of each engine."""
-
-
-@dataclass(frozen=True)
 class EngineSide:
     """All engines of the generator, and how weights reach them."""
 
@@ -65,6 +53,9 @@ class EngineSide:
     """Turns that the engines take with roles on the same devices."""
     exports: Callable[[], Path] | None = None
     """Says an existing folder that all engines see; absent: they are in this process, and never die alone."""
+    begin_on: Callable[[EngineHandle, str], None] | None = None
+    """Ends an engine, whose next process then begins on the weights of a folder; absent: an engine that starts anew
+    does so in its process."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +68,9 @@ class Published:
     """All Hugging Face names."""
     sent: SentChecksums
     canary: tuple[int, ...]
-    """Token ids that both sides score."""
-    expected: Sequence[float]
-    """The trainer's log-probs of them."""
+    """Token ids of the prompt that both sides score."""
+    expected: CanaryScores
+    """The trainer's log-probs of it, and of what an engine drew after it."""
     buckets: Sequence[Bucket]
     """Contents that last; none where engines start on a folder."""
     folder: Path | None
@@ -100,6 +91,11 @@ class Sync:
         self.trainer = trainer
         self.side = side
         self.canary = canary
+        self._links = Links()
+
+    def close(self) -> None:
+        """Engines are about to end."""
+        self._links.close()
 
     def prepare(self, engines: Sequence[EngineHandle], state: State) -> Published:
         """Have these engines hold the weights of `state`. Raises WeightSyncError where they do not afterwards, and
@@ -116,22 +112,21 @@ class Sync:
                 sent, folder = self._export(engines, weights, kept)
             (vocab_size, *_) = ask(engines, "vocab_size")
             tokens = self.canary.tokens(vocab_size)
-            scores = [engine.begin("score", tokens) for engine in engines]
-            expected = self.trainer.score(state, tokens)
-            self._check(scores, expected)
+            expected = self._checked(engines, state, tokens)
             return Published(state, weights.names, sent, tokens, expected, buckets, folder, kept.pop_all().close)
 
     def restore(self, engines: Sequence[EngineHandle], published: Published) -> None:
         """Have these engines, which were started again, hold what was published. The trainer is not asked. Raises
         WeightSyncError, EngineLostError, and SenderLostError where the bytes are gone."""
         if published.folder is not None:
-            loaded = ask(engines, "restart", str(published.folder))
+            loaded = self._restarted(engines, published.folder)
         else:
             with _closed_if_it_fails(engines):
                 hand_over(engines, published.buckets)
                 loaded = ask(engines, "end_weights")
         _require_all_equal(published.names, published.sent, loaded)
-        self._check([engine.begin("score", published.canary) for engine in engines], published.expected)
+        for found in ask(engines, "score", published.canary, self.canary.num_drawn):
+            self.canary.check(found, published.expected)
 
     def _send(self, engines: Sequence[EngineHandle], weights: NamedWeights) -> tuple[SentChecksums, list[Bucket]]:
         """Change weights in place, in buckets, and compare what each engine then holds: what was sent, and what of
@@ -157,11 +152,17 @@ class Sync:
         folder = Path(kept.enter_context(TemporaryDirectory(prefix="ppoctl-export-", dir=parent)))
         sent = self.trainer.export(weights.state, folder)
         self.side.turns.clear_for(GENERATOR)  # an engine takes its share of the memory when it starts
-        _require_all_equal(weights.names, sent, ask(engines, "restart", str(folder)))
+        _require_all_equal(weights.names, sent, self._restarted(engines, folder))
         if parent is None:
             kept.close()
             return sent, None
         return sent, folder
+
+    def _restarted(self, engines: Sequence[EngineHandle], folder: Path) -> list[list[LoadedWeight]]:
+        if self.side.begin_on is not None:
+            for engine in engines:
+                self.side.begin_on(engine, str(folder))
+        return ask(engines, "restart", str(folder))
 
     def broadcast(self, engines: Sequence[EngineHandle], weights: NamedWeights, way: BroadcastWay) -> SentChecksums:
         """Send straight from processes of the trainer to those of the engines, one sender after the other."""
@@ -175,21 +176,25 @@ class Sync:
         self, sender: PipelineRankSender, engines: Sequence[EngineHandle], way: BroadcastWay
     ) -> SendReport:
         plan, ranks = sender.plan(), way.engine_ranks
+        group = self._links.group(sender, engines, way)
         try:
-            with meeting(way.host(), way.timeout_s) as address:
-                group = BroadcastGroup(address, 1 + ranks * len(engines), way.timeout_s)
-                sending = sender.begin(group)
-                receiving = [
-                    engine.begin("receive_weights", group, 1 + ranks * number, plan)
-                    for number, engine in enumerate(engines)
-                ]
-                self._hear(sending, receiving)
-            # When the group broke: leaving the meeting has let go those that still waited for others to come.
+            sending = sender.begin(group)
+            receiving = [
+                engine.begin("receive_weights", group, 1 + ranks * number, plan)
+                for number, engine in enumerate(engines)
+            ]
+            self._hear(sending, receiving)
+            if not sending.answers()[0].arrived:
+                self._links.end(sender)  # which lets go those that still wait for others
             wait(receiving)
         except EngineLostError:
+            self._links.end(sender)
             for engine in engines:
                 engine.close()  # which breaks the group, so that the sender notices
             sending.answers()  # a loss of the trainer's is what has really happened
+            raise
+        except BaseException:
+            self._links.end(sender)
             raise
         report: SendReport = sending.answers()[0]
         return report
@@ -205,9 +210,17 @@ class Sync:
                 elif not sending.answers()[0].arrived:
                     return
 
-    def _check(self, scores: Sequence[Reply], expected: Sequence[float]) -> None:
-        for found in wait(scores):
-            self.canary.check(found, expected)
+    def _checked(self, engines: Sequence[EngineHandle], state: State, tokens: tuple[int, ...]) -> CanaryScores:
+        """What the trainer says of the canary, once each engine has said the same. Engines most often draw the same
+        tokens, and the trainer scores them once."""
+        expected: dict[tuple[int, ...], CanaryScores] = {}
+        for found in ask(engines, "score", tokens, self.canary.num_drawn):
+            if found.drawn not in expected:
+                scored = tuple(self.trainer.score(state, tokens + found.drawn))
+                last = len(tokens) - 1
+                expected[found.drawn] = CanaryScores(scored[:last], found.drawn, scored[last:])
+            self.canary.check(found, expected[found.drawn])
+        return next(iter(expected.values()))
 
 
 @contextmanager

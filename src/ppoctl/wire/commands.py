@@ -235,7 +235,7 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     scorer = engines.open_scorer(recipe, questions)
     try:
         sockets = engines.build_engines(recipe, questions, scorer, model_digest="")
-        generator = sockets.generator(OneActor(sockets.actor, checkpoint), say)
+        generator = sockets.generator(OneActor(sockets.actor, checkpoint), say, None)
         try:
             nowhere = Nowhere()
             drawing = Drawing(generator, nowhere, nowhere, nowhere.watch)

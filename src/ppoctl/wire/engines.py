@@ -1,6 +1,7 @@
 """The real engines: Megatron-Core, vLLM and child processes, plugged into the sockets."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ppoctl.wire.processes import Placed, Say, place
 from ppoctl.wire.sockets import Sockets
 
 if TYPE_CHECKING:
+    from ppoctl.engines.vllm import VllmSettings
     from ppoctl.weights.sync import TrainerSide
 
 PROBED_ROWS = 4
@@ -53,12 +55,14 @@ def build_engines(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, mo
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, trainer_side
 
     placed = place(recipe)
-    folder = str(model_folder(recipe.model.path))
+    settings = _vllm_settings(recipe, str(model_folder(recipe.model.path)))
     actor = MegatronActor(trainer_settings(recipe, "actor"), placed.actor)
     return Sockets(
         actor=actor,
         critic=MegatronCritic(trainer_settings(recipe, "critic"), placed.critic),
-        generator=lambda models, say: _generator(recipe, folder, placed, trainer_side(actor, models.actor_at), say),
+        generator=lambda models, say, logs: _generator(
+            replace(settings, logs=logs), placed, trainer_side(actor, models.actor_at), say
+        ),
         scorer=scorer,
         questions=questions,
         source_digest=f"{model_digest}:{recipe.model.dtype}",
@@ -66,19 +70,22 @@ def build_engines(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, mo
     )
 
 
-def _generator(recipe: Recipe, folder: str, placed: Placed, trainer: "TrainerSide", say: Say) -> Generator:
-    from ppoctl.engines.vllm import VllmGenerator, VllmSettings
+def _vllm_settings(recipe: Recipe, folder: str) -> "VllmSettings":
+    from ppoctl.engines.vllm import VllmSettings
     from ppoctl.model.end_tokens import end_token_ids
 
     new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
-    settings = VllmSettings(
+    return VllmSettings(
         model=folder,
         dtype=recipe.model.dtype,
         max_model_len=recipe.rollout.max_prompt_tokens + new_tokens,
         eos_token_ids=end_token_ids(Path(folder)),
         table=recipe.generator,
         sleeps="generator" in recipe.cluster.offload,
-        seed=0,
     )
+
+
+def _generator(settings: "VllmSettings", placed: Placed, trainer: "TrainerSide", say: Say) -> Generator:
+    from ppoctl.engines.vllm import VllmGenerator
 
     return VllmGenerator(settings, trainer, placed.generator(settings, say), say)

@@ -72,7 +72,7 @@ def assemble(
     journal, outlines = Journal(layout, attempt), outlines_of(layout)
     states = _states(attempt, newest, outlines, sockets, around)
     gate = PublishingGate(states.saves, around.gate)
-    generator = sockets.generator(states, around.say)
+    generator = sockets.generator(states, around.say, layout.attempt(attempt.number))
     parts = PartFiles(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
     drawing = Drawing(generator, parts, gate, _to_all(around.observers))
     builder = StageBuilder(states, drawing, sockets.scorer)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import Deadline, RayProcesses
     from ppoctl.engines.vllm import VllmSettings
+    from ppoctl.weights.calls import EngineHandle
     from ppoctl.weights.sync import EngineSide
 
 Say = Callable[[str], None]
@@ -59,7 +60,8 @@ def _in_ray(recipe: Recipe) -> Placed:
     from ppoctl.engines.ray.placement import DevicePlacement
     from ppoctl.engines.ray.processes import first_done
     from ppoctl.engines.vllm import OpenEngine
-    from ppoctl.weights.sync import BroadcastWay, EngineSide
+    from ppoctl.weights.links import BroadcastWay
+    from ppoctl.weights.sync import EngineSide
 
     table, sizes = recipe.cluster, processes(recipe)
     placement = DevicePlacement(sizes, colocated=table.placement == "colocated")
@@ -80,13 +82,26 @@ def _in_ray(recipe: Recipe) -> Placed:
     def engines(settings: "VllmSettings", say: Say) -> "EngineSide":
         cluster.say = say
         size = recipe.generator.tensor
+        opened = [OpenEngine(settings, number) for number in range(recipe.generator.engines)]
         fleet[:] = [
-            _group(recipe, cluster, "generator", OpenEngine(settings), size=size, number=number)
+            _group(recipe, cluster, "generator", opened[number], size=size, number=number)
             for number in range(recipe.generator.engines)
         ]
+
+        def begin_on(engine: "EngineHandle", folder: str) -> None:
+            # vLLM's memory for sleeping can be used once in the life of a process.
+            if cluster.has_gpus():
+                engine.close()
+                next(its for its, other in zip(opened, fleet, strict=True) if other is engine).folder = folder
+
         way = BroadcastWay(cluster.driver_host, table.start_deadline_s, engine_ranks=size)
         return EngineSide(
-            fleet, first_done, way if table.weights == "broadcast" else None, turns, cluster.shared_folder
+            fleet,
+            first_done,
+            way if table.weights == "broadcast" else None,
+            turns,
+            cluster.shared_folder,
+            begin_on if settings.sleeps else None,
         )
 
     return Placed(ranks("actor"), ranks("critic"), engines, cluster.close)

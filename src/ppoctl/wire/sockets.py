@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ppoctl.batch.prompts import Prompts
@@ -27,9 +28,9 @@ class Sockets:
 
     actor: Actor
     critic: Critic
-    generator: Callable[[Models, Callable[[str], None]], Generator]
+    generator: Callable[[Models, Callable[[str], None], Path | None], Generator]
     """The generator asks the models for weights when it has to be at another state; it says what went wrong and was
-    mended, and what is being waited for, to the second argument."""
+    mended, and what is being waited for, to the second argument; its engines write their logs into the folder."""
     scorer: Scorer
     questions: PromptsByStep
     source_digest: str

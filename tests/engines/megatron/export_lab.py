@@ -40,7 +40,7 @@ def check_export(
     try:
         for row, sequence in enumerate(rollouts.unpadded()):
             start, length = int(rollouts.prompt_lengths[row]) - 1, int(rollouts.lengths[row])
-            scored = torch.tensor(engine.score(sequence.tolist()))[start : start + length]
+            scored = torch.tensor(engine.score(tuple(sequence.tolist()), 1).prompt)[start : start + length]
             torch.testing.assert_close(scored, logprobs[row, :length], atol=1e-3, rtol=0)
         more(engine, exported)
     finally:

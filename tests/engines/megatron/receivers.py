@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ppoctl.errors import ProcessLostError
 from ppoctl.weights.bucket import Bucket, NamedTensors
+from ppoctl.weights.canary import CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, checksum_of
 from ppoctl.weights.receiving import ReceivingEngine
 
@@ -79,8 +80,8 @@ class Receiver(ReceivingEngine):
     def vocab_size(self) -> int:
         return 100
 
-    def score(self, tokens: Sequence[int]) -> list[float]:
-        return [0.0] * (len(tokens) - 1)
+    def score(self, tokens: Sequence[int], draws: int) -> CanaryScores:
+        return CanaryScores((0.0,) * (len(tokens) - 1), (0,) * draws, (0.0,) * draws)
 
     def tensors(self) -> dict[str, Any]:
         return {name: tensor.numpy() for name, tensor in self.held.items()}

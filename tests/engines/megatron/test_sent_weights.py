@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import megatron_lab as lab
@@ -25,10 +26,11 @@ from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import ProcessLostError, WeightSyncError
 from ppoctl.model.reading import read_shape
 from ppoctl.recipe.schema import ParallelTable
-from ppoctl.weights import broadcast
+from ppoctl.weights import broadcast, links
 from ppoctl.weights.canary import Canary
+from ppoctl.weights.links import BroadcastWay
 from ppoctl.weights.sending import SenderRanks
-from ppoctl.weights.sync import BroadcastWay, EngineSide, Sync, TrainerSide
+from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 
 STATE = State("actor", 1, 1, "lineage")
 LAYOUTS = {
@@ -101,8 +103,53 @@ def test_engines_hold_what_the_ranks_have(pool, model, engines, way: str, layout
     assert_all_hold(engines, folder)
     assert list(held(engines[0])) == list(weight_names(read_shape(folder)))
     assert said == []
-    fleet.prepare(State("actor", 2, 2, "next"))  # a process group of its own each time
+    fleet.prepare(State("actor", 2, 2, "next"))  # over the same process groups
     assert_all_hold(engines, folder)
+    fleet.close()
+
+
+def test_members_stay_linked_until_one_of_them_is_started_again(pool, model, engines, monkeypatch) -> None:
+    folder, made = model("qwen2"), list[str]()
+    actor = started(pool, folder, LAYOUTS["PP2"])
+    open_meeting = broadcast.meeting
+
+    @contextmanager
+    def counted(host: str, timeout_s: float) -> Iterator[str]:
+        with open_meeting(host, timeout_s) as address:
+            made.append(address)
+            yield address
+
+    monkeypatch.setattr(links, "meeting", counted)
+    fleet, said = fleet_of(engines, actor, "broadcast")
+    for step in (1, 2, 3):
+        fleet.prepare(State("actor", step, step, f"state {step}"))
+    assert len(made) == 2  # one for each pipeline rank
+    engines[0].close()  # as if it had died over a draw
+    fleet.prepare(State("actor", 4, 4, "state 4"))
+    assert len(made) == 4
+    assert_all_hold(engines, folder)
+    assert said == []
+    fleet.close()
+
+
+def test_whoever_never_connects_is_noticed_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL connects with the first message, which would wait for the deadline of a transfer."""
+
+    class Deaf:
+        def broadcast(self, *_: object) -> "Deaf":
+            return self
+
+        def wait(self) -> None:
+            time.sleep(TIMEOUT_S)
+
+    monkeypatch.setattr(broadcast, "CONNECT_DEADLINE_S", 1.0)
+    monkeypatch.setattr(broadcast, "_new_process_group", lambda *_: Deaf())
+    begun = time.monotonic()
+    with broadcast.meeting("127.0.0.1", TIMEOUT_S) as address:
+        group = broadcast.BroadcastGroup(0, address, 1, TIMEOUT_S)
+        assert not broadcast.BroadcastSource(group, torch.device("cpu")).finish()
+    assert time.monotonic() - begun < SOON_S
+    assert not broadcast.is_linked(group)
 
 
 def test_the_plan_is_what_the_buckets_are(pool, model) -> None:
@@ -322,7 +369,7 @@ def test_whoever_waits_at_a_meeting_is_let_go_when_it_is_over() -> None:
     with broadcast.meeting("127.0.0.1", TIMEOUT_S) as address:
         engine = ReceiverHost("engine")
         engine.begin("begin_weights").answers()  # it is up
-        waiting = engine.begin("receive_weights", broadcast.BroadcastGroup(address, 3, TIMEOUT_S), 1, [])
+        waiting = engine.begin("receive_weights", broadcast.BroadcastGroup(0, address, 3, TIMEOUT_S), 1, [])
         assert not waiting.pipes[0].poll(2.0)
     begun = time.monotonic()
     with pytest.raises(ProcessLostError, match="the process group over which weights are sent broke"):
@@ -334,6 +381,6 @@ def test_whoever_comes_after_a_meeting_is_told_soon(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(broadcast, "CONNECT_DEADLINE_S", 1.0)
     with broadcast.meeting("127.0.0.1", TIMEOUT_S) as address:
         pass
-    sending = broadcast.BroadcastSource(broadcast.BroadcastGroup(address, 2, TIMEOUT_S), torch.device("cpu"))
+    sending = broadcast.BroadcastSource(broadcast.BroadcastGroup(0, address, 2, TIMEOUT_S), torch.device("cpu"))
     sending.send([("a", torch.ones(3))])  # to nobody
     assert not sending.finish()

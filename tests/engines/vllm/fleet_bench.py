@@ -15,7 +15,7 @@ from ppoctl.engines.vllm.fleet import Drawn, Fleet
 from ppoctl.errors import PpoctlError, ProcessLostError
 from ppoctl.ports import SamplingParams
 from ppoctl.weights.bucket import Bucket, NamedTensors, bucket_of, flatten
-from ppoctl.weights.canary import Canary
+from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, SentChecksums, checksum_of
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
@@ -60,6 +60,12 @@ class CountingHost:
     calls: int = 0
     most_open: int = 0
     held: dict[str, Tensor] = field(default_factory=dict)
+    scores: float = 0.0
+    """Log-prob of each token of the canary's prompt."""
+    decodes: float = 0.0
+    """Log-prob of each token that it draws after the first."""
+    draws_first: int = 0
+    """The first of those tokens."""
     spoils: bool = False
     """Whether what it loads arrives with another number."""
 
@@ -93,8 +99,9 @@ class CountingHost:
     def _vocab_size(self) -> int:
         return 100
 
-    def _score(self, tokens: tuple[int, ...]) -> list[float]:
-        return [0.0] * (len(tokens) - 1)
+    def _score(self, tokens: tuple[int, ...], draws: int) -> CanaryScores:
+        drawn = (self.draws_first, *range(1, draws))
+        return CanaryScores((self.scores,) * (len(tokens) - 1), drawn, (0.0, *(self.decodes,) * (draws - 1)))
 
     def _takes_weights(self) -> bool:
         return self.in_place

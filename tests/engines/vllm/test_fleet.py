@@ -11,6 +11,7 @@ from ppoctl.batch.records import State
 from ppoctl.engines.turns import Turns
 from ppoctl.errors import HangError, ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.weights.bucket import Bucket, bucket_of
+from ppoctl.weights.calls import EngineHandle
 from ppoctl.weights.checksum import SentChecksums
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import TrainerSide
@@ -155,9 +156,11 @@ def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_wei
     turns.take("critic", lambda: critic.append(-1))
     assert [engine.log[-1] for engine in engines] == ["sleep", "sleep"]
     log = list(engines[0].log)
-    run(fleet, 4)  # at the same state: they wake, and get no weights
+    bench.trainer.has_moved_on = True
+    run(fleet, 4)  # at the same state: they are brought to it again, from what was published
     assert critic == [0, -1]
-    assert set(engines[0].log[len(log) :]) == {"advance"}
+    assert engines[0].log[len(log) :][:5] == ["begin_weights", "take_weights", "end_weights", "score", "advance"]
+    assert engines[1].log.count("end_weights") == 2
     fleet.close()
     turns.take("critic", lambda: None)
     assert engines[0].log[-1] == "close"  # and is not started to be put to sleep
@@ -193,8 +196,20 @@ def test_an_engine_that_dies_when_it_is_to_sleep_is_started_again_when_it_is_nee
     turns.take("critic", lambda: None)
     assert said == ["an engine died"]
     run(fleet, 4)
-    assert dying.log.count("begin_weights") == 2
-    assert other.log.count("begin_weights") == 1
+    assert dying.log.count("begin_weights") == other.log.count("begin_weights") == 2
+
+
+def test_engines_that_slept_where_nothing_is_kept_get_their_weights_from_the_trainer():
+    turns, engine = Turns(), CountingHost(speed=1)
+    bench = bench_of(engine, turns=turns)
+    bench.trainer.keeps = False
+    for _ in range(2):
+        run(bench.fleet, 4)
+        turns.take("critic", lambda: None)
+    assert engine.log.count("end_weights") == 2
+    run(bench.fleet, 4)
+    run(bench.fleet, 4)  # evaluated, then drawn, without a turn of anybody in between
+    assert engine.log.count("end_weights") == 3
 
 
 def test_equal_states_cost_nothing_and_a_replayed_one_is_another():
@@ -258,7 +273,7 @@ def test_an_error_of_the_proof_leaves_the_engines_at_no_state(monkeypatch: pytes
     engine = CountingHost(speed=1)
     fleet, _ = fleet_of(engine)
     with monkeypatch.context() as planted:
-        planted.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+        planted.setattr(engine, "scores", 1.0)
         with pytest.raises(WeightSyncError, match="canary"):
             fleet.prepare(STATE)
     fleet.prepare(STATE)
@@ -270,6 +285,53 @@ def test_an_engine_that_cannot_take_weights_is_restarted_on_an_export_and_asked(
     fleet, _ = fleet_of(engine)
     fleet.prepare(STATE)
     assert engine.log == ["takes_weights", "restart", STATE.stamp, "vocab_size", "score"]
-    monkeypatch.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+    monkeypatch.setattr(engine, "scores", 1.0)
     with pytest.raises(WeightSyncError, match="canary"):
         fleet.prepare(NEXT)
+
+
+def test_an_engine_that_decodes_wrong_is_caught_before_anything_is_drawn_although_it_scores_a_prompt_right():
+    engines = CountingHost(speed=1), CountingHost(speed=1, decodes=-0.5)
+    fleet, _ = fleet_of(*engines)
+    with pytest.raises(WeightSyncError, match=r"differ by 0\.5 nats \(max over 8 tokens that the generator drew;"):
+        fleet.prepare(STATE)
+    assert "advance" not in engines[0].log + engines[1].log
+
+
+def test_engines_that_draw_other_tokens_are_each_compared_with_the_trainer(monkeypatch):
+    other = CountingHost(speed=1, draws_first=7)
+    bench = bench_of(CountingHost(speed=1), other, CountingHost(speed=1))
+    scored: list[tuple[int, ...]] = []
+    trainer = bench.fleet._sync.trainer
+
+    def score(state: State, tokens: tuple[int, ...]) -> list[float]:
+        scored.append(tokens[-8:])
+        return trainer.score(state, tokens)
+
+    monkeypatch.setattr(bench.fleet._sync, "trainer", replace(trainer, score=score))
+    assert len(run(bench.fleet, 4)) == 4
+    assert scored == [(0, *range(1, 8)), (7, *range(1, 8))]
+    other.decodes = -0.5
+    with pytest.raises(WeightSyncError, match="tokens that the generator drew"):
+        bench.fleet.prepare(NEXT)
+
+
+def test_an_engine_whose_process_is_used_up_starts_anew_in_another_one(tmp_path):
+    """On a GPU vLLM's memory for sleeping is good for one start."""
+    dying, other = CountingHost(speed=1, in_place=False, dies_in=[2]), CountingHost(speed=1, in_place=False)
+    bench = bench_of(dying, other, exports=lambda: tmp_path)
+    begun: list[str] = []
+
+    def begin_on(engine: EngineHandle, folder: str) -> None:
+        engine.close()
+        begun.append(folder)
+
+    sync = bench.fleet._sync
+    sync.side = replace(sync.side, begin_on=begin_on)
+    assert len(run(bench.fleet, 8)) == 8
+    for host, starts in ((dying, 2), (other, 1)):
+        places = [place for place, said in enumerate(host.log) if said == "restart"]
+        assert len(places) == starts
+        assert all(host.log[place - 1] == "close" for place in places)
+    assert len(begun) == 3
+    assert {Path(folder).parent for folder in begun} == {tmp_path}

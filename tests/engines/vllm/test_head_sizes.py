@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ppoctl.engines.vllm.engine import _third_party_quiet
 from ppoctl.recipe.generator_limits import HEAD_SIZES, device_of_the_build
 
 pytestmark = pytest.mark.engines
@@ -11,8 +12,9 @@ pytestmark = pytest.mark.engines
 @pytest.mark.skipif(device_of_the_build() != "cpu", reason="vLLM's CPU kernels are in its build for CPUs")
 def test_head_sizes_are_those_of_vllms_own_kernel() -> None:
     """Asked as its metadata builder asks: for every even size up to 640, with the instructions it would choose."""
-    from vllm import _custom_ops
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_isa
+    with _third_party_quiet():
+        from vllm import _custom_ops
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_isa
 
     def computes(size: int) -> bool:
         try:

@@ -62,7 +62,7 @@ def test_an_engine_that_is_restored_and_computes_something_else_is_refused(
 ) -> None:
     dying = CountingHost(speed=1, dies_in=[1])
     bench = opened(dying)
-    monkeypatch.setattr(dying, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+    monkeypatch.setattr(dying, "scores", 1.0)
     with pytest.raises(WeightSyncError, match="canary"):
         bench.fleet.finished()
 
@@ -115,7 +115,7 @@ def test_what_was_published_is_kept_until_the_next_transfer(tmp_path: Path) -> N
 def test_a_transfer_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CountingHost(speed=1, in_place=False)
     fleet = bench_of(engine, exports=lambda: tmp_path).fleet
-    monkeypatch.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+    monkeypatch.setattr(engine, "scores", 1.0)
     with pytest.raises(WeightSyncError, match="canary"):
         fleet.prepare(STATE)
     assert list(tmp_path.iterdir()) == []
@@ -129,7 +129,7 @@ def test_after_a_transfer_that_failed_nothing_is_restored_from_the_one_before(
     fleet = bench_of(engine).fleet
     fleet.prepare(STATE)
     with monkeypatch.context() as planted:
-        planted.setattr(engine, "_score", lambda tokens: [1.0] * (len(tokens) - 1))
+        planted.setattr(engine, "scores", 1.0)
         with pytest.raises(WeightSyncError, match="canary"):
             fleet.prepare(NEXT)
     asked = engine.log.count("takes_weights")

@@ -13,10 +13,11 @@ from vllm_bench import WINDOW, Bench, prompts
 
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm import weights as weights_module
+from ppoctl.engines.vllm.engine import Finished
 from ppoctl.engines.vllm.weights import Arrived, HostTransfer
 from ppoctl.errors import WeightSyncError
 from ppoctl.ports import SamplingParams
-from ppoctl.weights.canary import Canary
+from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.sending import NamedWeights
 
 pytestmark = pytest.mark.engines
@@ -58,7 +59,9 @@ def test_a_skipped_load_is_caught_where_the_canary_cannot_see_it(
     assert engine is not None
     canary = Canary.of("float32", WINDOW, tolerance=None)
     tokens = canary.tokens(engine.vocab_size())
-    assert canary.check(engine.score(tokens), bench.trainer.logprobs(tokens)) < canary.tolerance
+    heard = engine.score(tokens, canary.num_drawn)
+    scored = tuple(bench.trainer.logprobs(tokens + heard.drawn))
+    canary.check(heard, CanaryScores(scored[: len(tokens) - 1], heard.drawn, scored[len(tokens) - 1 :]))
     for name in ("start_weight_update", "finish_weight_update"):
         monkeypatch.setattr(HostTransfer, name, lambda self: None)
     monkeypatch.setattr(HostTransfer, "receive_weights", lambda self, arrived: None)
@@ -179,6 +182,28 @@ def test_engines_that_compute_different_functions_are_caught_by_the_canary(
     monkeypatch.setitem(buffers, "inv_freq", buffers["inv_freq"] / 2)
     with pytest.raises(WeightSyncError, match=r"canary log-probs .* nats \(max over 47 tokens; allowed 0.001"):
         draw(tied)
+
+
+def test_a_cache_that_decoding_reads_wrong_is_caught_although_prompts_are_scored_right(
+    tied: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tied.trainer.move(TINY)
+    draw(tied)
+    engine = tied.engine
+    worker = engine._llm.engine_core.engine_core.model_executor.driver_worker
+    step, caches = engine.step, worker.model_runner.kv_caches
+
+    def forgetful() -> list[Finished]:
+        finished = step()
+        caches[0].zero_()  # of the first layer, once the prompt has been scored from it
+        return finished
+
+    tied.trainer.move(TINY)
+    monkeypatch.setattr(engine, "step", forgetful)
+    with pytest.raises(WeightSyncError, match=r"canary .* nats \(max over 8 tokens that the generator drew;"):
+        draw(tied)
+    monkeypatch.undo()
+    assert tied.worst_gap(prompts(2), DRAW) < 1e-3
 
 
 def test_keys_and_values_of_old_weights_are_never_read_even_where_the_cache_is_not_reset(

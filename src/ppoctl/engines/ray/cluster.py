@@ -105,6 +105,10 @@ class RayCluster:
         """How many processes of the role are on this one's node, itself included."""
         return self.placement.neighbours(role, rank, self._nodes)
 
+    def has_gpus(self) -> bool:
+        """Whether there are GPUs in the Ray that was started."""
+        return _has_gpus()
+
     def require_alive(self) -> None:
         """Raise ProcessLostError when this node's part of Ray is gone. Call it before each question: Ray ends the
         whole process, without a word, when it finds its raylet gone while an argument is stored."""

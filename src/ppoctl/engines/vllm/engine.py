@@ -4,28 +4,29 @@ import gc
 import logging
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ppoctl.device import on_gpu
+from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.engines.vllm.environment import prepare_environment
+from ppoctl.engines.vllm.log import where_it_says_more
 from ppoctl.engines.vllm.process_state import TENANCY, undisturbed
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
 from ppoctl.ports import SamplingParams
 from ppoctl.recipe.generator_limits import too_long_a_window, unread_router_bias
 from ppoctl.weights.bucket import NamedTensors
+from ppoctl.weights.canary import CanaryScores
 from ppoctl.weights.checksum import LoadedWeight
 from ppoctl.weights.receiving import ReceivingEngine
 
-_PREFILL_TOKENS = 8192
-"""Prompt tokens of one engine step on a CPU."""
-_MIB = 1 << 20
 FEWEST_STEPS, MOST_STEPS = 16, 64
 """Engine steps of one `advance`. In between, an engine answers when `ENOUGH` has ended. Steps and not seconds, so
 that the tensor ranks of an engine do the same."""
@@ -57,18 +58,22 @@ class Finished:
 
 
 class Engine(ReceivingEngine):
-    """A running engine in this process, or one tensor rank of it. Every call leaves the process's random states and
-    torch modes alone; tensor ranks must be called alike."""
+    """A running engine in this process, or one tensor rank of it. In the process of a trainer every call
+    leaves random states and torch modes alone; tensor ranks must be called alike."""
 
-    def __init__(self, settings: VllmSettings) -> None:
-        """Starts vLLM: about 2 s for a small model. Raises RecipeError, EnvironmentProblemError or
-        OutOfMemoryError; nothing is left behind then."""
+    def __init__(self, settings: VllmSettings, *, is_alone: bool = False, folder: str | None = None) -> None:
+        """Starts vLLM: about 2 s for a small model; `is_alone` where no trainer is in the process. It begins on the
+        weights of `folder` where there is one, and says so when it is to restart on it. Raises RecipeError,
+        EnvironmentProblemError or OutOfMemoryError; nothing is left behind then."""
         self._settings = settings
+        self._is_alone = is_alone
+        self._undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext if is_alone else undisturbed
         self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
         self._syncs = 0
         self._open: set[str] = set()
         self._is_asleep = False
-        self._llm = _started(settings)
+        self._began_on = folder if folder is not None and Path(folder).is_dir() else None
+        self._llm = _started(settings, is_alone=is_alone) if self._began_on is None else self._on(self._began_on)
 
     def vocab_size(self) -> int:
         return int(self._llm.model_config.get_vocab_size())
@@ -80,37 +85,42 @@ class Engine(ReceivingEngine):
         return not self._llm.model_config.is_moe
 
     def restart(self, folder: str) -> list[LoadedWeight]:
+        began_on, self._began_on = self._began_on, None
+        if began_on != folder:
+            self.close()
+            self._is_asleep = False
+            self._llm = self._on(folder)
         from ppoctl.engines.vllm import loader
 
-        self.close()
-        self._is_asleep = False
-        loader.register()
-        self._llm = _started(replace(self._settings, model=folder), load_format=loader.FORMAT)
         return loader.last_read()
 
+    def _on(self, folder: str) -> Any:
+        with _third_party_quiet():
+            from ppoctl.engines.vllm import loader
+        loader.register()
+        there = replace(self._settings, model=folder)
+        return _started(there, is_alone=self._is_alone, load_format=loader.FORMAT)
+
     def sleep(self) -> None:
-        """Free the device: weights go to the host, keys and values are forgotten. It wakes when it is used. On a CPU
-        vLLM stops scheduling, and moves nothing."""
+        """Free the device: weights, keys and values are forgotten. It wakes when it gets weights. On a CPU vLLM stops
+        scheduling, and frees nothing."""
         if not self._is_asleep:
-            with undisturbed():
-                self._llm.sleep(level=1)
+            with self._undisturbed():
+                self._llm.sleep(level=2)
             self._is_asleep = True
 
-    def _wake(self) -> None:
+    def begin_weights(self) -> None:
         if self._is_asleep:
-            with undisturbed():
+            with self._undisturbed():
                 self._llm.wake_up()
             self._is_asleep = False
-
-    def begin_weights(self) -> None:
-        self._wake()
         if self._llm.has_unfinished_requests():
             raise WeightSyncError("the generator was asked for new weights while it is drawing samples")
-        with undisturbed():
+        with self._undisturbed():
             self._llm.collective_rpc("start_weight_update")
 
     def load(self, tensors: NamedTensors) -> None:
-        with undisturbed():
+        with self._undisturbed():
             self._llm.collective_rpc("update_weights", args=({"tensors": tensors},))
 
     def tensor_rank(self) -> int:
@@ -118,7 +128,7 @@ class Engine(ReceivingEngine):
         return torch.distributed.get_rank()
 
     def end_weights(self) -> list[LoadedWeight]:
-        with undisturbed():
+        with self._undisturbed():
             self._llm.collective_rpc("finish_weight_update")
             (loaded,) = self._llm.collective_rpc("ppoctl_loaded_weights")
             self._syncs += 1
@@ -128,7 +138,6 @@ class Engine(ReceivingEngine):
 
     def advance(self, draws: Sequence[Draw], params: SamplingParams) -> list[Finished]:
         """Queue these, go on with all that are queued for some steps, and say which ended."""
-        self._wake()
         for draw in draws:
             self._add(draw, params)
         finished: list[Finished] = []
@@ -164,32 +173,43 @@ class Engine(ReceivingEngine):
         )
         self._queue(draw.id, draw.prompt, drawn)
 
-    def score(self, tokens: Sequence[int]) -> tuple[float, ...]:
-        """Log-probs (temperature 1) of tokens 1.. of a sequence; nothing else may be running."""
-        self._wake()
+    def score(self, tokens: tuple[int, ...], draws: int) -> CanaryScores:
+        """Log-probs of a prompt in one pass, and of `draws` tokens that are drawn after it, greedily, as samples are:
+        over the paged cache, whatever ends a response. Nothing else may be running."""
         from vllm import SamplingParams as VllmParams
+        from vllm.sampling_params import RequestOutputKind
 
-        scored = VllmParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, logprobs=0, detokenize=False)
+        scored = VllmParams(
+            temperature=0.0,
+            max_tokens=draws,
+            ignore_eos=True,
+            prompt_logprobs=0,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
         self._queue("score", tokens, scored)
         try:
             while True:
                 for finished in self.step():
-                    return finished.prompt_logprobs
+                    return CanaryScores(finished.prompt_logprobs, finished.tokens, finished.logprobs)
         finally:
             self.abort()
 
     def _queue(self, id: str, prompt: Sequence[int], params: Any) -> None:
+        if self._is_asleep:
+            raise WeightSyncError("the generator has forgotten its weights in sleep, and was asked to use them")
         # The salt keeps cached keys and values of one set of weights from ever matching a request of another, even
         # if resetting the prefix cache should fail.
         request = {"prompt_token_ids": list(prompt), "cache_salt": f"sync-{self._syncs}"}
-        with undisturbed():
+        with self._undisturbed():
             self._llm.add_request(id, request, params)
         self._open.add(id)
 
     def step(self) -> list[Finished]:
         """One forward pass over the running requests; those that ended with it."""
         try:
-            with undisturbed():
+            with self._undisturbed():
                 outputs = self._llm.step()
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
             raise drawing_error(self._settings, error) from error
@@ -199,7 +219,7 @@ class Engine(ReceivingEngine):
 
     def abort(self) -> None:
         """Forget all requests, finished or not."""
-        with undisturbed():
+        with self._undisturbed():
             self._llm.abort_request(list(self._open))
             self._open.clear()
             # One more pass lets the scheduler drop what it had in flight, so that the next load finds it idle.
@@ -214,7 +234,7 @@ class Engine(ReceivingEngine):
         gc.collect()
 
 
-def _started(settings: VllmSettings, **options: Any) -> Any:
+def _started(settings: VllmSettings, *, is_alone: bool, **options: Any) -> Any:
     prepare_environment(settings)
     TENANCY.enter()
     try:
@@ -226,8 +246,9 @@ def _started(settings: VllmSettings, **options: Any) -> Any:
         raise
     # vLLM would otherwise shut down, process groups included, whenever this object happens to be collected.
     llm.engine_core._finalizer.detach()
-    # It also freezes the heap, the trainer's objects included: cycles among them would never be freed.
-    gc.unfreeze()
+    if not is_alone:
+        # It also freezes the heap, the trainer's objects included: cycles among them would never be freed.
+        gc.unfreeze()
     return llm
 
 
@@ -236,66 +257,11 @@ def _start(settings: VllmSettings, **options: Any) -> Any:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    of_device = _of_a_gpu if on_gpu() else _of_a_cpu
     try:
-        args = EngineArgs(**_of_any_device(settings), **of_device(settings), **options)
+        args = EngineArgs(**engine_arguments(settings), **options)
         return LLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
     except Exception as error:
         raise _start_error(settings, error) from error
-
-
-def _of_any_device(settings: VllmSettings) -> dict[str, Any]:
-    from vllm.config import WeightTransferConfig
-
-    from ppoctl.engines.vllm import weights
-
-    weights.register()
-    table = settings.table
-    return {
-        "model": settings.model,
-        "dtype": settings.dtype,
-        "max_model_len": settings.max_model_len,
-        "max_num_seqs": table.max_concurrent_seqs,
-        "enforce_eager": not table.compile,
-        "seed": settings.seed,
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",
-        "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": f"{weights.__name__}.{weights.WeightReader.__qualname__}",
-        "enable_prefix_caching": True,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "weight_transfer_config": WeightTransferConfig(backend=weights.BACKEND),
-        "tensor_parallel_size": table.tensor,
-        # Each tensor rank is a process of ours with an engine of its own; they all do the same.
-        "distributed_executor_backend": "external_launcher" if table.tensor > 1 else None,
-    }
-
-
-def _of_a_gpu(settings: VllmSettings) -> dict[str, Any]:
-    return {"gpu_memory_utilization": settings.table.gpu_memory_frac, "enable_sleep_mode": settings.sleeps}
-
-
-def _of_a_cpu(settings: VllmSettings) -> dict[str, Any]:
-    """vLLM's default on a CPU is 92 % of all memory. A prompt that is prefilled in chunks draws a number it then
-    takes back, which CPU generators cannot: whole prompts only."""
-    found: dict[str, Any] = {
-        "kv_cache_memory_bytes": settings.table.kv_cache_mib * _MIB,
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(_PREFILL_TOKENS, settings.max_model_len),
-    }
-    if not settings.table.compile and _has_latent_attention(settings.model):
-        # The CPU kernel turns neighbouring channels of the wrong heads, silently; vLLM's torch code does it right.
-        # Compiled, it takes that anyway.
-        found["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
-    return found
-
-
-def _has_latent_attention(model: str) -> bool:
-    """Whether it is of DeepSeek's architecture since V2."""
-    from vllm.transformers_utils.config import get_config
-
-    return hasattr(get_config(model, trust_remote_code=False), "kv_lora_rank")
 
 
 def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
@@ -319,7 +285,7 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
         return unread_router_bias(settings.model)
     return EnvironmentProblemError(
         f"vLLM could not start on `model.path` `{settings.model}`: {_in_words(error)}",
-        hint="the same command with VLLM_LOGGING_LEVEL=INFO in front prints what vLLM says",
+        hint=where_it_says_more(settings),
     )
 
 
@@ -329,7 +295,7 @@ def drawing_error(settings: VllmSettings, error: Exception) -> Exception:
         return error
     return EnvironmentProblemError(
         f"vLLM failed while drawing from `model.path` `{settings.model}`: {_in_words(error)}",
-        hint="the same command with VLLM_LOGGING_LEVEL=INFO in front prints what vLLM says",
+        hint=where_it_says_more(settings),
     )
 
 

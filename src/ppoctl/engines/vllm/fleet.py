@@ -41,7 +41,7 @@ class _Seat:
 
     engine: EngineHandle
     is_proven: bool = False
-    """Whether it holds what was published; False where it has died."""
+    """Whether it holds what was published; False where it has died, or forgot it in sleep."""
     given: dict[str, Draw] = field(default_factory=dict)
     answer: Any = None
     """`Reply`, while it advances."""
@@ -90,7 +90,8 @@ class Fleet:
             seat.is_proven = False
 
     def _restore(self) -> None:
-        """Start engines again that died, at the state that was prepared last; the trainer may be elsewhere by now."""
+        """Bring engines that died or slept to the state that was prepared last; the trainer may be elsewhere by
+        now."""
         published, lost = self._published, [seat for seat in self._seats if not seat.is_proven]
         assert published is not None, "no state was prepared"
         if lost:
@@ -114,13 +115,14 @@ class Fleet:
                 return brought
 
     def _leave(self) -> None:
-        """For the roles that share the engines' devices."""
+        """For the roles that share the engines' devices. Engines forget their weights, which most often the next
+        state replaces anyway."""
         for seat, asleep in [(seat, seat.engine.begin("sleep")) for seat in self._seats if seat.is_proven]:
+            seat.is_proven = False
             try:
                 asleep.answers()
             except ProcessLostError as error:  # whose draws are done: the next ones start it again
                 self._say(error.message)
-                seat.is_proven = False
                 seat.engine.close()
 
     def vocab_size(self) -> int:
@@ -165,6 +167,7 @@ class Fleet:
         """End all engines. A later `prepare` starts them again."""
         self._forget()
         self._drop()
+        self._sync.close()
         for seat in self._seats:
             seat.engine.close()
 

@@ -7,6 +7,7 @@ from ppoctl.clock import WORK
 from ppoctl.engines.turns import Turns
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import join_tensor_ranks
+from ppoctl.engines.vllm.log import write_log
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.weights.calls import Reply
 from ppoctl.weights.sync import EngineSide
@@ -21,6 +22,7 @@ class ThisProcess:
 
     def begin(self, method: str, *arguments: Any) -> Reply:
         if self.engine is None:
+            write_log(self.settings, "engine-0")
             with WORK.stopped():
                 self.engine = Engine(self.settings)
         return _Answered(getattr(self.engine, method)(*arguments))
@@ -44,13 +46,18 @@ def this_process(settings: VllmSettings, turns: Turns | None = None) -> EngineSi
     return EngineSide([ThisProcess(settings)], first_done=list, turns=turns or Turns())
 
 
-@dataclass(frozen=True)
+@dataclass
 class OpenEngine:
     """Makes an engine, or one tensor rank of it, in the process it is called in."""
 
     settings: VllmSettings
+    number: int = 0
+    """Number of the engine."""
+    folder: str | None = None
+    """Folder on whose weights the next process begins, if it is still there; absent: on the model's own."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> Engine:
+        write_log(self.settings, f"engine-{self.number}" + (f"-rank-{rank}" if rank > 0 else ""))
         if world_size > 1:
             join_tensor_ranks(rank, world_size, address)
-        return Engine(self.settings)
+        return Engine(self.settings, is_alone=True, folder=self.folder)

@@ -1,6 +1,7 @@
 """What the engine is started with."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from ppoctl.recipe.schema import GeneratorTable
@@ -20,5 +21,7 @@ class VllmSettings:
     table: GeneratorTable
     sleeps: bool = False
     """Whether it leaves its device to other roles between rollouts."""
+    logs: Path | None = None
+    """Folder in which each engine writes what vLLM says; absent: nowhere."""
     seed: int = 0
     """Seed of the engine; no sample depends on it, as every request brings its own."""

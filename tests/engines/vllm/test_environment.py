@@ -1,0 +1,281 @@
+"""What vLLM is told before it is imported and when it is started: on a CPU, and on a GPU that is only pretended."""
+
+import gc
+import logging
+import multiprocessing
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ppoctl.engines.vllm import OpenEngine, arguments, environment, hosts
+from ppoctl.engines.vllm import engine as engine_module
+from ppoctl.engines.vllm.arguments import engine_arguments
+from ppoctl.engines.vllm.engine import Engine
+from ppoctl.engines.vllm.environment import compiles, prepare_environment
+from ppoctl.engines.vllm.log import where_it_says_more, write_log
+from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.recipe.load import load
+from ppoctl.recipe.schema import GeneratorTable
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An environment in which nobody has exported anything; the folder of caches."""
+    monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path)})
+    monkeypatch.setattr(environment, "CACHES", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_a_gpu(monkeypatch)
+
+
+def show_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (environment, arguments):
+        monkeypatch.setattr(module, "on_gpu", lambda: True)
+
+
+def settings_of(dtype: Any = "float32", **keys: Any) -> VllmSettings:
+    return VllmSettings(str(ROOT / "recipes/quickstart/model"), dtype, 64, (0,), GeneratorTable(**keys))
+
+
+def test_a_float32_engine_on_a_gpu_multiplies_without_tf32_unless_somebody_said_otherwise(clean, gpu):
+    prepare_environment(settings_of("bfloat16"))
+    assert "TRITON_F32_DEFAULT" not in os.environ
+    prepare_environment(settings_of())
+    assert os.environ["TRITON_F32_DEFAULT"] == "ieee"
+    os.environ["TRITON_F32_DEFAULT"] = "tf32"
+    prepare_environment(settings_of())
+    assert os.environ["TRITON_F32_DEFAULT"] == "tf32"
+
+
+def test_graphs_are_captured_on_a_gpu_and_nothing_is_compiled_on_a_cpu(clean, monkeypatch):
+    assert not compiles(GeneratorTable())
+    assert engine_arguments(settings_of())["enforce_eager"]
+    prepare_environment(settings_of())
+    assert os.environ.pop("TORCH_COMPILE_DISABLE") == "1"
+    show_a_gpu(monkeypatch)
+    assert not engine_arguments(settings_of())["enforce_eager"]
+    assert engine_arguments(settings_of(compile=False))["enforce_eager"]
+    prepare_environment(settings_of())
+    assert "TORCH_COMPILE_DISABLE" not in os.environ
+
+
+def test_no_recipe_for_gpus_is_eager(gpu):
+    recipes = [load([path], [], {"PPOCTL_DATA": "none"}).recipe for path in sorted((ROOT / "recipes").glob("*.toml"))]
+    assert len(recipes) == 3
+    assert all(compiles(recipe.generator) for recipe in recipes)
+    assert "TORCH_COMPILE_DISABLE" not in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_tensor_ranks_on_a_gpu_add_up_over_nccl(gpu):
+    from vllm.engine.arg_utils import EngineArgs
+
+    given = EngineArgs(**engine_arguments(settings_of(tensor=2)))
+    assert given.disable_custom_all_reduce
+    assert (given.tensor_parallel_size, given.distributed_executor_backend) == (2, "external_launcher")
+    assert not EngineArgs(**engine_arguments(settings_of())).disable_custom_all_reduce
+
+
+def test_keys_of_decoding_reach_vllm(clean, gpu):
+    prepare_environment(settings_of())
+    assert not {"VLLM_BATCH_INVARIANT", "VLLM_USE_V2_MODEL_RUNNER"} & set(os.environ)
+    assert engine_arguments(settings_of())["async_scheduling"] is None
+    prepare_environment(settings_of(batch_invariant=True, model_runner="v1"))
+    assert (os.environ["VLLM_BATCH_INVARIANT"], os.environ["VLLM_USE_V2_MODEL_RUNNER"]) == ("1", "0")
+    prepare_environment(settings_of(model_runner="v2"))
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert engine_arguments(settings_of(async_scheduling=False))["async_scheduling"] is False
+
+
+def test_a_cpu_is_not_asked_for_what_only_a_gpu_can_keep(clean):
+    prepare_environment(settings_of(batch_invariant=True))
+    assert not {"VLLM_BATCH_INVARIANT", "TRITON_F32_DEFAULT"} & set(os.environ)
+
+
+def test_caches_are_private_and_on_this_node_unless_exported(clean):
+    os.environ["TRITON_CACHE_DIR"] = "mine"
+    prepare_environment(settings_of())
+    folder = clean / f"ppoctl_cache_{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    said = [os.environ[name] for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
+    assert said == [str(folder / "vllm"), "mine", str(folder / "inductor")]
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_folder_of_caches_that_somebody_else_could_write_to_is_left_alone(clean, is_link):
+    folder = clean / f"ppoctl_cache_{os.getuid()}"
+    if is_link:
+        (clean / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(clean / "elsewhere")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    prepare_environment(settings_of())
+    assert "VLLM_CACHE_ROOT" not in os.environ
+
+
+def _rank(rank: int, devices: str, port: int, said: Any, all_said: Any) -> None:
+    """A tensor rank in a process of its own, which notes what torch and the engine would see."""
+    seen: list[str | None] = []
+    torch.cuda.is_available = lambda: bool(seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    hosts.Engine = lambda *_, **__: torch.cuda.is_available()  # type: ignore[assignment,misc]
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices
+    try:
+        OpenEngine(settings_of(tensor=2))(rank, 2, f"127.0.0.1:{port}")
+    except Exception as error:  # noqa: BLE001 - to be compared
+        said.put((rank, str(error), "", seen))
+    else:
+        said.put((rank, os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"], seen))
+    all_said.wait(60)  # the ranks meet in the first one
+
+
+def ranks_that_see(*devices: str) -> list[tuple[int, str, str, list[str]]]:
+    fork = multiprocessing.get_context("fork")
+    said: Any = fork.Queue()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    last = port, said, fork.Barrier(len(devices))
+    processes = [fork.Process(target=_rank, args=(rank, device, *last)) for rank, device in enumerate(devices)]
+    for process in processes:
+        process.start()
+    found = sorted(said.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    return found
+
+
+def test_tensor_ranks_see_each_others_gpus_before_anything_asks_for_cuda():
+    assert ranks_that_see("3", "1") == [(0, "3,1", "0", ["3,1"]), (1, "3,1", "1", ["3,1"])]
+    assert ranks_that_see("", "") == [(0, "", "0", [""]), (1, "", "1", [""])]
+
+
+def test_tensor_ranks_that_see_several_gpus_each_are_an_error_that_says_so():
+    [(_, first, _, _), (_, second, _, _)] = ranks_that_see("0,1", "0,1")
+    assert first == second
+    assert first.startswith("tensor ranks of an engine need a GPU each, and see `0,1`, `0,1`")
+
+
+def test_vllm_looks_for_the_other_ranks_gpus_in_the_list_that_a_process_sees(monkeypatch):
+    """This is why ranks are shown each other's."""
+    from vllm.platforms.interface import Platform
+
+    class Cuda(Platform):
+        device_control_env_var = "CUDA_VISIBLE_DEVICES"
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(IndexError):
+        Cuda.logical_device_id_to_visible_device_id(1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert [Cuda.logical_device_id_to_visible_device_id(rank) for rank in range(2)] == [0, 1]
+
+
+class _Core:
+    """Stand-in for vLLM's engine in three steps."""
+
+    def __init__(self) -> None:
+        self.left = 3
+        self.engine_core = self
+        self._finalizer = self
+
+    def detach(self) -> None:
+        pass
+
+    def has_unfinished_requests(self) -> bool:
+        return self.left > 0
+
+    def get_num_unfinished_requests(self) -> int:
+        return 1
+
+    def step(self) -> list[Any]:
+        self.left -= 1
+        return []
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_only_a_trainers_process_is_guarded_at_each_step(monkeypatch, is_alone):
+    counted: list[str] = []
+
+    @contextmanager
+    def guarded() -> Iterator[None]:
+        counted.append("guard")
+        yield
+
+    monkeypatch.setattr(engine_module.TENANCY, "_engines", engine_module.TENANCY._engines)  # is counted up
+    monkeypatch.setattr(engine_module, "undisturbed", guarded)
+    monkeypatch.setattr(engine_module, "_start", lambda *_, **__: _Core())
+    monkeypatch.setattr(gc, "unfreeze", lambda: counted.append("unfreeze"))
+    engine = Engine(settings_of(), is_alone=is_alone)
+    at_start = len(counted)
+    engine.advance([], None)  # type: ignore[arg-type]
+    assert counted[:at_start] == (["guard"] if is_alone else ["guard", "unfreeze"])
+    assert counted[at_start:] == ([] if is_alone else ["guard"] * 3)
+
+
+@pytest.fixture
+def vllm_logger() -> Iterator[logging.Logger]:
+    """vLLM's logger as if vLLM had set it up, and given back as it was."""
+    logger = logging.getLogger("vllm")
+    before = list(logger.handlers), logger.level, logger.propagate
+    yield logger
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def test_what_vllm_says_goes_to_a_file_of_each_engine_and_not_to_the_screen(clean, vllm_logger, capfd):
+    screen = logging.StreamHandler()
+    vllm_logger.handlers = [screen]
+    settings = replace(settings_of(), logs=clean)
+    prepare_environment(settings)  # as of an engine before
+    write_log(settings, "engine-3")
+    prepare_environment(settings)
+    logging.getLogger("vllm.v1.engine").info("using FLASH_ATTN")
+    said = (clean / "vllm-engine-3.log").read_text(encoding="utf-8")
+    assert said.endswith(" INFO vllm.v1.engine: using FLASH_ATTN\n")
+    assert os.environ["VLLM_CONFIGURE_LOGGING"] == "0"
+    assert capfd.readouterr() == ("", "")
+    assert where_it_says_more(settings).endswith("/vllm-*.log")
+
+
+@pytest.mark.parametrize("exported", [{"VLLM_LOGGING_LEVEL": "DEBUG"}, {"VLLM_LOGGING_CONFIG_PATH": "mine.json"}, {}])
+def test_a_person_or_nobody_decides_how_vllm_logs(clean, vllm_logger, exported):
+    """Nobody: where there is no run directory."""
+    os.environ.update(exported)
+    before = list(vllm_logger.handlers)
+    write_log(replace(settings_of(), logs=clean) if exported else settings_of(), "engine-0")
+    assert vllm_logger.handlers == before
+    assert "VLLM_CONFIGURE_LOGGING" not in os.environ
+
+
+def test_a_process_that_begins_on_a_folder_does_not_start_again_to_be_on_it(monkeypatch, tmp_path):
+    """And where the folder is gone by then it begins on the model."""
+    started: list[str] = []
+
+    def started_on(settings: VllmSettings, **_: Any) -> _Core:
+        started.append(settings.model)
+        return _Core()
+
+    monkeypatch.setattr(engine_module, "_started", started_on)
+    monkeypatch.setattr(Engine, "close", lambda engine: None)
+    opened = OpenEngine(settings_of())
+    opened.folder = str(tmp_path)
+    engine = opened(0, 1, "")
+    engine.restart(str(tmp_path))
+    assert started == [str(tmp_path)]
+    engine.restart(str(tmp_path))  # it has slept since
+    assert started == [str(tmp_path)] * 2
+    opened.folder = str(tmp_path / "gone")
+    opened(0, 1, "")
+    assert started[2:] == [settings_of().model]
