@@ -68,7 +68,8 @@ class Sample:
 @runtime_checkable
 class Stream(Protocol):
     """Draws from one actor state, all with the same `SamplingParams`. Tokens are a function of weights, prompt, seed
-    and params, whatever else is drawn at the same time."""
+    and params, whatever else is drawn at the same time; on a GPU, where that decides how logits are rounded, only
+    as long as no two tokens are nearly equally likely (docs/gpu.md, Decoding)."""
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Begin to draw these too; others may be running. Raises DataError on a prompt longer than the window, and

@@ -16,6 +16,7 @@ from ppoctl.engines.loopback import open_store
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.schema import GeneratorTable
+from ppoctl.weights.sharing import this_machine
 
 MEET_S = 600.0
 """For tensor ranks to come; whoever asks them gives up before."""
@@ -101,10 +102,9 @@ def join_tensor_ranks(rank: int, world_size: int, address: str) -> None:
 def _see_all_devices(store: TCPStore, rank: int, world_size: int) -> int:
     """Place of this rank among those of its node. Each rank begins with its own GPU, and vLLM looks for those of the
     other ranks in `CUDA_VISIBLE_DEVICES`, under their places."""
-    node = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    store.set(f"device of {rank}", f"{node} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
-    said = [store.get(f"device of {other}").decode().partition(" ") for other in range(world_size)]
-    here = [other for other, (of, _, _) in enumerate(said) if of == node]
+    store.set(f"device of {rank}", f"{this_machine()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
+    said = [store.get(f"device of {other}").decode().rpartition(" ") for other in range(world_size)]
+    here = [other for other, (machine, _, _) in enumerate(said) if machine == this_machine()]
     devices = [said[other][2] for other in here]
     if any(devices):
         _require_one_each(devices)
