@@ -33,11 +33,7 @@ WRONG_ROWS: dict[str, tuple[str | bytes, str]] = {
     "no column": (GOOD + '{"query": "x", "answer": "#### 1"}\n', "line 6 has no column `question`; its columns are"),
     "null": (GOOD + '{"question": null, "answer": "#### 1"}\n', "line 6: `question` is null, and a prompt is a text"),
     "no gold": (GOOD + '{"question": "x", "answer": "1"}\n', "line 6: `answer` does not end in `#### N`"),
-    "a byte order mark": (
-        b"\xef\xbb\xbf" + GOOD.encode(),
-        "`{file}` begins with a byte order mark, which is no JSON",
-    ),
-    "UTF-16": (GOOD.encode("utf-16"), "`{file}` is UTF-16, and JSONL is UTF-8"),
+    "UTF-16": (GOOD.encode("utf-16"), "`{file}` line 1 is not UTF-8: invalid start byte (byte 1)"),
     "Latin-1": ('{"question": "\xe9", "answer": "#### 1"}\n'.encode("latin-1"), "line 1 is not UTF-8: invalid cont"),
     "too deep": ("[" * 100_000 + "\n", "line 1 is nested too deep"),
     "a boss": (GOOD + CHAT % "boss", "line 6: message 1 in `question` has the role `boss`"),

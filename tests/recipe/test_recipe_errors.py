@@ -165,10 +165,9 @@ def test_a_syntax_error_shows_its_line(write: Write, text: str, line: str) -> No
     assert said(write(text)) == ([line], f"${{EDITOR:-vi}} +{number} r.toml")
 
 
-def test_an_invisible_mark_at_the_beginning_is_named(write: Write) -> None:
-    lines, hint = said(write("\ufeff" + SMALLEST))
-    assert lines == ["r.toml:1: begins with a byte order mark, which is no TOML"]
-    assert hint == r"sed -i '1s/^\xef\xbb\xbf//' r.toml"
+def test_an_invisible_mark_at_the_beginning_is_no_error(write: Write) -> None:
+    """Editors on Windows leave a byte order mark."""
+    assert load([write("\ufeff" + SMALLEST)], (), {}).origins["name"] == "r.toml:1"
 
 
 @pytest.mark.parametrize(
@@ -208,10 +207,10 @@ def test_a_missing_variable_is_named(write: Write) -> None:
     assert hint == "export PPOCTL_DATA=/path/to/folder"
 
 
-def test_broken_json_in_a_variable_is_named(smallest: Path) -> None:
+def test_a_broken_array_in_a_variable_is_named(smallest: Path) -> None:
     environ = {"PPOCTL_ROLLOUT__STOP_STRINGS": "[x", "PPOCTL_STEPS": "7"}
     lines, _ = said(smallest, environ=environ)
-    assert lines == ["environment PPOCTL_ROLLOUT__STOP_STRINGS: `[x` is no JSON, and this key is an array or a table"]
+    assert lines == ['environment PPOCTL_ROLLOUT__STOP_STRINGS: `rollout.stop_strings` is `"[x"`: must be an array']
 
 
 def test_no_recipe_is_an_error() -> None:

@@ -1,7 +1,6 @@
 """Files of rows as dictionaries, each with its place in the file. Imports no torch; pyarrow only where a parquet file
 is read. Knows nothing of prompts: see `rows`."""
 
-import codecs
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -38,14 +37,13 @@ def existing(path: str, *, key: str) -> Path:
 def read_jsonl(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
     """Rows of a JSONL file, in order, without blank lines. Raises DataError naming the line that is not a JSON
     object."""
-    _require_utf8(path)
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             place = RowLocation(path, "line", number)
             try:
-                row = json.loads(line.decode("utf-8").rstrip())
+                row = json.loads(line.decode("utf-8-sig").rstrip())  # an invisible mark may begin the file
             except json.JSONDecodeError as error:
                 raise DataError(
                     f"{place} is not JSON: {error.msg} (column {error.colno})",
@@ -54,7 +52,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{place} is not UTF-8: {error.reason} (byte {error.start + 1})",
-                    hint=f"if it is Latin-1: iconv -f LATIN1 -t UTF-8 {path} > utf8{path.suffix}",
+                    hint=f"iconv -f ENCODING -t UTF-8 {path} > utf8{path.suffix}  # `file {path}` guesses it",
                 ) from error
             except RecursionError as error:
                 raise DataError(f"{place} is nested too deep", hint="JSONL has one JSON object per line") from error
@@ -63,21 +61,6 @@ def read_jsonl(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
                     f"{place} is JSON, but no object with columns", hint="JSONL has one JSON object per line"
                 )
             yield place, row
-
-
-def _require_utf8(path: Path) -> None:
-    """Raise DataError where the first bytes say that the file is in another encoding, or begins with a byte order
-    mark."""
-    with _opened(path) as file:
-        first = file.read(3)
-    if first == codecs.BOM_UTF8:
-        raise DataError(
-            f"`{path}` begins with a byte order mark, which is no JSON", hint=f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}"
-        )
-    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        raise DataError(
-            f"`{path}` is UTF-16, and JSONL is UTF-8", hint=f"iconv -f UTF-16 -t UTF-8 {path} > utf8{path.suffix}"
-        )
 
 
 def read_parquet(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:

@@ -22,7 +22,7 @@ def fingerprint(recipe: Recipe, paths: Sequence[str]) -> str:
     recalled although it changed).
     """
     for path in paths:
-        if not _is_known(tuple(path.split("."))):
+        if not tree.keys_at(tree.of(Recipe), tuple(path.split("."))):
             raise ValueError(f"`{path}` is no key of a recipe")
     chosen = {
         dotted(path): value
@@ -70,11 +70,3 @@ def _not_default(table: BaseModel, default: object, path: KeyPath) -> Iterator[t
                 yield from _not_default(inner, None, (*path, name, each))
         elif value != usual:
             yield (*path, name), key, value
-
-
-def _is_known(path: KeyPath) -> bool:
-    """Whether a recipe may have something at this path; any name stands for an evaluation set."""
-    return any(
-        len(known) >= len(path) and all(a in (b, tree.ANY_NAME) for a, b in zip(known, path, strict=False))
-        for known, _ in tree.walk(tree.of(Recipe))
-    )

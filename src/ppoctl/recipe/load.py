@@ -113,10 +113,7 @@ def _unreadable(file: Path) -> list[Problem]:
         if file.is_file() and file.stat().st_size > MOST_BYTES:
             says = f"has {file.stat().st_size} bytes; a recipe has at most {MOST_BYTES}"
             return [Problem(str(file), says, f"ls -l {quoted(file)}")]
-        text = file.read_text("utf-8")
-        if text.startswith("\ufeff"):
-            mend = f"sed -i '1s/^\\xef\\xbb\\xbf//' {file}"
-            return [Problem(f"{file}:1", "begins with a byte order mark, which is no TOML", mend)]
+        text = file.read_text("utf-8-sig")
         tomllib.loads(text)
     except FileNotFoundError:
         return [Problem(str(file), "no such recipe", "ppoctl recipes list")]

@@ -6,7 +6,7 @@ Keys are spelled as in TOML (`from`, not `from_`). A path is a tuple of such nam
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -24,8 +24,6 @@ class Leaf:
     """A key with one value."""
 
     annotation: Any
-    is_optional: bool = False
-    """Whether the value may be absent."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,7 @@ def _node(annotation: Any, discriminator: Discriminator | str | None) -> Node:
     if get_origin(annotation) in (Union, types.UnionType):
         members = [member for member in get_args(annotation) if member is not type(None)]
         if len(members) == 1:
-            inner = _node(members[0], discriminator)
-            return replace(inner, is_optional=True) if isinstance(inner, Leaf) else inner
+            return _node(members[0], discriminator)
         if discriminator is not None:
             key = discriminator if isinstance(discriminator, str) else discriminator.discriminator
             tag = key if isinstance(key, str) else None
@@ -158,6 +155,12 @@ def walk(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Key]]:
             yield from walk(table, path)
     elif isinstance(node, NamedTables):
         yield from walk(node.each, (*path, ANY_NAME))
+
+
+def keys_at(node: Node, path: KeyPath) -> list[Key]:
+    """Keys at a path, one of each alternative that has it; any name fits where a person chooses names."""
+    found = [(known, key) for known, key in walk(node) if len(known) == len(path)]
+    return [key for known, key in found if all(a in (b, ANY_NAME) for a, b in zip(known, path, strict=True))]
 
 
 def values(table: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Key, Any]]:
