@@ -1,7 +1,5 @@
 """The mirror thread: training never waits for it and never fails because of it."""
 
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -178,23 +176,6 @@ def test_what_is_left_of_a_run_that_mlflow_knew_is_counted_from_there(bare: RunD
     bare.event("attempt_ended", status="finished")
     assert mirror.close("finished", DEADLINE_S) == 1
     assert said.lines[-1] == (f"mlflow: 1 journal line not sent; send them with: ppoctl track --rebuild {bare.root}")
-
-
-def test_a_forked_child_neither_wakes_nor_closes_the_mirror(bare: RunDir, said: Said) -> None:
-    target = FakeTarget()
-    mirror = faked(bare, target, said)
-    mirror.start()
-    assert target.waiting.wait(DEADLINE_S)
-    mirror._wake._cond.acquire()  # as if the fork came while another thread held it
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        mirror.notify()
-        os._exit(7 if mirror.close("finished", 30.0) == 0 else 8)
-    mirror._wake._cond.release()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    target.gate.set()
-    assert mirror.close("finished", DEADLINE_S) == 0
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:////dev/null/mlflow.db", "carrier-pigeon://roof"])
