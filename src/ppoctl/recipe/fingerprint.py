@@ -34,26 +34,18 @@ def fingerprint(recipe: Recipe, paths: Sequence[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def result_differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
-    """The `differences` of two recipes in keys that change results."""
-    return _differences(_results(old), _results(new))
-
-
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     """(dotted key, old value, new value) of every key that differs; None where one of the two does not have the key
     (another alternative was chosen, an evaluation set came or went)."""
     before, after = ({path: value for path, _, value in tree.values(recipe)} for recipe in (old, new))
-    return _differences(before, after)
-
-
-def _differences(before: dict[KeyPath, Any], after: dict[KeyPath, Any]) -> list[tuple[str, Any, Any]]:
-    paths = list(dict.fromkeys([*before, *after]))
-    differing = [path for path in paths if before.get(path) != after.get(path)]
+    differing = [path for path in {**before, **after} if before.get(path) != after.get(path)]
     return [(dotted(path), before.get(path), after.get(path)) for path in differing]
 
 
-def _results(recipe: Recipe) -> dict[KeyPath, Any]:
-    return {path: value for path, key, value in tree.values(recipe) if key.effect is Effect.RESULTS}
+def result_differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
+    """The `differences` of two recipes in keys that change results."""
+    effects = {dotted(path): key.effect for recipe in (old, new) for path, key, _ in tree.values(recipe)}
+    return [found for found in differences(old, new) if effects[found[0]] is Effect.RESULTS]
 
 
 def _not_default(table: BaseModel, default: object, path: KeyPath) -> Iterator[tuple[KeyPath, tree.Key, Any]]:

@@ -14,7 +14,7 @@ values.
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,20 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of, paths_in
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.variables import NESTED, PREFIX, sets_a_key
 
 ROOT = tree.of(Recipe)
+PREFIX = "PPOCTL_"
+NESTED = "__"
+NO_KEYS = {"PPOCTL_DATA": "folder of data sets, where recipes and tests look for real rows"}
+"""Our variables that set no key of a recipe, with their meaning."""
 
 MODELS = (("model", "path"), ("model", "critic"))
 """Paths of the keys that name a model folder or a hub id."""
 PATHS = (*MODELS, ("data", "train", "path"), ("data", "eval", tree.ANY_NAME, "path"))
 COMPLETE = (("actor", "parallel"), ("critic", "parallel"))
 """Paths of the tables that say all there is to say (`ParallelTable`): writing one sets its other keys to 1 or off."""
-VARIABLE = re.compile(r"\$(\w+)(?=/|$)|\$\{(\w+)\}(?=/|$)")
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
+_NAMED = re.compile(r"\$\{?(\w+)")
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,6 @@ class Layers:
     """All layers merged: the data that the recipe is validated from."""
     sources: list[Layer] = field(default_factory=list)
     """The layers that were read, strongest first, each with the data that it contributes."""
-    variables: set[str] = field(default_factory=set)
-    """Environment variables that paths of the recipe begin with."""
     replaced: set[KeyPath] = field(default_factory=set)
     """Paths of alternatives that a stronger layer changed and of tables that it wrote whole; weaker layers have no
     say there."""
@@ -71,9 +73,11 @@ class Layers:
     def read(self) -> None:
         """Read and merge all layers; what is wrong with one of them is added to `problems`."""
         self._add(_from_settings(_of_sets(self.sets, self.problems)))
-        self._add(_from_settings(_of_environment(self.environ)))
-        for file in reversed(self.files):
-            self._add(_from_file(file))
+        texts = {file: file.read_text("utf-8-sig") for file in reversed(self.files)}
+        named = {name for text in (*texts.values(), *self.sets) for name in _NAMED.findall(text)}
+        self._add(_from_settings(_of_environment(self.environ, named)))
+        for file, text in texts.items():
+            self._add(_from_file(file, text))
         # `--set health.kl.action=stop` leaves the bound of that rule at its default.
         self._add(Layer(tree.defaults_beside(ROOT, self.written), lambda _: DEFAULT))
 
@@ -101,7 +105,6 @@ class Layers:
         variable = VARIABLE.match(text)
         if variable is not None:
             name = variable[1] or variable[2]
-            self.variables.add(name)
             base = Path.cwd()  # where somebody typed it
             if not self.environ.get(name):
                 says = f"`{dotted(path)}` is `{text}`, and the environment has no `{name}`"
@@ -117,8 +120,7 @@ class Layers:
             table[path[-1]] = os.path.normpath(folder)
 
 
-def _from_file(file: Path) -> Layer:
-    text = file.read_text("utf-8-sig")
+def _from_file(file: Path, text: str) -> Layer:
     data, lines = tomllib.loads(text), lines_of(text)
 
     def place(path: KeyPath) -> str:
@@ -133,13 +135,13 @@ Setting = tuple[KeyPath, str, str]
 """A dotted key, its value as text, and where the two were given."""
 
 
-def _of_environment(environ: Mapping[str, str]) -> list[Setting]:
-    """Settings of `PPOCTL_ACTOR__OPTIMIZER__LR` and the like. A whole table has no variable at the top (so that
-    `PPOCTL_DATA` may name a folder)."""
+def _of_environment(environ: Mapping[str, str], named: Collection[str]) -> list[Setting]:
+    """Settings of `PPOCTL_ACTOR__OPTIMIZER__LR` and the like: of every variable with our prefix, so that a misspelt
+    one is an unknown key, but for those that a value of the recipe has `named`."""
     found: list[Setting] = [
         (tuple(name.lower().removeprefix(PREFIX.lower()).split(NESTED)), text, f"environment {name}")
         for name, text in environ.items()
-        if sets_a_key(name)
+        if name.upper().startswith(PREFIX) and name not in (*NO_KEYS, *named)
     ]
     return sorted(found, key=lambda setting: len(setting[0]))  # a table before what is inside it
 

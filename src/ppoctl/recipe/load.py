@@ -23,7 +23,6 @@ from ppoctl.recipe.partial import partial
 from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.rules import violations
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.variables import unknown_variables
 
 MOST_BYTES = 1 << 20
 """Largest size of a recipe file, in bytes; a larger file is no recipe, and would be read for minutes."""
@@ -80,7 +79,6 @@ def examine(
         recipe = partial(layers.written, error)
     problems = [
         *layers.problems,
-        *unknown_variables(environ, layers.variables),
         *wrong,
         *(found for judge in judges for found in judge(recipe, layers.place)),
     ]

@@ -16,7 +16,12 @@ _MAY_END = re.compile(r"\]|\"\"\"|'''")
 
 def dotted(path: KeyPath) -> str:
     """The key path as TOML spells it: parts that are no bare key are quoted."""
-    return ".".join(part if _BARE.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in path)
+    return ".".join(part if _BARE.fullmatch(part) else quoted_text(part) for part in path)
+
+
+def quoted_text(text: str) -> str:
+    """A TOML string. Like JSON's but for two things: no surrogate pairs, and DEL must be escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def lines_of(text: str) -> dict[KeyPath, int]:
