@@ -193,7 +193,7 @@ def test_every_file_that_cannot_be_read_is_named(write: Write, tmp_path: Path) -
     lines, hint = said(*map(Path, ("r.toml", "none.toml", "folder.toml", "latin.toml")))
     assert lines == [
         "none.toml: no such recipe",
-        "folder.toml: is a folder; a recipe is a `.toml` file",
+        "folder.toml: is no file; a recipe is a `.toml` file",
         "latin.toml: is no UTF-8 text (byte 8)",
     ]
     assert hint == "ppoctl recipes list"
@@ -283,7 +283,7 @@ def test_a_file_that_no_reader_takes_is_named(write: Write, text: str, says: str
 
 def test_a_device_is_no_recipe() -> None:
     lines, _ = said(Path("/dev/zero"))
-    assert lines == ["/dev/zero: is no regular file"]
+    assert lines == ["/dev/zero: is no file; a recipe is a `.toml` file"]
 
 
 @pytest.mark.parametrize("wrong", ["steps=1000000000000", f"name={'x' * 101}"])

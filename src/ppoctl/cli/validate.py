@@ -30,7 +30,11 @@ def validate(
     loaded, notes = preflight.examined(files, sets or (), strict=assets, device=None if gpu_gib is None else "gpu")
     if here or gpu_gib is not None:
         require_fit(loaded.recipe, gpu_gib or gpu_gib_here())
-    probe = _probe(loaded) if reward else None
+    probe = None
+    if reward:
+        from ppoctl.wire.session import probe_reward
+
+        probe = list(probe_reward(loaded.recipe))
     if json:
         answer: dict[str, Any] = {
             "ok": True,
@@ -51,14 +55,6 @@ def validate(
     for note in unused(loaded.recipe):
         render.say(f"note: {note}")
     render.say(f"ok: {' + '.join(str(file) for file in files)}")
-
-
-def _probe(loaded: "Loaded") -> list[str]:
-    """The scorer's answers to gold, wrong, empty and truncated responses. Raises RewardError when gold does not
-    win."""
-    from ppoctl.wire.session import probe_reward
-
-    return list(probe_reward(loaded.recipe))
 
 
 def _show(loaded: "Loaded") -> None:

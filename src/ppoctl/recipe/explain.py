@@ -170,10 +170,10 @@ def _wrong_literal(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     chosen = parent.table(_written(path[:-1], layers))
     says = _not_one_of(path, value, _literals(chosen, path[-1]))
     others = [tag for tag, table in parent.tables.items() if value in _literals(table, path[-1])]
-    if not others:
+    if not others or chosen is None:
         return says
     # Another alternative allows it: the key says why this one does not.
-    why = _description(chosen, path[-1])
+    why = chosen.keys[path[-1]].description
     return f'{says}; `"{value}"` goes with `{parent.tag} = "{others[0]}"`' + (f" ({why})" if why else "")
 
 
@@ -181,12 +181,6 @@ def _literals(table: tree.Node | None, name: str) -> list[str]:
     """Values that a key of a table may have, where the schema lists them; else none."""
     key = table.keys.get(name) if isinstance(table, tree.TableNode) else None
     return [str(value) for value in tree.allowed(key.field.annotation)] if key else []
-
-
-def _description(table: tree.Node | None, name: str) -> str:
-    """The docstring of a table's key, on one line."""
-    key = table.keys.get(name) if isinstance(table, tree.TableNode) else None
-    return " ".join((key.field.description or "").split()) if key else ""
 
 
 def _wrong_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:

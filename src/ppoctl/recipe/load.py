@@ -106,8 +106,8 @@ def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
 def _unreadable(file: Path) -> list[Problem]:
     """Problems that keep a file from being a TOML document; empty: it is one."""
     try:
-        if file.exists() and not (file.is_file() or file.is_dir()):
-            return [Problem(str(file), "is no regular file", f"ls -l {quoted(file)}")]
+        if file.exists() and not file.is_file():
+            return [Problem(str(file), "is no file; a recipe is a `.toml` file", "ppoctl recipes list")]
         if file.is_file() and file.stat().st_size > MOST_BYTES:
             says = f"has {file.stat().st_size} bytes; a recipe has at most {MOST_BYTES}"
             return [Problem(str(file), says, f"ls -l {quoted(file)}")]
@@ -115,8 +115,6 @@ def _unreadable(file: Path) -> list[Problem]:
         tomllib.loads(text)
     except FileNotFoundError:
         return [Problem(str(file), "no such recipe", "ppoctl recipes list")]
-    except IsADirectoryError:
-        return [Problem(str(file), "is a folder; a recipe is a `.toml` file", "ppoctl recipes list")]
     except UnicodeDecodeError as error:
         return [Problem(str(file), f"is no UTF-8 text (byte {error.start})", f"file {file}")]
     except OSError as error:

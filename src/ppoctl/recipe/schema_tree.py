@@ -40,6 +40,11 @@ class Key:
         return next((item for item in self.field.metadata if isinstance(item, Effect)), None)
 
     @property
+    def description(self) -> str:
+        """The docstring of the key, on one line."""
+        return " ".join((self.field.description or "").split())
+
+    @property
     def required(self) -> bool:
         return self.field.is_required()
 
@@ -204,16 +209,12 @@ def without_tags(node: Node, loc: tuple[str | int, ...]) -> KeyPath:
     """A location as pydantic reports it (with the name of each chosen alternative) as the path in the TOML file."""
     path: list[str] = []
     here: Node | None = node
-    for step in loc:
+    for step in map(str, loc):
         if isinstance(here, Choice):
-            here = here.tables.get(str(step))
+            here = here.tables.get(step)
             continue
-        path.append(str(step))
-        if isinstance(here, TableNode):
-            key = here.keys.get(str(step))
-            here = key.node if key else None
-        else:
-            here = here.each if isinstance(here, NamedTables) else None
+        path.append(step)
+        here = _inside(here, step)
     return tuple(path)
 
 
@@ -224,10 +225,13 @@ def at(node: Node, path: KeyPath, written: Any) -> Node | None:
     for step in path:
         if isinstance(here, Choice):
             here = here.table(written) if isinstance(written, Mapping) else None
-        if isinstance(here, TableNode):
-            key = here.keys.get(step)
-            here = key.node if key else None
-        else:
-            here = here.each if isinstance(here, NamedTables) else None
+        here = _inside(here, step)
         written = written.get(step) if isinstance(written, Mapping) else None
     return here
+
+
+def _inside(node: Node | None, name: str) -> Node | None:
+    """What stands at this name of a table; None where it has no such key, or is none."""
+    if isinstance(node, TableNode):
+        return node.keys[name].node if name in node.keys else None
+    return node.each if isinstance(node, NamedTables) else None
