@@ -66,7 +66,6 @@ class MlflowMirror:
         self._abandoned = threading.Event()
         self._settled = False
         self._down = False
-        self._seq: int | None = None
         self._ended_as: str | None = None
         self._forwarder: Forwarder | None = None
         self._thread = threading.Thread(target=self._work, name="mlflow-mirror", daemon=True)
@@ -79,29 +78,24 @@ class MlflowMirror:
         """Hear that the journal has a new line; returns at once."""
         self._wake.set()
 
-    def close(self, status: str, deadline_s: float) -> int:
+    def close(self, status: str, deadline_s: float) -> bool:
         """Send the rest and set the final status, waiting no longer than the deadline; call it after the journal has
         its `attempt_ended` line. `status` is that line's word.
 
-        Returns the number of journal lines that MLflow may lack, and says so with the command that sends them; says
-        nothing where the mirror was never started, because the attempt failed before it had anything to send.
+        Returns whether MLflow has everything, and says the command that sends the rest where it has not; says nothing
+        where the mirror was never started, because the attempt failed before it had anything to send.
         """
         self._ended_as = status
         self._closing.set()
         self._wake.set()
-        started = self._thread.ident is not None
-        if started:
-            self._thread.join(deadline_s)
-        if self._settled:
-            return 0
-        self._abandoned.set()
-        left = sum(int(line["seq"]) > (self._seq or 0) for line in read_lines(self._layout.journal))
-        if started:
-            # An earlier attempt may have sent some of them: without an answer from MLflow nobody knows.
-            lines = f"{'up to ' if self._seq is None else ''}{left} journal line{'' if left == 1 else 's'}"
-            what = lines if left else "the run's status or files"
-            self._say(f"mlflow: {what} not sent; send them with: ppoctl track --rebuild {quoted(self._layout.root)}")
-        return left
+        if self._thread.ident is None:
+            return False
+        self._thread.join(deadline_s)
+        if not self._settled:
+            self._abandoned.set()
+            root = quoted(self._layout.root)
+            self._say(f"mlflow: not everything was sent; send the rest with: ppoctl track --rebuild {root}")
+        return self._settled
 
     def _work(self) -> None:
         """Run the thread: forward, wait for news; on failure wait longer each time and open the target anew."""
@@ -130,14 +124,10 @@ class MlflowMirror:
     def _forward(self, *, closing: bool) -> None:
         if self._forwarder is None:
             self._forwarder = Forwarder(self._layout, self._open_target(self._layout, self._address))
-            self._seq = self._forwarder.seq
             self._forwarder.describe({f"ppoctl.version.{name}": found for name, found in versions().items()})
             if not closing:
                 self._forwarder.end(self._standing(closing=False))
-        try:
-            self._forwarder.forward(stop=self._abandoned.is_set)
-        finally:
-            self._seq = self._forwarder.seq
+        self._forwarder.forward(stop=self._abandoned.is_set)
         if closing and not self._abandoned.is_set():
             self._forwarder.end(self._standing(closing=True))
         self._forwarder.keep_files()
