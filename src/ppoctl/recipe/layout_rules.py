@@ -239,13 +239,8 @@ def _pipeline_problem(table: ParallelTable, layers: int) -> str | None:
     rest, ranks = layers - sum(ends), table.pipeline - len(ends)
     if (ranks == 0 and rest == 0) or (ranks > 0 and rest > 0 and rest % ranks == 0):
         return None
-    if not ends:
-        return f"the model's {layers} layers do not divide over {ranks} pipeline ranks"
-    written = f"the first and last stage written here have {sum(ends)} of the model's {layers} layers"
-    if ranks == 0:
-        return f"{written}, and there is no other"
-    between = f"{ranks} other pipeline {'rank' if ranks == 1 else 'ranks'}"
-    return f"{written}, and {max(0, rest)} are left for {between}"
+    written = f", {sum(ends)} of them on the first and last rank as written here," if ends else ""
+    return f"the model's {layers} layers{written} do not divide over {table.pipeline} pipeline ranks"
 
 
 def _layers_of_ranks(table: ParallelTable, layers: int) -> list[int]:
