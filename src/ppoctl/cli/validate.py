@@ -63,7 +63,7 @@ def _show(loaded: "Loaded") -> None:
     from ppoctl.recipe.origins import dotted
 
     rows = []
-    for path, key, value in tree.values(loaded.recipe):
-        effect = key.effect.value if key.effect else ""
-        rows.append((dotted(path), shown(value), loaded.origins[dotted(path)], effect))
+    for found in tree.values(loaded.recipe):
+        key, effect = dotted(found.path), found.key.effect
+        rows.append((key, shown(found.value), loaded.origins[key], effect.value if effect else ""))
     render.table(rows, ("key", "value", "set by", "changes"))

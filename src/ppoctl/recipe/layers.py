@@ -102,16 +102,13 @@ class Layers:
     def _resolve(self, layer: Layer, path: KeyPath, table: dict[str, Any]) -> None:
         """Make the path of a folder or a file absolute, unless it is a hub id."""
         text, base = table[path[-1]], layer.base
-        variable = VARIABLE.match(text)
-        if variable is not None:
-            name = variable[1] or variable[2]
+        if VARIABLE.match(text):
             base = Path.cwd()  # where somebody typed it
-            if not self.environ.get(name):
-                says = f"`{dotted(path)}` is `{text}`, and the environment has no `{name}`"
-                hint = f"export {name}=/path/to/folder"
-                self.problems.append(Problem(layer.place(path), says, hint, MissingAssetError))
+            try:
+                text = _expanded(dotted(path), text, self.environ, "/path/to/folder")
+            except MissingAssetError as error:
+                self.problems.append(Problem(layer.place(path), error.message, error.hint, MissingAssetError))
                 return
-            text = self.environ[name] + text[variable.end() :]
         folder = (base / Path(text).expanduser()).absolute()
         if path in MODELS and is_hub_id(text) and not (base / text.split("/")[0]).exists():
             table[path[-1]] = text
@@ -265,12 +262,18 @@ def _without_replaced(
 def told_uri(uri: str | None) -> str | None:
     """The tracking URI as MLflow is told it. A variable stays a name until here, so that its value is written
     nowhere. Raises MissingAssetError where it is not set."""
-    variable = VARIABLE.match(uri or "")
-    if uri is None or variable is None:
-        return uri
+    return None if uri is None else _expanded("tracking.uri", uri, os.environ, "URI")
+
+
+def _expanded(key: str, text: str, environ: Mapping[str, str], example: str) -> str:
+    """The value of a key with the variable that it begins with, if any, in place of its name. Raises
+    MissingAssetError where the variable is not set."""
+    variable = VARIABLE.match(text)
+    if variable is None:
+        return text
     name = variable[1] or variable[2]
-    if not os.environ.get(name):
+    if not environ.get(name):
         raise MissingAssetError(
-            f"`tracking.uri` is `{uri}`, and the environment has no `{name}`", hint=f"export {name}=URI"
+            f"`{key}` is `{text}`, and the environment has no `{name}`", hint=f"export {name}={example}"
         )
-    return os.environ[name] + uri[variable.end() :]
+    return environ[name] + text[variable.end() :]

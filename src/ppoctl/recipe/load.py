@@ -85,7 +85,7 @@ def examine(
     # Something that is only missing here may be there where the run will be: the recipe itself is right.
     if not all(problem.is_missing for problem in problems):
         return None, problems
-    origins = {dotted(path): layers.place(path) for path, _, _ in tree.values(recipe)}
+    origins = {dotted(found.path): layers.place(found.path) for found in tree.values(recipe)}
     return Loaded(recipe, origins, layers.files), problems
 
 

@@ -172,12 +172,12 @@ def a_rule_that_stops_has_a_bound(recipe: Recipe) -> Iterator[Conflict]:
 
 def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
     """A recipe is kept in the run directory and sent to MLflow, so it must hold no secret."""
-    for path, _, value in tree.values(recipe):
-        if isinstance(value, str) and holds_secret(value):
+    for found in tree.values(recipe):
+        if isinstance(found.value, str) and holds_secret(found.value):
             yield Conflict(
-                f"`{dotted(path)}` holds a password or a token, and a recipe is kept and sent on",
-                (path,),
-                _SECRET_URI if path == ("tracking", "uri") else None,
+                f"`{dotted(found.path)}` holds a password or a token, and a recipe is kept and sent on",
+                (found.path,),
+                _SECRET_URI if found.path == ("tracking", "uri") else None,
             )
 
 

@@ -168,17 +168,31 @@ def keys_at(node: Node, path: KeyPath) -> list[Key]:
     return [key for known, key in found if all(a in (b, ANY_NAME) for a, b in zip(known, path, strict=True))]
 
 
-def values(table: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Key, Any]]:
-    """Every value of a recipe (or of one of its tables), defaults included, with the key that carries it."""
+@dataclass(frozen=True)
+class Value:
+    """One value of a recipe."""
+
+    path: KeyPath
+    key: Key
+    value: Any
+    usual: Any
+    """The value where the key is not written: the default of the table around it, or, where that is another table or
+    none, of the key."""
+
+
+def values(table: BaseModel, path: KeyPath = (), default: object = None) -> Iterator[Value]:
+    """Every value of a recipe (or of one of its tables), defaults included; `default`: the table where none is
+    written."""
     for name, key in of(type(table)).keys.items():
         value = getattr(table, key.attribute)
+        usual = getattr(default, key.attribute) if type(default) is type(table) else key.default
         if isinstance(value, BaseModel):
-            yield from values(value, (*path, name))
+            yield from values(value, (*path, name), usual)
         elif isinstance(key.node, NamedTables):
             for each, inner in value.items():
                 yield from values(inner, (*path, name, each))
         else:
-            yield (*path, name), key, value
+            yield Value((*path, name), key, value, usual)
 
 
 def defaults_beside(table: TableNode, written: Mapping[str, Any]) -> dict[str, Any]:

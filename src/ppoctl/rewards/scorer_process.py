@@ -112,8 +112,8 @@ class ScorerProcess:
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "ppoctl.rewards.child", json.dumps(spec)],
-                    stdin=theirs,
-                    stdout=theirs,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
                     env=_environment(),
                     # Its own session and group: Ctrl-C and job signals reach the parent alone, and a kill reaches
                     # whatever a scorer started.
