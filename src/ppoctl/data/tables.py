@@ -4,23 +4,13 @@ is read. Knows nothing of prompts: see `rows`."""
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import DataError, EnvironmentProblemError, MissingAssetError, RecipeError
 
-
-@dataclass(frozen=True)
-class RowLocation:
-    """Place of a row in words that a person can follow: `file.jsonl` line 3."""
-
-    path: Path
-    unit: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"`{self.path}` {self.unit} {self.number}"
+Place = str
+"""Place of a row in words that a person can follow: `file.jsonl` line 3."""
 
 
 def existing(path: str, *, key: str) -> Path:
@@ -34,14 +24,14 @@ def existing(path: str, *, key: str) -> Path:
     return file
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+def read_jsonl(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Rows of a JSONL file, in order, without blank lines. Raises DataError naming the line that is not a JSON
     object."""
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            place = RowLocation(path, "line", number)
+            place = f"`{path}` line {number}"
             try:
                 row = json.loads(line.decode("utf-8-sig").rstrip())  # an invisible mark may begin the file
             except json.JSONDecodeError as error:
@@ -63,7 +53,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
             yield place, row
 
 
-def read_parquet(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+def read_parquet(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Rows of a parquet file, in order, counted from 1. Raises DataError on a file that is no parquet."""
     try:
         import pyarrow
@@ -78,7 +68,7 @@ def read_parquet(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
-                    yield RowLocation(path, "row", number), row
+                    yield f"`{path}` row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"`{path}` cannot be read as parquet: {error}", hint="is the file complete?") from error
 
