@@ -275,7 +275,7 @@ def test_where_mlflow_is_may_be_known_only_where_the_run_will_be(
     assert run(["validate", "r.toml", *sets]) == 0
     assert f"note: {says}; not checked\n" in capsys.readouterr().err
     assert run(["validate", "r.toml", *sets, "--assets"]) == 3
-    assert f"{says}\n\nhint: export WHERE_MLFLOW_IS=URI" in capsys.readouterr().err
+    assert f"{says}\n\nhint: export WHERE_MLFLOW_IS=VALUE" in capsys.readouterr().err
     assert run(["train", "r.toml", *sets]) == 3
     assert not Path("runs").exists()
     monkeypatch.setenv("WHERE_MLFLOW_IS", "http://mlflow:5000")

@@ -206,7 +206,7 @@ def test_a_missing_variable_is_named(write: Write) -> None:
     assert lines == [
         "r.toml:7: `data.train.path` is `$PPOCTL_DATA/a.jsonl`, and the environment has no `PPOCTL_DATA`"
     ]
-    assert hint == "export PPOCTL_DATA=/path/to/folder"
+    assert hint == "export PPOCTL_DATA=VALUE"
 
 
 def test_a_broken_array_in_a_variable_is_named(smallest: Path) -> None:

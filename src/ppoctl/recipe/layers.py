@@ -105,7 +105,7 @@ class Layers:
         if VARIABLE.match(text):
             base = Path.cwd()  # where somebody typed it
             try:
-                text = _expanded(dotted(path), text, self.environ, "/path/to/folder")
+                text = _expanded(dotted(path), text, self.environ)
             except MissingAssetError as error:
                 self.problems.append(Problem(layer.place(path), error.message, error.hint, MissingAssetError))
                 return
@@ -262,10 +262,10 @@ def _without_replaced(
 def told_uri(uri: str | None) -> str | None:
     """The tracking URI as MLflow is told it. A variable stays a name until here, so that its value is written
     nowhere. Raises MissingAssetError where it is not set."""
-    return None if uri is None else _expanded("tracking.uri", uri, os.environ, "URI")
+    return None if uri is None else _expanded("tracking.uri", uri, os.environ)
 
 
-def _expanded(key: str, text: str, environ: Mapping[str, str], example: str) -> str:
+def _expanded(key: str, text: str, environ: Mapping[str, str]) -> str:
     """The value of a key with the variable that it begins with, if any, in place of its name. Raises
     MissingAssetError where the variable is not set."""
     variable = VARIABLE.match(text)
@@ -274,6 +274,6 @@ def _expanded(key: str, text: str, environ: Mapping[str, str], example: str) -> 
     name = variable[1] or variable[2]
     if not environ.get(name):
         raise MissingAssetError(
-            f"`{key}` is `{text}`, and the environment has no `{name}`", hint=f"export {name}={example}"
+            f"`{key}` is `{text}`, and the environment has no `{name}`", hint=f"export {name}=VALUE"
         )
     return environ[name] + text[variable.end() :]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from ppoctl import metrics
 from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.problems import Conflict, Rule
+from ppoctl.recipe.problems import Conflict, rules_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kReward
 
@@ -118,15 +118,7 @@ def a_set_name_is_part_of_a_metric_name(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(f"`{name}` names an evaluation set and may not hold `/`", (("data", "eval", name),))
 
 
-METRIC_RULES: tuple[Rule, ...] = (
-    every_expectation_can_be_judged,
-    metrics_that_are_watched_are_reported,
-    an_expected_figure_is_reported_at_that_step,
-    a_rise_has_two_values,
-    health_speaks_of_figures_the_run_has,
-    the_best_state_is_judged_by_a_metric_that_says_which_is_better,
-    a_set_name_is_part_of_a_metric_name,
-)
+METRIC_RULES = rules_of(globals())
 
 
 def evaluates(recipe: Recipe, step: int) -> bool:

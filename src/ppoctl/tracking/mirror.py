@@ -93,8 +93,8 @@ class MlflowMirror:
         self._thread.join(deadline_s)
         if not self._settled:
             self._abandoned.set()
-            root = quoted(self._layout.root)
-            self._say(f"mlflow: not everything was sent; send the rest with: ppoctl track --rebuild {root}")
+            command = f"ppoctl track --rebuild {quoted(self._layout.root)}"
+            self._say(f"mlflow: not everything was sent; send the rest with: {command}")
         return self._settled
 
     def _work(self) -> None:
