@@ -8,7 +8,6 @@ What is not a finite float32 stops here: it never trains.
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import local
-from types import TracebackType
 
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, RewardError
@@ -17,7 +16,7 @@ from ppoctl.rewards.scorer_process import ScorerProcess
 
 
 class ScorerPool:
-    """`workers` persistent children, started by the first requests. `close` it, or use it as a context."""
+    """`workers` persistent children, started by the first requests. `close` it."""
 
     def __init__(self, spec: ScorerSpec, *, workers: int = 1, timeout_s: float = 10.0) -> None:
         self._processes = [ScorerProcess(spec, timeout_s) for _ in range(workers)]
@@ -50,14 +49,6 @@ class ScorerPool:
         self._threads.shutdown()
         for process in self._processes:
             process.reap()
-
-    def __enter__(self) -> "ScorerPool":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _scored(self, request: ScoreRequest) -> Score:
         if self._cannot_start is not None:
