@@ -7,6 +7,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.rewards import gsm8k
@@ -28,7 +29,7 @@ def least_seconds(work: Callable[[], object]) -> float:
 
 def main() -> None:
     here = least_seconds(lambda: [gsm8k.score(REQUEST, strict=True) for _ in range(SAMPLES)])
-    with ScorerPool(ScorerSpec("ppoctl.rewards.gsm8k:score", {"strict": True})) as pool:
+    with closing(ScorerPool(ScorerSpec("ppoctl.rewards.gsm8k:score", {"strict": True}))) as pool:
 
         def score_all() -> None:
             futures = [pool.submit(REQUEST) for _ in range(SAMPLES)]

@@ -8,6 +8,7 @@ it, and the exit code of its family (the table of `docs/errors.md`). All are pic
 import re
 import shlex
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 
 _USER = re.compile(r"(\w+)://(?=[^/\s])(\S*)@")
@@ -66,11 +67,7 @@ class PpoctlError(Exception):
         return {**fields, "hint": self.hint, "exit_code": int(self.exit_code)}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.hint)
-
-
-def _rebuild(cls: type[PpoctlError], message: str, hint: str | None) -> PpoctlError:
-    return cls(message, hint=hint)
+        return partial(type(self), self.message, hint=self.hint), ()
 
 
 class RecipeError(PpoctlError):

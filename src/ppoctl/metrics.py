@@ -5,11 +5,9 @@ test holds the registry against the journals of fake runs, both ways. A part in 
 chose: `eval/{set}/pass_at_1`. `recipe.metric_rules` says which of them a recipe's settings report. Light.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
 from typing import Any, Literal
 
 
@@ -165,6 +163,7 @@ THROUGHPUT_GENERATED = Metric(
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """All of them, in the order above. Times are of work (`clock`): waiting until an engine, a trainer or Ray has started
 is in none."""
+_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def named(group: str, figure: str) -> str:
@@ -184,8 +183,9 @@ def reported(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def find(name: str) -> Metric | None:
-    """The registry's entry for a metric name, patterns included."""
-    return next((metric for metric, pattern in _patterns() if pattern.fullmatch(name)), None)
+    """The registry's entry for a metric name, of any evaluation set too."""
+    named = eval_set(name)
+    return _BY_NAME.get(name.replace(f"/{named}/", "/{set}/") if named else name)
 
 
 def eval_set(name: str) -> str | None:
@@ -202,8 +202,3 @@ def unknown(name: str) -> str:
     last = [other for other in known if other.rsplit("/", 1)[-1] == name.rsplit("/", 1)[-1]]
     near = close or last
     return f"no metric is called `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
-
-
-@cache
-def _patterns() -> tuple[tuple[Metric, re.Pattern[str]], ...]:
-    return tuple((metric, re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(metric.name)))) for metric in METRICS)

@@ -35,11 +35,7 @@ WRONG_ROWS: dict[str, tuple[str | bytes, str]] = {
     "no column": (GOOD + '{"query": "x", "answer": "#### 1"}\n', "line 6 has no column `question`; its columns are"),
     "null": (GOOD + '{"question": null, "answer": "#### 1"}\n', "line 6: `question` is null, and a prompt is a text"),
     "no gold": (GOOD + '{"question": "x", "answer": "1"}\n', "line 6: `answer` does not end in `#### N`"),
-    "a byte order mark": (
-        b"\xef\xbb\xbf" + GOOD.encode(),
-        "`{file}` begins with a byte order mark, which is no JSON",
-    ),
-    "UTF-16": (GOOD.encode("utf-16"), "`{file}` is UTF-16, and JSONL is UTF-8"),
+    "UTF-16": (GOOD.encode("utf-16"), "`{file}` line 1 is not UTF-8: invalid start byte (byte 1)"),
     "Latin-1": ('{"question": "\xe9", "answer": "#### 1"}\n'.encode("latin-1"), "line 1 is not UTF-8: invalid cont"),
     "too deep": ("[" * 100_000 + "\n", "line 1 is nested too deep"),
     "a boss": (GOOD + CHAT % "boss", "line 6: message 1 in `question` has the role `boss`"),
@@ -254,12 +250,11 @@ def test_a_container_has_what_it_may_have(tmp_path: Path) -> None:
         assert estimate.machine_bytes(limit) == wanted
 
 
-def test_samples_that_cannot_be_written_are_an_error_handed_back(tmp_path: Path) -> None:
-    """The caller prints the figures first."""
-    assert _write(tmp_path / "out.jsonl", b"x\n") is None
-    found = _write(tmp_path / "gone" / "out.jsonl", b"x\n")
-    assert isinstance(found, StorageError)
-    assert found.message == f"cannot write `{tmp_path}/gone/out.jsonl`: No such file or directory"
+def test_samples_that_cannot_be_written_are_a_named_error(tmp_path: Path) -> None:
+    _write(tmp_path / "out.jsonl", b"x\n")
+    assert (tmp_path / "out.jsonl").read_bytes() == b"x\n"
+    with pytest.raises(StorageError, match=r"cannot write `.*/gone/out\.jsonl`: No such file or directory"):
+        _write(tmp_path / "gone" / "out.jsonl", b"x\n")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +298,7 @@ def test_where_mlflow_is_may_be_known_only_where_the_run_will_be(
     assert run(["validate", "r.toml", *sets]) == 0
     assert f"note: {says}; not checked\n" in capsys.readouterr().err
     assert run(["validate", "r.toml", *sets, "--assets"]) == 3
-    assert f"{says}\n\nhint: export WHERE_MLFLOW_IS=URI" in capsys.readouterr().err
+    assert f"{says}\n\nhint: export WHERE_MLFLOW_IS=VALUE" in capsys.readouterr().err
     assert run(["train", "r.toml", *sets]) == 3
     assert not Path("runs").exists()
     monkeypatch.setenv("WHERE_MLFLOW_IS", "http://mlflow:5000")

@@ -43,8 +43,8 @@ CASES = [
     (
         "every_pipeline_rank_has_layers",
         "actor.parallel={pipeline=2, first_stage_layers=4}",
-        "the first and last stage written here have 4 of the model's 4 layers, and 0 are left for 1 other pipeline "
-        "rank",
+        "the model's 4 layers, 4 of them on the first and last rank as written here, do not divide over 2 pipeline "
+        "ranks",
     ),
     (
         "a_running_ray_is_named_by_host_and_port",

@@ -49,7 +49,8 @@ def test_every_default_is_what_a_recipe_has_that_leaves_the_key_out(smallest: Pa
     for sets in RECIPES:
         loaded = load([smallest], sets, {})
         written = loaded.resolved()
-        for path, key, value in tree.values(loaded.recipe):
+        for found in tree.values(loaded.recipe):
+            path, key, value = found.path, found.key, found.value
             if loaded.origins[dotted(path)] != DEFAULT or not isinstance(key.node, tree.Leaf):
                 continue
             lines = [line for line in LINES if line.key == ".".join(with_stars(path)) and fits(line, written)]

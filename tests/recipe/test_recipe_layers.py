@@ -127,7 +127,7 @@ def test_a_set_value_is_toml_and_a_bare_word_is_text(smallest: Path) -> None:
     assert recipe.ppo.value_loss.clip == 0.2
 
 
-def test_an_environment_variable_is_read_as_its_key_wants_it(smallest: Path) -> None:
+def test_an_environment_variable_is_read_as_set_reads_its_value(smallest: Path) -> None:
     environ = {
         "PPOCTL_NAME": "42",
         "PPOCTL_REWARD__STRICT": "false",
@@ -247,16 +247,18 @@ def test_a_bound_that_is_off_is_no_text_to_the_rules_of_a_recipe_with_errors(sma
 
 
 def test_a_variable_is_merged_into_a_table_from_another_variable(smallest: Path) -> None:
-    environ = {"PPOCTL_ACTOR__PARALLEL__TENSOR": "2", "PPOCTL_ACTOR__PARALLEL": '{"data": 2}'}
+    environ = {"PPOCTL_ACTOR__PARALLEL__TENSOR": "2", "PPOCTL_ACTOR__PARALLEL": "{data=2}"}
     loaded = load([smallest], environ=environ)
     assert loaded.recipe.actor.parallel == ParallelTable(tensor=2, data=2)
     assert loaded.origins["actor.parallel.tensor"] == "environment PPOCTL_ACTOR__PARALLEL__TENSOR"
     assert loaded.origins["actor.parallel.data"] == "environment PPOCTL_ACTOR__PARALLEL"
 
 
-def test_a_variable_that_is_null_takes_a_value_away(write: Write) -> None:
-    file = write(SMALLEST + "[cluster]\nthreads = 3\n")
-    assert load([file], environ={"PPOCTL_CLUSTER__THREADS": "null"}).recipe.cluster.threads is None
+def test_a_text_needs_no_quotes_wherever_it_is_set(smallest: Path) -> None:
+    """Else `name=$SLURM_JOB_ID` would be a number."""
+    assert load([smallest], ["name=42"], {}).recipe.name == "42"
+    assert load([smallest], [], {"PPOCTL_NAME": "42"}).recipe.name == "42"
+    assert load([smallest], ['name="42"'], {}).recipe.name == "42"
 
 
 def test_another_alternative_has_none_of_the_defaults(smallest: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def row(truth: str | None, number: int = 0) -> Prompt:
 
 
 def probed(reward: ProcessReward, *truths: str | None) -> list[ProbeRow]:
-    with ScorerPool(reward.scores_by) as pool:
+    with closing(ScorerPool(reward.scores_by)) as pool:
         return probe(pool, reward, [row(truth, number) for number, truth in enumerate(truths)])
 
 
@@ -78,7 +79,7 @@ def test_the_outcome_of_each_candidate_is_kept_by_name() -> None:
 
 def test_a_reward_that_does_not_know_the_format_is_refused_with_what_each_scored() -> None:
     # The dataset holds worked answers, the reward compares the whole response with one number.
-    with ScorerPool(EXACT.scores_by) as pool:
+    with closing(ScorerPool(EXACT.scores_by)) as pool:
         rows = probe(pool, STRICT, [row("72", 3)])
     with pytest.raises(RewardError) as caught:
         require_sound(rows)
@@ -116,7 +117,7 @@ def test_a_reward_that_prefers_another_or_fails_is_refused(drill_pool: OpenPool,
 def test_a_truth_the_reward_cannot_read_is_refused_before_anything_is_scored(
     reward: ProcessReward, truth: str | None, message: str
 ) -> None:
-    with ScorerPool(reward.scores_by) as pool, pytest.raises(RewardError) as caught:
+    with closing(ScorerPool(reward.scores_by)) as pool, pytest.raises(RewardError) as caught:
         probe(pool, reward, [row("72"), row(truth, 1)])
     assert caught.value.message.startswith(message)
     assert caught.value.hint is not None

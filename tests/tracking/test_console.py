@@ -17,7 +17,7 @@ from ppoctl.tracking.console import (
     panel,
     plain,
 )
-from ppoctl.tracking.view import Outlook, Progress, RunView, duration, number, sparkline
+from ppoctl.tracking.view import Progress, RunView, duration, number, sparkline
 
 
 def actor_last(step: int) -> str:
@@ -58,6 +58,11 @@ def step_lines(step: int) -> list[dict[str, Any]]:
     ]
 
 
+def history(view: RunView, lines: Iterable[dict[str, Any]]) -> None:
+    for each in lines:
+        view.committed(each)
+
+
 def play(console: Console, lines: Iterable[dict[str, Any]]) -> None:
     for each in lines:
         console.on_stage_started(each["step"], each["stage"])
@@ -67,7 +72,7 @@ def play(console: Console, lines: Iterable[dict[str, Any]]) -> None:
 def plain_console(steps: int = 40, *, verbose: bool = False) -> tuple[PlainConsole, io.StringIO, Clock]:
     clock, stream = Clock(), io.StringIO()
     return (
-        PlainConsole(RunView("demo", Outlook(steps, actor_last), clock), stream, verbose=verbose, clock=clock),
+        PlainConsole(RunView("demo", steps, actor_last, clock), stream, verbose=verbose, clock=clock),
         stream,
         clock,
     )
@@ -80,11 +85,11 @@ def test_a_log_has_one_line_for_each_step_and_each_evaluation() -> None:
     console.on_committed({"seq": 9, "event": "attempt_ended", "at": 0.0})
     console.on_message("mlflow: gone")
     console.close()
-    # 4 + 0.5 + 3 + 5.5 = 13 s a step; 39 and 38 steps to go: 507 s and 494 s.
+    # 4 + 0.5 + 3 + 5.5 = 13 s a step, 2 s of evaluations so far; 39 and 38 steps to go: 39 * 15 s and 38 * 14 s.
     assert stream.getvalue() == (
         "step 0/40  eval  gsm8k/pass_at_1 0.25  gsm8k/greedy_pass_at_1 0.3\n"
-        "step 1/40  reward 0.2  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 27s\n"
-        "step 2/40  reward 0.3  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 14s\n"
+        "step 1/40  reward 0.2  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 9m 45s\n"
+        "step 2/40  reward 0.3  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 52s\n"
         "mlflow: gone\n"
     )
 
@@ -121,8 +126,8 @@ def test_a_long_rollout_says_once_a_minute_how_far_it_is() -> None:
 
 def test_a_resumed_run_knows_its_history_and_does_not_tell_it_again() -> None:
     clock, stream = Clock(), io.StringIO()
-    view = RunView("demo", Outlook(3, actor_last), clock)
-    view.recall([*step_lines(1), *step_lines(2)[:2]])
+    view = RunView("demo", 3, actor_last, clock)
+    history(view, [*step_lines(1), *step_lines(2)[:2]])
     console = PlainConsole(view, stream, verbose=False, clock=clock)
     play(console, step_lines(2)[2:])
     assert stream.getvalue() == (
@@ -132,7 +137,7 @@ def test_a_resumed_run_knows_its_history_and_does_not_tell_it_again() -> None:
 
 def test_a_recalled_rollout_has_no_speed_and_recalled_samples_do_not_count() -> None:
     clock = Clock()
-    view = RunView("demo", Outlook(3, actor_last), clock)
+    view = RunView("demo", 3, actor_last, clock)
     view.committed(line(1, "rollout", 0.1, {}))
     assert view.tokens_per_s is None
     view.stage_started(2, "rollout")
@@ -142,35 +147,17 @@ def test_a_recalled_rollout_has_no_speed_and_recalled_samples_do_not_count() -> 
     assert view.tokens_per_s == 75.0
 
 
-def test_what_is_left_has_evaluations_and_saves() -> None:
-    """Steps of 10 s, evaluated (7 s) every second one, saved (3 s) every third one and at the end, of 5."""
-    clock = Clock()
-    view = RunView("demo", Outlook(5, actor_last, eval_every_steps=2, evaluates=True, save_every_steps=3), clock)
-
-    def happens(step: int, stage: str, seconds: float) -> None:
-        view.stage_started(step, stage)
-        clock.now += seconds
-        view.committed(line(step, stage, seconds, {}))
-
-    happens(0, "eval", 7.0)
-    happens(1, "actor_update", 10.0)
-    assert view.eta_s == 4 * 10 + 3 * 7  # evaluations after 2, 4 and 5; what a save takes is not known
-    happens(2, "actor_update", 10.0)
-    assert view.eta_s == 3 * 10 + 3 * 7
-    happens(2, "eval", 7.0)
-    assert view.eta_s == 3 * 10 + 2 * 7
-    happens(3, "actor_update", 10.0)
-    clock.now += 3.0
-    view.stage_started(4, "actor_update")
-    assert view.eta_s == 2 * 10 + 2 * 7 + 1 * 3
-    clock.now += 10.0
-    view.committed(line(4, "actor_update", 10.0, {}))
-    happens(4, "eval", 7.0)
-    happens(5, "actor_update", 10.0)
-    assert view.eta_s == 1 * 7 + 1 * 3
-    happens(5, "eval", 7.0)
-    assert view.eta_s == 3
-    assert view.step_seconds(4) == 10.0
+def test_what_is_left_has_evaluations_spread_over_all_steps() -> None:
+    """Steps of 10 s; an evaluation of 8 s at the start, another after the second step, of 5."""
+    view = RunView("demo", 5, actor_last, Clock())
+    view.committed(line(0, "eval", 8.0, {}))
+    assert view.eta_s is None
+    view.committed(line(1, "actor_update", 10.0, {}))
+    assert view.eta_s == 4 * (10 + 8)
+    view.committed(line(2, "actor_update", 10.0, {}))
+    view.committed(line(2, "eval", 8.0, {}))
+    assert view.eta_s == 3 * (10 + 8)
+    assert view.step_seconds(2) == 10.0
 
 
 def test_the_clock_of_work_stands_still_while_something_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,8 +184,8 @@ def test_logs_are_ascii_without_control_characters() -> None:
 
 def test_the_panel() -> None:
     clock = Clock()
-    view = RunView("demo", Outlook(40, actor_last), clock)
-    view.recall([*step_lines(1), *step_lines(2), *step_lines(3)])
+    view = RunView("demo", 40, actor_last, clock)
+    history(view, [*step_lines(1), *step_lines(2), *step_lines(3)])
     view.stage_started(4, "rollout")
     console = LiveConsole(view, RichConsole(file=io.StringIO(), width=60), refresh_per_second=1.0)
     clock.now += 1.0
@@ -224,7 +211,7 @@ def test_the_panel() -> None:
 
 def test_the_panel_of_a_run_that_has_nothing_yet() -> None:
     stream = io.StringIO()
-    RichConsole(file=stream, width=30).print(panel(RunView("demo", Outlook(3, actor_last), Clock()), unicode=False))
+    RichConsole(file=stream, width=30).print(panel(RunView("demo", 3, actor_last, Clock()), unicode=False))
     assert stream.getvalue().splitlines()[1:-1] == [
         "| step 0/3                   |",
         "|                            |",
@@ -236,7 +223,7 @@ def test_the_panel_of_a_run_that_has_nothing_yet() -> None:
 def test_messages_appear_above_the_live_panel_and_the_cursor_comes_back() -> None:
     stream = io.StringIO()
     rich = RichConsole(file=stream, width=60, force_terminal=True, color_system=None, legacy_windows=False)
-    console = LiveConsole(RunView("[demo]", Outlook(40, actor_last), Clock()), rich)
+    console = LiveConsole(RunView("[demo]", 40, actor_last, Clock()), rich)
     play(console, step_lines(1))
     console.on_message("mlflow: [bold]gone[/bold]")
     console.close()
@@ -251,7 +238,7 @@ def test_colour_is_left_out_on_request(monkeypatch: pytest.MonkeyPatch, no_color
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", no_color)
     stream = Terminal()
-    console = open_console("demo", Outlook(3, actor_last), stream=stream)
+    console = open_console(RunView("demo", 3, actor_last), stream=stream)
     assert isinstance(console, LiveConsole)
     console.close()
     assert "\x1b[3" not in stream.getvalue()
@@ -260,18 +247,16 @@ def test_colour_is_left_out_on_request(monkeypatch: pytest.MonkeyPatch, no_color
 @pytest.mark.parametrize("term", ["", "dumb"])
 def test_a_dumb_terminal_and_a_file_get_plain_lines(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
     monkeypatch.setenv("TERM", term)
-    assert isinstance(open_console("demo", Outlook(3, actor_last), stream=Terminal()), PlainConsole)
+    assert isinstance(open_console(RunView("demo", 3, actor_last), stream=Terminal()), PlainConsole)
     monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(open_console("demo", Outlook(3, actor_last), stream=io.StringIO()), PlainConsole)
+    assert isinstance(open_console(RunView("demo", 3, actor_last), stream=io.StringIO()), PlainConsole)
 
 
 def test_a_terminal_that_went_away_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     consoles: list[Console] = [
-        PlainConsole(RunView("demo", Outlook(3, actor_last), clock), Gone(), verbose=True, clock=clock),
-        LiveConsole(
-            RunView("demo", Outlook(3, actor_last), clock), RichConsole(file=Gone()), refresh_per_second=0.01
-        ),
+        PlainConsole(RunView("demo", 3, actor_last, clock), Gone(), verbose=True, clock=clock),
+        LiveConsole(RunView("demo", 3, actor_last, clock), RichConsole(file=Gone()), refresh_per_second=0.01),
     ]
     for console in consoles:
         play(console, step_lines(1))
@@ -280,9 +265,7 @@ def test_a_terminal_that_went_away_does_not_stop_training(monkeypatch: pytest.Mo
         console.close()
     closed = io.StringIO()
     closed.close()
-    PlainConsole(RunView("demo", Outlook(3, actor_last), clock), closed, verbose=False, clock=clock).on_message(
-        "hello"
-    )
+    PlainConsole(RunView("demo", 3, actor_last, clock), closed, verbose=False, clock=clock).on_message("hello")
 
 
 def test_numbers_durations_and_sparklines_by_hand() -> None:

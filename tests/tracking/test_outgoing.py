@@ -5,10 +5,10 @@ import math
 from ppoctl.tracking.outgoing import (
     MARKER,
     POINTS_PER_BATCH,
+    Ending,
     Point,
     batches,
     changed_params,
-    ended,
     ending,
     metric_name,
     params,
@@ -78,15 +78,15 @@ def test_a_changed_param_becomes_a_tag_and_follows_when_it_is_changed_back() -> 
 def test_the_last_event_says_how_the_run_stands() -> None:
     started = {"seq": 1, "event": "attempt_started", "attempt": 2, "at": 1.0}
     stopped = {"seq": 2, "event": "attempt_ended", "attempt": 2, "status": "preempted", "exit_code": 75, "at": 2.0}
-    assert ending([]) is None
-    assert ending([started]).status == "RUNNING"  # type: ignore[union-attr]
-    assert ending([started, stopped, stage(3, {})]) == ended("preempted", at_ms=2000, attempt=2)
-    assert ending([stopped, started]).status == "RUNNING"  # type: ignore[union-attr]
+    assert ending([]) == Ending("running")
+    assert ending([started]) == Ending("running", attempt=2)
+    assert ending([started, stopped, stage(3, {})]) == Ending("preempted", attempt=2, at_ms=2000)
+    assert ending([stopped, started]).status == "RUNNING"
 
 
 def test_every_end_has_an_mlflow_status() -> None:
     words = ("finished", "failed", "short", "stopped", "preempted", "interrupted", "something else")
-    assert [ended(word, at_ms=0).status for word in words] == [
+    assert [Ending(word).status for word in words] == [
         "FINISHED",
         "FAILED",
         "FAILED",

@@ -136,14 +136,19 @@ def test_a_journal_made_anew_is_another_one_and_all_of_it_is_sent_again(run: Run
     assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
 
 
-def test_two_runs_made_in_the_same_moment_become_one(run: RunDir, mlflow: Mlflow) -> None:
-    """Both processes created one before either saw the other's."""
+def test_of_two_runs_made_in_the_same_moment_one_goes_on(run: RunDir, mlflow: Mlflow) -> None:
+    """Both processes created one before either saw the other's: one of them has everything, and the other stays as it
+    was."""
     run.step(1)
     rebuild(run.root, SETTINGS)
     tags = {"ppoctl.run_id": mlflow.run().data.tags["ppoctl.run_id"]}
     mlflow.client.create_run(mlflow.run().info.experiment_id, tags=tags, run_name="demo")
     rebuild(run.root, SETTINGS)
-    assert mlflow.points() == journaled_points(run.root)  # it asks for the only run of that name
+    run.step(2)
+    rebuild(run.root, SETTINGS)
+    first, second = sorted(mlflow.runs(), key=lambda each: str(each.info.run_id))
+    assert first.data.metrics["progress/journal_seq"] == 6
+    assert second.data.metrics.get("progress/journal_seq") in (None, 3)
 
 
 def test_a_sample_table_cut_short_is_sent_again(run: RunDir, mlflow: Mlflow) -> None:

@@ -32,4 +32,4 @@ def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch) -> Non
     monkeypatch.delenv("WHERE", raising=False)
     with pytest.raises(EnvironmentProblemError, match=r"`tracking\.uri` is `\$WHERE`") as caught:
         address_of(NAMED, tmp_path)
-    assert caught.value.hint == "export WHERE=URI"
+    assert caught.value.hint == "export WHERE=VALUE"

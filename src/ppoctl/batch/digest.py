@@ -6,8 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_BLOCK = 1 << 20
-
 
 @dataclass(frozen=True)
 class FileDigest:
@@ -19,15 +17,11 @@ class FileDigest:
 
 def file_digest(path: Path) -> FileDigest | None:
     """SHA-256 and size of a file, read in blocks; None when it is not there."""
-    digest, size = hashlib.sha256(), 0
     try:
         with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-                size += len(block)
+            return FileDigest(hashlib.file_digest(file, "sha256").hexdigest(), file.tell())
     except FileNotFoundError:
         return None
-    return FileDigest(digest.hexdigest(), size)
 
 
 def flushed_digest(path: Path) -> FileDigest:

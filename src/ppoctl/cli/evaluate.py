@@ -21,7 +21,7 @@ def evaluate(
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write every sample to this JSONL file.")] = None,
     json: Json = False,
-) -> int | None:
+) -> None:
     """Measure a checkpoint: greedy and sampled pass@1 with standard error, the same way `train` evaluates."""
     from ppoctl.preflight.folders import require_new
 
@@ -37,29 +37,23 @@ def evaluate(
 
     checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())
     evaluation = commands.evaluate(checkpoint, render.say)
-    failure = None if out is None else _write(out, evaluation.readable_files()["samples.jsonl"])
+    figures = evaluation.figures()
     if json:
-        wrong = {} if failure is None else {"error": failure.as_json()}
-        answer = {"checkpoint": str(ckpt), "state": evaluation.stamp, "figures": evaluation.figures()}
-        render.json({**answer, **wrong})
-        return None if failure is None else int(failure.exit_code)
-    rows = [(name, f"{value:.4g}") for name, value in evaluation.figures().items()]
-    render.table(rows, ("figure", "value"))
-    render.line()
-    render.line(f"state: {evaluation.stamp}")
-    if failure is not None:
-        raise failure
+        render.json({"checkpoint": str(ckpt), "state": evaluation.stamp, "figures": figures})
+    else:
+        render.table([(name, f"{value:.4g}") for name, value in figures.items()], ("figure", "value"))
+        render.line()
+        render.line(f"state: {evaluation.stamp}")
+    # Last: figures that took hours are printed whatever happens to the samples.
     if out is not None:
-        render.line(f"samples: {out}")
-    return None
+        _write(out, evaluation.readable_files()["samples.jsonl"])
+        if not json:
+            render.line(f"samples: {out}")
 
 
-def _write(out: Path, samples: bytes) -> StorageError | None:
-    """Write the samples. An error is handed back: figures that took hours are printed whatever happens to the
-    samples."""
+def _write(out: Path, samples: bytes) -> None:
     try:
         out.write_bytes(samples)
     except OSError as error:
         out.unlink(missing_ok=True)
-        return StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"df -h {quoted(out.parent)}")
-    return None
+        raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"df -h {quoted(out.parent)}") from error

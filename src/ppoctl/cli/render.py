@@ -7,14 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, Protocol, runtime_checkable
-
-
-@runtime_checkable
-class Stream(Protocol):
-    """A stream that is printed to."""
-
-    def isatty(self) -> bool: ...
+from typing import Any, TextIO
 
 
 def line(text: str = "") -> None:
@@ -24,11 +17,9 @@ def line(text: str = "") -> None:
 
 def printable(text: str) -> str:
     """The text with every control character but line breaks as its escape: a terminal obeys control characters."""
-    return "".join(char if char == "\n" or char.isprintable() else _escaped(char) for char in text)
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
+    return "".join(
+        char if char == "\n" or char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+    )
 
 
 def say(text: str) -> None:
@@ -142,7 +133,7 @@ def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
     return "".join(_tinted(piece, weight / largest) for piece, weight in zip(pieces, weights, strict=True))
 
 
-def colour(stream: Stream) -> bool:
+def colour(stream: TextIO) -> bool:
     """Whether this stream wants colour."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -161,7 +152,7 @@ def _tinted(text: str, share: float) -> str:
     return Style.parse(style).render(text) if style else text
 
 
-def _styled(text: str, style: str, stream: Stream) -> str:
+def _styled(text: str, style: str, stream: TextIO) -> str:
     if not colour(stream):
         return text
     from rich.style import Style

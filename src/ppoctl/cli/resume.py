@@ -115,7 +115,4 @@ def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:
     lines += [f"note: {note}" for note in table.notes]
     lines += table.complaints(run.resolve())
     for text in lines:
-        if to_stderr:
-            render.say(text)
-        else:
-            render.line(text)
+        (render.say if to_stderr else render.line)(text)

@@ -30,7 +30,11 @@ def validate(
     loaded, notes = preflight.examined(files, sets or (), strict=assets, device=None if gpu_gib is None else "gpu")
     if here or gpu_gib is not None:
         require_fit(loaded.recipe, gpu_gib or gpu_gib_here())
-    probe = _probe(loaded) if reward else None
+    probe = None
+    if reward:
+        from ppoctl.wire.session import probe_reward
+
+        probe = list(probe_reward(loaded.recipe))
     if json:
         answer: dict[str, Any] = {
             "ok": True,
@@ -53,21 +57,13 @@ def validate(
     render.say(f"ok: {' + '.join(str(file) for file in files)}")
 
 
-def _probe(loaded: "Loaded") -> list[str]:
-    """The scorer's answers to gold, wrong, empty and truncated responses. Raises RewardError when gold does not
-    win."""
-    from ppoctl.wire.session import probe_reward
-
-    return list(probe_reward(loaded.recipe))
-
-
 def _show(loaded: "Loaded") -> None:
     from ppoctl.recipe import schema_tree as tree
     from ppoctl.recipe.explain import shown
     from ppoctl.recipe.origins import dotted
 
     rows = []
-    for path, key, value in tree.values(loaded.recipe):
-        effect = key.effect.value if key.effect else ""
-        rows.append((dotted(path), shown(value), loaded.origins[dotted(path)], effect))
+    for found in tree.values(loaded.recipe):
+        key, effect = dotted(found.path), found.key.effect
+        rows.append((key, shown(found.value), loaded.origins[key], effect.value if effect else ""))
     render.table(rows, ("key", "value", "set by", "changes"))

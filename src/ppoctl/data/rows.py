@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.prompts import Json, Message
-from ppoctl.data.tables import RowLocation, columns_of, existing, lookup, read_jsonl, read_parquet
+from ppoctl.data.tables import Place, columns_of, existing, lookup, read_jsonl, read_parquet
 from ppoctl.errors import DataError, RecipeError
 from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
 
@@ -30,7 +30,7 @@ class Row:
     """NAME/INDEX-DIGEST: dataset, position from 0, and a digest of the question, so that an edit is noticed."""
     question: str | tuple[Message, ...]
     answer: str | None
-    place: str
+    place: Place
     """Place of the row in its file, for error messages."""
     fields: Mapping[str, Json] = field(default_factory=dict)
     """Further columns that the recipe names."""
@@ -70,7 +70,7 @@ def stream_rows(table: Gsm8kRows | ColumnRows, *, name: str) -> Iterator[Row]:
                 hint=f'answers that are bare numbers are read with `format = "columns"` in [{key}]',
             )
         fields = {column: _field(_value(raw, column, place, key), column, place) for column in further}
-        yield Row(_row_id(name, number, question), question, answer, str(place), fields)
+        yield Row(_row_id(name, number, question), question, answer, place, fields)
         number += 1
     if not number:
         raise DataError(f"`{key}.path` is `{path}`: the file has no rows", hint=f"--set {key}.path=FILE")
@@ -102,7 +102,7 @@ def _columns(table: Gsm8kRows | ColumnRows) -> tuple[str, str | None, tuple[str,
     return table.prompt, table.answer, table.fields
 
 
-def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path, key: str) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path, key: str) -> Iterator[tuple[Place, dict[str, Any]]]:
     if path.suffix == ".jsonl":
         return read_jsonl(path)
     if path.suffix == ".parquet" and isinstance(table, ColumnRows):
@@ -114,7 +114,7 @@ def _raw_rows(table: Gsm8kRows | ColumnRows, path: Path, key: str) -> Iterator[t
     )
 
 
-def _value(raw: Mapping[str, Any], column: str, place: RowLocation, key: str) -> Any:
+def _value(raw: Mapping[str, Any], column: str, place: Place, key: str) -> Any:
     try:
         return lookup(raw, column)
     except KeyError:
@@ -125,7 +125,7 @@ def _value(raw: Mapping[str, Any], column: str, place: RowLocation, key: str) ->
         ) from None
 
 
-def _question(value: Any, column: str, place: RowLocation) -> str | tuple[Message, ...]:
+def _question(value: Any, column: str, place: Place) -> str | tuple[Message, ...]:
     if isinstance(value, str):
         return _text(value, column, place)
     if not isinstance(value, list) or not value:
@@ -155,7 +155,7 @@ def _question(value: Any, column: str, place: RowLocation) -> str | tuple[Messag
     return tuple(messages)
 
 
-def _answer(value: Any, column: str, place: RowLocation) -> str:
+def _answer(value: Any, column: str, place: Place) -> str:
     # bool is an int, and `True` is hardly a ground truth anyone would write. A float has no one spelling.
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -167,7 +167,7 @@ def _answer(value: Any, column: str, place: RowLocation) -> str:
     return _text(value, column, place)
 
 
-def _field(value: Any, column: str, place: RowLocation) -> Json:
+def _field(value: Any, column: str, place: Place) -> Json:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -179,7 +179,7 @@ def _field(value: Any, column: str, place: RowLocation) -> Json:
     return found
 
 
-def _text(value: str, column: str, place: RowLocation) -> str:
+def _text(value: str, column: str, place: Place) -> str:
     if not value.strip():
         raise DataError(f"{place}: `{column}` is empty", hint="remove the row, or name another column")
     try:

@@ -1,27 +1,16 @@
 """Files of rows as dictionaries, each with its place in the file. Imports no torch; pyarrow only where a parquet file
 is read. Knows nothing of prompts: see `rows`."""
 
-import codecs
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import DataError, EnvironmentProblemError, MissingAssetError, RecipeError
 
-
-@dataclass(frozen=True)
-class RowLocation:
-    """Place of a row in words that a person can follow: `file.jsonl` line 3."""
-
-    path: Path
-    unit: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"`{self.path}` {self.unit} {self.number}"
+Place = str
+"""Place of a row in words that a person can follow: `file.jsonl` line 3."""
 
 
 def existing(path: str, *, key: str) -> Path:
@@ -35,17 +24,16 @@ def existing(path: str, *, key: str) -> Path:
     return file
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+def read_jsonl(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Rows of a JSONL file, in order, without blank lines. Raises DataError naming the line that is not a JSON
     object."""
-    _require_utf8(path)
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            place = RowLocation(path, "line", number)
+            place = f"`{path}` line {number}"
             try:
-                row = json.loads(line.decode("utf-8").rstrip())
+                row = json.loads(line.decode("utf-8-sig").rstrip())  # an invisible mark may begin the file
             except json.JSONDecodeError as error:
                 raise DataError(
                     f"{place} is not JSON: {error.msg} (column {error.colno})",
@@ -54,7 +42,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{place} is not UTF-8: {error.reason} (byte {error.start + 1})",
-                    hint=f"if it is Latin-1: iconv -f LATIN1 -t UTF-8 {path} > utf8{path.suffix}",
+                    hint=f"iconv -f ENCODING -t UTF-8 {path} > utf8{path.suffix}  # `file {path}` guesses it",
                 ) from error
             except RecursionError as error:
                 raise DataError(f"{place} is nested too deep", hint="JSONL has one JSON object per line") from error
@@ -65,22 +53,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
             yield place, row
 
 
-def _require_utf8(path: Path) -> None:
-    """Raise DataError where the first bytes say that the file is in another encoding, or begins with a byte order
-    mark."""
-    with _opened(path) as file:
-        first = file.read(3)
-    if first == codecs.BOM_UTF8:
-        raise DataError(
-            f"`{path}` begins with a byte order mark, which is no JSON", hint=f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}"
-        )
-    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        raise DataError(
-            f"`{path}` is UTF-16, and JSONL is UTF-8", hint=f"iconv -f UTF-16 -t UTF-8 {path} > utf8{path.suffix}"
-        )
-
-
-def read_parquet(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+def read_parquet(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Rows of a parquet file, in order, counted from 1. Raises DataError on a file that is no parquet."""
     try:
         import pyarrow
@@ -95,7 +68,7 @@ def read_parquet(path: Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
-                    yield RowLocation(path, "row", number), row
+                    yield f"`{path}` row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"`{path}` cannot be read as parquet: {error}", hint="is the file complete?") from error
 

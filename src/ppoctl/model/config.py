@@ -5,75 +5,30 @@ held by tests/model/test_config.py, field by field.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ppoctl.model.fields import Family
 
-OF_EVERY_MODEL = frozenset(
-    [
-        "_name_or_path",
-        "architectures",
-        "chunk_size_feed_forward",
-        "dtype",
-        "id2label",
-        "is_encoder_decoder",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "problem_type",
-        "return_dict",
-        "transformers_version",
-    ]
+NOT_OF_THE_MODEL = (
+    # Names, labels, and what is returned, which transformers writes into any configuration.
+    frozenset({"_name_or_path", "name_or_path", "architectures", "model_type", "dtype", "transformers_version"})
+    | {"id2label", "label2id", "num_labels", "problem_type", "output_attentions", "output_hidden_states"}
+    | {"return_dict", "chunk_size_feed_forward", "is_encoder_decoder"}
+    # How weights are loaded.
+    | {"torch_dtype", "_commit_hash", "attn_implementation", "_attn_implementation", "experts_implementation"}
+    | {"base_model_tp_plan"}
+    # How old files generate text, and what is returned of it.
+    | {"bad_words_ids", "begin_suppress_tokens", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size"}
+    | {"encoder_repetition_penalty"}
+    | {"exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens"}
+    | {"length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "repetition_penalty"}
+    | {"num_beam_groups", "num_beams", "diversity_penalty", "num_return_sequences", "remove_invalid_values"}
+    | {"temperature", "top_k", "top_p", "typical_p", "epsilon_cutoff", "eta_cutoff"}
+    | {"assistant_confidence_threshold", "assistant_lookbehind", "num_assistant_tokens"}
+    | {"num_assistant_tokens_schedule", "target_lookbehind", "output_scores", "return_dict_in_generate"}
 )
-"""Fields that transformers writes into any configuration: names, labels, what is returned."""
-_NOT_OF_THE_MODEL = frozenset(
-    [
-        "torch_dtype",
-        "num_labels",
-        "name_or_path",
-        "_commit_hash",
-        "attn_implementation",
-        "_attn_implementation",
-        "experts_implementation",
-        "base_model_tp_plan",
-        "assistant_confidence_threshold",
-        "assistant_lookbehind",
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "diversity_penalty",
-        "do_sample",
-        "early_stopping",
-        "encoder_no_repeat_ngram_size",
-        "encoder_repetition_penalty",
-        "epsilon_cutoff",
-        "eta_cutoff",
-        "exponential_decay_length_penalty",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "length_penalty",
-        "max_length",
-        "min_length",
-        "no_repeat_ngram_size",
-        "num_assistant_tokens",
-        "num_assistant_tokens_schedule",
-        "num_beam_groups",
-        "num_beams",
-        "num_return_sequences",
-        "output_scores",
-        "remove_invalid_values",
-        "repetition_penalty",
-        "return_dict_in_generate",
-        "suppress_tokens",
-        "target_lookbehind",
-        "temperature",
-        "top_k",
-        "top_p",
-        "typical_p",
-    ]
-)
-"""Fields that transformers takes out of a configuration: how weights are loaded, and how old files generate text."""
+"""Fields of a configuration that decide nothing of the model."""
 _ORIGINAL_CONTEXT = ("llama3", "yarn", "longrope")
 """Kinds of RoPE whose original context is `max_position_embeddings` where the file does not give it."""
 
@@ -82,7 +37,6 @@ def completed(written: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """The configuration with every field that a config.json leaves out. Raises InvalidFieldError naming the first
     field that is no number of its kind."""
     config = {family.renamed.get(name, name): value for name, value in written.items()}
-    config = {name: value for name, value in config.items() if name not in _NOT_OF_THE_MODEL}
     config["rope_parameters"] = _rope_parameters(config, family)
     config = {**family.defaults, **config}
     for name in sorted(family.fields_read & config.keys()):
@@ -123,35 +77,36 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
-_OR_NONE = frozenset({"num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank"})
-_NUMBERS = frozenset({"rms_norm_eps", "routed_scaling_factor", "query_pre_attn_scalar"})
-_NUMBERS_OR_NONE = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
-_COUNTS = frozenset({"first_k_dense_replace", "n_shared_experts"})
-_SWITCHES = frozenset({"tie_word_embeddings", "norm_topk_prob"})
-_LISTS = frozenset({"layer_types", "mlp_only_layers"})
-_OF_ANOTHER_KIND = frozenset({"rope_parameters", "hidden_activation"})
-"""Fields that are no sizes; whoever reads them judges them."""
+def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+_Kind = tuple[Callable[[Any], bool], str]
+_SIZE: _Kind = (_whole, "a whole number above 0")
+_SIZE_OR_NONE: _Kind = (_or_none(_whole), "a whole number above 0, or null")
+_NUMBER: _Kind = (_number, "a number, not below 0")
+_NUMBER_OR_NONE: _Kind = (_or_none(_number), "a number, not below 0, or null")
+_COUNT: _Kind = (lambda value: _whole(value) or value == 0, "a whole number, not below 0")
+_SWITCH: _Kind = (lambda value: isinstance(value, bool), "true or false")
+_LIST: _Kind = (lambda value: value is None or isinstance(value, list), "a list")
+_ANY: _Kind = (lambda _: True, "whatever its reader takes")
+
+_KINDS: dict[str, _Kind] = {
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank"), _SIZE_OR_NONE),
+    **dict.fromkeys(("rms_norm_eps", "routed_scaling_factor", "query_pre_attn_scalar"), _NUMBER),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _NUMBER_OR_NONE),
+    **dict.fromkeys(("first_k_dense_replace", "n_shared_experts"), _COUNT),
+    **dict.fromkeys(("tie_word_embeddings", "norm_topk_prob"), _SWITCH),
+    **dict.fromkeys(("layer_types", "mlp_only_layers"), _LIST),
+    **dict.fromkeys(("rope_parameters", "hidden_activation"), _ANY),
+}
+"""What the value of a field must be; of any other field it is a size."""
 
 
 def _require_kind(name: str, value: Any) -> None:
-    """Raise InvalidFieldError unless the value is of its field's kind: a size, but for the fields in the sets
-    above."""
-    if name in _OF_ANOTHER_KIND:
-        return
-    is_right, kind = _whole(value), "a whole number above 0"
-    if name in _OR_NONE:
-        is_right, kind = value is None or _whole(value), f"{kind}, or null"
-    elif name in _NUMBERS:
-        is_right, kind = _number(value), "a number, not below 0"
-    elif name in _NUMBERS_OR_NONE:
-        is_right, kind = value is None or _number(value), "a number, not below 0, or null"
-    elif name in _COUNTS:
-        is_right, kind = _whole(value) or value == 0, "a whole number, not below 0"
-    elif name in _SWITCHES:
-        is_right, kind = isinstance(value, bool), "true or false"
-    elif name in _LISTS:
-        is_right, kind = value is None or isinstance(value, list), "a list"
-    if not is_right:
+    """Raise InvalidFieldError unless the value is of its field's kind."""
+    is_right, kind = _KINDS.get(name, _SIZE)
+    if not is_right(value):
         raise InvalidFieldError(f"`{name} = {value}` must be {kind}")
 
 

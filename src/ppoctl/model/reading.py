@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import EnvironmentProblemError, PpoctlError, RecipeError
-from ppoctl.model.config import OF_EVERY_MODEL, InvalidFieldError, completed
+from ppoctl.model.config import NOT_OF_THE_MODEL, InvalidFieldError, completed
 from ppoctl.model.families import FAMILIES
 from ppoctl.model.fields import Family, UnsupportedValueError
 from ppoctl.model.folder import local_folder, read_config
@@ -60,7 +60,7 @@ def shape_of(config: Mapping[str, Any], folder: Path) -> ModelShape:
 
 
 def _refuse_unsupported(config: Mapping[str, Any], family: Family, folder: Path) -> None:
-    known = family.fields_read | family.ignores | OF_EVERY_MODEL
+    known = family.fields_read | family.ignores | NOT_OF_THE_MODEL
     required = [field for field in family.requires if field in config]  # switches before what they turn on
     for field in dict.fromkeys((*required, *config)):
         value = config[field]

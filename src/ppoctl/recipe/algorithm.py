@@ -253,17 +253,10 @@ class ParallelTable(Table):
         return self.stage_ranks * self.pipeline
 
     def describe(self) -> str:
-        """Settings that are not 1 or off, in words; `one process` where there are none."""
-        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "stages per rank": self.stages_per_rank}
-        sizes |= {
-            "context": self.context,
-            "data": self.data,
-            "expert": self.expert,
-            "expert tensor": self.expert_tensor,
-        }
-        words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
-        words += ["sequence"] * self.sequence + ["distributed optimizer"] * self.distributed_optimizer
-        return ", ".join(words) or "one process"
+        """Settings that are not 1, off or absent, in words; `one process` where there are none."""
+        set_here = {name: value for name, value in self if value != type(self).model_fields[name].default}
+        words = [name if value is True else f"{name} {value}" for name, value in set_here.items()]
+        return ", ".join(words).replace("_", " ") or "one process"
 
 
 class TrainedTable(Table):

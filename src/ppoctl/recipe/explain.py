@@ -4,7 +4,6 @@ Each problem names where the value was set, the dotted key, the value, and what 
 section where the key belongs, the allowed values, or a line to add.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -16,7 +15,7 @@ from pydantic_core import ErrorDetails
 from ppoctl.errors import without_secrets
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.layers import Layers
-from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
+from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, quoted_text
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
 
@@ -106,8 +105,7 @@ def as_toml(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "absent"}[value]
     if isinstance(value, str):
-        # Like JSON's strings but for two things: no surrogate pairs, and DEL must be escaped.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return quoted_text(value)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{dotted((str(key),))} = {as_toml(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -172,10 +170,10 @@ def _wrong_literal(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     chosen = parent.table(_written(path[:-1], layers))
     says = _not_one_of(path, value, _literals(chosen, path[-1]))
     others = [tag for tag, table in parent.tables.items() if value in _literals(table, path[-1])]
-    if not others:
+    if not others or chosen is None:
         return says
     # Another alternative allows it: the key says why this one does not.
-    why = _description(chosen, path[-1])
+    why = chosen.keys[path[-1]].description
     return f'{says}; `"{value}"` goes with `{parent.tag} = "{others[0]}"`' + (f" ({why})" if why else "")
 
 
@@ -183,12 +181,6 @@ def _literals(table: tree.Node | None, name: str) -> list[str]:
     """Values that a key of a table may have, where the schema lists them; else none."""
     key = table.keys.get(name) if isinstance(table, tree.TableNode) else None
     return [str(value) for value in tree.allowed(key.field.annotation)] if key else []
-
-
-def _description(table: tree.Node | None, name: str) -> str:
-    """The docstring of a table's key, on one line."""
-    key = table.keys.get(name) if isinstance(table, tree.TableNode) else None
-    return " ".join((key.field.description or "").split()) if key else ""
 
 
 def _wrong_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
@@ -225,6 +217,9 @@ def _unknown(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:  # no
         return excluded
     ours = FOREIGN_NAMES.get(name, name)
     wrong = f"unknown key `{dotted(path)}`"
+    joined = [dotted(known) for known, _ in tree.walk(ROOT) if "_".join(known) == "_".join(path)]
+    if joined:  # a variable with one underscore where two are between tables
+        return f"{wrong}; did you mean `{joined[0]}`?"
     if ours in here:
         return f"{wrong}; did you mean `{ours}`?"
     elsewhere = [known[:-1] for known, _ in tree.walk(ROOT) if known[-1] == ours]

@@ -59,22 +59,17 @@ def _of_shape(here: tree.Node, path: KeyPath, default: BaseModel | None) -> Iter
 
 def _of_choice(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
     """Lines of all alternatives; a line that is the same in all of them comes once, without naming one."""
-    by_tag = {
-        tag: list(_of_table(table, path, default if isinstance(default, table.model) else None))
-        for tag, table in choice.tables.items()
-    }
     if choice.tag is not None:
         yield _tag_line(choice, (*path, choice.tag), default)
-    told: set[KeyLine] = set()
-    for lines in by_tag.values():
-        for line in lines:
-            if line in told or line.key.rsplit(".", 1)[-1] == choice.tag:
-                continue
-            # Keys of one name may differ between alternatives, in their range or meaning: each such line stands.
-            told.add(line)
-            tags = [tag for tag, others in by_tag.items() if line in others]
-            only = "" if len(tags) == len(by_tag) or line.only else _alternatives(choice.tag, tags)
-            yield replace(line, only=line.only or only)
+    # Keys of one name may differ between alternatives, in their range or meaning: each such line stands.
+    owners: dict[KeyLine, list[str]] = {}
+    for name, table in choice.tables.items():
+        for line in _of_table(table, path, default if isinstance(default, table.model) else None):
+            if line.key.rsplit(".", 1)[-1] != choice.tag:
+                owners.setdefault(line, []).append(name)
+    for line, names in owners.items():
+        is_in_all = len(names) == len(choice.tables)
+        yield line if is_in_all or line.only else replace(line, only=_alternatives(choice.tag, names))
 
 
 def _alternatives(tag: str | None, names: list[str]) -> str:
@@ -86,7 +81,7 @@ def _tag_line(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> 
     assert choice.tag is not None
     keys = {name: table.keys[choice.tag] for name, table in choice.tables.items()}
     first = next(iter(keys.values()))
-    meaning = " ".join(f"{name}: {_text(key)}" for name, key in keys.items())
+    meaning = " ".join(f"{name}: {key.description}" for name, key in keys.items())
     value = REQUIRED if default is None else as_toml(getattr(default, first.attribute))
     effect = first.effect.value if first.effect else ""
     return KeyLine(".".join(path), "", " | ".join(f'"{name}"' for name in keys), value, "", effect, meaning)
@@ -101,11 +96,7 @@ def _default(key: tree.Key, table: BaseModel | None) -> Any:
 def _line(path: KeyPath, key: tree.Key, value: Any) -> KeyLine:
     default = REQUIRED if key.required and value is REQUIRED else as_toml(value)
     effect = key.effect.value if key.effect else ""
-    return KeyLine(".".join(path), "", _type(key.field.annotation), default, _range(key), effect, _text(key))
-
-
-def _text(key: tree.Key) -> str:
-    return " ".join((key.field.description or "").split())
+    return KeyLine(".".join(path), "", _type(key.field.annotation), default, _range(key), effect, key.description)
 
 
 def _type(annotation: Any) -> str:

@@ -5,39 +5,40 @@
        +-------+----------- deep merge --------------------+--> one dict, and for each value the layer it came from
 
 The strongest layer is read first, and weaker ones are merged below it; the defaults of a table that was written are
-the weakest. A table whose alternative (`kind`, `place`, `format`) a stronger layer changes is dropped whole from the
-weaker ones. Relative paths become absolute: in the layer that wrote them, or where the command was typed where they
-begin with an environment variable. Nothing here judges values.
+the weakest. The value of a variable is read as that of `--set` is. A table whose alternative (`kind`, `place`,
+`format`) a stronger layer changes is dropped whole from the weaker ones. Relative paths become absolute: in the layer
+that wrote them, or where the command was typed where they begin with an environment variable. Nothing here judges
+values.
 """
 
-import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, get_origin
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from ppoctl.errors import MissingAssetError
 from ppoctl.model.folder import is_hub_id
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of
+from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of, paths_in
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.variables import NESTED, PREFIX, sets_a_key
 
 ROOT = tree.of(Recipe)
+PREFIX = "PPOCTL_"
+NESTED = "__"
+NO_KEYS = {"PPOCTL_DATA": "folder of data sets, where recipes and tests look for real rows"}
+"""Our variables that set no key of a recipe, with their meaning."""
 
 MODELS = (("model", "path"), ("model", "critic"))
 """Paths of the keys that name a model folder or a hub id."""
 PATHS = (*MODELS, ("data", "train", "path"), ("data", "eval", tree.ANY_NAME, "path"))
 COMPLETE = (("actor", "parallel"), ("critic", "parallel"))
 """Paths of the tables that say all there is to say (`ParallelTable`): writing one sets its other keys to 1 or off."""
-VARIABLE = re.compile(r"\$(\w+)(?=/|$)|\$\{(\w+)\}(?=/|$)")
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
+_NAMED = re.compile(r"\$\{?(\w+)")
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,18 @@ class Layers:
     """All layers merged: the data that the recipe is validated from."""
     sources: list[Layer] = field(default_factory=list)
     """The layers that were read, strongest first, each with the data that it contributes."""
-    variables: set[str] = field(default_factory=set)
-    """Environment variables that paths of the recipe begin with."""
     replaced: set[KeyPath] = field(default_factory=set)
     """Paths of alternatives that a stronger layer changed and of tables that it wrote whole; weaker layers have no
     say there."""
 
     def read(self) -> None:
         """Read and merge all layers; what is wrong with one of them is added to `problems`."""
-        self._add(_from_sets(self.sets, self.problems))
-        self._add(_from_environment(self.environ, self.problems))
-        for file in reversed(self.files):
-            self._add(_from_file(file))
+        self._add(_from_settings(_of_sets(self.sets, self.problems)))
+        texts = {file: file.read_text("utf-8-sig") for file in reversed(self.files)}
+        named = {name for text in (*texts.values(), *self.sets) for name in _NAMED.findall(text)}
+        self._add(_from_settings(_of_environment(self.environ, named)))
+        for file, text in texts.items():
+            self._add(_from_file(file, text))
         # `--set health.kl.action=stop` leaves the bound of that rule at its default.
         self._add(Layer(tree.defaults_beside(ROOT, self.written), lambda _: DEFAULT))
 
@@ -101,17 +102,13 @@ class Layers:
     def _resolve(self, layer: Layer, path: KeyPath, table: dict[str, Any]) -> None:
         """Make the path of a folder or a file absolute, unless it is a hub id."""
         text, base = table[path[-1]], layer.base
-        variable = VARIABLE.match(text)
-        if variable is not None:
-            name = variable[1] or variable[2]
-            self.variables.add(name)
+        if VARIABLE.match(text):
             base = Path.cwd()  # where somebody typed it
-            if not self.environ.get(name):
-                says = f"`{dotted(path)}` is `{text}`, and the environment has no `{name}`"
-                hint = f"export {name}=/path/to/folder"
-                self.problems.append(Problem(layer.place(path), says, hint, MissingAssetError))
+            try:
+                text = _expanded(dotted(path), text, self.environ)
+            except MissingAssetError as error:
+                self.problems.append(Problem(layer.place(path), error.message, error.hint, MissingAssetError))
                 return
-            text = self.environ[name] + text[variable.end() :]
         folder = (base / Path(text).expanduser()).absolute()
         if path in MODELS and is_hub_id(text) and not (base / text.split("/")[0]).exists():
             table[path[-1]] = text
@@ -120,8 +117,7 @@ class Layers:
             table[path[-1]] = os.path.normpath(folder)
 
 
-def _from_file(file: Path) -> Layer:
-    text = file.read_text("utf-8")
+def _from_file(file: Path, text: str) -> Layer:
     data, lines = tomllib.loads(text), lines_of(text)
 
     def place(path: KeyPath) -> str:
@@ -129,94 +125,73 @@ def _from_file(file: Path) -> Layer:
         known = (path[:length] for length in range(len(path), 0, -1) if path[:length] in lines)
         return next((f"{file}:{lines[key]}" for key in known), str(file))
 
-    return Layer(data, place, file.parent, tuple(path for path in _tables(data) if path in COMPLETE))
+    return Layer(data, place, file.parent, tuple(path for path in COMPLETE if path in lines))
 
 
-def _from_environment(environ: Mapping[str, str], problems: list[Problem]) -> Layer:
-    """Values of `PPOCTL_ACTOR__OPTIMIZER__LR` and the like. A whole table has no variable at the top (so that
-    `PPOCTL_DATA` may name a folder)."""
-    names = {
-        tuple(name.lower().removeprefix(PREFIX.lower()).split(NESTED)): name for name in environ if sets_a_key(name)
-    }
-    data: dict[str, Any] = {}
-    for path, name in sorted(names.items(), key=lambda item: len(item[0])):  # a table before what is inside it
-        try:
-            _put(data, path, _typed(environ[name], _node_at(ROOT, path)))
-        except json.JSONDecodeError:
-            del names[path]
-            says = f"`{environ[name]}` is no JSON, and this key is an array or a table"
-            problems.append(Problem(f"environment {name}", says))
-
-    def place(path: KeyPath) -> str:
-        lower = tuple(name.lower() for name in path)
-        inside = (name for key, name in names.items() if key[: len(lower)] == lower)
-        around = (names[lower[:length]] for length in range(len(lower), 0, -1) if lower[:length] in names)
-        return f"environment {next(chain(inside, around))}"
-
-    return Layer(data, place)
+Setting = tuple[KeyPath, str, str]
+"""A dotted key, its value as text, and where the two were given."""
 
 
-def _node_at(node: tree.Node | None, path: KeyPath) -> tree.Node | None:
-    """The node at a path, in whichever alternative has it first; None where none has."""
-    for name in path:
-        tables = node.tables.values() if isinstance(node, tree.Choice) else [node]
-        keys = [table.keys[name] for table in tables if isinstance(table, tree.TableNode) and name in table.keys]
-        node = keys[0].node if keys else node.each if isinstance(node, tree.NamedTables) else None
-    return node
+def _of_environment(environ: Mapping[str, str], named: Collection[str]) -> list[Setting]:
+    """Settings of `PPOCTL_ACTOR__OPTIMIZER__LR` and the like: of every variable with our prefix, so that a misspelt
+    one is an unknown key, but for those that a value of the recipe has `named`."""
+    found: list[Setting] = [
+        (tuple(name.lower().removeprefix(PREFIX.lower()).split(NESTED)), text, f"environment {name}")
+        for name, text in environ.items()
+        if name.upper().startswith(PREFIX) and name not in (*NO_KEYS, *named)
+    ]
+    return sorted(found, key=lambda setting: len(setting[0]))  # a table before what is inside it
 
 
-def _typed(text: str, node: tree.Node | None) -> Any:
-    """The value of a variable as its key wants it; text where it is none of its kind. Raises JSONDecodeError."""
-    if node is None:
-        return text
-    if not isinstance(node, tree.Leaf) or get_origin(node.annotation) is tuple:
-        return json.loads(text)
-    if text == "null" and node.is_optional:
-        return None
-    try:
-        return TypeAdapter(node.annotation).validate_python(text)
-    except ValidationError:
-        return text
-
-
-def _from_sets(sets: Sequence[str], problems: list[Problem]) -> Layer:
-    """Values of `--set a.b=1`, later ones over earlier ones."""
-    data: dict[str, Any] = {}
-    whole: list[KeyPath] = []
+def _of_sets(sets: Sequence[str], problems: list[Problem]) -> list[Setting]:
+    """Settings of `--set a.b=1`, in order."""
+    found: list[Setting] = []
     for text in sets:
-        parsed = parse_set(text)
-        if parsed is None:
+        key, equals, value = text.partition("=")
+        path = _path_of(key)
+        if path and equals:
+            found.append((path, value, "--set"))
+        else:
             says = f"`{text}` is not KEY=VALUE with a dotted key"
             problems.append(Problem("--set", says, "write it as `--set actor.optimizer.lr=1e-6`"))
-        else:
-            _put(data, *parsed)
-            tables = _tables(parsed[1], parsed[0])
-            whole += (path for path, table in tables.items() if not table or path in COMPLETE)
-    return Layer(data, lambda _: "--set", whole=tuple(whole))
+    return found
 
 
-def parse_set(text: str) -> tuple[KeyPath, Any] | None:
-    """Path and value of `a.b=1`. The value is TOML, a bare word is a string; None when the key is no dotted key."""
-    key, equals, value = text.partition("=")
-    if not equals or "\n" in key:
-        return None
+def _from_settings(settings: Sequence[Setting]) -> Layer:
+    """One layer of single settings, later ones over earlier ones."""
+    data: dict[str, Any] = {}
+    whole: list[KeyPath] = []
+    for path, text, _ in settings:
+        value = _typed(text, path)
+        _put(data, path, value)
+        whole += (inner for inner, table in _tables(value, path).items() if not table or inner in COMPLETE)
+
+    def place(path: KeyPath) -> str:
+        return [where for given, _, where in settings if given[: len(path)] == path[: len(given)]][-1]
+
+    return Layer(data, place, whole=tuple(whole))
+
+
+def _typed(text: str, path: KeyPath) -> Any:
+    """The value of a setting: TOML, or a bare word, which is text; where the key is a text, it needs no quotes."""
     try:
-        path = tuple(_only_path(tomllib.loads(f"{key} = 0")))
+        document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        return None
+        return text
+    keys = tree.keys_at(ROOT, path)
+    is_text = any(isinstance(key.node, tree.Leaf) and key.node.annotation is str for key in keys)
+    if len(document) != 1 or (is_text and not isinstance(document["value"], str)):
+        return text
+    return document["value"]
+
+
+def _path_of(key: str) -> KeyPath:
+    """The parts of a dotted key as TOML reads it; none where it is no key."""
     try:
-        document = tomllib.loads(f"value = {value}")
+        document = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError:
-        return path, value
-    return path, document["value"] if len(document) == 1 else value
-
-
-def _only_path(document: dict[str, Any]) -> Iterator[str]:
-    here: Any = document
-    while isinstance(here, dict):
-        name = next(iter(here))
-        yield name
-        here = here[name]
+        return ()
+    return () if "\n" in key else list(paths_in(document))[-1]
 
 
 def _put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -287,12 +262,18 @@ def _without_replaced(
 def told_uri(uri: str | None) -> str | None:
     """The tracking URI as MLflow is told it. A variable stays a name until here, so that its value is written
     nowhere. Raises MissingAssetError where it is not set."""
-    variable = VARIABLE.match(uri or "")
-    if uri is None or variable is None:
-        return uri
+    return None if uri is None else _expanded("tracking.uri", uri, os.environ)
+
+
+def _expanded(key: str, text: str, environ: Mapping[str, str]) -> str:
+    """The value of a key with the variable that it begins with, if any, in place of its name. Raises
+    MissingAssetError where the variable is not set."""
+    variable = VARIABLE.match(text)
+    if variable is None:
+        return text
     name = variable[1] or variable[2]
-    if not os.environ.get(name):
+    if not environ.get(name):
         raise MissingAssetError(
-            f"`tracking.uri` is `{uri}`, and the environment has no `{name}`", hint=f"export {name}=URI"
+            f"`{key}` is `{text}`, and the environment has no `{name}`", hint=f"export {name}=VALUE"
         )
-    return os.environ[name] + uri[variable.end() :]
+    return environ[name] + text[variable.end() :]

@@ -8,7 +8,7 @@ from ppoctl.model.reading import shape_if_here
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import layouts
-from ppoctl.recipe.problems import Conflict, Rule
+from ppoctl.recipe.problems import Conflict, rules_of
 from ppoctl.recipe.schema import ParallelTable, Recipe
 
 _END_KEYS = ("first_stage_layers", "last_stage_layers")
@@ -185,22 +185,7 @@ def experts_beside_tensor_ranks_need_sequence_parallelism(recipe: Recipe) -> Ite
             )
 
 
-LAYOUT_RULES: tuple[Rule, ...] = (
-    tensor_ranks_divide_the_model,
-    every_pipeline_rank_has_layers,
-    taking_turns_needs_a_shared_device,
-    broadcasting_needs_devices_of_ones_own,
-    a_running_ray_is_named_by_host_and_port,
-    layers_of_an_end_need_a_pipeline,
-    several_stages_per_rank_need_a_pipeline,
-    stages_of_a_rank_have_the_same_number_of_layers,
-    sequence_parallelism_needs_tensor_ranks,
-    states_that_fit_fewer_layouts_have_a_distributed_optimizer,
-    only_experts_are_shared,
-    expert_ranks_divide_the_experts,
-    expert_ranks_are_made_of_the_other_ranks,
-    experts_beside_tensor_ranks_need_sequence_parallelism,
-)
+LAYOUT_RULES = rules_of(globals())
 
 
 def _written(recipe: Recipe) -> Iterator[tuple[str, ParallelTable]]:
@@ -239,13 +224,8 @@ def _pipeline_problem(table: ParallelTable, layers: int) -> str | None:
     rest, ranks = layers - sum(ends), table.pipeline - len(ends)
     if (ranks == 0 and rest == 0) or (ranks > 0 and rest > 0 and rest % ranks == 0):
         return None
-    if not ends:
-        return f"the model's {layers} layers do not divide over {ranks} pipeline ranks"
-    written = f"the first and last stage written here have {sum(ends)} of the model's {layers} layers"
-    if ranks == 0:
-        return f"{written}, and there is no other"
-    between = f"{ranks} other pipeline {'rank' if ranks == 1 else 'ranks'}"
-    return f"{written}, and {max(0, rest)} are left for {between}"
+    written = f", {sum(ends)} of them on the first and last rank as written here," if ends else ""
+    return f"the model's {layers} layers{written} do not divide over {table.pipeline} pipeline ranks"
 
 
 def _layers_of_ranks(table: ParallelTable, layers: int) -> list[int]:

@@ -23,7 +23,6 @@ from ppoctl.recipe.partial import partial
 from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.rules import violations
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.variables import unknown_variables
 
 MOST_BYTES = 1 << 20
 """Largest size of a recipe file, in bytes; a larger file is no recipe, and would be read for minutes."""
@@ -80,14 +79,13 @@ def examine(
         recipe = partial(layers.written, error)
     problems = [
         *layers.problems,
-        *unknown_variables(environ, layers.variables),
         *wrong,
         *(found for judge in judges for found in judge(recipe, layers.place)),
     ]
     # Something that is only missing here may be there where the run will be: the recipe itself is right.
     if not all(problem.is_missing for problem in problems):
         return None, problems
-    origins = {dotted(path): layers.place(path) for path, _, _ in tree.values(recipe)}
+    origins = {dotted(found.path): layers.place(found.path) for found in tree.values(recipe)}
     return Loaded(recipe, origins, layers.files), problems
 
 
@@ -116,20 +114,15 @@ def _offload_as_roles(resolved: Mapping[str, Any]) -> dict[str, Any]:
 def _unreadable(file: Path) -> list[Problem]:
     """Problems that keep a file from being a TOML document; empty: it is one."""
     try:
-        if file.exists() and not (file.is_file() or file.is_dir()):
-            return [Problem(str(file), "is no regular file", f"ls -l {quoted(file)}")]
+        if file.exists() and not file.is_file():
+            return [Problem(str(file), "is no file; a recipe is a `.toml` file", "ppoctl recipes list")]
         if file.is_file() and file.stat().st_size > MOST_BYTES:
             says = f"has {file.stat().st_size} bytes; a recipe has at most {MOST_BYTES}"
             return [Problem(str(file), says, f"ls -l {quoted(file)}")]
-        text = file.read_text("utf-8")
-        if text.startswith("\ufeff"):
-            mend = f"sed -i '1s/^\\xef\\xbb\\xbf//' {file}"
-            return [Problem(f"{file}:1", "begins with a byte order mark, which is no TOML", mend)]
+        text = file.read_text("utf-8-sig")
         tomllib.loads(text)
     except FileNotFoundError:
         return [Problem(str(file), "no such recipe", "ppoctl recipes list")]
-    except IsADirectoryError:
-        return [Problem(str(file), "is a folder; a recipe is a `.toml` file", "ppoctl recipes list")]
     except UnicodeDecodeError as error:
         return [Problem(str(file), f"is no UTF-8 text (byte {error.start})", f"file {file}")]
     except OSError as error:

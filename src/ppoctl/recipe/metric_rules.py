@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from ppoctl import metrics
 from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.problems import Conflict, Rule
+from ppoctl.recipe.problems import Conflict, rules_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kReward
 
@@ -67,34 +67,29 @@ def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Confl
 def an_expected_figure_is_reported_at_that_step(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
         step = wanted.at_step
-        if metrics.find(name) is None or step is None or step > recipe.steps:
+        if metrics.find(name) is None or step is None or step > recipe.steps or step in _reported_at(recipe, name):
             continue
         key: KeyPath = ("expect", name, "at_step")
         if _is_of_an_evaluation(name):
-            if not evaluates(recipe, step):
-                says = f"`{name}` is expected at step {step}, where nothing is evaluated"
-                yield Conflict(says, (key, ("eval", "every_steps"), ("eval", "at_start")))
+            says = f"`{name}` is expected at step {step}, where nothing is evaluated"
+            yield Conflict(says, (key, ("eval", "every_steps"), ("eval", "at_start")))
         elif step == 0:
             yield Conflict(f"`{name}` is expected at step 0, which is before the first; steps count from 1", (key,))
-        elif _is_of_the_actors_update(name) and step <= recipe.ppo.critic_only_steps:
+        else:
             says = f"`{name}` is expected at step {step}, where only the critic trains"
             yield Conflict(says, (key, ("ppo", "critic_only_steps")))
 
 
 def a_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
-        if wanted.rise_min is None or metrics.find(name) is None:
+        if wanted.rise_min is None or metrics.find(name) is None or len(_reported_at(recipe, name)) > 1:
             continue
-        if not _is_of_an_evaluation(name):
-            if reporting_steps(recipe, name) < 2:
-                says = f"`{name}` must rise over its first value, and the run reports it once"
-                yield Conflict(says, (("expect", name, "rise_min"), ("steps",)))
-        elif evaluations(recipe) < 2:
-            yield Conflict(
-                f"`{name}` must rise over its first value, and the run evaluates once",
-                (("expect", name, "rise_min"), ("eval", "at_start"), ("eval", "every_steps")),
-                "--set eval.at_start=true",
-            )
+        key: KeyPath = ("expect", name, "rise_min")
+        if _is_of_an_evaluation(name):
+            says = f"`{name}` must rise over its first value, and the run evaluates once"
+            yield Conflict(says, (key, ("eval", "at_start"), ("eval", "every_steps")), "--set eval.at_start=true")
+        else:
+            yield Conflict(f"`{name}` must rise over its first value, and the run reports it once", (key, ("steps",)))
 
 
 def health_speaks_of_figures_the_run_has(recipe: Recipe) -> Iterator[Conflict]:
@@ -123,15 +118,7 @@ def a_set_name_is_part_of_a_metric_name(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(f"`{name}` names an evaluation set and may not hold `/`", (("data", "eval", name),))
 
 
-METRIC_RULES: tuple[Rule, ...] = (
-    every_expectation_can_be_judged,
-    metrics_that_are_watched_are_reported,
-    an_expected_figure_is_reported_at_that_step,
-    a_rise_has_two_values,
-    health_speaks_of_figures_the_run_has,
-    the_best_state_is_judged_by_a_metric_that_says_which_is_better,
-    a_set_name_is_part_of_a_metric_name,
-)
+METRIC_RULES = rules_of(globals())
 
 
 def evaluates(recipe: Recipe, step: int) -> bool:
@@ -143,18 +130,11 @@ def evaluates(recipe: Recipe, step: int) -> bool:
     return step == recipe.steps or (recipe.eval.every_steps > 0 and step % recipe.eval.every_steps == 0)
 
 
-def evaluations(recipe: Recipe) -> int:
-    """Number of evaluations of the whole run."""
-    every = recipe.eval.every_steps
-    regular = recipe.steps // every if every else 0
-    # The last step is evaluated whether it is due or not.
-    at_the_end = 0 if every and recipe.steps % every == 0 else 1
-    return (int(recipe.eval.at_start) + regular + at_the_end) if recipe.data.eval else 0
-
-
-def reporting_steps(recipe: Recipe, name: str) -> int:
-    """Steps that report a figure which no evaluation reports."""
-    return recipe.steps - (recipe.ppo.critic_only_steps if _is_of_the_actors_update(name) else 0)
+def _reported_at(recipe: Recipe, name: str) -> Sequence[int]:
+    """Steps at which a run reports this metric; 0 is before the first."""
+    if _is_of_an_evaluation(name):
+        return [step for step in range(recipe.steps + 1) if evaluates(recipe, step)]
+    return range(1 + recipe.ppo.critic_only_steps * _is_of_the_actors_update(name), recipe.steps + 1)
 
 
 def _is_of_an_evaluation(name: str) -> bool:

@@ -1,134 +1,57 @@
-"""Where each value was set: dotted keys, and the line of each key in a TOML file (tomllib gives values, no lines).
-
-The scanner reads text that tomllib has already accepted, so it checks nothing; it only has to walk past strings,
-comments and brackets.
-"""
+"""Where each value was set: dotted keys, and the line of each key in a TOML file (tomllib gives values, no lines)."""
 
 import json
 import re
-from bisect import bisect_right
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 KeyPath = tuple[str, ...]
 DEFAULT = "default"
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
-_STRING = re.compile(
-    r'"""(?:\\.|[^\\])*?"{3,5}|' + r"'''.*?'{3,5}|" + r'"(?:\\.|[^"\\])*"|' + r"'[^']*'",
-    re.DOTALL,
-)
-_SCALAR = re.compile(r"[^,\]}\n#]*")
+_MAY_END = re.compile(r"\]|\"\"\"|'''")
+"""What stands on the last line of a value that began on an earlier one."""
 
 
 def dotted(path: KeyPath) -> str:
     """The key path as TOML spells it: parts that are no bare key are quoted."""
-    return ".".join(part if _BARE.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in path)
+    return ".".join(part if _BARE.fullmatch(part) else quoted_text(part) for part in path)
+
+
+def quoted_text(text: str) -> str:
+    """A TOML string. Like JSON's but for two things: no surrogate pairs, and DEL must be escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def lines_of(text: str) -> dict[KeyPath, int]:
-    """The line (from 1) on which each key and each table of a TOML document first stands."""
-    return _Scanner(text).scan()
+    """The line (from 1) on which each key and each table of a TOML document first stands. What is inside an array has
+    no line of its own; `text` must be TOML."""
+    lines: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    begun, statement = 1, ""
+    # A statement of TOML is one line, or goes on as long as its lines together are no TOML.
+    for number, line in enumerate(text.split("\n"), start=1):
+        statement += f"{line}\n"
+        if number > begun and not _MAY_END.search(line):
+            continue
+        try:
+            paths = list(paths_in(tomllib.loads(statement)))
+        except tomllib.TOMLDecodeError:
+            continue
+        is_heading = statement.lstrip().startswith("[")
+        around = () if is_heading else table
+        for path in paths:
+            lines.setdefault((*around, *path), begun)
+        if is_heading:
+            table = paths[-1]
+        begun, statement = number + 1, ""
+    return lines
 
 
-class _Scanner:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-        self._breaks = [match.start() for match in re.finditer("\n", text)]
-        self._lines: dict[KeyPath, int] = {}
-        self._counts: dict[KeyPath, int] = {}
-
-    def scan(self) -> dict[KeyPath, int]:
-        prefix: KeyPath = ()
-        self._skip(_BLANK)
-        while self._at < len(self._text):
-            if self._text[self._at] == "[":
-                prefix = self._header()
-            else:
-                self._pair(prefix)
-            self._skip(_BLANK)
-        return self._lines
-
-    def _header(self) -> KeyPath:
-        line = self._line()
-        is_array = self._text.startswith("[[", self._at)
-        self._at += 2 if is_array else 1
-        path = self._key()
-        self._at += 2 if is_array else 1
-        self._mark(path, line)
-        if is_array:
-            index = self._counts[path] = self._counts.get(path, -1) + 1
-            path = (*path, str(index))
-            self._mark(path, line)
-        return path
-
-    def _pair(self, prefix: KeyPath) -> None:
-        line = self._line()
-        path = (*prefix, *self._key())
-        self._mark(path, line)
-        self._at += 1  # the equals sign
-        self._skip(_BLANK)
-        self._value(path)
-
-    def _key(self) -> KeyPath:
-        parts: list[str] = []
-        while True:
-            self._skip(_BLANK)
-            quoted = _STRING.match(self._text, self._at)
-            bare = quoted or _BARE.match(self._text, self._at)
-            if bare is None:
-                return tuple(parts)
-            parts.append(_unquoted(bare.group()) if quoted else bare.group())
-            self._at = bare.end()
-            self._skip(_BLANK)
-            if self._text[self._at : self._at + 1] != ".":
-                return tuple(parts)
-            self._at += 1
-
-    def _value(self, path: KeyPath) -> None:
-        opening = self._text[self._at : self._at + 1]
-        if opening in ("{", "["):
-            self._bracket(path, "}" if opening == "{" else "]")
-        elif not self._skip(_STRING):
-            self._skip(_SCALAR)
-
-    def _bracket(self, path: KeyPath, closing: str) -> None:
-        """Walk over an inline table or an array."""
-        self._at += 1
-        count = 0
-        self._skip(_BLANK)
-        while self._at < len(self._text) and self._text[self._at] != closing:
-            if closing == "}":
-                self._pair(path)
-            else:
-                self._mark((*path, str(count)), self._line())
-                self._value((*path, str(count)))
-                count += 1
-            self._skip(_BLANK)
-            if self._text[self._at : self._at + 1] == ",":
-                self._at += 1
-            self._skip(_BLANK)
-        self._at += 1
-
-    def _skip(self, pattern: re.Pattern[str]) -> bool:
-        match = pattern.match(self._text, self._at)
-        if match is None:
-            return False
-        self._at = match.end()
-        return True
-
-    def _line(self) -> int:
-        return bisect_right(self._breaks, self._at - 1) + 1
-
-    def _mark(self, path: KeyPath, line: int) -> None:
-        for length in range(1, len(path) + 1):
-            self._lines.setdefault(path[:length], line)
-
-
-def _unquoted(text: str) -> str:
-    if text.startswith("'"):
-        return text[1:-1]
-    try:
-        return str(json.loads(text))
-    except ValueError:  # \U0001F600 and the like: TOML's escapes are a superset of JSON's
-        return text[1:-1]
+def paths_in(table: Mapping[str, Any], path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Paths of all keys in a table, each before those inside it."""
+    for name, value in table.items():
+        yield (*path, name)
+        if isinstance(value, Mapping):
+            yield from paths_in(value, (*path, name))

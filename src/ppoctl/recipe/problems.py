@@ -1,7 +1,9 @@
 """The findings of rules: a conflict of keys, a problem with its place, and all problems as one error."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isfunction
+from typing import Any
 
 from ppoctl.errors import MissingAssetError, PpoctlError, RecipeError
 from ppoctl.recipe.origins import KeyPath
@@ -19,6 +21,15 @@ class Conflict:
 
 Rule = Callable[[Recipe], Iterator[Conflict]]
 """A rule yields every conflict of a recipe with the law it is named after."""
+
+
+def rules_of(module: Mapping[str, Any]) -> tuple[Rule, ...]:
+    """The rules among the names of a module, in its order: its public functions that yield conflicts."""
+    return tuple(
+        each
+        for name, each in module.items()
+        if isfunction(each) and not name.startswith("_") and each.__annotations__["return"] == Iterator[Conflict]
+    )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.metric_rules import METRIC_RULES
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
-from ppoctl.recipe.problems import Conflict, Problem, Rule
+from ppoctl.recipe.problems import Conflict, Problem, rules_of
 from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, HealthRule, Recipe, TrainedTable
 from ppoctl.recipe.sizes import longest_sequence, planned_updates, sequences_per_step
 from ppoctl.rewards.exact_match import ExactMatchReward
@@ -172,33 +172,16 @@ def a_rule_that_stops_has_a_bound(recipe: Recipe) -> Iterator[Conflict]:
 
 def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
     """A recipe is kept in the run directory and sent to MLflow, so it must hold no secret."""
-    for path, _, value in tree.values(recipe):
-        if isinstance(value, str) and holds_secret(value):
+    for found in tree.values(recipe):
+        if isinstance(found.value, str) and holds_secret(found.value):
             yield Conflict(
-                f"`{dotted(path)}` holds a password or a token, and a recipe is kept and sent on",
-                (path,),
-                _SECRET_URI if path == ("tracking", "uri") else None,
+                f"`{dotted(found.path)}` holds a password or a token, and a recipe is kept and sent on",
+                (found.path,),
+                _SECRET_URI if found.path == ("tracking", "uri") else None,
             )
 
 
-RULES: tuple[Rule, ...] = (
-    sequences_of_a_step_fill_whole_minibatches,
-    a_microbatch_is_no_larger_than_its_minibatch,
-    a_microbatch_holds_the_longest_sequence,
-    a_warm_up_ends_before_the_run_does,
-    a_decay_ends_after_its_warm_up,
-    a_constant_rate_has_no_decay,
-    the_actor_trains_in_some_step,
-    whitening_has_more_than_one_sequence,
-    a_dual_clip_lies_outside_the_clip,
-    a_reward_scale_has_two_ends,
-    the_reward_can_read_the_answers,
-    bounds_of_a_health_rule_are_in_order,
-    a_rule_that_stops_has_a_bound,
-    *METRIC_RULES,
-    no_value_holds_a_secret,
-    *LAYOUT_RULES,
-)
+RULES = (*rules_of(globals()), *METRIC_RULES, *LAYOUT_RULES)
 
 _MINIBATCH: KeyPath = ("ppo", "minibatch_seqs")
 _PROMPTS: KeyPath = ("rollout", "prompts_per_step")

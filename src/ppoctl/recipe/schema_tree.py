@@ -6,7 +6,7 @@ Keys are spelled as in TOML (`from`, not `from_`). A path is a tuple of such nam
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -24,8 +24,6 @@ class Leaf:
     """A key with one value."""
 
     annotation: Any
-    is_optional: bool = False
-    """Whether the value may be absent."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,11 @@ class Key:
     def effect(self) -> Effect | None:
         """What changing the key changes; None for a table, whose keys have effects of their own."""
         return next((item for item in self.field.metadata if isinstance(item, Effect)), None)
+
+    @property
+    def description(self) -> str:
+        """The docstring of the key, on one line."""
+        return " ".join((self.field.description or "").split())
 
     @property
     def required(self) -> bool:
@@ -114,8 +117,7 @@ def _node(annotation: Any, discriminator: Discriminator | str | None) -> Node:
     if get_origin(annotation) in (Union, types.UnionType):
         members = [member for member in get_args(annotation) if member is not type(None)]
         if len(members) == 1:
-            inner = _node(members[0], discriminator)
-            return replace(inner, is_optional=True) if isinstance(inner, Leaf) else inner
+            return _node(members[0], discriminator)
         if discriminator is not None:
             key = discriminator if isinstance(discriminator, str) else discriminator.discriminator
             tag = key if isinstance(key, str) else None
@@ -160,17 +162,37 @@ def walk(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Key]]:
         yield from walk(node.each, (*path, ANY_NAME))
 
 
-def values(table: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Key, Any]]:
-    """Every value of a recipe (or of one of its tables), defaults included, with the key that carries it."""
+def keys_at(node: Node, path: KeyPath) -> list[Key]:
+    """Keys at a path, one of each alternative that has it; any name fits where a person chooses names."""
+    found = [(known, key) for known, key in walk(node) if len(known) == len(path)]
+    return [key for known, key in found if all(a in (b, ANY_NAME) for a, b in zip(known, path, strict=True))]
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a recipe."""
+
+    path: KeyPath
+    key: Key
+    value: Any
+    usual: Any
+    """The value where the key is not written: the default of the table around it, or, where that is another table or
+    none, of the key."""
+
+
+def values(table: BaseModel, path: KeyPath = (), default: object = None) -> Iterator[Value]:
+    """Every value of a recipe (or of one of its tables), defaults included; `default`: the table where none is
+    written."""
     for name, key in of(type(table)).keys.items():
         value = getattr(table, key.attribute)
+        usual = getattr(default, key.attribute) if type(default) is type(table) else key.default
         if isinstance(value, BaseModel):
-            yield from values(value, (*path, name))
+            yield from values(value, (*path, name), usual)
         elif isinstance(key.node, NamedTables):
             for each, inner in value.items():
                 yield from values(inner, (*path, name, each))
         else:
-            yield (*path, name), key, value
+            yield Value((*path, name), key, value, usual)
 
 
 def defaults_beside(table: TableNode, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,16 +223,12 @@ def without_tags(node: Node, loc: tuple[str | int, ...]) -> KeyPath:
     """A location as pydantic reports it (with the name of each chosen alternative) as the path in the TOML file."""
     path: list[str] = []
     here: Node | None = node
-    for step in loc:
+    for step in map(str, loc):
         if isinstance(here, Choice):
-            here = here.tables.get(str(step))
+            here = here.tables.get(step)
             continue
-        path.append(str(step))
-        if isinstance(here, TableNode):
-            key = here.keys.get(str(step))
-            here = key.node if key else None
-        else:
-            here = here.each if isinstance(here, NamedTables) else None
+        path.append(step)
+        here = _inside(here, step)
     return tuple(path)
 
 
@@ -221,10 +239,13 @@ def at(node: Node, path: KeyPath, written: Any) -> Node | None:
     for step in path:
         if isinstance(here, Choice):
             here = here.table(written) if isinstance(written, Mapping) else None
-        if isinstance(here, TableNode):
-            key = here.keys.get(step)
-            here = key.node if key else None
-        else:
-            here = here.each if isinstance(here, NamedTables) else None
+        here = _inside(here, step)
         written = written.get(step) if isinstance(written, Mapping) else None
     return here
+
+
+def _inside(node: Node | None, name: str) -> Node | None:
+    """What stands at this name of a table; None where it has no such key, or is none."""
+    if isinstance(node, TableNode):
+        return node.keys[name].node if name in node.keys else None
+    return node.each if isinstance(node, NamedTables) else None

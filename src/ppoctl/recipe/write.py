@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ppoctl.recipe.explain import as_toml
+from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import HealthTable, Recipe
 from ppoctl.table import OFF
 
@@ -18,17 +19,13 @@ def recipe_as_toml(recipe: Recipe) -> str:
     return "\n".join(_table(values, ())).lstrip("\n") + "\n"
 
 
-def _table(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+def _table(values: Mapping[str, Any], path: KeyPath) -> Iterator[str]:
     plain = {key: value for key, value in values.items() if value is not None and not isinstance(value, Mapping)}
     if path and plain:
         yield ""
-        yield f"[{'.'.join(map(_key, path))}]"
+        yield f"[{dotted(path)}]"
     for key, value in plain.items():
-        yield f"{_key(key)} = {as_toml(value)}"
+        yield f"{dotted((key,))} = {as_toml(value)}"
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _table(value, (*path, key))
-
-
-def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else as_toml(name)

@@ -2,10 +2,9 @@
 it ended. Imports no torch."""
 
 import json
-import math
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,6 +37,8 @@ class ScorerProcess:
         self._lock = Lock()
         """Held while the child begins or ends, so that `close` meets either none or one that it can kill."""
         self._closed = False
+        self._socket: socket.socket
+        """Our end of its stdin and stdout, while it runs."""
         self._inbox = b""
         self._asked = 0
 
@@ -103,63 +104,47 @@ class ScorerProcess:
 
     def _spawn(self) -> None:
         spec = {"entry": self.spec.entry, "options": dict(self.spec.options), "parent": os.getpid()}
-        with self._lock:
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
             if self._closed:
+                ours.close()
                 raise self._cannot_start("it was closed")
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "ppoctl.rewards.child", json.dumps(spec)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    bufsize=0,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
                     env=_environment(),
                     # Its own session and group: Ctrl-C and job signals reach the parent alone, and a kill reaches
                     # whatever a scorer started.
                     start_new_session=True,
                 )
             except OSError as error:
+                ours.close()
                 raise self._cannot_start(str(error)) from error
-        for fd in self._pipes():
-            os.set_blocking(fd, False)
-        self._inbox = b""
+        self._socket, self._inbox = ours, b""
 
     def _exchange(self, line: bytes, limit_s: float) -> dict[str, Any] | None:
         """Send a line (or nothing), and wait for the next message; None when the child has closed its end or talks
         nonsense. Raises TimeoutError."""
-        requests, replies = self._pipes()
         deadline = time.monotonic() + limit_s
-        poll = select.poll()
-        poll.register(replies, select.POLLIN)
-        if line:
-            poll.register(requests, select.POLLOUT)
-        while b"\n" not in self._inbox:
-            asked_at = time.monotonic()
-            ready = dict(poll.poll(max(0, math.ceil((deadline - asked_at) * 1000))))
-            # A deadline counts only when it had passed before we looked and found nothing: a parent that was stopped
-            # for an hour must not blame the child.
-            if not ready and asked_at >= deadline:
-                raise TimeoutError
-            if requests in ready:
-                line = _sent(requests, line)
-                if not line:
-                    poll.unregister(requests)
-            if replies in ready:
-                received = os.read(replies, _READ_BYTES)
+        try:
+            self._socket.settimeout(limit_s)
+            self._socket.sendall(line)
+            while b"\n" not in self._inbox:
+                # Not 0, which would not look: a parent that was stopped for an hour must not blame the child.
+                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+                received = self._socket.recv(_READ_BYTES)
                 if not received:
                     return None
                 self._inbox += received
+        except ConnectionError:
+            return None
         first, _, self._inbox = self._inbox.partition(b"\n")
         try:
             return dict(json.loads(first))
         except ValueError:
             return None
-
-    def _pipes(self) -> tuple[int, int]:
-        """Where requests go in, and where replies come out."""
-        assert self._process is not None, "the child is started before it is asked"
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        return self._process.stdin.fileno(), self._process.stdout.fileno()
 
     def _ended(self) -> str:
         """How a child ended that has closed its pipes, which it needs a moment for."""
@@ -177,9 +162,7 @@ class ScorerProcess:
             how = _ending(process.pid)
             _kill(process)
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            self._socket.close()
             self._process = None
         return how
 
@@ -188,17 +171,6 @@ class ScorerProcess:
             f"the scorer `{self.spec.entry}` does not start: {why}",
             hint=f"python -m {self.spec.entry.partition(':')[0]} shows why it cannot be imported",
         )
-
-
-def _sent(fd: int, line: bytes) -> bytes:
-    """What is left of a line after as much as the pipe takes now. A pipe that is broken is silent here: reading
-    reports the end."""
-    try:
-        return line[os.write(fd, line) :]
-    except BlockingIOError:
-        return line
-    except BrokenPipeError:
-        return b""
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

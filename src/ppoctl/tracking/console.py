@@ -1,6 +1,6 @@
 """The console of `train`: a live panel on a terminal, plain lines anywhere else. It writes to stderr.
 
-A console never fails a run: a terminal that went away is written to no more.
+A console never fails a run: what a terminal that went away does not take is lost.
 """
 
 import contextlib
@@ -8,8 +8,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any, Protocol, cast, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 from rich import box
 from rich.console import Console as RichConsole
@@ -18,9 +18,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from ppoctl.clock import WORK
 from ppoctl.tracking.view import (
-    Outlook,
     Progress,
     RunView,
     duration,
@@ -32,19 +30,10 @@ from ppoctl.tracking.view import (
 Line = Mapping[str, Any]
 Clock = Callable[[], float]
 
+GONE = (OSError, ValueError)
+"""What writing to a closed terminal or pipe raises; ValueError: the file object itself is closed."""
 PROGRESS_EVERY_S = 60.0
 """Seconds between plain lines of a long rollout."""
-
-
-@runtime_checkable
-class Stream(Protocol):
-    """A text file that may be a terminal."""
-
-    def write(self, text: str, /) -> int: ...
-
-    def flush(self) -> None: ...
-
-    def isatty(self) -> bool: ...
 
 
 @runtime_checkable
@@ -71,14 +60,14 @@ class Console(Protocol):
 
 
 def open_console(
-    name: str, outlook: Outlook, *, stream: Stream | None = None, verbose: bool = False, history: Iterable[Line] = ()
+    view: RunView, *, stream: TextIO | None = None, verbose: bool = False, history: Iterable[Line] = ()
 ) -> Console:
     """The console that fits the stream (default: stderr). `history` is the journal so far, for a resumed run."""
     stream = stream or sys.stderr
-    view = RunView(name, outlook, WORK.now)
-    view.recall(history)
+    for line in history:
+        view.committed(line)
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
-        return LiveConsole(view, RichConsole(file=cast(IO[str], stream), highlight=False))
+        return LiveConsole(view, RichConsole(file=stream, highlight=False))
     return PlainConsole(view, stream, verbose=verbose, clock=time.monotonic)
 
 
@@ -86,9 +75,9 @@ class PlainConsole:
     """Console of one line per step; with `verbose` also one per stage. ASCII without control characters: it ends up
     in logs."""
 
-    def __init__(self, view: RunView, stream: Stream, *, verbose: bool, clock: Clock) -> None:
+    def __init__(self, view: RunView, stream: TextIO, *, verbose: bool, clock: Clock) -> None:
         self._view = view
-        self._stream: Stream | None = stream
+        self._stream = stream
         self._verbose = verbose
         self._clock = clock
         self._told = clock()
@@ -111,7 +100,7 @@ class PlainConsole:
             step, stage, figures = line["step"], line["stage"], line.get("figures", {})
             if self._verbose:
                 self._write(f"{self._place(step)}  {stage} {duration(line['seconds'])}")
-            if stage == self._view.outlook.last_stage(step):
+            if stage == self._view.last_stage(step):
                 self._report(step)
             if stage == "eval":
                 shown = [
@@ -136,8 +125,7 @@ class PlainConsole:
             self._write(text)
 
     def close(self) -> None:
-        with self._lock:
-            self._stream = None
+        pass
 
     def _place(self, step: int) -> str:
         return f"step {step}/{self._view.steps}"
@@ -154,13 +142,9 @@ class PlainConsole:
         self._write("  ".join([self._place(step), *figures, speed, *times]))
 
     def _write(self, text: str) -> None:
-        if self._stream is None:
-            return
-        try:
+        with contextlib.suppress(*GONE):
             self._stream.write(plain(text) + "\n")
             self._stream.flush()
-        except (OSError, ValueError):  # a closed terminal or pipe; ValueError: the file object itself is closed
-            self._stream = None
 
 
 class LiveConsole:
@@ -179,7 +163,7 @@ class LiveConsole:
             # must not go there.
             redirect_stdout=sys.stdout.isatty(),
         )
-        with _writing():
+        with contextlib.suppress(*GONE):
             self._live.start()
 
     def on_stage_started(self, step: int, stage: str) -> None:
@@ -195,11 +179,11 @@ class LiveConsole:
             self._view.progressed(Progress(done, total, tokens))
 
     def on_message(self, text: str) -> None:
-        with _writing():
+        with contextlib.suppress(*GONE):
             self._console.print(Text(plain(text)))
 
     def close(self) -> None:
-        with _writing():
+        with contextlib.suppress(*GONE):
             self._live.stop()
 
     def _render(self) -> Panel:
@@ -231,10 +215,3 @@ def plain(text: str) -> str:
     """One line of printable ASCII: what a model wrote may hold anything, escape sequences included."""
     ascii_text = text.encode("ascii", "backslashreplace").decode()
     return "".join(char if char.isprintable() else " " for char in ascii_text)
-
-
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    """Context of everything that writes to a terminal, which may be gone."""
-    with contextlib.suppress(OSError, ValueError):
-        yield

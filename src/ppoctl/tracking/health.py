@@ -76,20 +76,13 @@ class HealthMonitor:
     def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
         """Whether `judge` would find a rule that stops, were these all the figures of a step that it has not judged;
         changes nothing."""
-        return any(
-            rule.action == "stop"
-            and step >= rule.from_step
-            and (value := _value(METRICS[name], figures)) is not None
-            and _broken_bound(rule, value) is not None
-            and self._counts[name] + 1 >= rule.for_steps
-            for name, rule in self._rules.items()
-        )
+        counts = dict(self._counts)
+        alarms = [self._judge_rule(name, step, figures) for name in METRICS]
+        self._counts = counts
+        return any(alarm is not None and alarm.action == "stop" for alarm in alarms)
 
     def replay(self, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        """Start again from the figures of earlier steps, oldest first; no alarm is given."""
-        self._counts = dict.fromkeys(METRICS, 0)
-        self._step = 0
-        self._alarms = []
+        """Take in the figures of earlier steps, oldest first; no alarm is given."""
         for step, figures in history:
             self.judge(step, figures)
 

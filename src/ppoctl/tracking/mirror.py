@@ -9,7 +9,6 @@ Training never waits for MLflow and never fails because of it: what cannot be se
 truth, and is sent by the next try, the next attempt or `rebuild`. Nothing here is used in child processes.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.tracking.forwarder import Forwarder, Sent
 from ppoctl.tracking.mlflow_run import Address, MlflowRun, Target, address_of
-from ppoctl.tracking.outgoing import Ending, ended, ending
+from ppoctl.tracking.outgoing import Ending, ending
 from ppoctl.versions import versions
 
 Say = Callable[[str], None]
@@ -67,11 +66,9 @@ class MlflowMirror:
         self._abandoned = threading.Event()
         self._settled = False
         self._down = False
-        self._seq: int | None = None
         self._ended_as: str | None = None
         self._forwarder: Forwarder | None = None
         self._thread = threading.Thread(target=self._work, name="mlflow-mirror", daemon=True)
-        self._pid = os.getpid()
 
     def start(self) -> None:
         """Start to mirror; returns at once."""
@@ -79,35 +76,26 @@ class MlflowMirror:
 
     def notify(self) -> None:
         """Hear that the journal has a new line; returns at once."""
-        # A forked child has no mirror thread, and its copy of the event may be locked for ever.
-        if os.getpid() == self._pid:
-            self._wake.set()
+        self._wake.set()
 
-    def close(self, status: str, deadline_s: float) -> int:
+    def close(self, status: str, deadline_s: float) -> bool:
         """Send the rest and set the final status, waiting no longer than the deadline; call it after the journal has
         its `attempt_ended` line. `status` is that line's word.
 
-        Returns the number of journal lines that MLflow may lack, and says so with the command that sends them; says
-        nothing where the mirror was never started, because the attempt failed before it had anything to send.
+        Returns whether MLflow has everything, and says the command that sends the rest where it has not; says nothing
+        where the mirror was never started, because the attempt failed before it had anything to send.
         """
-        if os.getpid() != self._pid:
-            return 0
         self._ended_as = status
         self._closing.set()
         self._wake.set()
-        started = self._thread.ident is not None
-        if started:
-            self._thread.join(deadline_s)
-        if self._settled:
-            return 0
-        self._abandoned.set()
-        left = sum(int(line["seq"]) > (self._seq or 0) for line in read_lines(self._layout.journal))
-        if started:
-            # An earlier attempt may have sent some of them: without an answer from MLflow nobody knows.
-            lines = f"{'up to ' if self._seq is None else ''}{left} journal line{'' if left == 1 else 's'}"
-            what = lines if left else "the run's status or files"
-            self._say(f"mlflow: {what} not sent; send them with: ppoctl track --rebuild {quoted(self._layout.root)}")
-        return left
+        if self._thread.ident is None:
+            return False
+        self._thread.join(deadline_s)
+        if not self._settled:
+            self._abandoned.set()
+            command = f"ppoctl track --rebuild {quoted(self._layout.root)}"
+            self._say(f"mlflow: not everything was sent; send the rest with: {command}")
+        return self._settled
 
     def _work(self) -> None:
         """Run the thread: forward, wait for news; on failure wait longer each time and open the target anew."""
@@ -136,32 +124,22 @@ class MlflowMirror:
     def _forward(self, *, closing: bool) -> None:
         if self._forwarder is None:
             self._forwarder = Forwarder(self._layout, self._open_target(self._layout, self._address))
-            self._seq = self._forwarder.seq
             self._forwarder.describe({f"ppoctl.version.{name}": found for name, found in versions().items()})
-            if not closing and not self._is_superseded():
-                self._forwarder.end(Ending("RUNNING", {"ppoctl.status": "running"}))
-        try:
-            self._forwarder.forward(stop=self._abandoned.is_set)
-        finally:
-            self._seq = self._forwarder.seq
-        if closing and not self._abandoned.is_set() and not self._is_superseded():
-            self._forwarder.end(self._ending())
+            if not closing:
+                self._forwarder.end(self._standing(closing=False))
+        self._forwarder.forward(stop=self._abandoned.is_set)
+        if closing and not self._abandoned.is_set():
+            self._forwarder.end(self._standing(closing=True))
         self._forwarder.keep_files()
 
-    def _is_superseded(self) -> bool:
-        return any(
-            line.get("event") == "attempt_started" and line["attempt"] > self._attempt
-            for line in read_lines(self._layout.journal)
-        )
-
-    def _ending(self) -> Ending:
-        """The run's ending in the journal, or, where the journal's last event is another one, by the word given to
-        `close`."""
+    def _standing(self, *, closing: bool) -> Ending:
+        """The run's status by its journal, which is that of its newest attempt; by the word given to `close` where
+        this attempt could not write down its end."""
+        found = ending(read_lines(self._layout.journal))
+        if not closing or found.word != "running" or found.attempt not in (None, self._attempt):
+            return found
         assert self._ended_as is not None
-        last = ending(read_lines(self._layout.journal))
-        if last is not None and last.tags["ppoctl.status"] == self._ended_as:
-            return last
-        return ended(self._ended_as, at_ms=int(time.time() * 1000))
+        return Ending(self._ended_as, self._attempt, int(time.time() * 1000))
 
     def _tell_down(self, problem: Exception) -> None:
         if not self._down and not self._abandoned.is_set():
@@ -188,8 +166,7 @@ def rebuild(run_dir: Path, settings: MlflowTracking) -> Sent:
     try:
         worker = Forwarder(layout, MlflowRun(layout, address))
         sent = worker.describe({}) + worker.forward()
-        last = ending(read_lines(layout.journal))
-        return sent + (Sent() if last is None else worker.end(last)) + worker.keep_files()
+        return sent + worker.end(ending(read_lines(layout.journal))) + worker.keep_files()
     except PpoctlError:
         raise
     except Exception as problem:

@@ -11,9 +11,8 @@ import logging
 import os
 import shutil
 import sqlite3
-import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -177,13 +176,8 @@ class MlflowRun:
         return self._client.get_run(self._id)
 
     def _opened(self) -> str:
-        """Id of the only run with the tag. Processes that create one in the same moment choose the same one and
-        delete all others; whoever still writes to one of those gets an error, opens again and finds what is left."""
-        ids = self._found() or {self._created(), *self._found()}
-        chosen = min(ids)
-        for other in ids - {chosen}:
-            self._client.delete_run(other)
-        return chosen
+        """Id of the run with the tag; of several, made in the same moment, always the same one."""
+        return min(self._found(), default=None) or self._created()
 
     def _found(self) -> set[str]:
         """Ids of runs with the tag, in the recipe's experiment or, if that key was changed, in any other."""
@@ -232,7 +226,7 @@ def _client(address: Address) -> Any:
 def _check_sqlite(address: Address) -> None:
     """Raise at once when the file is locked or cannot be written (MLflow would wait 20 s); make it if there is none.
 
-    A new file is made aside and linked into place: MLflow builds its tables in some eighty migrations, and a kill
+    A new file is made aside and moved into place: MLflow builds its tables in some eighty migrations, and a kill
     (or a second run starting) in the middle of them leaves a database that nothing can open.
     """
     from sqlalchemy.engine import make_url
@@ -244,7 +238,6 @@ def _check_sqlite(address: Address) -> None:
         # Escaping would do for sqlalchemy, but MLflow reads the same URI unescaped and makes stray folders.
         raise ValueError(f"a database URI cannot carry the `%` or `?` in `{address.file}`; set `tracking.uri`")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path)
     if not path.exists():
         _make_sqlite(path)
     with contextlib.closing(sqlite3.connect(path, timeout=_LOCK_WAIT_S)) as connection:
@@ -255,42 +248,19 @@ def _check_sqlite(address: Address) -> None:
 def _make_sqlite(path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    with _folder_to_make(path) as folder:
+    runs = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(runs, fcntl.LOCK_EX)  # one at a time: what lies aside was left by one that was killed
+        if path.exists():
+            return
+        aside = path.with_name(f".{path.name}.making")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
         # Two files: MLflow keeps a connection to the first, which must not become one to the real database.
-        made, copy = folder / "made.db", folder / "copy.db"
+        made, copy = aside / "made.db", aside / "copy.db"
         MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments(max_results=1)
         shutil.copyfile(made, copy)
-        with contextlib.suppress(FileExistsError):
-            os.link(copy, path)  # unlike a rename, it refuses to replace what another run made meanwhile
-
-
-_ASIDE = ".making-"
-
-
-@contextlib.contextmanager
-def _folder_to_make(path: Path) -> Iterator[Path]:
-    """Folder beside the file, locked for as long as this process lives, so that others know what a kill left."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}{_ASIDE}", dir=path.parent))
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX)
-            if folder.is_dir():  # or it was taken for a left one before it was locked
-                yield folder
-                return
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(number)
-
-
-def _sweep(path: Path) -> None:
-    """Remove the folders in which killed processes were making this file."""
-    left = [folder for folder in path.parent.iterdir() if folder.name.startswith(f".{path.name}{_ASIDE}")]
-    for folder in left:
-        with contextlib.suppress(OSError):
-            number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
-            finally:
-                os.close(number)
+        copy.rename(path)
+        shutil.rmtree(aside)
+    finally:
+        os.close(runs)

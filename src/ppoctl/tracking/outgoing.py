@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ppoctl.metrics import reported
@@ -22,6 +22,7 @@ LONGEST_VALUE = 5900
 LONGEST_KEY = 250
 
 STATUS: dict[str, str] = {
+    "running": "RUNNING",
     "finished": "FINISHED",
     "unmet": "FAILED",
     "short": "FAILED",
@@ -30,7 +31,7 @@ STATUS: dict[str, str] = {
     "preempted": "KILLED",
     "interrupted": "KILLED",
 }
-"""MLflow's words for how an attempt ended; ours is kept beside them in the tag `ppoctl.status`. A run that a health
+"""MLflow's words for how an attempt stands; ours is kept beside them in the tag `ppoctl.status`. A run that a health
 rule stopped, that ended short of its plan or without what its recipe expects has failed; one that was told to go away
 was killed."""
 
@@ -58,11 +59,25 @@ class Batch:
 
 @dataclass(frozen=True)
 class Ending:
-    """Status of a run: MLflow's word, our tags, and since when (None: it goes on)."""
+    """How a run stands, by its newest attempt."""
 
-    status: str
-    tags: dict[str, str] = field(default_factory=dict)
+    word: str = "running"
+    """The journal's word for it."""
+    attempt: int | None = None
+    """Number of the attempt; None: the journal has none."""
     at_ms: int | None = None
+    """When it ended; None: it goes on."""
+
+    @property
+    def status(self) -> str:
+        """MLflow's word; what it has no match for is a failure."""
+        return STATUS.get(self.word, "FAILED")
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags that say it in our words."""
+        attempt = {} if self.attempt is None else {"ppoctl.attempt": str(self.attempt)}
+        return {"ppoctl.status": self.word, **attempt}
 
 
 def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[Batch]:
@@ -108,30 +123,19 @@ def notes_of(line: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def ending(lines: Iterable[Mapping[str, Any]]) -> Ending | None:
+def ending(lines: Iterable[Mapping[str, Any]]) -> Ending:
     """Status of the run by the last event of its newest attempt, whatever an earlier one that woke up late says after
-    it; None when there is none."""
-    last: Mapping[str, Any] | None = None
+    it."""
+    newest = Ending()
     for line in lines:
-        if line.get("event") in ("attempt_started", "attempt_ended") and line["attempt"] >= _attempt_of(last):
-            last = line
-    if last is None:
-        return None
-    if last["event"] == "attempt_started":
-        return Ending("RUNNING", {"ppoctl.status": "running", "ppoctl.attempt": str(last["attempt"])})
-    return ended(last["status"], at_ms=_milliseconds(last), attempt=last["attempt"])
-
-
-def _attempt_of(line: Mapping[str, Any] | None) -> int:
-    return 0 if line is None else int(line["attempt"])
-
-
-def ended(status: str, *, at_ms: int, attempt: int | None = None) -> Ending:
-    """Status at the end of an attempt, from the journal's word; a word that MLflow has no match for is a failure."""
-    tags = {"ppoctl.status": status}
-    if attempt is not None:
-        tags["ppoctl.attempt"] = str(attempt)
-    return Ending(STATUS.get(status, "FAILED"), tags, at_ms)
+        if line.get("event") in ("attempt_started", "attempt_ended") and line["attempt"] >= (newest.attempt or 0):
+            has_ended = line["event"] == "attempt_ended"
+            newest = (
+                Ending(line["status"], line["attempt"], _milliseconds(line))
+                if has_ended
+                else Ending(attempt=line["attempt"])
+            )
+    return newest
 
 
 def params(recipe: Mapping[str, Any]) -> dict[str, str]:

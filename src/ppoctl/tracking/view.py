@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppoctl import metrics
+from ppoctl.clock import WORK
 
 KEY_FIGURES: dict[str, str] = {
     "reward": metrics.REWARD_SCORE_MEAN.name,
@@ -43,47 +44,18 @@ class Progress:
     """Tokens drawn in this attempt; recalled ones are not counted."""
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """What is still to come in a run besides its steps: evaluations and saves, every so many steps (0: never) and at
-    the end."""
-
-    steps: int
-    last_stage: Callable[[int], str]
-    """Function from a step to its last stage; only an evaluation may follow."""
-    eval_every_steps: int = 0
-    evaluates: bool = False
-    """Whether the run has evaluation sets."""
-    save_every_steps: int = 1
-
-    def evaluations_after(self, step: int) -> int:
-        """Evaluations still to come when the step's has been done."""
-        return _times(self.eval_every_steps, step, self.steps) if self.evaluates else 0
-
-    def saves_after(self, step: int) -> int:
-        """Saves still to come when the step's has been done."""
-        return _times(self.save_every_steps, step, self.steps)
-
-    def saves(self, step: int) -> bool:
-        """Whether states are saved after this step."""
-        return self.saves_after(step - 1) > self.saves_after(step)
-
-
-def _times(every: int, after: int, last: int) -> int:
-    if after >= last:
-        return 0
-    regular = last // every - after // every if every else 0
-    return regular + (1 if not every or last % every else 0)
-
-
 class RunView:
     """State of one run as its observers were told it. Not thread-safe. The clock is that of work (`clock`): time in
     which an engine starts is in no figure."""
 
-    def __init__(self, name: str, outlook: Outlook, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, steps: int, last_stage: Callable[[int], str], clock: Callable[[], float] = WORK.now
+    ) -> None:
+        """Prepare to watch `steps` steps; `last_stage` gives the last stage of a step, which only an evaluation may
+        follow."""
         self.name = name
-        self.outlook = outlook
-        self.steps = outlook.steps
+        self.steps = steps
+        self.last_stage = last_stage
         self.activity: Activity | None = None
         self.progress: Progress | None = None
         self.figures: dict[str, float] = {}
@@ -95,24 +67,12 @@ class RunView:
         self._by_step: dict[int, dict[str, float]] = {}
         self._tokens_per_s: float | None = None
         self._drawing_since: float | None = None
-        self._evaluated_step = 0
         self._eval_s = 0.0
-        self._save_s = 0.0
-        """Seconds between the last stage of a step whose states are saved and the first of the next."""
-        self._committed: tuple[int, float] | None = None
-        """Step and time of the newest commit."""
-
-    def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Take in the journal of earlier attempts."""
-        for line in lines:
-            self.committed(line)
+        """Seconds of all evaluations."""
 
     def stage_started(self, step: int, stage: str) -> None:
         """Hear that a stage runs from now on."""
-        now = self._clock()
-        if self._committed is not None and 0 < self._committed[0] < step and self.outlook.saves(self._committed[0]):
-            self._save_s = now - self._committed[1]
-        self.activity = Activity(step, stage, now)
+        self.activity = Activity(step, stage, self._clock())
         self.progress = None
         self._drawing_since = None
 
@@ -127,22 +87,20 @@ class RunView:
         if "stage" not in line:
             return
         step, figures = line["step"], line.get("figures", {})
-        if self.activity is not None:
-            self._committed = (step, self._clock())
         self.activity = None
         self.progress = None
         self.figures.update(figures)
         self._by_step = {near: self._by_step[near] for near in self._by_step if near >= step - 1}
         self._by_step.setdefault(step, {}).update(figures)
         if line["stage"] == "eval":
-            self._eval_s, self._evaluated_step = line["seconds"], step
+            self._eval_s += line["seconds"]
         else:
             self._seconds[step] = self._seconds.get(step, 0.0) + line["seconds"]
         if KEY_FIGURES["reward"] in figures:
             self.rewards.append(figures[KEY_FIGURES["reward"]])
         if line["stage"].partition(".")[0] == "rollout":
             self._tokens_per_s = line.get("clocked", {}).get(metrics.THROUGHPUT_GENERATED.name)
-        over = step if line["stage"] == self.outlook.last_stage(step) else step - 1
+        over = step if line["stage"] == self.last_stage(step) else step - 1
         self.finished_step = max(self.finished_step, over)
 
     def step_figures(self, step: int) -> Mapping[str, float]:
@@ -169,20 +127,13 @@ class RunView:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the end: remaining steps times the mean of the last few, and what comes between them
-        (evaluations, as long as the last one, and saves). None before the first step is over."""
-        first = self.finished_step - STEPS_FOR_ETA + 1
-        steps = range(max(first, 1), self.finished_step + 1)
-        recent = [self._seconds[step] for step in steps if step in self._seconds]
+        """Seconds to the end: remaining steps times the mean of the last few, with the evaluations so far spread over
+        all steps. None before the first step is over."""
+        done = self.finished_step
+        recent = [self._seconds[step] for step in range(done - STEPS_FOR_ETA + 1, done + 1) if step in self._seconds]
         if not recent:
             return None
-        done = self.finished_step
-        steps_s = max(self.steps - done, 0) * sum(recent) / len(recent)
-        # The evaluation and the save of the step that is over may be still to come.
-        evaluations = self.outlook.evaluations_after(done if self._evaluated_step >= done else done - 1)
-        has_saved = self.activity is not None and self.activity.step > done
-        saves = self.outlook.saves_after(done if has_saved else done - 1)
-        return steps_s + evaluations * self._eval_s + saves * self._save_s
+        return max(self.steps - done, 0) * (sum(recent) / len(recent) + self._eval_s / done)
 
 
 def key_figures(figures: Mapping[str, float]) -> list[tuple[str, str]]:

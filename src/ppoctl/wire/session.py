@@ -45,7 +45,7 @@ from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.tracking.console import Console, open_console
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
-from ppoctl.tracking.view import Outlook
+from ppoctl.tracking.view import RunView
 from ppoctl.versions import versions
 from ppoctl.wire import engines
 from ppoctl.wire.job import JobContext, assemble
@@ -207,14 +207,8 @@ def _around(opened: OpenedRun, watcher: Watcher, gate: SignalGate) -> JobContext
 @contextmanager
 def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
     recipe = opened.recipe
-    outlook = Outlook(
-        steps=recipe.steps,
-        last_stage=lambda step: told.at(step).last,
-        eval_every_steps=recipe.eval.every_steps,
-        evaluates=bool(recipe.data.eval),
-        save_every_steps=recipe.checkpoint.every_steps,
-    )
-    console = open_console(recipe.name, outlook, verbose=opened.verbose, history=journal.lines())
+    view = RunView(recipe.name, recipe.steps, lambda step: told.at(step).last)
+    console = open_console(view, verbose=opened.verbose, history=journal.lines())
     mirror = None
     tracking = recipe.tracking
     if isinstance(tracking, MlflowTracking):
