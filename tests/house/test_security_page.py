@@ -23,6 +23,11 @@ STATEMENTS = [
     ("Jinja in a sandbox", "data/test_untrusted_model.py", "test_a_chat_template_is_rendered_in_a_sandbox"),
     ("folders of others in `/tmp`", PRIVATE, "test_folders_of_another_user_are_left_alone"),
     ("shared memory of others", PRIVATE, "test_shared_memory_of_another_user_is_left_alone"),
+    (
+        "in a folder that is yours alone (0700), or else in your home",
+        "engines/vllm/test_environment.py",
+        "test_a_folder_of_caches_that_somebody_else_could_write_to_is_left_alone",
+    ),
     ("everything but NCCL is on 127.0.0.1", "engines/ray/test_ray_processes.py", PORTS),
     ("the run's token: made at each start", "engines/ray/test_ray_processes.py", PORTS),
     ("in a folder that only you can enter", PRIVATE, "test_nobody_else_can_look_into_it_or_guess_its_token"),
