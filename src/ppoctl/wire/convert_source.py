@@ -107,7 +107,7 @@ def _torch_dist(folder: Path, like: str | None, role: Role | None) -> FoundCheck
             hint=f"name a folder of the same model: ppoctl convert-ckpt {quoted(folder)} OUT --to hf --like FOLDER",
         )
     output = TorchDist(folder).tensors.get("output_layer.weight")
-    kept: Role = "critic" if output is not None and output.shape[0] == 1 else "actor"
+    kept: Role = "critic" if output is not None and output.size[0] == 1 else "actor"
     _require_role(kept, role, folder)
     base = folder if like is None else model_folder(like)
     return FoundCheckpoint("megatron", folder, base, kept, f"Megatron folder {folder}")
