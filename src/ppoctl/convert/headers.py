@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from ppoctl.errors import EnvironmentProblemError, quoted
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
@@ -67,19 +65,28 @@ def has_weights(folder: Path, name: str) -> bool:
 
 
 def read_header(file: Path) -> dict[str, Header]:
-    """The tensors of one file, whose bytes are all there. Raises EnvironmentProblemError."""
+    """The tensors of one file, whose bytes are all there. Raises EnvironmentProblemError. Whether a tensor has the
+    bytes of its shape, safetensors says when it reads it."""
     try:
-        # Opening refuses a file that is cut short, and a header that says what cannot be; it reads no tensor.
-        with safe_open(file, framework="np"), file.open("rb") as opened:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            table = json.loads(opened.read(length))
-    except (OSError, SafetensorError) as error:
+            table = json.loads(opened.read(min(length, size)))
+        table.pop("__metadata__", None)
+        found = {
+            name: Header(
+                tuple(entry["shape"]), entry["dtype"], file, *(8 + length + at for at in entry["data_offsets"])
+            )
+            for name, entry in table.items()
+        }
+        covered = 8 + length
+        for header in sorted(found.values(), key=lambda header: (header.start, header.end)):
+            covered = header.end if header.start == covered else covered
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise unreadable(file, error) from error
-    table.pop("__metadata__", None)
-    return {
-        name: Header(tuple(entry["shape"]), entry["dtype"], file, *(8 + length + at for at in entry["data_offsets"]))
-        for name, entry in table.items()
-    }
+    if covered != size:
+        raise unreadable(file, ValueError(f"its tensors cover it up to byte {covered:,} of {size:,}"))
+    return found
 
 
 def unreadable(file: Path, error: Exception) -> EnvironmentProblemError:

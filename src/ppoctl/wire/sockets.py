@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ppoctl.batch.prompts import Prompts
-from ppoctl.ports import Actor, Critic, Generator, Models, Scorer
+from ppoctl.batch.records import State
+from ppoctl.ports import Actor, Critic, Generator, Scorer
 
 
 @runtime_checkable
@@ -27,12 +28,16 @@ class Sockets:
 
     actor: Actor
     critic: Critic
-    generator: Callable[[Models, Callable[[str], None]], Generator]
-    """The generator asks the models for weights when it has to be at another state; it says what went wrong and was
-    mended, and what is being waited for, to the second argument."""
+    generator: Callable[[Callable[[State], Actor], Callable[[str], None]], Generator]
+    """The generator asks the first argument for the actor when it has to be at another state; it says what went wrong
+    and was mended, and what is being waited for, to the second."""
     scorer: Scorer
     questions: PromptsByStep
     source_digest: str
     """Digest of the model source, which initial states descend from."""
     close_trainers: Callable[[], None] = nothing_to_close
     """Ends the processes of actor and critic that are not this one."""
+
+    def close(self) -> None:
+        self.close_trainers()
+        self.scorer.close()
