@@ -42,6 +42,9 @@ ARROWS: dict[str, set[str]] = {
     "engines.ray": {"clock", "weights", "errors"},
     "convert": {"batch", "model", "errors"},
     "preflight": {"batch", "convert", "data", "plan", "recipe", "model", "errors"},
+    "conversion": {
+        "convert", "engines.megatron", "store", "wire", "batch", "model", "versions", "errors",
+    },
     "wire": {
         "convert", "data", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm", "launch",
         "loop", "rewards", "stages", "store", "tracking", "weights", "ports", "batch", "ppo", "recipe", "model",
@@ -53,7 +56,7 @@ ARROWS: dict[str, set[str]] = {
 
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
-    "cli": {"loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
+    "cli": {"conversion", "loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
 }
 
 # Foreign packages by room; the standard library is allowed to all.

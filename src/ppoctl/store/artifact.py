@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ppoctl.batch.digest import FileDigest, flushed_digest
+from ppoctl.batch.digest import FileDigest, flush, flushed_digest
 from ppoctl.errors import StorageError, quoted
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import storage_error
@@ -67,14 +67,14 @@ class Draft:
         require_covered(self.aside, written)
         complete = replace(manifest, files=dict(written))
         _write_flushed(self.aside / MANIFEST, complete.to_text().encode("ascii"))
-        flush_folder(self.aside)
+        flush(self.aside)
         self.moment("written")
         self.attempt.require_newest()
         if in_place_of:
             remove(self.folder)
             self.moment("removed")
         self.aside.rename(self.folder)
-        flush_folder(self.folder.parent)
+        flush(self.folder.parent)
         self.moment("renamed")
         return complete
 
@@ -153,18 +153,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         _write_flushed(aside, data)
         aside.replace(path)
-        flush_folder(path.parent)
+        flush(path.parent)
     except OSError as error:
         raise storage_error(path, error) from error
-
-
-def flush_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _flush_and_digest(folder: Path) -> dict[str, FileDigest]:

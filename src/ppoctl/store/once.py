@@ -153,15 +153,15 @@ class OnceAt:
         folder = self.once.layout.stage(self.step, stage.name)
         if manifest.inputs != identities:
             changed = [old for old, new in zip(manifest.inputs, identities, strict=False) if old != new]
-            raise StorageError(
-                f"`{folder}` was made from other inputs (it has `{(changed or ['another number of them'])[0][:24]}`)",
-                hint=f"remove this stage and those after it to make them again: rm -r {quoted(folder)}",
-            )
-        if manifest.fingerprint != stage.fingerprint:
-            raise StorageError(
-                f"`{folder}` was made with other recipe keys than step {self.step} is recorded with",
-                hint=f"remove this stage and those after it to make them again: rm -r {quoted(folder)}",
-            )
+            what = f"from other inputs (it has `{(changed or ['another number of them'])[0][:24]}`)"
+        elif manifest.fingerprint != stage.fingerprint:
+            what = f"with other recipe keys than step {self.step} is recorded with"
+        else:
+            return
+        raise StorageError(
+            f"`{folder}` was made {what}",
+            hint=f"remove this stage and those after it to make them again: rm -r {quoted(folder)}",
+        )
 
 
 def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) -> Record[Any]:

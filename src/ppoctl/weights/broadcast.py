@@ -116,38 +116,29 @@ class _Member:
         self._timeout = timedelta(seconds=group.timeout_s)
         self._size = group.size
         self._work: Any = None
-        try:
+        with _named_if_it_breaks():
             self._store = _soon(lambda: _store(group))
             self._wait_for_all("came")
             self._group = _soon(lambda: _process_group(group, self._store, rank, device))
-        except RuntimeError as error:
-            raise _broken(error) from error
 
     def begin(self, memory: Tensor) -> None:
-        try:
+        with _named_if_it_breaks():
             self._memory = memory
             self._work = self._group.broadcast(memory, SENDER, self._timeout)
-        except RuntimeError as error:
-            raise _broken(error) from error
 
     def arrive(self) -> None:
         """Wait until the memory that is on its way has arrived here."""
-        if self._work is None:
-            return
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise _broken(error) from error
-        self._work = None
+        if self._work is not None:
+            with _named_if_it_breaks():
+                self._work.wait()
+            self._work = None
 
     def leave(self) -> None:
         """Wait until everything has arrived at all members: one that left before would cut off those that it has yet
         to send to."""
         self.arrive()
-        try:
+        with _named_if_it_breaks():
             self._wait_for_all("have it all")
-        except RuntimeError as error:
-            raise _broken(error) from error
 
     def _wait_for_all(self, what: str) -> None:
         """Say `what`, and wait until all members have said it."""
@@ -198,5 +189,10 @@ def _process_group(group: BroadcastGroup, store: TCPStore, rank: int, device: to
         return ProcessGroupGloo(store, rank, group.size, timeout)
 
 
-def _broken(error: Exception) -> ProcessLostError:
-    return ProcessLostError(f"the process group over which weights are sent broke: {str(error).splitlines()[0]}")
+@contextmanager
+def _named_if_it_breaks() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        why = str(error).splitlines()[0]
+        raise ProcessLostError(f"the process group over which weights are sent broke: {why}") from error

@@ -179,7 +179,7 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
 
     Raises RecipeError when it is none of them, StorageError where a run's model source is not what it was.
     """
-    from ppoctl.convert.source import model_folder
+    from ppoctl.model.folder import model_folder
 
     if (path / "run.json").is_file():
         saved = saved_steps(RunLayout(path), outlines_of(RunLayout(path)).roles)
@@ -196,11 +196,6 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
         state = State("actor", manifest.step, int(manifest.extra["updates"]), manifest.identity)
         return Checkpoint(recipe, state, path)
     if (path / "config.json").is_file():
-        if not files:
-            raise RecipeError(
-                f"`{path}` is a model folder; a recipe must say what to evaluate it on",
-                hint=f"ppoctl eval recipes/quickstart.toml --ckpt {quoted(path)}",
-            )
         recipe = load(files, [*sets, f"model.path={path.resolve()}"]).recipe
         return Checkpoint(recipe, initial_state("actor", str(path.resolve())), None)
     raise RecipeError(

@@ -56,9 +56,9 @@ def set_threads(recipe: Recipe) -> None:
 
 def build_engines(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, model_digest: str) -> Sockets:
     """Real engines, none of them at a state yet. Nothing heavy is built before it is first asked."""
-    from ppoctl.convert.source import model_folder
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, trainer_side
+    from ppoctl.model.folder import model_folder
 
     placed = place(recipe)
     folder = str(model_folder(recipe.model.path))
