@@ -39,9 +39,8 @@ def headers(folder: Path) -> dict[str, Header]:
             if name in found:
                 raise EnvironmentProblemError(f"tensor `{name}` is in `{found[name].file}` and in `{file}`")
             found[name] = header
-    for name in sorted(_promised(folder, SAFETENSORS).keys() ^ found.keys()):
-        if not (folder / f"{SAFETENSORS}.index.json").is_file():
-            break
+    promised = _promised(folder, SAFETENSORS) or found
+    for name in sorted(promised.keys() ^ found.keys()):
         where = "in a file and not in the index" if name in found else "in the index and in no file"
         raise EnvironmentProblemError(f"tensor `{name}` of `{folder}` is {where}", hint="fetch the model again")
     return found

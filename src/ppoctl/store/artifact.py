@@ -14,7 +14,7 @@ from ppoctl.batch.digest import FileDigest, flush, flushed_digest
 from ppoctl.errors import StorageError, quoted
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import storage_error
-from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.layout import MANIFEST, RunLayout, folders
 from ppoctl.store.manifest import Manifest
 
 Moment = Callable[[str], None]
@@ -130,8 +130,8 @@ def sweep(layout: RunLayout) -> None:
 
     Left there it would stand in the way of the rename, should the same artifact be made again.
     """
-    for parent in (*_children(layout.steps), *_children(layout.states)):
-        for folder in _children(parent):
+    for parent in (*folders(layout.steps), *folders(layout.states)):
+        for folder in folders(parent):
             is_complete = (folder / MANIFEST).is_file() and ".attempt-" not in folder.name
             if not is_complete and folder.suffix != ".parts":
                 shutil.rmtree(folder, ignore_errors=True)
@@ -171,7 +171,3 @@ def _write_flushed(path: Path, data: bytes) -> None:
 
 def _files(folder: Path) -> Iterable[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
-
-
-def _children(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []

@@ -134,20 +134,17 @@ class OnceAt:
         folder = self.once.layout.stage(self.step, stage.name)
         files = {RECORD: record.encoded, **record.readable_files()}
         committed = artifact.commit(
-            folder, artifact.write_bytes(files), manifest, self.once.attempt, self._moment(stage.name)
+            folder,
+            artifact.write_bytes(files),
+            manifest,
+            self.once.attempt,
+            moments(self.once.observers, self.step, stage.name),
         )
         line = self.once.journal.ensure(committed)
         for observer in self.once.observers:
             if line is not None:
                 observer.on_committed(line)
         return record
-
-    def _moment(self, stage: str) -> artifact.Moment:
-        def tell(moment: str) -> None:
-            for observer in self.once.observers:
-                observer.on_moment(self.step, stage, moment)
-
-        return tell
 
     def _require_same(self, stage: Stage[Any], manifest: Manifest, identities: tuple[str, ...]) -> None:
         folder = self.once.layout.stage(self.step, stage.name)
@@ -162,6 +159,16 @@ class OnceAt:
             f"`{folder}` was made {what}",
             hint=f"remove this stage and those after it to make them again: rm -r {quoted(folder)}",
         )
+
+
+def moments(observers: Sequence[Observer], step: int, stage: str) -> artifact.Moment:
+    """A function that tells the observers where the commit of this stage is."""
+
+    def tell(moment: str) -> None:
+        for observer in observers:
+            observer.on_moment(step, stage, moment)
+
+    return tell
 
 
 def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) -> Record[Any]:

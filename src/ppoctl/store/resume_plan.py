@@ -170,7 +170,7 @@ def _step_items(layout: RunLayout, step: int, told: Outline, *, is_last: bool) -
 
 def _item(layout: RunLayout, folder: Path, action: str, absent: str = "missing", *, is_needed: bool = True) -> Item:
     """Item of an artifact, with the action on it if it can be had; files of one that is not needed are not read."""
-    name = folder.relative_to(layout.root).as_posix()
+    name = layout.inside(folder)
     try:
         manifest = manifests.read(folder)
         if manifest is None:

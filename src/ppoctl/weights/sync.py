@@ -93,13 +93,13 @@ class Published:
         return self.folder is not None or (bool(self.buckets) and all(bucket.contents for bucket in self.buckets))
 
 
+@dataclass
 class Sync:
     """Sends weights to engines, proves that they arrived, and restores engines without the trainer."""
 
-    def __init__(self, trainer: TrainerSide, side: EngineSide, canary: Canary) -> None:
-        self.trainer = trainer
-        self.side = side
-        self.canary = canary
+    trainer: TrainerSide
+    side: EngineSide
+    canary: Canary
 
     def prepare(self, engines: Sequence[EngineHandle], state: State) -> Published:
         """Have these engines hold the weights of `state`. Raises WeightSyncError where they do not afterwards, and
