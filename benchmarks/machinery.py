@@ -146,7 +146,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     recipe = load([RECIPE], [*changes, f"cluster={{threads={threads}}}"]).recipe
     clock = Clock()
     steps_seen = Steps(clock)
-    sockets, digests, used = session.prepare(recipe)
+    sockets, digests = session.prepare(recipe)
     for trainer in (sockets.actor, sockets.critic):
         for method in ("start", "update", "logprobs", "reference_logprobs", "values"):
             if hasattr(trainer, method):
@@ -159,14 +159,12 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     clock.wrap(sync_module, "require_equal", "proof", nested=True)
     clock.wrap(sync_module.Sync, "_check", "proof", nested=True)
     make = sockets.generator
-    timed = replace(sockets, generator=lambda models, say, logs: TimedGenerator(make(models, say, logs), clock))
+    timed = replace(sockets, generator=lambda actor_at, say, logs: TimedGenerator(make(actor_at, say, logs), clock))
     layout = RunLayout(folder / "run")
     session.create(layout, recipe, digests, command="train")
     copies: list[float] = []
     clock_hand_over(copies, clock)
-    session.attempt_run(
-        session.OpenedRun(layout, {1: recipe}, timed, used, plan_resume(layout), observers=(steps_seen,))
-    )
+    session.attempt_run(session.OpenedRun(layout, {1: recipe}, timed, plan_resume(layout), observers=(steps_seen,)))
     return steps_seen.rows, min(copies)
 
 

@@ -58,12 +58,12 @@ def main() -> int:
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as folder:
         recipe = load([RECIPE], ["name=shuffled", "tracking={kind='none'}", f"steps={steps}"]).recipe
-        sockets, digests, threads = session.prepare(recipe)
+        sockets, digests = session.prepare(recipe)
         step_seqs = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
         sockets = replace(sockets, scorer=ShuffledScorer(sockets.scorer, step_seqs))
         layout = RunLayout(Path(folder) / "shuffled")
         session.create(layout, recipe, digests, command="train")
-        ended = session.attempt_run(session.OpenedRun(layout, {1: recipe}, sockets, threads, plan_resume(layout)))
+        ended = session.attempt_run(session.OpenedRun(layout, {1: recipe}, sockets, plan_resume(layout)))
     for metric, points in history(ended.lines).items():
         if metric.endswith("pass_at_1"):
             print(f"{metric}: {points[0][1]:.3f} at step {points[0][0]}, {points[-1][1]:.3f} at step {points[-1][0]}")

@@ -145,14 +145,14 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     file = result.parent / "vs-trl.toml"
     file.write_text(RECIPE.format(**job), encoding="utf-8")
     recipe = load([file]).recipe
-    sockets, digests, threads = session.prepare(recipe)
+    sockets, digests = session.prepare(recipe)
     sockets.scorer.close()
     clock = CpuClock()
     layout = RunLayout(result.parent / "run")
     session.create(layout, recipe, digests, command="train")
     plugged = replace(sockets, scorer=ShareOfLetter())
     ended = session.attempt_run(
-        session.OpenedRun(layout, {1: recipe}, plugged, threads, plan_resume(layout), observers=(clock,))
+        session.OpenedRun(layout, {1: recipe}, plugged, plan_resume(layout), observers=(clock,))
     )
     lines = {(line["step"], line["stage"]): line for line in ended.lines if "stage" in line}
     steps = range(1, job["steps"] + 1)

@@ -44,9 +44,7 @@ def trained(root: Path, recipe: Recipe) -> session.Ended:
     layout = RunLayout(root)
     if not root.exists():
         session.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
-    opened = session.OpenedRun(
-        layout, {1: recipe}, fake_sockets(recipe), threads=1, plan=ResumePlan(start=0, items=())
-    )
+    opened = session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
     return session.attempt_run(opened)
 
 

@@ -53,7 +53,7 @@ def forget_peak() -> None:
 
 
 def main() -> None:
-    from ppoctl.wire.convert import ConvertRequest, convert
+    from ppoctl.conversion.command import ConvertRequest, convert
 
     source, out, to = sys.argv[1:]
     read_shape(Path(source))  # what imports take is none of the model's business

@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from convert.conftest import edit_json
+from ppoctl.conversion import parity
+from ppoctl.conversion.command import REPORT, Conversion, ConvertRequest, convert
 from ppoctl.convert import parameters, parts, written
 from ppoctl.convert.rows import FusedPart
 from ppoctl.engines.megatron.scoring import Scorer
 from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError
 from ppoctl.model.rope import Rope
 from ppoctl.model.shape import ModelShape
-from ppoctl.wire import convert_parity
-from ppoctl.wire.convert import REPORT, Conversion, ConvertRequest, convert
 
 Model = Callable[[str], Path]
 
@@ -241,7 +241,7 @@ def test_a_model_that_computes_something_else_is_found_by_what_it_says(
             changes["experts"] = replace(shape.experts, renormalise=False)
         return Scorer(folder, replace(shape, **changes), *rest)
 
-    monkeypatch.setattr(convert_parity, "Scorer", scorer)
+    monkeypatch.setattr(parity, "Scorer", scorer)
     with pytest.raises(ConversionError, match="log-probs of fixed prompts differ"):
         run(model(kind), "megatron", tmp_path / "out")
     assert not list(tmp_path.iterdir())
@@ -392,7 +392,7 @@ def test_nothing_is_converted_to_what_it_is(model: Model, tmp_path: Path) -> Non
 def test_a_comparison_that_does_not_fit_is_refused_before_anything_is_written(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convert_parity, "_HEADROOM", 1e9)
+    monkeypatch.setattr(parity, "_HEADROOM", 1e9)
     with pytest.raises(OutOfMemoryError, match="GiB are free"):
         run(model("qwen2"), "megatron", tmp_path / "out")
     assert not list(tmp_path.iterdir())

@@ -91,7 +91,7 @@ def rewritten(folder: Path, target: Path, names: Callable[[str], str], *, layers
     writer = TorchDistWriter(target, 2**30)
     for key, stored in state.tensors.items():
         if layers_apart and "layers." in key:
-            for layer in range(stored.shape[0]):
+            for layer in range(stored.size[0]):
                 writer.write(names(key.replace("layers.", f"layers.{layer}.")), state.read(key, (layer,)))
         else:
             writer.write(names(key), state.read(key))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.errors import PreemptedError
-from ppoctl.loop.run import Health, run
+from ppoctl.loop.run import Health, Job, run
 from ppoctl.loop.stories import PPO, outline
-from ppoctl.ports import Gate
+from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import claim
@@ -19,7 +19,7 @@ from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_dir import STORIES
 from ppoctl.tracking.health import HealthMonitor
-from ppoctl.wire.job import JobContext, Wiring, assemble
+from ppoctl.wire.job import JobContext, assemble
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.stories import StoryAt, as_recorded, story_at
 
@@ -95,6 +95,14 @@ class Stops:
             raise PreemptedError("stopped by SIGTERM")
 
 
+@dataclass(frozen=True)
+class Wiring:
+    """A job on fakes, and what it draws with."""
+
+    job: Job
+    generator: Generator
+
+
 def open_run(
     root: Path,
     recipe: Recipe,
@@ -127,7 +135,7 @@ def open_run(
     sockets = sockets or fake_sockets(
         recipe, on_minibatch=witness.on_minibatch, on_file=witness.on_file, looks=witness.looks
     )
-    return assemble(layout, attempt, recipes or {1: recipe}, sockets, around, choose)
+    return Wiring(*assemble(layout, attempt, recipes or {1: recipe}, sockets, around, choose))
 
 
 def play(

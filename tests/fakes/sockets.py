@@ -10,7 +10,7 @@ from fakes.bigram import END, VOCABULARY, BigramTrainer, Tell, tell_nobody
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import State
 from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.ports import Models, Sample, SampleRequest, SamplingParams
+from ppoctl.ports import Actor, Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kReward
 from ppoctl.wire.sockets import Sockets
@@ -39,8 +39,8 @@ class FakeStream:
 class BigramGenerator:
     """Samples from the actor's table, one seed per request; finishes requests in reverse order."""
 
-    def __init__(self, models: Models) -> None:
-        self.models = models
+    def __init__(self, actor_at: Callable[[State], Actor]) -> None:
+        self.actor_at = actor_at
         self.lineage = ""
         self.drawn = 0
         self.syncs = 0
@@ -50,7 +50,7 @@ class BigramGenerator:
         assert self.stream is None or self.stream.is_closed
         self.state = state
         if self.lineage != state.lineage:
-            actor = self.models.actor_at(state)
+            actor = self.actor_at(state)
             assert isinstance(actor, BigramTrainer)
             self.table = actor.table.clone()
             self.lineage = state.lineage
@@ -143,7 +143,7 @@ def fake_sockets(
     return Sockets(
         actor=trainer("actor"),
         critic=trainer("critic"),
-        generator=lambda models, say, logs: BigramGenerator(models),
+        generator=lambda actor_at, say, logs: BigramGenerator(actor_at),
         scorer=EvenScorer(other_reading=_other_reading(recipe)),
         questions=CountingQuestions(recipe.rollout.prompts_per_step),
         source_digest="bigram",
@@ -164,7 +164,7 @@ def fake_recipe(**changes: Any) -> Recipe:
         "seed": 3,
         "steps": 3,
         "model": {"path": "bigram", "dtype": "float32"},
-        "data": {"train": {"format": "gsm8k", "path": "none"}},
+        "data": {"train": {"format": "gsm8k", "path": "none"}, "eval": {"held": {"format": "gsm8k", "path": "none"}}},
         "rollout": {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6},
         "reward": {"kind": "exact_match"},
         "ppo": {"epochs": 2, "minibatch_seqs": 4, "kl": {"place": "reward", "coef": 0.05}},

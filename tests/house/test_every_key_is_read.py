@@ -16,15 +16,14 @@ from house.conftest import trees
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 
-ASKED = Path("recipe/sizes.py"), ("microbatch_limit", "epochs")
-"""The functions of `recipe/` that engines and wiring ask for a key."""
+ASKED = {Path("recipe/sizes.py"): ("microbatch_limit", "epochs"), Path("recipe/metric_rules.py"): ("evaluates",)}
+"""The functions of `recipe/` that engines, wiring and loop ask for a key."""
 
 
 def doing() -> Iterator[ast.AST]:
     """The files that do something, and the functions of `recipe/` that they ask."""
-    asked, functions = ASKED
     for module, parsed in trees().items():
-        if module == asked:
+        if functions := ASKED.get(module):
             yield from (node for node in parsed.body if isinstance(node, ast.FunctionDef) and node.name in functions)
         elif module.parts[0] not in ("recipe", "plan", "cli"):
             yield parsed

@@ -47,6 +47,9 @@ ARROWS: dict[str, set[str]] = {
     "convert": {"batch", "model", "errors"},
     "preflight": {"batch", "convert", "data", "plan", "recipe", "model", "nvml", "errors"},
     "doctor": {"preflight", "recipe", "device", "nvml", "errors"},
+    "conversion": {
+        "convert", "engines.megatron", "store", "wire", "batch", "model", "versions", "errors",
+    },
     "wire": {
         "convert", "data", "plan", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm",
         "launch", "loop", "rewards", "stages", "store", "tracking", "weights", "ports", "batch", "ppo", "recipe",
@@ -58,7 +61,7 @@ ARROWS: dict[str, set[str]] = {
 
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
-    "cli": {"doctor", "loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
+    "cli": {"conversion", "doctor", "loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
 }
 
 # Foreign packages by room; the standard library is allowed to all.

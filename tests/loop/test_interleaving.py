@@ -6,6 +6,7 @@ import torch
 
 from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
+from ppoctl.batch.records import Carry
 
 
 def test_critic_before_actor_equals_actor_before_critic(tmp_path: Path) -> None:
@@ -17,7 +18,7 @@ def test_critic_before_actor_equals_actor_before_critic(tmp_path: Path) -> None:
     rollouts = stages.rollout.run(actor, job.prompts(1))
     rewards = stages.reward.run(job.prompts(1), rollouts)
     values, logprobs = stages.values.run(critic, rollouts), stages.logprobs.run(actor, rollouts)
-    advantages = stages.advantages.run(rollouts, rewards, values, logprobs, job.first_carry)
+    advantages = stages.advantages.run(rollouts, rewards, values, logprobs, Carry(kl_coef=0.0))
     planned = {
         "critic": (stages.critic_update, critic, (values, advantages)),
         "actor": (stages.actor_update, actor, (logprobs, advantages)),

@@ -12,7 +12,7 @@ from ppoctl.batch.records import Carry, State
 from ppoctl.errors import ExpectationError, FinishedShortError, HealthStopError
 from ppoctl.loop import run as run_module
 from ppoctl.loop.expectations import judge, require_met
-from ppoctl.loop.run import Cadence, Job
+from ppoctl.loop.run import Job, saves
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Expectation
 from ppoctl.store import manifest as manifests
@@ -20,16 +20,9 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.states import saved_state
 
 
-def test_the_last_step_is_saved_and_evaluated_whatever_the_cadence() -> None:
-    cadence = Cadence(
-        steps=5,
-        save_every_steps=2,
-        eval_every_steps=3,
-        eval_at_start=True,
-        best=None,
-    )
-    assert [step for step in range(1, 6) if cadence.saves(step)] == [2, 4, 5]
-    assert [step for step in range(6) if cadence.evaluates(step)] == [0, 3, 5]
+def test_the_last_step_is_saved_however_often_states_are() -> None:
+    recipe = fake_recipe(steps=5, checkpoint={"every_steps": 2})
+    assert [step for step in range(1, 6) if saves(recipe, step)] == [2, 4, 5]
 
 
 def test_the_ledger_says_which_updates_used_a_sample(tmp_path: Path) -> None:

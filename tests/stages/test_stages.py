@@ -11,7 +11,7 @@ import torch
 from fakes.job import Stops, Witness, open_run
 from fakes.sockets import EvenScorer, fake_recipe
 from ppoctl.batch.prompts import Message, Prompt, Prompts
-from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, Rewards, State
+from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, Carry, Rewards, State
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.loop.run import Job, run
@@ -128,7 +128,7 @@ def test_rows_without_a_score_leave_training_and_nothing_else_changes(tmp_path: 
     broken = replace(rewards, scores=rewards.scores * ok, shaped=rewards.shaped * ok, outcomes=outcomes)
     values = stages.values.run(job.states.initial["critic"], rollouts)
     logprobs = stages.logprobs.run(job.states.initial["actor"], rollouts)
-    advantages = stages.advantages.run(rollouts, broken, values, logprobs, job.first_carry)
+    advantages = stages.advantages.run(rollouts, broken, values, logprobs, Carry(kl_coef=0.0))
     assert not advantages.mask[3].any()
     assert not advantages.advantages[3].any()
     assert torch.equal(advantages.mask[:3], rollouts.mask[:3])

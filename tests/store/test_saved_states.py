@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from fakes.bigram import BigramTrainer
-from fakes.job import Witness, open_run, play, result, saved_pairs
+from fakes.job import Wiring, Witness, open_run, play, result, saved_pairs
 from fakes.sockets import fake_recipe
 from ppoctl.batch.records import Carry, State
 from ppoctl.errors import HealthStopError, StorageError
@@ -22,7 +22,6 @@ from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.retention import Retention
 from ppoctl.store.states import Recorded, saved_state
-from ppoctl.wire.job import Wiring
 from store.conftest import stop_at
 
 EVERY_SECOND = {"checkpoint": {"every_steps": 2, "asynchronous": False}, "steps": 4}

@@ -96,16 +96,15 @@ def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
     ray_forks.start()
     ray_forks.show_ray()
     from ppoctl.wire import session
+    from ppoctl.wire.run_recipe import recorded_recipes
 
     layout = RunLayout(root)
-    sockets, digests, threads = session.prepare(recipe)
+    sockets, digests = session.prepare(recipe)
     try:
         if not root.exists():
             session.create(layout, recipe, digests, command="train")
-        recipes = session.recorded_recipes(layout)
-        session.attempt_run(
-            session.OpenedRun(layout, recipes, sockets, threads, plan_resume(layout), (Killer(kills),))
-        )
+        recipes = recorded_recipes(layout)
+        session.attempt_run(session.OpenedRun(layout, recipes, sockets, plan_resume(layout), (Killer(kills),)))
     except PpoctlError as error:
         print(f"{type(error).__name__}: {error.message}", file=sys.stderr, flush=True)
         os._exit(int(error.exit_code))

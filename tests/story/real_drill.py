@@ -84,15 +84,14 @@ class Executioner:
 
 def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
     from ppoctl.wire import session
+    from ppoctl.wire.run_recipe import recorded_recipes
 
     layout = RunLayout(root)
-    sockets, digests, threads = session.prepare(recipe)
+    sockets, digests = session.prepare(recipe)
     if not root.exists():
         session.create(layout, recipe, digests, command="train")
-    recipes = session.recorded_recipes(layout)
-    session.attempt_run(
-        session.OpenedRun(layout, recipes, sockets, threads, plan_resume(layout), (Executioner(moment),))
-    )
+    recipes = recorded_recipes(layout)
+    session.attempt_run(session.OpenedRun(layout, recipes, sockets, plan_resume(layout), (Executioner(moment),)))
 
 
 def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:

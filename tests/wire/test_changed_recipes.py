@@ -1,6 +1,5 @@
 """Resuming with other keys: from which step they hold, and when they cannot."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from ppoctl.errors import RecipeError, StorageError
 from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
-from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.wire.changes import adopt, require_fitting_states
+from ppoctl.wire.changes import adopt, change
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
 REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}
@@ -45,7 +43,7 @@ def starts(layout: RunLayout) -> list[int]:
 def test_a_change_holds_from_the_first_step_without_a_rollout(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
     faster = fake_recipe(**REDO, actor={"optimizer": {"lr": 0.1}})
-    adopt(layout, fake_recipe(**REDO), faster)
+    adopt(layout, faster)
     assert starts(layout) == [1, 3]
     wiring = open_run(layout.root, fake_recipe(**REDO), Witness(), recipes={1: fake_recipe(**REDO), 3: faster})
     run(wiring.job)
@@ -55,13 +53,13 @@ def test_a_change_holds_from_the_first_step_without_a_rollout(tmp_path: Path) ->
 
 def test_the_step_that_failed_can_be_mended(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
-    adopt(layout, fake_recipe(**REDO), fake_recipe(**REDO, actor={"optimizer": {"lr": 0.01}}))
+    adopt(layout, fake_recipe(**REDO, actor={"optimizer": {"lr": 0.01}}))
     assert starts(layout) == [1, 3]
 
 
 def test_a_step_whose_committed_stages_read_the_key_keeps_its_recipe(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
-    adopt(layout, fake_recipe(**REDO), fake_recipe(**REDO, critic={"optimizer": {"lr": 0.01}}))
+    adopt(layout, fake_recipe(**REDO, critic={"optimizer": {"lr": 0.01}}))
     assert starts(layout) == [1, 4]
 
 
@@ -69,7 +67,7 @@ def test_what_decides_prompts_waits_for_the_next_saved_pair_and_nothing_is_writt
     layout = stopped_at(tmp_path / "run", "3 values starts", **REDO)
     before = layout.recipe_resolved.read_bytes()
     with pytest.raises(RecipeError, match="`seed` cannot change now"):
-        adopt(layout, fake_recipe(**REDO), fake_recipe(**REDO, seed=9))
+        adopt(layout, fake_recipe(**REDO, seed=9))
     assert (starts(layout), layout.recipe_resolved.read_bytes()) == ([1], before)
 
 
@@ -91,7 +89,7 @@ def test_a_changed_key_tells_another_story_from_its_step_on(
     first = fake_recipe(**redo)
     second = fake_recipe(**redo, ppo={**PPO, "rollout_correction": {"kind": "tis"}})
     layout = stopped_at(tmp_path / "run", moment, **redo)
-    adopt(layout, first, second)
+    adopt(layout, second)
     wiring = open_run(layout.root, first, Witness(), recipes={1: first, corrected[0]: second})
     run(wiring.job)
     assert [step for step in (1, 2, 3) if "correction" in outlines_of(layout).at(step).names] == corrected
@@ -102,7 +100,7 @@ def test_a_changed_key_tells_another_story_from_its_step_on(
 def test_critic_only_steps_may_be_added_on_the_way(tmp_path: Path) -> None:
     first, second = fake_recipe(steps=3), fake_recipe(steps=3, ppo={**PPO, "critic_only_steps": 2})
     layout = stopped_at(tmp_path / "run", "2 rollout starts", steps=3)
-    adopt(layout, first, second)
+    adopt(layout, second)
     run(open_run(layout.root, first, Witness(), recipes={1: first, 2: second}).job)
     assert [outlines_of(layout).at(step).story for step in (1, 2, 3)] == ["ppo", "critic_only", "ppo"]
     assert not layout.stage(2, "actor_update").exists()
@@ -111,7 +109,7 @@ def test_critic_only_steps_may_be_added_on_the_way(tmp_path: Path) -> None:
 
 def test_equal_recipes_change_nothing(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "2 values starts", **REDO)
-    adopt(layout, fake_recipe(**REDO), fake_recipe(**REDO))
+    adopt(layout, fake_recipe(**REDO))
     assert starts(layout) == [1]
 
 
@@ -130,7 +128,7 @@ def laid_out(reshardable: str = "full", **parallel: object) -> Recipe:
 )
 def test_a_state_may_be_loaded_under_another_layout(tmp_path: Path, saved_as: str, asked: dict[str, Any]) -> None:
     play(tmp_path / "run", laid_out(saved_as))
-    require_fitting_states(RunLayout(tmp_path / "run"), laid_out(**asked))
+    change(RunLayout(tmp_path / "run"), laid_out(**asked))
 
 
 @pytest.mark.parametrize("asked", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 2, "first_stage_layers": 3}])
@@ -140,7 +138,7 @@ def test_a_state_for_some_layouts_names_the_command_that_saves_it_for_all(
     play(tmp_path / "run", laid_out("dp"))
     layout = RunLayout(tmp_path / "run")
     with pytest.raises(StorageError, match=r"actor's state of step 3 was saved under `actor\.parallel\.") as raised:
-        require_fitting_states(layout, laid_out("full", **asked))
+        change(layout, laid_out("full", **asked))
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"resume {layout.root} --save-only --set checkpoint.reshardable=full")
 
@@ -148,20 +146,9 @@ def test_a_state_for_some_layouts_names_the_command_that_saves_it_for_all(
 def test_no_state_fits_the_other_kind_of_optimizer(tmp_path: Path) -> None:
     play(tmp_path / "run", laid_out())
     with pytest.raises(StorageError, match=r"distributed_optimizer = true.*distributed_optimizer = false") as raised:
-        require_fitting_states(RunLayout(tmp_path / "run"), laid_out(distributed_optimizer=False))
+        change(RunLayout(tmp_path / "run"), laid_out(distributed_optimizer=False))
     assert raised.value.hint is not None
     assert "keep `distributed_optimizer`" in raised.value.hint
-
-
-def test_a_state_that_does_not_say_how_it_is_laid_out_is_refused_by_name(tmp_path: Path) -> None:
-    play(tmp_path / "run", laid_out())
-    layout = RunLayout(tmp_path / "run")
-    manifest = manifests.read(layout.state("critic", 3))
-    assert manifest is not None
-    older = replace(manifest, extra={key: value for key, value in manifest.extra.items() if key != "layout"})
-    (layout.state("critic", 3) / "manifest.json").write_text(older.to_text())
-    with pytest.raises(StorageError, match="critic's state of step 3 says nothing of its layout"):
-        require_fitting_states(layout, laid_out())
 
 
 def read_from(folder: Path) -> dict[str, Any]:
@@ -195,7 +182,7 @@ def test_the_plan_of_a_resume_says_from_where_a_change_would_hold(
 def test_a_change_says_each_key_with_both_values(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
     faster = fake_recipe(**{**REDO, "ppo": {"minibatch_seqs": 2, "epochs": 2}}, actor={"optimizer": {"lr": 0.1}})
-    change = adopt(layout, fake_recipe(**REDO), faster)
+    change = adopt(layout, faster)
     assert change is not None
     assert change.lines() == [
         "ppo.minibatch_seqs 4 -> 2 from step 3",
@@ -204,19 +191,19 @@ def test_a_change_says_each_key_with_both_values(tmp_path: Path) -> None:
         "ppo.kl.coef 0.05 -> absent from step 3",
         "actor.optimizer.lr 0.05 -> 0.1 from step 3",
     ]
-    assert adopt(layout, faster, faster) is None
+    assert adopt(layout, faster) is None
 
 
 def test_a_run_is_not_renamed_and_does_not_end_before_what_it_has_done(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "4 rollout starts", **REDO)
     before = fake_recipe(**REDO)
     with pytest.raises(RecipeError, match="`name` is `other`, and this run is `fake`: a run keeps its name"):
-        adopt(layout, before, before.model_copy(update={"name": "other"}))
+        adopt(layout, before.model_copy(update={"name": "other"}))
     with pytest.raises(RecipeError, match="`steps` is `2`, and 3 steps of the run are done") as caught:
-        adopt(layout, before, before.model_copy(update={"steps": 2}))
+        adopt(layout, before.model_copy(update={"steps": 2}))
     assert caught.value.hint == f"ppoctl resume {layout.root} --set steps=3"
     assert starts(layout) == [1]
-    assert adopt(layout, before, before.model_copy(update={"steps": 3})) is not None
+    assert adopt(layout, before.model_copy(update={"steps": 3})) is not None
 
 
 @pytest.mark.parametrize(

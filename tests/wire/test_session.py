@@ -16,6 +16,7 @@ from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.wire import session
+from ppoctl.wire.changes import change
 from ppoctl.wire.sources import require_same_sources
 
 DIGESTS = {"model": "a" * 64, "data": "b" * 64}
@@ -53,7 +54,7 @@ def attempt(layout: RunLayout, scorer: EvenScorer | None = None, recipe: Recipe 
     chosen = recipe or fake_recipe()
     sockets = fake_sockets(chosen)
     sockets = replace(sockets, scorer=scorer or sockets.scorer)
-    return session.attempt_run(session.OpenedRun(layout, {1: chosen}, sockets, threads=1, plan=plan_resume(layout)))
+    return session.attempt_run(session.OpenedRun(layout, {1: chosen}, sockets, plan=plan_resume(layout)))
 
 
 def test_sources_that_changed_are_named(made: RunLayout) -> None:
@@ -64,9 +65,9 @@ def test_sources_that_changed_are_named(made: RunLayout) -> None:
 
 
 def test_another_model_is_another_run(made: RunLayout) -> None:
-    session.require_same_model(made, fake_recipe())
+    assert change(made, fake_recipe()) is None
     with pytest.raises(RecipeError, match=r"`other` \(float32\) and the run was made from `bigram`"):
-        session.require_same_model(made, fake_recipe(model={"path": "other", "dtype": "float32"}))
+        change(made, fake_recipe(model={"path": "other", "dtype": "float32"}))
 
 
 def test_an_attempt_that_did_everything_says_so(made: RunLayout) -> None:

@@ -1,6 +1,7 @@
 """What a step takes, as its journal says: a start is in no stage, sending weights is no drawing, and what was
 recalled was not drawn. The clock is moved by hand: 30 s to start, 2 s to send weights, 0.5 s a sample."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ppoctl.batch.records import Rollouts, State
 from ppoctl.clock import WORK
 from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import run
-from ppoctl.ports import Gate, Models, Sample, SampleRequest, SamplingParams
+from ppoctl.ports import Actor, Gate, Sample, SampleRequest, SamplingParams
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
@@ -36,8 +37,8 @@ class Clock:
 
 
 class SlowGenerator(BigramGenerator):
-    def __init__(self, models: Models, clock: Clock) -> None:
-        super().__init__(models)
+    def __init__(self, actor_at: Callable[[State], Actor], clock: Clock) -> None:
+        super().__init__(actor_at)
         self.clock = clock
         self.is_started = False
 
@@ -67,8 +68,8 @@ def play(root: Path, clock: Clock, gate: Gate | None = None) -> None:
     if not root.exists():
         run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
     around = JobContext(gate or Stops(), lambda text: None, (), HealthMonitor(recipe.health), {})
-    sockets = replace(fake_sockets(recipe), generator=lambda models, say, logs: SlowGenerator(models, clock))
-    run(assemble(layout, claim(layout), {1: recipe}, sockets, around).job)
+    sockets = replace(fake_sockets(recipe), generator=lambda actor_at, say, logs: SlowGenerator(actor_at, clock))
+    run(assemble(layout, claim(layout), {1: recipe}, sockets, around)[0])
 
 
 def rollout_line(root: Path) -> Line:

@@ -3,7 +3,7 @@ score. What the recipe says goes in at one end; what one step makes of it comes 
 the book."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from ppoctl.batch.records import (
 )
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.loop.run import Job
-from ppoctl.ports import Models, SampleRequest, SamplingParams
+from ppoctl.ports import Actor, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.sockets import Sockets
 from tolerance import STEP
@@ -52,7 +52,7 @@ BASE: dict[str, Any] = {
     "seed": 5,
     "steps": 4,
     "model": {"path": "bigram", "dtype": "float32"},
-    "data": {"train": {"format": "gsm8k", "path": "none"}},
+    "data": {"train": {"format": "gsm8k", "path": "none"}, "eval": {"held": {"format": "gsm8k", "path": "none"}}},
     "rollout": {
         "prompts_per_step": 6,
         "samples_per_prompt": 2,
@@ -142,8 +142,8 @@ def moved_table(role: str) -> Tensor:
 class LoggedGenerator(BigramGenerator):
     """Draws, and writes down what it was asked."""
 
-    def __init__(self, models: Models) -> None:
-        super().__init__(models)
+    def __init__(self, actor_at: Callable[[State], Actor]) -> None:
+        super().__init__(actor_at)
         self.asked: list[tuple[SampleRequest, SamplingParams, State]] = []
 
     def open(self, params: SamplingParams) -> FakeStream:
@@ -247,8 +247,8 @@ def open_bench(
     scorer = RiddleScorer(lost)
     questions = Riddles(recipe.rollout.prompts_per_step)
 
-    def generator(models: Models, say: Any, logs: Any) -> LoggedGenerator:
-        made.append(LoggedGenerator(models))
+    def generator(actor_at: Callable[[State], Actor], say: Any, logs: Any) -> LoggedGenerator:
+        made.append(LoggedGenerator(actor_at))
         return made[0]
 
     sockets = Sockets(actor, critic, generator, scorer, questions, source_digest="bench")

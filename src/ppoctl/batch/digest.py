@@ -24,10 +24,18 @@ def file_digest(path: Path) -> FileDigest | None:
         return None
 
 
+def flush(path: Path) -> None:
+    """Make the operating system write out a file, or the names in a folder. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def flushed_digest(path: Path) -> FileDigest:
     """Digest of a file just written, which is on disk afterwards. Raises OSError."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    flush(path)
     digest = file_digest(path)
     assert digest is not None
     return digest

@@ -55,7 +55,7 @@ def convert_ckpt(
     if shard_gib <= 0:
         raise RecipeError(f"`--shard-gib {shard_gib:g}` must be above 0", hint="--shard-gib 4")
     _require_new(out)
-    from ppoctl.wire.convert import REPORT, ConvertRequest, convert
+    from ppoctl.conversion.command import REPORT, ConvertRequest, convert
 
     asked = ConvertRequest(
         source=source,

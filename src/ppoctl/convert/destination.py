@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ppoctl.batch.digest import flush
 from ppoctl.errors import RecipeError, StorageError, quoted
 
 
@@ -32,10 +33,10 @@ def destination(folder: Path) -> Iterator[Path]:
         try:
             _empty(aside)
             yield aside
-            flush(aside)
+            flush_all(aside)
             _require_absent(folder)
             aside.rename(folder)
-            flush_name(folder.parent)
+            flush(folder.parent)
         except OSError as error:
             raise _storage_error(folder, error) from error
         finally:
@@ -44,19 +45,10 @@ def destination(folder: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def flush(folder: Path) -> None:
+def flush_all(folder: Path) -> None:
     """Make the operating system write out every file under `folder`, and the names themselves."""
     for path in (folder, *folder.rglob("*")):
-        flush_name(path)
-
-
-def flush_name(path: Path) -> None:
-    """Make the operating system write out one file, or the names in one folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        flush(path)
 
 
 def _take(lock: int, folder: Path) -> None:

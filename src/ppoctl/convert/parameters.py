@@ -115,7 +115,7 @@ class MegatronWeights:
         self._by_tensor = {part.name: parameter for parameter in self.parameters for part in parameter.parts}
         self._require_nothing_else()
         self.specs = {
-            part.name: Spec(part.shape, state.tensors[self.keys[parameter.name].name].dtype)
+            part.name: Spec(part.shape, state.tensors[self.keys[parameter.name].name].properties.dtype)
             for parameter in self.parameters
             for part in parameter.parts
         }
@@ -148,8 +148,8 @@ class MegatronWeights:
             if stored is None:
                 continue
             wanted = (*(size for _, size in key.leading), *parameter.shape)
-            if stored.shape != wanted:
-                says = f"has shape {list(stored.shape)}; config.json says {list(wanted)}"
+            if stored.size != wanted:
+                says = f"has shape {list(stored.size)}; config.json says {list(wanted)}"
                 raise EnvironmentProblemError(f"tensor `{key.name}` in `{self._state.folder}` {says}")
             return key
         raise EnvironmentProblemError(

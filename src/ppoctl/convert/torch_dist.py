@@ -11,7 +11,6 @@ run anything: only the names that describe tensors are let through, and chunks a
 import io
 import json
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +57,6 @@ _ALLOWED = {
 }
 
 
-@dataclass(frozen=True)
-class Stored:
-    """One tensor of the folder, and where its chunks are."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    chunks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    """Offsets and sizes of each chunk."""
-
-
 class TorchDist:
     """Tensors of a torch_dist folder by their keys; nothing is read before it is asked for. Raises StorageError when
     the folder is no torch_dist checkpoint, is incomplete or asks for code to be run."""
@@ -76,15 +65,8 @@ class TorchDist:
         self.folder = folder
         self.metadata = read_metadata(folder)
         self._places: dict[MetadataIndex, Any] = self.metadata.storage_data
-        self.tensors: dict[str, Stored] = {
-            key: Stored(
-                tuple(stored.size),
-                stored.properties.dtype,
-                tuple((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks),
-            )
-            for key, stored in self.metadata.state_dict_metadata.items()
-            if isinstance(stored, TensorStorageMetadata)
-        }
+        described = self.metadata.state_dict_metadata.items()
+        self.tensors = {key: stored for key, stored in described if isinstance(stored, TensorStorageMetadata)}
 
     def read(self, key: str, leading: tuple[int, ...] = ()) -> Tensor:
         """The tensor, or, with indices of its leading dimensions (layer, expert), this slice of it: a copy.
@@ -92,10 +74,10 @@ class TorchDist:
         Chunks outside the slice are not read.
         """
         stored = self.tensors[key]
-        rest = stored.shape[len(leading) :]
-        whole = torch.empty(rest, dtype=stored.dtype)
+        whole = torch.empty(stored.size[len(leading) :], dtype=stored.properties.dtype)
         covered = 0
-        for offsets, sizes in stored.chunks:
+        for described in stored.chunks:
+            offsets, sizes = described.offsets, described.sizes
             ahead = zip(leading, offsets, sizes, strict=False)
             if not all(start <= index < start + size for index, start, size in ahead):
                 continue
@@ -117,7 +99,7 @@ class TorchDist:
             )
         return whole
 
-    def _chunk(self, key: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+    def _chunk(self, key: str, offsets: torch.Size, sizes: torch.Size) -> Tensor:
         place = self._places.get(MetadataIndex(key, offsets))
         if place is None:
             raise self._unreadable(key, "`.metadata` does not say where a chunk of it is")
@@ -131,7 +113,8 @@ class TorchDist:
                 found = load_plain(view)
         except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
             raise self._unreadable(key, f"`{path.name}`: {why(error)}") from error
-        if not isinstance(found, Tensor) or tuple(found.shape) != sizes or found.dtype != self.tensors[key].dtype:
+        dtype = self.tensors[key].properties.dtype
+        if not isinstance(found, Tensor) or found.shape != sizes or found.dtype != dtype:
             raise self._unreadable(key, f"`{path.name}` holds something else in its place")
         return found
 

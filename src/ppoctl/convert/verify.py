@@ -8,7 +8,7 @@
     configuration              describes the same model
 
 The table that converts also says how to go back, so a wrong table passes all of these: what the model computes (see
-`wire.convert`) is the check of the table.
+`conversion`) is the check of the table.
 """
 
 import hashlib

@@ -10,6 +10,8 @@ from ppoctl.errors import FinishedShortError, HealthStopError, InterruptedByUser
 from ppoctl.loop.expectations import history
 from ppoctl.loop.stories import Given, Outcome, Stages, Story
 from ppoctl.metrics import eval_set, find
+from ppoctl.recipe.metric_rules import evaluates
+from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger
@@ -17,26 +19,6 @@ from ppoctl.store.once import Once, Stage
 from ppoctl.store.outline import Outlines
 from ppoctl.store.retention import Retention, healthy_steps, saved_steps
 from ppoctl.store.states import Recorded, States, saved_state
-
-
-@dataclass(frozen=True)
-class Cadence:
-    """When what happens. Steps count from 1; 0 is before the first."""
-
-    steps: int
-    save_every_steps: int
-    eval_every_steps: int
-    eval_at_start: bool
-    best: str | None
-    """Metric whose best actor is kept."""
-
-    def saves(self, step: int) -> bool:
-        return step % self.save_every_steps == 0 or step == self.steps
-
-    def evaluates(self, step: int) -> bool:
-        if step == 0:
-            return self.eval_at_start
-        return step == self.steps or (self.eval_every_steps > 0 and step % self.eval_every_steps == 0)
 
 
 @runtime_checkable
@@ -68,7 +50,8 @@ class Job:
     """Everything the loop needs, wired."""
 
     layout: RunLayout
-    cadence: Cadence
+    recipe: Recipe
+    """The newest; stages and stories know the ones of before."""
     once: Once
     journal: Journal
     ledger: Ledger
@@ -80,9 +63,8 @@ class Job:
     stages: Callable[[int], Stages]
     """Settings that were changed on the way hold from their step on."""
     prompts: Callable[[int], Prompts]
-    evaluate: Callable[[int], Stage[Evaluation] | None]
-    """Asked for steps that are evaluated only. None: no evaluation set."""
-    first_carry: Carry
+    evaluate: Callable[[int], Stage[Evaluation]]
+    """Asked for steps that are evaluated only."""
     say: Callable[[str], None]
 
 
@@ -103,7 +85,7 @@ def run(job: Job) -> None:
 
 def _require_the_last_step(job: Job) -> None:
     """The plan against what is on disk: a run that did too little must not look like one that did all."""
-    reached, planned = last_saved(job), job.cadence.steps
+    reached, planned = last_saved(job), job.recipe.steps
     if reached < planned:
         raise FinishedShortError(
             f"the run ended at its newest saved step {reached} of the {planned} that `steps` asks for",
@@ -122,7 +104,7 @@ def _do_steps(job: Job) -> None:
     job.health.replay(job.journal.history(up_to=step))
     if step == 0:
         _evaluate(job, 0, states["actor"])
-    while step < job.cadence.steps:
+    while step < job.recipe.steps:
         step += 1
         given = Given(job.prompts(step), states, carry)
         outcome = job.story(step).tell(job.once.at(step), _keeping_best(job, step, job.stages(step)), given)
@@ -138,7 +120,7 @@ def start_point(job: Job) -> tuple[int, dict[str, State], Carry]:
     """The newest step with the states of all roles saved, or the beginning."""
     step = last_saved(job)
     if step == 0:
-        return 0, dict(job.states.initial), job.first_carry
+        return 0, dict(job.states.initial), Carry(kl_coef=0.0)
     saved = {role: saved_state(job.layout, role, step) for role in job.outlines.roles}
     return step, {role: state for role, (state, _) in saved.items()}, saved["actor"][1]
 
@@ -149,8 +131,13 @@ def _used_by(outcome: Outcome) -> dict[str, str]:
 
 
 def _evaluate(job: Job, step: int, actor: State) -> None:
-    if job.cadence.evaluates(step) and (stage := job.evaluate(step)) is not None:
-        job.once.at(step)(stage, actor)
+    if evaluates(job.recipe, step):
+        job.once.at(step)(job.evaluate(step), actor)
+
+
+def saves(recipe: Recipe, step: int) -> bool:
+    """Whether states are saved after this step."""
+    return step % recipe.checkpoint.every_steps == 0 or step == recipe.steps
 
 
 def _judge_and_save(job: Job, step: int, states: Mapping[str, State], carry: Carry) -> None:
@@ -161,7 +148,7 @@ def _judge_and_save(job: Job, step: int, states: Mapping[str, State], carry: Car
     stops = [verdict.text for verdict in verdicts if verdict.action == "stop"]
     if not stops and not _is_measured_before_the_update(job, step):
         _save_best(job, states["actor"], figures)
-    if job.cadence.saves(step) or stops:
+    if saves(job.recipe, step) or stops:
         job.states.saves.finish()  # of the step before; what they make superfluous goes before the new ones come
         job.retention.apply()
         lines = Recorded(job.journal.seq, job.ledger.end_of(step))
@@ -192,7 +179,7 @@ def _keeping_best(job: Job, step: int, stages: Stages) -> Stages:
 def _is_measured_before_the_update(job: Job, step: int) -> bool:
     """Whether the metric of the best state is of the actor that the step began with, and an update leads away from
     it: figures of training are; an evaluation is of the actor that the step made."""
-    best = job.cadence.best
+    best = job.recipe.checkpoint.best
     is_trained = job.outlines.at(step).training("actor") is not None
     return best is not None and eval_set(best) is None and is_trained
 
@@ -223,7 +210,7 @@ class _BestBefore:
 
 def _save_best(job: Job, actor: State, figures: Mapping[str, float]) -> None:
     """Keep the weights of the actor that the figures are of, if none before was as good."""
-    metric = job.cadence.best
+    metric = job.recipe.checkpoint.best
     if metric is None or metric not in figures:
         return
     seen = [value for _, value in history(job.journal.lines())[metric]]

@@ -23,6 +23,16 @@ def local_folder(path: str) -> Path | None:
     return fetched(path) if is_hub_id(path) else None
 
 
+def model_folder(path: str) -> Path:
+    """The folder with a model's files, as `local_folder`; nothing is fetched. Raises EnvironmentProblemError where
+    there is none."""
+    if found := local_folder(path):
+        return found
+    if is_hub_id(path):
+        raise EnvironmentProblemError(f"model `{path}` has not been fetched", hint=f"hf download {quoted(path)}")
+    raise EnvironmentProblemError(f"`{path}` does not exist", hint=f"ls {quoted(Path(path).parent)}")
+
+
 def fetched(hub_id: str) -> Path | None:
     """Folder with the snapshot of a hub model that `hf download` made; nothing is asked of the network."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,12 @@ def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
     except PpoctlError as error:
         yield error
         return
-    for check in (_require_weights, _require_end_tokens, _require_tokenizer):
+    generator = partial(_require_generator, device=device)
+    for check in (_require_weights, _require_end_tokens, _require_tokenizer, generator):
         try:
             check(folder, shape)
         except PpoctlError as error:
             yield error
-    try:
-        _require_generator(folder, shape, device)
-    except PpoctlError as error:
-        yield error
 
 
 def require_critic(path: str, base: str) -> None:

@@ -13,10 +13,10 @@ from ppoctl import metrics
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import DrawnFor, Sample, SampleRequest, SamplingParams, Scorer
 from ppoctl.stages.drawing import Drawing
 from ppoctl.stages.reward import score_all
+from ppoctl.stages.rollout import requests_of
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,8 @@ class EvaluateStage:
         return [("greedy", greedy, 1), ("sampled", self.sampled, self.samples_per_prompt)]
 
     def _pass(self, name: str, prompts: Prompts, mode: str, params: SamplingParams, count: int) -> _Pass:
-        owners = [(prompt, index) for prompt in prompts.rows for index in range(count)]
-        requests = [
-            SampleRequest(
-                key=f"{name}/{mode}/{prompt.id}#{index}",
-                prompt_tokens=prompt.token_ids,
-                seed=derive_seed(self.seed, "eval", mode, prompt.id, index),
-            )
-            for prompt, index in owners
-        ]
-        return _Pass(name, mode, params, [prompt for prompt, _ in owners], requests)
+        requests = requests_of(prompts, count, (self.seed, "eval", mode), f"{name}/{mode}/")
+        return _Pass(name, mode, params, [prompt for prompt in prompts.rows for _ in range(count)], requests)
 
     def _scored(self, drawn: _Pass, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         asked = [

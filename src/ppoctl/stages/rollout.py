@@ -1,7 +1,7 @@
 """10-rollout: draw responses from the actor."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,11 +37,16 @@ class RolloutStage:
 def sample_requests(prompts: Prompts, *, samples: int, seed: int, stage: str = "rollout") -> list[SampleRequest]:
     """One request per sample, prompt-major. Each has its own seed: equal prompts must not give equal samples, nor do
     two rounds of one step (`rollout.2`)."""
+    return requests_of(prompts, samples, (seed, prompts.step, stage))
+
+
+def requests_of(prompts: Prompts, samples: int, seed: Sequence[object], prefix: str = "") -> list[SampleRequest]:
+    """One request per sample, prompt-major, with a seed that is derived from `seed`, its prompt and its number."""
     return [
         SampleRequest(
-            key=f"{prompt.id}#{index}",
+            key=f"{prefix}{prompt.id}#{index}",
             prompt_tokens=prompt.token_ids,
-            seed=derive_seed(seed, prompts.step, stage, prompt.id, index),
+            seed=derive_seed(*seed, prompt.id, index),
         )
         for prompt in prompts.rows
         for index in range(samples)

@@ -1,7 +1,7 @@
 """How a step's rows become optimizer steps, and the small record that an update commits."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ppoctl import metrics
@@ -9,7 +9,7 @@ from ppoctl.batch.lineage import next_lineage
 from ppoctl.batch.records import Record, Rollouts, State, Update
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import Minibatch, MinibatchResult, Models, Objective, OptimizerStep
-from ppoctl.ppo.learning_rate import learning_rate
+from ppoctl.ppo.learning_rate import ScheduleKind, learning_rate
 from ppoctl.ppo.minibatches import minibatch_rows
 
 
@@ -18,7 +18,7 @@ class Schedule:
     """Learning rate over optimizer steps (see `ppo.learning_rate`) and what stays constant."""
 
     peak: float
-    kind: str
+    kind: ScheduleKind
     warmup_updates: int
     total_updates: int
     min_frac: float
@@ -32,13 +32,10 @@ class Schedule:
             peak=self.peak,
             warmup_updates=self.warmup_updates,
             total_updates=self.total_updates,
-            kind=self.kind,  # type: ignore[arg-type]
+            kind=self.kind,
             min_frac=self.min_frac,
         )
-        constant = self.constant
-        return OptimizerStep(
-            lr, constant.weight_decay, constant.grad_clip, constant.beta1, constant.beta2, constant.eps
-        )
+        return replace(self.constant, lr=lr)
 
 
 @dataclass(frozen=True)

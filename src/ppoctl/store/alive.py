@@ -3,13 +3,12 @@
 import os
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ppoctl.batch.sealed import intact_lines
 from ppoctl.errors import RunAliveError, quoted
+from ppoctl.store.append import intact
 from ppoctl.store.layout import RunLayout
 
 
@@ -36,17 +35,13 @@ def require_idle(layout: RunLayout) -> None:
     """Raise RunAliveError when another process of this host is at work on the run. Nothing is known of other hosts: a
     job that was moved to another node takes its run over. Intact lines of a damaged journal count; others say whether
     the damage stops the run."""
-    for attempt in attempts(_believed(layout.journal)):
+    for attempt in attempts(intact(layout.journal)):
         if attempt["status"] == "running" and attempt["pid"] != os.getpid():
             raise RunAliveError(
                 f"run `{layout.root}` is at work: attempt {attempt['attempt']} is process {attempt['pid']} here",
                 hint=f"follow it: ppoctl status {quoted(layout.root)}; or stop it and go on here: "
                 f"ppoctl resume {quoted(layout.root)} --take-over",
             )
-
-
-def _believed(journal: Path) -> list[dict[str, Any]]:
-    return list(intact_lines(journal.read_bytes())) if journal.is_file() else []
 
 
 def _is_alive(pid: int, *, since: float) -> bool:

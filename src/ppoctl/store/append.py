@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ppoctl.batch.sealed import how_to_mend
+from ppoctl.batch.sealed import how_to_mend, intact_lines
 from ppoctl.errors import CorruptArtifactError
 from ppoctl.store.disk import storage_error
 
@@ -72,6 +73,11 @@ def read_whole(path: Path) -> bytes:
         raise missing(path) from error
     except OSError as error:
         raise storage_error(path, error, doing="read") from error
+
+
+def intact(path: Path) -> list[dict[str, Any]]:
+    """What can still be believed of a damaged file; nothing where it is gone."""
+    return list(intact_lines(path.read_bytes())) if path.is_file() else []
 
 
 def missing(path: Path) -> CorruptArtifactError:

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ppoctl.batch.digest import FileDigest, flushed_digest
+from ppoctl.batch.digest import FileDigest, flush, flushed_digest
 from ppoctl.errors import StorageError, quoted
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import storage_error
-from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.layout import MANIFEST, RunLayout, folders
 from ppoctl.store.manifest import Manifest
 
 Moment = Callable[[str], None]
@@ -67,14 +67,14 @@ class Draft:
         require_covered(self.aside, written)
         complete = replace(manifest, files=dict(written))
         _write_flushed(self.aside / MANIFEST, complete.to_text().encode("ascii"))
-        flush_folder(self.aside)
+        flush(self.aside)
         self.moment("written")
         self.attempt.require_newest()
         if in_place_of:
             remove(self.folder)
             self.moment("removed")
         self.aside.rename(self.folder)
-        flush_folder(self.folder.parent)
+        flush(self.folder.parent)
         self.moment("renamed")
         return complete
 
@@ -130,8 +130,8 @@ def sweep(layout: RunLayout) -> None:
 
     Left there it would stand in the way of the rename, should the same artifact be made again.
     """
-    for parent in (*_children(layout.steps), *_children(layout.states)):
-        for folder in _children(parent):
+    for parent in (*folders(layout.steps), *folders(layout.states)):
+        for folder in folders(parent):
             is_complete = (folder / MANIFEST).is_file() and ".attempt-" not in folder.name
             if not is_complete and folder.suffix != ".parts":
                 shutil.rmtree(folder, ignore_errors=True)
@@ -153,18 +153,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         _write_flushed(aside, data)
         aside.replace(path)
-        flush_folder(path.parent)
+        flush(path.parent)
     except OSError as error:
         raise storage_error(path, error) from error
-
-
-def flush_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _flush_and_digest(folder: Path) -> dict[str, FileDigest]:
@@ -180,7 +171,3 @@ def _write_flushed(path: Path, data: bytes) -> None:
 
 def _files(folder: Path) -> Iterable[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
-
-
-def _children(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []

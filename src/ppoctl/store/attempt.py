@@ -19,7 +19,7 @@ class Attempt:
         On a network file system a listing may be some seconds old. What is published is safe even then: a rename
         onto a name that exists fails.
         """
-        newest = (self.layout.attempts() or [0])[-1]
+        newest = self.layout.newest_attempt
         if newest < self.number:
             raise StorageError(
                 f"`{self.layout.attempt(self.number)}` is gone: something moves or deletes the run's files",
@@ -38,7 +38,7 @@ def claim(layout: RunLayout) -> Attempt:
     try:
         layout.logs.mkdir(parents=True, exist_ok=True)
         while True:
-            number = (layout.attempts() or [0])[-1] + 1
+            number = layout.newest_attempt + 1
             try:
                 layout.attempt(number).mkdir()
             except FileExistsError:

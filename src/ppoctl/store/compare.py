@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed import whole_lines
-from ppoctl.store.append import read_whole
+from ppoctl.store.journal import read_lines
 
 COMPARED = ("seed", "tokens", "finish", "outcome", "score")
 """Fields of a sample that are compared. Not among them: where its weights came from (`stamp`, `used_by`), how often
@@ -37,8 +36,9 @@ class Comparison:
 
 
 def compare(left: Path, right: Path) -> Comparison:
-    """Compare two ledgers in their order. A run that goes on longer differs where the other one ends."""
-    lines = [_read(left), _read(right)]
+    """Compare two ledgers in their order; a line that a kill left unfinished is left out. A run that goes on longer
+    differs where the other one ends. Raises CorruptArtifactError naming a damaged line."""
+    lines = [read_lines(left), read_lines(right)]
     equal, last_equal_step = 0, 0
     for mine, other in zip(*lines, strict=False):
         difference = _difference(mine, other)
@@ -50,12 +50,6 @@ def compare(left: Path, right: Path) -> Comparison:
     longer = max(lines, key=len)
     first = _missing(longer[equal], in_left=longer is lines[1]) if len(longer) > equal else None
     return Comparison(equal, last_equal_step, (len(lines[0]), len(lines[1])), first)
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Whole lines of a ledger; one that a kill left unfinished is left out. Raises CorruptArtifactError naming a
-    damaged one."""
-    return [line.body for line in whole_lines(path, read_whole(path))]
 
 
 def _difference(mine: dict[str, Any], other: dict[str, Any]) -> Difference | None:

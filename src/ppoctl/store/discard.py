@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed import intact_lines, sealed_line
+from ppoctl.batch.sealed import sealed_line
 from ppoctl.errors import CorruptArtifactError, RecipeError, quoted
 from ppoctl.store import manifest as manifests
+from ppoctl.store.append import intact
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.journal import MENDED, stage_line
 from ppoctl.store.layout import RunLayout
@@ -43,7 +44,8 @@ def go_back(layout: RunLayout, step: int) -> tuple[ResumePlan, list[str]]:
             f"step {step} has no saved states to go back to (there are: {kept})",
             hint=f"see what there is: ppoctl status {quoted(layout.root)}",
         )
-    done = _set_aside(layout, [*_states_from(layout, step + 1), *_steps_after(layout, step)])
+    later = [layout.inside(layout.step(each)) for each in layout.committed_steps() if each > step]
+    done = _set_aside(layout, [*_states_from(layout, step + 1), *later])
     return plan_resume(layout), done
 
 
@@ -61,16 +63,10 @@ def _set_aside_broken(layout: RunLayout, plan: ResumePlan) -> list[str]:
     return done + _set_aside(layout, names)
 
 
-def _steps_after(layout: RunLayout, step: int) -> list[str]:
-    return [
-        layout.step(later).relative_to(layout.root).as_posix() for later in layout.committed_steps() if later > step
-    ]
-
-
 def _states_from(layout: RunLayout, step: int) -> list[str]:
     folders = [layout.state(role, saved) for role, saved in layout.saved_states() if saved >= step]
     folders += [folder for folder in layout.best_states() if int(folder.name) >= step]
-    return [folder.relative_to(layout.root).as_posix() for folder in folders]
+    return [layout.inside(folder) for folder in folders]
 
 
 def _set_aside(layout: RunLayout, names: Iterable[str]) -> list[str]:
@@ -100,22 +96,17 @@ def _rewrite_lines(layout: RunLayout, broken: set[str]) -> list[str]:
     if not journal and not ledger:
         return []
     done: list[str] = []
-    lines = _lines(layout.journal)
+    lines = intact(layout.journal)
     if ledger:
-        blocks = [line for block in whole_blocks(_lines(layout.ledger)) for line in block]
+        blocks = [line for block in whole_blocks(intact(layout.ledger)) for line in block]
         done.append(_replace(layout, layout.ledger, blocks))
     if journal:
         lines = _with_committed(layout, lines)
     seq = max([_told_seq(layout), *(int(line["seq"]) for line in lines)])
-    attempt = (layout.attempts() or [0])[-1] + 1
+    attempt = layout.newest_attempt + 1
     lines.append({"seq": seq + 1, "event": MENDED, "attempt": attempt, "at": time.time(), "files": sorted(broken)})
     said = _replace(layout, layout.journal, lines)
     return [*done, said] if journal else done
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Intact lines of a file; none where it is gone."""
-    return list(intact_lines(path.read_bytes())) if path.is_file() else []
 
 
 def _replace(layout: RunLayout, path: Path, lines: list[dict[str, Any]]) -> str:

@@ -13,14 +13,14 @@ REFUSED = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 MIB = 1 << 20
 
 
-def storage_error(
-    path: Path, error: OSError, *, doing: str = "write", needed_bytes: int | None = None
-) -> StorageError:
-    """The named error for what the disk refused; a full one says what is free, and what is needed if known."""
-    reason = error.strerror or str(error)
+def storage_error(path: Path, error: OSError, *, doing: str = "write") -> StorageError:
+    """The named error for what the disk refused; a full one says what is free."""
+    reason, folder = error.strerror or str(error), _existing(path)
     if error.errno in FULL:
-        return disk_full(path, reason, needed_bytes=needed_bytes)
-    folder = _existing(path)
+        return StorageError(
+            f"cannot write `{path}`: {reason} ({_free_bytes(folder) / MIB:.1f} MiB free)",
+            hint=f"nothing committed is lost; make room, then resume: df -h {quoted(folder)}",
+        )
     return StorageError(
         f"cannot {doing} `{path}`: {reason}", hint=f"look at owner and rights: ls -ld {quoted(folder)}"
     )
@@ -33,20 +33,10 @@ def refused(error: OSError) -> StorageError | None:
     return storage_error(Path(error.filename), error, doing="write" if error.errno in FULL else "use")
 
 
-def disk_full(path: Path, reason: str, *, needed_bytes: int | None = None) -> StorageError:
-    """The named error for a full disk."""
-    folder = _existing(path)
-    needed = "" if needed_bytes is None else f", {needed_bytes / MIB:.1f} MiB needed"
-    return StorageError(
-        f"cannot write `{path}`: {reason} ({free_bytes(folder) / MIB:.1f} MiB free{needed})",
-        hint=f"nothing committed is lost; make room, then resume: df -h {quoted(folder)}",
-    )
-
-
-def free_bytes(path: Path) -> int:
-    """Bytes that a user without privileges can still write where `path` is; 0 where nobody can tell."""
+def _free_bytes(folder: Path) -> int:
+    """Bytes that a user without privileges can still write; 0 where nobody can tell."""
     try:
-        return shutil.disk_usage(_existing(path)).free
+        return shutil.disk_usage(folder).free
     except OSError:
         return 0
 

@@ -40,6 +40,10 @@ class RunLayout:
     def name(self) -> str:
         return self.root.name
 
+    def inside(self, folder: Path) -> str:
+        """Name of a folder of this run for people: `steps/000003/10-rollout`."""
+        return folder.relative_to(self.root).as_posix()
+
     @property
     def recipe_toml(self) -> Path:
         return self.root / "recipe.toml"
@@ -93,7 +97,7 @@ class RunLayout:
 
     def all_parts(self, step: int) -> list[Path]:
         """Whatever such samples a step has."""
-        return [path for path in _folders(self.step(step)) if path.suffix == ".parts"]
+        return [path for path in folders(self.step(step)) if path.suffix == ".parts"]
 
     @property
     def states(self) -> Path:
@@ -108,37 +112,43 @@ class RunLayout:
 
     def best_states(self) -> list[Path]:
         """Folders of the best actor: one, or two while the older one is being replaced."""
-        return [path for path in _folders(self.best) if path.name.isdigit()]
+        return [path for path in folders(self.best) if path.name.isdigit()]
 
     @property
     def discarded(self) -> Path:
         """Where the attempt that comes next sets things aside."""
-        return self.root / "discarded" / f"attempt-{(self.attempts() or [0])[-1] + 1}"
+        return self.root / "discarded" / f"attempt-{self.newest_attempt + 1}"
 
     def committed_steps(self) -> list[int]:
         """Steps that have a folder, oldest first."""
-        return sorted(int(path.name) for path in _folders(self.steps) if path.name.isdigit())
+        return sorted(int(path.name) for path in folders(self.steps) if path.name.isdigit())
 
     def has_committed(self, step: int) -> bool:
         """Whether any stage of the step is committed. Setting aside and kills leave folders without."""
-        folders = _folders(self.step(step))
-        return any((folder / MANIFEST).is_file() for folder in folders if ".attempt-" not in folder.name)
+        there = folders(self.step(step))
+        return any((folder / MANIFEST).is_file() for folder in there if ".attempt-" not in folder.name)
 
     def saved_states(self) -> list[tuple[str, int]]:
         """Role and step of every committed state."""
-        roles = sorted(path.name for path in _folders(self.states) if path != self.best)
+        roles = sorted(path.name for path in folders(self.states) if path != self.best)
         return [(role, step) for role in roles for step in self.saved_steps(role)]
 
     def saved_steps(self, role: str) -> list[int]:
         """Steps with a committed state of the role, oldest first."""
-        folders = _folders(self.states / role)
-        return sorted(int(path.name) for path in folders if path.name.isdigit() and (path / MANIFEST).is_file())
+        there = folders(self.states / role)
+        return sorted(int(path.name) for path in there if path.name.isdigit() and (path / MANIFEST).is_file())
 
     def attempts(self) -> list[int]:
         """Numbers of all attempts so far, oldest first."""
-        names = [path.name.removeprefix("attempt-") for path in _folders(self.logs)]
+        names = [path.name.removeprefix("attempt-") for path in folders(self.logs)]
         return sorted(int(name) for name in names if name.isdigit())
 
+    @property
+    def newest_attempt(self) -> int:
+        """Number of the newest attempt; 0: none yet."""
+        return max(self.attempts(), default=0)
 
-def _folders(parent: Path) -> list[Path]:
+
+def folders(parent: Path) -> list[Path]:
+    """The folders in a folder, which may be absent."""
     return [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []

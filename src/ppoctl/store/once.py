@@ -134,7 +134,11 @@ class OnceAt:
         folder = self.once.layout.stage(self.step, stage.name)
         files = {RECORD: record.encoded, **record.readable_files()}
         committed = artifact.commit(
-            folder, artifact.write_bytes(files), manifest, self.once.attempt, self._moment(stage.name)
+            folder,
+            artifact.write_bytes(files),
+            manifest,
+            self.once.attempt,
+            moments(self.once.observers, self.step, stage.name),
         )
         line = self.once.journal.ensure(committed)
         for observer in self.once.observers:
@@ -142,26 +146,29 @@ class OnceAt:
                 observer.on_committed(line)
         return record
 
-    def _moment(self, stage: str) -> artifact.Moment:
-        def tell(moment: str) -> None:
-            for observer in self.once.observers:
-                observer.on_moment(self.step, stage, moment)
-
-        return tell
-
     def _require_same(self, stage: Stage[Any], manifest: Manifest, identities: tuple[str, ...]) -> None:
         folder = self.once.layout.stage(self.step, stage.name)
         if manifest.inputs != identities:
             changed = [old for old, new in zip(manifest.inputs, identities, strict=False) if old != new]
-            raise StorageError(
-                f"`{folder}` was made from other inputs (it has `{(changed or ['another number of them'])[0][:24]}`)",
-                hint=f"remove this stage and those after it to make them again: rm -r {quoted(folder)}",
-            )
-        if manifest.fingerprint != stage.fingerprint:
-            raise StorageError(
-                f"`{folder}` was made with other recipe keys than step {self.step} is recorded with",
-                hint=f"remove this stage and those after it to make them again: rm -r {quoted(folder)}",
-            )
+            what = f"from other inputs (it has `{(changed or ['another number of them'])[0][:24]}`)"
+        elif manifest.fingerprint != stage.fingerprint:
+            what = f"with other recipe keys than step {self.step} is recorded with"
+        else:
+            return
+        raise StorageError(
+            f"`{folder}` was made {what}",
+            hint=f"remove this stage and those after it to make them again: rm -r {quoted(folder)}",
+        )
+
+
+def moments(observers: Sequence[Observer], step: int, stage: str) -> artifact.Moment:
+    """A function that tells the observers where the commit of this stage is."""
+
+    def tell(moment: str) -> None:
+        for observer in observers:
+            observer.on_moment(step, stage, moment)
+
+    return tell
 
 
 def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) -> Record[Any]:

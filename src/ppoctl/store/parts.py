@@ -8,7 +8,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 
@@ -26,17 +26,17 @@ FILES = "*.safetensors"
 PER_TOKEN = ("tokens", "logprobs")
 
 
+@dataclass(frozen=True)
 class PartFiles:
     """Parts under `steps/N/10-rollout.parts/`, and under that of any other stage that draws."""
 
-    def __init__(self, layout: RunLayout, attempt: Attempt, *, every_s: float) -> None:
-        self._layout = layout
-        self._attempt = attempt
-        self._every_s = every_s
+    layout: RunLayout
+    attempt: Attempt
+    every_s: float
 
     def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:
         found: dict[str, Sample] = {}
-        folder = self._layout.parts(drawn_for.step, drawn_for.stage)
+        folder = self.layout.parts(drawn_for.step, drawn_for.stage)
         for path in sorted(folder.glob(FILES)) if folder.is_dir() else []:
             data = path.read_bytes()
             if path.stem.endswith(_digest(data)):
@@ -45,14 +45,14 @@ class PartFiles:
 
     @contextmanager
     def keep(self, drawn_for: DrawnFor) -> Iterator[Callable[[Sample], None]]:
-        folder = self._layout.parts(drawn_for.step, drawn_for.stage)
+        folder = self.layout.parts(drawn_for.step, drawn_for.stage)
         pending: list[Sample] = []
         written_at = time.monotonic()
 
         def take(sample: Sample) -> None:
             nonlocal written_at
             pending.append(sample)
-            if time.monotonic() - written_at >= self._every_s:
+            if time.monotonic() - written_at >= self.every_s:
                 self._write(folder, encoded(pending, drawn_for.fingerprint))
                 pending.clear()
                 written_at = time.monotonic()
@@ -65,13 +65,13 @@ class PartFiles:
             raise
 
     def _write(self, folder: Path, data: bytes) -> None:
-        self._attempt.require_newest()
+        self.attempt.require_newest()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error(folder, error) from error
         count = len(list(folder.glob(FILES)))
-        write_atomically(folder / f"{self._attempt.number}-{count:05d}-{_digest(data)}.safetensors", data)
+        write_atomically(folder / f"{self.attempt.number}-{count:05d}-{_digest(data)}.safetensors", data)
 
 
 def encoded(samples: Sequence[Sample], fingerprint: str) -> bytes:

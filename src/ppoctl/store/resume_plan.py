@@ -76,10 +76,7 @@ def plan_resume(layout: RunLayout) -> ResumePlan:
     roles = outlines.roles
     start = (saved_steps(layout, roles) or [0])[-1]
     items = _lines_items(layout, roles if start else (), start)
-    for role in roles:
-        items += _older_states(layout, role, start)
-    if start:
-        items += [_state_item(layout, role, start) for role in roles]
+    items += _state_items(layout, roles, start)
     steps = [step for step in layout.committed_steps() if step > start and layout.has_committed(step)]
     if steps:
         last = max(steps)
@@ -139,22 +136,15 @@ def _told_by_states(layout: RunLayout, saved: Sequence[str], start: int) -> tupl
     return seq, size_bytes
 
 
-def _state_item(layout: RunLayout, role: str, step: int) -> Item:
-    folder = layout.state(role, step)
-    return Item(folder.relative_to(layout.root).as_posix(), *_checked(folder, "restored"))
-
-
-def _older_states(layout: RunLayout, role: str, start: int) -> list[Item]:
-    """Items of other saved states that cannot be read. They are not needed, but whether they may go is read from
-    them."""
+def _state_items(layout: RunLayout, roles: Sequence[str], start: int) -> list[Item]:
+    """Items of the saved states that the run goes on from, and of others that cannot be read: they are not needed,
+    but whether they may go is read from them."""
     found: list[Item] = []
-    for step in layout.saved_steps(role):
-        folder = layout.state(role, step)
-        try:
-            if step != start:
-                manifests.read(folder)
-        except CorruptArtifactError as error:
-            found.append(Item(folder.relative_to(layout.root).as_posix(), "corrupt", error.message))
+    for role in roles:
+        for step in layout.saved_steps(role):
+            item = _item(layout, layout.state(role, step), "restored", is_needed=step == start)
+            if step == start or item.action == "corrupt":
+                found.append(item)
     return found
 
 
@@ -162,7 +152,10 @@ def _step_items(layout: RunLayout, step: int, told: Outline, *, is_last: bool) -
     """Items of the step's stages in the order of its story. A stage that is not there is a hole where later ones are,
     or where a later step is; an evaluation, which not every step has, never is."""
     stages = (*told.names, EVAL)
-    items = {stage: _stage_item(layout, step, stage, told) for stage in stages}
+    items = {
+        stage: _item(layout, layout.stage(step, stage), "replayed" if told.is_update(stage) else "recalled", "run")
+        for stage in stages
+    }
     there = [number for number, stage in enumerate(stages) if items[stage].action != "run"]
     last_there = max(there, default=-1)
     found: list[Item] = []
@@ -175,24 +168,15 @@ def _step_items(layout: RunLayout, step: int, told: Outline, *, is_last: bool) -
     return found
 
 
-def _stage_item(layout: RunLayout, step: int, stage: str, told: Outline) -> Item:
-    folder = layout.stage(step, stage)
-    name = folder.relative_to(layout.root).as_posix()
-    try:
-        committed = manifests.read(folder) is not None
-    except CorruptArtifactError as error:
-        return Item(name, "corrupt", error.message)
-    action = "replayed" if told.is_update(stage) else "recalled"
-    return Item(name, *_checked(folder, action)) if committed else Item(name, "run")
-
-
-def _checked(folder: Path, action: str) -> tuple[str, str]:
-    """Action on an artifact and a note: why it cannot be had."""
+def _item(layout: RunLayout, folder: Path, action: str, absent: str = "missing", *, is_needed: bool = True) -> Item:
+    """Item of an artifact, with the action on it if it can be had; files of one that is not needed are not read."""
+    name = layout.inside(folder)
     try:
         manifest = manifests.read(folder)
         if manifest is None:
-            return "missing", ""
-        manifests.verify(folder, manifest)
+            return Item(name, absent)
+        if is_needed:
+            manifests.verify(folder, manifest)
     except CorruptArtifactError as error:
-        return "corrupt", error.message
-    return action, ""
+        return Item(name, "corrupt", error.message)
+    return Item(name, action)

@@ -3,6 +3,7 @@ on."""
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
@@ -26,6 +27,7 @@ def healthy_steps(layout: RunLayout, roles: Sequence[str]) -> list[int]:
     return [step for step in saved_steps(layout, roles) if is_healthy(layout, roles, step)]
 
 
+@dataclass
 class Retention:
     """Deletes states older than those of the last `keep_last` healthy steps, and step folders that no kept state
     needs.
@@ -34,24 +36,21 @@ class Retention:
     A folder is looked at once by each process, so that a step costs the same however long the run is.
     """
 
-    def __init__(
-        self, layout: RunLayout, outlines: Outlines, *, keep_last: int, keep_rollouts_every_steps: int
-    ) -> None:
-        self._layout = layout
-        self._outlines = outlines
-        self._keep_last = keep_last
-        self._keep_rollouts_every_steps = keep_rollouts_every_steps
-        self._retired = 0
-        """Last step whose folder has been looked at."""
+    layout: RunLayout
+    outlines: Outlines
+    keep_last: int
+    keep_rollouts_every_steps: int
+    _retired: int = 0
+    """Last step whose folder has been looked at."""
 
     def apply(self) -> list[int]:
         """Delete what may go by now. Returns the steps whose folders were looked at."""
-        layout = self._layout
-        healthy = healthy_steps(layout, self._outlines.roles)
-        if len(healthy) < self._keep_last:
+        layout = self.layout
+        healthy = healthy_steps(layout, self.outlines.roles)
+        if len(healthy) < self.keep_last:
             return []
-        oldest_kept = healthy[-self._keep_last]
-        for role in self._outlines.roles:
+        oldest_kept = healthy[-self.keep_last]
+        for role in self.outlines.roles:
             for step in layout.saved_steps(role):
                 if step < oldest_kept:
                     artifact.remove(layout.state(role, step))
@@ -62,13 +61,13 @@ class Retention:
         return gone
 
     def _retire(self, step: int) -> None:
-        every = self._keep_rollouts_every_steps
+        every = self.keep_rollouts_every_steps
         is_kept = every > 0 and step % every == 0
-        for stage in self._outlines.at(step).stages:
+        for stage in self.outlines.at(step).stages:
             if not is_kept or stage.trains is not None:
-                artifact.remove(self._layout.stage(step, stage.name))
-        for folder in self._layout.all_parts(step):
+                artifact.remove(self.layout.stage(step, stage.name))
+        for folder in self.layout.all_parts(step):
             shutil.rmtree(folder, ignore_errors=True)
-        folder = self._layout.step(step)
+        folder = self.layout.step(step)
         if not any(folder.iterdir()):
             folder.rmdir()

@@ -27,7 +27,7 @@ from ppoctl.store.artifact import Draft
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.manifest import Manifest
-from ppoctl.store.once import Observer, load_record
+from ppoctl.store.once import Observer, load_record, moments
 from ppoctl.store.outline import Outlines
 from ppoctl.store.saves import Saves
 
@@ -119,7 +119,7 @@ class States:
                     hint=f"remove it and resume: rm -r {quoted(folder)}",
                 )
             return
-        draft = Draft(folder, self.attempt, self._moment(state))
+        draft = self._draft(folder, state)
         extra = {
             "updates": state.updates,
             "carry": carry.as_dict(),
@@ -165,7 +165,7 @@ class States:
             state = saved_state(self.layout, role, step)[0]
             engine = self._bring(state)
             again = replace(manifest, attempt=self.attempt.number, extra={**manifest.extra, "layout": layout})
-            draft = Draft(folder, self.attempt, self._moment(state))
+            draft = self._draft(folder, state)
             with draft.work():
                 draft.open()
                 draft.publish(again, engine.save(draft.aside, in_background=False).finish(), in_place_of=True)
@@ -188,6 +188,9 @@ class States:
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
 
+    def _draft(self, folder: Path, state: State) -> Draft:
+        return Draft(folder, self.attempt, moments(self.observers, state.step, f"state/{state.role}"))
+
     def _manifest(self, stage: str, state: State, extra: dict[str, Any]) -> Manifest:
         return Manifest(
             stage=stage,
@@ -202,13 +205,6 @@ class States:
             versions=self.versions,
             extra=extra,
         )
-
-    def _moment(self, state: State) -> artifact.Moment:
-        def tell(moment: str) -> None:
-            for observer in self.observers:
-                observer.on_moment(state.step, f"state/{state.role}", moment)
-
-        return tell
 
     def _bring(self, state: State) -> Trainer:
         resident = self._resident[state.role]
@@ -254,7 +250,7 @@ class States:
         folder = self.layout.state(state.role, state.step)
         manifest = manifests.read(folder)
         assert manifest is not None
-        if folder.relative_to(self.layout.root).as_posix() not in self.verified:
+        if self.layout.inside(folder) not in self.verified:
             manifests.verify(folder, manifest)
         engine.load(folder)
         self._resident[state.role].replay = int(manifest.extra.get("replay", 0))

@@ -16,7 +16,6 @@ same weights, and are asked only where engines of their node can read from them.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -141,35 +140,12 @@ class SendingRank(ABC):
         self._places = []
 
 
-@runtime_checkable
-class WeightSource(Protocol):
-    """All weights of a role's model, as the driver gets them from its ranks; valid until the next update."""
-
-    def buckets(self) -> Iterator[Bucket]:
-        """Buckets that the driver can read."""
-        ...
-
-    def buckets_for_engines(self) -> Iterator[Bucket]:
-        """Buckets that engines read directly, which the driver may not be able to. Each stays valid until two more
-        have been asked for; the last two until the role is next called. From other processes than the driver's, each
-        has a content that lasts."""
-        ...
-
-    def senders(self) -> Sequence["PipelineRankSender"]:
-        """Who can broadcast the weights instead, each a part of them."""
-        ...
-
-    def buckets_to_keep(self) -> Iterator[Bucket]:
-        """Buckets with nothing but a content that lasts: what a broadcast leaves for engines that die."""
-        ...
-
-
+@dataclass(frozen=True)
 class LocalSource:
-    """A trainer of one rank in the driver's process: views of its parameters, except where Megatron's fused layout
-    interleaves them."""
+    """All weights of a trainer of one rank in the driver's process: views of its parameters, except where Megatron's
+    fused layout interleaves them. They are valid until the next update."""
 
-    def __init__(self, rank: SendingRank) -> None:
-        self.rank = rank
+    rank: SendingRank
 
     def buckets(self) -> Iterator[Bucket]:
         return map(bucket_of, in_buckets(self.rank.weights(), VIEWS_BYTES))
@@ -186,35 +162,33 @@ class LocalSource:
         return iter(())
 
 
+@dataclass(frozen=True)
 class RankSource:
-    """A trainer of many processes."""
+    """All weights of a trainer of many processes, as the driver gets them from its ranks; valid until the next
+    update."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        pipeline_ranks: Sequence[Sequence[Sequence[int]]],
-        bucket_bytes: int,
-        engine_nodes: Callable[[], Collection[str]] | None = None,
-    ) -> None:
-        """`pipeline_ranks` has, for each pipeline rank, the groups of ranks that can gather its weights. With the
-        nodes of engines, ranks share with those there; without, all engines get buckets from one rank."""
-        self.executor = executor
-        self.pipeline_ranks = pipeline_ranks
-        self.bucket_bytes = bucket_bytes
-        self.engine_nodes = engine_nodes
+    executor: Executor
+    pipeline_ranks: Sequence[Sequence[Sequence[int]]]
+    """For each pipeline rank, the groups of ranks that can gather its weights."""
+    bucket_bytes: int
+    engine_nodes: Callable[[], Collection[str]] | None = None
+    """Nodes of engines: ranks share with those there. None: all engines get buckets from one rank."""
 
     def buckets(self) -> Iterator[Bucket]:
-        """Pipeline rank by pipeline rank; the first tensor rank of each stores."""
+        """Buckets that the driver can read, pipeline rank by pipeline rank; the first tensor rank of each stores."""
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups, SenderRanks(storing=frozenset(groups[0][:1])))
 
     def buckets_for_engines(self) -> Iterator[Bucket]:
-        """Pipeline rank by pipeline rank, from each node that has engines and ranks that can gather."""
+        """Buckets that engines read directly, which the driver may not be able to: pipeline rank by pipeline rank,
+        from each node that has engines and ranks that can gather. Each stays valid until two more have been asked
+        for; the last two until the role is next called. Each has a content that lasts."""
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups, self._near_engines(groups))
 
     def buckets_to_keep(self) -> Iterator[Bucket]:
-        """Pipeline rank by pipeline rank, from one rank of each."""
+        """Buckets with nothing but a content that lasts, pipeline rank by pipeline rank, from one rank of each: what
+        a broadcast leaves for engines that die."""
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups, replace(self._near_engines(groups), sharing=frozenset()))
 
@@ -230,9 +204,13 @@ class RankSource:
             yield _merged(found)
 
     def senders(self) -> Sequence["PipelineRankSender"]:
-        """One per pipeline rank, each for a process group of its own: in one for all, a sender would receive what the
-        others send."""
+        """Who can broadcast the weights instead, one per pipeline rank, each for a process group of its own: in one
+        for all, a sender would receive what the others send."""
         return [PipelineRankSender(self.executor, groups[0], self.bucket_bytes) for groups in self.pipeline_ranks]
+
+
+WeightSource = LocalSource | RankSource
+"""All weights of a role's model, wherever its ranks are."""
 
 
 @dataclass(frozen=True)

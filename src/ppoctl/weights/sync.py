@@ -84,14 +84,14 @@ class Published:
         return self.folder is not None or (bool(self.buckets) and all(bucket.contents for bucket in self.buckets))
 
 
+@dataclass
 class Sync:
     """Sends weights to engines, proves that they arrived, and restores engines without the trainer."""
 
-    def __init__(self, trainer: TrainerSide, side: EngineSide, canary: Canary) -> None:
-        self.trainer = trainer
-        self.side = side
-        self.canary = canary
-        self._links = Links()
+    trainer: TrainerSide
+    side: EngineSide
+    canary: Canary
+    _links: Links = field(default_factory=Links, init=False)
 
     def close(self) -> None:
         """Engines are about to end."""

@@ -19,6 +19,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.store.retention import saved_steps
+from ppoctl.wire.run_recipe import recorded_recipes
 from ppoctl.wire.stages import read_by
 from ppoctl.wire.stories import as_recorded
 
@@ -41,16 +42,27 @@ class Change:
         return [f"{key} {shown(old)} -> {shown(new)} from step {self.from_step}" for key, old, new in self.keys]
 
 
-def change(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> Change | None:
-    """What a resume with this recipe would change; None: nothing. Raises RecipeError for what no resume can do."""
+def change(layout: RunLayout, recipe: Recipe) -> Change | None:
+    """What a resume with this recipe would change; None: nothing. Raises RecipeError for what no resume can do, or
+    not yet, and StorageError when the recipe lays a role out as a saved state cannot be."""
+    recipes = recorded_recipes(layout)
+    recorded = recipes[max(recipes)]
+    _require_the_same_run(layout, recorded, recipe)
+    _require_fitting_states(layout, recipe)
     if recipe == recorded:
         return None
-    _require_the_same_run(layout, recorded, recipe)
-    return Change(differences(recorded, recipe), holds_from(layout, recorded, recipe), recipe.steps)
+    return Change(differences(recorded, recipe), _holds_from(layout, recorded, recipe), recipe.steps)
 
 
 def _require_the_same_run(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> None:
-    """Raise RecipeError where a recipe renames the run, or ends it before a step that it has done."""
+    """Raise RecipeError where a recipe renames the run, is for another model, or ends the run before a step that it
+    has done."""
+    if recipe.model != recorded.model:
+        raise RecipeError(
+            f"`model` is `{recipe.model.path}` ({recipe.model.dtype}) and the run was made from "
+            f"`{recorded.model.path}` ({recorded.model.dtype})",
+            hint="start a new run with another `name`",
+        )
     if recipe.name != recorded.name:
         raise RecipeError(
             f"`name` is `{recipe.name}`, and this run is `{recorded.name}`: a run keeps its name",
@@ -73,18 +85,17 @@ def _last_saved(layout: RunLayout) -> int:
     return max(saved_steps(layout, outlines_of(layout).roles), default=0)
 
 
-def adopt(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> Change | None:
-    """Record `recipe` as the run's from the step it holds from, and say what it changes. Raises RecipeError when it
-    cannot hold yet; nothing is written then."""
-    found = change(layout, recorded, recipe)
-    if found is None:
-        return None
-    run_dir.change_recipe(layout, as_recorded(recipe), from_step=found.from_step)
-    artifact.write_atomically(layout.recipe_toml, recipe_as_toml(recipe).encode())
+def adopt(layout: RunLayout, recipe: Recipe) -> Change | None:
+    """Record `recipe` as the run's from the step it holds from, and say what it changes. Raises as `change` does;
+    nothing is written then."""
+    found = change(layout, recipe)
+    if found is not None:
+        run_dir.change_recipe(layout, as_recorded(recipe), from_step=found.from_step)
+        artifact.write_atomically(layout.recipe_toml, recipe_as_toml(recipe).encode())
     return found
 
 
-def holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
+def _holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
     """The first step that a changed recipe would hold for. Raises RecipeError when it cannot hold yet."""
     start = _last_saved(layout)
     step = run_dir.first_free_step(layout, after=start)
@@ -101,7 +112,7 @@ def holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
     return step
 
 
-def require_fitting_states(layout: RunLayout, recipe: Recipe) -> None:
+def _require_fitting_states(layout: RunLayout, recipe: Recipe) -> None:
     """Raise StorageError, before anything is started, when the recipe lays a role out as a saved state cannot be."""
     start = _last_saved(layout)
     for role in outlines_of(layout).roles:
@@ -109,11 +120,6 @@ def require_fitting_states(layout: RunLayout, recipe: Recipe) -> None:
             manifest = manifests.read(layout.state(role, step)) if step >= start else None
             if manifest is None:
                 continue
-            if "layout" not in manifest.extra:
-                raise StorageError(
-                    f"the {role}'s state of step {step} says nothing of its layout: an earlier version saved it",
-                    hint="start a new run with another `name`",
-                )
             saved, asked = manifest.extra["layout"], saved_layout(recipe, role)
             keys = what_differs(saved, asked)
             if not keys:

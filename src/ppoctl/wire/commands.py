@@ -1,7 +1,7 @@
 """What `train`, `resume`, `rollout` and `eval` do, once the command line is parsed."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.loop.run import Job, run, start_point
 from ppoctl.loop.stories import Given
-from ppoctl.ports import Actor, Critic, DrawnFor, Sample, Trainer
+from ppoctl.ports import DrawnFor, Sample
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import Loaded, load
 from ppoctl.recipe.schema import Recipe
@@ -24,7 +24,7 @@ from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.retention import saved_steps
 from ppoctl.wire import changes, engines, session
-from ppoctl.wire.run_recipe import recipe_of
+from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
 from ppoctl.wire.session import Ended, OpenedRun
 from ppoctl.wire.sources import require_same_companions, require_same_sources, run_of
 from ppoctl.wire.stages import evaluation_stage
@@ -52,16 +52,13 @@ def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ende
 
 
 def _begin(layout: RunLayout, recipe: Recipe, command: str, *, verbose: bool, do: Callable[[Job], None]) -> Ended:
-    sockets, digests, threads = session.prepare(recipe)
-    try:
+    sockets, digests = session.prepare(recipe)
+    with engines.closed_if_it_fails(sockets):
         if layout.root.exists() and is_replaceable(layout):
             run_dir.remove(layout)
         session.create(layout, recipe, digests, command=command)
-    except BaseException:
-        sockets.scorer.close()
-        raise
     plan = ResumePlan(start=0, items=())
-    return session.attempt_run(OpenedRun(layout, {1: recipe}, sockets, threads, plan, verbose=verbose), do)
+    return session.attempt_run(OpenedRun(layout, {1: recipe}, sockets, plan, verbose=verbose), do)
 
 
 def is_replaceable(layout: RunLayout) -> bool:
@@ -94,11 +91,7 @@ def planned_change(root: Path, sets: Sequence[str]) -> changes.Change | None:
     """What a resume with these keys would change; None: nothing. Raises what it would raise before it starts
     anything."""
     layout = RunLayout(root.resolve())
-    recipe = recipe_of(layout, sets)
-    session.require_same_model(layout, recipe)
-    changes.require_fitting_states(layout, recipe)
-    recorded = session.recorded_recipes(layout)
-    return changes.change(layout, recorded[max(recorded)], recipe)
+    return changes.change(layout, recipe_of(layout, sets))
 
 
 def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
@@ -148,20 +141,14 @@ def _save_for_any_layout(job: Job) -> None:
 def _continue(
     layout: RunLayout, recipe: Recipe, plan: ResumePlan, *, verbose: bool, do: Callable[[Job], None] = run
 ) -> Ended:
-    session.require_same_model(layout, recipe)
-    recorded = session.recorded_recipes(layout)
-    sockets, digests, threads = session.prepare(recipe)
-    try:
+    changes.change(layout, recipe)  # refuses what no resume can do before anything is opened
+    sockets, digests = session.prepare(recipe)
+    with engines.closed_if_it_fails(sockets):
         require_same_sources(layout, digests)
-        changes.require_fitting_states(layout, recipe)
-        change = changes.adopt(layout, recorded[max(recorded)], recipe)
-    except BaseException:
-        sockets.scorer.close()
-        raise
+        change = changes.adopt(layout, recipe)
+        recipes = recorded_recipes(layout)
     notes = tuple(change.lines()) if change is not None else ()
-    recipes = session.recorded_recipes(layout)
-    opened = OpenedRun(layout, recipes, sockets, threads, plan, verbose=verbose, notes=notes)
-    return session.attempt_run(opened, do)
+    return session.attempt_run(OpenedRun(layout, recipes, sockets, plan, verbose=verbose, notes=notes), do)
 
 
 def _holds_only_rollouts(layout: RunLayout) -> bool:
@@ -192,7 +179,7 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
 
     Raises RecipeError when it is none of them, StorageError where a run's model source is not what it was.
     """
-    from ppoctl.convert.source import model_folder
+    from ppoctl.model.folder import model_folder
 
     if (path / "run.json").is_file():
         saved = saved_steps(RunLayout(path), outlines_of(RunLayout(path)).roles)
@@ -209,11 +196,6 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
         state = State("actor", manifest.step, int(manifest.extra["updates"]), manifest.identity)
         return Checkpoint(recipe, state, path)
     if (path / "config.json").is_file():
-        if not files:
-            raise RecipeError(
-                f"`{path}` is a model folder; a recipe must say what to evaluate it on",
-                hint=f"ppoctl eval recipes/quickstart.toml --ckpt {quoted(path)}",
-            )
         recipe = load(files, [*sets, f"model.path={path.resolve()}"]).recipe
         return Checkpoint(recipe, initial_state("actor", str(path.resolve())), None)
     raise RecipeError(
@@ -233,18 +215,15 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     if not sets:
         raise RecipeError("the recipe has no table under `[data.eval]`", hint="ppoctl recipes keys data.eval")
     scorer = engines.open_scorer(recipe, questions)
-    try:
+    with engines.closed_if_it_fails(scorer):
         sockets = engines.build_engines(recipe, questions, scorer, model_digest="")
-        generator = sockets.generator(OneActor(sockets.actor, checkpoint), say, None)
-        try:
-            nowhere = Nowhere()
-            drawing = Drawing(generator, nowhere, nowhere, nowhere.watch)
-            return evaluation_stage(recipe, drawing, scorer, sets).run(checkpoint.state)
-        finally:
-            generator.close()
-            sockets.close_trainers()
-    finally:
-        scorer.close()
+    with closing(sockets), closing(sockets.generator(lambda _: sockets.actor, say, None)) as generator:
+        if checkpoint.folder is None:
+            sockets.actor.start()
+        else:
+            sockets.actor.load(checkpoint.folder)
+        drawing = Drawing(generator, Nowhere(), Nowhere(), lambda *_: None)
+        return evaluation_stage(recipe, drawing, scorer, sets).run(checkpoint.state)
 
 
 class Nowhere:
@@ -254,44 +233,10 @@ class Nowhere:
         return {}
 
     def keep(self, drawn_for: DrawnFor) -> AbstractContextManager[Callable[[Sample], None]]:  # noqa: ARG002 - as above
-        return nullcontext(self._forget)
+        return nullcontext(lambda _: None)
 
     def before(self, step: int, stage: str) -> None:
         pass
 
     def between(self) -> None:
         pass
-
-    def watch(self, done: int, total: int, tokens: int) -> None:
-        """Nobody looks at how far it is."""
-
-    def _forget(self, sample: Sample) -> None:
-        pass
-
-
-class OneActor:
-    """The `Models` port of an evaluation: one actor at one state."""
-
-    def __init__(self, actor: Actor, checkpoint: Checkpoint) -> None:
-        self._actor = actor
-        self._checkpoint = checkpoint
-        self._there = False
-
-    def actor_at(self, state: State) -> Actor:
-        assert state == self._checkpoint.state
-        if not self._there:
-            if self._checkpoint.folder is None:
-                self._actor.start()
-            else:
-                self._actor.load(self._checkpoint.folder)
-            self._there = True
-        return self._actor
-
-    def critic_at(self, state: State) -> Critic:
-        raise NotImplementedError("an evaluation has no critic")
-
-    def stamped(self, state: State) -> State:
-        return state
-
-    def advancing(self, state: State, *, to: State) -> AbstractContextManager[Trainer]:
-        raise NotImplementedError("an evaluation trains nothing")

@@ -1,6 +1,8 @@
 """The real engines: Megatron-Core, vLLM and child processes, plugged into the sockets."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,27 +34,33 @@ def read_questions(recipe: Recipe) -> PromptSource:
 def open_scorer(recipe: Recipe, questions: PromptSource) -> Scorer:
     """The reward's scorer, after gold answers have won over wrong, empty and truncated ones."""
     scorer = recipe.reward.open()
-    try:
+    with closed_if_it_fails(scorer):
         require_sound(probe(scorer, recipe.reward, questions.train[:PROBED_ROWS]))
-    except BaseException:
-        scorer.close()
-        raise
     return scorer
 
 
-def set_threads(recipe: Recipe) -> int:
-    """CPU threads of this process, of trainer and generator alike."""
+@contextmanager
+def closed_if_it_fails(opened: Scorer | Sockets) -> Iterator[None]:
+    """Context of what is done between opening something and handing it on."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise
+
+
+def set_threads(recipe: Recipe) -> None:
+    """Set the CPU threads of this process, of trainer and generator alike."""
     threads = recipe.cluster.threads or len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
-    return threads
 
 
 def build_engines(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, model_digest: str) -> Sockets:
     """Real engines, none of them at a state yet. Nothing heavy is built before it is first asked."""
-    from ppoctl.convert.source import model_folder
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, trainer_side
+    from ppoctl.model.folder import model_folder
 
     placed = place(recipe)
     settings = _vllm_settings(recipe, str(model_folder(recipe.model.path)))
@@ -60,8 +68,8 @@ def build_engines(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, mo
     return Sockets(
         actor=actor,
         critic=MegatronCritic(trainer_settings(recipe, "critic"), placed.critic),
-        generator=lambda models, say, logs: _generator(
-            replace(settings, logs=logs), placed, trainer_side(actor, models.actor_at), say
+        generator=lambda actor_at, say, logs: _generator(
+            replace(settings, logs=logs), placed, trainer_side(actor, actor_at), say
         ),
         scorer=scorer,
         questions=questions,

@@ -6,10 +6,10 @@ from functools import partial
 from typing import TypeVar
 
 from ppoctl.batch.lineage import initial_state
-from ppoctl.batch.records import Carry, Evaluation, State, Update
-from ppoctl.loop.run import Cadence, Health, Job
+from ppoctl.batch.records import Evaluation, State, Update
+from ppoctl.loop.run import Health, Job
 from ppoctl.loop.stories import Story, stage_of
-from ppoctl.ports import Gate, Generator, Scorer
+from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
 from ppoctl.stages.drawing import Drawing, Progress
@@ -44,21 +44,6 @@ class JobContext:
     """Folders of saved states whose files were compared with their manifests when the run was opened."""
 
 
-@dataclass(frozen=True)
-class Wiring:
-    """A job and what must be closed after it."""
-
-    job: Job
-    generator: Generator
-    scorer: Scorer
-    close_trainers: Callable[[], None]
-
-    def close(self) -> None:
-        self.generator.close()
-        self.close_trainers()
-        self.scorer.close()
-
-
 def assemble(
     layout: RunLayout,
     attempt: Attempt,
@@ -66,13 +51,14 @@ def assemble(
     sockets: Sockets,
     around: JobContext,
     choose: StoryAt = story_at,
-) -> Wiring:
-    """A job on a run directory. `recipes` by the first step they hold for; older ones are read for result keys."""
+) -> tuple[Job, Generator]:
+    """A job on a run directory, and the generator, which must be closed after it. `recipes` by the first step they
+    hold for; older ones are read for result keys."""
     newest = recipes[max(recipes)]
     journal, outlines = Journal(layout, attempt), outlines_of(layout)
     states = _states(attempt, newest, outlines, sockets, around)
     gate = PublishingGate(states.saves, around.gate)
-    generator = sockets.generator(states, around.say, layout.attempt(attempt.number))
+    generator = sockets.generator(states.actor_at, around.say, layout.attempt(attempt.number))
     parts = PartFiles(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
     drawing = Drawing(generator, parts, gate, _to_all(around.observers))
     builder = StageBuilder(states, drawing, sockets.scorer)
@@ -84,28 +70,32 @@ def assemble(
 
     sets = sockets.questions.evaluation_sets()
 
-    def evaluate(step: int) -> Stage[Evaluation] | None:
-        return evaluation_stage(_holding_at(recipes, step), drawing, sockets.scorer, sets) if sets else None
+    def evaluate(step: int) -> Stage[Evaluation]:
+        return evaluation_stage(_holding_at(recipes, step), drawing, sockets.scorer, sets)
 
     states.replay = _replayer(layout, outlines, lambda step, name: stage_of(story(step), stages(step), name))
     job = Job(
         layout=layout,
-        cadence=cadence(newest),
+        recipe=newest,
         once=Once(layout, attempt, journal, gate, around.observers, around.versions),
         journal=journal,
         ledger=Ledger(layout.ledger, attempt),
         states=states,
-        retention=_retention(layout, outlines, newest),
+        retention=Retention(
+            layout,
+            outlines,
+            keep_last=newest.checkpoint.keep_last,
+            keep_rollouts_every_steps=newest.checkpoint.keep_rollouts_every_steps,
+        ),
         health=around.health,
         story=story,
         outlines=outlines,
         stages=stages,
         prompts=sockets.questions.prompts_for,
         evaluate=evaluate,
-        first_carry=Carry(kl_coef=0.0),
         say=around.say,
     )
-    return Wiring(job, generator, sockets.scorer, sockets.close_trainers)
+    return job, generator
 
 
 def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Sockets, around: JobContext) -> States:
@@ -124,33 +114,12 @@ def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Socke
     )
 
 
-def _retention(layout: RunLayout, outlines: Outlines, recipe: Recipe) -> Retention:
-    table = recipe.checkpoint
-    return Retention(
-        layout,
-        outlines,
-        keep_last=table.keep_last,
-        keep_rollouts_every_steps=table.keep_rollouts_every_steps,
-    )
-
-
 def _to_all(observers: tuple[Observer, ...]) -> Progress:
     def progress(done: int, total: int, tokens: int) -> None:
         for observer in observers:
             observer.on_progress(done, total, tokens)
 
     return progress
-
-
-def cadence(recipe: Recipe) -> Cadence:
-    """When what happens, from the recipe's tables."""
-    return Cadence(
-        steps=recipe.steps,
-        save_every_steps=recipe.checkpoint.every_steps,
-        eval_every_steps=recipe.eval.every_steps,
-        eval_at_start=recipe.eval.at_start,
-        best=recipe.checkpoint.best,
-    )
 
 
 def _holding_at(by_start: Mapping[int, Held], step: int) -> Held:

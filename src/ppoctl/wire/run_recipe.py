@@ -17,9 +17,8 @@ def recipe_of(layout: RunLayout, sets: Sequence[str] = ()) -> Recipe:
     """
     file = layout.recipe_toml
     if not file.exists():
-        recorded = run_dir.recipes(layout)
-        newest = from_resolved(recorded[max(recorded)])
-        artifact.write_atomically(file, recipe_as_toml(newest).encode("utf-8"))
+        recorded = recorded_recipes(layout)
+        artifact.write_atomically(file, recipe_as_toml(recorded[max(recorded)]).encode("utf-8"))
     try:
         return load([file], sets, environ={}).recipe
     except RecipeError as error:
@@ -28,6 +27,11 @@ def recipe_of(layout: RunLayout, sets: Sequence[str] = ()) -> Recipe:
         aside = file.with_name(f"{file.name}.wrong")
         command = f"mv {quoted(file)} {quoted(aside)} && ppoctl resume {quoted(layout.root)}"
         raise RecipeError(error.message, hint=f"edit it, or go on with what was recorded: {command}") from error
+
+
+def recorded_recipes(layout: RunLayout) -> dict[int, Recipe]:
+    """The run's recipes by the first step they hold for."""
+    return {start: from_resolved(resolved) for start, resolved in run_dir.recipes(layout).items()}
 
 
 def _is_right(layout: RunLayout) -> bool:

@@ -5,7 +5,7 @@ import platform
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -18,18 +18,16 @@ from ppoctl.errors import (
     OutOfMemoryError,
     PpoctlError,
     PreemptedError,
-    RecipeError,
     StorageError,
     SupersededError,
     quoted,
     without_secrets,
 )
-from ppoctl.launch.signals import SignalGate, signal_gate
+from ppoctl.launch.signals import signal_gate
 from ppoctl.loop.expectations import ExpectationResult, judge
 from ppoctl.loop.run import Job, run
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.layers import told_uri
-from ppoctl.recipe.load import from_resolved
 from ppoctl.recipe.rules import unused
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.recipe.write import recipe_as_toml
@@ -56,9 +54,6 @@ from ppoctl.wire.stories import as_recorded
 MIRROR_DEADLINE_S = 20.0
 """How long the end of a run waits for MLflow."""
 
-Plug = Callable[[Recipe, Mapping[str, str]], Sockets]
-"""(recipe, source digests) -> sockets; tests plug fakes in here."""
-
 
 @dataclass(frozen=True)
 class Ended:
@@ -77,6 +72,8 @@ class Watcher:
     mirror: MlflowMirror | None
     stage: tuple[int, str] = (0, "start")
     mirror_started: bool = False
+    exit_code: ExitCode = ExitCode.DONE
+    """How an attempt that came to its end is written down."""
 
     def on_stage(self, step: int, stage: str) -> None:
         self.stage = (step, stage)
@@ -109,7 +106,6 @@ class OpenedRun:
     layout: RunLayout
     recipes: Mapping[int, Recipe]
     sockets: Sockets
-    threads: int
     plan: ResumePlan
     """What was found when the run was opened."""
     observers: tuple[Observer, ...] = ()
@@ -122,24 +118,18 @@ class OpenedRun:
         return self.recipes[max(self.recipes)]
 
 
-def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str], int]:
-    """Everything that can be wrong with the recipe's sources is found here, before a run directory is made.
-
-    Returns the sockets, the digests of the sources, and the CPU threads in force.
-    """
+def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str]]:
+    """The sockets, and the digests of the sources. Everything that can be wrong with these is found here, before a
+    run directory is made."""
     if isinstance(recipe.tracking, MlflowTracking):
         told_uri(recipe.tracking.uri)
     preflight.require(recipe)
-    threads = engines.set_threads(recipe)
+    engines.set_threads(recipe)
     questions = engines.read_questions(recipe)
     digests = source_digests(recipe, questions)
     scorer = engines.open_scorer(recipe, questions)
-    try:
-        sockets = engines.build_engines(recipe, questions, scorer, model_digest=digests["model"])
-    except BaseException:
-        scorer.close()
-        raise
-    return sockets, digests, threads
+    with engines.closed_if_it_fails(scorer):
+        return engines.build_engines(recipe, questions, scorer, model_digest=digests["model"]), digests
 
 
 def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, command: str) -> None:
@@ -156,11 +146,6 @@ def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, com
     )
 
 
-def recorded_recipes(layout: RunLayout) -> dict[int, Recipe]:
-    """The run's recipes by the first step they hold for."""
-    return {start: from_resolved(resolved) for start, resolved in run_dir.recipes(layout).items()}
-
-
 def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
     """Run what is left. Raises the error that stopped it; the journal then has the attempt's end and exit code.
 
@@ -169,44 +154,40 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
     layout, recipe = opened.layout, opened.recipe
     attempt = claim(layout)
     artifact.sweep(layout)
-    journal, told = Journal(layout, attempt), outlines_of(layout)
-    journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=opened.threads)
+    journal = Journal(layout, attempt)
+    journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=torch.get_num_threads())
     with (
         # Not left to `_ending`: a second signal may come while that closes the mirror.
         signal_gate(f"ppoctl resume {quoted(layout.root)}") as gate,
-        _watched(opened, told, attempt, journal) as watcher,
-        _ending(journal, told, attempt, watcher) as word,
+        _watched(opened, attempt, journal) as watcher,
+        _ending(journal, attempt, watcher),
         gate.outlasting(),
+        closing(opened.sockets),
     ):
-        wiring = assemble(layout, attempt, opened.recipes, opened.sockets, _around(opened, watcher, gate))
+        around = JobContext(
+            gate=gate,
+            say=watcher.console.on_message,
+            observers=(watcher, *opened.observers),
+            health=HealthMonitor(recipe.health),
+            versions=versions(),
+            verified=opened.plan.verified,
+        )
+        job, generator = assemble(layout, attempt, opened.recipes, opened.sockets, around)
         for note in (*opened.notes, *(f"note: {text}" for text in unused(recipe))):
             watcher.console.on_message(note)
         if run_dir.has_begun(layout):
             watcher.start_mirror()
-        try:
-            do(wiring.job)
-        finally:
-            wiring.close()
+        with closing(generator):
+            do(job)
         verdicts = judge(recipe.expect, journal.lines()) if do is run else []
         if not all(verdict.met for verdict in verdicts):
-            word.exit_code = ExitCode.HEALTH  # the caller shows the table, then raises ExpectationError
+            watcher.exit_code = ExitCode.HEALTH  # the caller shows the table, then raises ExpectationError
     return Ended(layout, journal.lines(), verdicts)
 
 
-def _around(opened: OpenedRun, watcher: Watcher, gate: SignalGate) -> JobContext:
-    return JobContext(
-        gate=gate,
-        say=watcher.console.on_message,
-        observers=(watcher, *opened.observers),
-        health=HealthMonitor(opened.recipe.health),
-        versions=versions(),
-        verified=opened.plan.verified,
-    )
-
-
 @contextmanager
-def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
-    recipe = opened.recipe
+def _watched(opened: OpenedRun, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
+    recipe, told = opened.recipe, outlines_of(opened.layout)
     view = RunView(recipe.name, recipe.steps, lambda step: told.at(step).last)
     console = open_console(view, verbose=opened.verbose, history=journal.lines())
     mirror = None
@@ -219,28 +200,20 @@ def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journ
         console.close()
 
 
-@dataclass
-class LastWord:
-    """How an attempt that came to its end will be written down."""
-
-    exit_code: ExitCode = ExitCode.DONE
-
-
 @contextmanager
-def _ending(journal: Journal, told: Outlines, attempt: Attempt, watcher: Watcher) -> Iterator[LastWord]:
+def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[None]:
     """Write down how the attempt ended, whatever ended it."""
     status, code = "failed", int(ExitCode.INTERNAL)
-    word = LastWord()
     try:
         try:
-            yield word
+            yield
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise _out_of_memory(told, *watcher.stage, error) from error
+            raise _out_of_memory(outlines_of(attempt.layout), *watcher.stage, error) from error
         except OSError as error:
             if (named := refused(error)) is not None:
                 raise named from error
             raise
-        status, code = ("unmet" if word.exit_code else "finished"), int(word.exit_code)
+        status, code = ("unmet" if watcher.exit_code else "finished"), int(watcher.exit_code)
     except PpoctlError as error:
         if error.hint is not None:  # of rooms that do not know which run they work for
             error.hint = re.sub(r"\bRUN\b", lambda _: quoted(attempt.layout.root), error.hint)
@@ -280,25 +253,11 @@ def _out_of_memory(told: Outlines, step: int, name: str, error: BaseException) -
     )
 
 
-def require_same_model(layout: RunLayout, recipe: Recipe) -> None:
-    """Raise RecipeError when a resume asks for another model: that would be another run."""
-    first = recorded_recipes(layout)[1]
-    if recipe.model != first.model:
-        raise RecipeError(
-            f"`model` is `{recipe.model.path}` ({recipe.model.dtype}) and the run was made from `{first.model.path}` "
-            f"({first.model.dtype})",
-            hint="start a new run with another `name`",
-        )
-
-
 def probe_reward(recipe: Recipe) -> list[str]:
     """What the scorer says to gold, wrong, empty and truncated answers, a line per row; raises RewardError when gold
     does not win, or a kind that knows no gold has no score to train on."""
     questions = engines.read_questions(recipe)
-    scorer = recipe.reward.open()
-    try:
+    with closing(recipe.reward.open()) as scorer:
         probed = probe(scorer, recipe.reward, questions.train[: engines.PROBED_ROWS])
-    finally:
-        scorer.close()
     require_sound(probed)
     return [f"{row.id}: {row.describe()}" for row in probed]

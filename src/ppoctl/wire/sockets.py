@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ppoctl.batch.prompts import Prompts
-from ppoctl.ports import Actor, Critic, Generator, Models, Scorer
+from ppoctl.batch.records import State
+from ppoctl.ports import Actor, Critic, Generator, Scorer
 
 
 @runtime_checkable
@@ -28,12 +29,16 @@ class Sockets:
 
     actor: Actor
     critic: Critic
-    generator: Callable[[Models, Callable[[str], None], Path | None], Generator]
-    """The generator asks the models for weights when it has to be at another state; it says what went wrong and was
-    mended, and what is being waited for, to the second argument; its engines write their logs into the folder."""
+    generator: Callable[[Callable[[State], Actor], Callable[[str], None], Path | None], Generator]
+    """The generator asks the first argument for the actor when it has to be at another state; it says what went wrong
+    and was mended, and what is being waited for, to the second; its engines write their logs into the folder."""
     scorer: Scorer
     questions: PromptsByStep
     source_digest: str
     """Digest of the model source, which initial states descend from."""
     close_trainers: Callable[[], None] = nothing_to_close
     """Ends the processes of actor and critic that are not this one."""
+
+    def close(self) -> None:
+        self.close_trainers()
+        self.scorer.close()

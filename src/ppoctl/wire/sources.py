@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ppoctl.batch.digest import file_digest
 from ppoctl.data.source import PromptSource
-from ppoctl.errors import EnvironmentProblemError, StorageError
+from ppoctl.errors import StorageError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
@@ -22,25 +22,19 @@ def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
     """What the run is made from: digests of the model's files, of those beside its weights, of the tokenizer with its
     template, and of the data."""
     from ppoctl.convert.companions import companions_digest
-    from ppoctl.convert.source import model_folder
+    from ppoctl.model.folder import model_folder
 
-    folder = model_folder(recipe.model.path)
-    files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors" or path.name in CONFIGS)
-    if not any(path.suffix == ".safetensors" for path in files):
-        raise EnvironmentProblemError(
-            f"no `.safetensors` file in model folder `{folder}`", hint="name a folder that `save_pretrained` wrote"
-        )
-    found = [(path.name, file_digest(path)) for path in files]
-    if recipe.model.critic is not None:
-        found += [
-            (f"critic/{path.name}", file_digest(path)) for path in _critic_files(model_folder(recipe.model.critic))
-        ]
+    folder, critic = model_folder(recipe.model.path), recipe.model.critic
+    files = [(path.name, path) for path in _weights_and_configs(folder)]
+    if critic is not None:
+        files += [(f"critic/{path.name}", path) for path in _weights_and_configs(model_folder(critic))]
+    found = ((name, file_digest(path)) for name, path in files)
     listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found if digest is not None)
     model = hashlib.sha256(listing.encode()).hexdigest()
     return {"model": model, COMPANIONS: companions_digest(folder), **questions.digests}
 
 
-def _critic_files(folder: Path) -> list[Path]:
+def _weights_and_configs(folder: Path) -> list[Path]:
     kinds = (".safetensors", ".distcp")
     return sorted(path for path in folder.iterdir() if path.suffix in kinds or path.name in CONFIGS)
 

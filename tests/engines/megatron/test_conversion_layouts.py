@@ -6,8 +6,8 @@ import torch
 from layout_lab import settings, trainer
 from safetensors.torch import load_file
 
+from ppoctl.conversion.command import ConvertRequest, convert
 from ppoctl.recipe.schema import ParallelTable
-from ppoctl.wire.convert import ConvertRequest, convert
 
 DENSE = {
     "alone": ParallelTable(),

@@ -7,11 +7,11 @@ import megatron_lab as lab
 import pytest
 import torch
 
-from ppoctl.convert.source import model_folder
 from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.model.cost import token_cost
 from ppoctl.model.families import FAMILIES
+from ppoctl.model.folder import model_folder
 from ppoctl.model.reading import read_shape
 from ppoctl.model.rope import Llama3Scaling, Rope
 from ppoctl.model.shape import ExpertShape
@@ -392,9 +392,8 @@ def test_a_missing_model_is_an_environment_problem(tmp_path):
         read_shape(tmp_path)
 
 
-def test_a_hub_id_without_network_or_cache_is_an_environment_problem(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(EnvironmentProblemError, match="neither a folder nor available from the hub"):
+def test_a_hub_id_that_was_not_fetched_names_the_command_that_fetches_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(EnvironmentProblemError, match="`nobody/nothing` has not been fetched") as caught:
         model_folder("nobody/nothing")
+    assert caught.value.hint == "hf download nobody/nothing"

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.sequences import Sequences
-from ppoctl.convert.source import model_folder
 from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.device import this_device
 from ppoctl.engines.megatron import checkpoint, optimizer
@@ -48,6 +47,7 @@ from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights, sent_parts
 from ppoctl.errors import EnvironmentProblemError, NonFiniteError, OutOfMemoryError
 from ppoctl.model.cost import token_cost
+from ppoctl.model.folder import model_folder
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
 from ppoctl.ports import Minibatch, Objective

@@ -12,14 +12,14 @@ from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences, one_sequence
 from ppoctl.convert.companions import Companions
-from ppoctl.convert.destination import flush
+from ppoctl.convert.destination import flush_all
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
-from ppoctl.convert.source import model_folder
 from ppoctl.convert.tensors import Role, placements, weight_names
 from ppoctl.engines.megatron.microbatches import Share, merge
 from ppoctl.engines.megatron.rank import StepShare, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
+from ppoctl.model.folder import model_folder
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
 from ppoctl.ports import Actor, Minibatch, MinibatchResult, Objective
@@ -93,7 +93,7 @@ class MegatronTrainer:
                     writer.write(name, tensor)
             writer.finish()
         Companions(source, role, self.settings.dtype).write(folder)
-        flush(folder)
+        flush_all(folder)
         return sent
 
     def update(

@@ -210,7 +210,7 @@ def join(address: str) -> None:
 
 def _silence() -> None:
     # Ray prints what happens to its processes into our output, in colour; it comes as our errors instead.
-    ray._private.worker.print_to_stdstream = _print_nothing
+    ray._private.worker.print_to_stdstream = _say_nothing
     # So does an error that nobody asks for any more, because another one has ended the question.
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
 
@@ -226,12 +226,8 @@ def _show_token() -> None:
         _enable_token_auth()
 
 
-def _print_nothing(*_: Any, **__: Any) -> None:
-    """Stand-in for Ray's function that prints messages to the driver."""
-
-
-def _say_nothing(line: str) -> None:
-    """Stand-in for `say` until somebody listens."""
+def _say_nothing(*_: Any, **__: Any) -> None:
+    """Stand-in for Ray's function that prints messages to the driver, and for `say` until somebody listens."""
 
 
 def _has_gpus() -> bool:

@@ -1,7 +1,6 @@
 """Memory of the nodes of a running Ray."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,8 @@ class NodeMemory:
 def memory_of_nodes(address: str, gpu_gib: Callable[[], float | None]) -> NodeMemory:
     """Memory of the nodes of the Ray at `HOST:PORT`; `gpu_gib` is called on each node that has GPUs. Raises
     EnvironmentProblemError when no Ray answers."""
-    with _visit(address):
+    join(address)
+    try:
         nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         with_gpus = [node["NodeID"] for node in nodes if node["Resources"].get("GPU")]
         ask: Any = ray.remote(num_cpus=0, num_gpus=0)(gpu_gib)
@@ -35,12 +35,5 @@ def memory_of_nodes(address: str, gpu_gib: Callable[[], float | None]) -> NodeMe
         sizes = ray.get([ask.options(scheduling_strategy=node).remote() for node in there], timeout=ANSWER_S)
         host = sum(int(node["Resources"].get("memory", 0)) for node in nodes)
         return NodeMemory(host, min((size for size in sizes if size is not None), default=None))
-
-
-@contextmanager
-def _visit(address: str) -> Iterator[None]:
-    join(address)
-    try:
-        yield
     finally:
         ray.shutdown()

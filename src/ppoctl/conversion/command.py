@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from ppoctl.conversion.source import FoundCheckpoint, find_source
 from ppoctl.convert import verify
 from ppoctl.convert.accounted import Accounted
 from ppoctl.convert.companions import Companions
@@ -19,11 +20,10 @@ from ppoctl.convert.tensors import EMBEDDING, Role
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.verify import Check
 from ppoctl.convert.written import write_hugging_face, write_megatron
-from ppoctl.errors import RecipeError, StorageError, quoted
+from ppoctl.errors import RecipeError
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
 from ppoctl.versions import versions
-from ppoctl.wire.convert_source import FoundCheckpoint, find_source
 
 REPORT = "ppoctl-conversion.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -84,7 +84,7 @@ class Conversion:
             if self.asked.dtype is None and record.is_file():
                 checks.append(verify.check_record(record, digests))
             if self.asked.parity:
-                from ppoctl.wire.convert_parity import ModelPair, check_parity
+                from ppoctl.conversion.parity import ModelPair, check_parity
 
                 to_hf = self.asked.to == "hf"
                 hugging_face, megatron = (folder, self.source.folder) if to_hf else (self.source.folder, folder)
@@ -108,19 +108,15 @@ class Conversion:
 
 def convert(asked: ConvertRequest, say: Callable[[str], None]) -> dict[str, Any]:
     """Convert a checkpoint; returns the report. Nothing is left at the destination unless everything went well."""
-    source = find_source(
-        asked.source, like=asked.like, role=asked.role, step=asked.step, allow_pickle=asked.allow_pickle
-    )
+    source = find_source(asked.source, like=asked.like, role=asked.role, step=asked.step)
     if source.kind == asked.to:
         other = "megatron" if asked.to == "hf" else "hf"
         raise RecipeError(f"`{asked.source}` is in that format already (`--to {asked.to}`)", hint=f"--to {other}")
-    if not asked.out.parent.is_dir():
-        raise StorageError(f"`{asked.out.parent}` is no folder", hint=f"mkdir -p {quoted(asked.out.parent)}")
     conversion = _open(asked, source)
     for note in conversion.notes:
         say(f"note: {note}")
     if asked.verify and asked.parity:
-        from ppoctl.wire.convert_parity import require_memory
+        from ppoctl.conversion.parity import require_memory
 
         require_memory(conversion.weights)
     with destination(asked.out) as aside:

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppoctl.convert.source import model_folder
 from ppoctl.convert.tensors import Role
 from ppoctl.convert.torch_dist import BACKEND, TorchDist, is_torch_dist
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
-from ppoctl.model.folder import is_hub_id, read_config
+from ppoctl.model.folder import model_folder, read_config
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
@@ -34,9 +33,7 @@ class FoundCheckpoint:
     """Notes that people should know besides."""
 
 
-def find_source(
-    path: str, *, like: str | None, role: Role | None, step: int | None, allow_pickle: bool = False
-) -> FoundCheckpoint:
+def find_source(path: str, *, like: str | None, role: Role | None, step: int | None) -> FoundCheckpoint:
     """Find the checkpoint of a command line. Raises RecipeError where its words do not go together or name no saved
     state, EnvironmentProblemError where there is no checkpoint, CorruptArtifactError where a run's state is not what
     was saved."""
@@ -52,8 +49,11 @@ def find_source(
     _require_no_megatron(folder)
     if like is not None:
         raise RecipeError(f"`--like` is for a Megatron folder, and `{path}` is none", hint="leave out --like")
-    _require_model(folder, path)
-    folder = model_folder(path, allow_pickle=allow_pickle)
+    folder = model_folder(path)
+    if not (folder / "config.json").is_file():
+        raise EnvironmentProblemError(
+            f"`{path}` is no run, no Megatron folder and no Hugging Face folder", hint=f"ls -a {quoted(folder)}"
+        )
     return FoundCheckpoint("hf", folder, folder, role or _role_of_config(folder), f"Hugging Face folder {folder}")
 
 
@@ -107,7 +107,7 @@ def _torch_dist(folder: Path, like: str | None, role: Role | None) -> FoundCheck
             hint=f"name a folder of the same model: ppoctl convert-ckpt {quoted(folder)} OUT --to hf --like FOLDER",
         )
     output = TorchDist(folder).tensors.get("output_layer.weight")
-    kept: Role = "critic" if output is not None and output.shape[0] == 1 else "actor"
+    kept: Role = "critic" if output is not None and output.size[0] == 1 else "actor"
     _require_role(kept, role, folder)
     base = folder if like is None else model_folder(like)
     return FoundCheckpoint("megatron", folder, base, kept, f"Megatron folder {folder}")
@@ -129,15 +129,6 @@ def _require_no_megatron(folder: Path) -> None:
     if (folder / BACKEND).is_file():
         says = f"`{folder}` has `{BACKEND}` and no `.metadata`"
         raise EnvironmentProblemError(says, hint=f"ls -la {quoted(folder)}")
-
-
-def _require_model(folder: Path, path: str) -> None:
-    if not folder.is_dir() and not is_hub_id(path):
-        raise EnvironmentProblemError(f"`{path}` does not exist", hint=f"ls {quoted(folder.parent)}")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise EnvironmentProblemError(
-            f"`{path}` is no run, no Megatron folder and no Hugging Face folder", hint=f"ls -a {quoted(folder)}"
-        )
 
 
 def _iterations(folder: Path) -> Iterator[Path]:
