@@ -8,6 +8,7 @@ standard library only; everything else is imported inside the function, so that 
 import errno
 import os
 import re
+import signal
 import sys
 import tempfile
 import traceback
@@ -77,7 +78,12 @@ def main() -> None:
     # threads that spin while they wait make a busy machine ten times slower.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    except BrokenPipeError:  # whoever read our lines has had enough of them
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so once more at its end
+        code = 128 + signal.SIGPIPE
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

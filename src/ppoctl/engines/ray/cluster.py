@@ -18,10 +18,6 @@ from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.private_folder import PARENT, PrivateFolder, sweep
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError, quoted
 
-OBJECT_STORE_BYTES = 256 * 2**20
-"""Shared memory of a local Ray: rollouts pass through it, and weights that are stored stay; what is more goes to
-disk."""
-
 LOOPBACK = "127.0.0.1"
 
 CONNECT_DEADLINE_S = 10.0
