@@ -200,7 +200,7 @@ def test_an_engine_that_dies_when_it_is_to_sleep_is_started_again_when_it_is_nee
 
 
 def test_engines_that_slept_where_nothing_is_kept_get_their_weights_from_the_trainer():
-    turns, engine = Turns(), CountingHost(speed=1)
+    turns, engine = Turns(EVERYONE), CountingHost(speed=1)
     bench = bench_of(engine, turns=turns)
     bench.trainer.keeps = False
     for _ in range(2):
@@ -335,3 +335,4 @@ def test_an_engine_whose_process_is_used_up_starts_anew_in_another_one(tmp_path)
         assert all(host.log[place - 1] == "close" for place in places)
     assert len(begun) == 3
     assert {Path(folder).parent for folder in begun} == {tmp_path}
+    bench.fleet.close()
