@@ -158,6 +158,7 @@ def ranks_that_see(*devices: str) -> list[tuple[int, str, str, list[str]]]:
 
 def test_tensor_ranks_see_each_others_gpus_before_anything_asks_for_cuda():
     assert ranks_that_see("3", "1") == [(0, "3,1", "0", ["3,1"]), (1, "3,1", "1", ["3,1"])]
+    assert ranks_that_see("-1", "-1") == [(0, "-1", "0", ["-1"]), (1, "-1", "1", ["-1"])]  # a CPU on purpose
     assert ranks_that_see("", "") == [(0, "", "0", [""]), (1, "", "1", [""])]
 
 

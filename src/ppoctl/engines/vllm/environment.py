@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
-from ppoctl.device import on_gpu
+from ppoctl.device import VISIBLE, hides_all, on_gpu
 from ppoctl.engines.loopback import open_store
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import EnvironmentProblemError
@@ -102,13 +102,14 @@ def join_tensor_ranks(rank: int, world_size: int, address: str) -> None:
 def _see_all_devices(store: TCPStore, rank: int, world_size: int) -> int:
     """Place of this rank among those of its node. Each rank begins with its own GPU, and vLLM looks for those of the
     other ranks in `CUDA_VISIBLE_DEVICES`, under their places."""
-    store.set(f"device of {rank}", f"{this_machine()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
+    shown = os.environ.get(VISIBLE, "")
+    store.set(f"device of {rank}", f"{this_machine()} {'' if hides_all(shown) else shown}")
     said = [store.get(f"device of {other}").decode().rpartition(" ") for other in range(world_size)]
     here = [other for other, (machine, _, _) in enumerate(said) if machine == this_machine()]
     devices = [said[other][2] for other in here]
     if any(devices):
         _require_one_each(devices)
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        os.environ[VISIBLE] = ",".join(devices)
     return here.index(rank)
 
 
