@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu quickstart test fakes drills engines runs story story-sample check check-gpu pin-gpu format clean
+.PHONY: help setup setup-gpu quickstart test fakes screens drills engines runs story story-sample check check-gpu pin-gpu format clean
 
 help: ## Explain the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,13 +33,17 @@ quickstart: setup ## Train the quickstart model with PPO until it solves held-ou
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
 
 RUNS = tests/story tests/engines/ray
+SCREENS = tests/cli tests/recipe tests/plan tests/doctor tests/house tests/tracking
 DRILLS = tests/store tests/story tests/loop tests/convert
 
-test: setup ## The tests, in four parts of which two run side by side (minutes; each is printed when it ends)
-	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs drills fakes
+test: setup ## The tests, in five parts of which two run side by side (minutes; each is printed when it ends)
+	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs drills fakes screens
 
-fakes: setup ## A part of the tests: mathematics, records, recipes, rewards, screens; no engine
-	$(BIN)/python -m pytest -m "not story and not engines" $(addprefix --ignore=,$(DRILLS)) $(ARGS)
+fakes: setup ## A part of the tests: mathematics, records, stages, rewards; no engine
+	$(BIN)/python -m pytest -m "not story and not engines" $(addprefix --ignore=,$(DRILLS) $(SCREENS)) $(ARGS)
+
+screens: setup ## A part of the tests: recipes, plans, what commands print, and the laws of the house
+	$(BIN)/python -m pytest -m "not story and not engines" $(SCREENS) $(ARGS)
 
 drills: setup ## A part of the tests: every kill drill on fakes, damage, and conversions
 	$(BIN)/python -m pytest -m "not story and not engines" $(DRILLS) $(ARGS)

@@ -84,8 +84,9 @@ def run(folder: Path, rounds: int) -> dict[str, float]:
         "cluster={threads=1, placement='apart', weights='shared', weights_bucket_mib=8}",
     ]
     recipe = load([RECIPE], changes).recipe
-    placed: Placed = place(recipe)
-    actor = MegatronActor(trainer_settings(recipe, "actor"), placed.actor)
+    of_actor, of_critic = (trainer_settings(recipe, role) for role in ("actor", "critic"))
+    placed: Placed = place(recipe, of_actor, of_critic)
+    actor = MegatronActor(of_actor, placed.actor)
     settings = VllmSettings(str(folder / "model"), "float32", 128, (1,), recipe.generator)
     hosts = placed.generator(settings, print)
     engine = hosts.engines[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import Health, Job, run
-from ppoctl.loop.stories import PPO, outline
+from ppoctl.loop.stories import PPO, outline, story_at
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
@@ -21,7 +21,7 @@ from ppoctl.store.run_dir import STORIES
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.job import JobContext, assemble
 from ppoctl.wire.sockets import Sockets
-from ppoctl.wire.stories import StoryAt, as_recorded, story_at
+from ppoctl.wire.stories import StoryAt, as_recorded
 
 
 @dataclass

@@ -12,8 +12,9 @@ from ppoctl.batch.records import Carry, State
 from ppoctl.errors import ExpectationError, FinishedShortError, HealthStopError
 from ppoctl.loop import run as run_module
 from ppoctl.loop.expectations import judge, require_met
-from ppoctl.loop.run import Job, saves
+from ppoctl.loop.run import Job
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
+from ppoctl.recipe.cadence import saves
 from ppoctl.recipe.schema import Expectation
 from ppoctl.store import manifest as manifests
 from ppoctl.store.layout import RunLayout

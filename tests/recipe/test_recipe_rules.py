@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.errors import RecipeError
-from ppoctl.recipe import metric_rules, rules
+from ppoctl.recipe import cadence, rules
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.load import load
 from recipe.conftest import SMALLEST, Write
@@ -286,7 +286,7 @@ def test_a_hint_is_one_change(smallest: Path) -> None:
 def test_evaluations_happen_at_start_at_intervals_and_at_the_end(smallest: Path) -> None:
     def steps(*sets: str) -> list[int]:
         recipe = load([smallest], sets, {}).recipe
-        return [step for step in range(11) if metric_rules.evaluates(recipe, step)]
+        return [step for step in range(11) if cadence.evaluates(recipe, step)]
 
     assert steps() == []
     assert steps(EVAL) == [0, 10]

@@ -25,8 +25,8 @@ import pytest
 from fakes.job import Witness, play, result, saved_pairs
 from fakes.sockets import fake_recipe
 from fakes.stories import NO_CRITIC, TWO_ROUNDS
+from ppoctl.loop.stories import story_at
 from ppoctl.store.layout import RunLayout
-from ppoctl.wire.stories import story_at
 from story.drill import in_a_process, killer, side_by_side
 
 

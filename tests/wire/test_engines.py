@@ -30,7 +30,8 @@ def test_roles_leave_that_are_listed_and_a_ray_has_the_store_that_plan_says(monk
     monkeypatch.setattr(driver, "free_shared_memory", lambda: 2**40)
     sets = ["generator.engines=2", "cluster.offload=['generator']", "rollout.prompts_per_step=1000000"]
     recipe = load([RECIPES / "quickstart.toml"], sets).recipe
-    placed, left = processes.place(recipe), list[str]()
+    settings = (trainer_settings(recipe, role) for role in ("actor", "critic"))
+    placed, left = processes.place(recipe, *settings), list[str]()
     for role in ("actor", "generator", "critic", "generator", "actor"):
         placed.actor.turns.take(role, lambda role=role: left.append(role))
     assert placed.critic.turns is placed.actor.turns

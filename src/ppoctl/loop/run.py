@@ -10,7 +10,7 @@ from ppoctl.errors import FinishedShortError, HealthStopError, InterruptedByUser
 from ppoctl.loop.expectations import history
 from ppoctl.loop.stories import Given, Outcome, Stages, Story
 from ppoctl.metrics import eval_set, find
-from ppoctl.recipe.metric_rules import evaluates
+from ppoctl.recipe.cadence import evaluates, saves
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
@@ -133,11 +133,6 @@ def _used_by(outcome: Outcome) -> dict[str, str]:
 def _evaluate(job: Job, step: int, actor: State) -> None:
     if evaluates(job.recipe, step):
         job.once.at(step)(job.evaluate(step), actor)
-
-
-def saves(recipe: Recipe, step: int) -> bool:
-    """Whether states are saved after this step."""
-    return step % recipe.checkpoint.every_steps == 0 or step == recipe.steps
 
 
 def _judge_and_save(job: Job, step: int, states: Mapping[str, State], carry: Carry) -> None:

@@ -1,4 +1,4 @@
-"""The stories: what one step is.
+"""The stories: what one step is, which roles it trains, and which story is told when.
 
 A story is told to `once`, line by line. Told to a `once` that only writes down what it hears, it gives its own
 outline; layout, resume, retention, replay and every screen ask that, and know no stage or role of their own.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ppoctl.recipe.schema import Recipe
 from ppoctl.store.outline import Outline, ToldStage
 
 if TYPE_CHECKING:
@@ -120,6 +121,14 @@ def _critic_only(once: Once, stages: Stages, given: Given) -> Outcome:
 PPO = Story("ppo", _ppo)
 PPO_CORRECTED = Story("ppo_corrected", _ppo_corrected)
 CRITIC_ONLY = Story("critic_only", _critic_only)
+
+
+def story_at(recipe: Recipe, step: int) -> Story:
+    """Which story a step tells. The critic may train alone for some steps; then the actor learns too, from corrected
+    rollouts or plain ones."""
+    if step <= recipe.ppo.critic_only_steps:
+        return CRITIC_ONLY
+    return PPO if recipe.ppo.rollout_correction.kind == "none" else PPO_CORRECTED
 
 
 def outline(story: Story) -> Outline:

@@ -15,7 +15,7 @@ from ppoctl.plan.memory.estimate import Memory, estimate, with_totals
 from ppoctl.plan.microbatches import microbatches
 from ppoctl.ppo.learning_rate import learning_rate
 from ppoctl.recipe import sizes
-from ppoctl.recipe.metric_rules import evaluates
+from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
 from ppoctl.recipe.schema import Recipe, Rows, TrainedTable
 

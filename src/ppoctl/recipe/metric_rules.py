@@ -4,6 +4,7 @@ ask for it only where it is reported. See `rules`."""
 from collections.abc import Iterator, Sequence
 
 from ppoctl import metrics
+from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.problems import Conflict, rules_of
 from ppoctl.recipe.schema import Recipe
@@ -119,15 +120,6 @@ def a_set_name_is_part_of_a_metric_name(recipe: Recipe) -> Iterator[Conflict]:
 
 
 METRIC_RULES = rules_of(globals())
-
-
-def evaluates(recipe: Recipe, step: int) -> bool:
-    """Whether the run evaluates after this step; 0 is before the first."""
-    if not recipe.data.eval:
-        return False
-    if step == 0:
-        return recipe.eval.at_start
-    return step == recipe.steps or (recipe.eval.every_steps > 0 and step % recipe.eval.every_steps == 0)
 
 
 def _reported_at(recipe: Recipe, name: str) -> Sequence[int]:

@@ -62,12 +62,13 @@ def build_engines(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, mo
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, trainer_side
     from ppoctl.model.folder import model_folder
 
-    placed = place(recipe)
+    of_actor, of_critic = (trainer_settings(recipe, role) for role in ("actor", "critic"))
+    placed = place(recipe, of_actor, of_critic)
     settings = _vllm_settings(recipe, str(model_folder(recipe.model.path)))
-    actor = MegatronActor(trainer_settings(recipe, "actor"), placed.actor)
+    actor = MegatronActor(of_actor, placed.actor)
     return Sockets(
         actor=actor,
-        critic=MegatronCritic(trainer_settings(recipe, "critic"), placed.critic),
+        critic=MegatronCritic(of_critic, placed.critic),
         generator=lambda actor_at, say, logs: _generator(
             replace(settings, logs=logs), placed, trainer_side(actor, actor_at), say
         ),

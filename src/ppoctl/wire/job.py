@@ -8,7 +8,7 @@ from typing import TypeVar
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Evaluation, State, Update
 from ppoctl.loop.run import Health, Job
-from ppoctl.loop.stories import Story, stage_of
+from ppoctl.loop.stories import Story, stage_of, story_at
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
@@ -26,7 +26,7 @@ from ppoctl.store.saves import PublishingGate, Saves
 from ppoctl.store.states import States
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.stages import StageBuilder, evaluation_stage
-from ppoctl.wire.stories import StoryAt, story_at
+from ppoctl.wire.stories import StoryAt
 
 Held = TypeVar("Held")
 

@@ -13,6 +13,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.sockets import nothing_to_close
 
 if TYPE_CHECKING:
+    from ppoctl.engines.megatron.rank import TrainerSettings
     from ppoctl.engines.megatron.ranks import Ranks
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import Deadline, RayProcesses
@@ -34,27 +35,25 @@ class Placed:
     close: Callable[[], None] = nothing_to_close
 
 
-def place(recipe: Recipe) -> Placed:
+def place(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings") -> Placed:
     """Where the roles of this recipe run."""
-    return _here(recipe) if is_one_process(recipe) else _in_ray(recipe)
+    return _here(recipe, actor, critic) if is_one_process(recipe) else _in_ray(recipe, actor, critic)
 
 
-def _here(recipe: Recipe) -> Placed:
-    from ppoctl.engines.megatron.factory import trainer_settings
+def _here(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings") -> Placed:
     from ppoctl.engines.megatron.rank import MegatronRank
     from ppoctl.engines.megatron.ranks import TakingTurns, ThisProcess
     from ppoctl.engines.vllm import this_process
 
     turns = Turns(recipe.cluster.offload)
 
-    def ranks(role: str) -> "Ranks":
-        return TakingTurns(ThisProcess(MegatronRank(trainer_settings(recipe, role))), role, turns)
+    def ranks(settings: "TrainerSettings") -> "Ranks":
+        return TakingTurns(ThisProcess(MegatronRank(settings)), settings.role, turns)
 
-    return Placed(ranks("actor"), ranks("critic"), lambda settings, _: this_process(settings, turns))
+    return Placed(ranks(actor), ranks(critic), lambda settings, _: this_process(settings, turns))
 
 
-def _in_ray(recipe: Recipe) -> Placed:
-    from ppoctl.engines.megatron.factory import trainer_settings
+def _in_ray(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings") -> Placed:
     from ppoctl.engines.megatron.ranks import ManyProcesses, OpenRank, TakingTurns
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.placement import DevicePlacement
@@ -72,8 +71,8 @@ def _in_ray(recipe: Recipe) -> Placed:
     def engine_nodes() -> set[str]:
         return {node for engine in fleet for node in engine.nodes()}
 
-    def ranks(role: str) -> "Ranks":
-        settings = trainer_settings(recipe, role)
+    def ranks(settings: "TrainerSettings") -> "Ranks":
+        role = settings.role
         made = _group(recipe, cluster, role, OpenRank(settings, table.start_deadline_s), size=sizes[role])
         read_near = engine_nodes if table.weights != "store" else None
         bucket_bytes = table.weights_bucket_mib * 2**20
@@ -104,7 +103,7 @@ def _in_ray(recipe: Recipe) -> Placed:
             begin_on if settings.sleeps else None,
         )
 
-    return Placed(ranks("actor"), ranks("critic"), engines, cluster.close)
+    return Placed(ranks(actor), ranks(critic), engines, cluster.close)
 
 
 _KEYS = {

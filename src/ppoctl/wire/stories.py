@@ -1,22 +1,15 @@
-"""Which story a recipe tells at which step."""
+"""The stories of a recipe's steps, as a run directory keeps them."""
 
 from collections.abc import Callable
 from typing import Any
 
-from ppoctl.loop.stories import CRITIC_ONLY, PPO, PPO_CORRECTED, Story, outline
+from ppoctl.loop.stories import Story, outline, story_at
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.outline import Outline, Outlines
 from ppoctl.store.run_dir import STORIES
 
 StoryAt = Callable[[Recipe, int], Story]
 """(recipe, step) -> the story of that step."""
-
-
-def story_at(recipe: Recipe, step: int) -> Story:
-    """The critic may train alone for some steps; then the actor learns too, from corrected rollouts or plain ones."""
-    if step <= recipe.ppo.critic_only_steps:
-        return CRITIC_ONLY
-    return PPO if recipe.ppo.rollout_correction.kind == "none" else PPO_CORRECTED
 
 
 def as_recorded(recipe: Recipe, choose: StoryAt = story_at) -> dict[str, Any]:

@@ -32,8 +32,9 @@ CHANGES = [
 @pytest.fixture
 def placed() -> Iterator[tuple[Placed, MegatronActor]]:
     recipe = load([ROOT / "recipes/quickstart.toml"], CHANGES, {"PPOCTL_DATA": "none"}).recipe
-    made = place(recipe)
-    actor = MegatronActor(trainer_settings(recipe, "actor"), made.actor)
+    of_actor, of_critic = (trainer_settings(recipe, role) for role in ("actor", "critic"))
+    made = place(recipe, of_actor, of_critic)
+    actor = MegatronActor(of_actor, made.actor)
     yield made, actor
     made.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import OutOfMemoryError
-from ppoctl.loop.stories import PPO, outline
+from ppoctl.loop.stories import outline, story_at
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.assumed import GIB
 from ppoctl.plan.memory.attention import pair_bytes
@@ -59,7 +59,8 @@ def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ra
     """The memory of a recipe on GPUs of `gpu_gib` GiB; None: on CPUs. There the limit is this machine's memory, or
     `ray_bytes`, that of all nodes of a running Ray, where it is known."""
     at = Precision(weight_bytes(recipe), "cpu" if gpu_gib is None else "gpu")
-    told, batch, room = outline(PPO), batch_of(recipe), None if gpu_gib is None else int(gpu_gib * GIB)
+    told = outline(story_at(recipe, recipe.ppo.critic_only_steps + 1))  # when all learn
+    batch, room = batch_of(recipe), None if gpu_gib is None else int(gpu_gib * GIB)
     new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
     window = recipe.rollout.max_prompt_tokens + new_tokens
     sizes = Sizes(
