@@ -28,7 +28,7 @@ setup-gpu: ## Make .venv anew for NVIDIA GPUs instead (a driver of 580 or later;
 quickstart: setup ## Train the quickstart model with PPO until it solves held-out problems (minutes on two cores)
 	$(BIN)/ppoctl train recipes/quickstart.toml --or-resume
 
-# Four parts, two at a time, the longest first: as one ends, the next begins beside the other.
+# Five parts, two at a time, the longest first: as one ends, the next begins beside the other.
 # Where `make` cannot keep their output apart they run one after the other.
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
 
