@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -267,3 +269,15 @@ def test_the_table_has_every_code_once() -> None:
     codes = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")][2:]
     assert codes == [*ROWS, "128+n"]
     assert {int(code) for code in ROWS} == {int(code) for code in errors.ExitCode}
+
+
+@pytest.mark.parametrize("command", ["ppoctl recipes keys", "ppoctl recipes metrics --json"])
+def test_a_reader_that_leaves_is_no_error(command: str) -> None:
+    """As with every tool of a shell: nothing is said, and the code is that of SIGPIPE."""
+    read, write = os.pipe()
+    os.close(read)
+    found = subprocess.run(
+        [sys.executable, "-m", *command.split()], stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(write)
+    assert (found.returncode, found.stderr) == (141, b"")

@@ -60,6 +60,15 @@ def test_fragments_are_a_tenth_of_what_a_pass_keeps(smallest: Path) -> None:
     assert "fragments" not in _lines(found, "reward")
 
 
+def test_links_of_broadcasts_stay_beside_an_engine(smallest: Path) -> None:
+    """Two pipeline ranks send: two communicators on an engine, one on a sender."""
+    sets = ["actor.parallel={pipeline=2}", "cluster.placement=apart", "cluster.weights=broadcast"]
+    found = {
+        place.name: _lines(place, "reward").get("NCCL of weights") for place in _estimate(smallest, *sets).places
+    }
+    assert sorted(found.values(), key=str) == sorted([2 * GIB // 4, GIB // 4, None], key=str)
+
+
 def test_graphs_stay_while_an_engine_sleeps(smallest: Path) -> None:
     sets = ["cluster.offload=['generator']", "generator.compile=true"]
     [found] = _estimate(smallest, *sets).places

@@ -28,7 +28,7 @@ def test_tokens_are_fixed_varied_and_inside_vocabulary_and_window() -> None:
     assert max(tokens_of(272, window=4096)) < 272
 
 
-@pytest.mark.parametrize(("window", "prompt", "drawn"), [(56, 48, 8), (20, 12, 8), (9, 2, 7), (3, 2, 1)])
+@pytest.mark.parametrize(("window", "prompt", "drawn"), [(56, 48, 8), (20, 12, 8), (9, 1, 8), (3, 1, 2), (2, 1, 1)])
 def test_prompt_and_drawn_tokens_fit_the_window(window: int, prompt: int, drawn: int) -> None:
     assert (len(tokens_of(272, window=window)), DRAWN_TOKENS) == (prompt, 8)
     assert Canary.of("float32", window, tolerance=None).num_drawn == drawn
@@ -60,8 +60,22 @@ def test_drawn_tokens_are_compared_up_to_the_first_that_differs() -> None:
     """There both sides have their most likely token, and these are nearly equally likely."""
     published = scores([-1.0], (1, 2, 3, 4), -0.1, -0.2, -0.3, -0.4)
     FLOAT32.check(scores([-1.0], (1, 2, 9, 9), -0.1, -0.2, -0.3005, -9.0), published)
-    with pytest.raises(WeightSyncError, match="max over 3 tokens that the generator drew"):
+    with pytest.raises(WeightSyncError, match="max over 4 tokens of the prompt and the first"):
         FLOAT32.check(scores([-1.0], (1, 2, 9, 9), -0.1, -0.2, -0.35, -0.4), published)
+
+
+def test_one_drawn_token_is_not_a_mean() -> None:
+    """In bfloat16 a single token may differ by nats: where sides part at the first, the prompt counts with it."""
+    published = scores([-1.0, -2.0, -3.0], (7, 8), -0.1, -0.2)
+    BFLOAT16.check(scores([-1.0, -2.0, -3.0], (5, 8), -1.9, -0.2), published)
+    with pytest.raises(WeightSyncError, match=r"mean over 4 tokens of the prompt and the first"):
+        BFLOAT16.check(scores([-1.0, -2.0, -3.0], (5, 8), -2.2, -0.2), published)
+
+
+def test_a_prompt_of_one_token_has_no_log_probs() -> None:
+    FLOAT32.check(scores([], (3,), -0.1), scores([], (3,), -0.1))
+    with pytest.raises(WeightSyncError, match="drew"):
+        FLOAT32.check(scores([], (3,), -0.1), scores([], (3,), -0.2))
 
 
 def test_the_recipe_sets_the_limit() -> None:

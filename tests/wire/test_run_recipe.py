@@ -30,6 +30,17 @@ def run(tmp_path: Path, recipe: Recipe) -> RunLayout:
     return layout
 
 
+@pytest.mark.parametrize(("said", "leave"), [("true", ("actor", "critic", "generator")), ("false", ())])
+def test_a_run_that_says_whether_roles_leave_goes_on_with_which(
+    run: RunLayout, said: str, leave: tuple[str, ...]
+) -> None:
+    """What versions wrote in which `cluster.offload` was one word for all roles."""
+    written = run.recipe_toml.read_text()
+    assert "offload = []" in written
+    run.recipe_toml.write_text(written.replace("offload = []", f"offload = {said}"))
+    assert recipe_of(run, []).cluster.offload == leave
+
+
 @pytest.mark.parametrize("damage", [b"steps = [", b"steps = 7\xff\n", b"stpes = 7\n"], ids=["cut", "flipped", "key"])
 def test_a_wrong_file_is_named_with_the_way_to_what_was_recorded(
     run: RunLayout, recipe: Recipe, damage: bytes

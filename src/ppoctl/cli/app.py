@@ -107,6 +107,8 @@ def _run(arguments: Sequence[str], *, debug: bool, as_json: bool) -> int:
         return _tell(found, error, debug=debug, as_json=as_json)
     except typer.Abort:
         code = ExitCode.INTERRUPTED
+    except SystemExit as error:  # what typer makes of a reader that left
+        raise error.__context__ or error from None
     except Exception as error:  # noqa: BLE001 - the last resort: nothing below may show a raw traceback
         return _tell(_foreign(error), error, debug=debug, as_json=as_json)
     if code == ExitCode.INTERRUPTED and as_json:  # Ctrl-C outside a run, which typer made a code of

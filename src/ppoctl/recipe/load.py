@@ -95,20 +95,12 @@ def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
     Raises RecipeError when this version of ppoctl does not know a key of it.
     """
     try:
-        return Recipe.model_validate({**resolved, **_offload_as_roles(resolved)})
+        return Recipe.model_validate(resolved)
     except ValidationError as error:
         layers = Layers((Path("recipe.resolved.json"),), (), {}, written=dict(resolved))
         hint = "resume it with the version of ppoctl that wrote it (run.json names it)"
         message = "\n".join(f"recipe.resolved.json: {problem.says}" for problem in problems_of(error, layers))
         raise RecipeError(message, hint=hint) from None
-
-
-def _offload_as_roles(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The table `cluster` of a run that began when `offload` was true for all roles, or false for none."""
-    cluster = resolved.get("cluster", {})
-    if not isinstance(cluster.get("offload"), bool):
-        return {}
-    return {"cluster": {**cluster, "offload": ["actor", "critic", "generator"] * cluster["offload"]}}
 
 
 def _unreadable(file: Path) -> list[Problem]:

@@ -6,7 +6,7 @@ Alternatives are tagged tables (`kind = "..."`). `None` appears only where absen
 
 from typing import TYPE_CHECKING, Annotated, Literal, Union
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ppoctl.recipe.algorithm import Batching as Batching
 from ppoctl.recipe.algorithm import BySequences as BySequences
@@ -254,6 +254,12 @@ class NoTracking(Table):
 Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
 
 
+AllOrNone = BeforeValidator(
+    lambda value: ["actor", "critic", "generator"] * value if isinstance(value, bool) else value
+)
+"""A list of roles that run directories of before have as true or false."""
+
+
 class ClusterTable(Table):
     """Processes and devices: this machine, or a running Ray. Where every role is one process and they share a device,
     all of them live in this process; otherwise each role runs in processes of Ray."""
@@ -261,7 +267,7 @@ class ClusterTable(Table):
     placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
     """Whether roles share devices. colocated: one process of each role on a device; apart: each process has a device
     of its own."""
-    offload: Annotated[tuple[Literal["actor", "critic", "generator"], ...], SPEED, Array] = ()
+    offload: Annotated[tuple[Literal["actor", "critic", "generator"], ...], SPEED, Array, AllOrNone] = ()
     """Roles that leave the memory of shared devices while another one is at work: actor and critic move to the host,
     engines drop their cache and sleep (vLLM's `enable_sleep_mode`). A role that is not listed never leaves. `plan`
     says what each stage needs."""

@@ -59,7 +59,7 @@ class Canary:
 
     @property
     def _num_prompt(self) -> int:
-        return min(PROMPT_TOKENS, max(2, self.max_model_len - DRAWN_TOKENS))
+        return min(PROMPT_TOKENS, max(1, self.max_model_len - DRAWN_TOKENS))
 
     def tokens(self, vocab_size: int) -> tuple[int, ...]:
         """Ids of the prompt: all over the vocabulary, the same in every process."""
@@ -68,18 +68,24 @@ class Canary:
     def check(self, generator: CanaryScores, trainer: CanaryScores) -> None:
         """Raise WeightSyncError where log-probs of the prompt, or of the drawn tokens, are too far apart, or no
         numbers. Where the sides have other drawn tokens, as an engine that was started again may where two are
-        nearly equally likely, the last ones compared are the first that differ: both are the most likely."""
+        nearly equally likely, the last ones compared are the first that differ, as both are the most likely; and the
+        prompt's are compared with them once more, since a mean over few tokens says little."""
         self._compare(generator.prompt, trainer.prompt, "tokens", _OF_THE_PROMPT)
         pairs = zip(generator.drawn, trainer.drawn, strict=False)
         same = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        drawn, scored = generator.logprobs[:same], trainer.logprobs[:same]
-        self._compare(drawn, scored, "tokens that the generator drew", _OF_DRAWING)
+        drawn, scored, what = generator.logprobs[:same], trainer.logprobs[:same], "tokens that the generator drew"
+        if same < len(generator.drawn):
+            drawn, scored = generator.prompt + drawn, trainer.prompt + scored
+            what = "tokens of the prompt and the first that the generator drew"
+        self._compare(drawn, scored, what, _OF_DRAWING)
 
     def _compare(self, generator: Sequence[float], trainer: Sequence[float], what: str, hint: str) -> None:
         if len(generator) != len(trainer):
             raise WeightSyncError(
                 f"the canary has {len(generator)} scored {what} in the generator and {len(trainer)} in the trainer"
             )
+        if not generator:  # a prompt of one token, in a window of few
+            return
         gaps = [abs(left - right) for left, right in zip(generator, trainer, strict=True)]
         gap = max(gaps) if self.statistic == "max" else sum(gaps) / len(gaps)
         if not all(map(math.isfinite, gaps)) or gap > self.tolerance:

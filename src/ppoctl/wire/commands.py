@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ppoctl.batch.lineage import initial_state
@@ -10,7 +11,7 @@ from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.loop.run import Job, run, start_point
 from ppoctl.loop.stories import Given
-from ppoctl.ports import DrawnFor, Sample
+from ppoctl.ports import Actor, DrawnFor, Sample
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import Loaded, load
 from ppoctl.recipe.schema import Recipe
@@ -217,11 +218,17 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     scorer = engines.open_scorer(recipe, questions)
     with engines.closed_if_it_fails(scorer):
         sockets = engines.build_engines(recipe, questions, scorer, model_digest="")
-    with closing(sockets), closing(sockets.generator(lambda _: sockets.actor, say, None)) as generator:
+
+    @cache  # when the engine first asks: until it has started it finds the device's memory free
+    def actor_at(state: State) -> Actor:
+        assert state == checkpoint.state
         if checkpoint.folder is None:
             sockets.actor.start()
         else:
             sockets.actor.load(checkpoint.folder)
+        return sockets.actor
+
+    with closing(sockets), closing(sockets.generator(actor_at, say, None)) as generator:
         drawing = Drawing(generator, Nowhere(), Nowhere(), lambda *_: None)
         return evaluation_stage(recipe, drawing, scorer, sets).run(checkpoint.state)
 

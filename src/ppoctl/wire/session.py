@@ -154,13 +154,13 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
     layout, recipe = opened.layout, opened.recipe
     attempt = claim(layout)
     artifact.sweep(layout)
-    journal = Journal(layout, attempt)
+    journal, told = Journal(layout, attempt), outlines_of(layout)
     journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=torch.get_num_threads())
     with (
         # Not left to `_ending`: a second signal may come while that closes the mirror.
         signal_gate(f"ppoctl resume {quoted(layout.root)}") as gate,
-        _watched(opened, attempt, journal) as watcher,
-        _ending(journal, attempt, watcher),
+        _watched(opened, told, attempt, journal) as watcher,
+        _ending(journal, told, attempt, watcher),
         gate.outlasting(),
         closing(opened.sockets),
     ):
@@ -186,8 +186,8 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
 
 
 @contextmanager
-def _watched(opened: OpenedRun, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
-    recipe, told = opened.recipe, outlines_of(opened.layout)
+def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
+    recipe = opened.recipe
     view = RunView(recipe.name, recipe.steps, lambda step: told.at(step).last)
     console = open_console(view, verbose=opened.verbose, history=journal.lines())
     mirror = None
@@ -201,14 +201,14 @@ def _watched(opened: OpenedRun, attempt: Attempt, journal: Journal) -> Iterator[
 
 
 @contextmanager
-def _ending(journal: Journal, attempt: Attempt, watcher: Watcher) -> Iterator[None]:
+def _ending(journal: Journal, told: Outlines, attempt: Attempt, watcher: Watcher) -> Iterator[None]:
     """Write down how the attempt ended, whatever ended it."""
     status, code = "failed", int(ExitCode.INTERNAL)
     try:
         try:
             yield
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise _out_of_memory(outlines_of(attempt.layout), *watcher.stage, error) from error
+            raise _out_of_memory(told, *watcher.stage, error) from error
         except OSError as error:
             if (named := refused(error)) is not None:
                 raise named from error

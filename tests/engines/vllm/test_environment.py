@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import compiles, prepare_environment
 from ppoctl.engines.vllm.log import where_it_says_more, write_log
 from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.errors import RecipeError
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import GeneratorTable
 
@@ -41,7 +42,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def show_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (environment, arguments):
+    for module in (environment, arguments, engine_module):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
 
 
@@ -103,7 +104,7 @@ def test_a_cpu_is_not_asked_for_what_only_a_gpu_can_keep(clean):
     assert not {"VLLM_BATCH_INVARIANT", "TRITON_F32_DEFAULT"} & set(os.environ)
 
 
-def test_caches_are_private_and_on_this_node_unless_exported(clean):
+def test_caches_are_private_and_on_this_node_unless_exported(clean, gpu):
     os.environ["TRITON_CACHE_DIR"] = "mine"
     prepare_environment(settings_of())
     folder = clean / f"ppoctl_cache_{os.getuid()}"
@@ -113,7 +114,7 @@ def test_caches_are_private_and_on_this_node_unless_exported(clean):
 
 
 @pytest.mark.parametrize("is_link", [True, False])
-def test_a_folder_of_caches_that_somebody_else_could_write_to_is_left_alone(clean, is_link):
+def test_a_folder_of_caches_that_somebody_else_could_write_to_is_left_alone(clean, gpu, is_link):
     folder = clean / f"ppoctl_cache_{os.getuid()}"
     if is_link:
         (clean / "elsewhere").mkdir(mode=0o700)
@@ -280,3 +281,29 @@ def test_a_process_that_begins_on_a_folder_does_not_start_again_to_be_on_it(monk
     opened.folder = str(tmp_path / "gone")
     opened(0, 1, "")
     assert started[2:] == [settings_of().model]
+
+
+def test_variables_are_set_before_vllm_is_imported_to_begin_on_a_folder(monkeypatch, tmp_path):
+    """Its loader imports vLLM."""
+    order: list[str] = []
+    monkeypatch.setattr(engine_module, "prepare_environment", lambda settings: order.append(settings.model))
+    monkeypatch.setattr(engine_module, "_third_party_quiet", lambda: nullcontext(order.append("import")))
+    monkeypatch.setattr(engine_module, "_started", lambda *_, **__: _Core())
+    opened = OpenEngine(settings_of())
+    opened.folder = str(tmp_path)
+    opened(0, 1, "")
+    assert order == [str(tmp_path), "import"]
+
+
+def test_what_changes_the_trainers_arithmetic_needs_a_process_of_its_own(gpu):
+    with pytest.raises(RecipeError, match="the trainer's too") as raised:
+        Engine(settings_of(batch_invariant=True))
+    assert raised.value.hint == "--set generator.batch_invariant=false"
+
+
+def test_a_mixture_of_experts_cannot_leave_a_gpu_in_the_process_of_the_command(monkeypatch, gpu, tmp_path):
+    monkeypatch.setattr(engine_module, "_started", lambda *_, **__: _Core())
+    engine = Engine(replace(settings_of(), sleeps=True))
+    with pytest.raises(RecipeError, match="good for one start") as raised:
+        engine.restart(str(tmp_path))
+    assert raised.value.hint == """--set 'cluster.offload=["actor", "critic"]'"""

@@ -22,7 +22,7 @@ def import_megatron() -> None:
         if sys.modules.get(package) is not None:
             raise EnvironmentProblemError(
                 f"`{package}` was imported in this process before Megatron-Core, which would take its Adam and norms",
-                hint="import ppoctl.engines.megatron first",
+                hint=f"pip uninstall {package}  # or do not import it at the start of Python",
             )
         sys.modules[package] = None  # type: ignore[assignment]  # Python's way to say that there is none
     with warnings.catch_warnings():

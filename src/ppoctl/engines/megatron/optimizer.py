@@ -28,7 +28,7 @@ def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtyp
         params_dtype=dtype,
         use_distributed_optimizer=stages[0].ddp_config.use_distributed_optimizer,
     )
-    optimizer = get_megatron_optimizer(config, list(stages))
+    optimizer = get_megatron_optimizer(config, list(stages), use_gloo_process_groups=config.use_distributed_optimizer)
     for part in _parts(optimizer):
         for group in part.param_groups:
             group["fused"] = True  # one pass over memory per parameter instead of about ten

@@ -19,6 +19,8 @@ from ppoctl.recipe.schema import ParallelTable
 
 COLLECTIVE_S = 600.0
 """Seconds of a collective where nobody says otherwise."""
+_met_at = ""
+"""Host at which this process has met the others of its role."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ def join(place: Place, patience: Patience) -> None:
 
     Raises EnvironmentProblemError when they do not in time.
     """
+    global _met_at
     host, port = place.address.rsplit(":", 1)
+    _met_at = host
     meet, collective = timedelta(seconds=patience.meet_s), timedelta(seconds=patience.collective_s)
     try:
         with megatron_device(), gloo_on_loopback() if is_loopback(host) else nullcontext():
@@ -75,7 +79,7 @@ def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTI
     when it made it itself.
     """
     alone = not torch.distributed.is_initialized()
-    with megatron_device(), gloo_on_loopback() if alone else nullcontext():
+    with megatron_device(), gloo_on_loopback() if alone or is_loopback(_met_at) else nullcontext():
         if alone:
             torch.distributed.init_process_group(_backend(), store=HashStore(), rank=0, world_size=1)
         if not parallel_state.is_initialized():
@@ -86,7 +90,8 @@ def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTI
                 expert_model_parallel_size=parallel.expert,
                 expert_tensor_parallel_size=parallel.expert_tensor,
                 virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
-                create_gloo_process_groups=True,  # states are gathered over them: host memory, not the GPU's
+                # States of a split optimizer are gathered over gloo: host memory, not the GPU's.
+                create_gloo_process_groups=parallel.distributed_optimizer,
                 distributed_timeout_minutes=ceil(collective_s / 60),
             )
             # The tracker that leaves generators alone: nothing in PPO draws random numbers inside the model.

@@ -57,6 +57,7 @@ class StateWriter(TorchDistSaveShardedStrategy):
         planner: Any = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
         plan, metadata = _plan_together(state, planner, writer, ranks)
         source: Any = planner if self.copied is None else _Copies(plan, planner, self.copied)
+        self.copied = None  # with the locked memory that it copies through
         written: Future[list[WriteResult]] = Future()
 
         def write() -> None:

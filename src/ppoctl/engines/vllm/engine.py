@@ -19,7 +19,7 @@ from ppoctl.engines.vllm.environment import prepare_environment
 from ppoctl.engines.vllm.log import where_it_says_more
 from ppoctl.engines.vllm.process_state import TENANCY, undisturbed
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
+from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
 from ppoctl.ports import SamplingParams
 from ppoctl.recipe.generator_limits import too_long_a_window, unread_router_bias
 from ppoctl.weights.bucket import NamedTensors
@@ -86,6 +86,12 @@ class Engine(ReceivingEngine):
 
     def restart(self, folder: str) -> list[LoadedWeight]:
         began_on, self._began_on = self._began_on, None
+        if self._settings.sleeps and not self._is_alone and on_gpu():
+            raise RecipeError(
+                "a mixture of experts is started anew at each transfer of weights, and vLLM's memory for sleeping is "
+                "good for one start of a process: in the process of the command its engine cannot leave the GPU",
+                hint="""--set 'cluster.offload=["actor", "critic"]'""",
+            )
         if began_on != folder:
             self.close()
             self._is_asleep = False
@@ -95,10 +101,11 @@ class Engine(ReceivingEngine):
         return loader.last_read()
 
     def _on(self, folder: str) -> Any:
+        there = replace(self._settings, model=folder)
+        prepare_environment(there)  # before the loader, which imports vLLM
         with _third_party_quiet():
             from ppoctl.engines.vllm import loader
         loader.register()
-        there = replace(self._settings, model=folder)
         return _started(there, is_alone=self._is_alone, load_format=loader.FORMAT)
 
     def sleep(self) -> None:
@@ -235,6 +242,12 @@ class Engine(ReceivingEngine):
 
 
 def _started(settings: VllmSettings, *, is_alone: bool, **options: Any) -> Any:
+    if settings.table.batch_invariant and not is_alone and on_gpu():
+        raise RecipeError(
+            "`generator.batch_invariant` replaces torch's products in the whole process, the trainer's too: it needs "
+            "engines in processes of their own",
+            hint="--set generator.batch_invariant=false",
+        )
     prepare_environment(settings)
     TENANCY.enter()
     try:

@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -20,7 +21,7 @@ from ppoctl.weights.sharing import this_machine
 
 MEET_S = 600.0
 """For tensor ranks to come; whoever asks them gives up before."""
-CACHES = Path("/tmp")
+CACHES = Path(tempfile.gettempdir())
 """Folder of this node in which a user's caches lie. Its names do not begin as those of private folders, which are
 removed."""
 _CACHE_FOLDERS = {"VLLM_CACHE_ROOT": "vllm", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
@@ -48,7 +49,6 @@ def prepare_environment(settings: VllmSettings) -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     if settings.table.model_runner is not None:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.table.model_runner == "v2"))
-    _keep_caches_on_this_node()
     if Path(settings.model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if on_gpu():
@@ -61,6 +61,7 @@ def prepare_environment(settings: VllmSettings) -> None:
 
 
 def _prepare_for_gpu(settings: VllmSettings) -> None:
+    _keep_caches_on_this_node()
     if settings.dtype == "float32":
         # Only Triton's attention takes float32, and its products are in TF32 unless told: 3e-4 off, relatively.
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
@@ -70,12 +71,13 @@ def _prepare_for_gpu(settings: VllmSettings) -> None:
 
 def _keep_caches_on_this_node() -> None:
     """Compiled code goes to a private folder of this node, where many engines of many nodes would otherwise write
-    into one home. Where somebody else has taken its name, they stay at home."""
+    into one home. Where somebody else has taken its name, or nothing there can be executed, they stay at home."""
     folder = CACHES / f"ppoctl_cache_{os.getuid()}"
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700:
+        is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
+        if is_ours and not os.statvfs(folder).f_flag & os.ST_NOEXEC:
             for name, of in _CACHE_FOLDERS.items():
                 os.environ.setdefault(name, str(folder / of))
 

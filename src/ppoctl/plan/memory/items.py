@@ -59,6 +59,10 @@ def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterato
         together = recipe.generator.tensor if role == "generator" else processes(recipe)[role]
         if together > 1:
             yield Item("NCCL", COMMUNICATORS * COMMUNICATOR_BYTES, "device", role, _APART)
+        if recipe.cluster.weights == "broadcast" and role in ("actor", "generator"):
+            links = layouts(recipe)["actor"].pipeline if role == "generator" else 1  # one for each sender
+            stored = 'set `cluster.weights = "store"`'
+            yield Item("NCCL of weights", links * COMMUNICATOR_BYTES, "device", role, stored)
 
 
 def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
