@@ -130,7 +130,22 @@ WRONG: dict[str, tuple[Break, int, str]] = {
     "a shape without its bytes": (
         header(lambda found: found[NORM].update(shape=[127])),
         3,
-        f"tensor `{NORM}` in `{{base}}` has shape [127]; config.json says [128]",
+        f"model.safetensors` cannot be read: tensor `{NORM}` of F32 and shape [127] lies at bytes ",
+    ),
+    "a shape of negative numbers": (
+        header(lambda found: found[NORM].update(shape=[-1, -128])),
+        3,
+        f"model.safetensors` cannot be read: tensor `{NORM}` of F32 and shape [-1, -128] lies at bytes ",
+    ),
+    "a shape in fractions": (
+        header(lambda found: found[NORM].update(shape=[128.0])),
+        3,
+        f"model.safetensors` cannot be read: tensor `{NORM}` of F32 and shape [128.0] lies at bytes ",
+    ),
+    "a list of dtypes": (
+        header(lambda found: found[NORM].update(dtype=["F32"])),
+        3,
+        f"model.safetensors` cannot be read: tensor `{NORM}` of ['F32'] and shape [128] lies at bytes ",
     ),
     "a tensor twice as far": (
         header(lambda found: found[NORM].update(data_offsets=[8, 520])),
@@ -153,6 +168,11 @@ WRONG: dict[str, tuple[Break, int, str]] = {
         "model.safetensors` cannot be read: Expecting value",
     ),
     "an index of something else": (index, 3, "of `{base}` is in a file and not in the index"),
+    "an index of nothing": (
+        text("model.safetensors.index.json", '{"weight_map": {}}'),
+        3,
+        "model.safetensors.index.json` cannot be read: it has no table `weight_map` of tensors and files: it is ",
+    ),
     "pickles": (pickled, 3, "the weights in `{base}` are pickles (`pytorch_model.bin`)"),
     "an output layer of its own": (own_head, 3, "`lm_head.weight` in `{base}` is not `model.embed_tokens.weight`"),
     "no end": (no_end, 3, "model folder `{base}` names no end-of-sequence token"),

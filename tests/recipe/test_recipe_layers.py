@@ -171,6 +171,30 @@ def test_a_path_may_begin_with_a_variable(write: Write) -> None:
     assert recipe.model.path == "/data/m"
 
 
+def test_a_variable_that_another_layer_names_is_no_key(write: Write) -> None:
+    file = write(SMALLEST)
+    models = {"PPOCTL_MODELS": "/models"}
+    for sets, environ in (
+        (['model.path="${PPOCTL_MODELS}/x"'], models),
+        ([], {**models, "PPOCTL_MODEL__PATH": "$PPOCTL_MODELS/x"}),
+        ([], {**models, "PPOCTL_MODEL": '{path="$PPOCTL_MODELS/x"}'}),
+    ):
+        assert load([file], sets, environ).recipe.model.path == "/models/x"
+
+
+def test_a_comment_names_no_variable(write: Write) -> None:
+    file = write(f"# like $PPOCTL_STEP\n{SMALLEST}")
+    with pytest.raises(RecipeError, match="unknown key `step`"):
+        load([file], [], {"PPOCTL_STEP": "3"})
+
+
+@pytest.mark.parametrize("setting", ["#a=1", "a", "=1", "a.=1", "[a]=1"])
+def test_a_setting_without_a_key_is_refused(smallest: Path, setting: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load([smallest], [setting], {})
+    assert f"`{setting}` is not KEY=VALUE with a dotted key" in caught.value.message
+
+
 def test_a_model_is_a_hub_id_unless_its_first_part_is_a_folder_here(write: Write, tmp_path: Path) -> None:
     file = write(SMALLEST.replace('"base"', '"org/model-7B"'))
     assert load([file], environ={}).recipe.model.path == "org/model-7B"

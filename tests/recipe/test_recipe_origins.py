@@ -3,6 +3,7 @@
 import tomllib
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,37 @@ def test_whatever_toml_can_say_every_key_has_its_line(document: dict[str, Any]) 
     for index, name in enumerate(document):
         assert lines[(name,)] == 2 * index + 2
     assert {path[0] for path in lines} == set(document)
+
+
+STRINGS = [
+    "a = [ # ]",
+    "  \"]\", '[', # [",
+    "]",
+    'b = """"y"" \\""" ] """""',
+    "c = ''''['''''",
+    "d = {e = [",
+    '  "}"',
+    '], f = ""}',
+    "g = '\\'",
+]
+
+
+def test_a_bracket_in_a_string_or_a_comment_ends_nothing() -> None:
+    text = "\n".join(STRINGS)
+    assert tomllib.loads(text)["b"] == '"y"" """ ] ""'
+    assert lines_of(text) == {
+        ("a",): 1, ("b",): 4, ("c",): 5, ("d",): 6, ("d", "e"): 6, ("d", "f"): 6, ("g",): 9,
+    }  # fmt: skip
+
+
+def test_every_character_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array of arrays has a `]` on every line."""
+    parsed: list[str] = []
+    read = tomllib.loads
+    monkeypatch.setattr(tomllib, "loads", lambda text: parsed.append(text) or read(text))
+    text = "a = [\n" + "  [1],\n" * 500 + "]\nb = 1"
+    assert lines_of(text) == {("a",): 1, ("b",): 503}
+    assert "".join(parsed) == text + "\n"
 
 
 def test_dotted_keys_are_quoted_where_toml_wants_it() -> None:

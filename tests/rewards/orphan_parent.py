@@ -1,6 +1,7 @@
 """A parent to be killed: starts a pool, prints its children's process ids, then waits as told.
 
-python orphan_parent.py TRUTH   scores one sample with this truth (a hang never returns), or stays idle for "idle"
+python orphan_parent.py TRUTH   scores one sample with this truth (a hang never returns), or stays idle for "idle", or
+                                leaves for "leave", with samples in hand and in the queue for "leave-work"
 """
 
 import sys
@@ -18,7 +19,11 @@ if __name__ == "__main__":
     print(*pool.pids, flush=True)
     if sys.argv[1] == "idle":
         time.sleep(600)
-    if sys.argv[1] == "leave":
+    if sys.argv[1] == "leave-work":
+        started = [pool.submit(request("", "hang-in-c")) for _ in range(8)]
+        while not started[1].running():
+            time.sleep(0.01)
+    if sys.argv[1].startswith("leave"):
         sys.exit(0)
     threading.Timer(0.3, lambda: print("busy", flush=True)).start()
     scores(pool, [request("", sys.argv[1])] * 2)

@@ -30,10 +30,14 @@ def test_children_of_a_killed_parent_are_gone(doing: str) -> None:
         assert _all_gone(children)
 
 
-def test_children_of_a_parent_that_leaves_without_closing_are_gone() -> None:
-    with _parent("leave") as parent:
+@pytest.mark.parametrize("doing", ["leave", "leave-work"])
+def test_a_parent_that_leaves_without_closing_waits_for_no_score_and_its_children_are_gone(doing: str) -> None:
+    with _parent(doing) as parent:
         children = _children_of(parent)
-        parent.wait()
+        try:
+            parent.wait(timeout=30)  # a hanging scorer has 600 s
+        finally:
+            parent.kill()
         assert _all_gone(children)
 
 

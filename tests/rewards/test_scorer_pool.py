@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 from ppoctl.batch.prompts import Message
 from ppoctl.batch.scores import Score, Scorer, ScoreRequest
 from ppoctl.errors import ExitCode, NonFiniteError, RewardError
+from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.pool import ScorerPool
+from ppoctl.rewards.scorer_process import ScorerProcess
 from rewards.asking import request, scores
 
 OpenPool = Callable[..., ScorerPool]
@@ -167,6 +170,30 @@ def test_a_scorer_that_cannot_be_imported_is_one_clear_error(drill_pool: OpenPoo
     assert caught.value.message == f"the scorer `{entry}` does not start: {why}"
     assert caught.value.hint is not None
     assert pool.pids == []
+
+
+def test_what_a_child_said_before_it_ended_is_heard(drill_pool: OpenPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a parent that is slow to listen."""
+    spawn = ScorerProcess._spawn
+
+    def spawn_and_sleep(process: ScorerProcess) -> None:
+        spawn(process)
+        assert process.pid is not None
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setattr(ScorerProcess, "_spawn", spawn_and_sleep)
+    with pytest.raises(RewardError, match="does not start: ModuleNotFoundError: No module named 'no_such_module'"):
+        scores(drill_pool("no_such_module:score"), GOOD[:1])
+
+
+def test_a_request_to_a_child_that_has_ended_does_not_drop_its_answer() -> None:
+    process = ScorerProcess(ScorerSpec("drill_scorers:score"), 10.0)
+    process._socket, theirs = socket.socketpair()
+    theirs.sendall(b'{"number": 1}\n')
+    theirs.close()
+    with process._socket:
+        assert process._exchange(b"request\n", 10.0) == {"number": 1}
+        assert process._exchange(b"request\n", 10.0) is None
 
 
 def test_a_child_that_ends_while_it_starts_is_tried_again_and_then_an_error(

@@ -85,11 +85,11 @@ def test_a_log_has_one_line_for_each_step_and_each_evaluation() -> None:
     console.on_committed({"seq": 9, "event": "attempt_ended", "at": 0.0})
     console.on_message("mlflow: gone")
     console.close()
-    # 4 + 0.5 + 3 + 5.5 = 13 s a step, 2 s of evaluations so far; 39 and 38 steps to go: 39 * 15 s and 38 * 14 s.
+    # 4 + 0.5 + 3 + 5.5 = 13 s a step; 39 and 38 steps to go, and no evaluation: 507 s and 494 s.
     assert stream.getvalue() == (
         "step 0/40  eval  gsm8k/pass_at_1 0.25  gsm8k/greedy_pass_at_1 0.3\n"
-        "step 1/40  reward 0.2  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 9m 45s\n"
-        "step 2/40  reward 0.3  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 52s\n"
+        "step 1/40  reward 0.2  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 27s\n"
+        "step 2/40  reward 0.3  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 14s\n"
         "mlflow: gone\n"
     )
 
@@ -147,17 +147,29 @@ def test_a_recalled_rollout_has_no_speed_and_recalled_samples_do_not_count() -> 
     assert view.tokens_per_s == 75.0
 
 
-def test_what_is_left_has_evaluations_spread_over_all_steps() -> None:
-    """Steps of 10 s; an evaluation of 8 s at the start, another after the second step, of 5."""
-    view = RunView("demo", 5, actor_last, Clock())
-    view.committed(line(0, "eval", 8.0, {}))
+def test_what_is_left_are_the_steps_and_the_evaluations_to_come() -> None:
+    """1,000 steps of 10 s; evaluations of 300 s at the start and after every 100th step, so 10 are to come."""
+    view = RunView("demo", 1000, actor_last, Clock(), evaluates=lambda step: step % 100 == 0)
+    view.committed(line(0, "eval", 300.0, {}))
     assert view.eta_s is None
     view.committed(line(1, "actor_update", 10.0, {}))
-    assert view.eta_s == 4 * (10 + 8)
-    view.committed(line(2, "actor_update", 10.0, {}))
-    view.committed(line(2, "eval", 8.0, {}))
-    assert view.eta_s == 3 * (10 + 8)
-    assert view.step_seconds(2) == 10.0
+    assert view.eta_s == 9_990 + 3_000
+    for step in range(2, 101):
+        view.committed(line(step, "actor_update", 10.0, {}))
+    assert view.eta_s == 9_000 + 3_000
+    view.committed(line(100, "eval", 320.0, {}))
+    assert view.eta_s == 9_000 + 9 * 310
+    assert view.step_seconds(100) == 10.0
+    view.committed(line(1000, "actor_update", 10.0, {}))
+    assert view.eta_s == 310.0
+    view.committed(line(1000, "eval", 310.0, {}))
+    assert view.eta_s == 0.0
+
+
+def test_an_evaluation_that_nobody_has_timed_yet_is_not_in_what_is_left() -> None:
+    view = RunView("demo", 3, actor_last, Clock(), evaluates=lambda step: step == 3)
+    view.committed(line(1, "actor_update", 10.0, {}))
+    assert view.eta_s == 20.0
 
 
 def test_the_clock_of_work_stands_still_while_something_starts(monkeypatch: pytest.MonkeyPatch) -> None:

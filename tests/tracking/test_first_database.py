@@ -1,4 +1,9 @@
-"""The database file is made aside: what a kill leaves of that is removed by whoever comes next."""
+"""The database file is made aside: what a kill leaves of that is removed by whoever comes next, and of two
+that come at once the second waits."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 from tracking_lab import SETTINGS, RunDir
 
@@ -13,3 +18,37 @@ def test_what_a_killed_process_was_making_is_made_anew_and_nothing_is_left_besid
     rebuild(run.root, SETTINGS)
     names = {path.name for path in runs.iterdir() if path.name not in (run.root.name, "mlflow-artifacts")}
     assert names == {"mlflow.db"}
+
+
+FIRST = """
+import sys
+from pathlib import Path
+from mlflow.tracking import MlflowClient
+from ppoctl.recipe.schema import MlflowTracking
+from ppoctl.tracking.mlflow_run import _client, address_of
+
+print("imported", flush=True)
+sys.stdin.readline()
+client = _client(address_of(MlflowTracking(kind="mlflow"), Path(sys.argv[1])))
+print(*(experiment.name for experiment in client.search_experiments()))
+"""
+
+
+def test_of_two_that_make_it_at_once_both_can_open_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FIRST, str(tmp_path)]
+    pipe = subprocess.PIPE
+    both = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
+    try:
+        for process in both:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "imported\n"
+        for process in both:
+            assert process.stdin is not None
+            process.stdin.write("now\n")
+            process.stdin.flush()
+        told = [process.communicate(timeout=120) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [(process.returncode, out) for process, (out, _) in zip(both, told, strict=True)] == [(0, "Default\n")] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]

@@ -249,6 +249,23 @@ def test_an_attempt_that_was_superseded_leaves_the_status_alone(run: RunDir, sai
     assert target.statuses[-1] == "FINISHED"
 
 
+def test_an_attempt_that_was_superseded_does_not_say_that_the_newer_one_runs(run: RunDir, said: Said) -> None:
+    """That one may be over by the time the sleeper's word arrives."""
+    target = FakeTarget()
+    target.gate.set()
+    run.event("attempt_started")
+    run.step(1)
+    sleepers = [faked(run, target, said) for _ in range(2)]
+    sleepers[0].start()
+    until(lambda: target.statuses == ["RUNNING"])
+    run.append({"event": "attempt_started", "attempt": 2})
+    run.event("attempt_ended", status="superseded", exit_code=8)
+    sleepers[1].start()  # it went to sleep before it had told anything
+    for sleeper in sleepers:
+        assert sleeper.close("superseded", DEADLINE_S)
+    assert target.statuses == ["RUNNING"]
+
+
 LIFE = """
 import os, signal, sys, time
 sys.path[:0] = [{tests!r}]

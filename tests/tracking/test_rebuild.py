@@ -180,6 +180,14 @@ def test_a_status_that_an_earlier_attempt_set_is_mended(run: RunDir, mlflow: Mlf
     assert mlflow.run().data.tags["ppoctl.attempt"] == "2"
 
 
+def test_a_journal_without_attempts_says_nothing_of_the_status(run: RunDir, mlflow: Mlflow) -> None:
+    run.step(1)
+    rebuild(run.root, SETTINGS)
+    mlflow.client.set_terminated(mlflow.run().info.run_id, "FINISHED")
+    assert rebuild(run.root, SETTINGS).status == 0
+    assert mlflow.run().info.status == "FINISHED"
+
+
 def test_a_contract_that_is_not_met_is_a_failure(run: RunDir, mlflow: Mlflow) -> None:
     run.event("attempt_started")
     run.event("attempt_ended", status="unmet", exit_code=5)

@@ -1,9 +1,11 @@
 """What is checked once the model's folder is known."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.plan.memory import driver
 from ppoctl.recipe.load import load
@@ -37,3 +39,19 @@ def test_roles_leave_that_are_listed_and_a_ray_has_the_store_that_plan_says(monk
     assert placed.critic.turns is placed.actor.turns
     assert left == ["generator", "generator"]
     assert placed.close.__self__._object_store_bytes == driver.object_store_bytes(recipe) > OBJECT_STORE_BYTES
+
+
+def test_the_scorer_is_closed_where_the_trainers_do_not_end_in_order() -> None:
+    closed: list[str] = []
+
+    class Scoring(EvenScorer):
+        def close(self) -> None:
+            closed.append("scorer")
+
+    def fail() -> None:
+        closed.append("trainers")
+        raise RuntimeError("an engine is stuck")
+
+    with pytest.raises(RuntimeError, match="stuck"):
+        replace(fake_sockets(fake_recipe()), scorer=Scoring(), close_trainers=fail).close()
+    assert closed == ["trainers", "scorer"]

@@ -5,6 +5,7 @@ import signal
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.tracking.console import Console
+from ppoctl.tracking.view import RunView
 from ppoctl.wire import session
 from ppoctl.wire.changes import change
 from ppoctl.wire.sources import require_same_sources
@@ -77,6 +80,23 @@ def test_an_attempt_that_did_everything_says_so(made: RunLayout) -> None:
     assert ends(made) == [("finished", 0)]
     assert ended.lines[0]["event"] == "attempt_started"
     assert not half.exists()
+
+
+def test_the_console_knows_after_which_steps_the_run_evaluates(
+    made: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[bool]] = []
+    opened = session.open_console
+
+    def looked_at(view: RunView, **rest: Any) -> Console:
+        seen.append([view.evaluates(step) for step in range(4)])
+        return opened(view, **rest)
+
+    monkeypatch.setattr(session, "open_console", looked_at)
+    attempt(made)
+    evaluated = {line["step"] for line in read_lines(made.journal) if line.get("stage") == "eval"}
+    assert seen == [[step in evaluated for step in range(4)]]
+    assert evaluated
 
 
 def test_a_hint_of_a_room_that_knows_no_run_names_the_run(made: RunLayout) -> None:

@@ -4,14 +4,17 @@ Headers only, a few kilobytes of each file. Imports no torch: `hugging_face` rea
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ppoctl.errors import EnvironmentProblemError, quoted
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 TRAINABLE = frozenset({"F64", "F32", "F16", "BF16"})
+_ITEM_BYTES = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True)
@@ -64,20 +67,14 @@ def has_weights(folder: Path, name: str) -> bool:
 
 
 def read_header(file: Path) -> dict[str, Header]:
-    """The tensors of one file, whose bytes are all there. Raises EnvironmentProblemError. Whether a tensor has the
-    bytes of its shape, safetensors says when it reads it."""
+    """The tensors of one file, whose bytes are all there. Raises EnvironmentProblemError."""
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             table = json.loads(opened.read(min(length, size)))
         table.pop("__metadata__", None)
-        found = {
-            name: Header(
-                tuple(entry["shape"]), entry["dtype"], file, *(8 + length + at for at in entry["data_offsets"])
-            )
-            for name, entry in table.items()
-        }
+        found = {name: _header(name, entry, file, 8 + length) for name, entry in table.items()}
         covered = 8 + length
         for header in sorted(found.values(), key=lambda header: (header.start, header.end)):
             covered = header.end if header.start == covered else covered
@@ -86,6 +83,17 @@ def read_header(file: Path) -> dict[str, Header]:
     if covered != size:
         raise unreadable(file, ValueError(f"its tensors cover it up to byte {covered:,} of {size:,}"))
     return found
+
+
+def _header(name: str, entry: Mapping[str, Any], file: Path, data: int) -> Header:
+    """The header of a tensor, from its entry in the table; the file's numbers begin at byte `data`. Raises ValueError
+    and the like where the entry says what cannot be."""
+    shape, kind, (start, end) = tuple(entry["shape"]), entry["dtype"], entry["data_offsets"]
+    whole = all(type(number) is int and number >= 0 for number in (*shape, start, end))
+    # What we do not know the size of cannot be trained: whoever looks at the tensor says so.
+    if not whole or not isinstance(kind, str) or end - start != math.prod(shape) * _ITEM_BYTES.get(kind, end - start):
+        raise ValueError(f"tensor `{name}` of {kind} and shape {list(shape)} lies at bytes {start} to {end}")
+    return Header(shape, kind, file, data + start, data + end)
 
 
 def unreadable(file: Path, error: Exception) -> EnvironmentProblemError:
@@ -104,6 +112,8 @@ def _promised(folder: Path, name: str) -> Mapping[str, str]:
         return {}
     try:
         found = json.loads(index.read_text("utf-8"))["weight_map"]
+        if not found:
+            raise ValueError("it is empty")
         return {str(tensor): str(file) for tensor, file in found.items()}
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise unreadable(index, ValueError(f"it has no table `weight_map` of tensors and files: {error}")) from error

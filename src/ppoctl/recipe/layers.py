@@ -72,12 +72,13 @@ class Layers:
 
     def read(self) -> None:
         """Read and merge all layers; what is wrong with one of them is added to `problems`."""
-        self._add(_from_settings(_of_sets(self.sets, self.problems)))
-        texts = {file: file.read_text("utf-8-sig") for file in reversed(self.files)}
-        named = {name for text in (*texts.values(), *self.sets) for name in _NAMED.findall(text)}
-        self._add(_from_settings(_of_environment(self.environ, named)))
-        for file, text in texts.items():
-            self._add(_from_file(file, text))
+        sets = _of_sets(self.sets, self.problems)
+        files = [_from_file(file) for file in reversed(self.files)]
+        settings = [*sets, *_of_environment(self.environ, ())]
+        values = [*(file.data for file in files), *(_typed(text, path) for path, text, _ in settings)]
+        named = {name for value in values for name in _named_in(value)}
+        for layer in (_from_settings(sets), _from_settings(_of_environment(self.environ, named)), *files):
+            self._add(layer)
         # `--set health.kl.action=stop` leaves the bound of that rule at its default.
         self._add(Layer(tree.defaults_beside(ROOT, self.written), lambda _: DEFAULT))
 
@@ -117,7 +118,8 @@ class Layers:
             table[path[-1]] = os.path.normpath(folder)
 
 
-def _from_file(file: Path, text: str) -> Layer:
+def _from_file(file: Path) -> Layer:
+    text = file.read_text("utf-8-sig")
     data, lines = tomllib.loads(text), lines_of(text)
 
     def place(path: KeyPath) -> str:
@@ -185,13 +187,23 @@ def _typed(text: str, path: KeyPath) -> Any:
     return document["value"]
 
 
+def _named_in(value: Any) -> Iterator[str]:
+    """Names of the variables in a text, and in all texts of a table or an array."""
+    if isinstance(value, str):
+        yield from _NAMED.findall(value)
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _named_in(inner)
+
+
 def _path_of(key: str) -> KeyPath:
     """The parts of a dotted key as TOML reads it; none where it is no key."""
     try:
         document = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError:
         return ()
-    return () if "\n" in key else list(paths_in(document))[-1]
+    paths = list(paths_in(document))  # none: all of it is a comment
+    return paths[-1] if paths and "\n" not in key else ()
 
 
 def _put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -10,8 +10,17 @@ KeyPath = tuple[str, ...]
 DEFAULT = "default"
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_MAY_END = re.compile(r"\]|\"\"\"|'''")
-"""What stands on the last line of a value that began on an earlier one."""
+_TOKEN = re.compile(
+    r'"""(?:[^"\\]|\\.|"(?!""))*+""""{0,2}'  # two more quotes may stand before those that end it
+    r"|'{3}(?:[^']|'(?!''))*+'{3}'{0,2}"
+    r'|"(?:[^"\\]|\\.)*+"'
+    r"|'[^']*+'"
+    r"|#[^\n]*+"
+    r"|[][{}\n]",
+    re.DOTALL,
+)
+"""What decides where a statement of TOML ends: strings and comments, in which anything may stand, brackets, ends of
+lines."""
 
 
 def dotted(path: KeyPath) -> str:
@@ -29,24 +38,27 @@ def lines_of(text: str) -> dict[KeyPath, int]:
     no line of its own; `text` must be TOML."""
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
-    begun, statement = 1, ""
-    # A statement of TOML is one line, or goes on as long as its lines together are no TOML.
-    for number, line in enumerate(text.split("\n"), start=1):
-        statement += f"{line}\n"
-        if number > begun and not _MAY_END.search(line):
-            continue
-        try:
-            paths = list(paths_in(tomllib.loads(statement)))
-        except tomllib.TOMLDecodeError:
-            continue
+    begun = 1
+    for statement in _statements(f"{text}\n"):
+        paths = list(paths_in(tomllib.loads(statement)))
         is_heading = statement.lstrip().startswith("[")
         around = () if is_heading else table
         for path in paths:
             lines.setdefault((*around, *path), begun)
         if is_heading:
             table = paths[-1]
-        begun, statement = number + 1, ""
+        begun += statement.count("\n")
     return lines
+
+
+def _statements(text: str) -> Iterator[str]:
+    """The statements of a TOML document, each up to the end of its last line; a line that says nothing is one too."""
+    start = depth = 0
+    for token in _TOKEN.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        if token[0] == "\n" and depth == 0:
+            yield text[start : token.end()]
+            start = token.end()
 
 
 def paths_in(table: Mapping[str, Any], path: KeyPath = ()) -> Iterator[KeyPath]:

@@ -6,8 +6,10 @@ costs its own sample only. Imports no torch: `validate` uses it on a login node.
 What is not a finite float32 stops here: it never trains.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import local
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, RewardError
@@ -20,12 +22,9 @@ class ScorerPool:
 
     def __init__(self, spec: ScorerSpec, *, workers: int = 1, timeout_s: float = 10.0) -> None:
         self._processes = [ScorerProcess(spec, timeout_s) for _ in range(workers)]
-        self._own = local()
-        """The `process` that a thread asks."""
-        unasked = iter(self._processes)
-        self._threads = ThreadPoolExecutor(
-            workers, "scorer", initializer=lambda: setattr(self._own, "process", next(unasked))
-        )
+        self._waiting: SimpleQueue[tuple[Future[Score], ScoreRequest] | None] = SimpleQueue()
+        """Requests that no child has begun with; None ends a thread."""
+        self._threads: list[Thread] = []
         self._cannot_start: RewardError | None = None
 
     @property
@@ -39,22 +38,45 @@ class ScorerPool:
         The future raises NonFiniteError when a score or one of its extras is NaN, infinite or beyond float32, and
         RewardError when the scorer cannot be started at all.
         """
-        return self._threads.submit(self._scored, request)
+        future: Future[Score] = Future()
+        self._waiting.put((future, request))
+        if len(self._threads) < len(self._processes):
+            process = self._processes[len(self._threads)]
+            # Daemons, which an executor's threads are not: a process that leaves without closing the pool waits for
+            # no scorer, and for nothing in the queue.
+            self._threads.append(Thread(target=self._serve, args=(process,), name="scorer", daemon=True))
+            self._threads[-1].start()
+        return future
 
     def close(self) -> None:
         """Kill and reap all children; what has no score yet is cancelled or an error. May be called twice."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        with suppress(Empty):
+            while (left := self._waiting.get_nowait()) is not None:
+                left[0].cancel()
         for process in self._processes:
             process.close()
-        self._threads.shutdown()
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
         for process in self._processes:
             process.reap()
 
-    def _scored(self, request: ScoreRequest) -> Score:
+    def _serve(self, process: ScorerProcess) -> None:
+        while (given := self._waiting.get()) is not None:
+            future, request = given
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._scored(process, request))
+            except Exception as error:  # noqa: BLE001 - whoever asks for the result hears of it
+                future.set_exception(error)
+
+    def _scored(self, process: ScorerProcess, request: ScoreRequest) -> Score:
         if self._cannot_start is not None:
             raise self._cannot_start
         try:
-            return _finite(self._own.process.score(request), request)
+            return _finite(process.score(request), request)
         except RewardError as error:
             self._cannot_start = error
             raise

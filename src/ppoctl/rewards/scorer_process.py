@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -130,7 +131,9 @@ class ScorerProcess:
         deadline = time.monotonic() + limit_s
         try:
             self._socket.settimeout(limit_s)
-            self._socket.sendall(line)
+            with suppress(BrokenPipeError):  # it has ended, and what it said before that waits to be read
+                if line:
+                    self._socket.sendall(line)
             while b"\n" not in self._inbox:
                 # Not 0, which would not look: a parent that was stopped for an hour must not blame the child.
                 self._socket.settimeout(max(deadline - time.monotonic(), 0.001))

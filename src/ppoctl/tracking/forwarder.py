@@ -97,7 +97,9 @@ class Forwarder:
         return Sent(files=count)
 
     def end(self, ending: Ending) -> Sent:
-        """Set the status unless the target has it."""
+        """Set the status unless the target has it, or the journal has no attempt that could have one."""
+        if ending.attempt is None:
+            return Sent()
         had = self._target.tags()
         if self._target.status() == ending.status and all(had.get(k) == v for k, v in ending.tags.items()):
             return Sent()

@@ -126,20 +126,22 @@ class MlflowMirror:
             self._forwarder = Forwarder(self._layout, self._open_target(self._layout, self._address))
             self._forwarder.describe({f"ppoctl.version.{name}": found for name, found in versions().items()})
             if not closing:
-                self._forwarder.end(self._standing(closing=False))
+                self._set_status(self._forwarder, closing=False)
         self._forwarder.forward(stop=self._abandoned.is_set)
         if closing and not self._abandoned.is_set():
-            self._forwarder.end(self._standing(closing=True))
+            self._set_status(self._forwarder, closing=True)
         self._forwarder.keep_files()
 
-    def _standing(self, *, closing: bool) -> Ending:
-        """The run's status by its journal, which is that of its newest attempt; by the word given to `close` where
-        this attempt could not write down its end."""
+    def _set_status(self, forwarder: Forwarder, *, closing: bool) -> None:
+        """Set the status by the journal, or by the word given to `close` where this attempt could not write down its
+        end. A newer attempt sets its own: it may end between our look at the journal and what we send."""
         found = ending(read_lines(self._layout.journal))
-        if not closing or found.word != "running" or found.attempt not in (None, self._attempt):
-            return found
-        assert self._ended_as is not None
-        return Ending(self._ended_as, self._attempt, int(time.time() * 1000))
+        if found.attempt not in (None, self._attempt):
+            return
+        if closing and found.word == "running":
+            assert self._ended_as is not None
+            found = Ending(self._ended_as, self._attempt, int(time.time() * 1000))
+        forwarder.end(found)
 
     def _tell_down(self, problem: Exception) -> None:
         if not self._down and not self._abandoned.is_set():

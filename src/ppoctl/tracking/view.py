@@ -49,13 +49,20 @@ class RunView:
     which an engine starts is in no figure."""
 
     def __init__(
-        self, name: str, steps: int, last_stage: Callable[[int], str], clock: Callable[[], float] = WORK.now
+        self,
+        name: str,
+        steps: int,
+        last_stage: Callable[[int], str],
+        clock: Callable[[], float] = WORK.now,
+        *,
+        evaluates: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Prepare to watch `steps` steps; `last_stage` gives the last stage of a step, which only an evaluation may
-        follow."""
+        follow, and `evaluates` says after which steps one does."""
         self.name = name
         self.steps = steps
         self.last_stage = last_stage
+        self.evaluates = evaluates
         self.activity: Activity | None = None
         self.progress: Progress | None = None
         self.figures: dict[str, float] = {}
@@ -67,8 +74,8 @@ class RunView:
         self._by_step: dict[int, dict[str, float]] = {}
         self._tokens_per_s: float | None = None
         self._drawing_since: float | None = None
-        self._eval_s = 0.0
-        """Seconds of all evaluations."""
+        self._eval_seconds: dict[int, float] = {}
+        """Seconds of the evaluation after each step."""
 
     def stage_started(self, step: int, stage: str) -> None:
         """Hear that a stage runs from now on."""
@@ -93,7 +100,7 @@ class RunView:
         self._by_step = {near: self._by_step[near] for near in self._by_step if near >= step - 1}
         self._by_step.setdefault(step, {}).update(figures)
         if line["stage"] == "eval":
-            self._eval_s += line["seconds"]
+            self._eval_seconds[step] = line["seconds"]
         else:
             self._seconds[step] = self._seconds.get(step, 0.0) + line["seconds"]
         if KEY_FIGURES["reward"] in figures:
@@ -127,13 +134,16 @@ class RunView:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the end: remaining steps times the mean of the last few, with the evaluations so far spread over
-        all steps. None before the first step is over."""
+        """Seconds to the end: steps to come times the mean of the last few, and evaluations to come times the mean of
+        those so far. None before the first step is over."""
         done = self.finished_step
         recent = [self._seconds[step] for step in range(done - STEPS_FOR_ETA + 1, done + 1) if step in self._seconds]
         if not recent:
             return None
-        return max(self.steps - done, 0) * (sum(recent) / len(recent) + self._eval_s / done)
+        evaluations = list(self._eval_seconds.values())
+        to_come = sum(self.evaluates(step) and step not in self._eval_seconds for step in range(done, self.steps + 1))
+        steps_s = max(self.steps - done, 0) * sum(recent) / len(recent)
+        return steps_s + (to_come * sum(evaluations) / len(evaluations) if evaluations else 0.0)
 
 
 def key_figures(figures: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ from ppoctl.launch.signals import signal_gate
 from ppoctl.loop.expectations import ExpectationResult, judge
 from ppoctl.loop.run import Job, run
 from ppoctl.preflight import check as preflight
+from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.layers import told_uri
 from ppoctl.recipe.rules import unused
 from ppoctl.recipe.schema import MlflowTracking, Recipe
@@ -188,7 +189,9 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
 @contextmanager
 def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
     recipe = opened.recipe
-    view = RunView(recipe.name, recipe.steps, lambda step: told.at(step).last)
+    view = RunView(
+        recipe.name, recipe.steps, lambda step: told.at(step).last, evaluates=lambda step: evaluates(recipe, step)
+    )
     console = open_console(view, verbose=opened.verbose, history=journal.lines())
     mirror = None
     tracking = recipe.tracking

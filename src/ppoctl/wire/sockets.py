@@ -40,5 +40,7 @@ class Sockets:
     """Ends the processes of actor and critic that are not this one."""
 
     def close(self) -> None:
-        self.close_trainers()
-        self.scorer.close()
+        try:
+            self.close_trainers()
+        finally:
+            self.scorer.close()

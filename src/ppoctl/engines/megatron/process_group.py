@@ -90,8 +90,9 @@ def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTI
                 expert_model_parallel_size=parallel.expert,
                 expert_tensor_parallel_size=parallel.expert_tensor,
                 virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
-                # States of a split optimizer are gathered over gloo: host memory, not the GPU's.
-                create_gloo_process_groups=parallel.distributed_optimizer,
+                # States of a split optimizer are gathered over gloo: host memory, not the GPU's. Roles of one process
+                # share the groups, and the other's may be split.
+                create_gloo_process_groups=alone or parallel.distributed_optimizer,
                 distributed_timeout_minutes=ceil(collective_s / 60),
             )
             # The tracker that leaves generators alone: nothing in PPO draws random numbers inside the model.
