@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml requirements/$(KIND).txt $(wildcard requireme
 	sh requirements/install-$(KIND).sh $(PYTHON) $(VENV)
 	touch $@
 
-setup-gpu: ## Make .venv anew for NVIDIA GPUs instead (a driver of 580 or later; `ppoctl doctor` says what is missing)
+setup-gpu: ## Make .venv anew for NVIDIA GPUs instead (a driver of 580 or later; back: rm -rf .venv && make setup)
 	sh requirements/install-gpu.sh $(PYTHON) $(VENV)
 	touch $(VENV)/.installed
 

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -39,22 +39,50 @@ def on_gpu() -> bool:
     """
     if _finds_gpus():
         return True
-    shown, found = os.environ.get(VISIBLE), nvml.look()
-    if hides_all(shown):
-        return False
-    gpus = len(found.gpus) if isinstance(found, nvml.Driver) else 0
-    if not gpus and shown is None:
-        return False
     import torch
 
-    is_there = f"this machine has {gpus} GPUs" if gpus else f"this process was given GPU `{shown}` (`{VISIBLE}`)"
+    found = nvml.look()
+    expected = gpu_expected(found, os.environ, torch.version.cuda)
+    if expected is None:
+        return False
     wheel = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
     driver = f"of version {found.version}" if isinstance(found, nvml.Driver) else f"none answers ({found.reason})"
     raise EnvironmentProblemError(
-        f"{is_there}, and torch `{torch.__version__}`, built for {wheel}, cannot use it: {why_no_gpu()}; NVIDIA "
-        f"driver: {driver}. To compute on CPUs all the same: `export {VISIBLE}=`",
+        f"{expected.says}, and torch `{torch.__version__}`, built for {wheel}, cannot use it: {why_no_gpu()}; NVIDIA "
+        f"driver: {driver}. To compute on CPUs all the same: `{expected.to_cpu}`",
         hint="ppoctl doctor",
     )
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Why a process should compute on a GPU."""
+
+    says: str
+    to_cpu: str = f"export {VISIBLE}="
+    """The command after which it is to compute on CPUs."""
+
+
+def gpu_expected(
+    found: nvml.Driver | nvml.NoDriver, environ: Mapping[str, str], built_for: str | None
+) -> Expected | None:
+    """Why a process with this environment should compute on a GPU; None where a CPU is all there is, or is asked for.
+
+    `built_for`: the version of CUDA of its torch. A kernel that knows a GPU, which nobody lets us use, is a reason
+    only for a torch that was built for it: a container without GPUs sees its host's.
+    """
+    shown, gpus = environ.get(VISIBLE), found.gpus if isinstance(found, nvml.Driver) else ()
+    if hides_all(shown):
+        return None
+    if gpus:
+        return Expected(f"this machine has {len(gpus)} GPUs")
+    if isinstance(found, nvml.NoDriver) and found.is_broken:
+        return Expected("this machine has an NVIDIA driver that is broken")
+    if built_for is not None and nvml.in_kernel():
+        return Expected("this machine has a GPU that is not shown to us")
+    if shown is not None:
+        return Expected(f"this process was given GPU `{shown}` (`{VISIBLE}`)", f"unset {VISIBLE}")
+    return None
 
 
 def this_device() -> "torch.device":
@@ -67,6 +95,29 @@ def this_device() -> "torch.device":
 def hides_all(shown: str | None) -> bool:
     """Whether this value of `CUDA_VISIBLE_DEVICES` shows no GPU, as CUDA and torch read it."""
     return shown is not None and shown.strip() in ("", "-1", "NoDevFiles")
+
+
+def visible(found: nvml.Driver | nvml.NoDriver, environ: Mapping[str, str]) -> tuple[nvml.Gpu, ...]:
+    """The GPUs that a process with this environment may use, as CUDA reads `CUDA_VISIBLE_DEVICES`: indices or
+    beginnings of UUIDs, up to the first that is neither.
+
+    An index counts the fastest first unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`; CUDA does not say how it judges, and we
+    take the compute capability. Where a part of a GPU is shown (MIG) all GPUs are: NVML does not say whose it is.
+    """
+    gpus, shown = found.gpus if isinstance(found, nvml.Driver) else (), environ.get(VISIBLE)
+    if shown is None or "MIG-" in shown:
+        return gpus
+    order = gpus
+    if environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        order = tuple(sorted(gpus, key=lambda gpu: gpu.capability, reverse=True))
+    chosen: list[nvml.Gpu] = []
+    for word in map(str.strip, shown.split(",")):
+        named = [gpu for gpu in gpus if word.startswith("GPU-") and gpu.uuid.startswith(word)]
+        named += order[int(word) :][:1] if word.isdecimal() else ()
+        if len(named) != 1:
+            break
+        chosen += named
+    return tuple(chosen)
 
 
 def seen_by_torch() -> CudaView:

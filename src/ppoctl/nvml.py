@@ -3,7 +3,8 @@ and says the same whatever torch was built for."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
+from pathlib import Path
 from typing import Any
 
 _COMPUTE_MODES = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
@@ -12,12 +13,17 @@ _READ = 0
 """NVML's number for reading in the memory of another GPU; a comma makes its Python constant a tuple."""
 SHARED = "DEFAULT"
 """The compute mode in which several processes may use a GPU."""
+_KERNEL = Path("/proc/driver/nvidia/gpus")
+_DEVICES = Path("/dev")
 
 
 @dataclass(frozen=True)
 class Gpu:
     """One GPU of this machine. None stands for what it does not tell."""
 
+    index: int
+    """Place in the order of `nvidia-smi`, which is that of the PCI bus; CUDA's may be another."""
+    uuid: str
     name: str
     memory_bytes: int | None
     used_bytes: int | None
@@ -43,6 +49,8 @@ class NoDriver:
     """No NVIDIA driver answers."""
 
     reason: str
+    is_broken: bool = False
+    """Whether there is one: its library answers with an error, as after an update or where a GPU is lost."""
 
 
 def look() -> Driver | NoDriver:
@@ -54,13 +62,18 @@ def look() -> Driver | NoDriver:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return NoDriver(str(error))
+        return NoDriver(str(error), is_broken=error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     try:
         return _driver(pynvml)
     except pynvml.NVMLError as error:
-        return NoDriver(str(error))
+        return NoDriver(str(error), is_broken=True)
     finally:
         pynvml.nvmlShutdown()
+
+
+def in_kernel() -> bool:
+    """Whether the kernel knows a GPU, whatever the library says: a container sees those of its host."""
+    return any(chain(_KERNEL.glob("*"), _DEVICES.glob("nvidia[0-9]*")))
 
 
 def words(cuda: tuple[int, ...]) -> str:
@@ -75,16 +88,18 @@ def _driver(pynvml: Any) -> Driver:
     return Driver(
         version=str(pynvml.nvmlSystemGetDriverVersion()),
         cuda=(newest // 1000, newest % 1000 // 10),
-        gpus=tuple(_gpu(pynvml, handle) for handle in handles),
+        gpus=tuple(_gpu(pynvml, index, handle) for index, handle in enumerate(handles)),
         apart=tuple(_apart(pynvml, handles)),
     )
 
 
-def _gpu(pynvml: Any, handle: Any) -> Gpu:
+def _gpu(pynvml: Any, index: int, handle: Any) -> Gpu:
     memory = _if_told(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     mode = _if_told(pynvml, lambda: pynvml.nvmlDeviceGetComputeMode(handle)) or 0
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return Gpu(
+        index=index,
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
         name=str(pynvml.nvmlDeviceGetName(handle)),
         memory_bytes=None if memory is None else int(memory.total),
         used_bytes=None if memory is None else int(memory.used),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fakes.nvml import FakeNvml
+from doctor.machines import driver
+from fakes.nvml import NO_LIBRARY, FakeNvml
 from house.conftest import ROOT, trees
 from ppoctl import device
 from ppoctl.errors import EnvironmentProblemError
@@ -26,10 +27,35 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     device.on_gpu.cache_clear()
 
 
-@pytest.mark.parametrize("fault", ["NVML Shared Library Not Found", "Driver Not Loaded"])
-def test_a_machine_without_a_driver_computes_on_its_cpu(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    FakeNvml(fault=fault).plant(monkeypatch)
+def test_a_machine_without_a_driver_computes_on_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(fault=NO_LIBRARY).plant(monkeypatch)
     assert device.this_device() == CPU
+
+
+@pytest.mark.parametrize("fault", ["Driver Not Loaded", "Driver/library version mismatch", "GPU is lost"])
+def test_a_driver_that_is_broken_is_no_reason_for_a_cpu(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    FakeNvml(fault=fault).plant(monkeypatch)
+    with pytest.raises(EnvironmentProblemError, match=rf"driver that is broken.*none answers \({fault}\).*`export"):
+        device.this_device()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device.this_device() == CPU
+
+
+@pytest.mark.parametrize("nvml", [FakeNvml(fault=NO_LIBRARY), FakeNvml(count=0)])
+def test_a_gpu_that_only_the_kernel_knows_is_expected_by_a_torch_that_was_built_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: FakeNvml
+) -> None:
+    nvml.plant(monkeypatch)
+    monkeypatch.setattr("ppoctl.nvml._DEVICES", tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert device.this_device() == CPU
+    device.on_gpu.cache_clear()
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(EnvironmentProblemError, match="has a GPU that is not shown to us"):
+        device.this_device()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert device.this_device() == CPU, "a container without GPUs"
 
 
 def test_a_driver_without_gpus_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,9 +76,9 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_with_driver_and_wheel(monkeypat
 
 
 def test_a_gpu_that_ray_gave_is_there_although_no_driver_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeNvml(fault="Driver Not Loaded").plant(monkeypatch)
+    FakeNvml(fault=NO_LIBRARY).plant(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    says = r"given GPU `3` \(`CUDA_VISIBLE_DEVICES`\).*none answers \(Driver Not Loaded\)"
+    says = r"given GPU `3` \(`CUDA_VISIBLE_DEVICES`\).*none answers \(NVML.*the same: `unset CUDA_VISIBLE_DEVICES`"
     with pytest.raises(EnvironmentProblemError, match=says):
         device.this_device()
 
@@ -62,6 +88,27 @@ def test_who_shows_no_gpu_wants_a_cpu(monkeypatch: pytest.MonkeyPatch, shown: st
     FakeNvml().plant(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     assert device.this_device() == CPU
+
+
+@pytest.mark.parametrize(
+    ("environ", "indices"),
+    [
+        ({}, [0, 1, 2]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "9"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "1, 0,7,2"}, [2, 1]),
+        ({"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [1, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, [0]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-2c0ffee,GPU-0c0ffee0-0000"}, [2, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-0"}, [0, 1, 2]),
+    ],
+)
+def test_the_gpus_shown_are_those_that_cuda_shows(environ: dict[str, str], indices: list[int]) -> None:
+    """GPU 0 is the oldest: to CUDA it is the last."""
+    found = driver(FakeNvml(count=3, first=(7, 0)))
+    assert [gpu.index for gpu in device.visible(found, environ)] == indices
 
 
 def test_it_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:

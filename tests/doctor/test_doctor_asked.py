@@ -1,8 +1,11 @@
 """The doctor on what a recipe needs, in the words of the start that would refuse it."""
 
+import base64
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +110,48 @@ def test_mlflow_that_is_not_reached_is_a_warning_as_training_goes_on(
     assert "secret" not in found.seen
     monkeypatch.delenv("WHERE")
     assert asked.mlflow(at("$WHERE/db")).verdict == Verdict.WRONG, "a start refuses that"
+
+
+@contextmanager
+def server(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """Address of a server that gives one answer, and what it was asked."""
+    heard: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            heard.append(connection.recv(4096))
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}", heard
+        thread.join(5)
+
+
+def test_a_server_is_reached_with_the_user_of_its_uri_whose_password_is_not_told(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracked = ask("tracking={kind='mlflow', uri='$WHERE'}")
+    with server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as (address, heard):
+        monkeypatch.setenv("WHERE", f"http://me:gehe%40im@{address}/base/")
+        assert asked.mlflow(tracked).verdict == Verdict.OK
+    assert heard[0].startswith(b"GET /base/health ")
+    assert f"Authorization: Basic {base64.b64encode(b'me:gehe@im').decode()}".encode() in heard[0]
+    with server(b"220 mail.example ready\r\n") as (address, _):
+        monkeypatch.setenv("WHERE", f"http://{address}")
+        assert "what answers there does not speak HTTP" in asked.mlflow(tracked).seen
+
+
+@pytest.mark.parametrize("uri", ["http://me:geheim@h:p", "http://me:geheim@[x", "postgresql://me@h:geheim/db"])
+def test_a_uri_that_cannot_be_read_is_a_warning_without_its_words(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, uri: str
+) -> None:
+    monkeypatch.setenv("WHERE", uri)
+    found = asked.mlflow(ask("tracking={kind='mlflow', uri='$WHERE'}"))
+    assert found.verdict == Verdict.WARNING
+    assert found.seen.endswith("is not reached: it cannot be read as a URI; training goes on without")
 
 
 def test_a_database_that_listens_is_reached(ask: Ask, listening: str) -> None:

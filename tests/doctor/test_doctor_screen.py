@@ -1,7 +1,9 @@
 """`ppoctl doctor` as a person meets it."""
 
 import json
+import sys
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,9 @@ from doctor.machines import driver, node
 from fakes.nvml import FakeNvml
 from ppoctl.cli.app import run
 from ppoctl.cli.doctor import told
-from ppoctl.doctor.examine import OF_A_MACHINE, checks
-from ppoctl.doctor.finding import Finding
-from ppoctl.doctor.machine import Machine, TorchBuild
+from ppoctl.doctor.examine import OF_A_MACHINE, checks, findings
+from ppoctl.doctor.finding import Finding, Verdict
+from ppoctl.doctor.machine import Machine, TorchBuild, this_machine
 from recipe.conftest import SMALLEST
 
 NAMES = [
@@ -110,6 +112,33 @@ def test_a_recipe_is_asked_what_it_needs(
     assert lines[1].endswith("mend it: hf download org/base")
     assert [line.split("  ")[0] for line in lines[2:]] == ["layout", "memory", "saves", "Ray's address", "MLflow"]
     assert run(["doctor", "r.toml", "--set", "steps=0"]) == 2, "a wrong recipe is an error of its own"
+
+
+def test_a_check_that_fails_is_a_finding_and_the_rest_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        raise OSError("http://me:geheim@host is gone")
+
+    monkeypatch.setattr("shutil.disk_usage", fail)
+    *rest, last = findings(node(), tmp_path)
+    assert len(rest) == len(NAMES) - 2
+    assert last == Finding("disk", Verdict.WRONG, "cannot be looked at: OSError: http://host is gone")
+
+
+def test_a_machine_is_read_although_packages_of_it_are_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "killed-1.0.dist-info").mkdir()
+    (tmp_path / "garbled-1.0.dist-info").mkdir()
+    (tmp_path / "garbled-1.0.dist-info" / "METADATA").write_bytes(b"Name: \xff")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    found = this_machine()
+    assert (found.torch, found.requires, found.versions) == (None, (), {})
 
 
 def test_every_check_of_the_list_has_a_name_of_its_own() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fakes.nvml import FakeNvml
+from fakes.nvml import NO_LIBRARY, FakeNvml, NVMLError
 from ppoctl import nvml
 
 
@@ -28,7 +28,18 @@ def test_a_gpu_that_does_not_tell_its_memory_is_a_gpu(monkeypatch: pytest.Monkey
 
 def test_a_driver_that_does_not_answer_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(fault="Driver/library version mismatch").plant(monkeypatch)
-    assert nvml.look() == nvml.NoDriver("Driver/library version mismatch")
+    assert nvml.look() == nvml.NoDriver("Driver/library version mismatch", is_broken=True)
+    FakeNvml(fault=NO_LIBRARY).plant(monkeypatch)
+    assert nvml.look() == nvml.NoDriver(NO_LIBRARY)
+
+
+def test_a_gpu_that_is_lost_is_a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: FakeNvml, index: int) -> int:
+        raise NVMLError(f"GPU {index} is lost")
+
+    FakeNvml().plant(monkeypatch)
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetHandleByIndex", lost)
+    assert nvml.look() == nvml.NoDriver("GPU 0 is lost", is_broken=True)
 
 
 def test_without_its_package_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

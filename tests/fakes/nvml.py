@@ -6,9 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
+NO_LIBRARY = "NVML Shared Library Not Found"
+
 
 class NVMLError(Exception):
-    """What the library raises."""
+    """What the library raises, with its number."""
+
+    def __init__(self, says: str) -> None:
+        super().__init__(says)
+        self.value = 12 if says == NO_LIBRARY else 999
 
 
 @dataclass
@@ -22,10 +28,13 @@ class FakeNvml:
     memory: tuple[int, int] | None = (80 << 30, 600 << 20)
     mode: int = 0
     capability: tuple[int, int] = (9, 0)
+    first: tuple[int, int] | None = None
+    """Compute capability of GPU 0, where it is another."""
     apart: set[tuple[int, int]] = field(default_factory=set)
     fault: str | None = None
     NVMLError = NVMLError
     NVML_P2P_STATUS_OK = 0
+    NVML_ERROR_LIBRARY_NOT_FOUND = 12
 
     def plant(self, monkeypatch: pytest.MonkeyPatch) -> "FakeNvml":
         monkeypatch.setitem(sys.modules, "pynvml", self)
@@ -50,6 +59,9 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}c0ffee{handle}-0000"
+
     def nvmlDeviceGetName(self, handle: int) -> str:
         return self.name
 
@@ -62,7 +74,7 @@ class FakeNvml:
         return self.mode
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
-        return self.capability
+        return self.capability if self.first is None or handle > 0 else self.first
 
     def nvmlDeviceGetP2PStatus(self, one: int, other: int, kind: int) -> int:
         assert kind == 0, "reading"

@@ -45,8 +45,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "engines.ray": {"clock", "weights", "errors"},
     "convert": {"batch", "model", "errors"},
-    "preflight": {"batch", "convert", "data", "plan", "recipe", "model", "nvml", "errors"},
-    "doctor": {"preflight", "recipe", "device", "nvml", "errors"},
+    "preflight": {"batch", "convert", "data", "plan", "recipe", "store", "model", "device", "nvml", "errors"},
+    "doctor": {"preflight", "recipe", "store", "device", "nvml", "errors"},
     "conversion": {
         "convert", "engines.megatron", "store", "wire", "batch", "model", "versions", "errors",
     },

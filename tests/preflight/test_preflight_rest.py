@@ -287,6 +287,11 @@ def test_gpus_that_one_process_may_use_are_refused_by_name(folder: Path, monkeyp
     with pytest.raises(EnvironmentProblemError, match=says):
         require_gpus(load([Path("r.toml")], apart[:1]).recipe)
     assert error.value.hint == "sudo nvidia-smi -c DEFAULT"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    with pytest.raises(EnvironmentProblemError, match=r"GPU 1 is .* \(1 of 1 GPUs\)"):
+        require_gpus(several)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    require_gpus(several)
 
 
 def test_where_mlflow_is_may_be_known_only_where_the_run_will_be(

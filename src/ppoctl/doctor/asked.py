@@ -1,12 +1,14 @@
 """Checks of what a recipe needs of this machine, in the words in which a start would refuse it."""
 
+import base64
+import http.client
 import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from ppoctl.device import VISIBLE
 from ppoctl.doctor.finding import Finding, ok, refused, warning, wrong
@@ -42,7 +44,7 @@ class Asked:
 def model(asked: Asked, here: Machine) -> Iterator[Finding]:
     """Whether model and tokenizer are here and can be trained. Rows of data are left to `validate`, which reads them
     all."""
-    device = "gpu" if here.gpus and not here.hides_gpus else "cpu"
+    device = "gpu" if here.gpus else "cpu"
     problems = [*asked.missing, *check(asked.recipe, rows=False, device=device).problems]
     for problem in problems:
         yield wrong("model", problem.says, problem.hint or "ppoctl recipes keys")
@@ -52,13 +54,13 @@ def model(asked: Asked, here: Machine) -> Iterator[Finding]:
 
 def layout(asked: Asked, here: Machine) -> Finding:
     """Whether there are GPUs enough for the layout."""
-    needed, found = devices(asked.recipe), here.visible
+    needed, found = devices(asked.recipe), len(here.gpus)
     if asked.joins is not None:
         return ok("layout", f"{needed} devices of the Ray at `{asked.joins}`")
-    if not here.gpus or here.hides_gpus:
+    if not here.gpus:
         return ok("layout", f"{needed} processes on CPUs" if needed > 1 else "one process on CPUs")
     if needed > found:
-        shown = "" if found == len(here.gpus) else f" of {len(here.gpus)} (`{VISIBLE}`)"
+        shown = "" if found == here.gpu_count else f" of {here.gpu_count} (`{VISIBLE}`)"
         says = f"the recipe needs {needed} GPUs, and this machine shows {found}{shown}"
         return wrong("layout", says, "ray start --head --port=6379  # on more nodes: docs/many-nodes.md")
     return ok("layout", f"{needed} of {found} GPUs")
@@ -70,7 +72,7 @@ def memory(asked: Asked, here: Machine) -> Finding:
         return ok("memory", f"not judged from here: ppoctl train asks the Ray at `{asked.joins}`")
     sizes = [gpu.memory_bytes for gpu in here.gpus if gpu.memory_bytes is not None]
     try:
-        require_fit(asked.recipe, min(sizes) / 2**30 if sizes and not here.hides_gpus else None)
+        require_fit(asked.recipe, min(sizes) / 2**30 if sizes else None)
     except PpoctlError as error:
         return refused("memory", error)
     return ok("memory", "every stage fits, as far as `ppoctl plan --here` knows")
@@ -112,20 +114,21 @@ def mlflow(asked: Asked) -> Finding:
     shown = without_secrets(uri)
     try:
         _reach(uri)
-    except (OSError, ValueError) as error:
-        says = f"`tracking.uri` `{shown}` is not reached: {error}; training goes on without"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        says = f"`tracking.uri` `{shown}` is not reached: {_words(error)}; training goes on without"
         return warning("MLflow", says, f"curl -sS -o /dev/null {quoted(shown)}" if "http" in uri[:5] else None)
     return ok("MLflow", f"`{shown}`")
 
 
 def _reach(uri: str) -> None:
-    """Raise OSError where nobody answers at a tracking URI, ValueError where it is none."""
+    """Raise OSError where nobody answers at a tracking URI, HTTPException where it is no web server that does, and
+    ValueError where it is no URI."""
     parts = urlsplit(uri)
     scheme = parts.scheme.split("+")[0]
     if scheme in ("http", "https"):
         try:
             # MLflow says so; any other answer is one too: the server is there, and may ask who we are.
-            urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=ANSWER_S).close()
+            urllib.request.urlopen(_health(parts), timeout=ANSWER_S).close()
         except urllib.error.HTTPError:
             return
     elif scheme in _PORTS:
@@ -134,3 +137,21 @@ def _reach(uri: str) -> None:
         folder = Path(parts.path.removeprefix("/") if scheme == "sqlite" else parts.path).parent
         if not folder.is_dir():
             raise FileNotFoundError(f"no folder `{folder}`")
+
+
+def _health(parts: SplitResult) -> urllib.request.Request:
+    """The request for MLflow's word that it is there, with user and password as MLflow sends them: urllib would take
+    them for a part of the host's name."""
+    user, _, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(parts._replace(netloc=host, path=f"{parts.path.rstrip('/')}/health").geturl())
+    if user:
+        told = base64.b64encode(unquote(user).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {told}")
+    return request
+
+
+def _words(error: Exception) -> str:
+    """Why a URI is not reached, without words of it: a password that is misread stands in them."""
+    if isinstance(error, http.client.InvalidURL) or not isinstance(error, OSError | http.client.HTTPException):
+        return "it cannot be read as a URI"
+    return str(error) if isinstance(error, OSError) else "what answers there does not speak HTTP"

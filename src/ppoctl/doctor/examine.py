@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from ppoctl.doctor import asked, folders, gpus, host
-from ppoctl.doctor.finding import Finding
+from ppoctl.doctor.finding import Finding, Verdict
 from ppoctl.doctor.machine import Machine
+from ppoctl.errors import without_secrets
 
 Check = Callable[[], Finding | Iterable[Finding]]
 
@@ -47,8 +48,13 @@ def checks(here: Machine, runs: Path, wanted: asked.Asked | None) -> dict[str, C
 def findings(
     here: Machine, runs: Path, wanted: asked.Asked | None = None, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Finding]:
-    """What every check found. `say`: told what is looked at."""
-    for name, check in checks(here, runs, wanted).items():
-        say(f"looking at {name.replace('_', ' ')}")
-        found = check()
-        yield from [found] if isinstance(found, Finding) else found
+    """What every check found. A check that fails is a finding itself. `say`: told what is looked at."""
+    for key, check in checks(here, runs, wanted).items():
+        name = key.replace("_", " ")
+        say(f"looking at {name}")
+        try:
+            found = check()
+            yield from [found] if isinstance(found, Finding) else found
+        except Exception as error:  # noqa: BLE001 - on a broken machine anything fails, and the rest is to be seen
+            says = without_secrets(f"cannot be looked at: {type(error).__name__}: {error}")
+            yield Finding(name, Verdict.WRONG, says)

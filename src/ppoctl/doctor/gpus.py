@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from ppoctl import nvml
-from ppoctl.device import VISIBLE
+from ppoctl.device import VISIBLE, gpu_expected
 from ppoctl.doctor.finding import Finding, ok, warning, wrong
 from ppoctl.doctor.machine import Machine
-from ppoctl.errors import EnvironmentProblemError
+from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.preflight.gpus import require_shareable
 
 NONE = "no GPU here"
@@ -18,6 +18,8 @@ BFLOAT16 = (8, 0)
 IN_USE_BYTES = 2 << 30
 """Bytes in use that somebody must be using: a driver alone keeps less."""
 INSTALL = "make setup-gpu  # or, without a checkout: uv pip install --reinstall 'ppoctl[gpu]'"
+INSTALL_CPU = "rm -rf .venv && make setup"
+"""The command that makes the environment for CPUs anew: `make setup` alone leaves one that is there."""
 
 
 def driver(here: Machine) -> Finding:
@@ -27,6 +29,9 @@ def driver(here: Machine) -> Finding:
     needed = DRIVERS.get(int(cuda.split(".")[0])) if cuda else None
     mend = f"sudo ubuntu-drivers install nvidia:{needed}-server  # or as the system does; a container: --gpus all"
     if isinstance(found, nvml.NoDriver):
+        if found.is_broken and not here.hides_gpus:
+            mend = "sudo reboot  # its kernel module is not loaded, of another version, or lost a GPU: sudo dmesg"
+            return wrong("driver", f"there is one, and it does not answer ({found.reason})", mend)
         if cuda is None or here.hides_gpus:
             return ok("driver", f"none, and none is needed ({found.reason})")
         return wrong("driver", f"none answers ({found.reason}), and {built}", mend)
@@ -37,10 +42,10 @@ def driver(here: Machine) -> Finding:
 
 
 def gpus(here: Machine) -> Iterator[Finding]:
-    """What GPUs there are, whether torch's wheel has code for them, and who else uses them."""
+    """What GPUs this shell may use, whether torch's wheel has code for them, and who else uses them."""
     found = here.gpus
     if not found:
-        yield ok("GPUs", NONE)
+        yield ok("GPUs", _none(here))
         return
     kinds = {f"{gpu.name}{_gib(gpu.memory_bytes)}" for gpu in found}
     shown = here.environ.get(VISIBLE)
@@ -48,47 +53,50 @@ def gpus(here: Machine) -> Iterator[Finding]:
     seen = f"{len(found)}: {', '.join(sorted(kinds))}{restricted}"
     major = int(here.torch.cuda.split(".")[0]) if here.torch and here.torch.cuda else None
     oldest = min(gpu.capability for gpu in found)
-    usable = [
-        index for index, gpu in enumerate(found) if major is None or gpu.capability >= OLDEST.get(major, (0, 0))
-    ]
+    usable = [gpu.uuid for gpu in found if major is None or gpu.capability >= OLDEST.get(major, (0, 0))]
     if len(usable) < len(found) and major is not None:
         says = f"compute capability {nvml.words(oldest)}, and torch for CUDA {major} begins at"
-        mend = f"export {VISIBLE}={','.join(map(str, usable))}  # without the older ones"
-        yield wrong("GPUs", f"{seen}; {says} {nvml.words(OLDEST[major])}", mend)
+        none = "" if usable else ": no GPU that torch supports"
+        # By UUID: an index is another GPU to CUDA than to nvidia-smi.
+        mend = f"export {VISIBLE}={quoted(','.join(usable))}  # without the older ones"
+        on_cpus = f"{INSTALL_CPU} && export {VISIBLE}=  # computes on CPUs"
+        yield wrong("GPUs", f"{seen}; {says} {nvml.words(OLDEST[major])}{none}", mend if usable else on_cpus)
     elif oldest < BFLOAT16:
         yield warning("GPUs", f"{seen}; compute capability {nvml.words(oldest)} has no fast bfloat16")
     else:
         yield ok("GPUs", seen)
-    busy = {index: gpu.used_bytes for index, gpu in enumerate(found) if (gpu.used_bytes or 0) > IN_USE_BYTES}
+    busy = {gpu.index: gpu.used_bytes for gpu in found if (gpu.used_bytes or 0) > IN_USE_BYTES}
     if busy:
         says = ", ".join(f"{_gib(used).strip()} of GPU {index}" for index, used in busy.items())
         yield warning("GPU memory", f"in use by others: {says}", "nvidia-smi  # names the processes")
 
 
 def torch(here: Machine) -> Finding:
-    """Whether torch reaches the GPUs. A CPU run that nobody asked for is refused (`device.on_gpu`)."""
+    """Whether torch reaches the GPUs. A CPU run that nobody asked for is refused, as `device.on_gpu` does."""
     if here.torch is None:
-        return wrong("torch", "not installed", INSTALL if here.gpus else "make setup")
+        return wrong("torch", "not installed", INSTALL if here.gpus else INSTALL_CPU)
     built = f"{here.torch.version}, built for {'CUDA ' + here.torch.cuda if here.torch.cuda else 'CPUs'}"
     if here.hides_gpus:
         return ok("torch", f"{built}; `{VISIBLE}` hides all GPUs: runs compute on CPUs")
-    if not here.gpus:
+    expected = gpu_expected(here.driver, here.environ, here.torch.cuda)
+    if expected is None:
         return ok("torch", built)
     if here.torch.cuda is None:
-        return wrong("torch", f"{built}, and this machine has {len(here.gpus)} GPUs", INSTALL)
+        mend = INSTALL if here.gpu_count else expected.to_cpu
+        return wrong("torch", f"{built}, and {expected.says}", mend)
     view = here.view()
     if view.gpus == 0:
         mend = f"unset {VISIBLE}" if VISIBLE in here.environ else "python -c 'import torch; torch.cuda.init()'"
-        return wrong("torch", f"{built}, finds none of {len(here.gpus)} GPUs: {view.reason}", mend)
-    return ok("torch", f"{built}, finds {view.gpus} of {len(here.gpus)} GPUs")
+        return wrong("torch", f"{built}, finds no GPU, and {expected.says}: {view.reason}", mend)
+    return ok("torch", f"{built}, finds {view.gpus} of {here.gpu_count} GPUs")
 
 
 def compute_mode(here: Machine) -> Finding:
     """Whether several processes may use a GPU, as roles that share one do."""
-    if not here.gpus or here.hides_gpus:
-        return ok("compute mode", NONE if not here.gpus else "of GPUs that are hidden")
+    if not here.gpus:
+        return ok("compute mode", _none(here))
     try:
-        require_shareable(here.driver)
+        require_shareable(here.gpus)
     except EnvironmentProblemError as error:
         return wrong("compute mode", error.message, error.hint or "")
     return ok("compute mode", nvml.SHARED)
@@ -96,8 +104,10 @@ def compute_mode(here: Machine) -> Finding:
 
 def nccl(here: Machine) -> Finding:
     """Whether torch has NCCL, over which ranks on GPUs talk."""
-    if not here.gpus or here.torch is None or here.torch.cuda is None or here.hides_gpus:
-        return ok("NCCL", "not needed on CPUs" if here.gpus or here.torch else NONE)
+    if not here.gpus:
+        return ok("NCCL", "not needed on CPUs")
+    if here.torch is None or here.torch.cuda is None:
+        return warning("NCCL", "unknown: no torch for GPUs is installed")
     view = here.view()
     if view.nccl is None:
         why = f": {view.reason}" if view.reason else ""
@@ -109,8 +119,9 @@ def nccl(here: Machine) -> Finding:
 def peer_access(here: Machine) -> Finding:
     """Whether GPUs read each other's memory; NCCL and weights go through the host where they do not."""
     if len(here.gpus) < 2 or not isinstance(here.driver, nvml.Driver):
-        return ok("peer access", "one GPU" if here.gpus else NONE)
-    apart = here.driver.apart
+        return ok("peer access", "one GPU" if here.gpus else _none(here))
+    indices = {gpu.index for gpu in here.gpus}
+    apart = [pair for pair in here.driver.apart if indices.issuperset(pair)]
     if not apart:
         return ok("peer access", f"between all {len(here.gpus)} GPUs")
     pairs = ", ".join(f"{one} and {other}" for one, other in apart[:3]) + (", ..." if len(apart) > 3 else "")
@@ -121,7 +132,7 @@ def peer_access(here: Machine) -> Finding:
 
 def compiler(here: Machine) -> Finding:
     """Whether Triton can compile what starts its kernels: it asks for a C compiler and Python's header."""
-    if not here.gpus or here.hides_gpus:
+    if not here.gpus:
         return ok("compiler", "not needed on CPUs")
     found = here.environ.get("CC") or next(
         (here.commands[name] for name in ("cc", "gcc", "clang") if name in here.commands), None
@@ -133,6 +144,10 @@ def compiler(here: Machine) -> Finding:
             "compiler", f"no {' and no '.join(missing)}; Triton needs both", "sudo apt-get install gcc python3-dev"
         )
     return ok("compiler", str(found))
+
+
+def _none(here: Machine) -> str:
+    return f"none of {here.gpu_count} is shown: {VISIBLE} is `{here.environ[VISIBLE]}`" if here.gpu_count else NONE
 
 
 def _gib(size: int | None) -> str:

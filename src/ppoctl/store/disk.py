@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 def storage_error(path: Path, error: OSError, *, doing: str = "write") -> StorageError:
     """The named error for what the disk refused; a full one says what is free."""
-    reason, folder = error.strerror or str(error), _existing(path)
+    reason, folder = error.strerror or str(error), existing(path)
     if error.errno in FULL:
         return StorageError(
             f"cannot write `{path}`: {reason} ({_free_bytes(folder) / MIB:.1f} MiB free)",
@@ -41,10 +41,11 @@ def _free_bytes(folder: Path) -> int:
         return 0
 
 
-def _existing(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that is there."""
+def existing(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that is there. A link that leads nowhere is not there."""
     # Not `exists`, which raises below a folder that nobody may look into.
-    return next((folder for folder in (path, *path.parents) if os.access(folder, os.F_OK)), path)
+    here = path.absolute()
+    return next(folder for folder in (here, *here.parents) if os.access(folder, os.F_OK))
 
 
 def require_format(path: Path, found: object) -> None:
