@@ -12,6 +12,11 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 help: ## Explain the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
+# An environment for CPUs computes on them, whatever the machine has.
+ifeq ($(wildcard $(VENV)/.gpu),)
+export CUDA_VISIBLE_DEVICES =
+endif
+
 setup: $(VENV)/.installed ## Make .venv with everything for CPU: torch, Megatron-Core, vLLM, MLflow, test tools
 
 # Whichever it was made for, it is made anew for that when a version changes.

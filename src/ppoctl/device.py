@@ -50,7 +50,7 @@ def on_gpu() -> bool:
     raise EnvironmentProblemError(
         f"{expected.says}, and torch `{torch.__version__}`, built for {wheel}, cannot use it: {why_no_gpu()}; NVIDIA "
         f"driver: {driver}. To compute on CPUs all the same: `{expected.to_cpu}`",
-        hint="ppoctl doctor",
+        hint="ppoctl doctor" if torch.version.cuda else f"make setup-gpu  # or on CPUs: {expected.to_cpu}",
     )
 
 
@@ -75,7 +75,7 @@ def gpu_expected(
     if hides_all(shown):
         return None
     if gpus:
-        return Expected(f"this machine has {len(gpus)} GPUs")
+        return Expected(f"this machine has {len(gpus)} GPU{'s' * (len(gpus) > 1)}")
     if isinstance(found, nvml.NoDriver) and found.is_broken:
         return Expected("this machine has an NVIDIA driver that is broken")
     if built_for is not None and nvml.in_kernel():

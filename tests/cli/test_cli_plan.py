@@ -130,6 +130,7 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   reward         104 GiB  23.5 GiB too much
   values         105 GiB  24.7 GiB too much
   logprobs       105 GiB  24.7 GiB too much
+  correction     104 GiB  23.5 GiB too much
   advantages     104 GiB  23.5 GiB too much
   critic_update  140 GiB  59.7 GiB too much
   actor_update   140 GiB  59.7 GiB too much
@@ -238,6 +239,7 @@ stages, each process on a GPU of its own, 80 GiB
   reward         37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
   values         37.3 GiB         fits  32.3 GiB          fits  54.8 GiB             fits
   logprobs       40.4 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
+  correction     37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
   advantages     37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
   critic_update  37.3 GiB         fits  56 GiB            fits  54.8 GiB             fits
   actor_update   40.6 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
@@ -305,6 +307,7 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   reward         57.4 GiB  fits
   values         10.1 GiB  fits
   logprobs       13.7 GiB  fits
+  correction     12.5 GiB  fits
   advantages     12.5 GiB  fits
   critic_update  62.9 GiB  fits
   actor_update   62.9 GiB  fits
@@ -319,7 +322,7 @@ what is on the fullest of 8 GPUs (actor, critic, generator)
   actor weights         3.55 GiB  all but reward, values, critic_update, critic_save, critic_load
   actor gradients       7.09 GiB  actor_update, actor_save, actor_load
   actor optimizer       10.6 GiB  actor_update, actor_save, actor_load
-  reference             3.55 GiB  logprobs, advantages
+  reference             3.55 GiB  logprobs, correction, advantages
   actor gather buffer   70 MiB    always
   actor at work         1.04 GiB  rollout, logprobs, eval
   actor at work         32.9 GiB  actor_update

@@ -72,7 +72,7 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_with_driver_and_wheel(monkeypat
         "compiled with CUDA enabled; NVIDIA driver: of version 535.104.05. To compute on CPUs all the same: "
         "`export CUDA_VISIBLE_DEVICES=`"
     )
-    assert error.value.hint == "ppoctl doctor"
+    assert error.value.hint == "make setup-gpu  # or on CPUs: export CUDA_VISIBLE_DEVICES="
 
 
 def test_a_gpu_that_ray_gave_is_there_although_no_driver_answers(monkeypatch: pytest.MonkeyPatch) -> None:
