@@ -274,6 +274,7 @@ def test_gpus_are_asked_for_the_smallest(monkeypatch: pytest.MonkeyPatch, gpus: 
 
 def test_gpus_that_one_process_may_use_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(mode=3).plant(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # `make` sets it
     alone = load([Path("r.toml")]).recipe
     several = load([Path("r.toml")], ["generator.engines=2"]).recipe
     elsewhere = load([Path("r.toml")], ["generator.engines=2", "cluster.ray_address='head:6379'"]).recipe
