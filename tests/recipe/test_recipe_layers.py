@@ -183,9 +183,9 @@ def test_a_variable_that_another_layer_names_is_no_key(write: Write) -> None:
 
 
 def test_a_comment_names_no_variable(write: Write) -> None:
-    file = write(f"# like $PPOCTL_STEP\n{SMALLEST}")
-    with pytest.raises(RecipeError, match="unknown key `step`"):
-        load([file], [], {"PPOCTL_STEP": "3"})
+    file = write(f"# like $PPOCTL_STEPZ\n{SMALLEST}")
+    with pytest.raises(RecipeError, match="unknown key `stepz`"):
+        load([file], [], {"PPOCTL_STEPZ": "3"})
 
 
 @pytest.mark.parametrize("setting", ["#a=1", "a", "=1", "a.=1", "[a]=1"])
