@@ -99,6 +99,10 @@ class SenderLostError(ProcessLostError):
     """Weights went with the process of the trainer that sent them; who noticed is not to blame."""
 
 
+class SlurmError(EnvironmentProblemError):
+    """Slurm is not here, does not answer, or refuses what it was asked."""
+
+
 class DataError(PpoctlError):
     """Prompts or rewards: a missing or empty dataset, a bad row, a prompt longer than the window."""
 

@@ -26,6 +26,7 @@ from ppoctl.recipe.algorithm import Recompute as Recompute
 from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
 from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable
+from ppoctl.recipe.slurm import SlurmTable as SlurmTable
 from ppoctl.rewards.kinds import KINDS
 from ppoctl.rewards.table import RewardTable
 from ppoctl.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrOff, Positive
@@ -334,5 +335,6 @@ class Recipe(Table):
     health: HealthTable = HealthTable()
     tracking: Tracking = MlflowTracking(kind="mlflow")
     cluster: ClusterTable = ClusterTable()
+    slurm: SlurmTable = SlurmTable()
     expect: dict[str, Expectation] = Field(default_factory=dict)
     """Bounds that the run must reach, by metric name."""

@@ -1,8 +1,9 @@
 """Every path of a run directory; no other file joins paths. Light: the standard library only.
 
-runs/NAME/  recipe.toml  recipe.resolved.json  run.json  journal.jsonl  ledger.jsonl
+runs/NAME/  recipe.toml  recipe.resolved.json  run.json  journal.jsonl  ledger.jsonl  stop.json
   recipes/000001.json                  the recipe as it holds from that step on
   logs/attempt-3/                      one per process that ran here
+  jobs/4711.json  jobs/4711.sh         one pair per job of a cluster
   steps/000041/  10-rollout/ 20-reward/ 30-values/ ... 80-eval/     (each: record.safetensors, manifest.json)
   states/actor/000041/  states/critic/000041/  states/best/
 """
@@ -77,6 +78,24 @@ class RunLayout:
 
     def attempt(self, number: int) -> Path:
         return self.logs / f"attempt-{number}"
+
+    @property
+    def jobs(self) -> Path:
+        """Jobs of a cluster that were submitted for this run."""
+        return self.root / "jobs"
+
+    def job(self, id: str) -> Path:
+        """What is known of one job."""
+        return self.jobs / f"{id}.json"
+
+    def job_script(self, id: str) -> Path:
+        """The script as it was submitted."""
+        return self.jobs / f"{id}.sh"
+
+    @property
+    def stop_request(self) -> Path:
+        """What `ppoctl stop` asks of the attempt that is at work."""
+        return self.root / "stop.json"
 
     @property
     def steps(self) -> Path:
