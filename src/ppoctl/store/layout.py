@@ -92,6 +92,10 @@ class RunLayout:
         """The script as it was submitted."""
         return self.jobs / f"{id}.sh"
 
+    def job_ended(self, id: str) -> Path:
+        """A line for each time that the job's script ended, as the script itself wrote them."""
+        return self.jobs / f"{id}.ended"
+
     @property
     def stop_request(self) -> Path:
         """What `ppoctl stop` asks of the attempt that is at work."""
