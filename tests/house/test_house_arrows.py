@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "recipe": {"rewards", "table", "model", "metrics", "errors"},
     "plan": {"loop", "store", "convert", "ppo", "recipe", "model", "errors"},
     "launch": {"errors"},
-    "slurm": {"errors"},
+    "slurm": {"recipe", "errors"},
     "ppo": set(),
     "batch": {"model", "metrics", "errors"},
     "ports": {"batch"},
