@@ -280,8 +280,8 @@ def test_nodes_follow_from_the_layout() -> None:
         (16, ("slurm.gpus_per_node=8",), 2, 8),
         (9, ("slurm.gpus_per_node=8",), 2, 8),
         (4, ("slurm.gpus_per_node=8",), 1, 8),
-        (4, (), 1, 0),
-        (4, ("slurm.nodes=2",), 2, 0),
+        (4, (), 1, None),
+        (4, ("slurm.nodes=2",), 2, None),
     ):
         asked = request_of(recipe(*sets, data=data).recipe)
         assert (asked.nodes, asked.gpus_per_node) == (nodes, gpus)

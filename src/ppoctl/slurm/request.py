@@ -34,8 +34,8 @@ class Request:
     """Nodes that a recipe asks a cluster for, for how long, and what each must have."""
 
     nodes: int
-    gpus_per_node: int
-    """0: none are asked for, and everything computes on CPUs."""
+    gpus_per_node: int | None
+    """None: none are asked for, and everything computes on CPUs."""
     cpus_per_node: int
     """0: as many as the cluster gives."""
     memory_mib: float
@@ -62,8 +62,8 @@ def request_of(recipe: Recipe) -> Request:
     one where it asks for no GPUs."""
     table = recipe.slurm
     return Request(
-        nodes=table.nodes or _nodes_for(devices(recipe), table.gpus_per_node or 0),
-        gpus_per_node=table.gpus_per_node or 0,
+        nodes=table.nodes or _nodes_for(devices(recipe), table.gpus_per_node),
+        gpus_per_node=table.gpus_per_node,
         cpus_per_node=table.cpus_per_node or 0,
         memory_mib=0 if table.memory is None else memory_mib(table.memory),
         partitions=() if table.partition is None else tuple(table.partition.split(",")),
@@ -104,7 +104,7 @@ def _sets(nearest: Nearest) -> str:
     return " ".join(f"--set slurm.{key}={quoted(str(value))}" for key, value in nearest.items())
 
 
-def _nodes_for(count: int, gpus_per_node: int) -> int:
+def _nodes_for(count: int, gpus_per_node: int | None) -> int:
     """Nodes that so many devices take; devices on CPUs need no node of their own."""
     return math.ceil(count / gpus_per_node) if gpus_per_node else 1
 
@@ -114,7 +114,7 @@ def _of_layout(recipe: Recipe) -> Iterator[_Fault]:
     table, count = recipe.slurm, devices(recipe)
     if table.nodes is None:
         return
-    gpus, sizes = table.gpus_per_node or 0, processes(recipe)
+    gpus, sizes = table.gpus_per_node, processes(recipe)
     what = f"{', '.join(f'{role} {size}' for role, size in sizes.items())}, {recipe.cluster.placement}"
     least = _nodes_for(count, gpus)
     if gpus and table.nodes < least:
@@ -226,10 +226,9 @@ def _of_one_node(
 ) -> Iterator[_Fault]:
     """Faults of what every single node must have."""
     most_gpus = max((kind.gpus for kind in kinds), default=0)
-    if asked.gpus_per_node > most_gpus:
+    if asked.gpus_per_node is not None and asked.gpus_per_node > most_gpus:
         says = f"no node of partition `{here.name}` has `{asked.gpus_per_node}` GPUs; the most is {most_gpus}"
-        with_gpus = [each for each in others if each.most(lambda kind: kind.gpus) >= asked.gpus_per_node]
-        nearest: Nearest = _nearest_partition(here.name, recipe, asked, with_gpus)
+        nearest = _nearest_partition(here.name, recipe, asked, others)
         if most_gpus:
             nearest = {"gpus_per_node": most_gpus}
             if recipe.slurm.nodes is not None:
@@ -246,20 +245,20 @@ def _of_one_node(
 
 
 def _is_enough(kind: NodeKind, asked: Request) -> bool:
-    wanted = (asked.gpus_per_node, asked.cpus_per_node, asked.memory_mib)
+    wanted = (asked.gpus_per_node or 0, asked.cpus_per_node, asked.memory_mib)
     return all(has >= want for has, want in zip((kind.gpus, kind.cpus, kind.memory_mib), wanted, strict=True))
 
 
 def _no_single_node(asked: Request, here: Partition, kinds: Sequence[NodeKind]) -> _Fault:
     """The fault of a request whose parts only different nodes have."""
-    with_gpus = [kind for kind in kinds if kind.gpus >= asked.gpus_per_node]
+    with_gpus = [kind for kind in kinds if kind.gpus >= (asked.gpus_per_node or 0)]
     best = max(with_gpus, key=lambda kind: (kind.count, min(kind.cpus, asked.cpus_per_node)))
     nearest: Nearest = {}
     if best.cpus < asked.cpus_per_node:
         nearest["cpus_per_node"] = best.cpus
     if best.memory_mib < asked.memory_mib:
         nearest["memory"] = f"{best.memory_mib}M"
-    parts = (f"{asked.gpus_per_node} GPUs", f"{asked.cpus_per_node} CPUs", f"{asked.memory_mib:g} MiB of memory")
+    parts = (f"{asked.gpus_per_node or 0} GPUs", f"{asked.cpus_per_node} CPUs", f"{asked.memory_mib:g} MiB of memory")
     says = f"no single node of partition `{here.name}` has {', '.join(parts)}"
     return _Fault("cpus_per_node" if "cpus_per_node" in nearest else "memory", says, nearest)
 
