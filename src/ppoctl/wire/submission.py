@@ -13,10 +13,11 @@ from ppoctl.batch.kept_digests import Progress, kept_digest
 from ppoctl.data.rows import digest_of, read_datasets
 from ppoctl.errors import RecipeError, SlurmError
 from ppoctl.recipe.layers import VARIABLE
+from ppoctl.recipe.load import Loaded
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.client import Slurm
-from ppoctl.slurm.request import Request, request_of
+from ppoctl.slurm.request import Request, request_of, require_request
 from ppoctl.slurm.script import Work, batch_script
 from ppoctl.store import run_dir
 from ppoctl.store.alive import require_idle
@@ -39,6 +40,11 @@ class Submitted:
     request: Request
     folder: Path
     log: str
+
+
+def require_accepted(loaded: Loaded) -> None:
+    """Raise RecipeError where the cluster can never give what the recipe asks for, SlurmError where there is none."""
+    require_request(loaded, outside())
 
 
 def script_of(recipe: Recipe, work: Work) -> str:
