@@ -31,13 +31,17 @@ def resume(
         typer.Option("--back-to", metavar="STEP", help="Set aside what came after this saved step."),
     ] = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Go on although another process of this host is at work on the run.")
+        bool,
+        typer.Option(
+            "--take-over", help="Go on although another process of this host, or a job, is at work on the run."
+        ),
     ] = False,
     force: Force = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Continue a run from any instant. Changed keys (--set) hold from the first step that has no rollout yet."""
+    from ppoctl.slurm.following import job_at_work
     from ppoctl.store import run_dir
     from ppoctl.store.alive import require_idle
     from ppoctl.store.discard import go_back, make_whole
@@ -51,7 +55,7 @@ def resume(
         _tell_plan(run, table, sets or (), as_json=json)
         return
     if not take_over:
-        require_idle(layout)
+        require_idle(layout, job_at_work)
     if back_to is not None:
         table, done = go_back(layout, back_to)
     if allow_missing:

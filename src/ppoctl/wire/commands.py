@@ -15,6 +15,7 @@ from ppoctl.ports import Actor, DrawnFor, Sample
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import Loaded, load
 from ppoctl.recipe.schema import Recipe
+from ppoctl.slurm.following import job_at_work
 from ppoctl.stages.drawing import Drawing
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -68,7 +69,7 @@ def is_replaceable(layout: RunLayout) -> bool:
     if not layout.run_json.is_file() or run_dir.has_begun(layout):
         return False
     run_dir.facts(layout)
-    require_idle(layout)
+    require_idle(layout, job_at_work)
     return True
 
 
@@ -76,7 +77,7 @@ def _as_it_is(layout: RunLayout) -> ResumePlan:
     """The plan of a run that is continued without a question. Raises StorageError naming what is missing or corrupt,
     RunAliveError when somebody is at work on it."""
     run_dir.facts(layout)
-    require_idle(layout)
+    require_idle(layout, job_at_work)
     plan = plan_resume(layout)
     plan.require_whole(layout)
     return plan
