@@ -75,7 +75,9 @@ class Drill:
         """`ppoctl train RECIPE --on slurm`; returns the job's id."""
         given = [word for text in (f"slurm.command='{command or self.command}'", *sets) for word in ("--set", text)]
         where = ("--runs", str(self.folder / "runs"))
-        return self._job(self.type("train", str(self.folder / "recipe.toml"), *where, *given, "--on", "slurm", "--json"))
+        return self._job(
+            self.type("train", str(self.folder / "recipe.toml"), *where, *given, "--on", "slurm", "--json")
+        )
 
     def resume(self) -> str:
         """`ppoctl resume RUN --on slurm`; returns the job's id."""
