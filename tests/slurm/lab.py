@@ -107,7 +107,7 @@ class Lab:
         kind: Literal["ports", "namespaces"] = "ports",
         cpus: int = 4,
         gpus: int = 2,
-        kill_wait_s: int = 5,
+        kill_wait_s: int = 30,
         remembered_s: int = 86400,
     ) -> None:
         assert gpus in (0, 2), "a node has no GPUs, or two"
