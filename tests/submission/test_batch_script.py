@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from submission.conftest import Programs, recipe_with
 
 from ppoctl.slurm.request import request_of
 from ppoctl.slurm.script import GOES_ON, Work, batch_script
 from ppoctl.slurm.turn import goes_on_after
+from submission.conftest import Programs, recipe_with
 
 ODD = "a b'c\"d$e\\f\ng"
 """A name with everything that shells trip over."""
