@@ -74,18 +74,26 @@ class Drill:
 
     # -- what is typed
 
-    def submit(self, *sets: str, command: Path | None = None) -> str:
-        """`ppoctl train RECIPE --on slurm`; returns the job's id."""
-        given = [word for text in (f"slurm.command='{command or self.command}'", *sets) for word in ("--set", text)]
+    def submit(self, *sets: str, engines: bool = False) -> str:
+        """`ppoctl train RECIPE --on slurm`; returns the job's id. With real `engines`, or on fakes."""
+        command = () if engines else (f"slurm.command='{self.command}'",)
+        given = [word for text in (*command, *sets) for word in ("--set", text)]
         where = ("--runs", str(self.folder / "runs"))
         return self._job(
             self.type("train", str(self.folder / "recipe.toml"), *where, *given, "--on", "slurm", "--json")
         )
 
-    def play_here(self) -> None:
+    def play_here(self, *words: str) -> None:
         """`ppoctl train RECIPE`, in a process of this one."""
         done = subprocess.run(
-            [str(self.command), "train", str(self.folder / "recipe.toml"), "--runs", str(self.folder / "runs")],
+            [
+                str(self.command),
+                "train",
+                str(self.folder / "recipe.toml"),
+                "--runs",
+                str(self.folder / "runs"),
+                *words,
+            ],
             capture_output=True,
             text=True,
             check=False,
@@ -116,6 +124,10 @@ class Drill:
         told = wait_for_text(self.folder / f"{moment}.reached", "\n", seconds=90)
         return told.split()[1]
 
+    def waited(self, moment: str) -> int:
+        """Number of the process that waited, or waits, there."""
+        return int((self.folder / f"{moment}.reached").read_text().split()[0])
+
     def let_go(self, moment: str) -> None:
         (self.folder / f"{moment}.go").touch()
 
@@ -142,20 +154,6 @@ class Drill:
     def attempts(self) -> list[Line]:
         return [line for line in self.lines if line.get("event") == "attempt_started"]
 
-    def row(self, name: str, whole: "Drill") -> "Row":
-        """What it went through. It must have ended as the run that nobody touched, and must have left nothing."""
-        ours, theirs = result(self.layout.root), result(whole.layout.root)
-        for part in theirs:
-            assert ours[part] == theirs[part], f"{name}: {part} differ:\n{ours[part]!r}\n{theirs[part]!r}"
-        beside = [path.name for path in self.layout.root.rglob("*.attempt-*")]
-        assert beside == [], f"{name}: drafts are left"
-        replayed = re.findall(r"steps/0*(\d+)/\d+-(\S+) +replayed", self.log)
-        at_work_s = [sum(each.wall_s for each in spent(drill.lines)) for drill in (self, whole)]
-        return Row(
-            name, len(self.attempts()), self.codes(), [f"{step} {stage}" for step, stage in replayed],
-            at_work_s[0] - at_work_s[1],
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Row:
@@ -178,3 +176,19 @@ class Row:
 HEAD = f"{'what came':<46} {'attempts':>8} {'codes':>12} {'replayed':>20} {'s lost':>8}"
 TABLE: list[Row] = []
 """What the drills of this session went through."""
+
+
+def require_same(drill: Drill, whole: Drill) -> None:
+    """The run ended as the one that nobody touched, to the byte, and left no draft."""
+    ours, theirs = result(drill.layout.root), result(whole.layout.root)
+    for part in theirs:
+        assert ours[part] == theirs[part], f"{part} differ:\n{ours[part]!r}\n{theirs[part]!r}"
+    assert [path.name for path in drill.layout.root.rglob("*.attempt-*")] == []
+
+
+def row_of(name: str, drill: Drill, whole: RunLayout) -> Row:
+    """What the drill went through."""
+    replayed = re.findall(r"steps/0*(\d+)/\d+-(\S+) +replayed", drill.log)
+    at_work_s = [sum(each.wall_s for each in spent(read_lines(run.journal))) for run in (drill.layout, whole)]
+    words = [f"{step} {stage}" for step, stage in replayed]
+    return Row(name, len(drill.attempts()), drill.codes(), words, at_work_s[0] - at_work_s[1])

@@ -5,6 +5,7 @@ here: that real engines do so (`test_slurm_engines.py`).
 """
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slurm.drill import TABLE, Drill
+from slurm.drill import TABLE, Drill, require_same, row_of
 from slurm.lab import Lab
 
 STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
@@ -30,7 +31,8 @@ def require_whole(name: str, drill: Drill, whole: Drill, codes: Sequence[int]) -
     """It ended complete, and its scripts with these codes."""
     assert drill.ended()["JobState"] == "COMPLETED", drill.log
     assert drill.codes() == list(codes), drill.log
-    TABLE.append(drill.row(name, whole))
+    require_same(drill, whole)
+    TABLE.append(row_of(name, drill, whole.layout))
     assert drill.lab.left() == []
 
 
@@ -94,56 +96,40 @@ def test_a_run_that_is_cancelled_goes_on_when_it_is_submitted_again(lab: Lab, tm
     require_whole("killed, resumed by hand", drills["cancelled and killed"], whole, [0])
 
 
-def wait_for_the_other_attempt(drill: Drill, moment: str, old: int) -> None:
-    """The job came back while its first attempt is alive on a node that Slurm has lost; that one goes on now, and
-    finds out."""
-    drill.reached(moment)
-    drill.let_go("2-values")
+@pytest.mark.story
+@pytest.mark.minutes(3)
+@pytest.mark.usefixtures("may_make_hosts")
+def test_a_run_whose_node_is_lost_goes_on_elsewhere_and_the_old_attempt_changes_nothing(whole: Drill) -> None:
+    """Slurm loses two nodes, and gives their jobs to others, while both attempts there are alive. They go on in the
+    middle of the new ones, and find out."""
+    with Lab(4, kind="namespaces", cpus=1) as hosts:
+        ways = {"slurmd killed": (hosts.kill, hosts.start), "network of the node cut": (hosts.cut, hosts.restore)}
+        drills = {name: Drill(hosts, hosts.shared / name.replace(" ", "-")) for name in ways}
+        for drill in drills.values():
+            drill.pause("2-values", "2-logprobs")
+            drill.submit()
+        lost = {name: drill.reached("2-values") for name, drill in drills.items()}
+        for name, (lose, _) in ways.items():
+            lose(lost[name])
+        for drill in drills.values():
+            drill.reached("2-logprobs")
+            drill.let_go("2-values")
+            wait_for_end(drill.waited("2-values"))
+            drill.let_go("2-logprobs")
+        for drill in drills.values():
+            assert drill.ended()["NodeList"] not in lost.values(), drill.log
+        for name, (_, give_back) in ways.items():
+            give_back(lost[name])
+        hosts.wait_idle(seconds=60)
+        for name, drill in drills.items():
+            require_whole(name, drill, whole, [8, 0])
+
+
+def wait_for_end(pid: int) -> None:
     until = time.monotonic() + 60
-    while psutil.pid_exists(old) and psutil.Process(old).status() != psutil.STATUS_ZOMBIE:
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until, "the old attempt goes on"
         time.sleep(0.1)
-    drill.let_go(moment)
-
-
-@pytest.mark.story
-@pytest.mark.minutes(2)
-def test_a_run_whose_node_is_lost_goes_on_elsewhere_and_the_old_attempt_changes_nothing(
-    lab: Lab, tmp_path: Path, whole: Drill
-) -> None:
-    drill = Drill(lab, tmp_path / "drill")
-    drill.pause("2-values", "2-logprobs")
-    drill.submit()
-    node = drill.reached("2-values")
-    old = int((drill.folder / "2-values.reached").read_text().split()[0])
-    lab.kill(node)
-    try:
-        wait_for_the_other_attempt(drill, "2-logprobs", old)
-        assert drill.ended()["NodeList"] != node
-    finally:
-        lab.start(node)
-        lab.wait_idle()
-    require_whole("slurmd killed, the old attempt alive", drill, whole, drill.codes())
-
-
-@pytest.mark.story
-@pytest.mark.minutes(2)
-@pytest.mark.usefixtures("may_make_hosts")
-def test_a_run_behind_a_cut_network_goes_on_elsewhere_and_the_old_attempt_changes_nothing(
-    tmp_path: Path, whole: Drill
-) -> None:
-    with Lab(2, kind="namespaces") as hosts:
-        drill = Drill(hosts, tmp_path / "drill")
-        drill.pause("2-values", "2-logprobs")
-        drill.submit()
-        node = drill.reached("2-values")
-        old = int((drill.folder / "2-values.reached").read_text().split()[0])
-        hosts.cut(node)
-        wait_for_the_other_attempt(drill, "2-logprobs", old)
-        assert drill.ended()["NodeList"] != node
-        hosts.restore(node)
-        hosts.wait_idle()
-        require_whole("network of the node cut", drill, whole, drill.codes())
 
 
 def test_a_controller_that_restarts_is_not_noticed(lab: Lab, tmp_path: Path, whole: Drill) -> None:
@@ -151,7 +137,7 @@ def test_a_controller_that_restarts_is_not_noticed(lab: Lab, tmp_path: Path, who
     drill.pause("2-values")
     drill.submit()
     drill.reached("2-values")
-    lab.kill("slurmctld", 15)
+    lab.kill("slurmctld", signal.SIGTERM)
     lab.start("slurmctld")
     drill.let_go("2-values")
     require_whole("slurmctld restarted", drill, whole, [0])
@@ -166,9 +152,8 @@ def test_a_job_that_goes_back_into_the_queue_waits_for_a_controller_that_is_away
     drill.pause("2-values")
     drill.submit()
     drill.reached("2-values")
-    command = int((drill.folder / "2-values.reached").read_text().split()[0])
-    lab.kill("slurmctld", 15)
-    os.kill(psutil.Process(command).ppid(), 10)
+    lab.kill("slurmctld", signal.SIGTERM)
+    os.kill(psutil.Process(drill.waited("2-values")).ppid(), signal.SIGUSR1)
     drill.let_go("2-values")
     time.sleep(20)
     lab.start("slurmctld")
