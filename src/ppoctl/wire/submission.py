@@ -3,18 +3,21 @@ submitted. Light: nothing of what trains is loaded."""
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from ppoctl.batch.digest import file_digest
+from ppoctl.batch.kept_digests import Progress, kept_digest
 from ppoctl.data.rows import digest_of, read_datasets
 from ppoctl.errors import RecipeError, SlurmError
+from ppoctl.recipe.layers import VARIABLE
+from ppoctl.recipe.load import Loaded
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.client import Slurm
-from ppoctl.slurm.request import Request, request_of
+from ppoctl.slurm.request import Request, request_of, require_request
 from ppoctl.slurm.script import Work, batch_script
 from ppoctl.store import run_dir
 from ppoctl.store.alive import require_idle
@@ -39,6 +42,11 @@ class Submitted:
     log: str
 
 
+def require_accepted(loaded: Loaded) -> None:
+    """Raise RecipeError where the cluster can never give what the recipe asks for, SlurmError where there is none."""
+    require_request(loaded, outside())
+
+
 def script_of(recipe: Recipe, work: Work) -> str:
     """The script as it is submitted."""
     return batch_script(recipe, request_of(recipe), work, program())
@@ -58,15 +66,17 @@ def work_of_run(layout: RunLayout, command: str, sets: Sequence[str] = ()) -> Wo
 
 
 def submit_new(
-    recipe: Recipe, layout: RunLayout, command: str, *, links: int = 1, say: Callable[[str], None]
+    recipe: Recipe, layout: RunLayout, command: str, *, links: int = 1, progress: Progress | None = None
 ) -> Submitted:
     """Make the directory of a new run, and submit it. Where Slurm refuses nothing is left. Raises RunExistsError,
-    SlurmError, StorageError."""
+    RecipeError, SlurmError, StorageError."""
     slurm = outside()
+    _require_variable(recipe)
     make_way(layout)
-    say("reading model and data for their digests")
     rows = {f"data.{name}": digest_of(found) for name, found in read_datasets(recipe.data).items()}
-    create(layout, recipe, {**model_digests(recipe, file_digest), **rows}, command=command)
+    create(
+        layout, recipe, {**model_digests(recipe, partial(kept_digest, progress=progress)), **rows}, command=command
+    )
     try:
         return _submit_run(slurm, recipe, layout, command, (), links)
     except SlurmError:
@@ -104,6 +114,18 @@ def outside() -> Slurm:
             f"`--on slurm` inside job {here.id}: a job submits no job", hint="use the nodes that it has: --on here"
         )
     return Slurm()
+
+
+def _require_variable(recipe: Recipe) -> None:
+    """Raise RecipeError where the job would not find the variable that says where MLflow is."""
+    uri, table = getattr(recipe.tracking, "uri", None), recipe.slurm
+    found = None if uri is None else VARIABLE.match(uri)
+    name = "" if found is None else found[1] or found[2]
+    if name and table.secrets is None and name not in (*table.pass_on, *table.environment):
+        raise RecipeError(
+            f"`tracking.uri` is `{uri}`, and a job does not get `{name}` from this shell",
+            hint="export it in a file of mode 600 and name that: --set slurm.secrets=FILE",
+        )
 
 
 def _submit_run(
