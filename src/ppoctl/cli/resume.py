@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import preflight, render, summary
-from ppoctl.cli.options import Chain, Force, Json, On, Run, Sets, TestOnly, Verbose
+from ppoctl.cli.options import Chain, Force, Json, On, Run, Sets, TakeOver, TestOnly, Verbose
 from ppoctl.cli.submission import Submission
 
 if TYPE_CHECKING:
@@ -35,12 +35,7 @@ def resume(
         int | None,
         typer.Option("--back-to", metavar="STEP", help="Set aside what came after this saved step."),
     ] = None,
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over", help="Go on although another process of this host, or a job, is at work on the run."
-        ),
-    ] = False,
+    take_over: TakeOver = False,
     on: On = "here",
     test_only: TestOnly = False,
     chain: Chain = 1,

@@ -33,7 +33,6 @@ from ppoctl.wire.session import Ended, OpenedRun
 from ppoctl.wire.sources import require_same_companions, require_same_sources, run_of
 from ppoctl.wire.stages import evaluation_stage
 
-
 Only = Literal["rollout", "save"]
 """One thing that a resume may stop after: rollouts of the next step, or a save of the newest states."""
 
