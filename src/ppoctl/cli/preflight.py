@@ -80,5 +80,10 @@ def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
     require_fit(recipe, *memory_of(recipe))
 
 
+def reading(path: Path, done: int, size: int) -> None:
+    """Say how much of a file has been read."""
+    render.passing(f"reading {path.name} for its digest: {done / max(size, 1):.0%}")
+
+
 def _count(name: str, rows: int) -> None:
     render.passing(f"`data.{name}`: {rows:,} rows")
