@@ -208,8 +208,11 @@ def test_a_command_that_could_not_listen_yet_had_begun_nothing(tmp_path: Path, p
     [
         (
             '{kind="pyxis", image="reg#im age:1", mounts=["/a:/a", "/b:/c"]}',
-            ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--container-image=reg#im age:1"]
-            + ["--container-mounts=/a:/a,/b:/c"],
+            [
+                *["srun", "--overlap", "--nodes=1", "--ntasks=1"],
+                "--container-image=reg#im age:1",
+                "--container-mounts=/a:/a,/b:/c",
+            ],
         ),
         ('{kind="apptainer", image="/i.sif", mounts=["/a:/a"]}', ["apptainer", "exec", "--bind", "/a:/a", "/i.sif"]),
     ],

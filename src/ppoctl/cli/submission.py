@@ -1,5 +1,6 @@
 """What `--on slurm` does, of every command that has it: submit, and say how to follow, stop and go on."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from ppoctl.cli import preflight, render
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
+    from ppoctl.recipe.load import Loaded
     from ppoctl.recipe.schema import Recipe
     from ppoctl.slurm.request import Request
     from ppoctl.slurm.script import Work
@@ -40,7 +42,7 @@ class Submission:
         if self.test_only:
             self._ask(loaded.recipe, submission.work_of_run(layout, command))
         else:
-            found = submission.submit_new(loaded.recipe, layout, command, links=self.chain, say=render.passing)
+            found = submission.submit_new(loaded.recipe, layout, command, links=self.chain, progress=_Reading().say)
             render.passing()
             self._tell_of_run(found, layout)
 
@@ -57,10 +59,12 @@ class Submission:
         else:
             self._tell_of_run(submission.submit_again(layout, recipe, sets, links=self.chain), layout)
 
-    def other(self, recipe: "Recipe", work: "Work") -> None:
+    def other(self, loaded: "Loaded", work: "Work") -> None:
         """Submit what works on no run."""
         from ppoctl.wire import submission
 
+        recipe = loaded.recipe
+        submission.require_accepted(loaded)
         if self.test_only:
             self._ask(recipe, work)
             return
@@ -99,6 +103,22 @@ class Submission:
                 ("go on:", f"ppoctl resume {quoted(run)} --on slurm"),
             ]
         )
+
+
+class _Reading:
+    """Says how far the reading of a large file is: in a terminal always, elsewhere every few seconds."""
+
+    EVERY_S = 4.0
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def say(self, path: Path, done: int, total: int) -> None:
+        text = f"digest of {path.name}: {render.size(done)} of {render.size(total)}"
+        render.passing(text)
+        if not render.on_terminal() and time.monotonic() - self._said > self.EVERY_S:
+            self._said = time.monotonic()
+            render.say(text)
 
 
 def print_script(recipe: "Recipe", runs: Path) -> None:

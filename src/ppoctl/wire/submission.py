@@ -3,14 +3,16 @@ submitted. Light: nothing of what trains is loaded."""
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from ppoctl.batch.kept_digests import kept_digest
+from ppoctl.batch.kept_digests import Progress, kept_digest
 from ppoctl.data.rows import digest_of, read_datasets
 from ppoctl.errors import RecipeError, SlurmError
+from ppoctl.recipe.layers import VARIABLE
 from ppoctl.recipe.load import Loaded
 from ppoctl.recipe.problems import as_error
 from ppoctl.recipe.schema import Recipe
@@ -69,23 +71,16 @@ def work_of_run(layout: RunLayout, command: str, sets: Sequence[str] = ()) -> Wo
 
 
 def submit_new(
-    recipe: Recipe, layout: RunLayout, command: str, *, links: int = 1, say: Callable[[str], None]
+    recipe: Recipe, layout: RunLayout, command: str, *, links: int = 1, progress: Progress | None = None
 ) -> Submitted:
     """Make the directory of a new run, and submit it. Where Slurm refuses nothing is left. Raises RunExistsError,
-    SlurmError, StorageError."""
+    RecipeError, SlurmError, StorageError."""
     slurm = outside()
+    _require_variable(recipe)
     make_way(layout)
-
-    def tell(path: Path, done: int, size: int) -> None:
-        say(f"reading {path.name} for its digest: {done / size:.0%}")
-
-    say("reading model and data for their digests")
     rows = {f"data.{name}": digest_of(found) for name, found in read_datasets(recipe.data).items()}
     create(
-        layout,
-        recipe,
-        {**model_digests(recipe, lambda path: kept_digest(path, tell) if path.is_file() else None), **rows},
-        command=command,
+        layout, recipe, {**model_digests(recipe, partial(kept_digest, progress=progress)), **rows}, command=command
     )
     try:
         return _submit_run(slurm, recipe, layout, command, (), links)
@@ -124,6 +119,18 @@ def outside() -> Slurm:
             f"`--on slurm` inside job {here.id}: a job submits no job", hint="use the nodes that it has: --on here"
         )
     return Slurm()
+
+
+def _require_variable(recipe: Recipe) -> None:
+    """Raise RecipeError where the job would not find the variable that says where MLflow is."""
+    uri, table = getattr(recipe.tracking, "uri", None), recipe.slurm
+    found = None if uri is None else VARIABLE.match(uri)
+    name = "" if found is None else found[1] or found[2]
+    if name and table.secrets is None and name not in (*table.pass_on, *table.environment):
+        raise RecipeError(
+            f"`tracking.uri` is `{uri}`, and a job does not get `{name}` from this shell",
+            hint="export it in a file of mode 600 and name that: --set slurm.secrets=FILE",
+        )
 
 
 def _submit_run(
