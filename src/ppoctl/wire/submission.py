@@ -14,6 +14,7 @@ from ppoctl.data.rows import digest_of, read_datasets
 from ppoctl.errors import RecipeError, RunAliveError, SlurmError, quoted
 from ppoctl.recipe.layers import VARIABLE
 from ppoctl.recipe.load import Loaded
+from ppoctl.recipe.problems import as_error
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.client import Slurm
@@ -27,6 +28,7 @@ from ppoctl.store.jobs import JobRecord, jobs, record
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire.new_run import ROLLOUT, TRAIN, create, make_way
 from ppoctl.wire.sources import model_digests
+from ppoctl.wire.staging import job_faults
 
 LOG = "logs/slurm-%j.log"
 """Slurm's own output of a job, in the run directory."""
@@ -44,8 +46,11 @@ class Submitted:
 
 
 def require_accepted(loaded: Loaded) -> None:
-    """Raise RecipeError where the cluster can never give what the recipe asks for, SlurmError where there is none."""
+    """Raise RecipeError where the cluster can never give what the recipe asks for, SlurmError where there is none,
+    EnvironmentProblemError where a job could not begin."""
     require_request(loaded, outside())
+    if problems := job_faults(loaded):
+        raise as_error(problems)
 
 
 def script_of(recipe: Recipe, work: Work) -> str:
