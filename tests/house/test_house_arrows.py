@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "recipe": {"rewards", "table", "model", "metrics", "errors"},
     "plan": {"loop", "store", "convert", "ppo", "recipe", "model", "errors"},
     "launch": {"errors"},
-    "slurm": {"errors"},
+    "slurm": {"recipe", "store", "errors"},
     "ppo": set(),
     "batch": {"model", "metrics", "errors"},
     "ports": {"batch"},
@@ -53,8 +53,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "wire": {
         "convert", "data", "plan", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm",
-        "launch", "loop", "rewards", "stages", "store", "tracking", "weights", "ports", "batch", "ppo", "recipe",
-        "model", "versions", "errors",
+        "launch", "loop", "rewards", "slurm", "stages", "store", "tracking", "weights", "ports", "batch", "ppo",
+        "recipe", "model", "versions", "errors",
     },
     "cli": {"errors"},
     "__main__": {"cli"},
@@ -62,7 +62,19 @@ ARROWS: dict[str, set[str]] = {
 
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
-    "cli": {"conversion", "doctor", "loop", "metrics", "plan", "preflight", "recipe", "store", "tracking", "wire"},
+    "cli": {
+        "conversion",
+        "doctor",
+        "loop",
+        "metrics",
+        "plan",
+        "preflight",
+        "recipe",
+        "slurm",
+        "store",
+        "tracking",
+        "wire",
+    },
 }
 
 # Foreign packages by room; the standard library is allowed to all.

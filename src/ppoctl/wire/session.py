@@ -15,7 +15,6 @@ from ppoctl.errors import (
     FinishedShortError,
     HealthStopError,
     InterruptedByUserError,
-    OutOfMemoryError,
     PpoctlError,
     PreemptedError,
     StorageError,
@@ -31,7 +30,6 @@ from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.layers import told_uri
 from ppoctl.recipe.rules import unused
 from ppoctl.recipe.schema import MlflowTracking, Recipe
-from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.rewards.probe import probe, require_sound
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
@@ -48,9 +46,9 @@ from ppoctl.tracking.view import RunView
 from ppoctl.versions import versions
 from ppoctl.wire import engines
 from ppoctl.wire.job import JobContext, assemble
+from ppoctl.wire.out_of_memory import out_of_memory
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.sources import source_digests
-from ppoctl.wire.stories import as_recorded
 
 MIRROR_DEADLINE_S = 20.0
 """How long the end of a run waits for MLflow."""
@@ -135,20 +133,6 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str]]:
         return engines.build_engines(recipe, questions, scorer, model_digest=digests["model"]), digests
 
 
-def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, command: str) -> None:
-    """Make the run directory of a new run."""
-    run_dir.create(
-        layout,
-        recipe_toml=recipe_as_toml(recipe),
-        resolved=as_recorded(recipe),
-        facts={
-            "sources": dict(digests),
-            "versions": versions(),
-            "command": command,
-        },
-    )
-
-
 def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
     """Run what is left. Raises the error that stopped it; the journal then has the attempt's end and exit code.
 
@@ -163,7 +147,7 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
         # Not left to `_ending`: a second signal may come while that closes the mirror.
         signal_gate(f"ppoctl resume {quoted(layout.root)}") as gate,
         _watched(opened, told, attempt, journal) as watcher,
-        _ending(journal, told, attempt, watcher),
+        _ending(recipe, journal, told, attempt, watcher),
         gate.outlasting(),
         closing(opened.sockets),
     ):
@@ -206,14 +190,15 @@ def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journ
 
 
 @contextmanager
-def _ending(journal: Journal, told: Outlines, attempt: Attempt, watcher: Watcher) -> Iterator[None]:
+def _ending(recipe: Recipe, journal: Journal, told: Outlines, attempt: Attempt, watcher: Watcher) -> Iterator[None]:
     """Write down how the attempt ended, whatever ended it."""
     status, code = "failed", int(ExitCode.INTERNAL)
     try:
         try:
             yield
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise _out_of_memory(told, *watcher.stage, error) from error
+            outline = told.at(watcher.stage[0])
+            raise out_of_memory(attempt.layout.root, recipe, outline, watcher.stage, error) from error
         except OSError as error:
             if (named := refused(error)) is not None:
                 raise named from error
@@ -246,16 +231,6 @@ def _status(error: PpoctlError) -> str:
         SupersededError: "superseded",
     }
     return next((word for kind, word in words.items() if isinstance(error, kind)), "failed")
-
-
-def _out_of_memory(told: Outlines, step: int, name: str, error: BaseException) -> OutOfMemoryError:
-    reads = told.at(step)[name].reads if name in told.at(step).names else ("actor", "prompts")
-    roles = [read for read in reads if read in told.roles]
-    key = "generator" if roles and "prompts" in reads else f"{(roles or ['actor'])[0]}.batching"
-    return OutOfMemoryError(
-        f"out of memory in stage `{name}` of step {step}: {str(error).splitlines()[0] if str(error) else 'host'}",
-        hint=f"everything before it is committed: resume with a lower `{key}.max_tokens_per_microbatch` or KV cache",
-    )
 
 
 def probe_reward(recipe: Recipe) -> list[str]:

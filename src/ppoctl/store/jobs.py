@@ -1,0 +1,122 @@
+"""Jobs of a cluster that were submitted for a run, and how their scripts ended: what the run itself knows when nobody
+else does. Light."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ppoctl.batch.sealed import seal, unseal
+from ppoctl.errors import CorruptArtifactError, quoted
+from ppoctl.store.artifact import write_atomically
+from ppoctl.store.disk import storage_error
+from ppoctl.store.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job, as it was submitted."""
+
+    id: str
+    """Slurm's number of it."""
+    submitted_at: float
+    """Time of the submission, in unix seconds."""
+    command: str
+    """What its script does with the run: `resume` or `rollout`."""
+    after: str | None = None
+    """Id of the job that it waits for, in a chain; None: it waits for none."""
+    restarts_max: int = 0
+    """Most times that it goes back into the queue."""
+
+
+@dataclass(frozen=True)
+class ScriptEnd:
+    """One end of a job's script, as the script wrote it down."""
+
+    restart: int
+    """How often the job had gone back into the queue before."""
+    code: int
+    """Exit code of the command."""
+    at: float
+    """Time, in unix seconds."""
+    signal: str = ""
+    """Signal that the script got last, `USR1` or `TERM`; empty: none."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a job on its run."""
+
+    restart: int
+    """How often the job had gone back into the queue before."""
+    progress: int
+    """A number that grows with all that is committed."""
+
+
+def record(layout: RunLayout, job: JobRecord) -> None:
+    """Write down that a job was submitted for the run. Raises StorageError."""
+    try:
+        layout.jobs.mkdir(exist_ok=True)
+    except OSError as error:
+        raise storage_error(layout.jobs, error) from error
+    write_atomically(layout.job(job.id), seal(asdict(job), indent=1).encode("ascii"))
+
+
+def jobs(layout: RunLayout) -> list[JobRecord]:
+    """The jobs that were submitted for the run, oldest first. Raises CorruptArtifactError naming a file that is not
+    as it was written, StorageError where they cannot be read."""
+    try:
+        files = [path for path in layout.jobs.iterdir() if path.suffix == ".json"]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise storage_error(layout.jobs, error, doing="read") from error
+    # The ids of one cluster rise: they tell what one second of a clock does not.
+    return sorted(map(_read, files), key=lambda job: (job.submitted_at, len(job.id), job.id))
+
+
+def ends(layout: RunLayout, id: str) -> list[ScriptEnd]:
+    """Every end of the job's script, oldest first; none where it wrote none. Lines that are not whole do not count.
+    Raises StorageError where they cannot be read."""
+    found = _lines(layout.job_ended(id), r"(\d+) (\d+) (\d+) (\S+)")
+    return [ScriptEnd(int(restart), int(code), float(at), signal.strip("-")) for restart, code, at, signal in found]
+
+
+def started(layout: RunLayout, id: str, restart: int, progress: int) -> None:
+    """Write down that a job starts to work on the run. Raises StorageError."""
+    path = layout.job_started(id)
+    try:
+        with path.open("a", encoding="ascii") as file:
+            file.write(f"{restart} {progress}\n")
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def starts(layout: RunLayout, id: str) -> list[Start]:
+    """Every start of the job on the run, oldest first. Raises StorageError where they cannot be read."""
+    return [
+        Start(int(restart), int(progress)) for restart, progress in _lines(layout.job_started(id), r"(\d+) (\d+)")
+    ]
+
+
+def _lines(path: Path, pattern: str) -> Iterator[tuple[str, ...]]:
+    """The words of every whole line that is as it was written."""
+    try:
+        text = path.read_text("ascii", errors="replace")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise storage_error(path, error, doing="read") from error
+    for line in text.split("\n")[:-1]:
+        if found := re.fullmatch(pattern, line):
+            yield found.groups()
+
+
+def _read(path: Path) -> JobRecord:
+    hint = f"see whether the job is over (squeue --me); then do without its record: rm {quoted(path)}"
+    try:
+        return JobRecord(**unseal(path.read_bytes().decode("ascii")))
+    except OSError as error:
+        raise storage_error(path, error, doing="read") from error
+    except (ValueError, TypeError) as error:
+        raise CorruptArtifactError(f"`{path}` is corrupt: {error}", hint=hint) from error

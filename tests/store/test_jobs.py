@@ -1,0 +1,68 @@
+"""What a run knows of the jobs that were submitted for it."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import CorruptArtifactError, StorageError
+from ppoctl.store.jobs import JobRecord, ScriptEnd, Start, ends, jobs, record, started, starts
+from ppoctl.store.layout import RunLayout
+
+
+def test_a_run_that_was_never_submitted_has_no_jobs(layout: RunLayout) -> None:
+    assert jobs(layout) == []
+    assert ends(layout, "7") == []
+
+
+def test_jobs_come_back_as_they_were_recorded_the_oldest_first(layout: RunLayout) -> None:
+    chain = [JobRecord("10", 5.0, "resume", after="9", restarts_max=3), JobRecord("9", 5.0, "resume")]
+    first = JobRecord("4711", 1.5, "rollout", restarts_max=100)
+    for job in (*chain, first):
+        record(layout, job)
+    assert jobs(layout) == [first, chain[1], chain[0]]
+
+
+def test_a_job_is_recorded_again_in_place(layout: RunLayout) -> None:
+    record(layout, JobRecord("9", 5.0, "resume"))
+    record(layout, JobRecord("9", 6.0, "resume"))
+    assert jobs(layout) == [JobRecord("9", 6.0, "resume")]
+
+
+def test_what_else_lies_beside_the_records_is_none_of_them(layout: RunLayout) -> None:
+    record(layout, JobRecord("9", 5.0, "resume"))
+    layout.job_script("9").write_text("#!/bin/bash\n")
+    layout.job_ended("9").write_text("0 0 7\n")
+    (layout.jobs / "10.json.77.tmp").write_text("{")
+    assert [job.id for job in jobs(layout)] == ["9"]
+
+
+@pytest.mark.parametrize("text", ["{", '{"id": "9"}', "\udcff"])
+def test_a_damaged_record_is_named(layout: RunLayout, text: str) -> None:
+    record(layout, JobRecord("9", 5.0, "resume"))
+    layout.job("9").write_text(text, "utf-8", errors="surrogateescape")
+    with pytest.raises(CorruptArtifactError, match=r"jobs/9\.json` is corrupt") as raised:
+        jobs(layout)
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith(f"rm {layout.job('9')}")
+
+
+def test_a_run_that_cannot_be_written_is_told(layout: RunLayout, tmp_path: Path) -> None:
+    layout.jobs.write_text("in the way")
+    with pytest.raises(StorageError, match="jobs"):
+        record(layout, JobRecord("9", 5.0, "resume"))
+    with pytest.raises(StorageError, match="jobs"):
+        jobs(layout)
+
+
+def test_ends_of_a_script_are_read_line_by_line_and_half_a_line_is_none(layout: RunLayout) -> None:
+    record(layout, JobRecord("9", 5.0, "resume"))
+    layout.job_ended("9").write_text("0 75 100 USR1\nnonsense\n1 137 200 -\n2 0 30")
+    assert ends(layout, "9") == [ScriptEnd(0, 75, 100.0, "USR1"), ScriptEnd(1, 137, 200.0)]
+
+
+def test_starts_of_a_job_are_kept(layout: RunLayout) -> None:
+    record(layout, JobRecord("9", 5.0, "resume"))
+    assert starts(layout, "9") == []
+    started(layout, "9", 0, 17)
+    started(layout, "9", 1, 18)
+    assert starts(layout, "9") == [Start(0, 17), Start(1, 18)]
