@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu quickstart test fakes screens drills engines runs story story-sample check check-gpu pin-gpu format clean
+.PHONY: help setup setup-gpu quickstart test fakes screens drills engines runs clusters story story-sample check check-gpu pin-gpu format clean
 
 help: ## Explain the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,19 +33,20 @@ setup-gpu: ## Make .venv anew for NVIDIA GPUs instead (a driver of 580 or later;
 quickstart: setup ## Train the quickstart model with PPO until it solves held-out problems (minutes on two cores)
 	$(BIN)/ppoctl train recipes/quickstart.toml --or-resume
 
-# Five parts, two at a time, the longest first: as one ends, the next begins beside the other.
+# Six parts, two at a time, the longest first: as one ends, the next begins beside the other.
 # Where `make` cannot keep their output apart they run one after the other.
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
 
 RUNS = tests/story tests/engines/ray
 SCREENS = tests/cli tests/recipe tests/plan tests/doctor tests/house tests/tracking
 DRILLS = tests/store tests/story tests/loop tests/convert
+CLUSTERS = tests/slurm
 
-test: setup ## The tests, in five parts of which two run side by side (minutes; each is printed when it ends)
-	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs drills fakes screens
+test: setup ## The tests, in six parts of which two run side by side (minutes; each is printed when it ends)
+	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs drills clusters fakes screens
 
 fakes: setup ## A part of the tests: mathematics, records, stages, rewards; no engine
-	$(BIN)/python -m pytest -m "not story and not engines" $(addprefix --ignore=,$(DRILLS) $(SCREENS)) $(ARGS)
+	$(BIN)/python -m pytest -m "not story and not engines" $(addprefix --ignore=,$(DRILLS) $(SCREENS) $(CLUSTERS)) $(ARGS)
 
 screens: setup ## A part of the tests: recipes, plans, what commands print, and the laws of the house
 	$(BIN)/python -m pytest -m "not story and not engines" $(SCREENS) $(ARGS)
@@ -54,10 +55,13 @@ drills: setup ## A part of the tests: every kill drill on fakes, damage, and con
 	$(BIN)/python -m pytest -m "not story and not engines" $(DRILLS) $(ARGS)
 
 engines: setup ## A part of the tests: Megatron-Core and vLLM, each by itself, by sample
-	$(BIN)/python -m pytest -m "engines and not story" $(addprefix --ignore=,$(RUNS)) $(ARGS)
+	$(BIN)/python -m pytest -m "engines and not story" $(addprefix --ignore=,$(RUNS) $(CLUSTERS)) $(ARGS)
 
 runs: setup ## A part of the tests: whole commands on the real engines, processes of Ray, kills, by sample
 	$(BIN)/python -m pytest -m "engines and not story" $(RUNS) $(ARGS)
+
+clusters: setup ## A part of the tests: a real Slurm of several nodes on this machine, which it installs where it may
+	$(BIN)/python -m pytest -m "not story" $(CLUSTERS) $(ARGS)
 
 story: setup ## The long tests: the whole kill grid on the real engines, and the quickstart itself
 	$(BIN)/python -m pytest -m story $(ARGS)

@@ -34,7 +34,7 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.weights import sync as sync_module
 from ppoctl.weights.bucket import Bucket, tensors_of
-from ppoctl.wire import session
+from ppoctl.wire import new_run, session
 
 RECIPE = Path(__file__).parents[1] / "recipes/quickstart.toml"
 SHAPE = {"hidden_size": 320, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 5}
@@ -161,7 +161,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     make = sockets.generator
     timed = replace(sockets, generator=lambda actor_at, say, logs: TimedGenerator(make(actor_at, say, logs), clock))
     layout = RunLayout(folder / "run")
-    session.create(layout, recipe, digests, command="train")
+    new_run.create(layout, recipe, digests, command="train")
     copies: list[float] = []
     clock_hand_over(copies, clock)
     session.attempt_run(session.OpenedRun(layout, {1: recipe}, timed, plan_resume(layout), observers=(steps_seen,)))

@@ -18,7 +18,7 @@ from ppoctl.loop.expectations import history
 from ppoctl.recipe.load import load
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.wire import session
+from ppoctl.wire import new_run, session
 
 RECIPE = Path(__file__).parents[1] / "recipes/quickstart.toml"
 
@@ -62,7 +62,7 @@ def main() -> int:
         step_seqs = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
         sockets = replace(sockets, scorer=ShuffledScorer(sockets.scorer, step_seqs))
         layout = RunLayout(Path(folder) / "shuffled")
-        session.create(layout, recipe, digests, command="train")
+        new_run.create(layout, recipe, digests, command="train")
         ended = session.attempt_run(session.OpenedRun(layout, {1: recipe}, sockets, plan_resume(layout)))
     for metric, points in history(ended.lines).items():
         if metric.endswith("pass_at_1"):

@@ -131,7 +131,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     from ppoctl.recipe.load import load
     from ppoctl.store.layout import NUMBERS, RunLayout
     from ppoctl.store.resume_plan import plan_resume
-    from ppoctl.wire import session
+    from ppoctl.wire import new_run, session
 
     class ShareOfLetter:
         def submit(self, request: ScoreRequest) -> Future[Score]:
@@ -149,7 +149,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     sockets.scorer.close()
     clock = CpuClock()
     layout = RunLayout(result.parent / "run")
-    session.create(layout, recipe, digests, command="train")
+    new_run.create(layout, recipe, digests, command="train")
     plugged = replace(sockets, scorer=ShareOfLetter())
     ended = session.attempt_run(
         session.OpenedRun(layout, {1: recipe}, plugged, plan_resume(layout), observers=(clock,))

@@ -10,6 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from sampling import Cell, draw
 
+os.environ["PPOCTL_SITE"] = ""  # nobody's own site decides a test; processes of the tests inherit it
+
 if not Path("/dev/nvidia0").exists():
     # On a CPU the C++ compiler takes seconds for each small function; on a GPU nothing may be without it.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")

@@ -14,7 +14,7 @@ from ppoctl.cli.app import app, run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import ResumePlan
-from ppoctl.wire import session
+from ppoctl.wire import new_run, session
 from ppoctl.wire.samples import ShownSample
 
 
@@ -43,7 +43,7 @@ def trained(root: Path, recipe: Recipe) -> session.Ended:
     """A run directory as `train` makes it, and an attempt on it."""
     layout = RunLayout(root)
     if not root.exists():
-        session.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+        new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     opened = session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
     return session.attempt_run(opened)
 

@@ -85,19 +85,20 @@ def test_every_recipe_of_the_house_is_right(monkeypatch: pytest.MonkeyPatch) -> 
         assert file.read_text("utf-8").startswith("# "), f"{file} begins with what it is for"
 
 
-def test_every_package_and_the_recipes_are_shipped() -> None:
+def test_every_package_the_recipes_and_the_batch_script_are_shipped() -> None:
     """An installed wheel has what a checkout has. `packages` is written out because recipes/ lies outside src/."""
     import tomllib
 
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
     source = ROOT / "src"
     packages = {".".join(file.parent.relative_to(source).parts) for file in source.rglob("__init__.py")}
-    assert set(settings["packages"]) == packages | {"ppoctl._recipes"}
-    assert settings["package-dir"]["ppoctl._recipes"] == "recipes"
-    patterns = settings["package-data"]["ppoctl._recipes"]
-    shipped = {file for pattern in patterns for file in (ROOT / "recipes").glob(pattern) if file.is_file()}
-    wanted = {file for file in (ROOT / "recipes").rglob("*") if file.is_file() and file.suffix != ".pyc"}
-    assert shipped >= wanted
+    outside = {"ppoctl._recipes": ROOT / "recipes", "ppoctl._slurm": ROOT / "slurm"}
+    assert set(settings["packages"]) == packages | set(outside)
+    for package, folder in outside.items():
+        assert settings["package-dir"][package] == folder.name
+        patterns = settings["package-data"][package]
+        shipped = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+        assert shipped >= {file for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc"}
 
 
 def test_paths_of_the_tests_are_the_checkout() -> None:

@@ -51,6 +51,18 @@ def test_every_process_on_a_gpu_has_a_context_and_those_with_others_have_communi
     assert {"CUDA contexts", "NCCL", "fragments", "staging"}.isdisjoint(_lines(on_cpus, "actor_save"))
 
 
+def test_roles_that_are_apart_are_not_told_to_be(smallest: Path) -> None:
+    advice = {}
+    for placement in ("colocated", "apart"):
+        sets = [f"cluster.placement={placement}", "actor.parallel={data=2}"]
+        places = _estimate(smallest, *sets).places
+        items = [item for place in places for item in place.items if item.name in ("CUDA contexts", "NCCL")]
+        assert {item.name for item in items} == {"CUDA contexts", "NCCL"}
+        [advice[placement]] = {item.lower for item in items}
+    assert advice["colocated"] == 'set `cluster.placement = "apart"`'
+    assert advice["apart"].startswith("nothing makes it smaller")
+
+
 def test_fragments_are_a_tenth_of_what_a_pass_keeps(smallest: Path) -> None:
     memory = _estimate(smallest)
     [found], actor, critic = memory.places, *(memory.roles[role].largest for role in ("actor", "critic"))

@@ -393,6 +393,17 @@ def test_a_gpu_holds_one_rank_of_each_role_and_a_machine_holds_all(smallest: Pat
     assert "states being written" not in _all_items(_estimate(smallest, "checkpoint.asynchronous=false"))
 
 
+def test_a_critic_that_trains_alone_first_makes_no_run_smaller(smallest: Path) -> None:
+    """What counts is the step in which all learn, though the first ones leave the actor as it is."""
+    learning, waiting = (
+        _estimate(smallest, f"ppo.critic_only_steps={steps}", "cluster.offload=['actor', 'critic']", gpu_gib=80.0)
+        for steps in (0, 3)
+    )
+    assert "actor_update" in waiting.schedule.stages
+    assert waiting.places == learning.places
+    assert waiting.node == learning.node
+
+
 def test_engines_on_a_machine_and_on_its_gpus(smallest: Path) -> None:
     """Four processes: the fullest GPU has one of them beside actor and critic."""
     sets = ["generator.engines=2", "generator.tensor=2"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.errors import CorruptArtifactError, StorageError
-from ppoctl.store.jobs import JobRecord, ScriptEnd, ends, jobs, record
+from ppoctl.store.jobs import JobRecord, ScriptEnd, Start, ends, jobs, record, started, starts
 from ppoctl.store.layout import RunLayout
 
 
@@ -56,5 +56,13 @@ def test_a_run_that_cannot_be_written_is_told(layout: RunLayout, tmp_path: Path)
 
 def test_ends_of_a_script_are_read_line_by_line_and_half_a_line_is_none(layout: RunLayout) -> None:
     record(layout, JobRecord("9", 5.0, "resume"))
-    layout.job_ended("9").write_text("0 75 100\nnonsense\n1 137 200.5\n2 0 30")
-    assert ends(layout, "9") == [ScriptEnd(0, 75, 100.0), ScriptEnd(1, 137, 200.5)]
+    layout.job_ended("9").write_text("0 75 100 USR1\nnonsense\n1 137 200 -\n2 0 30")
+    assert ends(layout, "9") == [ScriptEnd(0, 75, 100.0, "USR1"), ScriptEnd(1, 137, 200.0)]
+
+
+def test_starts_of_a_job_are_kept(layout: RunLayout) -> None:
+    record(layout, JobRecord("9", 5.0, "resume"))
+    assert starts(layout, "9") == []
+    started(layout, "9", 0, 17)
+    started(layout, "9", 1, 18)
+    assert starts(layout, "9") == [Start(0, 17), Start(1, 18)]

@@ -58,10 +58,13 @@ def preload() -> None:
 
     from ppoctl.engines.vllm import VllmSettings, prepare_environment
     from ppoctl.engines.vllm.engine import _third_party_quiet
+    from ppoctl.engines.vllm.log import write_log
     from ppoctl.recipe.schema import GeneratorTable
 
     ray_forks.hide_ray()
-    prepare_environment(VllmSettings("", "float32", 3, (), GeneratorTable()))
+    settings = VllmSettings("", "float32", 3, (), GeneratorTable())
+    write_log(settings, "")
+    prepare_environment(settings)
     with _third_party_quiet():
         for name in HEAVY if torch.cuda.is_available() else HEAVY + HEAVY_ON_A_CPU:
             importlib.import_module(name)

@@ -95,14 +95,14 @@ def _has_title(process: psutil.Process, title: str) -> bool:
 def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
     ray_forks.start()
     ray_forks.show_ray()
-    from ppoctl.wire import session
+    from ppoctl.wire import new_run, session
     from ppoctl.wire.run_recipe import recorded_recipes
 
     layout = RunLayout(root)
     sockets, digests = session.prepare(recipe)
     try:
         if not root.exists():
-            session.create(layout, recipe, digests, command="train")
+            new_run.create(layout, recipe, digests, command="train")
         recipes = recorded_recipes(layout)
         session.attempt_run(session.OpenedRun(layout, recipes, sockets, plan_resume(layout), (Killer(kills),)))
     except PpoctlError as error:

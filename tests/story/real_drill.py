@@ -83,13 +83,13 @@ class Executioner:
 
 
 def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
-    from ppoctl.wire import session
+    from ppoctl.wire import new_run, session
     from ppoctl.wire.run_recipe import recorded_recipes
 
     layout = RunLayout(root)
     sockets, digests = session.prepare(recipe)
     if not root.exists():
-        session.create(layout, recipe, digests, command="train")
+        new_run.create(layout, recipe, digests, command="train")
     recipes = recorded_recipes(layout)
     session.attempt_run(session.OpenedRun(layout, recipes, sockets, plan_resume(layout), (Executioner(moment),)))
 

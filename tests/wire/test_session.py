@@ -18,7 +18,7 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.tracking.console import Console
 from ppoctl.tracking.view import RunView
-from ppoctl.wire import session
+from ppoctl.wire import new_run, session
 from ppoctl.wire.changes import change
 from ppoctl.wire.sources import require_same_sources
 
@@ -29,7 +29,7 @@ DIGESTS = {"model": "a" * 64, "data": "b" * 64}
 def made(tmp_path: Path) -> RunLayout:
     """A run directory as `train` makes it."""
     layout = RunLayout(tmp_path / "fake")
-    session.create(layout, fake_recipe(), DIGESTS, command="train")
+    new_run.create(layout, fake_recipe(), DIGESTS, command="train")
     return layout
 
 

@@ -18,7 +18,7 @@ from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.wire.commands import is_replaceable
+from ppoctl.wire.new_run import is_replaceable
 from store.conftest import stop_at
 
 

@@ -1,12 +1,14 @@
 """`ppoctl eval`: how good a checkpoint is, on the recipe's evaluation sets."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Sets
+from ppoctl.cli.options import Json, On, Sets, TestOnly
+from ppoctl.cli.submission import Submission
 from ppoctl.errors import RecipeError, StorageError, quoted
 
 _OF_A_RUN = ("run.json", "manifest.json")
@@ -20,6 +22,8 @@ def evaluate(
     files: Annotated[list[Path] | None, typer.Argument(metavar="[RECIPE]...", help="Default: the run's own.")] = None,
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write every sample to this JSONL file.")] = None,
+    on: On = "here",
+    test_only: TestOnly = False,
     json: Json = False,
 ) -> None:
     """Measure a checkpoint: greedy and sampled pass@1 with standard error, the same way `train` evaluates."""
@@ -33,6 +37,9 @@ def evaluate(
             f"`{ckpt}` is a model folder; a recipe must say what to evaluate it on",
             hint=f"ppoctl eval recipes/quickstart.toml --ckpt {quoted(ckpt)}",
         )
+    if on == "slurm":
+        _submit(ckpt, files or (), sets or (), out, Submission(test_only=test_only, chain=1, as_json=json))
+        return
     from ppoctl.wire import commands
 
     checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())
@@ -49,6 +56,25 @@ def evaluate(
         _write(out, evaluation.readable_files()["samples.jsonl"])
         if not json:
             render.line(f"samples: {out}")
+
+
+def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | None, submission: Submission) -> None:
+    from ppoctl.recipe.load import load
+    from ppoctl.slurm.script import Work
+    from ppoctl.store.layout import RunLayout
+    from ppoctl.wire.run_recipe import recipe_of
+    from ppoctl.wire.sources import run_of
+
+    root = ckpt if (ckpt / "run.json").is_file() else run_of(ckpt).root
+    layout = RunLayout(root.absolute())
+    recipe = load(files, sets).recipe if files else recipe_of(layout, sets)
+    words = ["eval", *(str(file.absolute()) for file in files), "--ckpt", str(ckpt.absolute())]
+    words += [word for text in sets for word in ("--set", text)]
+    words += [] if out is None else ["--out", str(out.absolute())]
+    folder, log = Path.cwd(), "slurm-eval-%j.log"
+    if layout.run_json.is_file():
+        folder, log = layout.root, f"logs/{log}"
+    submission.other(recipe, Work((*words, "--on", "here"), folder, log, is_run=False))
 
 
 def _write(out: Path, samples: bytes) -> None:

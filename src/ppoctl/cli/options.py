@@ -1,7 +1,7 @@
 """Arguments and options that several commands share, so that they are spelled and explained alike."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,4 +26,15 @@ GpuGib = Annotated[
 Here = Annotated[bool, typer.Option("--here", help="Judge the fit on this machine: its GPUs, else its memory.")]
 Assets = Annotated[
     bool, typer.Option("--assets", help="Model and data must be on this machine; otherwise a note says what is not.")
+]
+Where = Literal["here", "slurm"]
+On = Annotated[
+    Where, typer.Option("--on", help="here: in this process, or over the nodes of this job; slurm: as a job.")
+]
+TestOnly = Annotated[
+    bool, typer.Option("--test-only", help="With --on slurm: ask Slurm whether it would take the job, and stop.")
+]
+Chain = Annotated[
+    int,
+    typer.Option("--chain", metavar="JOBS", min=1, help="With --on slurm: so many jobs, one after the other."),
 ]

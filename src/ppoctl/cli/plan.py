@@ -1,10 +1,12 @@
 """`ppoctl plan`: the numbers of a run, without touching anything."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ppoctl.cli import preflight, render
-from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Sets
+import typer
+
+from ppoctl.cli import preflight, render, submission, summary
+from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Runs, Sets
 from ppoctl.cli.plan_memory import print_memory
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ def plan(
     gpu_gib: GpuGib = None,
     here: Here = False,
     assets: Assets = False,
+    sbatch: Annotated[
+        bool, typer.Option("--sbatch", help="Print the batch script that `train --on slurm` submits, and stop.")
+    ] = False,
+    runs: Runs = summary.RUNS,
     json: Json = False,
 ) -> int | None:
     """Print batch arithmetic, schedules, evaluations, disk and memory of a run; nothing is started or written. Exit
@@ -33,6 +39,9 @@ def plan(
         gpu_gib = gpu_gib_here()
     device = None if gpu_gib is None else "gpu"
     loaded, _ = preflight.examined(files, sets or (), strict=assets, device=device)
+    if sbatch:
+        submission.print_script(loaded.recipe, runs)
+        return None
     planned = plan_of(loaded.recipe, gpu_gib)
     is_judged = here or gpu_gib is not None
     too_much = None if planned.memory is None or not is_judged else misfit(planned.memory)

@@ -50,6 +50,19 @@ def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: 
     return loaded
 
 
+def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
+    """The recipe of a job. What its nodes have is not known here: folders and disk are asked, memory and GPUs are
+    not."""
+    from ppoctl.preflight.folders import require_space, require_writable
+
+    loaded, _ = examined(files, sets, strict=True)
+    run = runs / loaded.recipe.name
+    require_writable(run)
+    if not force:
+        require_space(loaded.recipe, run)
+    return loaded
+
+
 def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
     """Raise StorageError where the run directory cannot be written or its disk is too small, EnvironmentProblemError
     where GPUs are closed to its processes, OutOfMemoryError where this machine is too small; with `force` sizes are

@@ -29,8 +29,13 @@ def say(text: str) -> None:
 
 def passing(text: str = "") -> None:
     """Print how far something is, in a line of a terminal that the next one replaces; elsewhere nothing."""
-    if sys.stderr.isatty():
+    if on_terminal():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def on_terminal() -> bool:
+    """Whether talk goes to a terminal."""
+    return sys.stderr.isatty()
 
 
 def json(value: Mapping[str, Any]) -> None:

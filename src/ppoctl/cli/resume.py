@@ -1,16 +1,18 @@
 """`ppoctl resume`: continue a run, after saying what will be restored, recalled, replayed and run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ppoctl.cli import preflight, render, summary
-from ppoctl.cli.options import Force, Json, Run, Sets, Verbose
+from ppoctl.cli.options import Chain, Force, Json, On, Run, Sets, TestOnly, Verbose
+from ppoctl.cli.submission import Submission
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ppoctl.store.layout import RunLayout
     from ppoctl.store.resume_plan import ResumePlan
 
 
@@ -26,36 +28,73 @@ def resume(
         bool,
         typer.Option("--save-only", help="Save the newest states again, for any layout, and stop; train nothing."),
     ] = False,
+    rollout_only: Annotated[
+        bool, typer.Option("--rollout-only", help="Draw and score the rollouts of the next step, and stop.")
+    ] = False,
     back_to: Annotated[
         int | None,
         typer.Option("--back-to", metavar="STEP", help="Set aside what came after this saved step."),
     ] = None,
     take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over", help="Go on although another process of this host, or a job, is at work on the run."
-        ),
+        bool, typer.Option("--take-over", help="Go on although another process, or a job, is at work on the run.")
     ] = False,
+    on: On = "here",
+    test_only: TestOnly = False,
+    chain: Chain = 1,
     force: Force = False,
     verbose: Verbose = False,
     json: Json = False,
-) -> None:
+) -> int | None:
     """Continue a run from any instant. Changed keys (--set) hold from the first step that has no rollout yet."""
-    from ppoctl.slurm.following import job_at_work
     from ppoctl.store import run_dir
-    from ppoctl.store.alive import require_idle
-    from ppoctl.store.discard import go_back, make_whole
     from ppoctl.store.layout import RunLayout
-    from ppoctl.store.resume_plan import plan_resume
 
     layout = RunLayout(run.resolve())
     run_dir.facts(layout)
-    table, done = plan_resume(layout), list[str]()
+    if on == "slurm":
+        Submission(test_only=test_only, chain=chain, as_json=json).run_again(layout, sets or ())
+        return None
+    if not plan and (code := _turn_is_over(layout)) is not None:
+        return code
+    from ppoctl.slurm.following import require_idle
+    from ppoctl.store.resume_plan import plan_resume
+
+    table = plan_resume(layout)
     if plan:
         _tell_plan(run, table, sets or (), as_json=json)
-        return
+        return None
     if not take_over:
-        require_idle(layout, job_at_work)
+        require_idle(layout)
+    table = _mended(layout, table, back_to, allow_missing=allow_missing)
+    _print(run, table, to_stderr=True)
+    from ppoctl.wire.run_recipe import recipe_of
+
+    preflight.require_room(recipe_of(layout, sets or ()), run, force=force)
+    from ppoctl.wire import commands
+
+    only: Literal["rollout", "save"] | None = "save" if save_only else "rollout" if rollout_only else None
+    ended = commands.resume(layout, table, sets or (), only=only, verbose=verbose)
+    (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
+    return None
+
+
+def _turn_is_over(layout: "RunLayout") -> int | None:
+    """Exit code of a job that has nothing to do here; None: it has, or this is no job."""
+    from ppoctl.slurm.allocation import allocation
+    from ppoctl.slurm.turn import begin
+
+    here = allocation()
+    code = None if here is None else begin(layout, here)
+    if code is not None:
+        render.say(f"the job before this one ended with exit code {code}: nothing is left to do")
+    return code
+
+
+def _mended(layout: "RunLayout", table: "ResumePlan", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
+    """The plan after what was asked to be set aside is. Raises StorageError where the run is not whole then."""
+    from ppoctl.store.discard import go_back, make_whole
+
+    done: list[str] = []
     if back_to is not None:
         table, done = go_back(layout, back_to)
     if allow_missing:
@@ -64,14 +103,7 @@ def resume(
     table.require_whole(layout)
     for text in done:
         render.say(text)
-    _print(run, table, to_stderr=True)
-    from ppoctl.wire.run_recipe import recipe_of
-
-    preflight.require_room(recipe_of(layout, sets or ()), run, force=force)
-    from ppoctl.wire import commands
-
-    ended = commands.resume(layout, table, sets or (), save_only=save_only, verbose=verbose)
-    summary.print_summary(ended, as_json=json)
+    return table
 
 
 def _tell_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:

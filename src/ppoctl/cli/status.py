@@ -54,16 +54,15 @@ def _of_job(job: dict[str, Any]) -> str:
 def _say_what_to_type(run: Path, report: dict[str, Any]) -> None:
     from ppoctl.slurm.run_state import AT_WORK, WAITING
 
-    here = quoted(run)
     if report["state"] in ("unknown", "submitted") and report["slurm_silent"]:
-        render.say(f"ask again, with more time for Slurm: ppoctl status {here} --wait 20")
+        render.say(f"ask again, with more time for Slurm: ppoctl status {quoted(run)} --wait 20")
     elif report["state"] in {*AT_WORK, *WAITING}:
         if report["jobs"]:
-            render.say(f"stop it: ppoctl stop {here}")
+            render.say(f"stop it: ppoctl stop {quoted(run)}")
     elif report["state"] == "unmet":
-        render.say(f"train longer: ppoctl resume {here} --set steps={2 * report['steps_planned']}")
+        render.say(f"train longer: ppoctl resume {quoted(run)} --set steps={2 * report['steps_planned']}")
     elif report["state"] != "finished":
-        render.say(f"continue: ppoctl resume {here}")
+        render.say(f"continue: ppoctl resume {quoted(run)}")
 
 
 def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:

@@ -5,12 +5,14 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ppoctl.convert.tensors import Role
 from ppoctl.model.families import FAMILIES
+
+if TYPE_CHECKING:  # a login node asks for the digest
+    import torch
+
+    from ppoctl.convert.tensors import Role
 
 _COPIED = (
     "generation_config.json",
@@ -35,8 +37,8 @@ class Companions:
     """Files that belong beside weights of this role and dtype, made from the model in `source`."""
 
     source: Path
-    role: Role
-    dtype: torch.dtype
+    role: "Role"
+    dtype: "torch.dtype"
 
     def write(self, folder: Path) -> None:
         """Write the files beside the weights. Raises OSError."""

@@ -28,6 +28,7 @@ EXAMPLES = {
     "path": '"path/from/this/file"',
     "prompt": '"question"',
     "answer": '"answer"',
+    "image": '"/images/ppoctl.sqsh"',
     "prompts_per_step": "64",
     "max_prompt_tokens": "512",
     "max_new_tokens": "1024",

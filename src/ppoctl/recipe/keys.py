@@ -40,7 +40,9 @@ def key_lines() -> list[KeyLine]:
 def _of_table(table: tree.TableNode, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
     for name, key in table.keys.items():
         inner, value = (*path, name), _default(key, default)
-        if isinstance(key.node, tree.Leaf):
+        if key.each is not None:
+            yield _line((*inner, tree.ANY_NAME), key.each, None)
+        elif isinstance(key.node, tree.Leaf):
             yield _line(inner, key, value)
         elif isinstance(key.node, tree.NamedTables):
             yield from _of_shape(key.node.each, (*inner, tree.ANY_NAME), None)
@@ -96,7 +98,8 @@ def _default(key: tree.Key, table: BaseModel | None) -> Any:
 def _line(path: KeyPath, key: tree.Key, value: Any) -> KeyLine:
     default = REQUIRED if key.required and value is REQUIRED else as_toml(value)
     effect = key.effect.value if key.effect else ""
-    return KeyLine(".".join(path), "", _type(key.field.annotation), default, _range(key), effect, key.description)
+    annotation = key.field.annotation if path[-1] != tree.ANY_NAME else get_args(key.field.annotation)[1]
+    return KeyLine(".".join(path), "", _type(annotation), default, _range(key), effect, key.description)
 
 
 def _type(annotation: Any) -> str:

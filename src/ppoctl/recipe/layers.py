@@ -1,14 +1,14 @@
-"""The layers of a recipe, weakest first: files from left to right, environment, `--set`.
+"""The layers of a recipe, weakest first: the site's file, files from left to right, environment, `--set`.
 
-    a.toml  b.toml  PPOCTL_ACTOR__OPTIMIZER__LR=1e-6  --set steps=40
-       |       |                |                          |
-       +-------+----------- deep merge --------------------+--> one dict, and for each value the layer it came from
+    slurm.toml  a.toml  b.toml  PPOCTL_ACTOR__OPTIMIZER__LR=1e-6  --set steps=40
+         |         |       |                |                          |
+         +---------+-------+----------- deep merge --------------------+--> one dict, and for each value its layer
 
 The strongest layer is read first, and weaker ones are merged below it; the defaults of a table that was written are
 the weakest. The value of a variable is read as that of `--set` is. A table whose alternative (`kind`, `place`,
 `format`) a stronger layer changes is dropped whole from the weaker ones. Relative paths become absolute: in the layer
 that wrote them, or where the command was typed where they begin with an environment variable. Nothing here judges
-values.
+values, but for the site's file: it may say nothing that changes a result.
 """
 
 import os
@@ -25,16 +25,24 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of, paths_in
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.slurm import is_image_file
+from ppoctl.table import Effect
 
 ROOT = tree.of(Recipe)
 PREFIX = "PPOCTL_"
 NESTED = "__"
-NO_KEYS = {"PPOCTL_DATA": "folder of data sets, where recipes and tests look for real rows"}
+SITE = "PPOCTL_SITE"
+NO_KEYS = {
+    "PPOCTL_DATA": "folder of data sets, where recipes and tests look for real rows",
+    SITE: "the site's file, read below every recipe; empty: none",
+}
 """Our variables that set no key of a recipe, with their meaning."""
 
 MODELS = (("model", "path"), ("model", "critic"))
 """Paths of the keys that name a model folder or a hub id."""
-PATHS = (*MODELS, ("data", "train", "path"), ("data", "eval", tree.ANY_NAME, "path"))
+IMAGE = ("slurm", "container", "image")
+DATA = (("data", "train", "path"), ("data", "eval", tree.ANY_NAME, "path"))
+PATHS = (*MODELS, *DATA, IMAGE, ("slurm", "secrets"))
 COMPLETE = (("actor", "parallel"), ("critic", "parallel"))
 """Paths of the tables that say all there is to say (`ParallelTable`): writing one sets its other keys to 1 or off."""
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
@@ -61,6 +69,8 @@ class Layers:
     files: tuple[Path, ...]
     sets: tuple[str, ...]
     environ: Mapping[str, str]
+    site: Path | None = None
+    """The site's file, which is there; None: there is none."""
     problems: list[Problem] = field(default_factory=list)
     written: dict[str, Any] = field(default_factory=dict)
     """All layers merged: the data that the recipe is validated from."""
@@ -74,6 +84,9 @@ class Layers:
         """Read and merge all layers; what is wrong with one of them is added to `problems`."""
         sets = _of_sets(self.sets, self.problems)
         files = [_from_file(file) for file in reversed(self.files)]
+        if self.site is not None:
+            files.append(_from_file(self.site))
+            self.problems += _changing_results(files[-1])
         settings = [*sets, *_of_environment(self.environ, ())]
         values = [*(file.data for file in files), *(_typed(text, path) for path, text, _ in settings)]
         named = {name for value in values for name in _named_in(value)}
@@ -101,8 +114,10 @@ class Layers:
         self.written = _merged(kept, self.written)
 
     def _resolve(self, layer: Layer, path: KeyPath, table: dict[str, Any]) -> None:
-        """Make the path of a folder or a file absolute, unless it is a hub id."""
+        """Make the path of a folder or a file absolute, unless it is a hub id or names an image elsewhere."""
         text, base = table[path[-1]], layer.base
+        if path == IMAGE and not is_image_file(text):
+            return
         if VARIABLE.match(text):
             base = Path.cwd()  # where somebody typed it
             try:
@@ -116,6 +131,25 @@ class Layers:
         else:
             # Without `..`, and without following links: a run keeps the name a person gave.
             table[path[-1]] = os.path.normpath(folder)
+
+
+def site_file(environ: Mapping[str, str]) -> Path | None:
+    """The file with what a site wants of every run: the one that `PPOCTL_SITE` names, else `ppoctl/slurm.toml` in the
+    user's folder of settings if it is there. None: there is none; without a home in `environ` nobody looks."""
+    if SITE in environ:
+        return Path(environ[SITE]).expanduser() if environ[SITE] else None
+    home = environ.get("HOME")
+    settings = environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else None)
+    file = Path(settings, "ppoctl", "slurm.toml") if settings else None
+    return file if file is not None and file.is_file() else None
+
+
+def _changing_results(site: Layer) -> Iterator[Problem]:
+    """A problem for each key of the site's file that changes results: one recipe would be another one elsewhere."""
+    for path in paths_in(site.data):
+        if any(key.effect is Effect.RESULTS for key in tree.keys_at(ROOT, path)):
+            says = f"`{dotted(path)}` changes results, and a site's file may not: the recipe alone says what a run is"
+            yield Problem(site.place(path), says, "move the line into the recipe")
 
 
 def _from_file(file: Path) -> Layer:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import problems_of
-from ppoctl.recipe.layers import Layers
+from ppoctl.recipe.layers import SITE, Layers, site_file
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.partial import partial
 from ppoctl.recipe.problems import Problem, as_error
@@ -46,7 +46,7 @@ class Loaded:
 
 
 def load(files: Sequence[Path], sets: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Loaded:
-    """Compose files left to right, then environment, then `--set`, and check the result.
+    """Compose the site's file, files left to right, then environment, then `--set`, and check the result.
 
     Raises RecipeError (exit 2) with one line per problem, MissingAssetError (exit 3) where all that is wrong is an
     environment variable that is not set.
@@ -66,8 +66,10 @@ def examine(
     """The recipe that `load` would give, or None, and all problems instead of an error. A recipe is there when all
     that is wrong is something missing on this machine. Each judge also sees a recipe with errors, as far as it is
     usable (`partial`)."""
-    layers = Layers(tuple(Path(file) for file in files), tuple(sets), environ)
+    layers = Layers(tuple(Path(file) for file in files), tuple(sets), environ, site_file(environ))
     unreadable = [problem for file in layers.files for problem in _unreadable(file)]
+    if layers.site is not None:
+        unreadable += _unreadable_site(layers.site)
     if unreadable or not files:
         return None, unreadable or [Problem("", "no recipe given", "ppoctl recipes list")]
     wrong: list[Problem] = []
@@ -126,6 +128,14 @@ def _unreadable(file: Path) -> list[Problem]:
     except ValueError as error:  # an integer of thousands of digits, which Python refuses to read
         return [Problem(str(file), f"not valid TOML: {str(error).split(';')[0]}", _open(file, 1))]
     return []
+
+
+def _unreadable_site(site: Path) -> list[Problem]:
+    """Problems that keep the site's file from being a TOML document. One that is not there was named by the variable:
+    where nobody names one, it is read only if it is there."""
+    if not site.exists():
+        return [Problem(f"environment {SITE}", f"`{site}`: no such file", "export PPOCTL_SITE=  # no site's file")]
+    return _unreadable(site)
 
 
 def _open(file: Path, line: int) -> str:

@@ -24,8 +24,8 @@ def _table(table: tree.TableNode, written: Mapping[str, Any], path: KeyPath, wro
     absent: list[str] = []
     for name, key in table.keys.items():
         inner = (*path, name)
-        # Of an array, pydantic names the wrong entry.
-        is_wrong = inner in wrong or (isinstance(key.node, tree.Leaf) and _is_within(inner, wrong))
+        # Of an array, and of values with names, pydantic names the wrong entry.
+        is_wrong = inner in wrong or (_is_value(key) and _is_within(inner, wrong))
         if is_wrong or (name not in written and key.required):
             absent.append(key.attribute)
         elif OrOff in key.field.metadata and written.get(name) == OFF:
@@ -36,6 +36,10 @@ def _table(table: tree.TableNode, written: Mapping[str, Any], path: KeyPath, wro
     for attribute in absent:
         made.__dict__.pop(attribute, None)
     return made
+
+
+def _is_value(key: tree.Key) -> bool:
+    return isinstance(key.node, tree.Leaf) or key.each is not None
 
 
 def _is_within(path: KeyPath, wrong: set[KeyPath]) -> bool:
@@ -63,5 +67,5 @@ def _value(here: tree.Node, written: Any, path: KeyPath, wrong: set[KeyPath]) ->
     return {
         name: _value(here.each, inner, (*path, name), wrong)
         for name, inner in written.items()
-        if isinstance(inner, Mapping)
+        if isinstance(inner, Mapping) or isinstance(here.each, tree.Leaf)
     }

@@ -17,6 +17,8 @@ class Conflict:
     says: str
     keys: tuple[KeyPath, ...]
     hint: str | None = None
+    hides: bool = False
+    """Whether the values of the keys are left out of what is said."""
 
 
 Rule = Callable[[Recipe], Iterator[Conflict]]

@@ -18,6 +18,7 @@ from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.problems import Conflict, Problem, rules_of
 from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, HealthRule, Recipe, TrainedTable
 from ppoctl.recipe.sizes import longest_sequence, planned_updates, sequences_per_step
+from ppoctl.recipe.slurm_rules import SLURM_RULES
 from ppoctl.rewards.exact_match import ExactMatchReward
 
 
@@ -181,7 +182,7 @@ def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-RULES = (*rules_of(globals()), *METRIC_RULES, *LAYOUT_RULES)
+RULES = (*rules_of(globals()), *METRIC_RULES, *LAYOUT_RULES, *SLURM_RULES)
 
 _MINIBATCH: KeyPath = ("ppo", "minibatch_seqs")
 _PROMPTS: KeyPath = ("rollout", "prompts_per_step")
@@ -221,7 +222,7 @@ def _problem(conflict: Conflict, recipe: Recipe, place: Callable[[KeyPath], str]
     settings = []
     for key in conflict.keys:
         value = _value_at(recipe, key)
-        if value is not None:
+        if value is not None and not conflict.hides:
             settings.append(f"`{dotted(key)}` = `{shown(value)}` ({place(key)})")
     changed = next((place(key) for key in conflict.keys if place(key) != DEFAULT), "")
     hint = conflict.hint

@@ -1,12 +1,12 @@
 """The recipe schema as a tree: which keys a table has, which tables are alternatives, what each key changes.
 
 Keys are spelled as in TOML (`from`, not `from_`). A path is a tuple of such names; `"*"` stands for any name
-(evaluation sets, metric names).
+(evaluation sets, metric names, variables).
 """
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -37,7 +37,15 @@ class Key:
     @property
     def effect(self) -> Effect | None:
         """What changing the key changes; None for a table, whose keys have effects of their own."""
+        if not isinstance(self.node, Leaf):
+            return None
         return next((item for item in self.field.metadata if isinstance(item, Effect)), None)
+
+    @property
+    def each(self) -> "Key | None":
+        """The key of a single value where a person chooses the names of values (`dict[str, str]`); else None."""
+        is_named = isinstance(self.node, NamedTables) and isinstance(self.node.each, Leaf)
+        return replace(self, node=self.node.each) if is_named and isinstance(self.node, NamedTables) else None
 
     @property
     def description(self) -> str:
@@ -88,7 +96,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class NamedTables:
-    """A table whose keys are names a person chooses."""
+    """A table whose keys are names a person chooses; each names a table, or one value."""
 
     each: "Node"
 
@@ -154,6 +162,8 @@ def walk(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Key]]:
     if isinstance(node, TableNode):
         for name, key in node.keys.items():
             yield (*path, name), key
+            if key.each is not None:
+                yield (*path, name, ANY_NAME), key.each
             yield from walk(key.node, (*path, name))
     elif isinstance(node, Choice):
         for table in node.tables.values():
@@ -190,7 +200,10 @@ def values(table: BaseModel, path: KeyPath = (), default: object = None) -> Iter
             yield from values(value, (*path, name), usual)
         elif isinstance(key.node, NamedTables):
             for each, inner in value.items():
-                yield from values(inner, (*path, name, each))
+                if key.each is not None:
+                    yield Value((*path, name, each), key.each, inner, None)
+                else:
+                    yield from values(inner, (*path, name, each))
         else:
             yield Value((*path, name), key, value, usual)
 

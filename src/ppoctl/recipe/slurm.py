@@ -1,6 +1,8 @@
 """The `[slurm]` table: what a job asks of a cluster, and how its script makes the machine ready. No key of it changes
 a result."""
 
+import math
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -69,7 +71,7 @@ class SlurmTable(Table):
     """Go back into the queue after the time limit, a preemption or a lost node (`--requeue`)."""
     requeues: Annotated[int, SPEED, NotNegative] = 100
     """Most times that one job goes back into the queue."""
-    container: Annotated[Container, SPEED] = BareNodes(kind="none")
+    container: Container = BareNodes(kind="none")
     """Container that the command runs in."""
     setup: Annotated[tuple[str, ...], SPEED, Array] = ()
     """Lines of shell before the command, such as `module load cuda`."""
@@ -82,3 +84,39 @@ class SlurmTable(Table):
     none."""
     command: Annotated[str | None, SPEED] = None
     """Command `ppoctl` as it is called on a node; absent: the one that submits, by its full path."""
+
+
+_TIME = re.compile(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", re.ASCII)
+_MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.ASCII | re.IGNORECASE)
+_MIB = {"K": 2**-10, "": 1, "M": 1, "G": 2**10, "T": 2**20}
+_FILE = re.compile(r"[/~$.].*|.*\.(?:sqsh|squashfs|sif|simg|img)", re.DOTALL)
+
+
+def limit_s(text: str) -> float:
+    """Seconds of a time limit in one of Slurm's forms: `minutes`, `minutes:seconds`, `hours:minutes:seconds`,
+    `days-hours`, `days-hours:minutes`, `days-hours:minutes:seconds`; infinity where there is none (`UNLIMITED`, `0`).
+    Raises ValueError for any other text."""
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return math.inf
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(f"`{text}` is no time limit")
+    parts = [int(part) for part in found[2].split(":")]
+    begins_with_hours = found[1] is not None or len(parts) == 3
+    units = (3600, 60, 1) if begins_with_hours else (60, 1)
+    total = 86400.0 * int(found[1] or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))
+    return total or math.inf
+
+
+def memory_mib(text: str) -> float:
+    """MiB of an amount of memory in Slurm's form, `200G`; without a unit it counts MiB. Raises ValueError for any
+    other text."""
+    found = _MEMORY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"`{text}` is no amount of memory")
+    return int(found[1]) * _MIB[found[2].upper()]
+
+
+def is_image_file(image: str) -> bool:
+    """Whether a container's image is a file, and not a name in a registry (`docker://...`, `nvcr.io#nvidia/...`)."""
+    return _FILE.fullmatch(image) is not None and "://" not in image

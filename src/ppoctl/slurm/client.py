@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ppoctl.errors import SlurmError
+from ppoctl.slurm.partitions import SINFO, Association, Partition, associations_in, partitions_in
 
 DEADLINE_S = 15.0
 """Seconds for one of Slurm's programs to answer; its own clients give up after about ten."""
@@ -119,6 +120,20 @@ class Slurm:
     def hosts(self, nodes: str) -> list[str]:
         """Names of the nodes in Slurm's list `node[1-2]`. Raises SlurmError."""
         return self._ask(["scontrol", "show", "hostnames", nodes]).split()
+
+    def partitions(self) -> list[Partition]:
+        """The cluster's partitions with their nodes, hidden ones included. Raises SlurmError."""
+        return partitions_in(self._ask(SINFO))
+
+    def associations(self, user: str) -> list[Association]:
+        """The accounts that the user may charge; empty: accounting has none of the user, or there is none."""
+        columns = "format=account,partition,qos"
+        try:
+            return associations_in(
+                self._ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={user}", columns])
+            )
+        except SlurmError:
+            return []
 
     def _from_controller(self, ids: Sequence[str]) -> dict[str, SlurmJob]:
         if not ids:

@@ -1,6 +1,7 @@
-"""Jobs of a cluster that were submitted for a run, and how their scripts ended: what the run knows of them when
-nobody else does. Light."""
+"""Jobs of a cluster that were submitted for a run, and how their scripts ended: what the run itself knows when nobody
+else does. Light."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +39,18 @@ class ScriptEnd:
     """Exit code of the command."""
     at: float
     """Time, in unix seconds."""
+    signal: str = ""
+    """Signal that the script got last, `USR1` or `TERM`; empty: none."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a job on its run."""
+
+    restart: int
+    """How often the job had gone back into the queue before."""
+    progress: int
+    """A number that grows with all that is committed."""
 
 
 def record(layout: RunLayout, job: JobRecord) -> None:
@@ -65,23 +78,38 @@ def jobs(layout: RunLayout) -> list[JobRecord]:
 def ends(layout: RunLayout, id: str) -> list[ScriptEnd]:
     """Every end of the job's script, oldest first; none where it wrote none. Lines that are not whole do not count.
     Raises StorageError where they cannot be read."""
-    path = layout.job_ended(id)
+    found = _lines(layout.job_ended(id), r"(\d+) (\d+) (\d+) (\S+)")
+    return [ScriptEnd(int(restart), int(code), float(at), signal.strip("-")) for restart, code, at, signal in found]
+
+
+def started(layout: RunLayout, id: str, restart: int, progress: int) -> None:
+    """Write down that a job starts to work on the run. Raises StorageError."""
+    path = layout.job_started(id)
+    try:
+        with path.open("a", encoding="ascii") as file:
+            file.write(f"{restart} {progress}\n")
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def starts(layout: RunLayout, id: str) -> list[Start]:
+    """Every start of the job on the run, oldest first. Raises StorageError where they cannot be read."""
+    return [
+        Start(int(restart), int(progress)) for restart, progress in _lines(layout.job_started(id), r"(\d+) (\d+)")
+    ]
+
+
+def _lines(path: Path, pattern: str) -> Iterator[tuple[str, ...]]:
+    """The words of every whole line that is as it was written."""
     try:
         text = path.read_text("ascii", errors="replace")
     except FileNotFoundError:
-        return []
+        return
     except OSError as error:
         raise storage_error(path, error, doing="read") from error
-    return list(_whole(text))
-
-
-def _whole(text: str) -> Iterator[ScriptEnd]:
     for line in text.split("\n")[:-1]:
-        try:
-            restart, code, at = line.split()
-            yield ScriptEnd(int(restart), int(code), float(at))
-        except ValueError:
-            continue
+        if found := re.fullmatch(pattern, line):
+            yield found.groups()
 
 
 def _read(path: Path) -> JobRecord:

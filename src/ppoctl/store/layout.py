@@ -104,6 +104,10 @@ class RunLayout:
         """A line for each time that the job's script ended, as the script itself wrote them."""
         return self.jobs / f"{id}.ended"
 
+    def job_started(self, id: str) -> Path:
+        """A line for each time that the job began to work on the run."""
+        return self.jobs / f"{id}.started"
+
     @property
     def stop_request(self) -> Path:
         """What `ppoctl stop` asks of the attempt that is at work."""

@@ -70,6 +70,14 @@ def facts(layout: RunLayout) -> dict[str, Any]:
     return found
 
 
+def complete_sources(layout: RunLayout, digests: Mapping[str, str]) -> None:
+    """Add the digests that nobody could take when the run was made: a login node has no tokenizer."""
+    known = facts(layout)
+    if missing := {name: digest for name, digest in digests.items() if name not in known["sources"]}:
+        told = {**known, "sources": {**known["sources"], **missing}}
+        write_atomically(layout.run_json, _sealed(told).encode("ascii"))
+
+
 def recipes(layout: RunLayout) -> dict[int, dict[str, Any]]:
     """Resolved recipes by the first step they hold for. Raises as `asked` does."""
     return {start: {key: found[key] for key in found if key != STORIES} for start, found in asked(layout).items()}

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Evaluation, State
@@ -15,24 +16,21 @@ from ppoctl.ports import Actor, DrawnFor, Sample
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import Loaded, load
 from ppoctl.recipe.schema import Recipe
-from ppoctl.slurm.following import job_at_work
+from ppoctl.slurm.following import require_idle
 from ppoctl.stages.drawing import Drawing
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
-from ppoctl.store.alive import require_idle
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Identified, Result, Stage
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.retention import saved_steps
 from ppoctl.wire import changes, engines, session
+from ppoctl.wire.new_run import ROLLOUT, TRAIN, create, exists, is_replaceable
 from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
 from ppoctl.wire.session import Ended, OpenedRun
 from ppoctl.wire.sources import require_same_companions, require_same_sources, run_of
 from ppoctl.wire.stages import evaluation_stage
-
-ROLLOUT = "rollout"
-TRAIN = "train"
 
 
 def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ended:
@@ -42,9 +40,7 @@ def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ende
     if layout.root.exists() and not is_replaceable(layout):
         if or_resume or _holds_only_rollouts(layout):
             return _continue(layout, loaded.recipe, _as_it_is(layout), verbose=verbose)
-        raise RunExistsError(
-            f"run directory `{layout.root}` exists", hint=f"continue it: ppoctl resume {quoted(layout.root)}"
-        )
+        raise exists(layout)
     try:
         return _begin(layout, loaded.recipe, TRAIN, verbose=verbose, do=run)
     except RunExistsError:
@@ -58,35 +54,33 @@ def _begin(layout: RunLayout, recipe: Recipe, command: str, *, verbose: bool, do
     with engines.closed_if_it_fails(sockets):
         if layout.root.exists() and is_replaceable(layout):
             run_dir.remove(layout)
-        session.create(layout, recipe, digests, command=command)
+        create(layout, recipe, digests, command=command)
     plan = ResumePlan(start=0, items=())
     return session.attempt_run(OpenedRun(layout, {1: recipe}, sockets, plan, verbose=verbose), do)
-
-
-def is_replaceable(layout: RunLayout) -> bool:
-    """Whether the corrected command may take the name: of a run without a rollout, which never began. Raises
-    RunAliveError while somebody is at work on it."""
-    if not layout.run_json.is_file() or run_dir.has_begun(layout):
-        return False
-    run_dir.facts(layout)
-    require_idle(layout, job_at_work)
-    return True
 
 
 def _as_it_is(layout: RunLayout) -> ResumePlan:
     """The plan of a run that is continued without a question. Raises StorageError naming what is missing or corrupt,
     RunAliveError when somebody is at work on it."""
     run_dir.facts(layout)
-    require_idle(layout, job_at_work)
+    require_idle(layout)
     plan = plan_resume(layout)
     plan.require_whole(layout)
     return plan
 
 
-def resume(layout: RunLayout, plan: ResumePlan, sets: Sequence[str], *, save_only: bool, verbose: bool) -> Ended:
-    """Continue a run that was found whole, or only save its newest pair of states again."""
-    recipe = recipe_of(layout, sets)
-    return _continue(layout, recipe, plan, verbose=verbose, do=_save_for_any_layout if save_only else run)
+def resume(
+    layout: RunLayout,
+    plan: ResumePlan,
+    sets: Sequence[str],
+    *,
+    only: Literal["rollout", "save"] | None,
+    verbose: bool,
+) -> Ended:
+    """Continue a run that was found whole, or do one thing only: draw the next rollouts, or save the newest
+    pair of states again."""
+    do = {"rollout": _draw_and_score, "save": _save_for_any_layout, None: run}[only]
+    return _continue(layout, recipe_of(layout, sets), plan, verbose=verbose, do=do)
 
 
 def planned_change(root: Path, sets: Sequence[str]) -> changes.Change | None:
@@ -147,6 +141,7 @@ def _continue(
     sockets, digests = session.prepare(recipe)
     with engines.closed_if_it_fails(sockets):
         require_same_sources(layout, digests)
+        run_dir.complete_sources(layout, digests)
         change = changes.adopt(layout, recipe)
         recipes = recorded_recipes(layout)
     notes = tuple(change.lines()) if change is not None else ()

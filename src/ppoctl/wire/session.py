@@ -31,7 +31,6 @@ from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.layers import told_uri
 from ppoctl.recipe.rules import unused
 from ppoctl.recipe.schema import MlflowTracking, Recipe
-from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.rewards.probe import probe, require_sound
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
@@ -50,7 +49,6 @@ from ppoctl.wire import engines
 from ppoctl.wire.job import JobContext, assemble
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.sources import source_digests
-from ppoctl.wire.stories import as_recorded
 
 MIRROR_DEADLINE_S = 20.0
 """How long the end of a run waits for MLflow."""
@@ -131,20 +129,6 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str]]:
     scorer = engines.open_scorer(recipe, questions)
     with engines.closed_if_it_fails(scorer):
         return engines.build_engines(recipe, questions, scorer, model_digest=digests["model"]), digests
-
-
-def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, command: str) -> None:
-    """Make the run directory of a new run."""
-    run_dir.create(
-        layout,
-        recipe_toml=recipe_as_toml(recipe),
-        resolved=as_recorded(recipe),
-        facts={
-            "sources": dict(digests),
-            "versions": versions(),
-            "command": command,
-        },
-    )
 
 
 def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:

@@ -1,10 +1,10 @@
 """What a run was made from, and whether it is still there."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ppoctl.batch.digest import file_digest
+from ppoctl.batch.digest import FileDigest, file_digest
 from ppoctl.data.source import PromptSource
 from ppoctl.errors import StorageError
 from ppoctl.recipe.schema import Recipe
@@ -18,9 +18,18 @@ COMPANIONS = "model.companions"
 """Configuration, tokenizer and chat template: what goes along with exported weights."""
 
 
+Digest = Callable[[Path], FileDigest | None]
+"""Digest of a file, or None where there is none; one that was kept will do on a login node."""
+
+
 def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
     """What the run is made from: digests of the model's files, of those beside its weights, of the tokenizer with its
     template, and of the data."""
+    return {**model_digests(recipe), **questions.digests}
+
+
+def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[str, str]:
+    """Digests of the model's files, and of those beside its weights."""
     from ppoctl.convert.companions import companions_digest
     from ppoctl.model.folder import model_folder
 
@@ -28,10 +37,10 @@ def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
     files = [(path.name, path) for path in _weights_and_configs(folder)]
     if critic is not None:
         files += [(f"critic/{path.name}", path) for path in _weights_and_configs(model_folder(critic))]
-    found = ((name, file_digest(path)) for name, path in files)
+    found = ((name, digest_of_file(path)) for name, path in files)
     listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found if digest is not None)
     model = hashlib.sha256(listing.encode()).hexdigest()
-    return {"model": model, COMPANIONS: companions_digest(folder), **questions.digests}
+    return {"model": model, COMPANIONS: companions_digest(folder)}
 
 
 def _weights_and_configs(folder: Path) -> list[Path]:

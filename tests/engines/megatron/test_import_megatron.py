@@ -36,7 +36,12 @@ def test_an_installed_transformer_engine_or_apex_is_not_swapped_in(tmp_path: Pat
     assert found.stdout.split() == ["True", "False", "False"], found.stderr
 
 
-def test_one_that_is_imported_already_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "apex", sys)
-    with pytest.raises(EnvironmentProblemError, match="`apex` was imported in this process before Megatron-Core"):
+@pytest.mark.parametrize("package", ["transformer_engine", "apex"])
+def test_one_that_is_imported_already_is_refused_with_the_command_that_removes_it(monkeypatch, package):
+    for name in ("transformer_engine", "apex"):
+        monkeypatch.setitem(sys.modules, name, sys if name == package else None)  # as Megatron-Core finds them
+    with pytest.raises(
+        EnvironmentProblemError, match=f"`{package}` was imported in this process before Megatron-Core"
+    ) as raised:
         import_megatron()
+    assert raised.value.hint == f"pip uninstall {package}  # or do not import it at the start of Python"

@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import megatron_lab as lab
@@ -183,7 +184,8 @@ def test_a_save_tells_the_digest_of_every_file(model, tmp_path, in_background):
 @pytest.mark.parametrize("is_split", [False, True])
 def test_a_state_in_the_background_is_of_the_moment_it_was_asked_for(model, tmp_path, monkeypatch, is_split):
     """Training goes on before a byte is written; the files are those of a save that it waited for. The
-    state of a split optimizer is gathered for the save, and not copied once more."""
+    state of a split optimizer is gathered for the save, and not copied once more. What it is copied through is let go
+    before a byte is written."""
     rollouts = lab.make_rollouts()
     objective, batches = lab.policy_objective(rollouts), [lab.minibatch(rollouts)]
     made = settings(model("qwen2"), "actor", ParallelTable(distributed_optimizer=is_split), torch.bfloat16)
@@ -199,6 +201,7 @@ def test_a_state_in_the_background_is_of_the_moment_it_was_asked_for(model, tmp_
     monkeypatch.setattr(FileSystemWriter, "write_data", lambda *a: may_write.wait() and write_data(*a))
     monkeypatch.setattr("ppoctl.engines.megatron.trainer.LOOK_EVERY_S", 0.0)
     copies: list[int] = []
+    ways: list[weakref.ref[Callable[[torch.Tensor], torch.Tensor]]] = []
     copier = checkpoint._copier
 
     def watched(*of: object) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -209,12 +212,14 @@ def test_a_state_in_the_background_is_of_the_moment_it_was_asked_for(model, tmp_
             copies.append(tensor.numel() if found is not tensor else 0)
             return found
 
+        ways.append(weakref.ref(watched_copy))
         return watched_copy
 
     monkeypatch.setattr(checkpoint, "_copier", watched)
     saving = trainer.save(folders[1], in_background=True)
     parameters = sum(parameter.numel() for parameter in lab.rank_of(trainer).models[0].parameters())
     assert sum(copies) == (parameters if is_split else 4 * parameters), "weights; main weights and moments too"
+    assert [way() for way in ways] == [None], "a GPU's locked memory would live as long as its copier"
     trainer.update(rollouts, batches, objective)
     assert not saving.is_written()
     may_write.set()

@@ -19,7 +19,7 @@ from ppoctl.engines.vllm import engine as engine_module
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import compiles, prepare_environment
-from ppoctl.engines.vllm.log import where_it_says_more, write_log
+from ppoctl.engines.vllm.log import close_log, where_it_says_more, write_log
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import RecipeError
 from ppoctl.recipe.load import load
@@ -251,14 +251,47 @@ def test_what_vllm_says_goes_to_a_file_of_each_engine_and_not_to_the_screen(clea
     assert where_it_says_more(settings).endswith("/vllm-*.log")
 
 
-@pytest.mark.parametrize("exported", [{"VLLM_LOGGING_LEVEL": "DEBUG"}, {"VLLM_LOGGING_CONFIG_PATH": "mine.json"}, {}])
-def test_a_person_or_nobody_decides_how_vllm_logs(clean, vllm_logger, exported):
-    """Nobody: where there is no run directory."""
+@pytest.mark.parametrize(
+    "exported",
+    [{"VLLM_LOGGING_LEVEL": "DEBUG"}, {"VLLM_LOGGING_LEVEL": "ERROR"}, {"VLLM_LOGGING_CONFIG_PATH": "mine.json"}],
+)
+def test_a_person_decides_how_vllm_logs(clean, vllm_logger, exported):
     os.environ.update(exported)
-    before = list(vllm_logger.handlers)
-    write_log(replace(settings_of(), logs=clean) if exported else settings_of(), "engine-0")
-    assert vllm_logger.handlers == before
+    before = list(vllm_logger.handlers), vllm_logger.level, vllm_logger.propagate
+    write_log(replace(settings_of(), logs=clean), "engine-0")
+    prepare_environment(settings_of())
+    close_log()
+    assert (vllm_logger.handlers, vllm_logger.level, vllm_logger.propagate) == before
     assert "VLLM_CONFIGURE_LOGGING" not in os.environ
+    assert exported.items() <= os.environ.items()
+
+
+def test_without_a_run_directory_the_screen_has_errors_only(clean, vllm_logger, capfd):
+    for _ in range(2):  # an engine, and another one after it
+        write_log(settings_of(), "engine-0")
+        prepare_environment(settings_of())
+        logging.getLogger("vllm.v1.engine").warning("a fallback")
+        logging.getLogger("vllm.v1.engine").error("no room")
+    assert capfd.readouterr().err.splitlines() == ["no room"] * 2
+
+
+def test_the_log_of_an_engine_is_closed_with_it(clean, vllm_logger, monkeypatch, capfd):
+    class Closing:
+        def close(self) -> None:
+            logging.getLogger("vllm.v1.engine").info("shutting down")
+
+    monkeypatch.setattr(hosts, "Engine", lambda settings: Closing())
+    settings = replace(settings_of(), logs=clean)
+    engine = hosts.ThisProcess(settings)
+    engine.begin("__class__")
+    [file] = vllm_logger.handlers
+    engine.close()
+    logging.getLogger("vllm.v1.engine").warning("an engine is gone")
+    assert vllm_logger.handlers == []
+    assert file.stream is None
+    said = (clean / "vllm-engine-0.log").read_text(encoding="utf-8")
+    assert said.endswith(" INFO vllm.v1.engine: shutting down\n")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_process_that_begins_on_a_folder_does_not_start_again_to_be_on_it(monkeypatch, tmp_path):

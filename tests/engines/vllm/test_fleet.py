@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, drawn_of, draws, fleet_of, run
@@ -50,6 +51,27 @@ def test_draws_that_two_engines_died_over_stop_the_run():
     fleet.prepare(STATE)
     with pytest.raises(ProcessLostError):
         drawn_of(fleet, 4)
+
+
+def test_engines_start_before_the_trainer_is_asked_for_its_weights():
+    """A trainer that is brought to a state then takes its memory from what vLLM has left."""
+    order: list[str] = []
+
+    class Starting(CountingHost):
+        def begin(self, method: str, *arguments: Any) -> Any:
+            order.append("engine")
+            return super().begin(method, *arguments)
+
+    made = bench_of(Starting(speed=1))
+    weights = made.fleet._sync.trainer.weights
+
+    def asked(state: State) -> NamedWeights:
+        order.append("trainer")
+        return weights(state)
+
+    made.fleet._sync.trainer = replace(made.fleet._sync.trainer, weights=asked)
+    made.fleet.prepare(STATE)
+    assert order[:2] == ["engine", "trainer"]
 
 
 @pytest.mark.parametrize("method", ["begin_weights", "end_weights", "score"])

@@ -44,7 +44,6 @@ def prepare_environment(settings: VllmSettings) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # vLLM's default binds threads to cores and keeps one core back, which the trainer in this process needs.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     if settings.table.model_runner is not None:

@@ -7,7 +7,7 @@ from ppoctl.clock import WORK
 from ppoctl.engines.turns import Turns
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import join_tensor_ranks
-from ppoctl.engines.vllm.log import write_log
+from ppoctl.engines.vllm.log import close_log, write_log
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.weights.calls import Reply
 from ppoctl.weights.sync import EngineSide
@@ -31,6 +31,7 @@ class ThisProcess:
         if self.engine is not None:
             engine, self.engine = self.engine, None
             engine.close()
+            close_log()
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,37 @@ from ppoctl.errors import quoted
 
 
 def write_log(settings: VllmSettings, name: str) -> None:
-    """Send vLLM's log of this process to `vllm-NAME.log` in the folder of the settings, if there is one, and not to
-    the screen; unless a person exported how vLLM is to log. Call it before vLLM is imported."""
-    level = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
-    if settings.logs is None or level != "ERROR" or "VLLM_LOGGING_CONFIG_PATH" in os.environ:
+    """Send vLLM's log of this process to `vllm-NAME.log` in the folder of the settings; where there is none only its
+    errors go to the screen. A person who exported how vLLM is to log decides alone. Call it before vLLM is imported.
+    """
+    if _is_exported():
         return
     # vLLM would put its own in place of our handler at each start.
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
-    file = logging.FileHandler(settings.logs / f"vllm-{name}.log", encoding="utf-8", delay=True)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    close_log()
+    if settings.logs is not None:
+        file = logging.FileHandler(settings.logs / f"vllm-{name}.log", encoding="utf-8", delay=True)
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger = logging.getLogger("vllm")
+        logger.addHandler(file)
+        logger.setLevel(logging.INFO)
+
+
+def close_log() -> None:
+    """Close the file of an engine that has ended: what is left of vLLM in this process says its errors to the
+    screen."""
+    if _is_exported():
+        return
     logger = logging.getLogger("vllm")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
-    logger.addHandler(file)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.ERROR)
     logger.propagate = False
+
+
+def _is_exported() -> bool:
+    return "VLLM_LOGGING_LEVEL" in os.environ or "VLLM_LOGGING_CONFIG_PATH" in os.environ
 
 
 def where_it_says_more(settings: VllmSettings) -> str:

@@ -26,6 +26,7 @@ from ppoctl.recipe.sizes import longest_sequence, microbatch_limit
 
 _MORE_NODES = "take more nodes (`cluster.ray_address`) or a smaller model"
 _APART = 'set `cluster.placement = "apart"`'
+_NO_LESS = "nothing makes it smaller: processes that are apart have it too"
 _NOT_GATHERED = 'set `checkpoint.reshardable = "dp"`'
 _FEWER_PROCESSES = "lower `actor.parallel`, `critic.parallel` and `generator.engines`"
 
@@ -55,10 +56,11 @@ def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterato
         return
     yield Item("libraries", VLLM_BYTES if role == "generator" else RANK_BYTES, "host", role, _FEWER_PROCESSES)
     if sizes.device == "gpu":
-        yield Item("CUDA contexts", CUDA_CONTEXT_BYTES, "device", role, _APART)
+        fewer_beside = _NO_LESS if recipe.cluster.placement == "apart" else _APART
+        yield Item("CUDA contexts", CUDA_CONTEXT_BYTES, "device", role, fewer_beside)
         together = recipe.generator.tensor if role == "generator" else processes(recipe)[role]
         if together > 1:
-            yield Item("NCCL", COMMUNICATORS * COMMUNICATOR_BYTES, "device", role, _APART)
+            yield Item("NCCL", COMMUNICATORS * COMMUNICATOR_BYTES, "device", role, fewer_beside)
         if recipe.cluster.weights == "broadcast" and role in ("actor", "generator"):
             links = layouts(recipe)["actor"].pipeline if role == "generator" else 1  # one for each sender
             stored = 'set `cluster.weights = "store"`'

@@ -1,0 +1,148 @@
+"""What `--on slurm` does, of every command that has it: submit, and say how to follow, stop and go on."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ppoctl.cli import preflight, render
+from ppoctl.errors import RecipeError, quoted
+
+if TYPE_CHECKING:
+    from ppoctl.recipe.schema import Recipe
+    from ppoctl.slurm.request import Request
+    from ppoctl.slurm.script import Work
+    from ppoctl.store.layout import RunLayout
+    from ppoctl.wire.submission import Submitted
+
+
+class Submission:
+    """How something is to be submitted."""
+
+    def __init__(self, *, test_only: bool, chain: int, as_json: bool) -> None:
+        self.test_only = test_only
+        self.chain = chain
+        self.as_json = as_json
+
+    def new_run(
+        self, files: Sequence[Path], sets: Sequence[str], runs: Path, command: str, *, or_resume: bool, force: bool
+    ) -> None:
+        """Submit the run of a recipe."""
+        from ppoctl.store.layout import RunLayout
+        from ppoctl.wire import submission
+
+        loaded = preflight.submittable(files, sets, runs, force=force)
+        layout = RunLayout((runs / loaded.recipe.name).absolute())
+        if or_resume and layout.run_json.is_file():
+            _require_unchanged(layout, loaded.recipe)
+            self.run_again(layout, ())
+        elif self.test_only:
+            self._ask(loaded.recipe, submission.work_of_run(layout, command))
+        else:
+            found = submission.submit_new(loaded.recipe, layout, command, links=self.chain, progress=_Reading().say)
+            render.passing()
+            self._tell_of_run(found, layout)
+
+    def run_again(self, layout: "RunLayout", sets: Sequence[str]) -> None:
+        """Submit a run that is there."""
+        from ppoctl.wire import submission
+        from ppoctl.wire.run_recipe import recipe_of
+
+        recipe = recipe_of(layout, sets)
+        if self.test_only:
+            self._ask(recipe, submission.work_of_run(layout, "train", sets))
+        else:
+            self._tell_of_run(submission.submit_again(layout, recipe, sets, links=self.chain), layout)
+
+    def other(self, recipe: "Recipe", work: "Work") -> None:
+        """Submit what works on no run."""
+        from ppoctl.wire import submission
+
+        if self.test_only:
+            self._ask(recipe, work)
+            return
+        found = submission.submit_other(recipe, work)
+        (id,) = found.ids
+        log = found.folder / found.log.replace("%j", id)
+        if self.as_json:
+            render.json({"jobs": [id], "log": str(log)})
+            return
+        render.line(f"submitted: job {id} ({_words(found.request)})")
+        render.table([("follow:", f"tail -F {quoted(log)}"), ("stop:", f"scancel {id}")])
+
+    def _ask(self, recipe: "Recipe", work: "Work") -> None:
+        from ppoctl.wire import submission
+
+        says = submission.would_accept(recipe, work)
+        if self.as_json:
+            render.json({"accepted": True, "says": says})
+        else:
+            render.line(f"Slurm would take it: {says}")
+
+    def _tell_of_run(self, found: "Submitted", layout: "RunLayout") -> None:
+        run = _short(layout.root)
+        if self.as_json:
+            script = str(layout.job_script(found.ids[0]))
+            render.json({"run": str(layout.root), "jobs": list(found.ids), "script": script})
+            return
+        jobs = f"job {found.ids[0]}" if len(found.ids) == 1 else f"jobs {', '.join(found.ids)}, one after the other"
+        render.line(f"submitted: {jobs} ({_words(found.request)})")
+        render.table(
+            [
+                ("run:", str(run)),
+                ("state:", f"ppoctl status {quoted(run)}"),
+                ("follow:", f"ppoctl logs {quoted(run)} -f"),
+                ("stop:", f"ppoctl stop {quoted(run)}"),
+                ("go on:", f"ppoctl resume {quoted(run)} --on slurm"),
+            ]
+        )
+
+
+class _Reading:
+    """Says how far the reading of a large file is: in a terminal always, elsewhere every few seconds."""
+
+    EVERY_S = 4.0
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def say(self, path: Path, done: int, total: int) -> None:
+        text = f"digest of {path.name}: {render.size(done)} of {render.size(total)}"
+        render.passing(text)
+        if not render.on_terminal() and time.monotonic() - self._said > self.EVERY_S:
+            self._said = time.monotonic()
+            render.say(text)
+
+
+def print_script(recipe: "Recipe", runs: Path) -> None:
+    """Print the batch script as `train --on slurm` submits it, and nothing else."""
+    from ppoctl.store.layout import RunLayout
+    from ppoctl.wire import submission
+
+    work = submission.work_of_run(RunLayout((runs / recipe.name).absolute()), "train")
+    render.line(submission.script_of(recipe, work).removesuffix("\n"))
+
+
+def _require_unchanged(layout: "RunLayout", recipe: "Recipe") -> None:
+    from ppoctl.recipe.explain import as_toml
+    from ppoctl.recipe.fingerprint import differences
+    from ppoctl.wire.run_recipe import recorded_recipes
+
+    recipes = recorded_recipes(layout)
+    if changed := differences(recipes[max(recipes)], recipe):
+        key, _, value = changed[0]
+        raise RecipeError(
+            f"run `{layout.root}` was recorded with another `{key}`; a job goes on with what is recorded",
+            hint=f"ppoctl resume {quoted(layout.root)} --on slurm --set {quoted(f'{key}={as_toml(value)}')}",
+        )
+
+
+def _short(path: Path) -> Path:
+    """The path as it would be typed here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _words(request: "Request") -> str:
+    nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
+    return nodes if request.gpus_per_node is None else f"{nodes} of {request.gpus_per_node} GPUs"

@@ -1,0 +1,127 @@
+"""The batch script of a recipe as text: `slurm/batch.sh` with what the recipe asks for filled in. A pure function, so
+that what `plan --sbatch` prints is what is submitted."""
+
+import re
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ppoctl.errors import quoted
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.slurm import Apptainer, BareNodes, Pyxis
+from ppoctl.slurm.request import Request
+
+PASSED_ON = ("HOME", "PATH", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "XDG_CACHE_HOME")
+"""Variables of the submitting shell that every job gets where they are set: where programs and models are."""
+
+GOES_ON = "75 | 3 | 6 | 13[4-9]"
+"""Exit codes after which the job goes back into the queue: asked to stop; a process or node lost; a hang; killed."""
+
+_PLAIN = re.compile(r"[\w.,:%@/+=-]+")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job does, and where."""
+
+    words: tuple[str, ...]
+    """Arguments of `ppoctl`."""
+    folder: Path
+    """Folder of the job, which Slurm's output and the job's record are relative to."""
+    log: str
+    """File of Slurm's output in it; `%j` is the job's id."""
+    is_run: bool
+    """Whether it works on a run directory, and so may go on in another turn."""
+
+
+def batch_script(recipe: Recipe, request: Request, work: Work, program: Sequence[str]) -> str:
+    """The script that Slurm runs on the first node. `program`: how `ppoctl` is called where it was submitted."""
+    table = recipe.slurm
+    words = (*(_program(recipe, program)), *work.words)
+    return _template().substitute(
+        title=f"Run `{recipe.name}` of ppoctl: {_described(request)}.",
+        options="\n".join(f"#SBATCH {option}" for option in _options(recipe, request, work)),
+        folder=quoted(work.folder),
+        setup="\n".join(f"    {line}" for line in _setup(recipe)),
+        command=" ".join((*container_words(recipe), *map(quoted, words))),
+        record='"jobs/$SLURM_JOB_ID.ended"' if work.is_run else "/dev/null",
+        goes_on=GOES_ON,
+        requeues=table.requeues if work.is_run and table.requeue else 0,
+    )
+
+
+def container_words(recipe: Recipe) -> list[str]:
+    """What stands before a command so that it runs in the recipe's container, as words of a shell."""
+    match recipe.slurm.container:
+        case Pyxis() as pyxis:
+            mounts = [f"--container-mounts={','.join(pyxis.mounts)}"] if pyxis.mounts else []
+            step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--container-image={pyxis.image}", *mounts]
+            return [quoted(word) for word in step]
+        case Apptainer() as apptainer:
+            gpus = ["--nv"] if recipe.slurm.gpus_per_node else []
+            mounts = [word for mount in apptainer.mounts for word in ("--bind", mount)]
+            return [quoted(word) for word in ("apptainer", "exec", *gpus, *mounts, apptainer.image)]
+        case BareNodes():
+            return []
+
+
+def _program(recipe: Recipe, program: Sequence[str]) -> Sequence[str]:
+    return [recipe.slurm.command] if recipe.slurm.command else program
+
+
+def _options(recipe: Recipe, request: Request, work: Work) -> Iterator[str]:
+    table = recipe.slurm
+    asked = {
+        "job-name": recipe.name,
+        "partition": table.partition,
+        "account": table.account,
+        "qos": table.qos,
+        "nodes": request.nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": table.gpus_per_node,
+        "cpus-per-task": table.cpus_per_node,
+        "mem": table.memory,
+        "time": table.time,
+        "constraint": table.constraint,
+        "signal": f"B:USR1@{table.warn_s}",
+        "output": work.log,
+        "open-mode": "append",
+        "export": ",".join(dict.fromkeys((*PASSED_ON, *table.pass_on))),
+    }
+    yield from (f"--{name}={_option(str(value))}" for name, value in asked.items() if value is not None)
+    yield "--requeue" if work.is_run and table.requeue else "--no-requeue"
+    yield from (f"--{name}={_option(value)}" if value else f"--{name}" for name, value in table.options.items())
+
+
+def _option(value: str) -> str:
+    """The value as sbatch reads it in a script."""
+    if _PLAIN.fullmatch(value):
+        return value
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _setup(recipe: Recipe) -> Iterator[str]:
+    yield "export PPOCTL_SITE=  # the recipe of the run has what the site file said"
+    yield from (f"export {name}={quoted(value)}" for name, value in recipe.slurm.environment.items())
+    if recipe.slurm.secrets is not None:
+        yield f". {quoted(Path(recipe.slurm.secrets).expanduser())}"
+    yield from (line for text in recipe.slurm.setup for line in text.splitlines())
+
+
+def _described(request: Request) -> str:
+    nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
+    return nodes if not request.gpus_per_node else f"{nodes} of {request.gpus_per_node} GPUs"
+
+
+class _Template(string.Template):
+    delimiter = "@"
+
+
+@cache
+def _template() -> _Template:
+    package = Path(__file__).parent.parent
+    found = (package / "_slurm" / "batch.sh", package.parents[1] / "slurm" / "batch.sh")
+    return _Template(next(file for file in found if file.is_file()).read_text("utf-8"))

@@ -1,0 +1,65 @@
+"""A job's turn on a run: whether it should work at all, asked before anything is loaded."""
+
+from ppoctl.errors import FinishedShortError, quoted
+from ppoctl.slurm.allocation import Allocation
+from ppoctl.store.append import intact
+from ppoctl.store.jobs import JobRecord, ends, jobs, started, starts
+from ppoctl.store.layout import RunLayout
+
+FRUITLESS_MOST = 3
+"""Starts of one job in a row after which nothing new was committed, and after which it is not tried again."""
+
+_SIGNALLED = range(134, 140)
+"""Exit codes of a command that was killed: nobody knows why."""
+
+
+def goes_on_after(code: int) -> bool:
+    """Whether a job that ended with this code left work to whoever comes next: it was asked to stop, a process or a
+    node was lost, it hung, or it was killed. Anything else is for a person to look at, or done."""
+    return code in (75, 3, 6) or code in _SIGNALLED
+
+
+def begin(layout: RunLayout, here: Allocation) -> int | None:
+    """Write down that this job starts to work on the run. Returns the exit code with which it should end at once,
+    because the link before it in a chain is done or must be looked at; None: to work.
+
+    Raises FinishedShortError where the last starts of this job committed nothing.
+    """
+    found = next((job for job in jobs(layout) if job.id == here.id), None)
+    if found is None:  # a script of the user's own
+        return None
+    if (code := _done_before(layout, found)) is not None:
+        return code
+    progress = _progress(layout)
+    _require_fruit(layout, here, progress)
+    started(layout, here.id, here.restarts, progress)
+    return None
+
+
+def _done_before(layout: RunLayout, job: JobRecord) -> int | None:
+    earlier = [] if job.after is None else ends(layout, job.after)
+    return earlier[-1].code if earlier and not goes_on_after(earlier[-1].code) else None
+
+
+def _require_fruit(layout: RunLayout, here: Allocation, progress: int) -> None:
+    # Where Slurm took the nodes away (TERM) the job is not to blame.
+    pushed_out = {end.restart for end in ends(layout, here.id) if end.signal == "TERM"}
+    before = [start for start in starts(layout, here.id) if start.restart not in pushed_out][-FRUITLESS_MOST:]
+    if len(before) == FRUITLESS_MOST and all(start.progress == progress for start in before):
+        raise FinishedShortError(
+            f"job {here.id} started {FRUITLESS_MOST} times in a row and committed nothing new; it is not tried again",
+            hint=f"see why: ppoctl logs {quoted(layout.root)}; then: ppoctl resume {quoted(layout.root)} --on slurm",
+        )
+
+
+def _progress(layout: RunLayout) -> int:
+    """A number that grows with everything that is committed or kept: stages, and finished samples of one that is at
+    work."""
+    stages = sum("stage" in line for line in intact(layout.journal))
+    parts = [
+        file
+        for step in layout.committed_steps()[-2:]
+        for folder in layout.all_parts(step)
+        for file in folder.iterdir()
+    ]
+    return 1_000_000 * stages + len(parts)

@@ -1,0 +1,60 @@
+"""The directory of a new run: what is written down before anything starts, and whether a name is free. Light: a login
+node makes it for a job that starts days later."""
+
+from collections.abc import Mapping
+
+from ppoctl.errors import RunExistsError, quoted
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.slurm.following import require_idle
+from ppoctl.store import run_dir
+from ppoctl.store.jobs import jobs
+from ppoctl.store.layout import RunLayout
+from ppoctl.versions import versions
+from ppoctl.wire.stories import as_recorded
+
+ROLLOUT = "rollout"
+TRAIN = "train"
+
+
+def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, command: str) -> None:
+    """Make the run directory of a new run."""
+    run_dir.create(
+        layout,
+        recipe_toml=recipe_as_toml(recipe),
+        resolved=as_recorded(recipe),
+        facts={
+            "sources": dict(digests),
+            "versions": versions(),
+            "command": command,
+        },
+    )
+
+
+def make_way(layout: RunLayout) -> None:
+    """Remove a run that never began. Raises RunExistsError where there is another one."""
+    if not layout.root.exists():
+        return
+    if not is_replaceable(layout):
+        raise exists(layout)
+    run_dir.remove(layout)
+
+
+def exists(layout: RunLayout) -> RunExistsError:
+    """The error of a name that is taken."""
+    submitted = jobs(layout)
+    by = f": submitted as job {submitted[-1].id}" if submitted else ""
+    return RunExistsError(
+        f"run directory `{layout.root}` exists{by}",
+        hint=f"ppoctl status {quoted(layout.root)}" if by else f"continue it: ppoctl resume {quoted(layout.root)}",
+    )
+
+
+def is_replaceable(layout: RunLayout) -> bool:
+    """Whether the corrected command may take the name: of a run without a rollout, which never began, and for which
+    no job was submitted. Raises RunAliveError while somebody is at work on it."""
+    if not layout.run_json.is_file() or run_dir.has_begun(layout) or jobs(layout):
+        return False
+    run_dir.facts(layout)
+    require_idle(layout)
+    return True

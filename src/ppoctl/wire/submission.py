@@ -1,0 +1,145 @@
+"""A run handed to a cluster: its directory is made here and now, so that a job that starts days later reads what was
+submitted. Light: nothing of what trains is loaded."""
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ppoctl.batch.kept_digests import Progress, kept_digest
+from ppoctl.data.rows import digest_of, read_datasets
+from ppoctl.errors import RecipeError, SlurmError
+from ppoctl.recipe.layers import VARIABLE
+from ppoctl.recipe.schema import Recipe
+from ppoctl.slurm.allocation import allocation
+from ppoctl.slurm.client import Slurm
+from ppoctl.slurm.following import require_idle
+from ppoctl.slurm.request import Request, request_of
+from ppoctl.slurm.script import Work, batch_script
+from ppoctl.store import run_dir
+from ppoctl.store.artifact import write_atomically
+from ppoctl.store.jobs import JobRecord, record
+from ppoctl.store.layout import RunLayout
+from ppoctl.wire.new_run import ROLLOUT, TRAIN, create, make_way
+from ppoctl.wire.sources import model_digests
+
+LOG = "logs/slurm-%j.log"
+"""Slurm's own output of a job, in the run directory."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What was handed to the cluster."""
+
+    ids: tuple[str, ...]
+    """Ids of the jobs; each after the first waits for the one before it."""
+    request: Request
+    folder: Path
+    log: str
+
+
+def script_of(recipe: Recipe, work: Work) -> str:
+    """The script as it is submitted."""
+    return batch_script(recipe, request_of(recipe), work, program())
+
+
+def program() -> list[str]:
+    """The words that call this very installation."""
+    beside = Path(sys.executable).with_name("ppoctl")
+    return [str(beside)] if beside.is_file() else [sys.executable, "-m", "ppoctl"]
+
+
+def work_of_run(layout: RunLayout, command: str, sets: Sequence[str] = ()) -> Work:
+    """What a job does with a run: it goes on from what is there."""
+    only = ["--rollout-only"] if command == ROLLOUT else []
+    words = ["resume", str(layout.root), *only, *(word for text in sets for word in ("--set", text)), "--on", "here"]
+    return Work(tuple(words), layout.root, LOG, is_run=True)
+
+
+def submit_new(
+    recipe: Recipe, layout: RunLayout, command: str, *, links: int = 1, progress: Progress | None = None
+) -> Submitted:
+    """Make the directory of a new run, and submit it. Where Slurm refuses nothing is left. Raises RunExistsError,
+    RecipeError, SlurmError, StorageError."""
+    slurm = outside()
+    _require_variable(recipe)
+    make_way(layout)
+    rows = {f"data.{name}": digest_of(found) for name, found in read_datasets(recipe.data).items()}
+    create(
+        layout, recipe, {**model_digests(recipe, partial(kept_digest, progress=progress)), **rows}, command=command
+    )
+    try:
+        return _submit_run(slurm, recipe, layout, command, (), links)
+    except SlurmError:
+        run_dir.remove(layout)
+        raise
+
+
+def submit_again(
+    layout: RunLayout, recipe: Recipe, sets: Sequence[str] = (), *, command: str = TRAIN, links: int = 1
+) -> Submitted:
+    """Submit a run that is there, with keys that change from now on. Raises RunAliveError while somebody is at work
+    on it."""
+    slurm = outside()
+    require_idle(layout)
+    return _submit_run(slurm, recipe, layout, command, sets, links)
+
+
+def submit_other(recipe: Recipe, work: Work) -> Submitted:
+    """Submit what works on no run. Raises SlurmError."""
+    id = outside().submit(script_of(recipe, work), folder=work.folder)
+    return Submitted((id,), request_of(recipe), work.folder, work.log)
+
+
+def would_accept(recipe: Recipe, work: Work) -> str:
+    """What Slurm says of the script without taking it. Raises SlurmError where it would refuse."""
+    # Its folder need not be there: nothing runs.
+    return outside().would_accept(script_of(recipe, work), folder=Path.cwd())
+
+
+def outside() -> Slurm:
+    """The cluster. Raises RecipeError inside a job, which submits nothing."""
+    here = allocation()
+    if here is not None:
+        raise RecipeError(
+            f"`--on slurm` inside job {here.id}: a job submits no job", hint="use the nodes that it has: --on here"
+        )
+    return Slurm()
+
+
+def _require_variable(recipe: Recipe) -> None:
+    """Raise RecipeError where the job would not find the variable that says where MLflow is."""
+    uri, table = getattr(recipe.tracking, "uri", None), recipe.slurm
+    found = None if uri is None else VARIABLE.match(uri)
+    name = "" if found is None else found[1] or found[2]
+    if name and table.secrets is None and name not in (*table.pass_on, *table.environment):
+        raise RecipeError(
+            f"`tracking.uri` is `{uri}`, and a job does not get `{name}` from this shell",
+            hint="export it in a file of mode 600 and name that: --set slurm.secrets=FILE",
+        )
+
+
+def _submit_run(
+    slurm: Slurm, recipe: Recipe, layout: RunLayout, command: str, sets: Sequence[str], links: int
+) -> Submitted:
+    work = work_of_run(layout, command, sets)
+    script, ids = script_of(recipe, work), list[str]()
+    restarts = recipe.slurm.requeues if recipe.slurm.requeue else 0
+    layout.jobs.mkdir(exist_ok=True)
+    try:
+        for _ in range(links):
+            before = ids[-1] if ids else None
+            # Whatever its end was: what was written down of it says whether there is work left (`slurm.turn`).
+            options = [] if before is None else [f"--dependency=afterany:{before}"]
+            ids.append(slurm.submit(script, folder=layout.root, options=options))
+            write_atomically(layout.job_script(ids[-1]), script.encode("utf-8"))
+            record(layout, JobRecord(ids[-1], time.time(), command, before, restarts))
+    except BaseException:
+        for id in ids:
+            with suppress(SlurmError):
+                slurm.cancel(id)
+        raise
+    return Submitted(tuple(ids), request_of(recipe), layout.root, work.log)

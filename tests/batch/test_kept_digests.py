@@ -1,0 +1,82 @@
+"""A digest is kept for as long as the file is the one that was read, and no longer."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from ppoctl.batch.kept_digests import kept_digest
+
+OLD_NS = 10**18
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "ppoctl" / "digests.json"
+
+
+def old(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    os.utime(path, ns=(OLD_NS, OLD_NS))
+    return path
+
+
+def read_bytes_of(path: Path) -> tuple[str, list[tuple[int, int]]]:
+    """The digest, and what was told while the file was read; nothing is told of one that is not."""
+    told: list[tuple[int, int]] = []
+    found = kept_digest(path, lambda _, done, size: told.append((done, size)))
+    assert found.size == path.stat().st_size
+    return found.sha256, told
+
+
+def test_a_file_is_read_once_and_progress_is_told(tmp_path: Path, cache: Path) -> None:
+    file, size = tmp_path / "weights", 33 * 2**20
+    with file.open("wb") as new:
+        new.truncate(size)
+    os.utime(file, ns=(OLD_NS, OLD_NS))
+    digest = hashlib.sha256(bytes(size)).hexdigest()
+    assert read_bytes_of(file) == (digest, [(16 * 2**20, size), (32 * 2**20, size), (size, size)])
+    assert read_bytes_of(file) == (digest, [])
+    assert cache.is_file()
+
+
+def test_a_file_that_changed_is_read_again(tmp_path: Path, cache: Path) -> None:
+    file = old(tmp_path / "weights", b"first")
+    first = read_bytes_of(file)[0]
+    old(file, b"other")  # of one size, and of one time
+    assert read_bytes_of(file)[0] == hashlib.sha256(b"other").hexdigest() != first
+    old(tmp_path / "new", b"third").replace(file)
+    assert read_bytes_of(file)[0] == hashlib.sha256(b"third").hexdigest()
+    assert cache.is_file()
+
+
+def test_a_file_that_was_just_written_is_not_kept(tmp_path: Path, cache: Path) -> None:
+    """It may be written again within one tick of the file system's clock."""
+    file = tmp_path / "weights"
+    file.write_bytes(b"young")
+    assert read_bytes_of(file) == read_bytes_of(file)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"%s": {"file": [], "sha256": 3}}'])
+def test_a_cache_that_is_damaged_costs_a_reading(tmp_path: Path, cache: Path, text: str) -> None:
+    file = old(tmp_path / "weights", b"x")
+    cache.parent.mkdir(parents=True)
+    cache.write_text(text.replace("%s", str(file)))
+    assert read_bytes_of(file) == (hashlib.sha256(b"x").hexdigest(), [(1, 1)])
+    assert read_bytes_of(file)[1] == []
+
+
+def test_a_home_that_cannot_be_written_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = old(tmp_path / "weights", b"x")
+    assert kept_digest(file).sha256 == hashlib.sha256(b"x").hexdigest()
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        kept_digest(tmp_path / "none")
+    assert not cache.exists()

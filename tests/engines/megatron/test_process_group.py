@@ -1,0 +1,67 @@
+"""Which interface gloo is told, and for whom its groups are made."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from ppoctl.engines.megatron import process_group
+from ppoctl.engines.megatron.process_group import Patience, Place, ensure_process_group, join
+from ppoctl.recipe.schema import ParallelTable
+
+HERE, ELSEWHERE = "127.0.0.1:7", "10.0.0.1:7"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What torch and Megatron-Core are asked for in a process that belongs to no group: the interface at each
+    question, and whether Megatron-Core is to make groups of gloo."""
+    found: dict[str, Any] = {}
+
+    def join_world(*_: Any, **__: Any) -> None:
+        found["world"] = os.environ.get("GLOO_SOCKET_IFNAME")
+
+    def make_groups(**said: Any) -> None:
+        found["groups"] = os.environ.get("GLOO_SOCKET_IFNAME")
+        found["gloo"] = said["create_gloo_process_groups"]
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(process_group, "_met_at", "")  # given back
+    monkeypatch.setattr(process_group, "TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: "world" in found)
+    monkeypatch.setattr(torch.distributed, "init_process_group", join_world)
+    monkeypatch.setattr(parallel_state, "is_initialized", lambda: "groups" in found)
+    monkeypatch.setattr(parallel_state, "initialize_model_parallel", make_groups)
+    monkeypatch.setattr(process_group, "initialize_rng_tracker", lambda **_: None)
+    monkeypatch.setattr(ProcessGroupCollection, "use_mpu_process_groups", lambda: ProcessGroupCollection())
+    return found
+
+
+@pytest.mark.parametrize(("address", "interface"), [(HERE, "lo"), ("localhost:7", "lo"), (ELSEWHERE, None)])
+def test_ranks_that_met_on_one_machine_stay_on_its_loopback_and_others_take_the_network(asked, address, interface):
+    join(Place(rank=1, world_size=2, address=address), Patience(meet_s=1.0, collective_s=1.0))
+    ensure_process_group(ParallelTable(data=2))
+    assert (asked["world"], asked["groups"]) == (interface, interface)
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+def test_an_interface_that_somebody_exported_is_kept(asked, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    ensure_process_group(ParallelTable())
+    assert (asked["world"], asked["groups"], os.environ["GLOO_SOCKET_IFNAME"]) == ("eth7", "eth7", "eth7")
+
+
+def test_a_process_alone_is_on_its_loopback_and_has_groups_of_gloo_for_either_role(asked):
+    """Roles of one process share the groups: the first may have a whole optimizer and the second a split one."""
+    ensure_process_group(ParallelTable())
+    assert asked == {"world": "lo", "groups": "lo", "gloo": True}
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+def test_ranks_have_groups_of_gloo_where_their_optimizer_is_split(asked, is_split):
+    join(Place(rank=1, world_size=2, address=ELSEWHERE), Patience(meet_s=1.0, collective_s=1.0))
+    ensure_process_group(ParallelTable(data=2, distributed_optimizer=is_split))
+    assert asked["gloo"] == is_split

@@ -1,0 +1,110 @@
+"""The file of a site: the weakest layer, found by a variable or in the user's settings, without a say in results."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import PpoctlError
+from ppoctl.recipe.load import load
+from ppoctl.recipe.write import recipe_as_toml
+from recipe.conftest import SMALLEST, Write
+
+SITE = """\
+[slurm]
+partition = "gpu"
+time = "12:00:00"
+[slurm.options]
+exclude = "node7"
+[tracking]
+kind = "mlflow"
+uri = "$MLFLOW"
+"""
+
+
+def problems(files: list[Path], environ: dict[str, str]) -> tuple[list[str], str | None]:
+    with pytest.raises(PpoctlError) as caught:
+        load(files, (), environ)
+    return caught.value.message.splitlines(), caught.value.hint
+
+
+def test_it_is_the_weakest_layer_with_origins_like_any_other(write: Write) -> None:
+    files = [write(SMALLEST + '[slurm]\ntime = "01:00:00"\n')]
+    site = write(SITE, "site.toml")
+    loaded = load(files, ["slurm.options.comment=x"], {"PPOCTL_SITE": str(site), "PPOCTL_SLURM__QOS": "high"})
+    table = loaded.recipe.slurm
+    assert (table.partition, table.time, table.qos) == ("gpu", "01:00:00", "high")
+    assert table.options == {"exclude": "node7", "comment": "x"}
+    assert loaded.origins["slurm.partition"] == "site.toml:2"
+    assert loaded.origins["slurm.options.exclude"] == "site.toml:5"
+    assert loaded.origins["slurm.time"] == "r.toml:21"
+    assert loaded.origins["tracking.uri"] == "site.toml:8"
+    assert loaded.files == tuple(files)
+
+
+def test_it_lies_in_the_users_settings_unless_a_variable_names_another(
+    write: Write, smallest: Path, tmp_path: Path
+) -> None:
+    write(SITE, "home/.config/ppoctl/slurm.toml")
+    write(SITE.replace("gpu", "other"), "settings/ppoctl/slurm.toml")
+    home, settings = {"HOME": str(tmp_path / "home")}, {"XDG_CONFIG_HOME": str(tmp_path / "settings")}
+    for environ, partition in (
+        (home, "gpu"),
+        (home | settings, "other"),
+        (home | {"PPOCTL_SITE": str(tmp_path / "settings/ppoctl/slurm.toml")}, "other"),
+        (home | {"PPOCTL_SITE": "~/none/such"}, "missing"),
+        (home | {"PPOCTL_SITE": ""}, None),
+        ({"HOME": str(tmp_path)}, None),
+        ({}, None),
+    ):
+        if partition == "missing":
+            assert "no such file" in problems([smallest], environ)[0][0]
+        else:
+            assert load([smallest], (), environ).recipe.slurm.partition == partition
+
+
+def test_a_missing_file_is_told_by_the_variable_that_names_it(smallest: Path) -> None:
+    lines, hint = problems([smallest], {"PPOCTL_SITE": "/no/site.toml"})
+    assert lines == ["environment PPOCTL_SITE: `/no/site.toml`: no such file"]
+    assert hint == "export PPOCTL_SITE=  # no site's file"
+
+
+def test_what_changes_a_result_stays_in_the_recipe(write: Write, smallest: Path) -> None:
+    text = "seed = 1\n[slurm]\nnodes = 2\n[rollout]\nmax_new_tokens = 13\n[data.eval.more]\nformat = 'gsm8k'\n"
+    site = write(text, "site.toml")
+    lines, hint = problems([smallest], {"PPOCTL_SITE": str(site)})
+    says = "changes results, and a site's file may not: the recipe alone says what a run is"
+    assert lines[:3] == [
+        f"site.toml:1: `seed` {says}",
+        f"site.toml:5: `rollout.max_new_tokens` {says}",  # although it says what the recipe says
+        f"site.toml:7: `data.eval.more.format` {says}",
+    ]
+    assert hint == "move the line into the recipe"
+
+
+def test_what_is_wrong_with_it_is_told_with_its_line(write: Write, smallest: Path) -> None:
+    site = write('[slurm]\npartition = "gpu"\nnodez = 2\n[slurm.options]\nexclude = 7\n', "site.toml")
+    lines, _ = problems([smallest], {"PPOCTL_SITE": str(site)})
+    assert lines == [
+        "site.toml:5: `slurm.options.exclude` is `7`: must be text, in quotes (with --set: 'key=\"text\"')",
+        "site.toml:3: unknown key `slurm.nodez`; did you mean `nodes`?",
+    ]
+    site.write_text("[slurm\n")
+    assert problems([smallest], {"PPOCTL_SITE": str(site)})[0][0].startswith("site.toml:1: not valid TOML")
+
+
+def test_paths_of_it_start_at_its_folder_and_variables_where_the_command_was_typed(
+    write: Write, smallest: Path, tmp_path: Path
+) -> None:
+    container = '[slurm.container]\nkind = "apptainer"\nimage = "$IMAGES/a.sif"\n'
+    site = write('[slurm]\nsecrets = "secrets.sh"\n' + container, "etc/site.toml")
+    environ = {"PPOCTL_SITE": str(site), "IMAGES": "/images"}
+    table = load([smallest], (), environ).recipe.slurm
+    assert table.secrets == str(tmp_path / "etc/secrets.sh")
+    assert table.container.image == "/images/a.sif"  # type: ignore[union-attr]
+
+
+def test_a_run_keeps_the_values_and_is_read_without_the_file(write: Write, smallest: Path) -> None:
+    site = write(SITE, "site.toml")
+    recipe = load([smallest], (), {"PPOCTL_SITE": str(site)}).recipe
+    site.unlink()
+    assert load([write(recipe_as_toml(recipe), "kept.toml")], (), {}).recipe == recipe

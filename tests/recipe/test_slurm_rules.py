@@ -1,0 +1,203 @@
+"""Rules on `[slurm]`: an option is set in one place, is one line, and no secret gets into a script."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import RecipeError
+from ppoctl.recipe.load import load
+from ppoctl.recipe.slurm import is_image_file, limit_s, memory_mib
+from ppoctl.recipe.slurm_rules import OWNED, SLURM_RULES
+
+CASES: list[tuple[str, str, str, str | None]] = [
+    (
+        "an_option_of_sbatch_is_set_in_one_place",
+        "slurm.options.partition=gpu",
+        '--set: `--partition` is not set here: `slurm.partition`: `slurm.options.partition` = `"gpu"` (--set)',
+        "change the recipe, or add `--set slurm.partition=gpu`",
+    ),
+    (
+        "an_option_of_sbatch_is_set_in_one_place",
+        "slurm.options.outp=x",  # Slurm takes it for --output
+        "--set: `--output` is not set here: Slurm's own output of a job goes into the run, `logs/slurm-ID.log`: "
+        '`slurm.options.outp` = `"x"` (--set)',
+        None,
+    ),
+    (
+        "an_option_of_sbatch_is_set_in_one_place",
+        "slurm.options.gres=gpu:a100:4",
+        '--set: GPUs are not set here: `slurm.gpus_per_node`: `slurm.options.gres` = `"gpu:a100:4"` (--set)',
+        "change the recipe, or add `--set slurm.gpus_per_node=4`",
+    ),
+    (
+        "an_option_of_sbatch_is_set_in_one_place",
+        "slurm.options.--exclude=node7",
+        "--set: `--exclude` is no long name of an option, such as `exclude`: small letters, digits and `-`: "
+        '`slurm.options.--exclude` = `"node7"` (--set)',
+        "man sbatch",
+    ),
+    (
+        "an_option_is_one_line",
+        'slurm.options.comment="a\\nrm -rf x"',
+        "--set: `slurm.options.comment` is one line of the batch script, and this is not one line: "
+        '`slurm.options.comment` = `"a\\nrm -rf x"` (--set)',
+        None,
+    ),
+    (
+        "an_option_is_one_line",
+        'slurm.partition="a\\nb"',
+        "--set: `slurm.partition` is one line of the batch script, and this is not one line: "
+        '`slurm.partition` = `"a\\nb"` (--set)',
+        None,
+    ),
+    (
+        "no_text_of_a_script_has_a_zero_byte",
+        'slurm.environment.WHERE="/a\\u0000"',
+        "--set: `slurm.environment.WHERE` has a zero byte, which no shell and no program can be given: "
+        '`slurm.environment.WHERE` = `"/a\\u0000"` (--set)',
+        None,
+    ),
+    (
+        "a_variable_has_a_name_that_a_shell_can_set",
+        "slurm.environment.NCCL-DEBUG=INFO",
+        "--set: `NCCL-DEBUG` is no name of a variable: letters, digits and `_`, no digit first: "
+        '`slurm.environment.NCCL-DEBUG` = `"INFO"` (--set)',
+        None,
+    ),
+    (
+        "a_variable_has_a_name_that_a_shell_can_set",
+        "slurm.pass_on=['A=1']",
+        "--set: `A=1` is no name of a variable: letters, digits and `_`, no digit first: "
+        '`slurm.pass_on` = `["A=1"]` (--set)',
+        None,
+    ),
+    (
+        "a_job_is_given_no_secret",
+        "slurm.environment.HF_TOKEN=hf_123456",
+        "--set: variable `HF_TOKEN` looks like a secret, and the script would show it",
+        "write it into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
+    ),
+    (
+        "a_job_is_given_no_secret",
+        "slurm.pass_on=['WANDB_API_KEY']",
+        "--set: variable `WANDB_API_KEY` looks like a secret, and Slurm would keep it with the job: "
+        '`slurm.pass_on` = `["WANDB_API_KEY"]` (--set)',
+        "write it into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
+    ),
+    (
+        "a_job_is_given_no_secret",
+        "slurm.setup=['module load x', 'export DB_PASSWORD=hunter2']",
+        "--set: a line of `slurm.setup` holds a secret (`DB_PASSWORD`), and the script would show it",
+        "write it into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
+    ),
+    (
+        "a_time_limit_is_one_of_slurms_forms",
+        "slurm.time=4h",
+        "--set: no time limit of Slurm: `minutes`, `minutes:seconds`, `HH:MM:SS`, `days-HH` or `days-HH:MM:SS`: "
+        '`slurm.time` = `"4h"` (--set)',
+        "change the recipe, or add `--set slurm.time=04:00:00`",
+    ),
+    (
+        "the_warning_comes_within_the_time_limit",
+        "slurm.time=5",
+        "--set: a job of 300 s would be told 300 s before its end, which is before it begins: "
+        '`slurm.warn_s` = `300` (default), `slurm.time` = `"5"` (--set)',
+        "change the recipe, or add `--set slurm.warn_s=150`",
+    ),
+    (
+        "memory_is_an_amount",
+        "slurm.memory=lots",
+        "--set: no amount of memory of Slurm: a whole number and K, M, G or T; `0`: all that a node has: "
+        '`slurm.memory` = `"lots"` (--set)',
+        "change the recipe, or add `--set slurm.memory=200G`",
+    ),
+    (
+        "a_job_that_never_goes_back_has_no_number_of_times",
+        "slurm={requeue=false, requeues=3}",
+        "--set: a job that may not go back into the queue would do so 3 times: `slurm.requeues` = `3` (--set), "
+        "`slurm.requeue` = `false` (--set)",
+        "change the recipe, or add `--set slurm.requeue=true`",
+    ),
+    (
+        "a_mount_is_two_folders",
+        "slurm.container={kind='pyxis', image='i.sqsh', mounts=['data:/data']}",
+        "--set: `data:/data` is no mount: `/HOST/FOLDER:/FOLDER/INSIDE`, without a comma: "
+        '`slurm.container.mounts` = `["data:/data"]` (--set)',
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "setting", "line", "hint"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
+def test_a_table_that_a_script_cannot_be_made_of_is_refused(
+    smallest: Path, rule: str, setting: str, line: str, hint: str | None
+) -> None:
+    assert rule in {each.__name__ for each in SLURM_RULES}
+    with pytest.raises(RecipeError) as caught:
+        load([smallest], [setting], {})
+    assert (caught.value.message, caught.value.hint) == (line, hint)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule for rule, *_ in CASES} == {rule.__name__ for rule in SLURM_RULES}
+
+
+@pytest.mark.parametrize("option", sorted(OWNED))
+def test_every_option_of_the_script_is_refused(smallest: Path, option: str) -> None:
+    with pytest.raises(RecipeError, match=f"`--{option}` is not set here"):
+        load([smallest], [f"slurm.options.{option}=1"], {})
+
+
+def test_what_belongs_into_a_script_is_taken(smallest: Path) -> None:
+    sets = [
+        "slurm.options={exclude='node[7-9]', exclusive='', mail-type='END,FAIL', gres='lscratch:100', time-min='10'}",
+        "slurm.environment={TOKENIZERS_PARALLELISM='false', SSH_KEY_PATH='/k', QUOTED='a\"$b\\nc'}",
+        "slurm.setup=['module load cuda', 'export HF_TOKEN=$(cat /secret)', 'export LD_LIBRARY_PATH=/x:$L']",
+        "slurm.pass_on=['LANG']",
+        "slurm.memory=0",
+        "slurm.time=1-12",
+        "slurm.container={kind='pyxis', image='nvcr.io#nvidia/pytorch:25.01-py3', mounts=['/data:/data:ro']}",
+    ]
+    table = load([smallest], sets, {}).recipe.slurm
+    assert table.options["exclude"] == "node[7-9]"
+    assert table.environment["QUOTED"] == 'a"$b\\nc'
+
+
+def test_an_option_is_text_whatever_it_looks_like(smallest: Path) -> None:
+    loaded = load([smallest], ["slurm.options.nice=100", "slurm.environment.OMP_NUM_THREADS=8"], {})
+    assert loaded.recipe.slurm.options == {"nice": "100"}
+    assert loaded.recipe.slurm.environment == {"OMP_NUM_THREADS": "8"}
+    assert loaded.origins["slurm.options.nice"] == "--set"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("04:00:00", 14400),
+        ("2-0", 172800),
+        ("1-12:30", 131400),
+        ("1-00:00:05", 86405),
+        ("UNLIMITED", float("inf")),
+        ("0", float("inf")),
+    ],
+)
+def test_a_time_limit_is_read_as_slurm_reads_it(text: str, seconds: float) -> None:
+    assert limit_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "4h", "1:2:3:4", "-5", "1-", "1-2:3:4:5", " 5", "5\n"])
+def test_another_text_is_no_time_limit(text: str) -> None:
+    with pytest.raises(ValueError, match="is no time limit"):
+        limit_s(text)
+
+
+@pytest.mark.parametrize(("text", "mib"), [("200G", 204800), ("4000", 4000), ("512K", 0.5), ("1tb", 2**20), ("0", 0)])
+def test_memory_is_read_as_slurm_reads_it(text: str, mib: float) -> None:
+    assert memory_mib(text) == mib
+
+
+def test_an_image_is_a_file_or_a_name_in_a_registry() -> None:
+    assert all(map(is_image_file, ("/i/x", "~/x.sqsh", "$IMAGES/x", "./x", "x.sif", "images/x.sqsh")))
+    assert not any(map(is_image_file, ("nvcr.io#nvidia/pytorch:25.01", "docker://ubuntu:24.04", "ubuntu")))

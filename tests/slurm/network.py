@@ -1,0 +1,131 @@
+"""A network between namespaces, each of which is a host: own address, name, hosts file and shared memory. Needs root.
+
+A process that sleeps holds each namespace; when it is killed, and with it whatever else runs there, the kernel takes
+namespace and cable away. The bridge between them is all that could outlive this process: whoever makes the next one
+removes those that nothing is plugged into.
+"""
+
+import fcntl
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+BRIDGE = "ppolab"
+
+
+class Network:
+    """Hosts by name, and this machine beside them at `address`."""
+
+    def __init__(self, names: Sequence[str], folder: Path) -> None:
+        self._names = tuple(names)
+        self._folder = folder
+        self._number = -1
+        self._holders: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def address(self) -> str:
+        """Of this machine."""
+        return f"10.88.{self._number}.254"
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        return {name: f"10.88.{self._number}.{place}" for place, name in enumerate(self._names, start=1)}
+
+    def make(self) -> None:
+        with _alone():
+            _remove_unplugged()
+            self._number = _new_bridge()
+            _ip(f"addr add {self.address}/24 dev {self._bridge}")
+            _ip(f"link set {self._bridge} up")
+            hosts = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self.addresses.items())]
+            (self._folder / "hosts").write_text("\n".join([*hosts, ""]))
+            # No name server can be reached from inside; without this every look-up waits for one.
+            (self._folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+            for name in self._names:
+                self._plug_in(name)
+
+    def enter(self, name: str) -> list[str]:
+        """Words before a command that is to run on the host."""
+        return ["nsenter", "-t", str(self._holders[name].pid), "--net", "--uts", "--mount", "--"]
+
+    def cut(self, name: str) -> None:
+        _ip(f"link set {self._cable(name)} down")
+
+    def restore(self, name: str) -> None:
+        _ip(f"link set {self._cable(name)} up")
+
+    def shared_memory(self, name: str) -> Path:
+        """The host's own /dev/shm, as seen from here."""
+        return Path(f"/proc/{self._holders[name].pid}/root/dev/shm")
+
+    def remove(self) -> None:
+        for holder in self._holders.values():
+            holder.kill()
+            holder.wait()
+        if self._number >= 0:
+            _ip(f"link del {self._bridge}")
+
+    @property
+    def _bridge(self) -> str:
+        return f"{BRIDGE}{self._number}"
+
+    def _cable(self, name: str) -> str:
+        """This machine's end of it."""
+        return f"{self._bridge}v{self._names.index(name) + 1}"
+
+    def _plug_in(self, name: str) -> None:
+        inside = (
+            'hostname "$1" && mount --bind "$2/hosts" /etc/hosts && mount --bind "$2/resolv.conf" /etc/resolv.conf '
+            "&& mount -t tmpfs tmpfs /dev/shm && echo ready && exec sleep infinity"
+        )
+        alone = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "--mount")
+        holder = subprocess.Popen(
+            [*alone, "sh", "-c", inside, "sh", name, str(self._folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._holders[name] = holder
+        assert holder.stdout is not None
+        with holder.stdout as says:
+            assert says.readline() == b"ready\n", f"no namespace for {name}"
+        cable, eth0 = self._cable(name), f"{self._cable(name)}e"
+        _ip(f"link add {cable} type veth peer name {eth0}")
+        _ip(f"link set {eth0} netns {holder.pid}")
+        _ip(f"link set {cable} master {self._bridge} up")
+        for words in (
+            f"link set {eth0} name eth0",
+            "link set lo up",
+            f"addr add {self.addresses[name]}/24 dev eth0",
+            "link set eth0 up",
+            f"route add default via {self.address}",
+        ):
+            subprocess.run([*self.enter(name), "ip", *words.split()], check=True)
+
+
+def _ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """While a bridge is made, nobody takes it for one that was left behind."""
+    with Path("/tmp/ppolab.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _new_bridge() -> int:
+    """Number of a bridge that nobody had."""
+    for number in range(100, 250):
+        bridge = f"{BRIDGE}{number}"
+        if subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], capture_output=True).returncode == 0:
+            return number
+    raise OSError("no bridge can be made: this needs root")
+
+
+def _remove_unplugged() -> None:
+    for bridge in Path("/sys/class/net").glob(f"{BRIDGE}*"):
+        if (bridge / "brif").is_dir() and not any((bridge / "brif").iterdir()):
+            _ip(f"link del {bridge.name}")

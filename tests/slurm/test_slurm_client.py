@@ -1,0 +1,127 @@
+"""Slurm's programs as functions, against a real Slurm."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import SlurmError
+from ppoctl.slurm.client import Slurm, SlurmAwayError
+from slurm.lab import Lab, wait_for_text
+
+
+@pytest.fixture
+def slurm(lab: Lab) -> Slurm:
+    return Slurm(lab.environ)
+
+
+def script(log: Path, *lines: str, **options: str) -> str:
+    """Text of a batch script whose output goes to `log`."""
+    asked = [f"#SBATCH --{name.replace('_', '-')}={value}" for name, value in options.items()]
+    return "\n".join(["#!/bin/sh", f'#SBATCH --output="{log}"', "#SBATCH --open-mode=append", *asked, *lines, ""])
+
+
+def test_a_job_goes_from_the_queue_to_its_end(lab: Lab, slurm: Slurm, log: Path) -> None:
+    id = slurm.submit(script(log, "pwd", "sleep 1", "exit 7", time="5"), folder=log.parent, options=["--hold"])
+    held = slurm.job(id)
+    assert held is not None
+    assert (held.state, held.reason, held.is_waiting, held.nodes) == ("PENDING", "JobHeldUser", True, "")
+    lab.ask("scontrol", "release", id)
+    wait_for_text(log, str(log.parent))
+    works = slurm.job(id)
+    assert works is not None
+    assert (works.state, works.reason, works.is_at_work, works.restarts) == ("RUNNING", "", True, 0)
+    assert slurm.hosts(works.nodes) in (["node1"], ["node2"])
+    assert works.ends_at == works.starts_at + 300
+    assert abs(works.starts_at - time.time()) < 20
+    lab.wait_for(id, "FAILED")
+    failed = slurm.job(id)
+    assert failed is not None
+    assert (failed.is_over, failed.reason, failed.exit_code) == (True, "NonZeroExitCode", "7:0")
+
+
+def test_whether_slurm_would_take_it_is_asked_without_submitting(lab: Lab, slurm: Slurm, log: Path) -> None:
+    before = lab.ask("squeue", "-h", "--states=all")
+    says = slurm.would_accept(script(log, "true", nodes="2"), folder=log.parent)
+    assert "to start at" in says
+    assert "node[1-2]" in says
+    assert lab.ask("squeue", "-h", "--states=all") == before
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"partition": "gpu"}, "invalid partition specified: gpu"),
+        ({"gpus_per_node": "3"}, "Requested node configuration is not available"),
+        ({"cpus_per_task": "5"}, "Requested node configuration is not available"),
+        ({"no_such_option": "1"}, "unrecognized option '--no-such-option=1'"),
+    ],
+)
+def test_what_slurm_refuses_is_refused_in_its_words(
+    slurm: Slurm, log: Path, options: dict[str, str], says: str
+) -> None:
+    for ask in (slurm.submit, slurm.would_accept):
+        with pytest.raises(SlurmError, match=says):
+            ask(script(log, "true", **options), folder=log.parent)
+
+
+def test_more_nodes_than_there_are_wait_for_ever_and_are_refused_when_asked_before(
+    lab: Lab, slurm: Slurm, log: Path
+) -> None:
+    asked = script(log, "true", nodes="5")
+    with pytest.raises(SlurmError, match="Requested node configuration is not available"):
+        slurm.would_accept(asked, folder=log.parent)
+    id = slurm.submit(asked, folder=log.parent)
+    waits = slurm.job(id)
+    assert waits is not None
+    assert waits.reason == "PartitionConfig"
+    slurm.cancel(id)
+    assert lab.wait_for(id, "CANCELLED")
+
+
+def test_a_signal_reaches_the_script_and_a_requeued_job_counts_its_restarts(
+    lab: Lab, slurm: Slurm, log: Path
+) -> None:
+    lines = ("trap 'echo told' USR1", "echo ready ${SLURM_RESTART_COUNT:-0}", "while :; do sleep 0.1; done")
+    id = slurm.submit(script(log, *lines), folder=log.parent)
+    wait_for_text(log, "ready 0")
+    slurm.signal(id, "USR1")
+    wait_for_text(log, "told")
+    slurm.requeue(id)
+    waits = slurm.job(id)
+    assert waits is not None
+    assert waits.is_waiting or waits.is_at_work
+    wait_for_text(log, "ready 1")
+    again = slurm.job(id)
+    assert again is not None
+    assert (again.is_at_work, again.restarts) == (True, 1)
+    slurm.cancel(id)
+    lab.wait_for(id, "CANCELLED")
+    over = slurm.job(id)
+    assert over is not None
+    assert over.is_over
+
+
+def test_a_job_that_nobody_knows_is_none_also_where_accounting_is_off(slurm: Slurm) -> None:
+    assert slurm.job("987654") is None
+
+
+def test_a_controller_that_is_down_is_unknown_within_the_deadline(lab: Lab, log: Path) -> None:
+    hasty = log.with_name("slurm.conf")
+    for name in ("gres.conf", "cgroup.conf"):
+        log.with_name(name).write_text((lab.folder / name).read_text())
+    hasty.write_text((lab.folder / "slurm.conf").read_text().replace("MessageTimeout=10", "MessageTimeout=2"))
+    lab.kill("slurmctld", 15)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(SlurmAwayError, match=r"gave no answer within 0\.5 s"):
+            Slurm(lab.environ, deadline_s=0.5).job("1")
+        assert time.monotonic() - begun < 5
+        away = Slurm({**lab.environ, "SLURM_CONF": str(hasty)}, deadline_s=60)
+        asked = script(log, "true")
+        for ask in (lambda: away.job("1"), lambda: away.submit(asked, folder=log.parent), lambda: away.cancel("1")):
+            with pytest.raises(SlurmAwayError, match="controller does not answer"):
+                ask()
+    finally:
+        lab.start("slurmctld")
+        lab.wait_idle()

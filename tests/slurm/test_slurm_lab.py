@@ -1,0 +1,70 @@
+"""The lab itself: what is seen on it must be what a cluster does."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm.lab import Lab, wait_for_text
+
+
+def test_two_nodes_run_a_step_each_with_gpus_and_nothing_is_left(lab: Lab, log: Path) -> None:
+    id = lab.submit("srun bash -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES'", log, "-N2", "--gpus-per-node=2")
+    assert lab.wait_for(id, "COMPLETED")["ExitCode"] == "0:0"
+    assert sorted(log.read_text().split("\n")) == ["", "node1 0,1", "node2 0,1"]
+    assert lab.left() == []
+
+
+def test_what_a_job_leaves_is_found(lab: Lab, log: Path) -> None:
+    id = lab.submit("setsid sleep 77 & sleep 0.1", log)
+    lab.wait_for(id, "COMPLETED")
+    (left,) = lab.left(seconds=0.5)
+    assert left.endswith("sleep 77")
+    for process in lab.processes():
+        process.kill()
+    assert lab.left() == []
+
+
+def test_a_job_that_is_pushed_out_is_told_and_goes_back_into_the_queue(lab: Lab, log: Path) -> None:
+    told = "trap 'echo told' USR1; echo ready $SLURM_RESTART_COUNT; while :; do sleep 0.1; done"
+    id = lab.submit(told, log, "-N2", "--exclusive", "--partition=graced", "--signal=B:USR1@60", "--requeue")
+    wait_for_text(log, "ready")
+    other = lab.submit("true", log.with_name("urgent"), "-N2", "--exclusive", "--partition=urgent")
+    wait_for_text(log, "told")
+    lab.ask("scontrol", "requeue", id)
+    lab.wait_for(other, "COMPLETED")
+    wait_for_text(log, "ready 1")
+    lab.cancel_all()
+    assert lab.job(id)["JobState"] == "CANCELLED"
+
+
+def test_several_labs_stand_side_by_side(lab: Lab, log: Path) -> None:
+    with Lab(1, gpus=0) as other:
+        id = other.submit("echo $SLURM_CONF", log)
+        other.wait_for(id, "COMPLETED")
+        assert log.read_text().strip() == str(other.folder / "slurm.conf")
+        assert other.states() == {"node1": "idle"}
+        other.kill("slurmctld")
+        assert lab.states() == {"node1": "idle", "node2": "idle"}
+    assert not other.folder.exists()
+
+
+@pytest.mark.usefixtures("may_make_hosts")
+def test_a_host_whose_network_is_cut_loses_its_job_to_another_and_lives_on(log: Path) -> None:
+    name = "echo on $(hostname) $SLURM_RESTART_COUNT"
+    beats = f"{name}; while :; do echo >> $SLURMD_NODENAME.beats; sleep 0.1; done"
+    with Lab(2, kind="namespaces") as hosts:
+        id = hosts.submit(beats, log, "--requeue")
+        wait_for_text(log, "on node")
+        first, second = ("node1", "node2") if "on node1" in log.read_text() else ("node2", "node1")
+        hosts.cut(first)
+        hosts.ask("scontrol", "update", f"nodename={first}", "state=down", "reason=test")
+        wait_for_text(log, f"on {second} 1", seconds=30)
+        old = log.parent / f"{first}.beats"
+        length = old.stat().st_size
+        time.sleep(0.5)
+        assert old.stat().st_size > length
+        assert hosts.job(id)["NodeList"] == second
+        assert any("slurmstepd" in told for told in hosts.left(seconds=0))
+        # It ends with the job still running on both.
+    assert hosts.left() == []

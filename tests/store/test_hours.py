@@ -1,0 +1,59 @@
+"""Seconds of attempts, worked by hand."""
+
+import pytest
+
+from ppoctl.store.hours import Spent, spent
+from ppoctl.store.journal import Line
+
+
+def started(attempt: int, at: float, **more: object) -> Line:
+    return {"event": "attempt_started", "attempt": attempt, "at": at, **more}
+
+
+def ended(attempt: int, at: float, **more: object) -> Line:
+    return {"event": "attempt_ended", "attempt": attempt, "at": at, "status": "preempted", **more}
+
+
+def stage(attempt: int, at: float, step: int, name: str, seconds: float) -> Line:
+    return {"attempt": attempt, "at": at, "step": step, "stage": name, "seconds": seconds}
+
+
+def journal(*lines: Line) -> list[Line]:
+    return [{"seq": number, **line} for number, line in enumerate(lines, start=1)]
+
+
+def test_time_went_into_what_is_kept_into_starting_and_into_what_is_lost() -> None:
+    lines = journal(
+        started(1, 1000.0, gpus=8),
+        stage(1, 1100.0, 1, "rollout", 60.0),
+        stage(1, 1180.0, 1, "actor_update", 75.0),
+        ended(1, 1300.0, starting_s=40.0, abandoned_s=90.0, replayed_s=10.0),
+    )
+    (one,) = spent(lines)
+    assert one == Spent(attempt=1, gpus=8, wall_s=300.0, kept_s=135.0, starting_s=40.0, lost_s=100.0)
+    assert (one.kept_gpu_hours, one.lost_gpu_hours) == pytest.approx((0.3, 8 * 100 / 3600))
+
+
+def test_a_stage_that_was_done_again_was_lost_by_who_did_it_first() -> None:
+    lines = journal(
+        started(1, 0.0),
+        stage(1, 10.0, 1, "rollout", 8.0),
+        stage(1, 20.0, 1, "reward", 3.0),
+        ended(1, 20.0),
+        started(2, 100.0),
+        stage(2, 110.0, 1, "reward", 4.0),
+        stage(2, 120.0, 2, "reward", 5.0),
+        ended(2, 121.0),
+    )
+    assert [(one.kept_s, one.lost_s) for one in spent(lines)] == [(8.0, 3.0), (9.0, 0.0)]
+
+
+def test_an_attempt_that_was_killed_is_known_up_to_its_last_line() -> None:
+    killed = [started(1, 50.0), stage(1, 90.0, 1, "rollout", 30.0)]
+    (one, other) = spent(journal(*killed, started(2, 500.0)))
+    assert (one.wall_s, one.kept_s, one.lost_s) == (40.0, 30.0, 0.0)
+    assert (other.wall_s, other.kept_s, other.lost_s) == (0.0, 0.0, 0.0)
+
+
+def test_a_run_without_an_attempt_spent_nothing() -> None:
+    assert spent([]) == []

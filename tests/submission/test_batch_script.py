@@ -1,0 +1,223 @@
+"""The batch script, run by a real bash: what it says to Slurm, what it passes on, and when it goes back."""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ppoctl.slurm.request import request_of
+from ppoctl.slurm.script import GOES_ON, Work, batch_script
+from ppoctl.slurm.turn import goes_on_after
+from submission.conftest import Programs, recipe_with
+
+ODD = "a b'c\"d$e\\f\ng"
+"""A name with everything that shells trip over."""
+
+
+def script(folder: Path, *sets: str, words: tuple[str, ...] = ("resume",), is_run: bool = True) -> str:
+    recipe = recipe_with(*sets)
+    return batch_script(recipe, request_of(recipe), Work(words, folder, "logs/slurm-%j.log", is_run=is_run), ["work"])
+
+
+def options(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def started(text: str, folder: Path, **environ: str) -> "subprocess.Popen[str]":
+    """The script at work in its folder, as Slurm starts it."""
+    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    there = {**os.environ, "SLURM_JOB_ID": "17", **environ}
+    file = folder.parent / "script.sh"
+    file.write_text(text, "utf-8")
+    return subprocess.Popen(["bash", str(file)], env=there, stdout=subprocess.PIPE, text=True, cwd=folder.parent)
+
+
+def test_a_recipe_asks_for_what_it_says(tmp_path: Path) -> None:
+    sets = (
+        'slurm.partition="long"',
+        "slurm.account=alice",
+        "slurm.qos=high",
+        "slurm.gpus_per_node=8",
+        "actor.parallel={data=12}",
+        "slurm.cpus_per_node=96",
+        "slurm.memory=900G",
+        "slurm.time=1-02:00:00",
+        "slurm.constraint=h100&ib",
+        "slurm.warn_s=240",
+        'slurm.options={exclude="node7", exclusive="", comment="say \\"hi\\" \\\\ to $all"}',
+        'slurm.pass_on=["MLFLOW_URI"]',
+    )
+    assert options(script(tmp_path, *sets)) == [
+        "--job-name=quickstart",
+        "--partition=long",
+        "--account=alice",
+        "--qos=high",
+        "--nodes=2",  # 12 devices, 8 of them on a node
+        "--ntasks-per-node=1",
+        "--gpus-per-node=8",
+        "--cpus-per-task=96",
+        "--mem=900G",
+        "--time=1-02:00:00",
+        '--constraint="h100&ib"',
+        "--signal=B:USR1@240",
+        "--output=logs/slurm-%j.log",
+        "--open-mode=append",
+        "--export=HOME,PATH,HF_HOME,HF_HUB_CACHE,HF_HUB_OFFLINE,XDG_CACHE_HOME,MLFLOW_URI",
+        "--requeue",
+        "--exclude=node7",
+        "--exclusive",
+        '--comment="say \\"hi\\" \\\\ to $all"',
+    ]
+
+
+def test_what_is_no_run_never_goes_back(tmp_path: Path) -> None:
+    text = script(tmp_path, is_run=False)
+    assert "--no-requeue" in options(text)
+    assert "-lt 0 ]" in text
+    assert "--no-requeue" in options(script(tmp_path, "slurm.requeue=false"))
+
+
+def test_setup_environment_and_secrets_come_before_the_command(tmp_path: Path, programs: Programs) -> None:
+    secrets = tmp_path / "secret s"
+    secrets.write_text("export TOKEN=of-mlflow\n")
+    programs.make("work", 'echo "$COLOUR|$TOKEN|$LOADED|$PPOCTL_SITE|$SLURM_EXPORT_ENV|$1|$PWD"')
+    text = script(
+        tmp_path / "run",
+        "slurm.environment={COLOUR=\"'r e$d'\"}",
+        f'slurm.secrets="{secrets}"',
+        'slurm.setup=["LOADED=$TOKEN-too", "export LOADED"]',
+        words=(ODD,),
+    )
+    assert "of-mlflow" not in text
+    (tmp_path / "run").mkdir()
+    done = started(text, tmp_path / "run", PPOCTL_SITE="x", SLURM_EXPORT_ENV="HOME")
+    assert done.communicate()[0] == f"'r e$d'|of-mlflow|of-mlflow-too|||{ODD}|{tmp_path}/run\n"
+    assert done.returncode == 0
+
+
+def test_a_setup_line_that_fails_ends_the_job(tmp_path: Path, programs: Programs) -> None:
+    programs.make("work")
+    done = started(script(tmp_path / "run", 'slurm.setup=["false"]'), tmp_path / "run")
+    done.communicate()
+    assert (done.returncode, programs.asked) == (1, [])
+
+
+@pytest.mark.parametrize("name", [ODD, "run"])
+def test_folders_of_any_name(tmp_path: Path, programs: Programs, name: str) -> None:
+    programs.make("work", 'printf %s "$PWD"')
+    done = started(script(tmp_path / name), tmp_path / name)
+    assert done.communicate()[0] == str(tmp_path / name)
+    assert (tmp_path / name / "jobs" / "17.ended").read_text().split()[:2] == ["0", "0"]
+
+
+def test_a_job_without_its_folder_does_nothing(tmp_path: Path, programs: Programs) -> None:
+    programs.make("work")
+    (tmp_path / "run").mkdir()
+    done = started(script(tmp_path / "gone"), tmp_path / "run")
+    done.communicate()
+    assert (done.returncode, programs.asked) == (8, [])
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 75, 130, 134, 137, 139, 140])
+def test_the_codes_after_which_a_job_goes_back(tmp_path: Path, programs: Programs, code: int) -> None:
+    programs.make("work", f"exit {code}")
+    programs.make("scontrol")
+    done = started(script(tmp_path / "run"), tmp_path / "run", SLURM_RESTART_COUNT="4")
+    done.communicate()
+    assert done.returncode == code
+    assert (programs.asked[1:] == ["scontrol requeue 17"]) == goes_on_after(code)
+    restart, ended, at, asked = (tmp_path / "run" / "jobs" / "17.ended").read_text().split()
+    assert (restart, ended, asked) == ("4", str(code), "-")
+    assert abs(int(at) - time.time()) < 60
+
+
+def test_the_script_and_the_turn_agree_on_the_codes() -> None:
+    said = subprocess.run(
+        ["bash", "-c", f"for c in {{0..255}}; do case $c in {GOES_ON}) echo $c ;; esac; done"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert list(map(int, said.split())) == [code for code in range(256) if goes_on_after(code)]
+
+
+@pytest.mark.parametrize(("most", "restart", "goes"), [(3, 2, True), (3, 3, False)])
+def test_a_job_goes_back_as_often_as_it_may(
+    tmp_path: Path, programs: Programs, most: int, restart: int, goes: bool
+) -> None:
+    programs.make("work", "exit 75")
+    programs.make("scontrol")
+    text = script(tmp_path / "run", f"slurm.requeues={most}")
+    started(text, tmp_path / "run", SLURM_RESTART_COUNT=str(restart)).communicate()
+    assert (len(programs.asked) == 2) == goes
+
+
+LISTENS = """
+trap 'kill $!; echo told {name}; exit 75' {name}
+echo ready
+sleep 30 & wait $!
+"""
+
+
+@pytest.mark.parametrize(("name", "goes"), [("USR1", True), ("TERM", False)])
+def test_a_signal_reaches_the_command(tmp_path: Path, programs: Programs, name: str, goes: bool) -> None:
+    programs.make("work", LISTENS.format(name=name))
+    programs.make("scontrol")
+    job = started(script(tmp_path / "run"), tmp_path / "run")
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(getattr(signal, f"SIG{name}"))
+    assert f"told {name}\n" in job.communicate(timeout=20)[0]
+    assert job.returncode == 75
+    assert ("scontrol requeue 17" in programs.asked) == goes
+    assert (tmp_path / "run" / "jobs" / "17.ended").read_text().split()[3] == name
+
+
+def test_a_command_that_finishes_after_a_signal_is_waited_for(tmp_path: Path, programs: Programs) -> None:
+    """Bash leaves its `wait` at every signal; the command's own code counts."""
+    programs.make("work", "trap 'n=$((n+1)); [ $n -lt 2 ] || exit 0' USR1; echo ready; while :; do sleep 0.05; done")
+    job = started(script(tmp_path / "run"), tmp_path / "run")
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(signal.SIGUSR1)
+    time.sleep(0.3)
+    assert job.poll() is None
+    job.send_signal(signal.SIGUSR1)
+    job.communicate(timeout=20)
+    assert job.returncode == 0
+
+
+def test_a_command_that_could_not_listen_yet_had_begun_nothing(tmp_path: Path, programs: Programs) -> None:
+    programs.make("work", "echo ready; exec sleep 30")
+    programs.make("scontrol")
+    job = started(script(tmp_path / "run"), tmp_path / "run")
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(signal.SIGUSR1)
+    job.communicate(timeout=20)
+    assert job.returncode == 75
+    assert "scontrol requeue 17" in programs.asked
+
+
+@pytest.mark.parametrize(
+    ("container", "before"),
+    [
+        (
+            '{kind="pyxis", image="reg#im age:1", mounts=["/a:/a", "/b:/c"]}',
+            [
+                *["srun", "--overlap", "--nodes=1", "--ntasks=1"],
+                "--container-image=reg#im age:1",
+                "--container-mounts=/a:/a,/b:/c",
+            ],
+        ),
+        ('{kind="apptainer", image="/i.sif", mounts=["/a:/a"]}', ["apptainer", "exec", "--bind", "/a:/a", "/i.sif"]),
+    ],
+)
+def test_a_container_goes_around_the_command(tmp_path: Path, container: str, before: list[str]) -> None:
+    text = script(tmp_path, f"slurm.container={container}", "slurm.command=/opt/bin/ppoctl")
+    (command,) = [line for line in text.splitlines() if line.startswith("    exec ")]
+    assert shlex.split(command)[1:] == [*before, "/opt/bin/ppoctl", "resume"]

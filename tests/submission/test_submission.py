@@ -1,0 +1,160 @@
+"""Submitting: what is left behind in the run directory, what Slurm is asked, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from house.test_house_light import HEAVY, front
+from ppoctl.cli.app import run
+from ppoctl.store import run_dir
+from ppoctl.store.jobs import jobs
+from ppoctl.store.layout import RunLayout
+from submission.conftest import QUICKSTART, Programs
+
+TAKES = 'cat >"$0.got"; n=$(cat "$0.n" 2>/dev/null || echo 40); n=$((n + 1)); echo $n >"$0.n"; echo $n'
+
+
+@pytest.fixture
+def cluster(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """A cluster that takes everything, as job 41 and on, and tells nothing of its nodes."""
+    programs.make("sbatch", TAKES)
+    programs.make("scancel")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return programs
+
+
+def submit(*words: str) -> int:
+    return run(["train", str(QUICKSTART), "--on", "slurm", *words])
+
+
+def test_a_submitted_run_has_all_that_it_will_read(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("--set", "steps=50") == 0
+    layout = RunLayout(Path("runs/quickstart"))
+    assert capsys.readouterr().out == (
+        "submitted: job 41 (1 node)\n"
+        "run:     runs/quickstart\n"
+        "state:   ppoctl status runs/quickstart\n"
+        "follow:  ppoctl logs runs/quickstart -f\n"
+        "stop:    ppoctl stop runs/quickstart\n"
+        "go on:   ppoctl resume runs/quickstart --on slurm\n"
+    )
+    assert run_dir.recipes(layout)[1]["steps"] == 50
+    assert set(run_dir.facts(layout)["sources"]) == {"model", "model.companions", "data.train", "data.eval.heldout"}
+    (job,) = jobs(layout)
+    assert (job.id, job.command, job.after, job.restarts_max) == ("41", "train", None, 100)
+    assert layout.attempts() == []
+    assert not layout.saved_states()
+
+
+def test_what_plan_prints_is_what_is_submitted(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ("--set", "slurm.time=2:00:00", "--set", "slurm.options.exclude=node7", "--runs", "odd 'run$'")
+    assert run(["plan", str(QUICKSTART), "--sbatch", *sets]) == 0
+    printed = capsys.readouterr().out
+    assert submit(*sets) == 0
+    assert (cluster.folder / "sbatch.got").read_text("utf-8") == printed
+    assert RunLayout(Path("odd 'run$'/quickstart")).job_script("41").read_text("utf-8") == printed
+
+
+def test_a_chain_waits_link_by_link(cluster: Programs) -> None:
+    assert submit("--chain", "3") == 0
+    asked = [line.removeprefix("sbatch --parsable").strip() for line in cluster.asked]
+    assert asked == ["", "--dependency=afterany:41", "--dependency=afterany:42"]
+    assert [(job.id, job.after) for job in jobs(RunLayout(Path("runs/quickstart")))] == [
+        ("41", None),
+        ("42", "41"),
+        ("43", "42"),
+    ]
+
+
+def test_a_name_that_was_submitted_is_taken(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit() == 0
+    for where in ("slurm", "here"):
+        assert run(["train", str(QUICKSTART), "--on", where]) == 2
+        assert "quickstart` exists: submitted as job 41" in capsys.readouterr().err
+
+
+def test_submitting_loads_no_engine(cluster: Programs) -> None:
+    found = front("train", str(QUICKSTART), "--on", "slurm")
+    assert found["code"] == 0
+    assert isinstance(found["loaded"], list)
+    assert not set(HEAVY) & set(found["loaded"])
+
+
+def test_where_slurm_refuses_nothing_is_left(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.make("sbatch", 'echo "sbatch: error: invalid partition specified: nope" >&2; exit 1')
+    assert submit("--set", "slurm.partition=nope") == 3
+    assert "`sbatch` refused: invalid partition specified: nope" in capsys.readouterr().err
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_a_chain_that_breaks_is_taken_back(cluster: Programs) -> None:
+    cluster.make("sbatch", f'[ "$2" = "--dependency=afterany:41" ] && {{ echo no >&2; exit 1; }}; {TAKES}')
+    assert submit("--chain", "2") == 3
+    assert cluster.asked[-1] == "scancel 41"
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_a_job_submits_no_job(
+    cluster: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
+    assert submit() == 2
+    assert "`--on slurm` inside job 17" in capsys.readouterr().err
+    assert cluster.asked == []
+
+
+def test_a_variable_that_no_job_gets_is_named(
+    cluster: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLOW", "http://u:p@host")
+    assert submit("--set", "tracking.uri=$FLOW") == 2
+    assert "a job does not get `FLOW` from this shell" in capsys.readouterr().err
+    assert submit("--set", "tracking.uri=$FLOW", "--set", 'slurm.pass_on=["FLOW"]') == 0
+    assert "u:p@host" not in (cluster.folder / "sbatch.got").read_text("utf-8")
+
+
+def test_asking_leaves_nothing(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.make("sbatch", 'echo "sbatch: Job 5 to start at 1" >&2')
+    assert submit("--test-only") == 0
+    assert capsys.readouterr().out == "Slurm would take it: Job 5 to start at 1\n"
+    assert cluster.asked == ["sbatch --test-only"]
+    assert not Path("runs").exists()
+
+
+def test_a_run_is_submitted_again_with_other_keys(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["jobs"] == ["41"]
+    assert run(["resume", told["run"], "--on", "slurm", "--set", "steps=70", "--set", "slurm.time=60"]) == 0
+    script = RunLayout(Path(told["run"])).job_script("42").read_text("utf-8")
+    assert f"resume {told['run']} --set steps=70 --set slurm.time=60 --on here" in script
+    assert "#SBATCH --time=60" in script
+
+
+def test_or_resume_submits_what_is_recorded_and_nothing_else(
+    cluster: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit() == 0
+    assert submit("--or-resume") == 0
+    assert submit("--or-resume", "--set", "steps=70") == 2
+    assert "--on slurm --set steps=70" in capsys.readouterr().err
+
+
+def test_rollouts_and_evaluations_are_jobs_too(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rollout", str(QUICKSTART), "--on", "slurm"]) == 0
+    layout = RunLayout(Path("runs/quickstart"))
+    assert "--rollout-only --on here" in layout.job_script("41").read_text("utf-8")
+    assert jobs(layout)[0].command == "rollout"
+    capsys.readouterr()
+    model = QUICKSTART.parent / "quickstart" / "model"
+    assert run(["eval", str(QUICKSTART), "--ckpt", str(model), "--out", "samples.jsonl", "--on", "slurm"]) == 0
+    here = Path.cwd()
+    assert capsys.readouterr().out == (
+        f"submitted: job 42 (1 node)\nfollow:  tail -F {here}/slurm-eval-42.log\nstop:    scancel 42\n"
+    )
+    script = (cluster.folder / "sbatch.got").read_text("utf-8")
+    assert f"eval {QUICKSTART} --ckpt {model} --out {here}/samples.jsonl --on here" in script
+    assert "--no-requeue" in script

@@ -1,0 +1,75 @@
+"""A job's turn on a run: when it works, and when it leaves at once."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import FinishedShortError
+from ppoctl.slurm.allocation import Allocation
+from ppoctl.slurm.client import Slurm
+from ppoctl.slurm.turn import FRUITLESS_MOST, begin
+from ppoctl.store.jobs import JobRecord, record, starts
+from ppoctl.store.layout import RunLayout
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    made = RunLayout(tmp_path / "run")
+    made.root.mkdir()
+    made.journal.touch()
+    record(made, JobRecord("7", 1.0, "train", None, 5))
+    record(made, JobRecord("8", 2.0, "train", "7", 5))
+    return made
+
+
+def job(id: str, restarts: int = 0) -> Allocation:
+    return Allocation(id, restarts, "node1", 1, "node1", Slurm({}))
+
+
+def ended(layout: RunLayout, id: str, *lines: str) -> None:
+    layout.job_ended(id).write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_a_script_of_the_users_own_works_and_is_not_counted(layout: RunLayout) -> None:
+    assert begin(layout, job("9")) is None
+    assert starts(layout, "9") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "leaves"),
+    [(0, True), (2, True), (5, True), (9, True), (130, True), (75, False), (3, False), (137, False)],
+)
+def test_a_link_of_a_chain_goes_on_only_where_there_is_work_left(layout: RunLayout, code: int, leaves: bool) -> None:
+    ended(layout, "7", "0 75 100 USR1", f"1 {code} 200 -")
+    assert begin(layout, job("8")) == (code if leaves else None)
+
+
+def test_a_link_goes_on_after_one_that_wrote_no_end(layout: RunLayout) -> None:
+    """Its node died, or Slurm killed it."""
+    assert begin(layout, job("8")) is None
+
+
+def test_a_job_without_fruit_is_not_tried_for_ever(layout: RunLayout) -> None:
+    for restart in range(FRUITLESS_MOST):
+        assert begin(layout, job("7", restart)) is None
+    with pytest.raises(
+        FinishedShortError, match="job 7 started 3 times in a row and committed nothing new"
+    ) as raised:
+        begin(layout, job("7", FRUITLESS_MOST))
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith("see why: ppoctl logs ")
+    assert begin(layout, job("8")) is None, "another job begins to count anew"
+
+
+def test_starts_that_slurm_itself_ended_do_not_count(layout: RunLayout) -> None:
+    for restart in range(5):
+        assert begin(layout, job("7", restart)) is None
+        ended(layout, "7", *(f"{n} 75 100 TERM" for n in range(restart + 1)))
+
+
+def test_what_was_kept_of_a_rollout_is_fruit(layout: RunLayout) -> None:
+    parts = layout.parts(1, "rollout")
+    parts.mkdir(parents=True)
+    for restart in range(5):
+        assert begin(layout, job("7", restart)) is None
+        (parts / f"{restart}.safetensors").touch()
