@@ -63,19 +63,10 @@ ARROWS: dict[str, set[str]] = {
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
     "cli": {
-        "conversion",
-        "doctor",
-        "loop",
-        "metrics",
-        "plan",
-        "preflight",
-        "recipe",
-        "slurm",
-        "store",
-        "tracking",
+        "conversion", "doctor", "loop", "metrics", "plan", "preflight", "recipe", "slurm", "store", "tracking",
         "wire",
     },
-}
+}  # fmt: skip
 
 # Foreign packages by room; the standard library is allowed to all.
 FOREIGN: dict[str, set[str]] = {

@@ -17,7 +17,11 @@ TAKES = 'cat >"$0.got"; n=$(cat "$0.n" 2>/dev/null || echo 40); n=$((n + 1)); ec
 
 @pytest.fixture
 def cluster(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """A cluster that takes everything, as job 41 and on, and tells nothing of its nodes."""
+    """A cluster of 64 nodes that takes everything, as job 41 and on."""
+    programs.make("sinfo", 'echo "long*|up|infinite|10:00|1-infinite|64|idle|96|900000|gpu:8|ib"')
+    programs.make("sacctmgr", "exit 1")
+    programs.make("sacct", "exit 1")
+    programs.make("squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
     programs.make("sbatch", TAKES)
     programs.make("scancel")
     monkeypatch.chdir(tmp_path)
@@ -59,7 +63,7 @@ def test_what_plan_prints_is_what_is_submitted(cluster: Programs, capsys: pytest
 
 def test_a_chain_waits_link_by_link(cluster: Programs) -> None:
     assert submit("--chain", "3") == 0
-    asked = [line.removeprefix("sbatch --parsable").strip() for line in cluster.asked]
+    asked = [line.removeprefix("sbatch --parsable").strip() for line in cluster.asked if line.startswith("sbatch")]
     assert asked == ["", "--dependency=afterany:41", "--dependency=afterany:42"]
     assert [(job.id, job.after) for job in jobs(RunLayout(Path("runs/quickstart")))] == [
         ("41", None),
@@ -84,9 +88,22 @@ def test_submitting_loads_no_engine(cluster: Programs) -> None:
 
 def test_where_slurm_refuses_nothing_is_left(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.make("sbatch", 'echo "sbatch: error: invalid partition specified: nope" >&2; exit 1')
-    assert submit("--set", "slurm.partition=nope") == 3
+    assert submit() == 3
     assert "`sbatch` refused: invalid partition specified: nope" in capsys.readouterr().err
     assert list(Path("runs").iterdir()) == []
+
+
+def test_what_the_cluster_can_never_give_is_not_asked_for(
+    cluster: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ("--set", "slurm.partition=lang")
+    runs = ([command, str(QUICKSTART), "--on", "slurm"] for command in ("train", "rollout"))
+    evaluation = ["eval", str(QUICKSTART), "--ckpt", str(QUICKSTART.parent / "quickstart" / "model"), "--on", "slurm"]
+    for words in (*runs, evaluation):
+        assert run([*words, *wrong]) == 2
+        assert "long" in capsys.readouterr().err
+    assert not [line for line in cluster.asked if line.startswith("sbatch")]
+    assert not Path("runs").exists()
 
 
 def test_a_chain_that_breaks_is_taken_back(cluster: Programs) -> None:
@@ -120,7 +137,7 @@ def test_asking_leaves_nothing(cluster: Programs, capsys: pytest.CaptureFixture[
     cluster.make("sbatch", 'echo "sbatch: Job 5 to start at 1" >&2')
     assert submit("--test-only") == 0
     assert capsys.readouterr().out == "Slurm would take it: Job 5 to start at 1\n"
-    assert cluster.asked == ["sbatch --test-only"]
+    assert [line for line in cluster.asked if "sbatch" in line] == ["sbatch --test-only"]
     assert not Path("runs").exists()
 
 
@@ -128,6 +145,11 @@ def test_a_run_is_submitted_again_with_other_keys(cluster: Programs, capsys: pyt
     assert submit("--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["jobs"] == ["41"]
+    forgotten = (cluster.folder / "squeue").read_text("utf-8")
+    cluster.make("squeue", 'echo "41|PENDING|Resources||0|0|N/A|N/A|"')
+    assert run(["resume", told["run"], "--on", "slurm"]) == 8
+    assert "has a job in Slurm: 41 is PENDING" in capsys.readouterr().err
+    (cluster.folder / "squeue").write_text(forgotten, "utf-8")
     assert run(["resume", told["run"], "--on", "slurm", "--set", "steps=70", "--set", "slurm.time=60"]) == 0
     script = RunLayout(Path(told["run"])).job_script("42").read_text("utf-8")
     assert f"resume {told['run']} --set steps=70 --set slurm.time=60 --on here" in script

@@ -62,19 +62,19 @@ def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | 
     from ppoctl.recipe.load import load
     from ppoctl.slurm.script import Work
     from ppoctl.store.layout import RunLayout
-    from ppoctl.wire.run_recipe import recipe_of
+    from ppoctl.wire.run_recipe import loaded_of
     from ppoctl.wire.sources import run_of
 
     root = ckpt if (ckpt / "run.json").is_file() else run_of(ckpt).root
     layout = RunLayout(root.absolute())
-    recipe = load(files, sets).recipe if files else recipe_of(layout, sets)
+    loaded = load(files, sets) if files else loaded_of(layout, sets)
     words = ["eval", *(str(file.absolute()) for file in files), "--ckpt", str(ckpt.absolute())]
     words += [word for text in sets for word in ("--set", text)]
     words += [] if out is None else ["--out", str(out.absolute())]
     folder, log = Path.cwd(), "slurm-eval-%j.log"
     if layout.run_json.is_file():
         folder, log = layout.root, f"logs/{log}"
-    submission.other(recipe, Work((*words, "--on", "here"), folder, log, is_run=False))
+    submission.other(loaded, Work((*words, "--on", "here"), folder, log, is_run=False))
 
 
 def _write(out: Path, samples: bytes) -> None:

@@ -38,3 +38,7 @@ Chain = Annotated[
     int,
     typer.Option("--chain", metavar="JOBS", min=1, help="With --on slurm: so many jobs, one after the other."),
 ]
+TakeOver = Annotated[
+    bool,
+    typer.Option("--take-over", help="Go on although another process of this host, or a job, is at work on the run."),
+]

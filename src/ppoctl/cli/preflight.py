@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ppoctl.recipe.load import Loaded
     from ppoctl.recipe.problems import Problem
     from ppoctl.recipe.schema import Recipe
+    from ppoctl.store.layout import RunLayout
 
 
 def examined(
@@ -78,6 +79,13 @@ def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
         return
     require_space(recipe, run)
     require_fit(recipe, *memory_of(recipe))
+
+
+def require_room_to_go_on(layout: "RunLayout", sets: Sequence[str], *, force: bool) -> None:
+    """Raise as `require_room` does, for what a run that is there goes on with."""
+    from ppoctl.wire.run_recipe import recipe_of
+
+    require_room(recipe_of(layout, sets), layout.root, force=force)
 
 
 def _count(name: str, rows: int) -> None:

@@ -9,6 +9,7 @@ from ppoctl.cli import preflight, render
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
+    from ppoctl.recipe.load import Loaded
     from ppoctl.recipe.schema import Recipe
     from ppoctl.slurm.request import Request
     from ppoctl.slurm.script import Work
@@ -36,7 +37,9 @@ class Submission:
         if or_resume and layout.run_json.is_file():
             _require_unchanged(layout, loaded.recipe)
             self.run_again(layout, ())
-        elif self.test_only:
+            return
+        submission.require_accepted(loaded)
+        if self.test_only:
             self._ask(loaded.recipe, submission.work_of_run(layout, command))
         else:
             found = submission.submit_new(loaded.recipe, layout, command, links=self.chain, progress=_Reading().say)
@@ -46,18 +49,22 @@ class Submission:
     def run_again(self, layout: "RunLayout", sets: Sequence[str]) -> None:
         """Submit a run that is there."""
         from ppoctl.wire import submission
-        from ppoctl.wire.run_recipe import recipe_of
+        from ppoctl.wire.run_recipe import loaded_of
 
-        recipe = recipe_of(layout, sets)
+        loaded = loaded_of(layout, sets)
+        recipe = loaded.recipe
+        submission.require_accepted(loaded)
         if self.test_only:
             self._ask(recipe, submission.work_of_run(layout, "train", sets))
         else:
             self._tell_of_run(submission.submit_again(layout, recipe, sets, links=self.chain), layout)
 
-    def other(self, recipe: "Recipe", work: "Work") -> None:
+    def other(self, loaded: "Loaded", work: "Work") -> None:
         """Submit what works on no run."""
         from ppoctl.wire import submission
 
+        recipe = loaded.recipe
+        submission.require_accepted(loaded)
         if self.test_only:
             self._ask(recipe, work)
             return

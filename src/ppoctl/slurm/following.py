@@ -19,7 +19,7 @@ ANSWER_S = 0.5
 """Seconds that Slurm has to answer whoever only looks; a busy controller may need more."""
 
 TAIL_BYTES = 16384
-"""Bytes at the end of a job's log that are searched for its last error."""
+"""Bytes at the end of a job's log in which its last error is searched."""
 
 
 def facts(layout: RunLayout, lines: Sequence[Line]) -> RunFacts:

@@ -1,7 +1,6 @@
 """The partitions of a cluster as `sinfo` tells of them, and who may use what as `sacctmgr` does."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 SINFO = ("sinfo", "--noheader", "--all", "--exact", "--format", "%P|%a|%l|%L|%s|%D|%T|%c|%m|%G|%f")
@@ -47,10 +46,6 @@ class Partition:
     def nodes(self) -> int:
         """Nodes of the partition, those that are down included: they come back."""
         return sum(kind.count for kind in self.kinds)
-
-    def most(self, of: Callable[[NodeKind], int]) -> int:
-        """The most of something that one node has."""
-        return max((of(kind) for kind in self.kinds), default=0)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ppoctl.errors import RecipeError, quoted
-from ppoctl.recipe.load import from_resolved, load
+from ppoctl.recipe.load import Loaded, from_resolved, load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import artifact, run_dir
@@ -11,7 +11,12 @@ from ppoctl.store.layout import RunLayout
 
 
 def recipe_of(layout: RunLayout, sets: Sequence[str] = ()) -> Recipe:
-    """The run's recipe with `sets` over it.
+    """The run's recipe with `sets` over it. Raises RecipeError naming every wrong key."""
+    return loaded_of(layout, sets).recipe
+
+
+def loaded_of(layout: RunLayout, sets: Sequence[str] = ()) -> Loaded:
+    """The run's recipe with `sets` over it, and where each of its values was set.
 
     Raises RecipeError naming every wrong key; of a wrong file, the hint goes on with what was recorded.
     """
@@ -20,7 +25,7 @@ def recipe_of(layout: RunLayout, sets: Sequence[str] = ()) -> Recipe:
         recorded = recorded_recipes(layout)
         artifact.write_atomically(file, recipe_as_toml(recorded[max(recorded)]).encode("utf-8"))
     try:
-        return load([file], sets, environ={}).recipe
+        return load([file], sets, environ={})
     except RecipeError as error:
         if sets and _is_right(layout):
             raise

@@ -15,7 +15,6 @@ from ppoctl.errors import (
     FinishedShortError,
     HealthStopError,
     InterruptedByUserError,
-    OutOfMemoryError,
     PpoctlError,
     PreemptedError,
     StorageError,
@@ -47,6 +46,7 @@ from ppoctl.tracking.view import RunView
 from ppoctl.versions import versions
 from ppoctl.wire import engines
 from ppoctl.wire.job import JobContext, assemble
+from ppoctl.wire.out_of_memory import out_of_memory
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.sources import source_digests
 
@@ -145,7 +145,7 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
         # Not left to `_ending`: a second signal may come while that closes the mirror.
         signal_gate(f"ppoctl resume {quoted(layout.root)}") as gate,
         _watched(opened, told, attempt, journal) as watcher,
-        _ending(journal, told, attempt, watcher),
+        _ending(recipe, journal, told, attempt, watcher),
         gate.outlasting(),
         closing(opened.sockets),
     ):
@@ -188,14 +188,15 @@ def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journ
 
 
 @contextmanager
-def _ending(journal: Journal, told: Outlines, attempt: Attempt, watcher: Watcher) -> Iterator[None]:
+def _ending(recipe: Recipe, journal: Journal, told: Outlines, attempt: Attempt, watcher: Watcher) -> Iterator[None]:
     """Write down how the attempt ended, whatever ended it."""
     status, code = "failed", int(ExitCode.INTERNAL)
     try:
         try:
             yield
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise _out_of_memory(told, *watcher.stage, error) from error
+            outline = told.at(watcher.stage[0])
+            raise out_of_memory(attempt.layout.root, recipe, outline, watcher.stage, error) from error
         except OSError as error:
             if (named := refused(error)) is not None:
                 raise named from error
@@ -228,16 +229,6 @@ def _status(error: PpoctlError) -> str:
         SupersededError: "superseded",
     }
     return next((word for kind, word in words.items() if isinstance(error, kind)), "failed")
-
-
-def _out_of_memory(told: Outlines, step: int, name: str, error: BaseException) -> OutOfMemoryError:
-    reads = told.at(step)[name].reads if name in told.at(step).names else ("actor", "prompts")
-    roles = [read for read in reads if read in told.roles]
-    key = "generator" if roles and "prompts" in reads else f"{(roles or ['actor'])[0]}.batching"
-    return OutOfMemoryError(
-        f"out of memory in stage `{name}` of step {step}: {str(error).splitlines()[0] if str(error) else 'host'}",
-        hint=f"everything before it is committed: resume with a lower `{key}.max_tokens_per_microbatch` or KV cache",
-    )
 
 
 def probe_reward(recipe: Recipe) -> list[str]:

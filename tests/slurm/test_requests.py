@@ -1,0 +1,309 @@
+"""Requests that a cluster cannot meet are refused before the queue, with the nearest that it can.
+
+What `sinfo` says is recorded: of a real Slurm 22.05 (`LAB`), and in the form of larger and newer clusters (`SITE`:
+types of GPUs with their sockets, limits, features, nodes that differ; written by hand).
+"""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import RecipeError, SlurmError
+from ppoctl.recipe.load import Loaded, load
+from ppoctl.slurm.client import Slurm
+from ppoctl.slurm.partitions import partitions_in
+from ppoctl.slurm.request import request_of, require_request
+
+ROOT = Path(__file__).resolve().parents[2]
+LAB = """\
+main*|up|infinite|10:00|1-infinite|2|idle|2|4000|gpu:2|(null)
+graced|up|infinite|10:00|1-infinite|2|idle|2|4000|gpu:2|(null)
+urgent|up|infinite|10:00|1-infinite|2|idle|2|4000|gpu:2|(null)
+"""
+SITE = """\
+cpu*|up|2-00:00:00|1:00:00|1-infinite|100|allocated|64|256000|(null)|icelake,ib
+gpu|up|1-00:00:00|n/a|1-8|12|mixed|128|1031000|gpu:a100:4(S:0-1),gres:lscratch:1T|a100,ib
+gpu|up|1-00:00:00|n/a|1-8|4|down*|192|2063000|gpu:h100:8(S:0,3)|h100,ib
+gpu|up|1-00:00:00|n/a|1-8|2|drained|32|128000|gpu:a100:2(S:0-1)|a100
+debug|up|30:00|n/a|1-2|2|idle~|128|1031000|gpu:a100:4|a100,ib
+retired|inact|infinite|n/a|1-infinite|8|down|32|64000|gpu:v100:4|v100
+"""
+ASSOCIATIONS = "physics||normal,high\nphysics_long|gpu|normal\n"
+
+
+def programs(folder: Path, sinfo: str = SITE, associations: str | None = ASSOCIATIONS) -> Slurm:
+    """A cluster whose programs print what was recorded."""
+    folder.mkdir(exist_ok=True)
+    answers = {"sinfo": sinfo, "sacctmgr": associations}
+    for name, text in answers.items():
+        says = "echo You are not running a supported accounting_storage plugin; exit 1"
+        if text is not None:
+            (folder / f"{name}.txt").write_text(text)
+            says = f"cat {shlex.quote(str(folder / f'{name}.txt'))}"
+        (folder / name).write_text(f"#!/bin/sh\n{says}\n")
+        (folder / name).chmod(0o755)
+    return Slurm({"PATH": f"{folder}:/usr/bin:/bin", "USER": "ada"})
+
+
+def recipe(*sets: str, data: int = 1) -> Loaded:
+    """The quickstart in a layout of so many devices."""
+    layout = [f"actor.parallel={{data={data}}}"] if data > 1 else []
+    return load([ROOT / "recipes" / "quickstart.toml"], [*layout, *sets], {})
+
+
+GPUS = ("slurm.partition=gpu", "slurm.gpus_per_node=4")
+CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
+    (
+        "too few nodes for the layout",
+        16,
+        (*GPUS, "slurm.nodes=2"),
+        "--set: `slurm.nodes` `2` x `slurm.gpus_per_node` `4` are 8 GPUs, and the layout takes 16 (actor 16, critic "
+        "16, generator 1, colocated); nearest: `--set slurm.nodes=4`",
+        "--set slurm.nodes=4",
+    ),
+    (
+        "nodes without work",
+        8,
+        (*GPUS, "slurm.nodes=5"),
+        "--set: of `slurm.nodes` `5` the layout (actor 8, critic 8, generator 1, colocated) uses 2, and the others "
+        "would do nothing; nearest: `--set slurm.nodes=2`",
+        "--set slurm.nodes=2",
+    ),
+    (
+        "a partition that is not there",
+        4,
+        ("slurm.partition=gpus", "slurm.gpus_per_node=4"),
+        "--set: the cluster has no partition `gpus`; it has `cpu`, `gpu`, `debug`; nearest: `--set "
+        "slurm.partition=gpu`",
+        "--set slurm.partition=gpu",
+    ),
+    (
+        "a partition that is closed",
+        4,
+        ("slurm.partition=retired", "slurm.gpus_per_node=4"),
+        "--set: partition `retired` takes no jobs: it is `inact`; nearest: `--set slurm.partition=gpu`",
+        "--set slurm.partition=gpu",
+    ),
+    (
+        "a time limit beyond the partition's",
+        4,
+        (*GPUS, "slurm.time=3-00:00:00"),
+        "--set: a time limit of `3-00:00:00` is longer than that of partition `gpu`, `1-00:00:00`; nearest: `--set "
+        "slurm.time=1-00:00:00`",
+        "--set slurm.time=1-00:00:00",
+    ),
+    (
+        "a warning before the job begins",
+        1,
+        ("slurm.warn_s=4000",),
+        "--set: the job would be told 4000 s before its end, and the time limit of partition `cpu` is 3600 s where "
+        "`slurm.time` is not set; nearest: `--set slurm.time=134`",
+        "--set slurm.time=134",
+    ),
+    (
+        "more GPUs than any node has",
+        16,
+        ("slurm.partition=gpu", "slurm.gpus_per_node=16", "slurm.nodes=1"),
+        "--set: no node of partition `gpu` has `16` GPUs; the most is 8; nearest: `--set slurm.gpus_per_node=8 --set "
+        "slurm.nodes=2`",
+        "--set slurm.gpus_per_node=8 --set slurm.nodes=2",
+    ),
+    (
+        "GPUs where there are none",
+        1,
+        ("slurm.gpus_per_node=1",),
+        "--set: no node of partition `cpu` has `1` GPUs; the most is 0; nearest: `--set slurm.partition=gpu`",
+        "--set slurm.partition=gpu",
+    ),
+    (
+        "more CPUs than any node has",
+        1,
+        ("slurm.cpus_per_node=65",),
+        "--set: no node of partition `cpu` has `65` CPUs; the most is 64; nearest: `--set slurm.cpus_per_node=64`",
+        "--set slurm.cpus_per_node=64",
+    ),
+    (
+        "more memory than any node has",
+        1,
+        ("slurm.memory=1T",),
+        "--set: no node of partition `cpu` has `1T` of memory; the most is 256000M; nearest: `--set "
+        "slurm.memory=256000M`",
+        "--set slurm.memory=256000M",
+    ),
+    (
+        "more nodes than the partition gives to one job",
+        40,
+        GPUS,
+        "--set: the layout's 40 GPUs take 10 nodes of `4`, and partition `gpu` gives 8 to one job: a layout of at "
+        "most 32 GPUs would fit",
+        "",
+    ),
+    (
+        "a feature that no node has",
+        4,
+        (*GPUS, "slurm.constraint=a1000"),
+        "--set: no node of partition `gpu` has `a1000`; its nodes have `a100`, `h100`, `ib`; nearest: `--set "
+        "slurm.constraint=a100`",
+        "--set slurm.constraint=a100",
+    ),
+    (
+        "features that no node has together",
+        4,
+        (*GPUS, "slurm.constraint=a100&h100"),
+        "--set: no node of partition `gpu` has `a100&h100`; its nodes have `a100`, `h100`, `ib`",
+        "",
+    ),
+    (
+        "an account of somebody else",
+        1,
+        ("slurm.account=phisics",),
+        "--set: you have no account `phisics`; yours are `physics`, `physics_long`; nearest: `--set "
+        "slurm.account=physics`",
+        "--set slurm.account=physics",
+    ),
+    (
+        "a quality of service that one may not use",
+        1,
+        ("slurm.account=physics_long", "slurm.qos=high"),
+        "--set: you may not use the quality of service `high`; yours are `normal`; nearest: `--set slurm.qos=normal`",
+        "--set slurm.qos=normal",
+    ),
+    (
+        "more nodes than need be, of which there are too few",
+        24,
+        ("slurm.partition=gpu", "slurm.gpus_per_node=2", "slurm.nodes=12"),
+        "--set: the layout's 24 GPUs take 12 nodes of `2`, and partition `gpu` gives 8 to one job; nearest: `--set "
+        "slurm.gpus_per_node=8 --set slurm.nodes=3`",
+        "--set slurm.gpus_per_node=8 --set slurm.nodes=3",
+    ),
+    (
+        "too few nodes in this partition and enough in another",
+        12,
+        ("slurm.partition=debug", "slurm.gpus_per_node=4"),
+        "--set: the layout's 12 GPUs take 3 nodes of `4`, and partition `debug` gives 2 to one job; nearest: `--set "
+        "slurm.partition=gpu`",
+        "--set slurm.partition=gpu",
+    ),
+    (
+        "what only different nodes have",
+        4,
+        (*GPUS, "slurm.cpus_per_node=150", "slurm.memory=1T", "slurm.constraint=a100"),
+        "--set: no node of partition `gpu` has `150` CPUs; the most is 128; nearest: `--set "
+        "slurm.cpus_per_node=128`\n"
+        "--set: no node of partition `gpu` has `1T` of memory; the most is 1031000M; nearest: `--set "
+        "slurm.memory=1031000M`",
+        "--set slurm.cpus_per_node=128 --set slurm.memory=1031000M",
+    ),
+    (
+        "everything at once",
+        16,
+        (*GPUS, "slurm.nodes=3", "slurm.time=2-00", "slurm.account=chemistry", "slurm.constraint=v100"),
+        "--set: `slurm.nodes` `3` x `slurm.gpus_per_node` `4` are 12 GPUs, and the layout takes 16 (actor 16, critic "
+        "16, generator 1, colocated); nearest: `--set slurm.nodes=4`\n"
+        "--set: a time limit of `2-00` is longer than that of partition `gpu`, `1-00:00:00`; nearest: `--set "
+        "slurm.time=1-00:00:00`\n"
+        "--set: no node of partition `gpu` has `v100`; its nodes have `a100`, `h100`, `ib`; nearest: `--set "
+        "slurm.constraint=h100`\n"
+        "--set: you have no account `chemistry`; yours are `physics`, `physics_long`; nearest: `--set "
+        "slurm.account=physics`",
+        "--set slurm.nodes=4 --set slurm.time=1-00:00:00 --set slurm.constraint=h100 --set slurm.account=physics",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "sets", "line", "nearest"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_what_cannot_be_met_is_refused_with_the_nearest_that_can(
+    tmp_path: Path, data: int, sets: tuple[str, ...], line: str, nearest: str
+) -> None:
+    slurm = programs(tmp_path / "bin")
+    with pytest.raises(RecipeError) as caught:
+        require_request(recipe(*sets, data=data), slurm)
+    assert caught.value.message == line
+    assert caught.value.hint == (f"change the recipe, or add `{nearest}`" if nearest else "sinfo")
+    if nearest:
+        words = shlex.split(nearest)
+        require_request(recipe(*sets, *words[1::2], data=data), slurm)
+
+
+def test_no_single_node_has_what_only_different_nodes_have(tmp_path: Path) -> None:
+    kinds = ("64|100000|gpu:8|(null)", "128|200000|gpu:2|x")
+    slurm = programs(tmp_path / "bin", "".join(f"p*|up|infinite|n/a|1-infinite|4|idle|{kind}\n" for kind in kinds))
+    asked = recipe("slurm={gpus_per_node=8, cpus_per_node=100, memory='150G'}", data=8)
+    with pytest.raises(RecipeError) as caught:
+        require_request(asked, slurm)
+    assert caught.value.message == (
+        "--set: no single node of partition `p` has 8 GPUs, 100 CPUs, 153600 MiB of memory; nearest: `--set "
+        "slurm.cpus_per_node=64 --set slurm.memory=100000M`"
+    )
+
+
+def test_more_nodes_than_there_are_would_wait_for_ever(tmp_path: Path) -> None:
+    """Slurm takes it: on CPUs each device may have a node of its own."""
+    slurm = programs(tmp_path / "bin", LAB, None)
+    with pytest.raises(RecipeError) as caught:
+        require_request(recipe("slurm.nodes=5", data=5), slurm)
+    assert caught.value.message == (
+        "--set: `slurm.nodes` is `5`, and partition `main` has 2 such; nearest: `--set slurm.nodes=2`"
+    )
+
+
+def test_a_cluster_that_chooses_no_partition_has_to_be_told_one(tmp_path: Path) -> None:
+    slurm = programs(tmp_path / "bin", LAB.replace("*", ""), None)
+    with pytest.raises(RecipeError) as caught:
+        require_request(recipe(), slurm)
+    assert caught.value.message == (
+        "default: the cluster chooses no partition by itself, and `slurm.partition` names none of `main`, `graced`, "
+        "`urgent`; nearest: `--set slurm.partition=main`"
+    )
+
+
+def test_one_of_several_partitions_is_enough(tmp_path: Path) -> None:
+    slurm = programs(tmp_path / "bin")
+    both = recipe("slurm.partition='debug,gpu'", "slurm.gpus_per_node=4", data=12)
+    assert require_request(both, slurm).partitions == ("debug", "gpu")
+
+
+@pytest.mark.parametrize("constraint", ["a100", "a100&ib", "v100|h100", "[a100*2&h100*1]", "!ib"])
+def test_features_that_nodes_have_are_let_pass(tmp_path: Path, constraint: str) -> None:
+    require_request(recipe(*GPUS, f"slurm.constraint={constraint}", data=4), programs(tmp_path / "bin"))
+
+
+def test_without_accounting_slurm_judges_the_account_itself(tmp_path: Path) -> None:
+    for associations in (None, ""):
+        slurm = programs(tmp_path / "bin", SITE, associations)
+        assert require_request(recipe("slurm.account=any", "slurm.qos=any"), slurm).nodes == 1
+
+
+def test_nodes_follow_from_the_layout() -> None:
+    for data, sets, nodes, gpus in (
+        (16, ("slurm.gpus_per_node=8",), 2, 8),
+        (9, ("slurm.gpus_per_node=8",), 2, 8),
+        (4, ("slurm.gpus_per_node=8",), 1, 8),
+        (4, (), 1, None),
+        (4, ("slurm.nodes=2",), 2, None),
+    ):
+        asked = request_of(recipe(*sets, data=data).recipe)
+        assert (asked.nodes, asked.gpus_per_node) == (nodes, gpus)
+    asked = request_of(recipe("slurm={time='1-12', memory='2G', cpus_per_node=4}").recipe)
+    assert (asked.time_s, asked.memory_mib, asked.cpus_per_node) == (129600, 2048, 4)
+
+
+def test_what_sinfo_says_is_read() -> None:
+    found = {partition.name: partition for partition in partitions_in(SITE)}
+    gpu = found["gpu"]
+    assert [(kind.count, kind.gpus, kind.cpus) for kind in gpu.kinds] == [(12, 4, 128), (4, 8, 192), (2, 2, 32)]
+    assert (gpu.nodes, gpu.most_nodes, gpu.is_default, gpu.is_up) == (18, 8, False, True)
+    assert [kind.gpus for kind in found["cpu"].kinds] == [0]
+    assert gpu.kinds[1].features == {"h100", "ib"}
+    assert (found["cpu"].is_default, found["retired"].is_up, found["cpu"].most_nodes) == (True, False, None)
+
+
+def test_a_partition_without_nodes_has_none() -> None:
+    [empty] = partitions_in("empty|up|infinite|n/a|1-infinite|0|n/a|0|0|(null)|(null)\n")
+    assert (empty.kinds, empty.nodes) == ((), 0)
+
+
+def test_a_machine_without_slurm_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SlurmError, match="no `sinfo` here"):
+        require_request(recipe(), Slurm({"PATH": str(tmp_path)}))
