@@ -17,11 +17,10 @@ from ppoctl.recipe.problems import as_error
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.client import Slurm
-from ppoctl.slurm.following import job_at_work
+from ppoctl.slurm.following import require_idle
 from ppoctl.slurm.request import Request, request_of, require_request
 from ppoctl.slurm.script import Work, batch_script
 from ppoctl.store import run_dir
-from ppoctl.store.alive import require_idle
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.jobs import JobRecord, jobs, record
 from ppoctl.store.layout import RunLayout
@@ -94,7 +93,7 @@ def submit_again(
     """Submit a run that is there, with keys that change from now on. Raises RunAliveError while somebody is at
     work on it, or a job of it is not over."""
     slurm = outside()
-    require_idle(layout, job_at_work)
+    require_idle(layout)
     _require_no_job(layout, slurm)
     return _submit_run(slurm, recipe, layout, command, sets, links)
 
