@@ -16,10 +16,12 @@ from ppoctl.ports import Actor, DrawnFor, Sample
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import Loaded, load
 from ppoctl.recipe.schema import Recipe
+from ppoctl.slurm.following import job_at_work
 from ppoctl.stages.drawing import Drawing
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.alive import require_idle
+from ppoctl.store.attempt import claim
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Identified, Result, Stage
 from ppoctl.store.outline import outlines_of
@@ -31,6 +33,9 @@ from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
 from ppoctl.wire.session import Ended, OpenedRun
 from ppoctl.wire.sources import require_same_companions, require_same_sources, run_of
 from ppoctl.wire.stages import evaluation_stage
+
+Only = Literal["rollout", "save"]
+"""One thing that a resume may stop after: rollouts of the next step, or a save of the newest states."""
 
 
 def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ended:
@@ -63,20 +68,13 @@ def _as_it_is(layout: RunLayout) -> ResumePlan:
     """The plan of a run that is continued without a question. Raises StorageError naming what is missing or corrupt,
     RunAliveError when somebody is at work on it."""
     run_dir.facts(layout)
-    require_idle(layout)
+    require_idle(layout, job_at_work)
     plan = plan_resume(layout)
     plan.require_whole(layout)
     return plan
 
 
-def resume(
-    layout: RunLayout,
-    plan: ResumePlan,
-    sets: Sequence[str],
-    *,
-    only: Literal["rollout", "save"] | None,
-    verbose: bool,
-) -> Ended:
+def resume(layout: RunLayout, plan: ResumePlan, sets: Sequence[str], *, only: Only | None, verbose: bool) -> Ended:
     """Continue a run that was found whole, or do one thing only: draw the next rollouts, or save the newest
     pair of states again."""
     do = {"rollout": _draw_and_score, "save": _save_for_any_layout, None: run}[only]
@@ -141,11 +139,13 @@ def _continue(
     sockets, digests = session.prepare(recipe)
     with engines.closed_if_it_fails(sockets):
         require_same_sources(layout, digests)
-        run_dir.complete_sources(layout, digests)
-        change = changes.adopt(layout, recipe)
+        attempt = claim(layout)  # before anything is written: an older attempt may still be at it
+        run_dir.complete_sources(attempt, digests)
+        change = changes.adopt(attempt, recipe)
         recipes = recorded_recipes(layout)
     notes = tuple(change.lines()) if change is not None else ()
-    return session.attempt_run(OpenedRun(layout, recipes, sockets, plan, verbose=verbose, notes=notes), do)
+    opened = OpenedRun(layout, recipes, sockets, plan, verbose=verbose, notes=notes, attempt=attempt)
+    return session.attempt_run(opened, do)
 
 
 def _holds_only_rollouts(layout: RunLayout) -> bool:

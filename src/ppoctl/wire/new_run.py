@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from ppoctl.errors import RunExistsError, quoted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.slurm.following import job_at_work
 from ppoctl.store import run_dir
 from ppoctl.store.alive import require_idle
 from ppoctl.store.jobs import jobs
@@ -56,5 +57,5 @@ def is_replaceable(layout: RunLayout) -> bool:
     if not layout.run_json.is_file() or run_dir.has_begun(layout) or jobs(layout):
         return False
     run_dir.facts(layout)
-    require_idle(layout)
+    require_idle(layout, job_at_work)
     return True

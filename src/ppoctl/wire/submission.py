@@ -11,21 +11,24 @@ from pathlib import Path
 
 from ppoctl.batch.kept_digests import Progress, kept_digest
 from ppoctl.data.rows import digest_of, read_datasets
-from ppoctl.errors import RecipeError, SlurmError
+from ppoctl.errors import RecipeError, RunAliveError, SlurmError, quoted
 from ppoctl.recipe.layers import VARIABLE
 from ppoctl.recipe.load import Loaded
+from ppoctl.recipe.problems import as_error
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.client import Slurm
+from ppoctl.slurm.following import job_at_work
 from ppoctl.slurm.request import Request, request_of, require_request
 from ppoctl.slurm.script import Work, batch_script
 from ppoctl.store import run_dir
 from ppoctl.store.alive import require_idle
 from ppoctl.store.artifact import write_atomically
-from ppoctl.store.jobs import JobRecord, record
+from ppoctl.store.jobs import JobRecord, jobs, record
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire.new_run import ROLLOUT, TRAIN, create, make_way
 from ppoctl.wire.sources import model_digests
+from ppoctl.wire.staging import job_faults
 
 LOG = "logs/slurm-%j.log"
 """Slurm's own output of a job, in the run directory."""
@@ -43,8 +46,11 @@ class Submitted:
 
 
 def require_accepted(loaded: Loaded) -> None:
-    """Raise RecipeError where the cluster can never give what the recipe asks for, SlurmError where there is none."""
+    """Raise RecipeError where the cluster can never give what the recipe asks for, SlurmError where there is none,
+    EnvironmentProblemError where a job could not begin."""
     require_request(loaded, outside())
+    if problems := job_faults(loaded):
+        raise as_error(problems)
 
 
 def script_of(recipe: Recipe, work: Work) -> str:
@@ -87,10 +93,11 @@ def submit_new(
 def submit_again(
     layout: RunLayout, recipe: Recipe, sets: Sequence[str] = (), *, command: str = TRAIN, links: int = 1
 ) -> Submitted:
-    """Submit a run that is there, with keys that change from now on. Raises RunAliveError while somebody is at work
-    on it."""
+    """Submit a run that is there, with keys that change from now on. Raises RunAliveError while somebody is at
+    work on it, or a job of it is not over."""
     slurm = outside()
-    require_idle(layout)
+    require_idle(layout, job_at_work)
+    _require_no_job(layout, slurm)
     return _submit_run(slurm, recipe, layout, command, sets, links)
 
 
@@ -114,6 +121,16 @@ def outside() -> Slurm:
             f"`--on slurm` inside job {here.id}: a job submits no job", hint="use the nodes that it has: --on here"
         )
     return Slurm()
+
+
+def _require_no_job(layout: RunLayout, slurm: Slurm) -> None:
+    """Raise RunAliveError while a job of the run waits or works: two would take the run from each other."""
+    known = slurm.jobs([job.id for job in jobs(layout)])
+    if open_jobs := [job for job in known.values() if not job.is_over]:
+        raise RunAliveError(
+            f"run `{layout.root}` has a job in Slurm: {open_jobs[0].id} is {open_jobs[0].state}",
+            hint=f"see it: ppoctl status {quoted(layout.root)}; end it: ppoctl stop {quoted(layout.root)}",
+        )
 
 
 def _require_variable(recipe: Recipe) -> None:
