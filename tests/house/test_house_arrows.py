@@ -53,8 +53,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "wire": {
         "convert", "data", "plan", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm",
-        "launch", "loop", "rewards", "stages", "store", "tracking", "weights", "ports", "batch", "ppo", "recipe",
-        "model", "versions", "errors",
+        "launch", "loop", "rewards", "slurm", "stages", "store", "tracking", "weights", "ports", "batch", "ppo",
+        "recipe", "model", "versions", "errors",
     },
     "cli": {"errors"},
     "__main__": {"cli"},

@@ -2,6 +2,7 @@
 blocks for as long as the controller is away; that is no answer, and says nothing about the job."""
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -98,6 +99,15 @@ class Slurm:
     def hosts(self, nodes: str) -> list[str]:
         """Names of the nodes in Slurm's list `node[1-2]`. Raises SlurmError."""
         return self._ask(["scontrol", "show", "hostnames", nodes]).split()
+
+    def addresses(self, nodes: str) -> dict[str, str]:
+        """Address at which Slurm reaches each node in its list `node[1-2]`, in the order of the list. Raises
+        SlurmError."""
+        found = re.findall(
+            r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", self._ask(["scontrol", "-o", "show", "node", nodes]), re.M
+        )
+        by_name = dict(found)
+        return {name: by_name[name] for name in self.hosts(nodes)}
 
     def _from_accounting(self, id: str) -> SlurmJob | None:
         columns = "JobID,State,ExitCode,NodeList,Restarts"
