@@ -80,6 +80,10 @@ class RunLayout:
     def attempt(self, number: int) -> Path:
         return self.logs / f"attempt-{number}"
 
+    def console_log(self, number: int) -> Path:
+        """What an attempt said to whoever typed the command."""
+        return self.attempt(number) / "console.log"
+
     def drafts(self, number: int | None = None) -> Path:
         """Where an attempt prepares what it changes; without a number, the folder of all of them."""
         folder = self.root / "drafts"

@@ -79,7 +79,7 @@ def _in_ray(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings")
         return TakingTurns(ManyProcesses(made, settings.parallel, bucket_bytes, read_near), role, turns)
 
     def engines(settings: "VllmSettings", say: Say) -> "EngineSide":
-        cluster.say = say
+        cluster.say, cluster.logs = say, settings.logs
         size = recipe.generator.tensor
         opened = [OpenEngine(settings, number) for number in range(recipe.generator.engines)]
         fleet[:] = [

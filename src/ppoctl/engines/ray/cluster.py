@@ -36,6 +36,8 @@ class RayCluster:
         self._object_store_bytes = object_store_bytes
         self.say: Callable[[str], None] = _say_nothing
         """Callback that hears what is being waited for."""
+        self.logs: Path | None = None
+        """Folder for a log file of each process; None: what they print is seen nowhere."""
         self.folder: Path | None = None
         """Private folder of a Ray of our own; None otherwise."""
         self._own = ExitStack()
