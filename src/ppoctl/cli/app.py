@@ -23,6 +23,7 @@ from ppoctl.cli import (
     convert,
     doctor,
     evaluate,
+    logs,
     plan,
     recipes,
     render,
@@ -53,6 +54,7 @@ app.command()(validate.validate)
 app.command()(plan.plan)
 app.command()(doctor.doctor)
 app.command()(status.status)
+app.command()(logs.logs)
 app.command()(show.show)
 app.command()(compare.compare)
 app.command("convert-ckpt", epilog=convert.EXAMPLES)(convert.convert_ckpt)

@@ -39,7 +39,7 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Observer
 from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.resume_plan import ResumePlan
-from ppoctl.tracking.console import Console, open_console
+from ppoctl.tracking.console import Console, Consoles, open_console, open_log
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
 from ppoctl.tracking.view import RunView
@@ -174,17 +174,29 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
 
 @contextmanager
 def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
-    recipe = opened.recipe
-    view = RunView(
-        recipe.name, recipe.steps, lambda step: told.at(step).last, evaluates=lambda step: evaluates(recipe, step)
-    )
-    console = open_console(view, verbose=opened.verbose, history=journal.lines())
+    recipe, history = opened.recipe, journal.lines()
+    views = [
+        RunView(
+            recipe.name, recipe.steps, lambda step: told.at(step).last, evaluates=lambda step: evaluates(recipe, step)
+        )
+        for _ in range(2)
+    ]
+    log = open_log(views[0], opened.layout.console_log(attempt.number), history=history)
+    log.on_message(f"attempt {attempt.number} on {platform.node()}, process {os.getpid()}")
+    console = Consoles(log, open_console(views[1], verbose=opened.verbose, history=history))
     mirror = None
     tracking = recipe.tracking
     if isinstance(tracking, MlflowTracking):
         mirror = MlflowMirror(opened.layout.root, tracking, attempt=attempt.number, say=console.on_message)
     try:
         yield Watcher(console, mirror)
+    except BaseException as error:
+        # The command shows it when all is closed; what it says by then is in no file of the run.
+        says = error.message if isinstance(error, PpoctlError) else f"{type(error).__name__}: {error}"
+        hint = f"hint: {error.hint}" if isinstance(error, PpoctlError) and error.hint else ""
+        for text in (*(f"error: {line}" for line in says.splitlines()), *hint.splitlines()):
+            log.on_message(text)
+        raise
     finally:
         console.close()
 

@@ -52,7 +52,8 @@ class RayCluster:
         self.say: Callable[[str], None] = _say_nothing
         """Callback that hears what is being waited for."""
         self.logs: Path | None = None
-        """Folder of the attempt's logs, which all nodes see; None: the current one."""
+        """Folder of the attempt's logs, which all nodes see: a file of each process; None: what they print is seen
+        nowhere, and a job meets in the current folder."""
         self.folder: Path | None = None
         """Private folder of a Ray of our own on this machine; None otherwise."""
         self._steps: NodeSteps | None = None

@@ -143,7 +143,9 @@ class RayProcesses:
         actor = remote(max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(member)
         self.ranks = [
             actor.options(**self.cluster.options(group.role, rank)).remote(
-                max(1, group.threads // self.cluster.neighbours(group.role, rank)), str(Path.cwd())
+                max(1, group.threads // self.cluster.neighbours(group.role, rank)),
+                str(Path.cwd()),
+                None if self.cluster.logs is None else self.cluster.logs / f"{group.role}-{rank}.log",
             )
             for rank in range(group.first, group.first + group.size)
         ]
