@@ -29,6 +29,7 @@ from ppoctl.cli import (
     resume,
     show,
     status,
+    stop,
     track,
     train,
     validate,
@@ -53,6 +54,7 @@ app.command()(validate.validate)
 app.command()(plan.plan)
 app.command()(doctor.doctor)
 app.command()(status.status)
+app.command()(stop.stop)
 app.command()(show.show)
 app.command()(compare.compare)
 app.command("convert-ckpt", epilog=convert.EXAMPLES)(convert.convert_ckpt)
