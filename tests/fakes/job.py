@@ -12,7 +12,7 @@ from ppoctl.loop.stories import PPO, outline, story_at
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
-from ppoctl.store.attempt import claim
+from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import Outlines, outlines_of
@@ -113,6 +113,7 @@ def open_run(
     gate: Gate | None = None,
     sockets: Sockets | None = None,
     choose: StoryAt = story_at,
+    claim: Callable[[RunLayout], Attempt] = claim,
 ) -> Wiring:
     """What `train --or-resume` does, on fakes: the bigram's, or those of `sockets`."""
     layout = RunLayout(root)
@@ -124,7 +125,7 @@ def open_run(
             facts={},
         )
     attempt = claim(layout)
-    artifact.sweep(layout)
+    artifact.sweep(attempt)
     around = JobContext(
         gate=gate or Stops(),
         say=lambda text: None,

@@ -4,6 +4,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from fakes.job import PPO_STORIES, Witness, play
 from fakes.sockets import fake_recipe
 from ppoctl.store import run_dir
-from ppoctl.store.attempt import claim
+from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.manifest import Manifest
 
@@ -47,6 +48,21 @@ def layout(tmp_path: Path) -> RunLayout:
     run_dir.create(found, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
     claim(found)
     return found
+
+
+@dataclass(frozen=True)
+class Stale(RunLayout):
+    """A run directory as a machine sees it that goes on reading an old listing of its attempts."""
+
+    known: tuple[int, ...]
+
+    def attempts(self) -> list[int]:
+        return list(self.known)
+
+
+def working(layout: RunLayout, number: int) -> Attempt:
+    """An attempt that was claimed before, as its process has it."""
+    return Attempt(layout, number, next(layout.drafts(number).iterdir()).name)
 
 
 def stop_at(root: Path, moment: str, **tables: object) -> RunLayout:

@@ -1,8 +1,9 @@
 """A commit: what is on the disk when, what nobody overwrites, and which attempt may do it."""
 
-import fcntl
 import os
 import threading
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ from fakes.job import PPO_STORIES
 from ppoctl.errors import StorageError, SupersededError
 from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
-from ppoctl.store.append import locked
+from ppoctl.store.append import opened
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.layout import MANIFEST, RunLayout
-from store.conftest import Disk, a_manifest
+from store.conftest import Disk, Stale, a_manifest, working
 
 
 def nobody(moment: str) -> None:
@@ -44,7 +45,7 @@ def test_data_is_on_the_disk_before_the_manifest_and_both_before_the_name(
 ) -> None:
     folder = layout.stage(1, "values")
     write = artifact.write_bytes({"a": b"1", "b": b"2"})
-    artifact.commit(folder, write, a_manifest(), Attempt(layout, 1), flushed.append)
+    artifact.commit(folder, write, a_manifest(), working(layout, 1), flushed.append)
     data = [inode(folder / name) for name in ("a", "b", MANIFEST)]
     assert flushed == ["writing", *data, inode(folder), "written", inode(folder.parent), "renamed"]
 
@@ -54,10 +55,10 @@ def test_the_name_appears_last_and_with_everything_behind_it(layout: RunLayout) 
     seen: dict[str, tuple[bool, bool]] = {}
 
     def look(moment: str) -> None:
-        aside = folder.with_name("30-values.attempt-1")
+        aside = working(layout, 1).draft(folder)
         seen[moment] = (folder.exists(), (aside / MANIFEST).is_file() or (folder / MANIFEST).is_file())
 
-    artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), Attempt(layout, 1), look)
+    artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), working(layout, 1), look)
     assert seen == {"writing": (False, False), "written": (False, True), "renamed": (True, True)}
     manifest = manifests.read(folder)
     assert manifest is not None
@@ -66,7 +67,7 @@ def test_the_name_appears_last_and_with_everything_behind_it(layout: RunLayout) 
 
 def test_what_is_committed_is_never_overwritten(layout: RunLayout) -> None:
     folder = layout.stage(1, "values")
-    attempt = Attempt(layout, 1)
+    attempt = working(layout, 1)
     artifact.commit(folder, artifact.write_bytes({"a": b"first"}), a_manifest(), attempt, nobody)
     with pytest.raises(StorageError):
         artifact.commit(folder, artifact.write_bytes({"a": b"second"}), a_manifest(), attempt, nobody)
@@ -77,31 +78,33 @@ def test_what_is_committed_is_never_overwritten(layout: RunLayout) -> None:
 def test_a_full_disk_leaves_neither_the_name_nor_half_of_it(layout: RunLayout, disk: Disk) -> None:
     folder = layout.state("actor", 1)
     with disk(100), pytest.raises(StorageError, match="File too large"):
-        artifact.commit(folder, artifact.write_bytes({"a": b"x" * 200}), a_manifest(), Attempt(layout, 1), nobody)
-    assert list(folder.parent.iterdir()) == []
+        artifact.commit(folder, artifact.write_bytes({"a": b"x" * 200}), a_manifest(), working(layout, 1), nobody)
+    assert not folder.parent.exists()
+    assert list(working(layout, 1).own.iterdir()) == []
 
 
-def test_an_attempt_whose_work_was_swept_says_that_it_was_superseded(layout: RunLayout) -> None:
+def test_an_attempt_whose_work_was_taken_says_that_it_was_superseded(layout: RunLayout) -> None:
     folder = layout.state("actor", 1)
+    attempt = working(layout, 1)
 
     def take_over(moment: str) -> None:
         if moment == "writing":
             claim(layout)
-            artifact.sweep(layout)
 
     with pytest.raises(SupersededError, match="superseded by attempt 2"):
-        artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), Attempt(layout, 1), take_over)
+        artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), attempt, take_over)
 
 
 def test_an_attempt_that_was_overtaken_at_the_last_moment_does_not_publish(layout: RunLayout) -> None:
     folder = layout.state("actor", 1)
+    attempt = working(layout, 1)
 
     def claim_it(moment: str) -> None:
         if moment == "written":
-            claim(layout)  # and has not swept yet
+            claim(layout)
 
     with pytest.raises(SupersededError):
-        artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), Attempt(layout, 1), claim_it)
+        artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), attempt, claim_it)
     assert not folder.exists()
 
 
@@ -113,15 +116,15 @@ def test_a_sweep_takes_what_was_half_written_or_half_removed_and_nothing_else(la
         folder.mkdir(parents=True)
     for folder in (*kept[:2], *half):
         (folder / MANIFEST).write_text("{}")
-    artifact.sweep(layout)
+    artifact.sweep(working(layout, 1))
     assert [folder.is_dir() for folder in (*kept, *half, half_removed)] == [True] * 3 + [False] * 3
 
 
 def test_a_small_file_is_old_or_new_and_never_half(layout: RunLayout, disk: Disk, flushed: list[object]) -> None:
-    artifact.write_atomically(layout.run_json, b'{"id": 1}')
+    working(layout, 1).write(layout.run_json, b'{"id": 1}')
     assert flushed == [inode(layout.run_json), inode(layout.root)]
     with disk(4), pytest.raises(StorageError):
-        artifact.write_atomically(layout.run_json, b'{"id": 2}')
+        working(layout, 1).write(layout.run_json, b'{"id": 2}')
     assert layout.run_json.read_bytes() == b'{"id": 1}'
 
 
@@ -132,14 +135,9 @@ def test_a_run_directory_that_does_not_fit_is_not_made(tmp_path: Path, disk: Dis
 
 
 def test_an_appended_line_is_on_the_disk_when_it_counts_as_written(layout: RunLayout, flushed: list[object]) -> None:
-    with locked(layout.journal) as file:
+    with opened(layout.journal) as file:
         file.append(b"line\n")
         assert flushed == [inode(layout.journal)]
-
-
-def test_while_one_appends_another_waits(layout: RunLayout) -> None:
-    with locked(layout.journal), layout.journal.open("rb") as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_number_is_never_given_twice_even_where_folders_are_gone(layout: RunLayout) -> None:
@@ -148,18 +146,26 @@ def test_a_number_is_never_given_twice_even_where_folders_are_gone(layout: RunLa
     assert claim(layout).number == 3
 
 
-def test_of_racing_claims_each_gets_its_own_number(layout: RunLayout) -> None:
-    for _ in range(20):
+def test_of_racing_claims_each_gets_its_own_number_and_the_last_one_the_run(layout: RunLayout) -> None:
+    for _ in range(10):
         gate = threading.Barrier(8)
-        numbers: list[int] = []
+        claimed: list[Attempt] = []
 
-        def race(gate: threading.Barrier = gate, numbers: list[int] = numbers) -> None:
+        def race(gate: threading.Barrier = gate, claimed: list[Attempt] = claimed) -> None:
             gate.wait()
-            numbers.append(claim(layout).number)
+            with suppress(SupersededError):
+                claimed.append(claim(layout))
 
         racers = [threading.Thread(target=race) for _ in range(8)]
         for racer in racers:
             racer.start()
         for racer in racers:
             racer.join()
-        assert len(set(numbers)) == 8
+        assert len({attempt.number for attempt in claimed}) == len(claimed)
+        newest = max(claimed, key=lambda attempt: attempt.number)
+        assert newest.number == layout.newest_attempt
+        newest.require_newest()
+        for attempt in claimed:
+            if attempt is not newest:
+                with pytest.raises(SupersededError):
+                    replace(attempt, layout=Stale(layout.root, (attempt.number,))).require_newest()

@@ -13,22 +13,22 @@ from ppoctl.batch.records import Rewards, Rollouts
 from ppoctl.errors import SupersededError
 from ppoctl.loop.run import run
 from ppoctl.store import manifest as manifests
-from ppoctl.store.attempt import Attempt, claim
+from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger
 from ppoctl.store.once import load_record
-from store.conftest import a_manifest, stop_at
+from store.conftest import a_manifest, stop_at, working
 
 REDO = {"checkpoint": {"every_steps": 5}}
 
 
 def test_a_torn_last_line_is_cut_before_the_next(layout: RunLayout) -> None:
-    journal = Journal(layout, Attempt(layout, 1))
+    journal = Journal(layout, working(layout, 1))
     journal.event("attempt_started")
     with layout.journal.open("ab") as file:
         file.write(b'{"seq": 2, "ev')
-    again = Journal(layout, Attempt(layout, 1))
+    again = Journal(layout, working(layout, 1))
     again.event("attempt_ended")
     assert [(line["seq"], line["event"]) for line in again.lines()] == [(1, "attempt_started"), (2, "attempt_ended")]
     assert layout.journal.read_bytes().count(b"\n") == 2
@@ -69,12 +69,12 @@ def test_the_journal_follows_the_manifests(tmp_path: Path) -> None:
 def test_a_stage_that_came_out_otherwise_has_its_new_figures_in_the_journal(
     layout: RunLayout,
 ) -> None:
-    journal = Journal(layout, Attempt(layout, 1))
+    journal = Journal(layout, working(layout, 1))
     old = a_manifest()
     new = replace(old, identity="bb", figures={"value/mean": 2.0})
     assert journal.ensure(old) is not None
     assert journal.ensure(new) is not None
-    assert Journal(layout, Attempt(layout, 1)).ensure(new) is None
+    assert Journal(layout, working(layout, 1)).ensure(new) is None
     assert journal.figures(1) == {"value/mean": 2.0}
 
 
@@ -130,14 +130,14 @@ def test_a_dropped_step_that_is_drawn_again_with_another_seed_is_what_ledger_and
     play(tmp_path / "whole", fake_recipe(**REDO, seed=9))
     whole = RunLayout(tmp_path / "whole")
     assert layout.ledger.read_bytes() == whole.ledger.read_bytes()
-    again, expected = (Journal(run, Attempt(run, 2)) for run in (layout, whole))
+    again, expected = (Journal(run, claim(run)) for run in (layout, whole))
     assert [again.figures(step) for step in (1, 2, 3)] == [expected.figures(step) for step in (1, 2, 3)]
 
 
 def test_a_journal_tells_the_figures_of_whole_steps_and_not_those_of_an_evaluation_before_the_first(
     layout: RunLayout,
 ) -> None:
-    journal = Journal(layout, Attempt(layout, 1))
+    journal = Journal(layout, working(layout, 1))
     for step, stage, value in ((0, "eval", 1.0), (1, "values", 2.0), (1, "reward", 3.0), (2, "values", 4.0)):
         journal.ensure(a_manifest(step=step, stage=stage, identity=f"{step}{stage}", figures={stage: value}))
     assert journal.history(up_to=1) == [(1, {"values": 2.0, "reward": 3.0})]

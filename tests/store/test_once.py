@@ -171,7 +171,7 @@ def test_a_disk_that_fills_up_within_a_journal_line_leaves_no_torn_line(stopped:
 
 def test_two_writers_of_one_journal_write_each_line_once(stopped: Path) -> None:
     layout = RunLayout(stopped)
-    one, other = (Journal(layout, attempts.claim(layout)) for _ in range(2))
+    one, other = (Journal(layout, attempt) for attempt in [attempts.claim(layout)] * 2)
     manifest = manifests.read(layout.stage(1, "values"))
     assert manifest is not None
     new = replace(manifest, step=9)

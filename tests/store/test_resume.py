@@ -191,7 +191,7 @@ def test_a_hole_is_named_and_everything_after_it_is_set_aside(tmp_path: Path) ->
 
 def test_of_two_changes_the_earlier_one_replaces_the_later(layout: RunLayout) -> None:
     for step in (1, 5, 3):
-        run_dir.change_recipe(layout, {"from": step}, from_step=step)
+        run_dir.change_recipe(claim(layout), {"from": step}, from_step=step)
     assert run_dir.recipes(layout) == {1: {"from": 1}, 3: {"from": 3}}
 
 

@@ -16,6 +16,7 @@ from ppoctl.batch.records import Carry, State
 from ppoctl.errors import HealthStopError, StorageError
 from ppoctl.loop.run import run, start_point
 from ppoctl.store import manifest as manifests
+from ppoctl.store.attempt import claim
 from ppoctl.store.discard import make_whole
 from ppoctl.store.layout import MANIFEST, RunLayout
 from ppoctl.store.outline import outlines_of
@@ -156,7 +157,7 @@ def test_the_last_healthy_pair_stays_while_newer_ones_are_not_healthy(tmp_path: 
         with pytest.raises(HealthStopError):
             run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt(stops)).job)
     layout = RunLayout(tmp_path / "run")
-    Retention(layout, outlines_of(layout), keep_last=2, keep_rollouts_every_steps=0).apply()
+    Retention(claim(layout), outlines_of(layout), keep_last=2, keep_rollouts_every_steps=0).apply()
     assert saved_pairs(layout) == [1, 2, 3, 4]
     assert layout.stage(2, "actor_update").is_dir()
 
@@ -170,7 +171,7 @@ def test_a_state_that_was_half_removed_no_longer_counts(tmp_path: Path, monkeypa
     )
     with monkeypatch.context() as killed:  # a kill before the first file of a folder is gone
         killed.setattr(shutil, "rmtree", lambda folder, **options: None)
-        Retention(layout, outlines_of(layout), keep_last=1, keep_rollouts_every_steps=0).apply()
+        Retention(claim(layout), outlines_of(layout), keep_last=1, keep_rollouts_every_steps=0).apply()
     assert saved_pairs(layout) == [3]
     assert manifests.read(layout.stage(2, "rollout")) is None
 

@@ -17,9 +17,8 @@ from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
-from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import MANIFEST, RunLayout
-from store.conftest import a_manifest, stop_at
+from store.conftest import a_manifest, stop_at, working
 
 STEPS = 5
 LOOKS = (1, 4, inf)
@@ -33,7 +32,7 @@ def digest_of(data: bytes) -> FileDigest:
 def published(layout: RunLayout, written: Mapping[str, FileDigest]) -> Path:
     """A state of two files, as whoever wrote them says they are."""
     folder = layout.state("actor", 1)
-    draft = artifact.Draft(folder, Attempt(layout, 1), lambda moment: None)
+    draft = artifact.Draft(folder, working(layout, 1), lambda moment: None)
     with draft.work():
         draft.open()
         (draft.aside / "a").write_bytes(b"12")
@@ -62,7 +61,8 @@ def test_what_is_on_the_disk_and_what_was_digested_must_be_the_same(
 ) -> None:
     with pytest.raises(StorageError, match=says):
         published(layout, {name: FileDigest("", size) for name, size in written.items()})
-    assert list(layout.state("actor", 1).parent.iterdir()) == []
+    assert not layout.state("actor", 1).exists()
+    assert list(working(layout, 1).own.iterdir()) == []
 
 
 @pytest.mark.parametrize("looks", LOOKS)
@@ -117,7 +117,7 @@ def test_a_disk_that_fills_up_behind_training_is_the_same_error_at_the_next_oppo
     assert witness.moments[-1] == raised_after
     layout = RunLayout(tmp_path / "run")
     assert saved_pairs(layout) == []
-    assert not layout.state("critic", 1).with_name("000001.attempt-1").exists()
+    assert not working(layout, 1).draft(layout.state("critic", 1)).exists()
     play(tmp_path / "run", fake_recipe(steps=2))
     play(tmp_path / "whole", fake_recipe(steps=2))
     assert result(tmp_path / "run") == result(tmp_path / "whole")
@@ -174,14 +174,14 @@ def test_a_run_that_a_health_rule_stops_finishes_what_is_in_flight(tmp_path: Pat
 
 def test_a_save_that_another_error_leaves_behind_is_swept_and_made_up_for(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 values starts")
-    unfinished = layout.state("actor", 1).with_name("000001.attempt-1")
+    unfinished = working(layout, 1).draft(layout.state("actor", 1))
     play(tmp_path / "whole")
     assert (saved_pairs(layout), unfinished.exists()) == ([1], False)  # written by then
     slow = Witness(looks=inf, act=stopping_at("2 values starts"))
     with pytest.raises(ZeroDivisionError):
         play(tmp_path / "slow", fake_recipe(), slow)
     layout = RunLayout(tmp_path / "slow")
-    unfinished = layout.state("actor", 1).with_name("000001.attempt-1")
+    unfinished = working(layout, 1).draft(layout.state("actor", 1))
     assert (saved_pairs(layout), unfinished.exists()) == ([], True)
     play(layout.root)
     assert not unfinished.exists()

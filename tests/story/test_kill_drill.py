@@ -10,6 +10,7 @@ killed leaves such a directory, and that another process goes on from it, is see
 """
 
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -98,11 +99,12 @@ class Walk:
 
 
 def contents(root: Path) -> dict[str, bytes | None]:
-    """Of a directory; a folder comes before what is in it."""
+    """Of a directory; a folder comes before what is in it. An attempt's own folder has another name in each run."""
     found: dict[str, bytes | None] = {}
     for folder, folders, files in os.walk(root):
-        inside = os.path.relpath(folder, root)
-        found |= {os.path.join(inside, name): None for name in folders}  # noqa: PTH118 - names, not paths
+        inside = re.sub("^(drafts/attempt-[0-9]+)/[0-9a-f]{8}", r"\1/own", os.path.relpath(folder, root))
+        named = ["own" if re.fullmatch("drafts/attempt-[0-9]+", inside) else name for name in folders]
+        found |= {os.path.join(inside, name): None for name in named}  # noqa: PTH118 - names, not paths
         found |= {os.path.join(inside, name): (Path(folder) / name).read_bytes() for name in files}  # noqa: PTH118
     return found
 

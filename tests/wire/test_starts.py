@@ -14,17 +14,17 @@ from fakes.sockets import fake_recipe
 from ppoctl.errors import HealthStopError, RunAliveError
 from ppoctl.loop.run import run
 from ppoctl.store import alive, run_dir
-from ppoctl.store.attempt import Attempt, claim
+from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.wire.new_run import is_replaceable
-from store.conftest import stop_at
+from store.conftest import stop_at, working
 
 
 def started(layout: RunLayout, pid: int, *, host: str = "", at: float | None = None) -> None:
     """The journal of an attempt of that process, which has not ended."""
-    journal = Journal(layout, Attempt(layout, claim(layout).number))
+    journal = Journal(layout, claim(layout))
     journal.event("attempt_started", pid=pid, host=host or platform.node(), **({} if at is None else {"at": at}))
 
 
@@ -58,13 +58,13 @@ def test_an_attempt_that_ended_or_is_this_process_or_elsewhere_is_in_nobodys_way
     started(made, os.getpid())
     started(made, parent().pid, host="another-host")
     started(made, parent().pid)
-    Journal(made, Attempt(made, 3)).event("attempt_ended", status="failed", exit_code=3)
+    Journal(made, working(made, 3)).event("attempt_ended", status="failed", exit_code=3)
     alive.require_idle(made, no_job)
 
 
 def test_a_damaged_journal_is_believed_where_it_is_whole(made: RunLayout) -> None:
     started(made, parent().pid)
-    Journal(made, Attempt(made, 1)).event("attempt_ended", status="failed", exit_code=3)
+    Journal(made, working(made, 1)).event("attempt_ended", status="failed", exit_code=3)
     data = bytearray(made.journal.read_bytes())
     data[-10] ^= 1  # in the second line: nobody knows that the first attempt ended
     made.journal.write_bytes(data)

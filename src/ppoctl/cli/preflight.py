@@ -1,5 +1,6 @@
 """The recipe of a command, with everything that is known to be wrong with it."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,6 +87,22 @@ def require_room_to_go_on(layout: "RunLayout", sets: Sequence[str], *, force: bo
     from ppoctl.wire.run_recipe import recipe_of
 
     require_room(recipe_of(layout, sets), layout.root, force=force)
+
+
+class Reading:
+    """Progress of a digest: told in a terminal always, elsewhere every few seconds."""
+
+    EVERY_S = 4.0
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def say(self, path: Path, done: int, total: int) -> None:
+        text = f"digest of {path.name}: {render.size(done)} of {render.size(total)}"
+        render.passing(text)
+        if not render.on_terminal() and time.monotonic() - self._said > self.EVERY_S:
+            self._said = time.monotonic()
+            render.say(text)
 
 
 def _count(name: str, rows: int) -> None:

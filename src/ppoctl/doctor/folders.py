@@ -54,7 +54,7 @@ def disk(runs: Path) -> Iterator[Finding]:
 
 
 def _locks(folder: Path) -> tuple[bool, str]:
-    """Whether a lock that one holds is refused to another, as the journal needs."""
+    """Whether a lock that one holds is refused to another, as a conversion needs."""
     path = folder / "lock"
     with path.open("wb") as one, path.open("wb") as other:
         fcntl.flock(one, fcntl.LOCK_EX)

@@ -1,7 +1,11 @@
-"""Appending to a file that several attempts may hold open: under a lock, whole or not at all, flushed. Light."""
+"""Appending to a file that grows: whole or not at all, flushed. Light.
+
+No lock is taken: one process appends at a time. An attempt first opens the file, and then makes sure that it is the
+newest (`Attempt.require_newest`); the claim of a newer one puts a copy under the name, so that whoever was late
+appends to a file that has none.
+"""
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,8 +19,8 @@ from ppoctl.store.disk import storage_error
 
 
 @dataclass(frozen=True)
-class LockedFile:
-    """A file under an exclusive lock."""
+class GrowingFile:
+    """A file that is open to be read and appended to."""
 
     descriptor: int
 
@@ -46,7 +50,7 @@ class LockedFile:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[LockedFile]:
+def opened(path: Path) -> Iterator[GrowingFile]:
     """A file of a run directory, which has been there since the run was created.
 
     Raises CorruptArtifactError where it is gone, StorageError for whatever else the disk refuses.
@@ -54,8 +58,7 @@ def locked(path: Path) -> Iterator[LockedFile]:
     try:
         descriptor = os.open(path, os.O_RDWR)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield LockedFile(descriptor)
+            yield GrowingFile(descriptor)
         finally:
             os.close(descriptor)
     except FileNotFoundError as error:

@@ -1,6 +1,6 @@
 """Atomic artifacts: written aside, flushed, digested, manifest last, then renamed onto a name that must not exist.
 
-A reader sees either nothing or everything. What a killed writer leaves (`*.attempt-N`) is swept by the next attempt.
+A reader sees either nothing or everything. What a killed writer leaves goes when the next attempt is claimed.
 """
 
 import os
@@ -14,7 +14,7 @@ from ppoctl.batch.digest import FileDigest, flush, flushed_digest
 from ppoctl.errors import StorageError, quoted
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import storage_error
-from ppoctl.store.layout import MANIFEST, RunLayout, folders
+from ppoctl.store.layout import MANIFEST, folders
 from ppoctl.store.manifest import Manifest
 
 Moment = Callable[[str], None]
@@ -32,7 +32,8 @@ class Draft:
 
     @property
     def aside(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.attempt-{self.attempt.number}")
+        """Where it is written."""
+        return self.attempt.draft(self.folder)
 
     @contextmanager
     def work(self) -> Iterator[None]:
@@ -44,14 +45,13 @@ class Draft:
             yield
         except (OSError, StorageError) as error:
             self.drop()
-            self.attempt.require_newest()  # a newer attempt sweeps what this one was writing
+            self.attempt.require_newest()  # a newer attempt has taken what this one was writing
             if isinstance(error, OSError):
                 raise storage_error(self.folder, error) from error
             raise
 
     def open(self) -> None:
         """Make the empty folder to write into."""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
         self.drop()
         self.aside.mkdir()
         self.moment("writing")
@@ -71,10 +71,9 @@ class Draft:
         self.moment("written")
         self.attempt.require_newest()
         if in_place_of:
-            remove(self.folder)
+            self.attempt.remove(self.folder)
             self.moment("removed")
-        self.aside.rename(self.folder)
-        flush(self.folder.parent)
+        self.attempt.place(self.aside, self.folder)
         self.moment("renamed")
         return complete
 
@@ -119,22 +118,16 @@ def link_files(source: Path, target: Path) -> None:
                 shutil.copyfile(path, copy)
 
 
-def remove(folder: Path) -> None:
-    """Manifest first: without it the folder is nothing, whatever a kill leaves of the rest."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def sweep(layout: RunLayout) -> None:
-    """Remove what killed attempts left half-written or half-removed: every folder without a manifest but `*.parts`.
+def sweep(attempt: Attempt) -> None:
+    """Remove what earlier versions left half-written or half-removed: every folder without a manifest but `*.parts`.
 
     Left there it would stand in the way of the rename, should the same artifact be made again.
     """
-    for parent in (*folders(layout.steps), *folders(layout.states)):
+    for parent in (*folders(attempt.layout.steps), *folders(attempt.layout.states)):
         for folder in folders(parent):
             is_complete = (folder / MANIFEST).is_file() and ".attempt-" not in folder.name
             if not is_complete and folder.suffix != ".parts":
-                shutil.rmtree(folder, ignore_errors=True)
+                attempt.remove(folder)
 
 
 def write_bytes(files: dict[str, bytes]) -> Callable[[Path], None]:

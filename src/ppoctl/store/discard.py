@@ -1,6 +1,6 @@
-"""Setting parts of a run aside: moved into `discarded/attempt-N/`, never deleted. Light."""
+"""Setting parts of a run aside: moved into `discarded/attempt-N/`, never deleted. It is an attempt of its own, so
+that an earlier one that is still alive somewhere puts nothing behind it. Light."""
 
-import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +10,7 @@ from ppoctl.batch.sealed import sealed_line
 from ppoctl.errors import CorruptArtifactError, RecipeError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.append import intact
-from ppoctl.store.artifact import write_atomically
+from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import MENDED, stage_line
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import whole_blocks
@@ -26,9 +26,12 @@ def make_whole(layout: RunLayout, plan: ResumePlan) -> tuple[ResumePlan, list[st
     Returns the plan that holds then, and lines for people on what was done.
     """
     done: list[str] = []
-    while plan.broken:
-        done += _set_aside_broken(layout, plan)
+    if plan.broken:
+        attempt = claim(layout)
         plan = plan_resume(layout)
+        while plan.broken:
+            done += _set_aside_broken(attempt, plan)
+            plan = plan_resume(layout)
     return plan, done
 
 
@@ -44,23 +47,24 @@ def go_back(layout: RunLayout, step: int) -> tuple[ResumePlan, list[str]]:
             f"step {step} has no saved states to go back to (there are: {kept})",
             hint=f"see what there is: ppoctl status {quoted(layout.root)}",
         )
+    attempt = claim(layout)
     later = [layout.inside(layout.step(each)) for each in layout.committed_steps() if each > step]
-    done = _set_aside(layout, [*_states_from(layout, step + 1), *later])
+    done = _set_aside(attempt, [*_states_from(layout, step + 1), *later])
     return plan_resume(layout), done
 
 
-def _set_aside_broken(layout: RunLayout, plan: ResumePlan) -> list[str]:
+def _set_aside_broken(attempt: Attempt, plan: ResumePlan) -> list[str]:
     """Move broken states, and from the first broken stage on all that came after it, states of later steps included:
     they were made from it."""
     broken = {item.name for item in plan.broken}
-    done = _rewrite_lines(layout, broken)
+    done = _rewrite_lines(attempt, broken)
     names = [name for name in broken if name.startswith("states/")]
     order = [item.name for item in plan.items if item.name.startswith("steps/")]
     first = next((index for index, name in enumerate(order) if name in broken), None)
     if first is not None:
         step = int(order[first].split("/")[1])
-        names += [*order[first:], *_states_from(layout, step)]
-    return done + _set_aside(layout, names)
+        names += [*order[first:], *_states_from(attempt.layout, step)]
+    return done + _set_aside(attempt, names)
 
 
 def _states_from(layout: RunLayout, step: int) -> list[str]:
@@ -69,28 +73,19 @@ def _states_from(layout: RunLayout, step: int) -> list[str]:
     return [layout.inside(folder) for folder in folders]
 
 
-def _set_aside(layout: RunLayout, names: Iterable[str]) -> list[str]:
+def _set_aside(attempt: Attempt, names: Iterable[str]) -> list[str]:
     moved: list[str] = []
     for name in dict.fromkeys(names):
-        source = layout.root / name
+        source = attempt.layout.root / name
         if source.is_dir():
-            shutil.move(source, _free(layout.discarded / name))
+            attempt.set_aside(source)
             moved.append(f"set aside {name}")
     return moved
 
 
-def _free(target: Path) -> Path:
-    """The path, or one with a number behind its name that does not exist: a start that failed may have set aside the
-    same before."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    number, free = 1, target
-    while free.exists():
-        number, free = number + 1, target.with_name(f"{target.name}.{number + 1}")
-    return free
-
-
-def _rewrite_lines(layout: RunLayout, broken: set[str]) -> list[str]:
+def _rewrite_lines(attempt: Attempt, broken: set[str]) -> list[str]:
     """Keep the intact lines of a damaged journal or ledger; make again what the manifests still tell."""
+    layout = attempt.layout
     journal = layout.journal.name in broken
     ledger = layout.ledger.name in broken
     if not journal and not ledger:
@@ -99,22 +94,22 @@ def _rewrite_lines(layout: RunLayout, broken: set[str]) -> list[str]:
     lines = intact(layout.journal)
     if ledger:
         blocks = [line for block in whole_blocks(intact(layout.ledger)) for line in block]
-        done.append(_replace(layout, layout.ledger, blocks))
+        done.append(_replace(attempt, layout.ledger, blocks))
     if journal:
         lines = _with_committed(layout, lines)
     seq = max([_told_seq(layout), *(int(line["seq"]) for line in lines)])
-    attempt = layout.newest_attempt + 1
-    lines.append({"seq": seq + 1, "event": MENDED, "attempt": attempt, "at": time.time(), "files": sorted(broken)})
-    said = _replace(layout, layout.journal, lines)
+    files = sorted(broken)
+    lines.append({"seq": seq + 1, "event": MENDED, "attempt": attempt.number, "at": time.time(), "files": files})
+    said = _replace(attempt, layout.journal, lines)
     return [*done, said] if journal else done
 
 
-def _replace(layout: RunLayout, path: Path, lines: list[dict[str, Any]]) -> str:
+def _replace(attempt: Attempt, path: Path, lines: list[dict[str, Any]]) -> str:
     """Put the damaged file aside and the lines in its place; returns a line that says so."""
-    aside = _free(layout.discarded / path.name)
+    aside = attempt.free(attempt.layout.discarded(attempt.number) / path.name)
     if path.is_file():
-        shutil.copyfile(path, aside)
-    write_atomically(path, b"".join(map(sealed_line, lines)))
+        attempt.write(aside, path.read_bytes())
+    attempt.write(path, b"".join(map(sealed_line, lines)))
     return f"kept {len(lines)} lines of {path.name}; as it was: {aside}"
 
 

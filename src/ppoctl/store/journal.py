@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.sealed import sealed_line, whole_lines
-from ppoctl.store.append import LockedFile, locked, read_whole
+from ppoctl.store.append import GrowingFile, opened, read_whole
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.manifest import Manifest
@@ -27,7 +27,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 class Journal:
-    """Append-only writer of one run's journal, shared safely by racing attempts.
+    """Append-only writer of one run's journal. Only the newest attempt writes: others raise SupersededError.
 
     It is read once; later only what was appended since, so that a step costs the same however long the run is.
     """
@@ -40,7 +40,7 @@ class Journal:
         """Lines of the stages of each step."""
         self._end = 0
         """Up to here the file has been read."""
-        with locked(self._path) as file:
+        with opened(self._path) as file:
             self._catch_up(file)
 
     @property
@@ -50,7 +50,7 @@ class Journal:
 
     def ensure(self, manifest: Manifest) -> Line | None:
         """Append the line of a committed stage unless its last one is the same; returns the line when it was new."""
-        with locked(self._path) as file:
+        with opened(self._path) as file:
             self._catch_up(file)
             known = [line for line in self._by_step.get(manifest.step, ()) if line["stage"] == manifest.stage]
             if known and known[-1]["identity"] == manifest.identity:
@@ -58,15 +58,15 @@ class Journal:
             return self._append(file, stage_line(manifest))
 
     def event(self, name: str, **details: Any) -> Line:
-        """Append an event of this attempt. Written even when a newer attempt has started: it happened."""
-        with locked(self._path) as file:
+        """Append an event of this attempt."""
+        with opened(self._path) as file:
             self._catch_up(file)
             body = {"event": name, "attempt": self._attempt.number, "at": time.time(), **details}
             return self._append(file, body)
 
     def lines(self) -> list[Line]:
         """Every line so far, whoever appended it."""
-        with locked(self._path) as file:
+        with opened(self._path) as file:
             self._catch_up(file)
         return list(self._lines)
 
@@ -81,8 +81,8 @@ class Journal:
         """All figures of each step from 1 to `up_to` that has any, oldest first."""
         return [(step, self.figures(step)) for step in sorted(self._by_step) if 0 < step <= up_to]
 
-    def _catch_up(self, file: LockedFile) -> None:
-        """Read what this and other attempts have appended since; drop what a kill left of a last line."""
+    def _catch_up(self, file: GrowingFile) -> None:
+        """Read what was appended since; what a kill left of a last line is passed over."""
         if file.size == self._end:
             return
         data = file.read(start=self._end)
@@ -91,10 +91,11 @@ class Journal:
             if "stage" in line.body:
                 self._by_step.setdefault(int(line.body["step"]), []).append(line.body)
             self._end = line.end
-        file.truncate(self._end)
 
-    def _append(self, file: LockedFile, body: Line) -> Line:
+    def _append(self, file: GrowingFile, body: Line) -> Line:
         line = {"seq": self.seq + 1, **body}
+        self._attempt.require_newest()
+        file.truncate(self._end)
         file.append(sealed_line(line))
         self._catch_up(file)
         return line

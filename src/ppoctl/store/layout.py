@@ -3,6 +3,7 @@
 runs/NAME/  recipe.toml  recipe.resolved.json  run.json  journal.jsonl  ledger.jsonl  stop.json
   recipes/000001.json                  the recipe as it holds from that step on
   logs/attempt-3/                      one per process that ran here
+  drafts/attempt-3/                    what the newest of them is about to publish; a file for each older one
   jobs/4711.json  jobs/4711.sh         one pair per job of a cluster
   steps/000041/  10-rollout/ 20-reward/ 30-values/ ... 80-eval/     (each: record.safetensors, manifest.json)
   states/actor/000041/  states/critic/000041/  states/best/
@@ -83,6 +84,11 @@ class RunLayout:
         """What the console of an attempt said."""
         return self.attempt(number) / "console.log"
 
+    def drafts(self, number: int | None = None) -> Path:
+        """Where an attempt prepares what it changes; without a number, the folder of all of them."""
+        folder = self.root / "drafts"
+        return folder if number is None else folder / f"attempt-{number}"
+
     @property
     def jobs(self) -> Path:
         """Jobs of a cluster that were submitted for this run."""
@@ -149,10 +155,9 @@ class RunLayout:
         """Folders of the best actor: one, or two while the older one is being replaced."""
         return [path for path in folders(self.best) if path.name.isdigit()]
 
-    @property
-    def discarded(self) -> Path:
-        """Where the attempt that comes next sets things aside."""
-        return self.root / "discarded" / f"attempt-{self.newest_attempt + 1}"
+    def discarded(self, number: int) -> Path:
+        """Where an attempt sets things aside."""
+        return self.root / "discarded" / f"attempt-{number}"
 
     def committed_steps(self) -> list[int]:
         """Steps that have a folder, oldest first."""
@@ -175,7 +180,8 @@ class RunLayout:
 
     def attempts(self) -> list[int]:
         """Numbers of all attempts so far, oldest first."""
-        names = [path.name.removeprefix("attempt-") for path in folders(self.logs)]
+        there = [path for parent in (self.logs, self.drafts()) if parent.is_dir() for path in parent.iterdir()]
+        names = {path.name.removeprefix("attempt-") for path in there}
         return sorted(int(name) for name in names if name.isdigit())
 
     @property

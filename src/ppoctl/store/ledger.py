@@ -13,7 +13,7 @@ from typing import Any
 
 from ppoctl.batch.records import FINISH_REASONS, REWARD_OUTCOMES, Rewards, Rollouts
 from ppoctl.batch.sealed import sealed_line, whole_lines
-from ppoctl.store.append import LockedFile, locked, read_whole
+from ppoctl.store.append import GrowingFile, opened, read_whole
 from ppoctl.store.attempt import Attempt
 
 
@@ -40,14 +40,17 @@ class Ledger:
         lines = [line for drawn in samples for line in _sample_lines(step, *drawn, used_by, of=count)]
         lines[-1]["end_of_step"] = True
         block = b"".join(map(sealed_line, lines))
-        with locked(self._path) as file:
-            self._attempt.require_newest()
+        with opened(self._path) as file:
             self._catch_up(file)
             start, end = self._blocks.get(step, (self._end, self._end))
             if file.read(start=start)[: end - start] == block:
                 return
             self._forget(step)
-            file.truncate(self._end)
+            is_longer = file.size > self._end
+        if is_longer:  # not cut in place: a newer attempt may be copying it
+            self._attempt.renew(self._path, self._end)
+        with opened(self._path) as file:
+            self._attempt.require_newest()
             file.append(block)
             self._catch_up(file)
 
@@ -56,7 +59,7 @@ class Ledger:
         self._end = min((start for known, (start, _) in self._blocks.items() if known >= step), default=self._end)
         self._blocks = {earlier: block for earlier, block in self._blocks.items() if earlier < step}
 
-    def _catch_up(self, file: LockedFile) -> None:
+    def _catch_up(self, file: GrowingFile) -> None:
         """Read the blocks that this and other attempts have appended since, up to one that a kill left unfinished."""
         if file.size == self._end:
             return

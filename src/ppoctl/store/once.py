@@ -4,7 +4,6 @@ Timing (by `clock`), figures, journal and observers wrap here, so that stages an
 recalled stage emits nothing.
 """
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -108,7 +107,7 @@ class OnceAt:
             self.once.journal.ensure(manifest)
             record = load_record(self.once.layout, self.step, stage.name, manifest)
         # Where it is recalled, too: a kill may have come between the commit and this.
-        shutil.rmtree(self.once.layout.parts(self.step, stage.name), ignore_errors=True)
+        self.once.attempt.remove(self.once.layout.parts(self.step, stage.name))
         return record.result
 
     def _run(self, stage: Stage[Result], inputs: Sequence[Identified], identities: tuple[str, ...]) -> Record[Result]:

@@ -16,9 +16,7 @@ import torch
 
 from ppoctl.batch import codec
 from ppoctl.ports import DrawnFor, Sample
-from ppoctl.store.artifact import write_atomically
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.disk import storage_error
 from ppoctl.store.layout import RunLayout
 
 KIND = "samples"
@@ -66,12 +64,8 @@ class PartFiles:
 
     def _write(self, folder: Path, data: bytes) -> None:
         self.attempt.require_newest()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_error(folder, error) from error
-        count = len(list(folder.glob(FILES)))
-        write_atomically(folder / f"{self.attempt.number}-{count:05d}-{_digest(data)}.safetensors", data)
+        count = len(list(folder.glob(FILES))) if folder.is_dir() else 0
+        self.attempt.write(folder / f"{self.attempt.number}-{count:05d}-{_digest(data)}.safetensors", data)
 
 
 def encoded(samples: Sequence[Sample], fingerprint: str) -> bytes:

@@ -1,12 +1,11 @@
 """Deletion of old artifacts: never the last healthy state, never an artifact that some kept state still needs to go
 on."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
+from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import Outlines
 
@@ -36,7 +35,7 @@ class Retention:
     A folder is looked at once by each process, so that a step costs the same however long the run is.
     """
 
-    layout: RunLayout
+    attempt: Attempt
     outlines: Outlines
     keep_last: int
     keep_rollouts_every_steps: int
@@ -45,7 +44,7 @@ class Retention:
 
     def apply(self) -> list[int]:
         """Delete what may go by now. Returns the steps whose folders were looked at."""
-        layout = self.layout
+        layout = self.attempt.layout
         healthy = healthy_steps(layout, self.outlines.roles)
         if len(healthy) < self.keep_last:
             return []
@@ -53,7 +52,7 @@ class Retention:
         for role in self.outlines.roles:
             for step in layout.saved_steps(role):
                 if step < oldest_kept:
-                    artifact.remove(layout.state(role, step))
+                    self.attempt.remove(layout.state(role, step))
         gone = [step for step in range(self._retired + 1, oldest_kept + 1) if layout.step(step).is_dir()]
         for step in gone:
             self._retire(step)
@@ -65,9 +64,9 @@ class Retention:
         is_kept = every > 0 and step % every == 0
         for stage in self.outlines.at(step).stages:
             if not is_kept or stage.trains is not None:
-                artifact.remove(self.layout.stage(step, stage.name))
-        for folder in self.layout.all_parts(step):
-            shutil.rmtree(folder, ignore_errors=True)
-        folder = self.layout.step(step)
+                self.attempt.remove(self.attempt.layout.stage(step, stage.name))
+        for folder in self.attempt.layout.all_parts(step):
+            self.attempt.remove(folder)
+        folder = self.attempt.layout.step(step)
         if not any(folder.iterdir()):
-            folder.rmdir()
+            self.attempt.remove(folder)

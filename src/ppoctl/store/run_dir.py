@@ -16,7 +16,7 @@ from typing import Any
 
 from ppoctl.batch.sealed import seal, unseal
 from ppoctl.errors import CorruptArtifactError, RecipeError, RunExistsError, quoted
-from ppoctl.store.artifact import write_atomically
+from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import require_format, storage_error
 from ppoctl.store.layout import FORMAT, RunLayout
 
@@ -70,12 +70,12 @@ def facts(layout: RunLayout) -> dict[str, Any]:
     return found
 
 
-def complete_sources(layout: RunLayout, digests: Mapping[str, str]) -> None:
+def complete_sources(attempt: Attempt, digests: Mapping[str, str]) -> None:
     """Add the digests that nobody could take when the run was made: a login node has no tokenizer."""
-    known = facts(layout)
+    known = facts(attempt.layout)
     if missing := {name: digest for name, digest in digests.items() if name not in known["sources"]}:
         told = {**known, "sources": {**known["sources"], **missing}}
-        write_atomically(layout.run_json, _sealed(told).encode("ascii"))
+        attempt.write(attempt.layout.run_json, _sealed(told).encode("ascii"))
 
 
 def recipes(layout: RunLayout) -> dict[int, dict[str, Any]]:
@@ -114,15 +114,15 @@ def _recipe_files(layout: RunLayout) -> list[Path]:
         raise storage_error(layout.recipes, error, doing="read") from error
 
 
-def change_recipe(layout: RunLayout, resolved: Mapping[str, Any], *, from_step: int) -> None:
+def change_recipe(attempt: Attempt, resolved: Mapping[str, Any], *, from_step: int) -> None:
     """Record that this recipe holds from `from_step` on (the first step with no committed rollout); earlier steps
     keep theirs."""
-    layout.recipes.mkdir(exist_ok=True)
+    layout = attempt.layout
     for path in layout.recipes.glob("*.json"):
         if int(path.stem) > from_step:
-            path.unlink()
-    write_atomically(layout.recipe_from(from_step), _sealed(resolved).encode("ascii"))
-    write_atomically(layout.recipe_resolved, _sealed(resolved).encode("ascii"))
+            attempt.remove(path)
+    attempt.write(layout.recipe_from(from_step), _sealed(resolved).encode("ascii"))
+    attempt.write(layout.recipe_resolved, _sealed(resolved).encode("ascii"))
 
 
 def remove(layout: RunLayout) -> None:

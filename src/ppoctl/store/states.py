@@ -8,7 +8,6 @@ one, or the model source), loaded, and the recorded updates are run again from c
 """
 
 import math
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -180,13 +179,13 @@ class States:
         folder = self.layout.best / f"{state.step:06d}"
         existing = manifests.read(folder)
         if existing is not None and existing.identity != state.lineage:
-            shutil.rmtree(folder)  # of a step that was dropped and drawn again
+            self.attempt.remove(folder)  # of a step that was dropped and drawn again
             existing = None
         if existing is None:
             artifact.commit(folder, engine.save_weights, manifest, self.attempt, no_listener)
         for other in self.layout.best.iterdir():
             if other != folder:
-                shutil.rmtree(other, ignore_errors=True)
+                self.attempt.remove(other)
 
     def _draft(self, folder: Path, state: State) -> Draft:
         return Draft(folder, self.attempt, moments(self.observers, state.step, f"state/{state.role}"))

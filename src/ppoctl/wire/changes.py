@@ -14,8 +14,9 @@ from ppoctl.recipe.fingerprint import differences, result_differences
 from ppoctl.recipe.parallel import saved_layout, what_differs
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
-from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
+from ppoctl.store import run_dir
+from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.store.retention import saved_steps
@@ -85,13 +86,13 @@ def _last_saved(layout: RunLayout) -> int:
     return max(saved_steps(layout, outlines_of(layout).roles), default=0)
 
 
-def adopt(layout: RunLayout, recipe: Recipe) -> Change | None:
+def adopt(attempt: Attempt, recipe: Recipe) -> Change | None:
     """Record `recipe` as the run's from the step it holds from, and say what it changes. Raises as `change` does;
     nothing is written then."""
-    found = change(layout, recipe)
+    found = change(attempt.layout, recipe)
     if found is not None:
-        run_dir.change_recipe(layout, as_recorded(recipe), from_step=found.from_step)
-        artifact.write_atomically(layout.recipe_toml, recipe_as_toml(recipe).encode())
+        run_dir.change_recipe(attempt, as_recorded(recipe), from_step=found.from_step)
+        attempt.write(attempt.layout.recipe_toml, recipe_as_toml(recipe).encode())
     return found
 
 

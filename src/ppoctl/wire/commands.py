@@ -20,6 +20,7 @@ from ppoctl.slurm.following import require_idle
 from ppoctl.stages.drawing import Drawing
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
+from ppoctl.store.attempt import claim
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Identified, Result, Stage
 from ppoctl.store.outline import outlines_of
@@ -137,11 +138,13 @@ def _continue(
     sockets, digests = session.prepare(recipe)
     with engines.closed_if_it_fails(sockets):
         require_same_sources(layout, digests)
-        run_dir.complete_sources(layout, digests)
-        change = changes.adopt(layout, recipe)
+        attempt = claim(layout)  # before anything is written: an older attempt may still be at it
+        run_dir.complete_sources(attempt, digests)
+        change = changes.adopt(attempt, recipe)
         recipes = recorded_recipes(layout)
     notes = tuple(change.lines()) if change is not None else ()
-    return session.attempt_run(OpenedRun(layout, recipes, sockets, plan, verbose=verbose, notes=notes), do)
+    opened = OpenedRun(layout, recipes, sockets, plan, verbose=verbose, notes=notes, attempt=attempt)
+    return session.attempt_run(opened, do)
 
 
 def _holds_only_rollouts(layout: RunLayout) -> bool:

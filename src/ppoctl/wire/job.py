@@ -82,7 +82,7 @@ def assemble(
         ledger=Ledger(layout.ledger, attempt),
         states=states,
         retention=Retention(
-            layout,
+            attempt,
             outlines,
             keep_last=newest.checkpoint.keep_last,
             keep_rollouts_every_steps=newest.checkpoint.keep_rollouts_every_steps,

@@ -111,6 +111,8 @@ class OpenedRun:
     verbose: bool = False
     notes: tuple[str, ...] = ()
     """What is said first."""
+    attempt: Attempt | None = None
+    """Claimed already; None: it is still to be."""
 
     @property
     def recipe(self) -> Recipe:
@@ -137,8 +139,8 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
     Health rules are judged over the recorded steps again, so a rule's count of consecutive steps survives a resume.
     """
     layout, recipe = opened.layout, opened.recipe
-    attempt = claim(layout)
-    artifact.sweep(layout)
+    attempt = opened.attempt or claim(layout)
+    artifact.sweep(attempt)
     journal, told = Journal(layout, attempt), outlines_of(layout)
     journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=torch.get_num_threads())
     with (

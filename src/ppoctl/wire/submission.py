@@ -12,8 +12,8 @@ from pathlib import Path
 from ppoctl.batch.kept_digests import Progress, kept_digest
 from ppoctl.data.rows import digest_of, read_datasets
 from ppoctl.errors import RecipeError, RunAliveError, SlurmError, quoted
-from ppoctl.recipe.layers import VARIABLE
 from ppoctl.recipe.load import Loaded
+from ppoctl.recipe.problems import as_error
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.client import Slurm
@@ -26,6 +26,7 @@ from ppoctl.store.jobs import JobRecord, jobs, record
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire.new_run import ROLLOUT, TRAIN, create, make_way
 from ppoctl.wire.sources import model_digests
+from ppoctl.wire.staging import job_faults
 
 LOG = "logs/slurm-%j.log"
 """Slurm's own output of a job, in the run directory."""
@@ -43,8 +44,11 @@ class Submitted:
 
 
 def require_accepted(loaded: Loaded) -> None:
-    """Raise RecipeError where the cluster can never give what the recipe asks for, SlurmError where there is none."""
+    """Raise RecipeError where the cluster can never give what the recipe asks for, SlurmError where there is none,
+    EnvironmentProblemError where a job could not begin."""
     require_request(loaded, outside())
+    if problems := job_faults(loaded):
+        raise as_error(problems)
 
 
 def script_of(recipe: Recipe, work: Work) -> str:
@@ -71,7 +75,6 @@ def submit_new(
     """Make the directory of a new run, and submit it. Where Slurm refuses nothing is left. Raises RunExistsError,
     RecipeError, SlurmError, StorageError."""
     slurm = outside()
-    _require_variable(recipe)
     make_way(layout)
     rows = {f"data.{name}": digest_of(found) for name, found in read_datasets(recipe.data).items()}
     create(
@@ -124,18 +127,6 @@ def _require_no_job(layout: RunLayout, slurm: Slurm) -> None:
         raise RunAliveError(
             f"run `{layout.root}` has a job in Slurm: {open_jobs[0].id} is {open_jobs[0].state}",
             hint=f"see it: ppoctl status {quoted(layout.root)}; end it: ppoctl stop {quoted(layout.root)}",
-        )
-
-
-def _require_variable(recipe: Recipe) -> None:
-    """Raise RecipeError where the job would not find the variable that says where MLflow is."""
-    uri, table = getattr(recipe.tracking, "uri", None), recipe.slurm
-    found = None if uri is None else VARIABLE.match(uri)
-    name = "" if found is None else found[1] or found[2]
-    if name and table.secrets is None and name not in (*table.pass_on, *table.environment):
-        raise RecipeError(
-            f"`tracking.uri` is `{uri}`, and a job does not get `{name}` from this shell",
-            hint="export it in a file of mode 600 and name that: --set slurm.secrets=FILE",
         )
 
 

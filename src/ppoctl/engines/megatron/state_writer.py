@@ -135,6 +135,10 @@ class _DigestedFiles(FileSystem):
     def __init__(self) -> None:
         self.digests: dict[str, FileDigest] = {}
 
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Leave the folder to who asked for the save: torch would make it again, with all above it, where a newer
+        attempt has taken it away."""
+
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         assert mode == "wb", "a writer reads nothing"

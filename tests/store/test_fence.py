@@ -1,0 +1,227 @@
+"""The fence: an attempt that another one has overtaken changes nothing, wherever it was and whatever it believes."""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fakes.job import PPO_STORIES, Witness, open_run, play, result
+from fakes.sockets import fake_recipe
+from ppoctl.errors import StorageError, SupersededError
+from ppoctl.loop.run import run
+from ppoctl.store import artifact, run_dir
+from ppoctl.store.attempt import Attempt, claim
+from ppoctl.store.journal import Journal
+from ppoctl.store.layout import RunLayout
+from store.conftest import Stale, a_manifest, working
+from story.drill import side_by_side
+
+RECIPE = {
+    "steps": 3,
+    "checkpoint": {"every_steps": 1, "keep_last": 2, "best": "reward/score_mean"},
+    "rollout": {
+        "prompts_per_step": 2,
+        "samples_per_prompt": 1,
+        "max_prompt_tokens": 4,
+        "max_new_tokens": 6,
+        "keep_finished_every_s": 1e-9,
+    },
+    "ppo": {"epochs": 1, "minibatch_seqs": 2},
+}
+"""Everything that writes into a run: stages, both ways of saving, the best state, parts, retention."""
+
+
+EACH = 10
+"""Of so many moments, and of so many checks, one is tried."""
+
+
+def contents(root: Path) -> dict[str, bytes | None]:
+    """A folder's files with their bytes, its folders with None."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else None for path in root.rglob("*")
+    }
+
+
+@dataclass(frozen=True)
+class Slow(Attempt):
+    """An attempt whose process stops for a while right after it has made sure that it is the newest."""
+
+    pause: Callable[[int], None]
+    checks: list[int] = field(default_factory=list)
+
+    def require_newest(self) -> None:
+        super().require_newest()
+        self.checks.append(len(self.checks))
+        self.pause(self.checks[-1])
+
+
+def overtaken(root: Path, *, at_moment: str = "", at_check: int = -1) -> list[str]:
+    """Run; at a moment, or behind a check, let another attempt do the run to its end. Returns the checks and moments
+    so far, for a run that nobody overtakes all of them.
+
+    The old attempt sees its own number alone in the list of attempts, for as long as it lives.
+    """
+    after: list[dict[str, bytes | None]] = []
+    passed: list[str] = []
+
+    def another() -> None:
+        play(root, fake_recipe(**RECIPE))
+        after.append(contents(root))
+
+    def on_moment(number: int, name: str) -> None:
+        passed.append(name)
+        if name == at_moment:
+            another()
+
+    def on_check(number: int) -> None:
+        passed.append(f"check {number}")
+        if number == at_check:
+            another()
+
+    def slow(layout: RunLayout) -> Attempt:
+        found = claim(layout)
+        stale = Stale(layout.root, (found.number,))
+        return Slow(stale, found.number, found.key, on_check)
+
+    witness = Witness(act=on_moment)
+    if not at_moment and at_check < 0:
+        run(open_run(root, fake_recipe(**RECIPE), witness, claim=slow).job)
+        return passed
+    with suppress(SupersededError):  # nothing was left to do for one that is overtaken at its last moment
+        run(open_run(root, fake_recipe(**RECIPE), witness, claim=slow).job)
+    assert len(after) == 1, "nobody overtook it"
+    assert contents(root) == after[0]
+    return passed
+
+
+def test_an_attempt_that_wakes_up_at_any_moment_after_it_was_overtaken_changes_nothing(tmp_path: Path) -> None:
+    passed = overtaken(tmp_path / "whole")
+    moments = list(dict.fromkeys(name for name in passed if not name.startswith("check")))
+    checks = [name for name in passed if name.startswith("check")]
+    kinds = {name.split()[-1] for name in moments}
+    assert {"writing", "written", "renamed", "samples"} <= kinds
+    assert len(checks) > 40
+
+    def at(number: int, name: str) -> None:
+        try:
+            if name.startswith("check"):
+                overtaken(tmp_path / f"{number}", at_check=int(name.split()[1]))
+            else:
+                overtaken(tmp_path / f"{number}", at_moment=name)
+            assert result(tmp_path / f"{number}") == result(tmp_path / "whole")
+        except BaseException as error:
+            error.add_note(f"overtaken at: {name}")
+            raise
+
+    # All 250 of them take minutes; neighbours differ little.
+    drawn = [*moments[3::EACH], *checks[1::EACH]]
+    side_by_side([partial(at, number, name) for number, name in enumerate(drawn)])
+
+
+@pytest.fixture
+def old(layout: RunLayout) -> Attempt:
+    """The first attempt of a run, of which another machine goes on telling it that it is the only one."""
+    return replace(working(layout, 1), layout=Stale(layout.root, (1,)))
+
+
+def test_no_change_of_an_old_attempt_gets_through_although_it_does_not_check(layout: RunLayout, old: Attempt) -> None:
+    written = old.draft(layout.stage(1, "values"))
+    written.mkdir()
+    newer = claim(layout)
+    newer.write(layout.stage(1, "rollout") / "a", b"1")
+    before = contents(layout.root)
+    changes: list[Callable[[], object]] = [
+        lambda: written.rename(layout.stage(1, "values")),
+        lambda: written.mkdir(),
+        lambda: old.place(written, layout.stage(7, "values")),
+        lambda: old.write(layout.recipe_toml, b"x"),
+        lambda: old.remove(layout.stage(1, "rollout")),
+        lambda: old.renew(layout.journal),
+        lambda: old.set_aside(layout.stage(1, "rollout")),
+        lambda: artifact.commit(layout.stage(1, "values"), artifact.write_bytes({}), a_manifest(), old, print),
+        lambda: Journal(old.layout, old).event("attempt_ended"),
+        lambda: run_dir.change_recipe(old, {"steps": 2}, from_step=1),
+        lambda: artifact.sweep(old),
+    ]
+    for change in changes:
+        with pytest.raises((OSError, SupersededError)):
+            change()
+        assert contents(layout.root) == before
+
+
+def test_what_an_old_attempt_appends_to_a_file_that_it_had_open_is_nowhere(layout: RunLayout) -> None:
+    descriptor = os.open(layout.journal, os.O_RDWR)
+    newer = claim(layout)
+    Journal(layout, newer).event("attempt_started")
+    before = layout.journal.read_bytes()
+    os.pwrite(descriptor, b"{}\n" * 100, 0)
+    os.ftruncate(descriptor, 1)
+    os.close(descriptor)
+    assert layout.journal.read_bytes() == before
+
+
+def test_an_attempt_of_a_run_that_was_replaced_is_not_taken_for_the_one_of_its_number(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path / "run")
+    attempts = []
+    for _ in range(2):
+        if layout.root.exists():
+            run_dir.remove(layout)
+        run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
+        attempts.append(claim(layout))
+    old, newer = attempts
+    assert old.number == newer.number == 1
+    with pytest.raises(StorageError):
+        old.write(layout.recipe_toml, b"x")
+    newer.write(layout.recipe_toml, b"y")
+
+
+def test_what_is_set_aside_when_a_newer_attempt_comes_is_kept(layout: RunLayout, old: Attempt) -> None:
+    state = layout.state("actor", 3)
+    old.write(state / "a", b"1")
+    state.rename(old.own / "discarded.states.actor.000003")  # and it was killed here
+    claim(layout)
+    assert (layout.discarded(1) / "states.actor.000003" / "a").read_bytes() == b"1"
+
+
+def test_a_claim_ends_although_the_old_attempt_goes_on_writing(layout: RunLayout, old: Attempt) -> None:
+    begun, refused = threading.Event(), list[OSError]()
+
+    def goes_on() -> None:
+        number = 0
+        while not refused:
+            try:
+                folder = old.own / f"{number}"
+                folder.mkdir()
+                (folder / "a").write_bytes(b"1")
+                folder.rename(layout.root / f"published-{number}")
+            except OSError as error:
+                if not old.own.is_dir():
+                    refused.append(error)
+            number += 1
+            if number == 20:
+                begun.set()
+
+    writer = threading.Thread(target=goes_on)
+    writer.start()
+    begun.wait()
+    claim(layout)
+    before = contents(layout.root)
+    writer.join()
+    assert contents(layout.root) == before
+    published = [name for name in before if name.startswith("published-")]
+    whole = {name for name in published if name.endswith("/a")}
+    assert len(published) == 2 * len(whole), "one was published without its file"
+
+
+def test_a_claim_on_a_run_of_an_earlier_version_closes_its_attempts(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path / "run")
+    run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
+    for number in (1, 2):
+        layout.attempt(number).mkdir()
+    assert claim(layout).number == 3
+    assert [layout.drafts(number).is_file() for number in (1, 2, 3)] == [True, True, False]
