@@ -62,6 +62,8 @@ def test_a_run_that_is_told_of_the_limit_in_any_stage_goes_on_after_it(
     warn_in_the_middle_of(STAGES, lab, tmp_path, whole)
 
 
+@pytest.mark.story
+@pytest.mark.minutes(1)
 def test_a_run_that_is_pushed_out_goes_on_behind_who_pushed_it(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     drills = {name: Drill(lab, tmp_path / name) for name in ("graced", "main")}
     for name, drill in drills.items():
