@@ -104,7 +104,7 @@ def test_everything_is_in_the_one_object(layout: RunLayout, cluster: FakeSlurm, 
     submitted(layout)
     submitted(layout, "13", after="12")
     begun(layout, job="12", restart=0).event("attempt_ended", status="preempted", exit_code=75)
-    layout.job_ended("12").write_text("0 75 7\n")
+    layout.job_ended("12").write_text("0 75 7 USR1\n")
     cluster.has("12", "PENDING", reason="BeginTime", restarts=1, start="4102444800")
     cluster.has("13", "PENDING", reason="Dependency")
     told = json.loads(ask("status", "my", "--json").out)

@@ -16,7 +16,6 @@ from ppoctl.errors import RunAliveError, SlurmError
 from ppoctl.slurm import following
 from ppoctl.slurm.client import Slurm
 from ppoctl.slurm.run_state import RunFacts
-from ppoctl.store import alive
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.jobs import JobRecord, ScriptEnd, record
 from ppoctl.store.journal import Journal, read_lines
@@ -56,10 +55,10 @@ def age(path: Path, seconds: float) -> None:
 def test_a_folder_says_what_was_done_and_what_was_submitted(layout: RunLayout) -> None:
     begun(layout, job="12", restart=1)
     record(layout, JobRecord("12", 5.0, "resume"))
-    layout.job_ended("12").write_text("0 75 7\n")
+    layout.job_ended("12").write_text("0 75 7 USR1\n")
     found = facts(layout)
     assert (found.steps_done, found.steps_planned) == (2, 2)
-    assert found.ends == {"12": [ScriptEnd(0, 75, 7.0)]}
+    assert found.ends == {"12": [ScriptEnd(0, 75, 7.0, "USR1")]}
     assert found.job_ids == ("12",)
     assert found.newest is not None
     assert (found.newest["job"], found.newest["restart"], found.newest["host"]) == ("12", 1, "node1")
@@ -132,21 +131,21 @@ def test_a_run_whose_job_is_at_work_is_left_alone(layout: RunLayout, cluster: Fa
     begun(layout, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
     with pytest.raises(RunAliveError, match=r"is at work: job 12 of Slurm is at work") as raised:
-        alive.require_idle(layout, following.job_at_work)
+        following.require_idle(layout)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {layout.root} --take-over")
     for state in ("PENDING", "NODE_FAIL"):
         cluster.has("12", state)
-        alive.require_idle(layout, following.job_at_work)
+        following.require_idle(layout)
     cluster.forgets("12")
-    alive.require_idle(layout, following.job_at_work)
+    following.require_idle(layout)
 
 
 def test_a_job_that_begins_is_at_work_before_its_attempt_is(layout: RunLayout, cluster: FakeSlurm) -> None:
     record(layout, JobRecord("12", 1.0, "resume"))
     cluster.has("12", "CONFIGURING")
     with pytest.raises(RunAliveError, match="job 12"):
-        alive.require_idle(layout, following.job_at_work)
+        following.require_idle(layout)
 
 
 def test_the_job_that_this_process_is_in_is_not_in_its_own_way(
@@ -156,10 +155,10 @@ def test_the_job_that_this_process_is_in_is_not_in_its_own_way(
     cluster.has("12", "RUNNING")
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
-    alive.require_idle(layout, following.job_at_work)
+    following.require_idle(layout)
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     with pytest.raises(RunAliveError, match="job 12"):
-        alive.require_idle(layout, following.job_at_work)
+        following.require_idle(layout)
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -171,10 +170,10 @@ def test_when_slurm_does_not_answer_a_person_is_asked_and_a_job_goes_on(
     if inside:
         monkeypatch.setenv("SLURM_JOB_ID", "13")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
-        alive.require_idle(layout, following.job_at_work)
+        following.require_idle(layout)
         return
     with pytest.raises(SlurmError, match=r"whether a job is at work on run `.*` is unknown") as raised:
-        alive.require_idle(layout, following.job_at_work)
+        following.require_idle(layout)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith("--take-over")
 
@@ -184,11 +183,11 @@ def test_a_machine_without_slurm_takes_a_run_over_as_before(
 ) -> None:
     begun(layout, job="12", restart=0)
     monkeypatch.setenv("PATH", "/nowhere")
-    alive.require_idle(layout, following.job_at_work)
+    following.require_idle(layout)
 
 
 def test_nobody_asks_slurm_about_a_run_that_never_had_a_job(layout: RunLayout, cluster: FakeSlurm) -> None:
-    alive.require_idle(layout, following.job_at_work)
+    following.require_idle(layout)
     assert cluster.asked == []
 
 
@@ -198,4 +197,4 @@ def test_a_process_of_this_host_is_named_before_its_job(layout: RunLayout, clust
     begun(layout, job="12", restart=0, pid=parent.pid, host=platform.node())
     cluster.has("12", "RUNNING")
     with pytest.raises(RunAliveError, match=f"attempt . is process {parent.pid} here"):
-        alive.require_idle(layout, following.job_at_work)
+        following.require_idle(layout)

@@ -95,8 +95,8 @@ def test_what_is_missing_is_told_all_at_once_with_where_it_was_set(tmp_path: Pat
             "ppoctl plan RECIPE --sbatch | bash -n",
         ),
         (
-            "--set: `tracking.uri` is `$MLFLOW_AT`, and a job is not given `MLFLOW_AT`",
-            "write `export MLFLOW_AT=...` into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
+            "--set: `tracking.uri` is `$MLFLOW_AT`, and a job does not get `MLFLOW_AT` from this shell",
+            "export it in a file of mode 600 and name that: --set slurm.secrets=FILE",
         ),
     ]
 

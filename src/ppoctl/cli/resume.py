@@ -61,10 +61,9 @@ def resume(
         _tell_plan(run, table, sets or (), as_json=json)
         return None
     if not take_over:
-        from ppoctl.slurm.following import job_at_work
-        from ppoctl.store.alive import require_idle
+        from ppoctl.slurm.following import require_idle
 
-        require_idle(layout, job_at_work)
+        require_idle(layout)
     table = _mended(layout, table, back_to, allow_missing=allow_missing)
     _print(run, table, to_stderr=True)
     preflight.require_room_to_go_on(layout, sets or (), force=force)

@@ -62,7 +62,13 @@ def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> Told:
         return Told(silence=error.message)
 
 
-def job_at_work(ids: Sequence[str], slurm: Slurm | None = None) -> str | None:
+def require_idle(layout: RunLayout) -> None:
+    """Raise RunAliveError while another process of this host, or a job of Slurm, is at work on the run; SlurmError
+    where that is unknown."""
+    alive.require_idle(layout, job_at_work)
+
+
+def job_at_work(ids: Sequence[str]) -> str | None:
     """The one of these jobs that is at work, other than that of this process; None: none is.
 
     Raises SlurmError where Slurm is here and does not answer, unless this process is in a job itself: that begins
@@ -71,7 +77,7 @@ def job_at_work(ids: Sequence[str], slurm: Slurm | None = None) -> str | None:
     mine = allocation()
     others = [id for id in ids if mine is None or id != mine.id]
     try:
-        known = (slurm or Slurm()).jobs(others)
+        known = Slurm().jobs(others)
     except SlurmAbsentError:
         return None
     except SlurmError:

@@ -35,14 +35,12 @@ from typing import Any
 from ppoctl.clock import duration
 from ppoctl.errors import ExitCode
 from ppoctl.slurm.client import SlurmJob
+from ppoctl.slurm.turn import goes_on_after
 from ppoctl.store.jobs import JobRecord, ScriptEnd
 
 AT_WORK = frozenset({"running", "starting", "hung", "suspended"})
 WAITING = frozenset({"pending", "requeued", "submitted"})
 DONE = frozenset({"finished", "unmet"})
-
-_GO_ON = frozenset({ExitCode.PREEMPTED, ExitCode.ENVIRONMENT, ExitCode.HANG, *range(134, 140)})
-"""Codes after which a job's script may have put the job back into the queue."""
 
 _STATUS: dict[int, str] = {
     ExitCode.DONE: "finished",
@@ -117,7 +115,7 @@ class RunFacts:
 
     def _is_over(self, id: str) -> bool:
         ends = self.ends.get(id, ())
-        return bool(ends) and ends[-1].code not in _GO_ON
+        return bool(ends) and not goes_on_after(ends[-1].code)
 
 
 @dataclass(frozen=True)

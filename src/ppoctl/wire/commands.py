@@ -16,11 +16,10 @@ from ppoctl.ports import Actor, DrawnFor, Sample
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import Loaded, load
 from ppoctl.recipe.schema import Recipe
-from ppoctl.slurm.following import job_at_work
+from ppoctl.slurm.following import require_idle
 from ppoctl.stages.drawing import Drawing
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
-from ppoctl.store.alive import require_idle
 from ppoctl.store.attempt import claim
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Identified, Result, Stage
@@ -68,7 +67,7 @@ def _as_it_is(layout: RunLayout) -> ResumePlan:
     """The plan of a run that is continued without a question. Raises StorageError naming what is missing or corrupt,
     RunAliveError when somebody is at work on it."""
     run_dir.facts(layout)
-    require_idle(layout, job_at_work)
+    require_idle(layout)
     plan = plan_resume(layout)
     plan.require_whole(layout)
     return plan

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from ppoctl.errors import RunExistsError, quoted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
-from ppoctl.slurm.following import job_at_work
+from ppoctl.slurm.following import require_idle
 from ppoctl.store import run_dir
-from ppoctl.store.alive import require_idle
 from ppoctl.store.jobs import jobs
 from ppoctl.store.layout import RunLayout
 from ppoctl.versions import versions
@@ -57,5 +56,5 @@ def is_replaceable(layout: RunLayout) -> bool:
     if not layout.run_json.is_file() or run_dir.has_begun(layout) or jobs(layout):
         return False
     run_dir.facts(layout)
-    require_idle(layout, job_at_work)
+    require_idle(layout)
     return True

@@ -135,13 +135,9 @@ def _variable_faults(recipe: Recipe) -> Iterator[tuple[KeyPath, PpoctlError]]:
     name, table = found[1] or found[2], recipe.slurm
     if name in table.environment or name in table.pass_on or name in PASSED_ON or _exports(table.secrets, name):
         return
-    yield (
-        ("tracking", "uri"),
-        EnvironmentProblemError(
-            f"`tracking.uri` is `{uri}`, and a job is not given `{name}`",
-            hint=f"write `export {name}=...` into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
-        ),
-    )
+    says = f"`tracking.uri` is `{uri}`, and a job does not get `{name}` from this shell"
+    hint = "export it in a file of mode 600 and name that: --set slurm.secrets=FILE"
+    yield ("tracking", "uri"), RecipeError(says, hint=hint)
 
 
 def _exports(secrets: str | None, name: str) -> bool:

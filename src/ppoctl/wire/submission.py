@@ -12,17 +12,15 @@ from pathlib import Path
 from ppoctl.batch.kept_digests import Progress, kept_digest
 from ppoctl.data.rows import digest_of, read_datasets
 from ppoctl.errors import RecipeError, RunAliveError, SlurmError, quoted
-from ppoctl.recipe.layers import VARIABLE
 from ppoctl.recipe.load import Loaded
 from ppoctl.recipe.problems import as_error
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.client import Slurm
-from ppoctl.slurm.following import job_at_work
+from ppoctl.slurm.following import require_idle
 from ppoctl.slurm.request import Request, request_of, require_request
 from ppoctl.slurm.script import Work, batch_script
 from ppoctl.store import run_dir
-from ppoctl.store.alive import require_idle
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.jobs import JobRecord, jobs, record
 from ppoctl.store.layout import RunLayout
@@ -77,7 +75,6 @@ def submit_new(
     """Make the directory of a new run, and submit it. Where Slurm refuses nothing is left. Raises RunExistsError,
     RecipeError, SlurmError, StorageError."""
     slurm = outside()
-    _require_variable(recipe)
     make_way(layout)
     rows = {f"data.{name}": digest_of(found) for name, found in read_datasets(recipe.data).items()}
     create(
@@ -96,7 +93,7 @@ def submit_again(
     """Submit a run that is there, with keys that change from now on. Raises RunAliveError while somebody is at
     work on it, or a job of it is not over."""
     slurm = outside()
-    require_idle(layout, job_at_work)
+    require_idle(layout)
     _require_no_job(layout, slurm)
     return _submit_run(slurm, recipe, layout, command, sets, links)
 
@@ -130,18 +127,6 @@ def _require_no_job(layout: RunLayout, slurm: Slurm) -> None:
         raise RunAliveError(
             f"run `{layout.root}` has a job in Slurm: {open_jobs[0].id} is {open_jobs[0].state}",
             hint=f"see it: ppoctl status {quoted(layout.root)}; end it: ppoctl stop {quoted(layout.root)}",
-        )
-
-
-def _require_variable(recipe: Recipe) -> None:
-    """Raise RecipeError where the job would not find the variable that says where MLflow is."""
-    uri, table = getattr(recipe.tracking, "uri", None), recipe.slurm
-    found = None if uri is None else VARIABLE.match(uri)
-    name = "" if found is None else found[1] or found[2]
-    if name and table.secrets is None and name not in (*table.pass_on, *table.environment):
-        raise RecipeError(
-            f"`tracking.uri` is `{uri}`, and a job does not get `{name}` from this shell",
-            hint="export it in a file of mode 600 and name that: --set slurm.secrets=FILE",
         )
 
 
