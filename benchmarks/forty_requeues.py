@@ -1,11 +1,12 @@
 """Forty requeues of one run in a row, at random moments: `PYTHONPATH=src:tests python benchmarks/forty_requeues.py`.
 
 A run on the tests' fake engines is submitted to a Slurm that is started here (Debian's packages, see `tests/slurm`);
-the rest is the product, from `ppoctl train --on slurm` to the end. Each time that its job has started it is struck
-after 0 to `--within` seconds, so in start-up as well as in any stage: told that its time is nearly over, put back by
-Slurm, pushed out by a job of higher priority, or its process killed. At last it is left alone; then ledger, states
-and the figures of every stage must be those of the run that nobody touched, to the bit. One integer draws moments and
-ways. Exit 1 when something differs, when a process is left, or when the run ended before it was struck that often.
+the rest is the product, from `ppoctl train --on slurm` to the end. Each time that its job has started it is struck up
+to `--within` seconds later, or so long after it has got to the run, so in start-up as well as in any stage: told that
+its time is nearly over, put back by Slurm, pushed out by a job of higher priority, or its process killed. At last it
+is left alone; then ledger, states and the figures of every stage must be those of the run that nobody touched, to the
+bit. One integer draws moments and ways. Exit 1 when something differs, when a process is left, or when the run ended
+before it was struck that often.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from slurm.drill import OVER, Drill, require_same, row_of
 from slurm.lab import Lab
 
 WAYS = ("told", "put back", "pushed out", "killed")
+ON_THE_RUN = 0.75
+"""Share of the strikes whose delay counts from the moment that the attempt has got to the run."""
 FRUITLESS = "9:0"
 """Exit code of a job that started three times in a row for nothing: a person has to submit it again, and does."""
 
@@ -61,6 +64,16 @@ def wait_for_start(lab: Lab, drill: Drill, seen: int) -> bool:
         time.sleep(0.05)
 
 
+def wait_for_attempt(lab: Lab, drill: Drill, seen: int) -> None:
+    """Wait until a new attempt works on the run, or the job does not run any more."""
+    while len(_events(drill)) == seen and lab.job(drill.jobs[-1])["JobState"] == "RUNNING":
+        time.sleep(0.05)
+
+
+def _events(drill: Drill) -> list[object]:
+    return list(drill.attempts()) if drill.layout.journal.exists() else []
+
+
 def where(drill: Drill) -> str:
     """What the run is at, as its journal tells."""
     lines = drill.lines if drill.layout.journal.exists() else []
@@ -75,7 +88,7 @@ def main() -> int:
     parser.add_argument("--requeues", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--within", type=float, default=12.0, metavar="SECONDS")
+    parser.add_argument("--within", type=float, default=6.0, metavar="SECONDS")
     given = parser.parse_args()
     draw = random.Random(given.seed)
     with tempfile.TemporaryDirectory(prefix="requeues-") as name, Lab(2) as lab:
@@ -89,11 +102,14 @@ def main() -> int:
         while ways.total() < given.requeues and wait_for_start(lab, drill, seen):
             seen = starts(lab, drill)
             after_s, way = draw.uniform(0, given.within), draw.choice(WAYS)
+            attempts = len(_events(drill))
+            if draw.random() < ON_THE_RUN:
+                wait_for_attempt(lab, drill, attempts)
             time.sleep(after_s)
             told = where(drill)
             strike(lab, drill, way)
             ways[way] += 1
-            print(f"{ways.total():>3}  {way:<10} {after_s:4.1f} s after its start, {told}", flush=True)
+            print(f"{ways.total():>3}  {way:<10} {after_s:4.1f} s later, {told}", flush=True)
         last = drill.ended(seconds=3600)
         took_s = time.monotonic() - begun
         print(f"last: {last['JobState']} {last['ExitCode']}, jobs {len(drill.jobs)}, starts {starts(lab, drill)}")

@@ -65,7 +65,7 @@ class Drill:
         (folder / "recipe.toml").write_text(RECIPE)
         self.command = folder / "ppoctl"
         program = f"{sys.executable} {Path(__file__).with_name('on_fakes.py')}"
-        self.command.write_text(f'#!/bin/sh\nexport DRILL="{folder}"\nexec {program} "$@"\n')
+        self.command.write_text(f'#!/bin/sh\nexport DRILL="{folder}" PYTHONPATH="{ROOT}/src"\nexec {program} "$@"\n')
         self.command.chmod(0o755)
 
     @property

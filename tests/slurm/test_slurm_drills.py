@@ -80,20 +80,23 @@ def test_a_run_that_is_pushed_out_goes_on_behind_who_pushed_it(lab: Lab, tmp_pat
 @pytest.mark.story
 @pytest.mark.minutes(2)
 def test_a_run_that_is_cancelled_goes_on_when_it_is_submitted_again(lab: Lab, tmp_path: Path, whole: Drill) -> None:
-    ways = {"cancelled": (), "cancelled and killed": ("--full", "--signal=KILL")}
-    drills = {name: Drill(lab, tmp_path / name.replace(" ", "-")) for name in ways}
-    for drill in drills.values():
+    cancelled, killed = Drill(lab, tmp_path / "cancelled"), Drill(lab, tmp_path / "killed")
+    for drill in (cancelled, killed):
         drill.pause("2-values")
         drill.submit()
-    for name, drill in drills.items():
         drill.reached("2-values")
-        lab.ask("scancel", *ways[name], drill.jobs[0])
-        drill.let_go("2-values")
-    for drill in drills.values():
-        assert drill.ended()["JobState"] in ("CANCELLED", "FAILED")
+    lab.ask("scancel", cancelled.jobs[0])
+    cancelled.let_go("2-values")
+    command = psutil.Process(killed.waited("2-values"))
+    for process in (command.parent(), command):
+        assert process is not None
+        process.kill()
+    assert cancelled.ended()["JobState"] == "CANCELLED"
+    assert killed.ended()["ExitCode"] == "0:9"
+    for drill in (cancelled, killed):
         drill.resume()
-    require_whole("cancelled, resumed by hand", drills["cancelled"], whole, [75, 0])
-    require_whole("killed, resumed by hand", drills["cancelled and killed"], whole, [0])
+    require_whole("cancelled, resumed by hand", cancelled, whole, [75, 0])
+    require_whole("killed with its script, resumed by hand", killed, whole, [0])
 
 
 @pytest.mark.story
