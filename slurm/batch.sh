@@ -5,7 +5,12 @@
 # USR1: the time limit is near, or a job of higher priority wants these nodes. TERM: Slurm ends the job. Both are
 # passed on to the command, which finishes or abandons what it is at, saves, and ends.
 asked= child= heard=
-pass() { asked=$1 heard=yes; [ -z "$child" ] || kill -s "$1" "$child" 2>/dev/null; }
+pass() {
+    [ "$asked" = TERM ] || asked=$1
+    heard=yes
+    case $1 in TERM) set -- @{term} ;; esac
+    [ -z "$child" ] || kill -s "$1" "$child" 2>/dev/null
+}
 trap 'pass USR1' USR1
 trap 'pass TERM' TERM
 
@@ -13,26 +18,44 @@ unset SLURM_EXPORT_ENV  # steps get all of this environment, not only the variab
 ulimit -c 0             # Ray leaves a core file where it is ended from outside
 cd -- @{folder} || exit 8
 
+restart=${SLURM_RESTART_COUNT:-0}
+exec 3<> <(:)  # a pipe
 (
+    echo begun >&3  # from here on a signal is this shell's own, and then the command's
+    exec 3>&-
     set -e
 @{setup}
     exec @{command}
 ) &
-child=$!
+begins=$!
+until read -r -t 1 _ <&3 || ! kill -0 "$begins" 2>/dev/null; do :; done
+child=$begins
 [ -z "$asked" ] || pass "$asked"
 while heard=; wait "$child"; code=$?; [ "$heard" ]; do :; done
 
 # A command that was told before it could listen died of it, and had begun nothing. 130: `ppoctl stop`.
 [ -z "$asked" ] || [ "$code" -le 128 ] || [ "$code" -eq 130 ] || code=75
 # RESTART CODE TIME SIGNAL: how `ppoctl status` knows of the end where Slurm has forgotten the job
-printf '%s %s %s %s\n' "${SLURM_RESTART_COUNT:-0}" "$code" "$(date +%s)" "${asked:--}" >>@{record}
+printf '%s %s %s %s\n' "$restart" "$code" "$(date +%s)" "${asked:--}" >>@{record}
 
+told() { squeue --noheader --job "$SLURM_JOB_ID" --Format "$1" | tr -d ' '; }
 case $code in @{goes_on}) again=yes ;; *) again= ;; esac
-# After TERM Slurm itself decides whether the job comes back.
-if [ "$again" ] && [ "$asked" != TERM ] && [ "${SLURM_RESTART_COUNT:-0}" -lt @{requeues} ]; then
+[ "$restart" -lt @{requeues} ] || again=
+# What fails before the run has begun would fail again.
+[ "$asked" ] || grep -qs "^$restart " "jobs/$SLURM_JOB_ID.started" || again=
+# Slurm ends a job at its limit, when it was cancelled, and to make way: then it brings the job back itself.
+[ "$asked" != TERM ] || [ "$again" = "" ] || [ "$(told Reason)" = TimeLimit ] || again=
+if [ "$again" ]; then
     echo "ppoctl: exit code $code, back into the queue"
     trap '' TERM  # by which Slurm takes the job back
-    # A controller that restarts refuses for a while.
-    for _ in {1..30}; do scontrol requeue "$SLURM_JOB_ID" && break || sleep 10; done
+    # A controller that restarts refuses for a while; a job that is back already, elsewhere, is left alone.
+    for _ in {1..30}; do
+        case $(told RestartCnt) in
+            "$restart") scontrol requeue "$SLURM_JOB_ID" && break ;;
+            "") ;;
+            *) break ;;
+        esac
+        sleep 10
+    done
 fi
 exit "$code"

@@ -31,9 +31,24 @@ def started(text: str, folder: Path, **environ: str) -> "subprocess.Popen[str]":
     """The script at work in its folder, as Slurm starts it."""
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
     there = {**os.environ, "SLURM_JOB_ID": "17", **environ}
-    file = folder.parent / "script.sh"
+    file = folder.parent / f"script-{len(list(folder.parent.iterdir()))}.sh"  # bash reads it as it goes
     file.write_text(text, "utf-8")
     return subprocess.Popen(["bash", str(file)], env=there, stdout=subprocess.PIPE, text=True, cwd=folder.parent)
+
+
+def in_queue(
+    programs: Programs, folder: Path, *, restart: int = 0, now: str | None = None, reason: str = "None"
+) -> None:
+    """Slurm, which says why the job ends and which of its starts is the newest; and a run that this start began."""
+    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    (folder / "jobs" / "17.started").write_text(f"{restart} 5 100 60\n")
+    count = str(restart) if now is None else now
+    programs.make("squeue", f'case "$*" in *Reason*) echo "{reason} " ;; *RestartCnt*) echo "{count} " ;; esac')
+    programs.make("scontrol")
+
+
+def requeued(programs: Programs) -> bool:
+    return "scontrol requeue 17" in programs.asked
 
 
 def test_a_recipe_asks_for_what_it_says(tmp_path: Path) -> None:
@@ -125,11 +140,11 @@ def test_a_job_without_its_folder_does_nothing(tmp_path: Path, programs: Program
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 75, 130, 134, 137, 139, 140])
 def test_the_codes_after_which_a_job_goes_back(tmp_path: Path, programs: Programs, code: int) -> None:
     programs.make("work", f"exit {code}")
-    programs.make("scontrol")
+    in_queue(programs, tmp_path / "run", restart=4)
     done = started(script(tmp_path / "run"), tmp_path / "run", SLURM_RESTART_COUNT="4")
     done.communicate()
     assert done.returncode == code
-    assert (programs.asked[1:] == ["scontrol requeue 17"]) == goes_on_after(code)
+    assert requeued(programs) == goes_on_after(code)
     restart, ended, at, asked = (tmp_path / "run" / "jobs" / "17.ended").read_text().split()
     assert (restart, ended, asked) == ("4", str(code), "-")
     assert abs(int(at) - time.time()) < 60
@@ -150,10 +165,26 @@ def test_a_job_goes_back_as_often_as_it_may(
     tmp_path: Path, programs: Programs, most: int, restart: int, goes: bool
 ) -> None:
     programs.make("work", "exit 75")
-    programs.make("scontrol")
+    in_queue(programs, tmp_path / "run", restart=restart)
     text = script(tmp_path / "run", f"slurm.requeues={most}")
     started(text, tmp_path / "run", SLURM_RESTART_COUNT=str(restart)).communicate()
-    assert (len(programs.asked) == 2) == goes
+    assert requeued(programs) == goes
+
+
+def test_what_fails_before_the_run_began_is_not_tried_again(tmp_path: Path, programs: Programs) -> None:
+    programs.make("work")
+    in_queue(programs, tmp_path / "run")
+    (tmp_path / "run" / "jobs" / "17.started").unlink()
+    started(script(tmp_path / "run", 'slurm.setup=["exit 3"]'), tmp_path / "run").communicate()
+    assert not requeued(programs)
+
+
+def test_a_job_that_is_back_already_is_left_alone(tmp_path: Path, programs: Programs) -> None:
+    """Its network was cut, and Slurm gave it other nodes: to put it back now would end what works there."""
+    programs.make("work", "exit 3")
+    in_queue(programs, tmp_path / "run", restart=0, now="1")
+    started(script(tmp_path / "run"), tmp_path / "run").communicate()
+    assert not requeued(programs)
 
 
 LISTENS = """
@@ -163,18 +194,50 @@ sleep 30 & wait $!
 """
 
 
-@pytest.mark.parametrize(("name", "goes"), [("USR1", True), ("TERM", False)])
-def test_a_signal_reaches_the_command(tmp_path: Path, programs: Programs, name: str, goes: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason", "goes"), [("USR1", "None", True), ("TERM", "None", False), ("TERM", "TimeLimit", True)]
+)
+def test_a_signal_reaches_the_command(tmp_path: Path, programs: Programs, name: str, reason: str, goes: bool) -> None:
     programs.make("work", LISTENS.format(name=name))
-    programs.make("scontrol")
+    in_queue(programs, tmp_path / "run", reason=reason)
     job = started(script(tmp_path / "run"), tmp_path / "run")
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
     job.send_signal(getattr(signal, f"SIG{name}"))
     assert f"told {name}\n" in job.communicate(timeout=20)[0]
     assert job.returncode == 75
-    assert ("scontrol requeue 17" in programs.asked) == goes
+    assert requeued(programs) == goes
     assert (tmp_path / "run" / "jobs" / "17.ended").read_text().split()[3] == name
+
+
+def test_a_warning_after_the_end_has_begun_changes_nothing(tmp_path: Path, programs: Programs) -> None:
+    programs.make("work", "trap : TERM USR1; echo ready; for n in {1..30}; do sleep 0.05; done; exit 75")
+    in_queue(programs, tmp_path / "run")
+    job = started(script(tmp_path / "run"), tmp_path / "run")
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    job.send_signal(signal.SIGUSR1)
+    job.communicate(timeout=20)
+    assert not requeued(programs)
+
+
+def test_a_signal_at_any_moment_of_the_start_is_not_lost(tmp_path: Path, programs: Programs) -> None:
+    programs.make("work", "trap 'exit 75' USR1; for n in {1..200}; do sleep 0.05; done")
+    in_queue(programs, tmp_path / "run")
+    text = script(tmp_path / "run")
+    ready = "trap 'pass TERM' TERM\n"
+    jobs = []
+    for moment in range(20):
+        after = (
+            f"kill -s USR1 $$\nsleep 0.0{moment}\n" if moment < 2 else f"(sleep 0.0{moment:02d}; kill -s USR1 $$) &\n"
+        )
+        jobs.append(started(text.replace(ready, ready + after), tmp_path / "run"))
+        time.sleep(0.05)
+    for job in jobs:
+        job.communicate(timeout=8)
+        assert job.returncode == 75
 
 
 def test_a_command_that_finishes_after_a_signal_is_waited_for(tmp_path: Path, programs: Programs) -> None:
@@ -193,14 +256,14 @@ def test_a_command_that_finishes_after_a_signal_is_waited_for(tmp_path: Path, pr
 
 def test_a_command_that_could_not_listen_yet_had_begun_nothing(tmp_path: Path, programs: Programs) -> None:
     programs.make("work", "echo ready; exec sleep 30")
-    programs.make("scontrol")
+    in_queue(programs, tmp_path / "run")
     job = started(script(tmp_path / "run"), tmp_path / "run")
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
     job.send_signal(signal.SIGUSR1)
     job.communicate(timeout=20)
     assert job.returncode == 75
-    assert "scontrol requeue 17" in programs.asked
+    assert requeued(programs)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +272,7 @@ def test_a_command_that_could_not_listen_yet_had_begun_nothing(tmp_path: Path, p
         (
             '{kind="pyxis", image="reg#im age:1", mounts=["/a:/a", "/b:/c"]}',
             [
-                *["srun", "--overlap", "--nodes=1", "--ntasks=1"],
+                *["srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--cpus-per-task=64"],
                 "--container-image=reg#im age:1",
                 "--container-mounts=/a:/a,/b:/c",
             ],
@@ -218,6 +281,6 @@ def test_a_command_that_could_not_listen_yet_had_begun_nothing(tmp_path: Path, p
     ],
 )
 def test_a_container_goes_around_the_command(tmp_path: Path, container: str, before: list[str]) -> None:
-    text = script(tmp_path, f"slurm.container={container}", "slurm.command=/opt/bin/ppoctl")
-    (command,) = [line for line in text.splitlines() if line.startswith("    exec ")]
+    text = script(tmp_path, f"slurm.container={container}", "slurm.command=/opt/bin/ppoctl", "slurm.cpus_per_node=64")
+    command = [line for line in text.splitlines() if line.startswith("    exec ")][-1]
     assert shlex.split(command)[1:] == [*before, "/opt/bin/ppoctl", "resume"]

@@ -47,6 +47,8 @@ def batch_script(recipe: Recipe, request: Request, work: Work, program: Sequence
         command=" ".join(map(quoted, _words(recipe, work, program))),
         record='"jobs/$SLURM_JOB_ID.ended"' if work.is_run else "/dev/null",
         goes_on=GOES_ON,
+        # srun ends its step at once where it gets TERM itself; Slurm sends it to the step's processes, too.
+        term="USR1" if isinstance(table.container, Pyxis) else "TERM",
         requeues=table.requeues if work.is_run and table.requeue else 0,
     )
 
@@ -69,7 +71,8 @@ def in_container(recipe: Recipe) -> tuple[list[str], list[str]]:
 def _words(recipe: Recipe, work: Work, program: Sequence[str]) -> list[str]:
     """The command. Only Slurm's own `srun` makes a container by options, so that it is then a step."""
     options, before = in_container(recipe)
-    step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *options] if options else []
+    cpus = [f"--cpus-per-task={recipe.slurm.cpus_per_node}"] if recipe.slurm.cpus_per_node else []
+    step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", *cpus, *options] if options else []
     return [*step, *before, *([recipe.slurm.command] if recipe.slurm.command else program), *work.words]
 
 
