@@ -171,6 +171,15 @@ def test_no_port_is_open_that_nobody_uses(actor):
     assert [each.laddr for found in unused for each in found if each.status == psutil.CONN_LISTEN] == []
 
 
+def test_a_sigterm_to_all_processes_of_a_step_leaves_ray_to_the_driver(actor):
+    """As Slurm sends it some time before SIGKILL: the driver may still save."""
+    before = actor.call("variables", "SLURMD_NODENAME")
+    for process in of_the_nodes():
+        process.terminate()
+    assert actor.call("variables", "SLURMD_NODENAME") == before
+    assert {each.name() for each in of_the_nodes()} >= {"raylet", "gcs_server"}
+
+
 def test_a_dead_raylet_names_its_node_and_its_ranks_while_the_driver_waits(folder, actor, cluster):
     actor.call("meeting_place")
     waiting = actor.begin("sleep")
