@@ -28,8 +28,8 @@ SRUN = r"""#!/bin/bash
 # In the place of Slurm's: the step runs here, as a child that ends with its stdin, and leaves its words.
 for word in "$@"; do case $word in --nodelist=*) node=${word#*=} ;; esac; done
 [ "$node" = broken ] && { echo "srun: error: Node failure on broken" >&2; exit 1; }
+printf '%s\n' "${!SLURM_@}" "$@" >"$SEEN/$node"
 while [[ $1 == -* || $1 == srun ]]; do shift; done
-printf '%s\n' "${!SLURM_@}" >"$SEEN/$node"
 SLURMD_NODENAME=$node exec "$@"
 """
 
@@ -43,7 +43,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{made}:{os.environ['PATH']}")
         patch.setenv("SEEN", str(made))
-        for name, value in {"JOB_ID": "7", "GPUS": "16", "CPUS_PER_TASK": "4", "EXPORT_ENV": "NONE"}.items():
+        for name, value in {
+            "JOB_ID": "7",
+            "GPUS_ON_NODE": "8",
+            "GPUS": "16",
+            "CPUS_PER_TASK": "4",
+            "EXPORT_ENV": "NONE",
+        }.items():
             patch.setenv(f"SLURM_{name}", value)
         yield made
 
@@ -129,7 +135,9 @@ def test_ranks_are_spread_over_the_nodes_in_order_and_know_their_interface(actor
 
 def test_a_step_does_not_ask_for_what_the_job_asked(actor, folder):
     """`--gpus=16` of a job of two nodes is not to be had on one: Slurm would refuse the step."""
-    assert (folder / "node2").read_text().split() == ["SLURM_JOB_ID"]
+    variables, _, words = (folder / "node2").read_text().partition("--overlap")
+    assert variables.split() == ["SLURM_GPUS_ON_NODE", "SLURM_JOB_ID"]
+    assert "--gpus-per-node=8" in words.split()
 
 
 def test_the_token_is_in_one_private_file_and_nowhere_else(actor, folder):
@@ -161,6 +169,15 @@ def test_no_port_is_open_that_nobody_uses(actor):
     assert not any("util.client.server" in command for command in commands)
     unused = [found for command, found in commands.items() if "dashboard/dashboard.py" in command]
     assert [each.laddr for found in unused for each in found if each.status == psutil.CONN_LISTEN] == []
+
+
+def test_a_sigterm_to_all_processes_of_a_step_leaves_ray_to_the_driver(actor):
+    """As Slurm sends it some time before SIGKILL: the driver may still save."""
+    before = actor.call("variables", "SLURMD_NODENAME")
+    for process in of_the_nodes():
+        process.terminate()
+    assert actor.call("variables", "SLURMD_NODENAME") == before
+    assert {each.name() for each in of_the_nodes()} >= {"raylet", "gcs_server"}
 
 
 def test_a_dead_raylet_names_its_node_and_its_ranks_while_the_driver_waits(folder, actor, cluster):

@@ -394,7 +394,8 @@ def test_whatever_ray_says_of_a_process_ends_the_question(group, monkeypatch, er
 
     monkeypatch.setattr(processes_module.ray, "get", get)
     killed = []
-    asked = SimpleNamespace(group=group, kill=lambda: killed.append(1))
+    alive = SimpleNamespace(require_alive=lambda: None, name_of=lambda role, rank: None)
+    asked = SimpleNamespace(group=group, cluster=alive, kill=lambda: killed.append(1))
     pending = Pending(asked, "update", {}, {"reference": 1})
     pending.take(["reference"])
     with pytest.raises(expected, match=says):

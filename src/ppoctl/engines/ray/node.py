@@ -31,7 +31,7 @@ SET_CHILD_SUBREAPER = 36
 LOOK_EVERY_S = 0.05
 """Seconds between two looks whether Ray is up, which it says in a file."""
 END_DEADLINE_S = 10.0
-ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ENDS = (signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,9 @@ def main() -> int:
     if not line:
         return 0
     order = NodeOrder(**json.loads(line))
+    # Slurm sends it to every process of a job that it ends. Ray and its workers are for the driver to end, which may
+    # still save in the time until SIGKILL (`KillWait`).
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakes)
     for number in (*ENDS, signal.SIGCHLD):

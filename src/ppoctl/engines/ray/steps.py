@@ -47,8 +47,9 @@ OF_TASKS = (
     *("NTASKS", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_NODE", "NTASKS_PER_SOCKET", "STEP_GRES"),
     *("THREADS_PER_CORE", "TRES_PER_TASK"),
 )
-"""What a job asked for and `srun` would take for its own, after SLURM_ or SRUN_: without them a step has all CPUs and
-GPUs that the job has on its node."""
+"""What a job asked for and `srun` would take for its own, after SLURM_ or SRUN_: without them a step has all CPUs
+that the job has on its node. GPUs are asked for by number (`SLURM_GPUS_ON_NODE`): a step that says nothing of them
+asks its one node for all of the job's `--gpus`."""
 WATCHED = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
@@ -75,8 +76,10 @@ class JobNodes:
 
     def command(self, name: str) -> list[str]:
         """The `srun` of a node."""
+        gpus = os.environ.get("SLURM_GPUS_ON_NODE")
+        of_gpus = [] if gpus is None else [f"--gpus-per-node={gpus}"]
         program = (*self.before, sys.executable, "-m", "ppoctl.engines.ray.node")
-        return [*SRUN, *self.options, f"--nodelist={name}", *program]
+        return [*SRUN, *of_gpus, *self.options, f"--nodelist={name}", *program]
 
 
 class NodeStep:
