@@ -34,6 +34,7 @@ NESTED = "__"
 SITE = "PPOCTL_SITE"
 NO_KEYS = {
     "PPOCTL_DATA": "folder of data sets, where recipes and tests look for real rows",
+    "PPOCTL_RAY_FOLDER": "private folder of a node's Ray, by which its processes are known",
     SITE: "the site's file, read below every recipe; empty: none",
 }
 """Our variables that set no key of a recipe, with their meaning."""
