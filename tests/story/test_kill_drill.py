@@ -6,7 +6,7 @@ that the real engines replay bit-equal (see `tests/story/test_real_engines.py`).
 
 All that a kill leaves is what is on disk. So the run directory is copied at every moment of one run, and every state
 of it, byte by byte, is gone on from once; two neighbouring moments may share one. That a process which is really
-killed leaves such a directory, and that another process goes on from it, is seen at every sixteenth moment.
+killed leaves such a directory, and that another process goes on from it, is seen at every twenty-fourth moment.
 """
 
 import os
@@ -60,7 +60,7 @@ KEEPS_EACH = {
     "keep_finished_every_s": 1e-9,
 }
 
-EACH = 16
+EACH = 24
 """Of so many moments one is a real kill."""
 
 
@@ -183,7 +183,7 @@ def test_a_run_killed_between_the_two_states_of_a_pair_goes_on(folder: Path, fir
         assert in_a_process(lambda: play(root, recipe)) == 0
         assert result(root) == expected, f"killed at: {witness.moments[number]}"
 
-    side_by_side([partial(die_and_go_on, number) for number in range(begin + 1, end, 4)])
+    side_by_side([partial(die_and_go_on, number) for number in range(begin + 1, end, 8)])
 
 
 def test_an_evaluation_killed_in_mid_set_draws_only_what_is_missing(folder: Path) -> None:
@@ -224,7 +224,7 @@ def test_schedules_and_critic_only_steps_survive_a_kill_in_the_redo_log(folder: 
         assert in_a_process(lambda: play(root, recipe)) == 0
         assert result(root) == result(folder / "whole"), f"killed at: {name}"
 
-    side_by_side([partial(die_and_go_on, *moment) for moment in moments[::4]])
+    side_by_side([partial(die_and_go_on, *moment) for moment in moments[::6]])
 
 
 def test_a_run_killed_again_and_again_still_ends_the_same(folder: Path) -> None:

@@ -174,8 +174,16 @@ def walk(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Key]]:
 
 def keys_at(node: Node, path: KeyPath) -> list[Key]:
     """Keys at a path, one of each alternative that has it; any name fits where a person chooses names."""
-    found = [(known, key) for known, key in walk(node) if len(known) == len(path)]
-    return [key for known, key in found if all(a in (b, ANY_NAME) for a, b in zip(known, path, strict=True))]
+    if not path:
+        return []
+    if isinstance(node, Choice):
+        return [key for table in node.tables.values() for key in keys_at(table, path)]
+    if isinstance(node, NamedTables):
+        return keys_at(node.each, path[1:])
+    if not isinstance(node, TableNode) or path[0] not in node.keys:
+        return []
+    key = node.keys[path[0]]
+    return keys_at(key.node, path[1:]) if path[1:] else [key]
 
 
 @dataclass(frozen=True)
