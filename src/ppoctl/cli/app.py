@@ -23,12 +23,14 @@ from ppoctl.cli import (
     convert,
     doctor,
     evaluate,
+    logs,
     plan,
     recipes,
     render,
     resume,
     show,
     status,
+    stop,
     track,
     train,
     validate,
@@ -53,6 +55,8 @@ app.command()(validate.validate)
 app.command()(plan.plan)
 app.command()(doctor.doctor)
 app.command()(status.status)
+app.command()(logs.logs)
+app.command()(stop.stop)
 app.command()(show.show)
 app.command()(compare.compare)
 app.command("convert-ckpt", epilog=convert.EXAMPLES)(convert.convert_ckpt)
