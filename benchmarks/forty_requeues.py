@@ -29,8 +29,9 @@ ON_THE_RUN = 0.75
 """Share of the strikes whose delay counts from the moment that the attempt has got to the run."""
 HEARS_S = 30.0
 """A command that is told has ended by then."""
-FRUITLESS = "9:0"
-"""Exit code of a job that started three times in a row for nothing: a person has to submit it again, and does."""
+ENDED_FOR_GOOD = ("9:0", "0:10")
+"""Exit codes of a job that a person has to submit again, and does: it started three times in a row for nothing; it
+was told before the first line of its script."""
 
 
 def strike(lab: Lab, drill: Drill, way: str) -> None:
@@ -60,7 +61,7 @@ def wait_for_start(lab: Lab, drill: Drill, seen: int) -> bool:
         job = lab.job(drill.jobs[-1])
         if job["JobState"] == "RUNNING" and starts(lab, drill) > seen:
             return True
-        if job["JobState"] in OVER and job["ExitCode"] == FRUITLESS:
+        if job["JobState"] in OVER and job["ExitCode"] in ENDED_FOR_GOOD:
             drill.resume()
         elif job["JobState"] in OVER:
             return False
@@ -129,6 +130,9 @@ def main() -> int:
         last = drill.ended(seconds=3600)
         took_s = time.monotonic() - begun
         print(f"last: {last['JobState']} {last['ExitCode']}, jobs {len(drill.jobs)}, starts {starts(lab, drill)}")
+        if last["JobState"] != "COMPLETED":
+            print(drill.log[-3000:])
+            return 1
         untouched.result()
         require_same(drill, whole)
         row = row_of("", drill, whole.layout)
