@@ -182,7 +182,7 @@ def require_same(drill: Drill, whole: Drill) -> None:
     """The run ended as the one that nobody touched, to the byte, and left no draft."""
     ours, theirs = result(drill.layout.root), result(whole.layout.root)
     for part in theirs:
-        assert ours[part] == theirs[part], f"{part} differ:\n{ours[part]!r}\n{theirs[part]!r}"
+        assert ours[part] == theirs[part], f"{part} differ in {drill.layout.root}\n{drill.log[-3000:]}"
     assert [path.name for path in drill.layout.root.rglob("*.attempt-*")] == []
 
 

@@ -73,7 +73,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 # Slurm's usual intervals would be most of a test's time
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=2,bf_interval=2
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1,bf_interval=1
 KillWait={kill_wait_s}
 SlurmdTimeout=6
 SlurmctldTimeout=10

@@ -4,6 +4,7 @@ import getpass
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,13 @@ COMPILED = f"/tmp/torchinductor_{getpass.getuser()}"
 SETTINGS = ("cluster.threads=1", "checkpoint.every_steps=2", "slurm.partition=graced")
 
 
-def train_here(drill: Drill) -> RunLayout:
+OVER_TWO_NODES = ("cluster.threads=1", "actor.parallel={data=2}", "critic.parallel={data=2}")
+
+
+def train_here(drill: Drill, settings: Sequence[str]) -> RunLayout:
     """The run that nobody touches, outside of Slurm."""
     where = ("--runs", str(drill.folder / "whole"))
-    sets = [word for text in SETTINGS for word in ("--set", text)]
+    sets = [word for text in settings for word in ("--set", text)]
     words = [sys.executable, "-m", "ppoctl", "train", str(drill.folder / "recipe.toml"), *where, *sets]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -51,7 +55,7 @@ def test_real_engines_end_as_if_nothing_had_happened_and_leave_nothing_on_any_no
         assert hosts.network is not None
         before = {node: hosts.network.traces(node) for node in hosts.nodes}
         drill = Drill(hosts, hosts.shared / "drill")
-        whole = train_here(drill)
+        whole = train_here(drill, SETTINGS)
         id = drill.submit(*SETTINGS, engines=True)
         wait_for_commit(drill, 1, "rollout")
         hosts.ask("scancel", "--batch", "--signal=USR1", id)
@@ -67,6 +71,26 @@ def test_real_engines_end_as_if_nothing_had_happened_and_leave_nothing_on_any_no
         hosts.wait_idle(seconds=60)
         assert outcome(drill.layout.root) == outcome(whole.root)
         TABLE.append(row_of("real engines: told, pushed out, network cut", drill, whole))
+        assert hosts.left(seconds=60) == []
+        for node, there in before.items():
+            assert set(hosts.network.traces(node)) - set(there) <= {COMPILED}
+
+
+@pytest.mark.engines
+@pytest.mark.story
+@pytest.mark.minutes(4)
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("may_make_hosts")
+def test_a_run_over_two_nodes_is_the_run_of_one_machine_and_leaves_nothing_on_either() -> None:
+    with Lab(2, kind="namespaces", gpus=0) as hosts:
+        assert hosts.network is not None
+        before = {node: hosts.network.traces(node) for node in hosts.nodes}
+        drill = Drill(hosts, hosts.shared / "drill")
+        drill.submit(*OVER_TWO_NODES, "slurm.nodes=2", "slurm.cpus_per_node=4", engines=True)
+        assert drill.ended(seconds=600)["JobState"] == "COMPLETED", drill.log
+        whole = train_here(drill, OVER_TWO_NODES)
+        assert drill.layout.ledger.read_bytes() == whole.ledger.read_bytes()
+        assert outcome(drill.layout.root) == outcome(whole.root)
         assert hosts.left(seconds=60) == []
         for node, there in before.items():
             assert set(hosts.network.traces(node)) - set(there) <= {COMPILED}
