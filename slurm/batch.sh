@@ -32,6 +32,7 @@ case $code in @{goes_on}) again=yes ;; *) again= ;; esac
 if [ "$again" ] && [ "$asked" != TERM ] && [ "${SLURM_RESTART_COUNT:-0}" -lt @{requeues} ]; then
     echo "ppoctl: exit code $code, back into the queue"
     trap '' TERM  # by which Slurm takes the job back
-    scontrol requeue "$SLURM_JOB_ID"
+    # A controller that restarts refuses for a while.
+    for _ in {1..30}; do scontrol requeue "$SLURM_JOB_ID" && break || sleep 10; done
 fi
 exit "$code"

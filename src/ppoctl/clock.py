@@ -1,12 +1,25 @@
 """The clock of work: it stands still while something starts (vLLM, a trainer, Ray): no stage is charged for that.
 
-Seconds of stages, tokens per second and the time that is left are read from it. Light.
+Seconds of stages, tokens per second and the time that is left are read from it; and how seconds are written. Light.
 """
 
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+def duration(seconds: float | None) -> str:
+    """The seconds as `4.1s`, `42s`, `7m 42s`, `3h 07m`, `2d 03h`; `-` for none."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    for unit, word, smaller, small_word in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= unit:
+            return f"{whole // unit}{word} {whole % unit // smaller:02d}{small_word}"
+    return f"{whole}s"
 
 
 class WorkClock:

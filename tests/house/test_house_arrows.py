@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "recipe": {"rewards", "table", "model", "metrics", "errors"},
     "plan": {"loop", "store", "convert", "ppo", "recipe", "model", "errors"},
     "launch": {"errors"},
-    "slurm": {"recipe", "store", "errors"},
+    "slurm": {"recipe", "store", "clock", "errors"},
     "ppo": set(),
     "batch": {"model", "metrics", "errors"},
     "ports": {"batch"},
@@ -63,19 +63,10 @@ ARROWS: dict[str, set[str]] = {
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
     "cli": {
-        "conversion",
-        "doctor",
-        "loop",
-        "metrics",
-        "plan",
-        "preflight",
-        "recipe",
-        "slurm",
-        "store",
-        "tracking",
+        "conversion", "doctor", "loop", "metrics", "plan", "preflight", "recipe", "slurm", "store", "tracking",
         "wire",
     },
-}
+}  # fmt: skip
 
 # Foreign packages by room; the standard library is allowed to all.
 FOREIGN: dict[str, set[str]] = {

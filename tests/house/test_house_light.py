@@ -49,6 +49,7 @@ def front(*words: str) -> dict[str, object]:
         (("validate", RECIPE, "--set", "model.path=org/name"), None),
         (("validate", RECIPE), 0),
         (("validate", RECIPE, "--here"), None),
+        (("validate", RECIPE, "--stage"), 0),
         (("plan", RECIPE), 0),
         (("train", RECIPE, "--set", "ppo.minibatch_seqs=3"), 2),
         (("train", RECIPE, "--set", "model.path=org/name"), 3),

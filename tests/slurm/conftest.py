@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm import drill
 from slurm.lab import Lab, missing
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
@@ -63,3 +64,11 @@ def may_make_hosts(slurm_programs: None) -> None:
 def log(tmp_path: Path) -> Path:
     """Where a job writes."""
     return tmp_path / "job.log"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The drills as a table."""
+    if drill.TABLE:
+        terminalreporter.section("runs that were struck in a cluster")
+        for row in (drill.HEAD, *drill.TABLE):
+            terminalreporter.write_line(str(row))

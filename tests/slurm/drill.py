@@ -5,12 +5,15 @@ strikes it there, lets it go on, and holds its end against a run that nobody tou
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fakes.job import result
+from ppoctl.store.hours import spent
 from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import RunLayout
 from slurm.lab import Lab, wait_for_text
@@ -62,7 +65,7 @@ class Drill:
         (folder / "recipe.toml").write_text(RECIPE)
         self.command = folder / "ppoctl"
         program = f"{sys.executable} {Path(__file__).with_name('on_fakes.py')}"
-        self.command.write_text(f'#!/bin/sh\nexport DRILL="{folder}"\nexec {program} "$@"\n')
+        self.command.write_text(f'#!/bin/sh\nexport DRILL="{folder}" PYTHONPATH="{ROOT}/src"\nexec {program} "$@"\n')
         self.command.chmod(0o755)
 
     @property
@@ -71,11 +74,31 @@ class Drill:
 
     # -- what is typed
 
-    def submit(self, *sets: str, command: Path | None = None) -> str:
-        """`ppoctl train RECIPE --on slurm`; returns the job's id."""
-        given = [word for text in (f"slurm.command='{command or self.command}'", *sets) for word in ("--set", text)]
+    def submit(self, *sets: str, engines: bool = False) -> str:
+        """`ppoctl train RECIPE --on slurm`; returns the job's id. With real `engines`, or on fakes."""
+        command = () if engines else (f"slurm.command='{self.command}'",)
+        given = [word for text in (*command, *sets) for word in ("--set", text)]
         where = ("--runs", str(self.folder / "runs"))
-        return self._job(self.type("train", str(self.folder / "recipe.toml"), *where, *given, "--on", "slurm", "--json"))
+        return self._job(
+            self.type("train", str(self.folder / "recipe.toml"), *where, *given, "--on", "slurm", "--json")
+        )
+
+    def play_here(self, *words: str) -> None:
+        """`ppoctl train RECIPE`, in a process of this one."""
+        done = subprocess.run(
+            [
+                str(self.command),
+                "train",
+                str(self.folder / "recipe.toml"),
+                "--runs",
+                str(self.folder / "runs"),
+                *words,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
 
     def resume(self) -> str:
         """`ppoctl resume RUN --on slurm`; returns the job's id."""
@@ -100,6 +123,10 @@ class Drill:
         """Wait until the run waits there; returns the node that it is on."""
         told = wait_for_text(self.folder / f"{moment}.reached", "\n", seconds=90)
         return told.split()[1]
+
+    def waited(self, moment: str) -> int:
+        """Number of the process that waited, or waits, there."""
+        return int((self.folder / f"{moment}.reached").read_text().split()[0])
 
     def let_go(self, moment: str) -> None:
         (self.folder / f"{moment}.go").touch()
@@ -127,29 +154,41 @@ class Drill:
     def attempts(self) -> list[Line]:
         return [line for line in self.lines if line.get("event") == "attempt_started"]
 
-    def replayed(self) -> list[str]:
-        """Stages that were committed more than once, or updates that were computed again."""
-        seen: set[str] = set()
-        twice = []
-        for line in self.lines:
-            if "stage" in line:
-                name = f"{line['step']} {line['stage']}"
-                if name in seen:
-                    twice.append(name)
-                seen.add(name)
-        return twice
-
 
 @dataclass(frozen=True)
 class Row:
-    """What a drill went through, for the table that is printed."""
+    """A line of the table that the drills print."""
 
     name: str
     attempts: int
     codes: Sequence[int]
+    """How the job's script ended, each time that it wrote it down."""
     replayed: Sequence[str]
+    """Updates that were computed again, on the way to a state that had not been saved."""
     lost_s: float
+    """Seconds that all attempts were at work, beyond those of the run that nobody touched."""
 
     def __str__(self) -> str:
-        codes = " ".join(map(str, self.codes)) or "-"
-        return f"{self.name:<44} {self.attempts:>2}  {codes:<12} {', '.join(self.replayed) or '-':<24} {self.lost_s:6.1f}"
+        codes, replayed = " ".join(map(str, self.codes)) or "-", ", ".join(self.replayed) or "-"
+        return f"{self.name:<46} {self.attempts:>8} {codes:>12} {replayed:>20} {self.lost_s:>8.1f}"
+
+
+HEAD = f"{'what came':<46} {'attempts':>8} {'codes':>12} {'replayed':>20} {'s lost':>8}"
+TABLE: list[Row] = []
+"""What the drills of this session went through."""
+
+
+def require_same(drill: Drill, whole: Drill) -> None:
+    """The run ended as the one that nobody touched, to the byte, and left no draft."""
+    ours, theirs = result(drill.layout.root), result(whole.layout.root)
+    for part in theirs:
+        assert ours[part] == theirs[part], f"{part} differ:\n{ours[part]!r}\n{theirs[part]!r}"
+    assert [path.name for path in drill.layout.root.rglob("*.attempt-*")] == []
+
+
+def row_of(name: str, drill: Drill, whole: RunLayout) -> Row:
+    """What the drill went through."""
+    replayed = re.findall(r"steps/0*(\d+)/\d+-(\S+) +replayed", drill.log)
+    at_work_s = [sum(each.wall_s for each in spent(read_lines(run.journal))) for run in (drill.layout, whole)]
+    words = [f"{step} {stage}" for step, stage in replayed]
+    return Row(name, len(drill.attempts()), drill.codes(), words, at_work_s[0] - at_work_s[1])

@@ -4,8 +4,9 @@ Everything of it lies in one short folder below /tmp (own configuration, own mun
 labs run side by side and nothing of the system's own is touched. There are two kinds of nodes:
 
     ports        all at this machine's loopback address, a port each; works without root
-    namespaces   each with a network, host name and shared memory of its own, and the other nodes' addresses in its
-                 hosts file; needs root, and is the only kind whose network can be cut
+    namespaces   each with a network, host name, /tmp and shared memory of its own; needs root. Only the network of
+                 these can be cut, and only of these can be said what is left on one. Of all folders in /tmp they see
+                 the lab's, in which `shared` is for runs
 
 Partitions: `main`; `graced`, whose jobs get 20 s when they are pushed out; `urgent`, whose jobs push out the others'.
 
@@ -107,7 +108,7 @@ class Lab:
         kind: Literal["ports", "namespaces"] = "ports",
         cpus: int = 4,
         gpus: int = 2,
-        kill_wait_s: int = 5,
+        kill_wait_s: int = 30,
         remembered_s: int = 86400,
     ) -> None:
         assert gpus in (0, 2), "a node has no GPUs, or two"
@@ -127,6 +128,11 @@ class Lab:
         }
         self._commands: dict[str, list[str]] = {}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def shared(self) -> Path:
+        """Folder that every node sees."""
+        return self.folder / "shared"
 
     # -- from start to end
 
@@ -160,7 +166,7 @@ class Lab:
     def _configure(self) -> None:
         folder, settings = self.folder, self._settings
         folder.chmod(0o755)  # munge wants to be reached by everybody
-        for name in ("munge", "state", "log", *(f"spool/{node}" for node in self.nodes)):
+        for name in ("munge", "state", "log", "shared", *(f"spool/{node}" for node in self.nodes)):
             (folder / name).mkdir(parents=True)
         if self.network is not None:
             self.network.make()

@@ -1,4 +1,5 @@
-"""A network between namespaces, each of which is a host: own address, name, hosts file and shared memory. Needs root.
+"""A network between namespaces, each of which is a host: own address, name, hosts file, /tmp and shared memory. They
+see one folder of each other's, that of the lab. Needs root.
 
 A process that sleeps holds each namespace; when it is killed, and with it whatever else runs there, the kernel takes
 namespace and cable away. The bridge between them is all that could outlive this process: whoever makes the next one
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 BRIDGE = "ppolab"
+LISTENS = "0A"
+"""State of a socket in /proc/net/tcp."""
 
 
 class Network:
@@ -55,9 +58,16 @@ class Network:
     def restore(self, name: str) -> None:
         _ip(f"link set {self._cable(name)} up")
 
-    def shared_memory(self, name: str) -> Path:
-        """The host's own /dev/shm, as seen from here."""
-        return Path(f"/proc/{self._holders[name].pid}/root/dev/shm")
+    def traces(self, name: str) -> list[str]:
+        """What is there on the host: files in its /tmp and its shared memory, ports that somebody listens on."""
+        inside = Path(f"/proc/{self._holders[name].pid}")
+        places = [inside / "root/tmp", inside / "root/dev/shm"]
+        files = [f"/{path.relative_to(inside / 'root')}" for place in places for path in place.iterdir()]
+        sockets = [
+            line.split() for kind in ("tcp", "tcp6") for line in (inside / "net" / kind).read_text().splitlines()
+        ]
+        ports = {int(socket[1].split(":")[1], 16) for socket in sockets if socket[3] == LISTENS}
+        return sorted([*files, *(f"port {port}" for port in ports)])
 
     def remove(self) -> None:
         for holder in self._holders.values():
@@ -77,11 +87,14 @@ class Network:
     def _plug_in(self, name: str) -> None:
         inside = (
             'hostname "$1" && mount --bind "$2/hosts" /etc/hosts && mount --bind "$2/resolv.conf" /etc/resolv.conf '
-            "&& mount -t tmpfs tmpfs /dev/shm && echo ready && exec sleep infinity"
+            '&& mount -t tmpfs tmpfs /dev/shm && mount --bind "$2" "$3/${2##*/}" && mount --rbind "$3" /tmp '
+            "&& echo ready && exec sleep infinity"
         )
+        own = self._folder / f"{name}.tmp"
+        (own / self._folder.name).mkdir(parents=True)
         alone = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "--mount")
         holder = subprocess.Popen(
-            [*alone, "sh", "-c", inside, "sh", name, str(self._folder)],
+            [*alone, "sh", "-c", inside, "sh", name, str(self._folder), str(own)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,

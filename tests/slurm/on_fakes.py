@@ -1,9 +1,9 @@
-"""`ppoctl` on the bigram instead of the real engines, for jobs of the lab: `python on_fakes.py WORDS`, as it is typed.
+"""`ppoctl` on the bigram instead of real engines, for jobs of the lab: `python on_fakes.py WORDS`, as it is typed.
 
 The rest is the product: command line, turn of a job, gate and signals, loop, store, exit codes. It is told what to do
 besides by the folder that `DRILL` names. `stage_s` there has the seconds that each stage takes; a file `MOMENT.pause`
-(`2-critic_update`) lets that stage wait, once, in its middle, until there is `MOMENT.go`. Who waits has written
-`MOMENT.reached`, with its process number and node.
+(`2-critic_update`, or `start-1`: before anything is ready, in the first restart) lets the run wait there, once, until
+there is `MOMENT.go`. Who waits has written `MOMENT.reached`, with its process number and node.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ class Director:
 
     def on_stage(self, step: int, stage: str) -> None:
         time.sleep(self.stage_s)
-        self._wait_at(f"{step}-{stage}")
+        self.wait_at(f"{step}-{stage}")
 
     def on_moment(self, step: int, stage: str, moment: str) -> None:
-        self._wait_at(f"{step}-{stage}-{moment}")
+        self.wait_at(f"{step}-{stage}-{moment}")
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
         pass
@@ -46,7 +46,7 @@ class Director:
     def on_committed(self, line: Line) -> None:
         pass
 
-    def _wait_at(self, moment: str) -> None:
+    def wait_at(self, moment: str) -> None:
         if not (self.folder / f"{moment}.pause").exists() or (self.folder / f"{moment}.reached").exists():
             return
         told = self.folder / f"{moment}.told"
@@ -63,15 +63,14 @@ def main() -> None:
     runs = [Path(word) for word in sys.argv[1:] if (Path(word) / "run.json").is_file()]
     # A run that was submitted knows its sources; of another one nobody asks for them.
     sources = run_dir.facts(RunLayout(runs[0].resolve()))["sources"] if runs else {}
-    attempt_run = session.attempt_run
+    director, attempt_run = Director(Path(os.environ["DRILL"])), session.attempt_run
 
     def prepared(recipe: Recipe) -> tuple[Sockets, dict[str, str]]:
+        director.wait_at(f"start-{os.environ.get('SLURM_RESTART_COUNT', 0)}")
         return fake_sockets(recipe), sources
 
     def directed(opened: session.OpenedRun, *do: Any) -> session.Ended:
-        drill = os.environ.get("DRILL")
-        observers = (Director(Path(drill)),) if drill else ()
-        return attempt_run(dataclasses.replace(opened, observers=observers), *do)
+        return attempt_run(dataclasses.replace(opened, observers=(director,)), *do)
 
     session.prepare, session.attempt_run = prepared, directed
     command()

@@ -1,5 +1,6 @@
 """Slurm's programs as functions, against a real Slurm."""
 
+import signal
 import time
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def test_a_controller_that_is_down_is_unknown_within_the_deadline(lab: Lab, log:
     for name in ("gres.conf", "cgroup.conf"):
         log.with_name(name).write_text((lab.folder / name).read_text())
     hasty.write_text((lab.folder / "slurm.conf").read_text().replace("MessageTimeout=10", "MessageTimeout=2"))
-    lab.kill("slurmctld", 15)
+    lab.kill("slurmctld", signal.SIGTERM)
     try:
         begun = time.monotonic()
         with pytest.raises(SlurmAwayError, match=r"gave no answer within 0\.5 s"):

@@ -20,6 +20,8 @@ def cluster(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A cluster of 64 nodes that takes everything, as job 41 and on."""
     programs.make("sinfo", 'echo "long*|up|infinite|10:00|1-infinite|64|idle|96|900000|gpu:8|ib"')
     programs.make("sacctmgr", "exit 1")
+    programs.make("sacct", "exit 1")
+    programs.make("squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
     programs.make("sbatch", TAKES)
     programs.make("scancel")
     monkeypatch.chdir(tmp_path)
@@ -143,6 +145,11 @@ def test_a_run_is_submitted_again_with_other_keys(cluster: Programs, capsys: pyt
     assert submit("--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["jobs"] == ["41"]
+    forgotten = (cluster.folder / "squeue").read_text("utf-8")
+    cluster.make("squeue", 'echo "41|PENDING|Resources||0|0|N/A|N/A|"')
+    assert run(["resume", told["run"], "--on", "slurm"]) == 8
+    assert "has a job in Slurm: 41 is PENDING" in capsys.readouterr().err
+    (cluster.folder / "squeue").write_text(forgotten, "utf-8")
     assert run(["resume", told["run"], "--on", "slurm", "--set", "steps=70", "--set", "slurm.time=60"]) == 0
     script = RunLayout(Path(told["run"])).job_script("42").read_text("utf-8")
     assert f"resume {told['run']} --set steps=70 --set slurm.time=60 --on here" in script

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console as RichConsole
 
-from ppoctl.clock import WorkClock
+from ppoctl.clock import WorkClock, duration
 from ppoctl.tracking.console import (
     Console,
     LiveConsole,
@@ -17,7 +17,7 @@ from ppoctl.tracking.console import (
     panel,
     plain,
 )
-from ppoctl.tracking.view import Progress, RunView, duration, number, sparkline
+from ppoctl.tracking.view import Progress, RunView, number, sparkline
 
 
 def actor_last(step: int) -> str:

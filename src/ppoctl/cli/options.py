@@ -14,6 +14,9 @@ Sets = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, errors included.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, runs/NAME.")]
+Wait = Annotated[
+    float | None, typer.Option("--wait", metavar="SECONDS", min=0.1, help="Time for Slurm to answer; default: 0.5.")
+]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also a line per stage.")]
 Force = Annotated[bool, typer.Option("--force", help="Start although memory or disk are judged too small.")]
@@ -34,4 +37,8 @@ TestOnly = Annotated[
 Chain = Annotated[
     int,
     typer.Option("--chain", metavar="JOBS", min=1, help="With --on slurm: so many jobs, one after the other."),
+]
+TakeOver = Annotated[
+    bool,
+    typer.Option("--take-over", help="Go on although another process of this host, or a job, is at work on the run."),
 ]

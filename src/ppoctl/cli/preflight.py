@@ -1,5 +1,6 @@
 """The recipe of a command, with everything that is known to be wrong with it."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from ppoctl.recipe.load import Loaded
     from ppoctl.recipe.problems import Problem
     from ppoctl.recipe.schema import Recipe
+    from ppoctl.store.layout import RunLayout
 
 
 def examined(
@@ -78,6 +80,29 @@ def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
         return
     require_space(recipe, run)
     require_fit(recipe, *memory_of(recipe))
+
+
+def require_room_to_go_on(layout: "RunLayout", sets: Sequence[str], *, force: bool) -> None:
+    """Raise as `require_room` does, for what a run that is there goes on with."""
+    from ppoctl.wire.run_recipe import recipe_of
+
+    require_room(recipe_of(layout, sets), layout.root, force=force)
+
+
+class Reading:
+    """Progress of a digest: told in a terminal always, elsewhere every few seconds."""
+
+    EVERY_S = 4.0
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def say(self, path: Path, done: int, total: int) -> None:
+        text = f"digest of {path.name}: {render.size(done)} of {render.size(total)}"
+        render.passing(text)
+        if not render.on_terminal() and time.monotonic() - self._said > self.EVERY_S:
+            self._said = time.monotonic()
+            render.say(text)
 
 
 def _count(name: str, rows: int) -> None:

@@ -1,12 +1,12 @@
 """`ppoctl resume`: continue a run, after saying what will be restored, recalled, replayed and run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ppoctl.cli import preflight, render, summary
-from ppoctl.cli.options import Chain, Force, Json, On, Run, Sets, TestOnly, Verbose
+from ppoctl.cli.options import Chain, Force, Json, On, Run, Sets, TakeOver, TestOnly, Verbose
 from ppoctl.cli.submission import Submission
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def resume(
         int | None,
         typer.Option("--back-to", metavar="STEP", help="Set aside what came after this saved step."),
     ] = None,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="Go on although another process of this host is at work on the run.")
-    ] = False,
+    take_over: TakeOver = False,
     on: On = "here",
     test_only: TestOnly = False,
     chain: Chain = 1,
@@ -56,7 +54,6 @@ def resume(
         return None
     if not plan and (code := _turn_is_over(layout)) is not None:
         return code
-    from ppoctl.store.alive import require_idle
     from ppoctl.store.resume_plan import plan_resume
 
     table = plan_resume(layout)
@@ -64,15 +61,15 @@ def resume(
         _tell_plan(run, table, sets or (), as_json=json)
         return None
     if not take_over:
+        from ppoctl.slurm.following import require_idle
+
         require_idle(layout)
     table = _mended(layout, table, back_to, allow_missing=allow_missing)
     _print(run, table, to_stderr=True)
-    from ppoctl.wire.run_recipe import recipe_of
-
-    preflight.require_room(recipe_of(layout, sets or ()), run, force=force)
+    preflight.require_room_to_go_on(layout, sets or (), force=force)
     from ppoctl.wire import commands
 
-    only: Literal["rollout", "save"] | None = "save" if save_only else "rollout" if rollout_only else None
+    only: commands.Only | None = "save" if save_only else "rollout" if rollout_only else None
     ended = commands.resume(layout, table, sets or (), only=only, verbose=verbose)
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None

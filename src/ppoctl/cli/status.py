@@ -1,21 +1,32 @@
-"""`ppoctl status`: the state of a run, from its own files; answers on a login node."""
+"""`ppoctl status`: the state of a run, from its own files and from what Slurm says of its jobs; answers on a login
+node, and on any machine that sees the folder."""
 
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Run
+from ppoctl.cli.options import Json, Run, Wait
 from ppoctl.cli.summary import EXPECTED, expected_row
 from ppoctl.errors import quoted
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def status(run: Run, json: Json = False) -> None:
-    """Show steps done, the last figures, attempts and how they ended, and saved steps to go on from."""
-    report = read_status(run)
+    from ppoctl.slurm.run_state import RunFacts, Told
+    from ppoctl.store.journal import Line
+    from ppoctl.store.layout import RunLayout
+
+
+def status(run: Run, wait: Wait = None, json: Json = False) -> None:
+    """Show what a run is doing: its job in the queue or at work, steps done, the last figures, attempts and how they
+    ended, and saved steps to go on from."""
+    report = read_status(run, wait)
     if json:
         render.json(report)
         return
     render.heading(f"{report['name']}: {report['state']}")
+    render.line(render.printable(report["says"]))
     render.line()
     rows = [
         ("steps", f"{report['steps_done']} of {report['steps_planned']}"),
@@ -23,6 +34,8 @@ def status(run: Run, json: Json = False) -> None:
         ("saved steps", ", ".join(map(str, report["saved_steps"])) or "none yet"),
         ("attempts", ", ".join(f"{a['attempt']} {a['status']}" for a in report["attempts"]) or "none"),
     ]
+    if report["jobs"]:
+        rows.append(("jobs", ", ".join(_of_job(job) for job in report["jobs"])))
     render.table(rows)
     if report["figures"]:
         render.line()
@@ -31,44 +44,84 @@ def status(run: Run, json: Json = False) -> None:
     if report["expect"]:
         render.line()
         render.table([expected_row(verdict) for verdict in report["expect"]], EXPECTED)
-    if report["state"] == "unmet":
+    _say_what_to_type(run, report)
+
+
+def _of_job(job: dict[str, Any]) -> str:
+    return f"{job['id']} {job['state'].lower()}" if job["state"] else f"{job['id']}"
+
+
+def _say_what_to_type(run: Path, report: dict[str, Any]) -> None:
+    from ppoctl.slurm.run_state import AT_WORK, WAITING
+
+    if report["state"] in ("unknown", "submitted") and report["slurm_silent"]:
+        render.say(f"ask again, with more time for Slurm: ppoctl status {quoted(run)} --wait 20")
+    elif report["state"] in {*AT_WORK, *WAITING}:
+        if report["jobs"]:
+            render.say(f"stop it: ppoctl stop {quoted(run)}")
+    elif report["state"] == "unmet":
         render.say(f"train longer: ppoctl resume {quoted(run)} --set steps={2 * report['steps_planned']}")
-    elif report["state"] not in ("running", "finished"):
+    elif report["state"] != "finished":
         render.say(f"continue: ppoctl resume {quoted(run)}")
 
 
-def read_status(run: Path) -> dict[str, Any]:
-    """Object that `status --json` prints."""
-    from ppoctl.loop.expectations import judge
+def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
+    """Object that `status --json` prints. Slurm has `wait_s` seconds to answer; None: its default."""
     from ppoctl.metrics import reported
-    from ppoctl.recipe.schema import Expectation
+    from ppoctl.slurm import following
+    from ppoctl.slurm.run_state import attempts_as_known, run_state
     from ppoctl.store import run_dir
-    from ppoctl.store.alive import attempts as attempts_in
     from ppoctl.store.journal import read_lines
     from ppoctl.store.layout import RunLayout
     from ppoctl.store.outline import outlines_of
     from ppoctl.store.retention import saved_steps
 
     layout = RunLayout(run)
-    facts, outlines = run_dir.facts(layout), outlines_of(layout)
+    known = run_dir.facts(layout)
     lines = read_lines(layout.journal)
+    facts = following.facts(layout, lines)
+    told = following.ask(following.slurm(wait_s), [facts])
+    state = run_state(facts, told, now=time.time())
     stages = [line for line in lines if "stage" in line]
-    recipes = run_dir.recipes(layout)
-    newest = recipes[max(recipes)]
-    done = max((line["step"] for line in stages if line["stage"] == outlines.at(line["step"]).last), default=0)
     last = max(stages, key=lambda line: line["seq"], default=None)
-    attempts = attempts_in(lines)
-    # A contract is judged when all steps are done; before that its figures are only on their way.
-    expect = newest["expect"] if attempts and attempts[-1]["status"] in ("finished", "unmet") else {}
-    wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
     return {
-        "name": facts["name"],
-        "state": attempts[-1]["status"] if attempts else "created",
-        "steps_done": done,
-        "steps_planned": newest["steps"],
+        "name": known["name"],
+        "state": state.word,
+        "says": state.says,
+        "steps_done": facts.steps_done,
+        "steps_planned": facts.steps_planned,
         "last_stage": None if last is None else f"{last['stage']} of step {last['step']} ({last['seconds']:.1f} s)",
-        "saved_steps": saved_steps(layout, outlines.roles),
-        "attempts": attempts,
-        "figures": {k: v for line in stages if line["step"] == done for k, v in reported(line).items()},
-        "expect": [vars(verdict) for verdict in judge(wanted, lines)],
+        "saved_steps": saved_steps(layout, outlines_of(layout).roles),
+        "attempts": attempts_as_known(facts, told),
+        "jobs": _jobs(facts, told),
+        "slurm_silent": told.silence,
+        "figures": {k: v for line in stages if line["step"] == facts.steps_done for k, v in reported(line).items()},
+        "expect": _verdicts(layout, lines) if state.word in ("finished", "unmet") else [],
     }
+
+
+def _jobs(facts: "RunFacts", told: "Told") -> list[dict[str, Any]]:
+    """What was submitted for the run, oldest first, with what Slurm says of it."""
+    after = {job.id: job.after for job in facts.jobs}
+    found = []
+    for id in facts.job_ids:
+        job = told.jobs.get(id)
+        ends = [{"restart": end.restart, "exit_code": end.code, "at": end.at} for end in facts.ends.get(id, ())]
+        said = {} if job is None else {key: value for key, value in vars(job).items() if key != "id"}
+        found.append({"id": id, "state": None, "after": after.get(id), "ends": ends, **said})
+    return found
+
+
+def _verdicts(layout: "RunLayout", lines: "Sequence[Line]") -> list[dict[str, Any]]:
+    """A contract is judged when all steps are done; before that its figures are only on their way."""
+    from ppoctl.store.run_dir import recipes
+
+    asked = recipes(layout)
+    expect = asked[max(asked)]["expect"]
+    if not expect:
+        return []
+    from ppoctl.loop.expectations import judge
+    from ppoctl.recipe.schema import Expectation
+
+    wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
+    return [vars(verdict) for verdict in judge(wanted, lines)]

@@ -1,6 +1,5 @@
 """What `--on slurm` does, of every command that has it: submit, and say how to follow, stop and go on."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +41,9 @@ class Submission:
         if self.test_only:
             self._ask(loaded.recipe, submission.work_of_run(layout, command))
         else:
-            found = submission.submit_new(loaded.recipe, layout, command, links=self.chain, progress=_Reading().say)
+            found = submission.submit_new(
+                loaded.recipe, layout, command, links=self.chain, progress=preflight.Reading().say
+            )
             render.passing()
             self._tell_of_run(found, layout)
 
@@ -103,22 +104,6 @@ class Submission:
                 ("go on:", f"ppoctl resume {quoted(run)} --on slurm"),
             ]
         )
-
-
-class _Reading:
-    """Says how far the reading of a large file is: in a terminal always, elsewhere every few seconds."""
-
-    EVERY_S = 4.0
-
-    def __init__(self) -> None:
-        self._said = time.monotonic()
-
-    def say(self, path: Path, done: int, total: int) -> None:
-        text = f"digest of {path.name}: {render.size(done)} of {render.size(total)}"
-        render.passing(text)
-        if not render.on_terminal() and time.monotonic() - self._said > self.EVERY_S:
-            self._said = time.monotonic()
-            render.say(text)
 
 
 def print_script(recipe: "Recipe", runs: Path) -> None:

@@ -1,5 +1,8 @@
 """`ppoctl validate`: everything that is wrong with a recipe, in one pass, without loading a model."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +12,7 @@ from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Sets
 
 if TYPE_CHECKING:
     from ppoctl.recipe.load import Loaded
+    from ppoctl.wire.staging import Asset
 
 
 def validate(
@@ -21,13 +25,20 @@ def validate(
     assets: Assets = False,
     gpu_gib: GpuGib = None,
     here: Here = False,
+    stage: Annotated[
+        bool, typer.Option("--stage", help="Fetch or check everything that compute nodes cannot fetch.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check a recipe: keys, values, rules across tables, every row of data, and whether the model can be trained."""
     from ppoctl.preflight.fit import gpu_gib_here, require_fit
     from ppoctl.recipe.rules import unused
 
-    loaded, notes = preflight.examined(files, sets or (), strict=assets, device=None if gpu_gib is None else "gpu")
+    if stage:
+        _fetch(files, sets or ())
+    strict, device = assets or stage, None if gpu_gib is None else "gpu"
+    loaded, notes = preflight.examined(files, sets or (), strict=strict, device=device)
+    staged = _staged(loaded) if stage else None
     if here or gpu_gib is not None:
         require_fit(loaded.recipe, gpu_gib or gpu_gib_here())
     probe = None
@@ -46,15 +57,44 @@ def validate(
             answer |= {"recipe": loaded.resolved(), "origins": loaded.origins}
         if probe is not None:
             answer["reward"] = probe
+        if staged is not None:
+            answer["assets"] = [asdict(asset) for asset in staged]
         render.json(answer)
         return
     if show:
         _show(loaded)
     for text in probe or ():
         render.line(text)
+    if staged is not None:
+        sizes = ["" if asset.size is None else render.size(asset.size) for asset in staged]
+        rows = [(asset.key, asset.where, size, asset.sha256[:12]) for asset, size in zip(staged, sizes, strict=True)]
+        render.table(rows, ("asset", "where", "size", "sha256"))
     for note in unused(loaded.recipe):
         render.say(f"note: {note}")
     render.say(f"ok: {' + '.join(str(file) for file in files)}")
+
+
+def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
+    """Fetch what the recipe names and is not here. What is wrong with the recipe is told by who reads it next."""
+    from ppoctl.recipe.load import examine
+    from ppoctl.recipe.rules import violations
+    from ppoctl.wire import staging
+
+    loaded, _ = examine(files, sets, judges=(violations,))
+    if loaded is not None:
+        staging.fetch(loaded.recipe, render.say)
+
+
+def _staged(loaded: "Loaded") -> "list[Asset]":
+    """What a job needs, all of it here. Raises all that is wrong with it as one error."""
+    from ppoctl.recipe.problems import as_error
+    from ppoctl.wire import staging
+
+    if problems := staging.faults(loaded):
+        raise as_error(problems)
+    found = list(staging.assets(loaded.recipe, preflight.Reading().say))
+    render.passing()
+    return found
 
 
 def _show(loaded: "Loaded") -> None:

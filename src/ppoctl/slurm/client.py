@@ -2,6 +2,7 @@
 blocks for as long as the controller is away; that is no answer, and says nothing about the job."""
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,24 @@ from ppoctl.slurm.partitions import SINFO, Association, Partition, associations_
 DEADLINE_S = 15.0
 """Seconds for one of Slurm's programs to answer; its own clients give up after about ten."""
 
-IS_WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED"})
-IS_AT_WORK = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "RESIZING"})
+IS_WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+IS_AT_WORK = frozenset(
+    {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED", "SUSPENDED"}
+)
+
+_UNKNOWN = "Invalid job id"
+"""Slurm's words for a job that it does not know, and of `scancel --state` for one that is over."""
+
+_OWN_SETTINGS = ("SQUEUE_", "SACCT_", "SCANCEL_")
+"""Beginnings of variables by which users change what these programs print and whom they mean."""
 
 
 class SlurmAwayError(SlurmError):
     """The controller does not answer. What it was asked is unknown, not failed."""
+
+
+class SlurmAbsentError(SlurmAwayError):
+    """This machine has no Slurm: not its programs, or no cluster that they speak to."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +88,26 @@ class Slurm:
         return _without_program(found.stderr or found.stdout)
 
     def job(self, id: str) -> SlurmJob | None:
-        """The job, from the controller's memory, or else from accounting where there is one; None: neither knows of
-        it (any more). Raises SlurmAwayError."""
-        try:
-            return _from_scontrol(self._ask(["scontrol", "-o", "show", "job", id]))
-        except SlurmAwayError:
-            raise
-        except SlurmError:
-            return self._from_accounting(id)
+        """The job; None: Slurm does not know of it (any more). Raises as `jobs` does."""
+        return self.jobs([id]).get(id)
 
-    def cancel(self, id: str) -> None:
-        """End the job, waiting or at work. Raises SlurmError."""
-        self._ask(["scancel", id])
+    def jobs(self, ids: Sequence[str]) -> dict[str, SlurmJob]:
+        """Those of the jobs that Slurm knows of, by id, however many in one question: from the controller's memory,
+        or else from accounting where there is one. Raises SlurmAwayError."""
+        known = self._from_controller(ids)
+        return {**known, **self._from_accounting([id for id in ids if id not in known])}
+
+    def cancel(self, id: str, *, waiting_only: bool = False) -> None:
+        """End the job, waiting or at work; `waiting_only`: one that has begun by now goes on, and one that is over by
+        now is left as it is. Raises SlurmError."""
+        if not waiting_only:
+            self._ask(["scancel", id])
+            return
+        try:
+            self._ask(["scancel", "--state=PENDING", id])
+        except SlurmError as error:
+            if _UNKNOWN not in error.message:
+                raise
 
     def signal(self, id: str, name: str) -> None:
         """Send a signal to the job's script alone. Raises SlurmError."""
@@ -114,18 +135,35 @@ class Slurm:
         except SlurmError:
             return []
 
-    def _from_accounting(self, id: str) -> SlurmJob | None:
-        columns = "JobID,State,ExitCode,NodeList,Restarts"
+    def _from_controller(self, ids: Sequence[str]) -> dict[str, SlurmJob]:
+        if not ids:
+            return {}
+        columns = "JobID:|,State:|,Reason:|,NodeList:|,RestartCnt:|,exit_code:|,StartTime:|,EndTime:|"
         try:
-            told = self._ask(["sacct", "-X", "-n", "-P", "-j", id, f"--format={columns}"])
-        except SlurmError:
-            return None
-        for line in told.splitlines():
-            found, state, exit_code, nodes, restarts = (*line.split("|"), "")[:5]
-            if found == id:
-                # "CANCELLED by 1000"
-                return SlurmJob(id, state.split()[0], "", nodes, int(restarts or 0), exit_code)
-        return None
+            told = self._ask(["squeue", "-a", "-h", "--states=all", f"--jobs={','.join(ids)}", "-O", columns])
+        except SlurmAwayError:
+            raise
+        except SlurmError as error:
+            if _UNKNOWN in error.message:  # said of a single one; among several it is passed over
+                return {}
+            raise
+        found = (_from_squeue(line.split("|")) for line in told.splitlines())
+        return {job.id: job for job in found}
+
+    def _from_accounting(self, ids: Sequence[str]) -> dict[str, SlurmJob]:
+        if not ids:
+            return {}
+        columns = "JobID,State,ExitCode,NodeList,Start,End"
+        try:
+            told = self._ask(["sacct", "-X", "-n", "-P", f"--jobs={','.join(ids)}", f"--format={columns}"])
+        except SlurmError:  # most often there is none
+            return {}
+        found = (line.split("|") for line in told.splitlines())
+        # "CANCELLED by 1000"
+        return {
+            id: SlurmJob(id, state.split()[0], "", nodes, 0, exit_code, _seconds(start), _seconds(end))
+            for id, state, exit_code, nodes, start, end in found
+        }
 
     def _ask(self, words: Sequence[str], text: str | None = None, folder: Path | None = None) -> str:
         return self._run(words, text, folder).stdout
@@ -142,48 +180,47 @@ class Slurm:
                 encoding="utf-8",
                 errors="backslashreplace",
                 cwd=folder,
-                env={**self.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"},
+                env=self._settings(),
                 timeout=self.deadline_s,
                 check=False,
             )
         except FileNotFoundError as error:
-            raise SlurmError(
-                f"no `{words[0]}` here: this machine has no Slurm",
-                hint="run the command on a login node of the cluster, or without `--on slurm`",
-            ) from error
+            raise _absent(f"no `{words[0]}` here") from error
         except subprocess.TimeoutExpired as error:
             raise SlurmAwayError(f"`{words[0]}` gave no answer within {self.deadline_s:g} s", hint="sinfo") from error
         if done.returncode:
             says = _without_program(done.stderr or done.stdout)
+            if "configuration source" in says:
+                raise _absent(f"`{words[0]}` knows of no cluster")
             if "Unable to contact slurm controller" in says or "Socket timed out" in says:
                 raise SlurmAwayError(f"Slurm's controller does not answer: {says}", hint="scontrol ping")
             raise SlurmError(f"`{words[0]}` refused: {says}", hint="sinfo")
         return done
 
+    def _settings(self) -> dict[str, str]:
+        kept = {name: value for name, value in self.environ.items() if not name.startswith(_OWN_SETTINGS)}
+        return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
+
+
+def _absent(why: str) -> SlurmAbsentError:
+    return SlurmAbsentError(
+        f"{why}: this machine has no Slurm",
+        hint="run the command on a login node of the cluster, or without `--on slurm`",
+    )
+
 
 def _without_program(text: str) -> str:
     """Slurm's sentences on one line, without the names of its programs."""
-    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in text.strip().splitlines()]
+    lines = [re.sub(r"^(s\w+: )?(error: )?", "", line).strip() for line in text.strip().splitlines()]
     return "; ".join(line for line in lines if line)
 
 
-def _from_scontrol(text: str) -> SlurmJob | None:
-    words = (word.partition("=") for word in text.split())
-    found: dict[str, str] = {}
-    for key, _, value in words:
-        found.setdefault(key, value)  # what a user wrote (`Comment=`) comes last
-    if "JobId" not in found:
-        return None
-    return SlurmJob(
-        id=found["JobId"],
-        state=found["JobState"],
-        reason=found["Reason"].replace("None", ""),
-        nodes=found.get("NodeList", "").replace("(null)", ""),
-        restarts=int(found.get("Restarts", 0)),
-        exit_code=found.get("ExitCode", ""),
-        starts_at=_seconds(found.get("StartTime", "")),
-        ends_at=_seconds(found.get("EndTime", "")),
-    )
+def _from_squeue(values: Sequence[str]) -> SlurmJob:
+    id, state, reason, nodes, restarts, status, start, end, *_ = values
+    # Of processes: the code above, the signal in the lowest bits.
+    code = f"{int(status) >> 8}:{int(status) & 127}" if status.isdigit() else status
+    told = "" if reason == "None" else reason
+    return SlurmJob(id, state, told, nodes, int(restarts), code, _seconds(start), _seconds(end))
 
 
 def _seconds(text: str) -> float | None:

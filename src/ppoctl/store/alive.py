@@ -1,14 +1,16 @@
-"""Attempts of a run and whether one is at work: the journal, held against this host's processes. Light."""
+"""Attempts of a run and whether one is at work: the journal, held against this host's processes, and against what is
+known of a cluster's jobs. Light."""
 
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psutil
 
-from ppoctl.errors import RunAliveError, quoted
+from ppoctl.errors import RunAliveError, SlurmError, quoted
 from ppoctl.store.append import intact
+from ppoctl.store.jobs import jobs
 from ppoctl.store.layout import RunLayout
 
 
@@ -25,23 +27,41 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 "status": f"running or killed on {line['host']}" if elsewhere else here,
                 "pid": line["pid"],
                 "host": line["host"],
+                "at": line["at"],
+                **{key: line[key] for key in ("job", "restart", "nodes") if line.get(key) is not None},
             }
         elif line.get("event") == "attempt_ended" and line["attempt"] in found:
-            found[line["attempt"]] |= {"status": line["status"], "exit_code": line["exit_code"]}
+            ended = {"status": line["status"], "exit_code": line["exit_code"], "ended_at": line["at"]}
+            found[line["attempt"]] |= ended
     return list(found.values())
 
 
-def require_idle(layout: RunLayout) -> None:
-    """Raise RunAliveError when another process of this host is at work on the run. Nothing is known of other hosts: a
-    job that was moved to another node takes its run over. Intact lines of a damaged journal count; others say whether
-    the damage stops the run."""
-    for attempt in attempts(intact(layout.journal)):
+def require_idle(layout: RunLayout, at_work: Callable[[Sequence[str]], str | None]) -> None:
+    """Raise RunAliveError when another process of this host, or a job of a cluster, is at work on the run. `at_work`
+    is asked for the one of these jobs that is, other than that of this process. Nothing is known of other hosts
+    outside of jobs. Intact lines of a damaged journal count; others say whether the damage stops the run."""
+    found = attempts(intact(layout.journal))
+    for attempt in found:
         if attempt["status"] == "running" and attempt["pid"] != os.getpid():
-            raise RunAliveError(
-                f"run `{layout.root}` is at work: attempt {attempt['attempt']} is process {attempt['pid']} here",
-                hint=f"follow it: ppoctl status {quoted(layout.root)}; or stop it and go on here: "
-                f"ppoctl resume {quoted(layout.root)} --take-over",
-            )
+            raise _alive(layout, f"attempt {attempt['attempt']} is process {attempt['pid']} here")
+    ids = dict.fromkeys([job.id for job in jobs(layout)] + [str(a["job"]) for a in found[-1:] if "job" in a])
+    try:
+        job = at_work(list(ids)) if ids else None
+    except SlurmError as error:
+        raise SlurmError(
+            f"whether a job is at work on run `{layout.root}` is unknown: {error.message}",
+            hint=f"ask again; or, if you know that none is: ppoctl resume {quoted(layout.root)} --take-over",
+        ) from error
+    if job is not None:
+        raise _alive(layout, f"job {job} of Slurm is at work")
+
+
+def _alive(layout: RunLayout, who: str) -> RunAliveError:
+    return RunAliveError(
+        f"run `{layout.root}` is at work: {who}",
+        hint=f"follow it: ppoctl status {quoted(layout.root)}; or stop it and go on here: "
+        f"ppoctl resume {quoted(layout.root)} --take-over",
+    )
 
 
 def _is_alive(pid: int, *, since: float) -> bool:

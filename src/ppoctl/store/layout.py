@@ -81,7 +81,7 @@ class RunLayout:
         return self.logs / f"attempt-{number}"
 
     def console_log(self, number: int) -> Path:
-        """What an attempt said to whoever typed the command."""
+        """What the console of an attempt said."""
         return self.attempt(number) / "console.log"
 
     def drafts(self, number: int | None = None) -> Path:
@@ -101,6 +101,10 @@ class RunLayout:
     def job_script(self, id: str) -> Path:
         """The script as it was submitted."""
         return self.jobs / f"{id}.sh"
+
+    def job_log(self, id: str) -> Path:
+        """What a job's script and its command said, over all its restarts."""
+        return self.logs / f"slurm-{id}.log"
 
     def job_ended(self, id: str) -> Path:
         """A line for each time that the job's script ended, as the script itself wrote them."""

@@ -20,11 +20,11 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
+from ppoctl.clock import duration
 from ppoctl.errors import without_secrets
 from ppoctl.tracking.view import (
     Progress,
     RunView,
-    duration,
     key_figures,
     number,
     sparkline,

@@ -158,19 +158,6 @@ def number(value: float | None) -> str:
     return f"{value:.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
 
 
-def duration(seconds: float | None) -> str:
-    """The seconds as `4.1s`, `42s`, `7m 42s`, `3h 07m`, `2d 03h`; `-` for none."""
-    if seconds is None:
-        return "-"
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    for unit, word, smaller, small_word in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
-        if whole >= unit:
-            return f"{whole // unit}{word} {whole % unit // smaller:02d}{small_word}"
-    return f"{whole}s"
-
-
 def sparkline(values: Iterable[float], *, unicode: bool) -> str:
     """One character per value, lowest to highest; a value that is not finite is a `?`."""
     levels = (_TALL if unicode else _ASCII)[1:]

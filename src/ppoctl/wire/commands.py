@@ -16,10 +16,10 @@ from ppoctl.ports import Actor, DrawnFor, Sample
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.load import Loaded, load
 from ppoctl.recipe.schema import Recipe
+from ppoctl.slurm.following import require_idle
 from ppoctl.stages.drawing import Drawing
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
-from ppoctl.store.alive import require_idle
 from ppoctl.store.attempt import claim
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Identified, Result, Stage
@@ -32,6 +32,9 @@ from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
 from ppoctl.wire.session import Ended, OpenedRun
 from ppoctl.wire.sources import require_same_companions, require_same_sources, run_of
 from ppoctl.wire.stages import evaluation_stage
+
+Only = Literal["rollout", "save"]
+"""One thing that a resume may stop after: rollouts of the next step, or a save of the newest states."""
 
 
 def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ended:
@@ -70,14 +73,7 @@ def _as_it_is(layout: RunLayout) -> ResumePlan:
     return plan
 
 
-def resume(
-    layout: RunLayout,
-    plan: ResumePlan,
-    sets: Sequence[str],
-    *,
-    only: Literal["rollout", "save"] | None,
-    verbose: bool,
-) -> Ended:
+def resume(layout: RunLayout, plan: ResumePlan, sets: Sequence[str], *, only: Only | None, verbose: bool) -> Ended:
     """Continue a run that was found whole, or do one thing only: draw the next rollouts, or save the newest
     pair of states again."""
     do = {"rollout": _draw_and_score, "save": _save_for_any_layout, None: run}[only]

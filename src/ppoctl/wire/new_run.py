@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from ppoctl.errors import RunExistsError, quoted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.slurm.following import require_idle
 from ppoctl.store import run_dir
-from ppoctl.store.alive import require_idle
 from ppoctl.store.jobs import jobs
 from ppoctl.store.layout import RunLayout
 from ppoctl.versions import versions

@@ -34,16 +34,17 @@ def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[
     from ppoctl.model.folder import model_folder
 
     folder, critic = model_folder(recipe.model.path), recipe.model.critic
-    files = [(path.name, path) for path in _weights_and_configs(folder)]
+    files = [(path.name, path) for path in weights_and_configs(folder)]
     if critic is not None:
-        files += [(f"critic/{path.name}", path) for path in _weights_and_configs(model_folder(critic))]
+        files += [(f"critic/{path.name}", path) for path in weights_and_configs(model_folder(critic))]
     found = ((name, digest_of_file(path)) for name, path in files)
     listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found if digest is not None)
     model = hashlib.sha256(listing.encode()).hexdigest()
     return {"model": model, COMPANIONS: companions_digest(folder)}
 
 
-def _weights_and_configs(folder: Path) -> list[Path]:
+def weights_and_configs(folder: Path) -> list[Path]:
+    """The files of a model folder that decide results, by name."""
     kinds = (".safetensors", ".distcp")
     return sorted(path for path in folder.iterdir() if path.suffix in kinds or path.name in CONFIGS)
 

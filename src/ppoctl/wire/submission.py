@@ -11,21 +11,22 @@ from pathlib import Path
 
 from ppoctl.batch.kept_digests import Progress, kept_digest
 from ppoctl.data.rows import digest_of, read_datasets
-from ppoctl.errors import RecipeError, SlurmError
-from ppoctl.recipe.layers import VARIABLE
+from ppoctl.errors import RecipeError, RunAliveError, SlurmError, quoted
 from ppoctl.recipe.load import Loaded
+from ppoctl.recipe.problems import as_error
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.client import Slurm
+from ppoctl.slurm.following import require_idle
 from ppoctl.slurm.request import Request, request_of, require_request
 from ppoctl.slurm.script import Work, batch_script
 from ppoctl.store import run_dir
-from ppoctl.store.alive import require_idle
 from ppoctl.store.artifact import write_atomically
-from ppoctl.store.jobs import JobRecord, record
+from ppoctl.store.jobs import JobRecord, jobs, record
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire.new_run import ROLLOUT, TRAIN, create, make_way
 from ppoctl.wire.sources import model_digests
+from ppoctl.wire.staging import job_faults
 
 LOG = "logs/slurm-%j.log"
 """Slurm's own output of a job, in the run directory."""
@@ -43,8 +44,11 @@ class Submitted:
 
 
 def require_accepted(loaded: Loaded) -> None:
-    """Raise RecipeError where the cluster can never give what the recipe asks for, SlurmError where there is none."""
+    """Raise RecipeError where the cluster can never give what the recipe asks for, SlurmError where there is none,
+    EnvironmentProblemError where a job could not begin."""
     require_request(loaded, outside())
+    if problems := job_faults(loaded):
+        raise as_error(problems)
 
 
 def script_of(recipe: Recipe, work: Work) -> str:
@@ -71,7 +75,6 @@ def submit_new(
     """Make the directory of a new run, and submit it. Where Slurm refuses nothing is left. Raises RunExistsError,
     RecipeError, SlurmError, StorageError."""
     slurm = outside()
-    _require_variable(recipe)
     make_way(layout)
     rows = {f"data.{name}": digest_of(found) for name, found in read_datasets(recipe.data).items()}
     create(
@@ -87,10 +90,11 @@ def submit_new(
 def submit_again(
     layout: RunLayout, recipe: Recipe, sets: Sequence[str] = (), *, command: str = TRAIN, links: int = 1
 ) -> Submitted:
-    """Submit a run that is there, with keys that change from now on. Raises RunAliveError while somebody is at work
-    on it."""
+    """Submit a run that is there, with keys that change from now on. Raises RunAliveError while somebody is at
+    work on it, or a job of it is not over."""
     slurm = outside()
     require_idle(layout)
+    _require_no_job(layout, slurm)
     return _submit_run(slurm, recipe, layout, command, sets, links)
 
 
@@ -116,15 +120,13 @@ def outside() -> Slurm:
     return Slurm()
 
 
-def _require_variable(recipe: Recipe) -> None:
-    """Raise RecipeError where the job would not find the variable that says where MLflow is."""
-    uri, table = getattr(recipe.tracking, "uri", None), recipe.slurm
-    found = None if uri is None else VARIABLE.match(uri)
-    name = "" if found is None else found[1] or found[2]
-    if name and table.secrets is None and name not in (*table.pass_on, *table.environment):
-        raise RecipeError(
-            f"`tracking.uri` is `{uri}`, and a job does not get `{name}` from this shell",
-            hint="export it in a file of mode 600 and name that: --set slurm.secrets=FILE",
+def _require_no_job(layout: RunLayout, slurm: Slurm) -> None:
+    """Raise RunAliveError while a job of the run waits or works: two would take the run from each other."""
+    known = slurm.jobs([job.id for job in jobs(layout)])
+    if open_jobs := [job for job in known.values() if not job.is_over]:
+        raise RunAliveError(
+            f"run `{layout.root}` has a job in Slurm: {open_jobs[0].id} is {open_jobs[0].state}",
+            hint=f"see it: ppoctl status {quoted(layout.root)}; end it: ppoctl stop {quoted(layout.root)}",
         )
 
 

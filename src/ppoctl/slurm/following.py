@@ -1,0 +1,121 @@
+"""Runs as they are now: what their folders say, and one question to Slurm for all of their jobs. Light."""
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ppoctl.errors import SlurmError, without_secrets
+from ppoctl.slurm.allocation import allocation
+from ppoctl.slurm.client import Slurm, SlurmAbsentError
+from ppoctl.slurm.run_state import RunFacts, Told
+from ppoctl.store import alive
+from ppoctl.store import jobs as jobs_of
+from ppoctl.store.journal import Line
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.outline import outlines_of
+from ppoctl.store.run_dir import recipes
+
+ANSWER_S = 0.5
+"""Seconds that Slurm has to answer whoever only looks; a busy controller may need more."""
+
+TAIL_BYTES = 16384
+"""Bytes at the end of a job's log in which its last error is searched."""
+
+
+def facts(layout: RunLayout, lines: Sequence[Line]) -> RunFacts:
+    """What the folder of a run says of it; `lines`: its journal. Raises StorageError where it cannot be read."""
+    outlines, asked = outlines_of(layout), recipes(layout)
+    recipe = asked[max(asked)]
+    attempts = alive.attempts(lines)
+    jobs = jobs_of.jobs(layout)
+    stages = [line for line in lines if "stage" in line]
+    is_whole = (line["step"] for line in stages if line["stage"] == outlines.at(line["step"]).last)
+    deadline_s, patience_s = _patience(recipe, stages)
+    return RunFacts(
+        attempts=attempts,
+        jobs=jobs,
+        ends={job.id: jobs_of.ends(layout, job.id) for job in jobs},
+        steps_done=max(is_whole, default=0),
+        steps_planned=recipe["steps"],
+        quiet_s=_quiet(layout, lines, attempts),
+        patience_s=patience_s,
+        start_patience_s=deadline_s,
+        words=last_error(layout.job_log(jobs[-1].id)) if jobs else "",
+    )
+
+
+def slurm(wait_s: float | None = None) -> Slurm:
+    """The cluster, with so many seconds to answer."""
+    return Slurm(deadline_s=ANSWER_S if wait_s is None else wait_s)
+
+
+def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> Told:
+    """What Slurm says of the jobs of these runs; it is asked once, and only about jobs that may not be over."""
+    runs = list(runs)
+    # The newest of each besides: somebody may have put it back into the queue by hand.
+    ids = dict.fromkeys(id for run in runs for id in (*run.open_jobs, *run.job_ids[-1:]))
+    if not ids:
+        return Told()
+    try:
+        return Told(slurm.jobs(list(ids)))
+    except SlurmError as error:
+        return Told(silence=error.message)
+
+
+def require_idle(layout: RunLayout) -> None:
+    """Raise RunAliveError while another process of this host, or a job of Slurm, is at work on the run; SlurmError
+    where that is unknown."""
+    alive.require_idle(layout, job_at_work)
+
+
+def job_at_work(ids: Sequence[str]) -> str | None:
+    """The one of these jobs that is at work, other than that of this process; None: none is.
+
+    Raises SlurmError where Slurm is here and does not answer, unless this process is in a job itself: that begins
+    when those before it have ended, and what is still alive behind a cut network cannot publish any more.
+    """
+    mine = allocation()
+    others = [id for id in ids if mine is None or id != mine.id]
+    try:
+        known = Slurm().jobs(others)
+    except SlurmAbsentError:
+        return None
+    except SlurmError:
+        if mine is not None:
+            return None
+        raise
+    return next((id for id in others if id in known and known[id].is_at_work), None)
+
+
+def last_error(log: Path) -> str:
+    """The last error in the log of a job, on one line; empty: there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(log.stat().st_size - TAIL_BYTES, 0))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    # Of ours, and of Slurm's own daemon: "slurmstepd: error: *** JOB 7 ON node1 CANCELLED ... DUE TO TIME LIMIT ***"
+    found = [line.partition("error: ")[2] for line in lines if line.startswith(("error: ", "slurmstepd: error: "))]
+    return without_secrets(found[-1].strip()) if found else ""
+
+
+def _patience(recipe: Line, stages: Sequence[Line]) -> tuple[float, float]:
+    """Seconds of silence that are too long before an attempt begins, and when it is at work: there ten times the
+    longest stage so far, but no less than a start may take, and no more than the longest deadline."""
+    deadlines = {key: value for key, value in recipe["cluster"].items() if key.endswith("_deadline_s") and value}
+    longest = max(deadlines.values(), default=3600.0)
+    if not stages:
+        return longest, longest
+    ten_times = 10 * max(float(line["seconds"]) for line in stages)
+    return longest, min(longest, max(ten_times, deadlines.get("start_deadline_s", 0.0)))
+
+
+def _quiet(layout: RunLayout, lines: Sequence[Line], attempts: Sequence[Line]) -> float:
+    """Seconds since the journal or a console log was written."""
+    written = [float(line["at"]) for line in lines[-1:]]
+    logs = [layout.job_log(str(a["job"])) for a in attempts[-1:] if "job" in a]
+    logs += [layout.job_log(job.id) for job in jobs_of.jobs(layout)[-1:]]
+    logs += [layout.console_log(a["attempt"]) for a in attempts[-1:]]
+    written += [log.stat().st_mtime for log in logs if log.is_file()]
+    return max(time.time() - max(written), 0.0) if written else 0.0

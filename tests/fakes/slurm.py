@@ -1,0 +1,85 @@
+"""Slurm's programs as a login node has them, without a Slurm: they answer from a folder, and write down what they
+were asked."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """#!/bin/bash
+cd -- "$(dirname -- "$0")" || exit 1
+echo "${0##*/} $*" >>asked
+[ ! -e away ] || exec sleep 20
+[ ! -e refuses-"${0##*/}" ] || { cat refuses-"${0##*/}" >&2; exit 1; }
+"""
+SQUEUE = r"""
+for word; do case $word in --jobs=*) ids=${word#--jobs=} ;; esac; done
+found=$(for id in ${ids//,/ }; do cat "job-$id" 2>/dev/null; done)
+if [ "$found" ]; then echo "$found"; fi
+case "$ids|$found" in *,*|*\|*\|*) exit 0 ;; esac
+echo "slurm_load_jobs error: Invalid job id specified" >&2
+exit 1
+"""
+SACCT = """
+[ -e accounting ] || { echo "Slurm accounting storage is disabled" >&2; exit 1; }
+cat accounting
+"""
+SCANCEL = """
+id=${!#}
+case "$*" in
+    *--signal=*) ;;
+    *--state=PENDING*) if grep -q "|PENDING|" "job-$id"; then sed -i "s/|PENDING|/|CANCELLED|/" "job-$id"; fi ;;
+    *) sed -i "s/^$id|[A-Z]*|/$id|CANCELLED|/" "job-$id" ;;
+esac
+[ ! -e begins-after-"$id" ] || sed -i "s/|PENDING|/|RUNNING|/" job-"$(cat begins-after-"$id")"
+"""
+
+
+class FakeSlurm:
+    """The cluster that the programs speak of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for name, text in (("squeue", SQUEUE), ("sacct", SACCT), ("scancel", SCANCEL)):
+            (folder / name).write_text(PROGRAM + text)
+            (folder / name).chmod(0o755)
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Put the programs first where commands are looked for."""
+        monkeypatch.setenv("PATH", f"{self.folder}:{os.environ['PATH']}")
+
+    def has(
+        self, id: str, state: str, *, reason: str = "None", nodes: str = "", restarts: int = 0, **times: str
+    ) -> None:
+        """From now on the cluster has the job in that state; `start`, `end`: unix seconds, `status`: a process's."""
+        values = [id, state, reason, nodes, str(restarts), times.get("status", "0")]
+        values += [times.get("start", "N/A"), times.get("end", "N/A")]
+        (self.folder / f"job-{id}").write_text("|".join(values) + "|\n")
+
+    def state(self, id: str) -> str:
+        return (self.folder / f"job-{id}").read_text().split("|")[1]
+
+    def forgets(self, id: str) -> None:
+        (self.folder / f"job-{id}").unlink()
+
+    def goes_away(self) -> None:
+        """Nothing is answered any more."""
+        (self.folder / "away").touch()
+
+    def refuses(self, program: str, words: str) -> None:
+        (self.folder / f"refuses-{program}").write_text(words + "\n")
+
+    def accounts(self, *lines: str) -> None:
+        """Accounting is on, and says this whatever it is asked."""
+        (self.folder / "accounting").write_text("".join(line + "\n" for line in lines))
+
+    def begins_when_cancelled(self, id: str, *, cancelled: str) -> None:
+        """The job leaves the queue as soon as the other one is cancelled."""
+        (self.folder / f"begins-after-{cancelled}").write_text(id)
+
+    @property
+    def asked(self) -> list[str]:
+        """Every call so far, oldest first."""
+        path = self.folder / "asked"
+        return path.read_text().splitlines() if path.exists() else []

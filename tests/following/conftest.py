@@ -1,0 +1,16 @@
+"""A cluster that is a folder, and a run."""
+
+from pathlib import Path
+
+import pytest
+
+from fakes.slurm import FakeSlurm
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Slurm's programs, on the path of this process."""
+    found = FakeSlurm(tmp_path / "slurm")
+    found.use(monkeypatch)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return found

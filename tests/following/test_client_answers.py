@@ -1,0 +1,106 @@
+"""What Slurm's programs print, as jobs; and what their silence is."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from fakes.slurm import FakeSlurm
+from ppoctl.errors import SlurmError
+from ppoctl.slurm.client import Slurm, SlurmAbsentError, SlurmAwayError, SlurmJob
+
+
+def test_a_job_is_told_as_the_controller_has_it(cluster: FakeSlurm) -> None:
+    cluster.has("12", "PENDING", reason="Resources", start="1795407125", end="1795407725")
+    cluster.has("13", "FAILED", reason="NonZeroExitCode", nodes="node[1-2]", restarts=2, status="1792", end="NONE")
+    assert Slurm().job("12") == SlurmJob("12", "PENDING", "Resources", "", 0, "0:0", 1795407125.0, 1795407725.0)
+    assert Slurm().job("13") == SlurmJob("13", "FAILED", "NonZeroExitCode", "node[1-2]", 2, "7:0", None, None)
+
+
+def test_a_signal_that_ended_a_script_is_told_behind_its_code(cluster: FakeSlurm) -> None:
+    cluster.has("12", "CANCELLED", status="15")
+    job = Slurm().job("12")
+    assert job is not None
+    assert job.exit_code == "0:15"
+
+
+def test_many_jobs_are_one_question_and_those_forgotten_another(cluster: FakeSlurm) -> None:
+    cluster.has("12", "RUNNING")
+    cluster.accounts("13|CANCELLED by 1000|0:15|node1|1795400000|1795400009")
+    found = Slurm().jobs(["12", "13", "14"])
+    assert {id: job.state for id, job in found.items()} == {"12": "RUNNING", "13": "CANCELLED"}
+    assert (found["13"].exit_code, found["13"].nodes, found["13"].ends_at) == ("0:15", "node1", 1795400009.0)
+    assert [call.split()[0] for call in cluster.asked] == ["squeue", "sacct"]
+    assert "--jobs=13,14" in cluster.asked[1]
+
+
+def test_no_accounting_is_no_error(cluster: FakeSlurm) -> None:
+    assert Slurm().job("99") is None
+    assert Slurm().jobs(["98", "99"]) == {}
+    assert Slurm().jobs([]) == {}
+
+
+def test_another_refusal_is_not_that_the_job_is_forgotten(cluster: FakeSlurm) -> None:
+    cluster.refuses("squeue", "squeue: error: Invalid user id")
+    with pytest.raises(SlurmError, match="`squeue` refused: Invalid user id"):
+        Slurm().job("12")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+    ],
+)
+def test_a_controller_that_is_away_has_said_nothing(cluster: FakeSlurm, words: str) -> None:
+    cluster.refuses("squeue", words)
+    with pytest.raises(SlurmAwayError, match="controller does not answer"):
+        Slurm().job("12")
+
+
+def test_a_program_that_hangs_is_left_at_the_deadline(cluster: FakeSlurm) -> None:
+    cluster.goes_away()
+    started = time.monotonic()
+    with pytest.raises(SlurmAwayError, match=r"`squeue` gave no answer within 0\.2 s"):
+        Slurm(deadline_s=0.2).job("12")
+    assert time.monotonic() - started < 10
+
+
+def test_a_machine_without_slurm_is_told_apart_from_a_job_that_is_forgotten(cluster: FakeSlurm) -> None:
+    with pytest.raises(SlurmAbsentError, match="no `squeue` here: this machine has no Slurm"):
+        Slurm({"PATH": "/nowhere"}).job("12")
+    cluster.refuses("squeue", "squeue: fatal: Could not establish a configuration source")
+    with pytest.raises(SlurmAbsentError, match="`squeue` knows of no cluster: this machine has no Slurm"):
+        Slurm().job("12")
+
+
+def test_what_a_user_set_for_squeue_does_not_change_what_is_read(cluster: FakeSlurm) -> None:
+    (cluster.folder / "squeue").write_text('#!/bin/bash\nenv >"$(dirname "$0")"/env\n')
+    Slurm({**os.environ, "SQUEUE_USERS": "nobody", "SQUEUE_ALL": "no", "SCANCEL_INTERACTIVE": "1"}).jobs(["1", "2"])
+    seen = Path(cluster.folder / "env").read_text().splitlines()
+    assert not [line for line in seen if line.startswith(("SQUEUE_", "SCANCEL_"))]
+    assert "SLURM_TIME_FORMAT=%s" in seen
+
+
+def test_only_a_job_that_waits_is_cancelled_where_that_is_asked(cluster: FakeSlurm) -> None:
+    cluster.has("12", "RUNNING")
+    cluster.has("13", "PENDING")
+    for id in ("12", "13"):
+        Slurm().cancel(id, waiting_only=True)
+    assert (cluster.state("12"), cluster.state("13")) == ("RUNNING", "CANCELLED")
+    Slurm().cancel("12")
+    assert cluster.state("12") == "CANCELLED"
+    cluster.refuses("scancel", "scancel: error: Kill job error on job id 99: Invalid job id specified")
+    Slurm().cancel("99", waiting_only=True)
+
+
+def test_states_of_a_job_are_waiting_at_work_or_over() -> None:
+    def kinds(state: str) -> tuple[bool, bool, bool]:
+        job = SlurmJob("1", state)
+        return job.is_waiting, job.is_at_work, job.is_over
+
+    assert kinds("PENDING") == kinds("REQUEUE_HOLD") == kinds("SPECIAL_EXIT") == (True, False, False)
+    assert kinds("RUNNING") == kinds("COMPLETING") == kinds("SUSPENDED") == (False, True, False)
+    assert kinds("TIMEOUT") == kinds("CANCELLED") == kinds("NODE_FAIL") == (False, False, True)

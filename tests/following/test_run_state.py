@@ -1,0 +1,195 @@
+"""What a run is doing, by every row of the table: its own word held against Slurm's."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+
+from ppoctl.slurm.client import SlurmJob
+from ppoctl.slurm.run_state import RunFacts, Told, run_state
+from ppoctl.store.jobs import JobRecord, ScriptEnd
+
+NOW = 1_000_000.0
+SILENT = "`squeue` gave no answer within 0.5 s"
+
+
+def attempt(number: int = 1, status: str = "running or killed on node1", **fields: Any) -> dict[str, Any]:
+    return {"attempt": number, "status": status, "pid": 77, "host": "node1", "at": NOW - 500, **fields}
+
+
+def ended(number: int = 1, status: str = "preempted", code: int = 75, **fields: Any) -> dict[str, Any]:
+    return attempt(number, status, exit_code=code, ended_at=NOW - 50, **fields)
+
+
+def in_job(restart: int = 0, id: str = "12") -> dict[str, Any]:
+    return {"job": id, "restart": restart}
+
+
+JOB = JobRecord("12", NOW - 600, "resume", restarts_max=100)
+NEXT = JobRecord("13", NOW - 600, "resume", after="12")
+LATER = JobRecord("20", NOW - 10, "resume")
+
+
+def facts(*attempts: dict[str, Any], jobs: tuple[JobRecord, ...] = (JOB,), **fields: Any) -> RunFacts:
+    quiet = {"quiet_s": 5.0, "patience_s": 600.0, "start_patience_s": 3600.0, "steps_done": 3, "steps_planned": 9}
+    return RunFacts(attempts, jobs, **{**quiet, **fields})
+
+
+def told(*jobs: SlurmJob) -> Told:
+    return Told({job.id: job for job in jobs})
+
+
+def job(state: str = "RUNNING", id: str = "12", **fields: Any) -> SlurmJob:
+    nodes = "node[1-2]" if state in ("RUNNING", "SUSPENDED", "COMPLETING") else ""
+    return SlurmJob(id, state, **{"nodes": nodes, "starts_at": NOW - 400.0 if nodes else None, **fields})
+
+
+class Case(NamedTuple):
+    name: str
+    facts: RunFacts
+    told: Told
+    word: str
+    says: str
+    """Part of the sentence."""
+
+
+NOBODY = facts(jobs=())
+CASES = [
+    Case("nothing", NOBODY, Told(), "created", "nothing of it has begun"),
+    # Without a job.
+    Case("alive here", facts(attempt(status="running"), jobs=()), Told(), "running",
+         "attempt 1 is at work as process 77"),
+    Case("silent here", facts(attempt(status="running"), jobs=(), quiet_s=601.0), Told(), "hung",
+         "nothing for 10m 01s"),
+    Case("killed here", facts(attempt(status="killed"), jobs=()), Told(), "killed",
+         "attempt 1 is gone without a word"),
+    Case("elsewhere", facts(attempt(), jobs=()), Told(), "unknown", "running or killed on node1; it wrote 5.0s ago"),
+    Case("failed", facts(ended(status="failed", code=7), words="out of memory", jobs=()), Told(), "failed",
+         "attempt 1 ended with exit code 7 (memory): out of memory"),
+    Case("finished", facts(ended(status="finished", code=0), jobs=()), Told(), "finished", "all steps are done"),
+    Case("unmet", facts(ended(status="unmet", code=5), jobs=()), Told(), "unmet", "without what `[expect]` asks for"),
+    Case("short", facts(ended(status="short", code=9), jobs=()), Told(), "short",
+         "attempt 1 ended in order, before the"),
+    Case("health", facts(ended(status="stopped", code=5), jobs=()), Told(), "stopped", "a check stopped attempt 1"),
+    Case("by hand", facts(ended(status="interrupted", code=130), jobs=()), Told(), "interrupted",
+         "`ppoctl stop` or Ctrl-C"),
+    # In the queue.
+    Case("waits", facts(), told(job("PENDING", reason="Resources", starts_at=NOW + 90)), "pending",
+         "job 12 waits for `Resources`; Slurm expects to start it at "),
+    Case("waits, unknown when", facts(), told(job("PENDING", reason="Priority")), "pending",
+         "job 12 waits for `Priority`"),
+    Case("never starts", facts(), told(job("PENDING", reason="DependencyNeverSatisfied")), "pending",
+         "it never starts"),
+    Case("held", facts(), told(job("PENDING", reason="JobHeldUser")), "pending", "(scontrol release 12)"),
+    Case("chain waits", facts(jobs=(JOB, NEXT)), told(job("PENDING"), job("PENDING", "13")), "pending",
+         "job 12 waits; behind it job 13"),
+    Case("next link waits", facts(ended(**in_job()), jobs=(JOB, NEXT), ends={"12": [ScriptEnd(0, 75, NOW)]}),
+         told(job("TIMEOUT"), job("PENDING", "13")), "pending", "job 13 waits"),
+    Case("requeued", facts(ended(**in_job())), told(job("PENDING", restarts=2, reason="BeginTime")), "requeued",
+         "job 12 is back in the queue, for the 2nd time, for `BeginTime`: Slurm lets some time pass first"),
+    Case("requeued after a kill", facts(attempt(**in_job())), told(job("PENDING", restarts=1)), "requeued",
+         "the 1st time"),
+    # At work.
+    Case("starting", facts(), told(job()), "starting",
+         "job 12 on node[1-2] began 6m 40s ago; its attempt has not begun yet"),
+    Case("starting again", facts(ended(**in_job())), told(job(restarts=1)), "starting",
+         "its attempt has not begun yet"),
+    Case("never began", facts(quiet_s=99999.0), told(job(starts_at=NOW - 3601)), "hung", "and no attempt did"),
+    Case("in a job", facts(attempt(**in_job())), told(job(ends_at=NOW + 7200)), "running",
+         "attempt 1 is at work in job 12 on node[1-2], which Slurm ends at "),
+    Case("silent in a job", facts(attempt(**in_job()), quiet_s=700.0), told(job()), "hung",
+         "wrote nothing for 11m 40s"),
+    Case("suspended", facts(attempt(**in_job()), quiet_s=99999.0), told(job("SUSPENDED")), "suspended",
+         "stand still"),
+    Case("ends", facts(ended(**in_job())), told(job("COMPLETING")), "preempted",
+         "ended in order; job 12 is about to end"),
+    Case("dead in a live job", facts(attempt(status="killed", **in_job())), told(job()), "killed",
+         "node[1-2] is still there"),
+    Case("second link at work", facts(ended(**in_job()), attempt(2, **in_job(id="13")), jobs=(JOB, NEXT)),
+         told(job("TIMEOUT"), job(id="13")), "running", "attempt 2 is at work in job 13"),
+    Case("a job that only an attempt names", facts(attempt(**in_job()), jobs=()), told(job()), "running",
+         "in job 12"),
+    Case("done before the chain", facts(ended(status="finished", code=0, **in_job()), jobs=(JOB, NEXT)),
+         told(job("COMPLETED"), job("PENDING", "13")), "finished", "all steps are done"),
+    # Over, by Slurm's word.
+    Case("cancelled before it began", facts(), told(job("CANCELLED")), "cancelled",
+         "job 12 was cancelled; no attempt of it"),
+    Case("cancelled at work", facts(attempt(**in_job())), told(job("CANCELLED")), "cancelled",
+         "attempt 1 left no word"),
+    Case("cancelled in order", facts(ended(**in_job())), told(job("CANCELLED")), "cancelled",
+         "attempt 1 ended in order"),
+    Case("time limit in start-up", facts(words="*** JOB 12 CANCELLED DUE TO TIME LIMIT ***"),
+         told(job("TIMEOUT", exit_code="0:15")), "failed",
+         "job 12 ended with `TIMEOUT`, exit code 0:15; no attempt of it began: *** JOB 12 CANCELLED DUE TO TIME"),
+    Case("killed in a job", facts(attempt(**in_job())), told(job("NODE_FAIL")), "failed",
+         "`NODE_FAIL`; attempt 1 left no"),
+    Case("failed in a job", facts(ended(status="failed", code=4, **in_job()), words="no rows"),
+         told(job("FAILED", exit_code="4:0")), "failed", "attempt 1 ended with exit code 4 (data): no rows"),
+    Case("a later job never began", facts(ended(status="failed", code=4, **in_job()), jobs=(JOB, LATER)),
+         told(job("FAILED", "20", exit_code="8:0")), "failed", "job 20 ended with `FAILED`, exit code 8:0; no"),
+    # Forgotten.
+    Case("forgotten, an end written", facts(attempt(**in_job()), ends={"12": [ScriptEnd(0, 137, NOW)]}), told(),
+         "failed",
+         "the script of job 12 ended with exit code 137 (signal 9); attempt 1 left no word"),
+    Case("forgotten before an attempt", facts(ends={"12": [ScriptEnd(0, 130, NOW)]}), told(), "interrupted",
+         "(interrupted)"),
+    Case("lost", facts(attempt(**in_job())), told(), "lost",
+         "Slurm knows nothing of job 12, and no end of it is written"),
+    Case("lost before it began", facts(), told(), "lost", "no attempt of it began"),
+    Case("ended and forgotten", facts(ended(**in_job())), told(), "preempted", "was told to make room"),
+    # No answer.
+    Case("submitted, no answer", facts(), Told(silence=SILENT), "submitted",
+         f"has not begun, as far as the run knows; what becomes of job 12 is unknown: {SILENT}"),
+    Case("at work, no answer", facts(attempt(**in_job())), Told(silence=SILENT), "unknown",
+         "attempt 1 began in job 12 on node1, and last wrote 5.0s ago; what becomes of job 12 is unknown"),
+    Case("alive here, no answer", facts(attempt(status="running", **in_job())), Told(silence=SILENT), "running",
+         SILENT),
+    Case("dead here, no answer", facts(attempt(status="killed", **in_job())), Told(silence=SILENT), "killed", SILENT),
+    Case("ended, no answer", facts(ended(**in_job()), jobs=(JOB, NEXT)), Told(silence=SILENT), "preempted",
+         f"what becomes of jobs 12, 13 is unknown: {SILENT}"),
+    Case("finished, no answer", facts(ended(status="finished", code=0, **in_job())), Told(silence=SILENT), "finished",
+         "all steps are done"),
+    Case("killed, written, no answer", facts(attempt(**in_job()), ends={"12": [ScriptEnd(0, 1, NOW)]}),
+         Told(silence=SILENT), "failed", "the script of job 12 ended with exit code 1 (internal)"),
+    Case("a later job, no answer", facts(ended(status="failed", code=4, **in_job()), jobs=(JOB, LATER)),
+         Told(silence=SILENT), "submitted", "job 20 was submitted"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_the_state_of_a_run(case: Case) -> None:
+    found = run_state(case.facts, case.told, now=NOW)
+    assert found.word == case.word
+    assert case.says in found.says
+
+
+def test_every_word_of_the_table_has_a_case() -> None:
+    from ppoctl.slurm import run_state as module
+
+    assert module.__doc__ is not None
+    table = module.__doc__.partition("-----\n")[2]
+    words = {"created", "submitted", "pending", "requeued", "starting", "running", "hung", "suspended", "killed"}
+    words |= {"cancelled", "failed", "lost", "unknown", "finished", "unmet", "short", "interrupted"}
+    assert all(word in table for word in words)
+    assert words <= {case.word for case in CASES}
+
+
+def test_a_time_to_come_is_told_by_the_clock_and_by_how_long() -> None:
+    def waits_until(at: float) -> str:
+        return run_state(facts(), told(job("PENDING", starts_at=at)), now=NOW).says
+
+    assert waits_until(NOW + 90).endswith("(in 1m 30s)")
+    assert "on 1970-01-1" in waits_until(NOW + 86400)
+    assert "(in" not in waits_until(NOW - 90)  # the expectation of a while ago
+
+
+def test_silence_that_is_too_long_is_that_of_the_run_and_not_of_a_stage() -> None:
+    quiet = facts(attempt(**in_job()), quiet_s=600.0)
+    assert run_state(quiet, told(job()), now=NOW).word == "running"
+    assert run_state(replace(quiet, quiet_s=600.1), told(job()), now=NOW).word == "hung"
+
+
+def test_only_jobs_that_may_not_be_over_are_asked_for() -> None:
+    ends = {"12": [ScriptEnd(0, 75, 1.0), ScriptEnd(1, 0, 2.0)], "13": [ScriptEnd(0, 75, 3.0)]}
+    found = facts(jobs=(JOB, NEXT, LATER), ends=ends)
+    assert found.open_jobs == ("13", "20")

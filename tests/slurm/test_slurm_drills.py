@@ -1,0 +1,192 @@
+"""Runs in a real Slurm, on fake engines: whatever comes over their jobs, they end as the run that nobody touched.
+
+Proved: ledger and states to the byte, figures of every stage, each once; no process of any attempt left. Not proved
+here: that real engines do so (`test_slurm_engines.py`).
+"""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slurm.drill import TABLE, Drill, require_same, row_of
+from slurm.lab import Lab
+
+STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
+
+
+@pytest.fixture(scope="session")
+def whole(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Drill:
+    """The run that nobody touches, outside of Slurm."""
+    drill = Drill(lab, tmp_path_factory.mktemp("whole") / "drill")
+    drill.play_here()
+    return drill
+
+
+def require_whole(name: str, drill: Drill, whole: Drill, codes: Sequence[int]) -> None:
+    """It ended complete, and its scripts with these codes."""
+    assert drill.ended()["JobState"] == "COMPLETED", drill.log
+    assert drill.codes() == list(codes), drill.log
+    require_same(drill, whole)
+    TABLE.append(row_of(name, drill, whole.layout))
+    assert drill.lab.left() == []
+
+
+def warn_in_the_middle_of(stages: Sequence[str], lab: Lab, folder: Path, whole: Drill) -> None:
+    """Runs side by side, each of which is told in the middle of another stage that its time is nearly over."""
+    drills = {stage: Drill(lab, folder / stage) for stage in stages}
+    for stage, drill in drills.items():
+        drill.pause(f"2-{stage}")
+        drill.submit()
+    for stage, drill in drills.items():
+        drill.reached(f"2-{stage}")
+        lab.ask("scancel", "--batch", "--signal=USR1", drill.jobs[0])
+        drill.let_go(f"2-{stage}")
+    for stage, drill in drills.items():
+        require_whole(f"told in the middle of {stage}", drill, whole, [75, 0])
+
+
+def test_a_run_that_is_told_of_the_limit_goes_on_after_it(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+    warn_in_the_middle_of(STAGES[::3], lab, tmp_path, whole)
+
+
+@pytest.mark.story
+@pytest.mark.minutes(2)
+def test_a_run_that_is_told_of_the_limit_in_any_stage_goes_on_after_it(
+    lab: Lab, tmp_path: Path, whole: Drill
+) -> None:
+    warn_in_the_middle_of(STAGES, lab, tmp_path, whole)
+
+
+def test_a_run_that_is_pushed_out_goes_on_behind_who_pushed_it(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+    drills = {name: Drill(lab, tmp_path / name) for name in ("graced", "main")}
+    for name, drill in drills.items():
+        drill.pause("2-critic_update")
+        drill.submit(f"slurm.partition={name}")
+    for drill in drills.values():
+        drill.reached("2-critic_update")
+    urgent = lab.submit("sleep 1", tmp_path / "urgent.log", "-N2", "--exclusive", "--partition=urgent")
+    for drill in drills.values():
+        drill.let_go("2-critic_update")
+    lab.wait_for(urgent, "COMPLETED", seconds=60)
+    require_whole("pushed out, with 20 s of grace", drills["graced"], whole, [75, 0])
+    require_whole("pushed out at once", drills["main"], whole, [75, 0])
+
+
+@pytest.mark.story
+@pytest.mark.minutes(2)
+def test_a_run_that_is_cancelled_goes_on_when_it_is_submitted_again(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+    cancelled, killed = Drill(lab, tmp_path / "cancelled"), Drill(lab, tmp_path / "killed")
+    for drill in (cancelled, killed):
+        drill.pause("2-values")
+        drill.submit()
+        drill.reached("2-values")
+    lab.ask("scancel", cancelled.jobs[0])
+    cancelled.let_go("2-values")
+    command = psutil.Process(killed.waited("2-values"))
+    for process in (command.parent(), command):
+        assert process is not None
+        process.kill()
+    assert cancelled.ended()["JobState"] == "CANCELLED"
+    assert killed.ended()["ExitCode"] == "0:9"
+    for drill in (cancelled, killed):
+        drill.resume()
+    require_whole("cancelled, resumed by hand", cancelled, whole, [75, 0])
+    require_whole("killed with its script, resumed by hand", killed, whole, [0])
+
+
+@pytest.mark.story
+@pytest.mark.minutes(3)
+@pytest.mark.usefixtures("may_make_hosts")
+def test_a_run_whose_node_is_lost_goes_on_elsewhere_and_the_old_attempt_changes_nothing(whole: Drill) -> None:
+    """Slurm loses two nodes, and gives their jobs to others, while both attempts there are alive. They go on in the
+    middle of the new ones, and find out."""
+    with Lab(4, kind="namespaces", cpus=1) as hosts:
+        ways = {"slurmd killed": (hosts.kill, hosts.start), "network of the node cut": (hosts.cut, hosts.restore)}
+        drills = {name: Drill(hosts, hosts.shared / name.replace(" ", "-")) for name in ways}
+        for drill in drills.values():
+            drill.pause("2-values", "2-logprobs")
+            drill.submit()
+        lost = {name: drill.reached("2-values") for name, drill in drills.items()}
+        for name, (lose, _) in ways.items():
+            lose(lost[name])
+        for drill in drills.values():
+            drill.reached("2-logprobs")
+            drill.let_go("2-values")
+            wait_for_end(drill.waited("2-values"))
+            drill.let_go("2-logprobs")
+        for drill in drills.values():
+            assert drill.ended()["NodeList"] not in lost.values(), drill.log
+        for name, (_, give_back) in ways.items():
+            give_back(lost[name])
+        hosts.wait_idle(seconds=60)
+        for name, drill in drills.items():
+            require_whole(name, drill, whole, [8, 0])
+
+
+def wait_for_end(pid: int) -> None:
+    until = time.monotonic() + 60
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until, "the old attempt goes on"
+        time.sleep(0.1)
+
+
+def test_a_controller_that_restarts_is_not_noticed(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+    drill = Drill(lab, tmp_path / "drill")
+    drill.pause("2-values")
+    drill.submit()
+    drill.reached("2-values")
+    lab.kill("slurmctld", signal.SIGTERM)
+    lab.start("slurmctld")
+    drill.let_go("2-values")
+    require_whole("slurmctld restarted", drill, whole, [0])
+
+
+@pytest.mark.story
+@pytest.mark.minutes(2)
+def test_a_job_that_goes_back_into_the_queue_waits_for_a_controller_that_is_away(
+    lab: Lab, tmp_path: Path, whole: Drill
+) -> None:
+    drill = Drill(lab, tmp_path / "drill")
+    drill.pause("2-values")
+    drill.submit()
+    drill.reached("2-values")
+    lab.kill("slurmctld", signal.SIGTERM)
+    os.kill(psutil.Process(drill.waited("2-values")).ppid(), signal.SIGUSR1)
+    drill.let_go("2-values")
+    time.sleep(20)
+    lab.start("slurmctld")
+    require_whole("slurmctld away when the job goes back", drill, whole, [75, 0])
+
+
+@pytest.mark.story
+@pytest.mark.minutes(2)
+def test_a_limit_in_start_up_is_survived_but_not_for_ever(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+    once, always = Drill(lab, tmp_path / "once"), Drill(lab, tmp_path / "always")
+    for drill, starts in ((once, 1), (always, 3)):
+        drill.pause(*(f"start-{restart}" for restart in range(starts)))
+        drill.submit()
+    for restart in range(3):
+        for drill in (once, always) if restart == 0 else (always,):
+            drill.reached(f"start-{restart}")
+            lab.ask("scancel", "--batch", "--signal=USR1", drill.jobs[0])
+            drill.let_go(f"start-{restart}")
+    require_whole("told in start-up", once, whole, [75, 0])
+    assert always.ended()["ExitCode"] == "9:0", always.log
+    assert always.codes() == [75, 75, 75, 9]
+    always.resume()
+    require_whole("told in start-up three times, resumed", always, whole, [75, 75, 75, 9, 0])
+
+
+@pytest.mark.story
+@pytest.mark.minutes(5)
+def test_a_run_longer_than_its_limit_goes_on_by_itself(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+    drill = Drill(lab, tmp_path / "drill", stage_s=5.0)
+    drill.submit("slurm.time='1'", "slurm.warn_s=30")
+    drill.ended(seconds=500)
+    assert set(drill.codes()) == {75, 0}
+    require_whole("time limit of one minute", drill, whole, drill.codes())

@@ -1,0 +1,68 @@
+"""The real engines in a real Slurm, on hosts of their own, by sample: one run to which three things happen."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ppoctl.store.journal import read_lines
+from ppoctl.store.layout import RunLayout
+from slurm.drill import TABLE, Drill, row_of
+from slurm.lab import Lab
+from story.real_drill import outcome
+
+SETTINGS = ("cluster.threads=1", "checkpoint.every_steps=2", "slurm.partition=graced")
+
+
+def train_here(drill: Drill) -> RunLayout:
+    """The run that nobody touches, outside of Slurm."""
+    where = ("--runs", str(drill.folder / "whole"))
+    sets = [word for text in SETTINGS for word in ("--set", text)]
+    words = [sys.executable, "-m", "ppoctl", "train", str(drill.folder / "recipe.toml"), *where, *sets]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return RunLayout(drill.folder / "whole/drill")
+
+
+def wait_for_commit(drill: Drill, step: int, stage: str, *, seconds: float = 300) -> None:
+    """Wait until the stage is committed; the next one runs then."""
+    until = time.monotonic() + seconds
+    while not any((line.get("step"), line.get("stage")) == (step, stage) for line in _lines(drill.layout.journal)):
+        assert time.monotonic() < until, drill.log
+        time.sleep(0.02)
+
+
+def _lines(journal: Path) -> list[dict[str, object]]:
+    return read_lines(journal) if journal.exists() else []
+
+
+@pytest.mark.engines
+@pytest.mark.story
+@pytest.mark.minutes(5)
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("may_make_hosts")
+def test_real_engines_end_as_if_nothing_had_happened_and_leave_nothing_on_any_node() -> None:
+    with Lab(2, kind="namespaces") as hosts:
+        assert hosts.network is not None
+        before = {node: hosts.network.traces(node) for node in hosts.nodes}
+        drill = Drill(hosts, hosts.shared / "drill")
+        whole = train_here(drill)
+        id = drill.submit(*SETTINGS, engines=True)
+        wait_for_commit(drill, 1, "rollout")
+        hosts.ask("scancel", "--batch", "--signal=USR1", id)
+        wait_for_commit(drill, 1, "critic_update")
+        urgent = hosts.submit("true", hosts.shared / "urgent.log", "-N2", "--exclusive", "--partition=urgent")
+        hosts.wait_for(urgent, "COMPLETED", seconds=120)
+        wait_for_commit(drill, 2, "values")
+        node = hosts.job(id)["NodeList"]
+        hosts.cut(node)
+        assert drill.ended(seconds=600)["JobState"] == "COMPLETED", drill.log
+        assert hosts.job(id)["NodeList"] != node
+        hosts.restore(node)
+        hosts.wait_idle(seconds=60)
+        assert outcome(drill.layout.root) == outcome(whole.root)
+        TABLE.append(row_of("real engines: told, pushed out, network cut", drill, whole))
+        assert hosts.left(seconds=60) == []
+        assert {node: hosts.network.traces(node) for node in hosts.nodes} == before

@@ -1,0 +1,43 @@
+"""The site files that ship: each loads under the recipes of the house, and gives a script that bash reads."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ppoctl.recipe.load import Loaded, load
+from ppoctl.slurm.request import request_of
+from ppoctl.slurm.script import Work, batch_script
+
+ROOT = Path(__file__).resolve().parents[2]
+SITES = sorted((ROOT / "slurm").glob("*.toml"))
+NAMES = ("modules", "pyxis", "apptainer", "offline")
+ENVIRON = {"PPOCTL_DATA": "/data", "MLFLOW_AT": "http://host"}
+NODES = {("modules", "dsr1-7b"): 8, ("pyxis", "dsr1-7b"): 8, ("apptainer", "dsr1-7b"): 16, ("offline", "dsr1-7b"): 16}
+
+
+def with_site(site: Path, recipe: str) -> Loaded:
+    return load([ROOT / "recipes" / f"{recipe}.toml"], (), ENVIRON | {"PPOCTL_SITE": str(site)})
+
+
+@pytest.mark.parametrize("recipe", ["quickstart", "dsr1-7b"])
+@pytest.mark.parametrize("site", SITES, ids=lambda site: site.stem)
+def test_a_site_file_loads_under_a_recipe_and_gives_a_script(site: Path, recipe: str, tmp_path: Path) -> None:
+    loaded = with_site(site, recipe)
+    asked = request_of(loaded.recipe)
+    assert asked.nodes == NODES.get((site.stem, recipe), 1)
+    text = batch_script(loaded.recipe, asked, Work(("resume", "run"), tmp_path, "%j.log", is_run=True), ["ppoctl"])
+    read = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+    assert (read.returncode, read.stderr) == (0, "")
+    for key, origin in loaded.origins.items():
+        assert not origin.startswith(str(site)) or key.startswith(("slurm.", "tracking.")), key
+
+
+def test_the_common_styles_are_there_each_with_what_it_is_for() -> None:
+    assert {site.stem for site in SITES} == {*NAMES}
+    kinds = [with_site(ROOT / f"slurm/{name}.toml", "quickstart").recipe.slurm.container.kind for name in NAMES]
+    assert kinds == ["none", "pyxis", "apptainer", "none"]
+    readme = (ROOT / "slurm" / "README.md").read_text("utf-8")
+    for site in SITES:
+        assert site.read_text("utf-8").startswith("# A site ")
+        assert f"]({site.name})" in readme

@@ -1,0 +1,213 @@
+"""What compute nodes cannot fetch is fetched or checked on the login node: `validate --stage`."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.recipe.load import Loaded, load
+from ppoctl.wire import staging
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "recipes" / "quickstart.toml"
+MODEL = ROOT / "recipes" / "quickstart" / "model"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "ppoctl" / "digests.json"
+
+
+def recipe(*sets: str) -> Loaded:
+    return load([QUICKSTART], sets, {})
+
+
+def said(loaded: Loaded) -> list[tuple[str, str | None]]:
+    return [(str(problem), problem.hint) for problem in staging.faults(loaded)]
+
+
+def secrets(folder: Path, text: str = "export HF_TOKEN=x\n", mode: int = 0o600) -> Path:
+    file = folder / "secrets.sh"
+    file.write_text(text)
+    file.chmod(mode)
+    return file
+
+
+def test_everything_that_a_job_reads_is_told_and_its_digest_is_kept(tmp_path: Path, cache: Path) -> None:
+    image = tmp_path / "image.sif"
+    image.write_bytes(b"image")
+    os.utime(image, (1, 1))
+    container = f"slurm.container={{kind='apptainer', image='{image}'}}"
+    loaded = recipe(container, f"slurm.secrets={secrets(tmp_path)}", "slurm.setup=['module load x']")
+    found = {asset.key: asset for asset in staging.assets(loaded.recipe)}
+    assert list(found) == [
+        "model.path",
+        "tokenizer and template",
+        "data.train.path",
+        "data.eval.heldout.path",
+        "slurm.container.image",
+        "slurm.secrets",
+        "slurm.setup",
+    ]
+    assert found["slurm.container.image"].sha256 == hashlib.sha256(b"image").hexdigest()
+    assert found["model.path"].size is not None
+    assert found["model.path"].size > 3 * 2**20
+    assert found["slurm.secrets"].sha256 == ""
+    assert str(image) in json.loads(cache.read_text())
+    assert said(loaded) == []
+
+
+def test_an_image_in_a_registry_is_left_to_the_nodes() -> None:
+    loaded = recipe("slurm.container={kind='pyxis', image='nvcr.io#nvidia/pytorch:25.01-py3'}")
+    [image] = [asset for asset in staging.assets(loaded.recipe) if asset.key == "slurm.container.image"]
+    assert (image.size, image.where) == (
+        None,
+        "nvcr.io#nvidia/pytorch:25.01-py3 (the nodes fetch it from its registry)",
+    )
+
+
+def test_what_is_missing_is_told_all_at_once_with_where_it_was_set(tmp_path: Path) -> None:
+    loaded = recipe(
+        f"data.eval.heldout.path={tmp_path}/none.jsonl",
+        f"slurm.container={{kind='apptainer', image='{tmp_path}/none.sif'}}",
+        f"slurm.secrets={tmp_path}/none.sh",
+        "slurm.setup=['module load cuda', 'if then']",
+        "tracking.uri=$MLFLOW_AT",
+    )
+    assert said(loaded) == [
+        (
+            f"--set: `data.eval.heldout.path` is `{tmp_path}/none.jsonl`: no such file",
+            f"ls -l {tmp_path}/none.jsonl",
+        ),
+        (f"--set: `slurm.container.image` is `{tmp_path}/none.sif`: no such file", f"ls -l {tmp_path}/none.sif"),
+        (f"--set: `slurm.secrets` is `{tmp_path}/none.sh`: no such file or directory", f"ls -l {tmp_path}/none.sh"),
+        (
+            "--set: line 2 of `slurm.setup` is no shell: syntax error near unexpected token `then'",
+            "ppoctl plan RECIPE --sbatch | bash -n",
+        ),
+        (
+            "--set: `tracking.uri` is `$MLFLOW_AT`, and a job does not get `MLFLOW_AT` from this shell",
+            "export it in a file of mode 600 and name that: --set slurm.secrets=FILE",
+        ),
+    ]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o660])
+def test_a_file_of_secrets_is_its_owners_alone(tmp_path: Path, mode: int) -> None:
+    file = secrets(tmp_path, mode=mode)
+    says = f"--set: `slurm.secrets` is `{file}`, and others may read it (mode {mode:o})"
+    assert said(recipe(f"slurm.secrets={file}")) == [(says, f"chmod 600 {file}")]
+
+
+def test_a_broken_line_of_a_file_of_secrets_is_told_without_its_text(tmp_path: Path) -> None:
+    file = secrets(tmp_path, "export A=1\nexport B=(hunter2\n")
+    [(says, hint)] = said(recipe(f"slurm.secrets={file}"))
+    assert says.startswith(f"--set: `slurm.secrets` is `{file}`: line ")
+    assert "hunter2" not in f"{says} {hint}"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "slurm.environment.MLFLOW_AT=http://host",
+        "slurm.pass_on=['MLFLOW_AT']",
+        "slurm.secrets={secrets}",
+    ],
+)
+def test_the_address_of_mlflow_reaches_the_job(tmp_path: Path, given: str) -> None:
+    file = secrets(tmp_path, "export MLFLOW_AT=http://user:word@host\n")
+    assert said(recipe("tracking.uri=$MLFLOW_AT", given.format(secrets=file))) == []
+
+
+def test_a_submission_asks_for_what_only_a_job_would_notice(tmp_path: Path) -> None:
+    loaded = recipe(f"slurm.secrets={secrets(tmp_path, mode=0o644)}", f"data.eval.heldout.path={tmp_path}/none")
+    assert [problem.where for problem in staging.job_faults(loaded)] == ["--set"]
+    assert "others may read it" in staging.job_faults(loaded)[0].says
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub with one model, the quickstart's, and a file that nobody needs."""
+
+    COMMIT = "0123456789abcdef0123456789abcdef01234567"
+    FILES = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.is_file()} | {"pytorch_model.bin": b"x"}
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        path = self.path.split("?")[0]
+        name = path.rpartition("/")[2]
+        headers = {"X-Repo-Commit": self.COMMIT}
+        if path.startswith("/api/models/org/tiny") and "/xet" not in path:
+            found = [{"rfilename": file, "size": len(data)} for file, data in self.FILES.items()]
+            body = json.dumps({"id": "org/tiny", "sha": self.COMMIT, "siblings": found}).encode()
+            if "/tree/" in path:
+                tree = [{"type": "file", "path": f, "size": len(d), "oid": "0" * 40} for f, d in self.FILES.items()]
+                body = json.dumps(tree).encode()
+            headers["Content-Type"] = "application/json"
+        elif "/resolve/" in path and name in self.FILES:
+            body = self.FILES[name]
+            headers["ETag"] = f'"{hashlib.sha1(body).hexdigest()}"'
+        else:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def validate(home: Path, endpoint: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    left = {name: value for name, value in os.environ.items() if "proxy" not in name.lower() and name[:3] != "HF_"}
+    environ = {**left, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "ppoctl", "validate", str(QUICKSTART), "--set", "model.path=org/tiny", *words]
+    environ |= {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_DOWNLOAD_TIMEOUT": "5"}
+    return subprocess.run(command, capture_output=True, text=True, env=environ, check=False, timeout=120)
+
+
+def test_a_model_of_the_hub_is_fetched_and_then_found_without_a_network(hub: str, tmp_path: Path) -> None:
+    done = validate(tmp_path / "hf", hub, "--stage", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "fetching `org/tiny`" in done.stderr
+    found = {asset["key"]: asset for asset in json.loads(done.stdout)["assets"]}
+    folder = Path(found["model.path"]["where"])
+    assert (folder / "model.safetensors").read_bytes() == (MODEL / "model.safetensors").read_bytes()
+    assert not (folder / "pytorch_model.bin").exists()
+    again = validate(tmp_path / "hf", "http://127.0.0.1:9", "--stage", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["assets"] == json.loads(done.stdout)["assets"]
+
+
+def test_a_model_that_cannot_be_fetched_is_told_with_its_key(tmp_path: Path) -> None:
+    done = validate(tmp_path / "hf", "http://127.0.0.1:9", "--stage")
+    assert done.returncode == 3
+    assert "`model.path` is `org/tiny`: it cannot be fetched: " in done.stderr
+    assert "hf download org/tiny" in done.stderr
