@@ -22,8 +22,8 @@ child=$!
 [ -z "$asked" ] || pass "$asked"
 while heard=; wait "$child"; code=$?; [ "$heard" ]; do :; done
 
-# A command that was told before it could listen died of it, and had begun nothing.
-[ -z "$asked" ] || [ "$code" -le 128 ] || code=75
+# A command that was told before it could listen died of it, and had begun nothing. 130: `ppoctl stop`.
+[ -z "$asked" ] || [ "$code" -le 128 ] || [ "$code" -eq 130 ] || code=75
 # RESTART CODE TIME SIGNAL: how `ppoctl status` knows of the end where Slurm has forgotten the job
 printf '%s %s %s %s\n' "${SLURM_RESTART_COUNT:-0}" "$code" "$(date +%s)" "${asked:--}" >>@{record}
 

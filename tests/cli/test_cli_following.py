@@ -1,12 +1,14 @@
 """`ppoctl status` and `ppoctl stop` of runs in jobs, as a person meets them: a Slurm that is a folder of programs."""
 
 import json
+import platform
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from fakes.job import play
@@ -17,6 +19,7 @@ from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.stop_request import stop_requested
 
 
 class Said(NamedTuple):
@@ -149,6 +152,21 @@ def test_the_words_of_a_job_that_failed_reach_no_terminal_as_a_command(
     assert said.err == "continue: ppoctl resume my\n"
 
 
+def test_what_became_of_the_time_of_each_attempt_is_a_line(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+    for number in range(10):
+        journal = begun(layout, at=1000.0 * number, gpus=4 if number == 9 else 0)
+        ended = {"status": "preempted", "exit_code": 75, "starting_s": 20.0, "abandoned_s": 30.0}
+        journal.event("attempt_ended", at=1000.0 * number + 90, **ended)
+    lines = ask("status", "my").out.splitlines()
+    first = lines.index("attempt  took     kept  starting  lost    GPU-hours kept  lost")
+    assert lines[first + 1].split() == ["4", "1m", "30s", "0.0s", "20s", "30s", "0", "0"]
+    assert lines[first + 8].split() == ["11", "1m", "30s", "0.0s", "20s", "30s", "0", "0.0333"]
+    assert lines[first + 9].split() == ["all", "15m", "00s", "0.0s", "3m", "20s", "5m", "00s", "0", "0.0333"]
+    told = json.loads(ask("status", "my", "--json").out)["spent"]
+    assert len(told) == 10
+    assert (told[0]["attempt"], told[0]["wall_s"], told[0]["lost_s"]) == (2, 90.0, 30.0)
+
+
 def test_resume_leaves_a_run_at_work_in_a_job_alone(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     cluster.has("12", "RUNNING", nodes="node1")
@@ -156,3 +174,152 @@ def test_resume_leaves_a_run_at_work_in_a_job_alone(layout: RunLayout, cluster: 
     assert said.code == 8
     assert said.err.startswith(f"error: run `{layout.root.resolve()}` is at work: job 12 of Slurm is at work\n")
     assert "ppoctl status " in said.err
+
+
+def test_a_job_at_work_is_asked_to_stop_and_what_waits_behind_it_is_cancelled_last_one_first(
+    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+) -> None:
+    for id, after in (("12", None), ("13", "12"), ("14", "13")):
+        submitted(layout, id, after)
+    begun(layout, job="12", restart=0)
+    cluster.has("12", "RUNNING", nodes="node1")
+    cluster.has("13", "PENDING", reason="Dependency")
+    cluster.has("14", "PENDING", reason="Dependency")
+    said = ask("stop", "my")
+    assert said == Said(
+        0,
+        """\
+attempt 2 in job 12 on node1 is asked to stop when its present stage is done
+job 13 is cancelled
+job 14 is cancelled
+it ends with exit code 130; see it: ppoctl status my
+go on later: ppoctl resume my
+""",
+        "",
+    )
+    assert stop_requested(layout, 2) == "stage"
+    assert [call for call in cluster.asked if call.startswith("scancel")] == [
+        "scancel --state=PENDING 14",
+        "scancel --state=PENDING 13",
+    ]
+
+
+def test_after_now_the_job_is_signalled_when_the_request_is_written(
+    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+) -> None:
+    submitted(layout)
+    begun(layout, job="12", restart=0)
+    cluster.has("12", "RUNNING", nodes="node1")
+    told = json.loads(ask("stop", "my", "--after", "now", "--json").out)
+    assert (told["asked"], told["after"], told["signalled"], told["cancelled"]) == (2, "now", "12", [])
+    assert stop_requested(layout, 2) == "now"
+    assert cluster.asked[-1] == "scancel --batch --signal=TERM 12"
+
+
+def test_a_run_in_the_queue_is_taken_out_of_it(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(layout)
+    cluster.has("12", "PENDING", restarts=2)
+    begun(layout, job="12", restart=1).event("attempt_ended", status="preempted", exit_code=75)
+    assert ask("stop", "my") == Said(0, "job 12 is cancelled\ngo on later: ppoctl resume my\n", "")
+    assert cluster.state("12") == "CANCELLED"
+    assert not layout.stop_request.exists()
+
+
+def test_a_job_that_begins_while_it_is_cancelled_is_cancelled_all_the_same(
+    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+) -> None:
+    submitted(layout)
+    submitted(layout, "13", after="12")
+    cluster.has("12", "PENDING")
+    cluster.has("13", "PENDING")
+    cluster.begins_when_cancelled("12", cancelled="13")
+    assert ask("stop", "my").out.splitlines()[:2] == ["job 12 is cancelled", "job 13 is cancelled"]
+    assert (cluster.state("12"), cluster.state("13")) == ("CANCELLED", "CANCELLED")
+
+
+@pytest.mark.parametrize(("code", "state"), [(75, "CANCELLED"), (0, "COMPLETING")])
+def test_a_job_whose_attempt_has_ended_is_cancelled_only_if_it_would_come_back(
+    layout: RunLayout, cluster: FakeSlurm, ask: Ask, code: int, state: str
+) -> None:
+    submitted(layout)
+    status = "preempted" if code else "finished"
+    begun(layout, job="12", restart=0).event("attempt_ended", status=status, exit_code=code)
+    cluster.has("12", "COMPLETING")
+    assert ask("stop", "my").code == 0
+    assert cluster.state("12") == state
+
+
+def test_a_run_of_this_host_is_asked_and_slurm_is_not(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+    parent = psutil.Process().parent()
+    assert parent is not None
+    begun(layout, host=platform.node(), pid=parent.pid)
+    said = ask("stop", "my", "--after", "step")
+    assert said.out.splitlines()[0] == (
+        f"attempt 2 (process {parent.pid} here) is asked to stop when its present step is done"
+    )
+    assert stop_requested(layout, 2) == "step"
+    assert cluster.asked == []
+
+
+def test_a_run_on_another_host_gets_the_request_alone(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+    begun(layout)
+    assert ask("stop", "my", "--after", "now").out.splitlines() == [
+        "attempt 2 on node1, if it is still there, is asked to stop now: its present stage is lost, but for finished "
+        "samples",
+        "it ends with exit code 130; see it: ppoctl status my",
+        "go on later: ppoctl resume my",
+    ]
+    assert cluster.asked == []
+
+
+def test_a_run_that_is_over_is_left_alone_and_that_is_no_error(
+    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+) -> None:
+    submitted(layout)
+    begun(layout, job="12", restart=0)
+    cluster.has("12", "NODE_FAIL")
+    assert ask("stop", "my") == Said(
+        0, "nothing of it is at work or waits: failed, job 12 ended with `NODE_FAIL`; attempt 2 left no word\n", ""
+    )
+    assert not layout.stop_request.exists()
+
+
+def test_without_an_answer_of_slurm_the_request_is_written_and_the_rest_is_told(
+    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+) -> None:
+    submitted(layout)
+    begun(layout, job="12", restart=0)
+    cluster.goes_away()
+    said = ask("stop", "my", "--after", "now", "--wait", "0.1")
+    assert (said.code, said.err) == (0, "")
+    assert stop_requested(layout, 2) == "now"
+    submitted(layout, "13", after="12")
+    said = ask("stop", "my", "--wait", "0.1")
+    assert said.code == 3
+    assert said.err == (
+        "error: whether Slurm still has job 13 of this run is unknown, and none was cancelled: `squeue` gave no "
+        "answer within 0.1 s\n\nhint: on a login node: ppoctl stop my --wait 20\n"
+    )
+    assert stop_requested(layout, 2) == "stage"
+
+
+def test_a_request_that_cannot_be_written_cancels_nothing(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(layout)
+    submitted(layout, "13", after="12")
+    begun(layout, job="12", restart=0)
+    cluster.has("12", "RUNNING", nodes="node1")
+    cluster.has("13", "PENDING")
+    layout.stop_request.mkdir()
+    assert ask("stop", "my").code == 8
+    assert cluster.state("13") == "PENDING"
+
+
+def test_a_suspended_or_hung_run_is_told_what_the_request_does_there(
+    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+) -> None:
+    submitted(layout)
+    begun(layout, job="12", restart=0, at=time.time() - 99999)
+    cluster.has("12", "RUNNING", nodes="node1")
+    assert ask("stop", "my").out.splitlines()[1].endswith("; if it does not end: scancel 12")
+    cluster.has("12", "SUSPENDED", nodes="node1")
+    assert ask("stop", "my").out.splitlines()[1].endswith("; it ends when it goes on: scontrol resume 12")

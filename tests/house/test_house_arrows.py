@@ -63,8 +63,8 @@ ARROWS: dict[str, set[str]] = {
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
     "cli": {
-        "conversion", "doctor", "loop", "metrics", "plan", "preflight", "recipe", "slurm", "store", "tracking",
-        "wire",
+        "clock", "conversion", "doctor", "loop", "metrics", "plan", "preflight", "recipe", "slurm", "store",
+        "tracking", "wire",
     },
 }  # fmt: skip
 

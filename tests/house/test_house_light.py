@@ -58,6 +58,7 @@ def front(*words: str) -> dict[str, object]:
         (("convert-ckpt", "/nowhere", RECIPE, "--to", "hf"), 2),
         (("status", "/nowhere"), None),
         (("logs", "/nowhere"), 2),
+        (("stop", "/nowhere"), 2),
         (("doctor",), None),
         (("recipes", "list"), 0),
     ],

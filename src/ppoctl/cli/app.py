@@ -30,6 +30,7 @@ from ppoctl.cli import (
     resume,
     show,
     status,
+    stop,
     track,
     train,
     validate,
@@ -55,6 +56,7 @@ app.command()(plan.plan)
 app.command()(doctor.doctor)
 app.command()(status.status)
 app.command()(logs.logs)
+app.command()(stop.stop)
 app.command()(show.show)
 app.command()(compare.compare)
 app.command("convert-ckpt", epilog=convert.EXAMPLES)(convert.convert_ckpt)

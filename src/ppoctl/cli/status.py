@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ppoctl.slurm.run_state import RunFacts, Told
+    from ppoctl.store.hours import Spent
     from ppoctl.store.journal import Line
     from ppoctl.store.layout import RunLayout
+
+
+SHOWN_ATTEMPTS = 8
+"""Newest attempts of which the hours are printed; `--json` has all."""
 
 
 def status(run: Run, wait: Wait = None, json: Json = False) -> None:
@@ -37,6 +42,9 @@ def status(run: Run, wait: Wait = None, json: Json = False) -> None:
     if report["jobs"]:
         rows.append(("jobs", ", ".join(_of_job(job) for job in report["jobs"])))
     render.table(rows)
+    if report["spent"]:
+        render.line()
+        render.table(*_hours(report["spent"]))
     if report["figures"]:
         render.line()
         shown = [(metric, f"{value:.4g}") for metric, value in sorted(report["figures"].items())]
@@ -45,6 +53,24 @@ def status(run: Run, wait: Wait = None, json: Json = False) -> None:
         render.line()
         render.table([expected_row(verdict) for verdict in report["expect"]], EXPECTED)
     _say_what_to_type(run, report)
+
+
+def _hours(spent: "Sequence[dict[str, Any]]") -> tuple[list[tuple[object, ...]], tuple[str, ...]]:
+    """Rows and headers of what became of the time of the newest attempts, and of all; GPU-hours where there are
+    GPUs."""
+    from ppoctl.clock import duration
+
+    whole = {key: sum(each[key] for each in spent) for key in spent[0] if key != "attempt"}
+    rows = [*spent[-SHOWN_ATTEMPTS:]] + ([{"attempt": "all", **whole}] if len(spent) > 1 else [])
+    on_gpus = whole["kept_gpu_hours"] + whole["lost_gpu_hours"] > 0
+
+    def cells(each: dict[str, Any]) -> tuple[object, ...]:
+        times = tuple(duration(each[key]) for key in ("wall_s", "kept_s", "starting_s", "lost_s"))
+        gpu_hours = (f"{each['kept_gpu_hours']:.3g}", f"{each['lost_gpu_hours']:.3g}") if on_gpus else ()
+        return (str(each["attempt"]), *times, *gpu_hours)
+
+    headers = ("attempt", "took", "kept", "starting", "lost")
+    return [cells(each) for each in rows], (*headers, *(("GPU-hours kept", "lost") if on_gpus else ()))
 
 
 def _of_job(job: dict[str, Any]) -> str:
@@ -71,6 +97,7 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     from ppoctl.slurm import following
     from ppoctl.slurm.run_state import attempts_as_known, run_state
     from ppoctl.store import run_dir
+    from ppoctl.store.hours import spent
     from ppoctl.store.journal import read_lines
     from ppoctl.store.layout import RunLayout
     from ppoctl.store.outline import outlines_of
@@ -93,11 +120,16 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
         "last_stage": None if last is None else f"{last['stage']} of step {last['step']} ({last['seconds']:.1f} s)",
         "saved_steps": saved_steps(layout, outlines_of(layout).roles),
         "attempts": attempts_as_known(facts, told),
+        "spent": [_as_json(each) for each in spent(lines)],
         "jobs": _jobs(facts, told),
         "slurm_silent": told.silence,
         "figures": {k: v for line in stages if line["step"] == facts.steps_done for k, v in reported(line).items()},
         "expect": _verdicts(layout, lines) if state.word in ("finished", "unmet") else [],
     }
+
+
+def _as_json(each: "Spent") -> dict[str, Any]:
+    return {**vars(each), "kept_gpu_hours": each.kept_gpu_hours, "lost_gpu_hours": each.lost_gpu_hours}
 
 
 def _jobs(facts: "RunFacts", told: "Told") -> list[dict[str, Any]]:

@@ -1,10 +1,12 @@
 """A job's turn on a run: whether it should work at all, asked before anything is loaded."""
 
-from ppoctl.errors import FinishedShortError, quoted
+from ppoctl.errors import FinishedShortError, InterruptedByUserError, quoted
 from ppoctl.slurm.allocation import Allocation
+from ppoctl.store.alive import attempts
 from ppoctl.store.append import intact
 from ppoctl.store.jobs import JobRecord, ends, jobs, started, starts
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.stop_request import stop_requested
 
 FRUITLESS_MOST = 3
 """Starts of one job in a row after which nothing new was committed, and after which it is not tried again."""
@@ -23,13 +25,15 @@ def begin(layout: RunLayout, here: Allocation) -> int | None:
     """Write down that this job starts to work on the run. Returns the exit code with which it should end at once,
     because the link before it in a chain is done or must be looked at; None: to work.
 
-    Raises FinishedShortError where the last starts of this job committed nothing.
+    Raises FinishedShortError where the last starts of this job committed nothing, InterruptedByUserError where the
+    run was to stop before the job went back into the queue.
     """
     found = next((job for job in jobs(layout) if job.id == here.id), None)
     if found is None:  # a script of the user's own
         return None
     if (code := _done_before(layout, found)) is not None:
         return code
+    _require_wanted(layout, here)
     progress = _progress(layout)
     _require_fruit(layout, here, progress)
     started(layout, here.id, here.restarts, progress)
@@ -39,6 +43,18 @@ def begin(layout: RunLayout, here: Allocation) -> int | None:
 def _done_before(layout: RunLayout, job: JobRecord) -> int | None:
     earlier = [] if job.after is None else ends(layout, job.after)
     return earlier[-1].code if earlier and not goes_on_after(earlier[-1].code) else None
+
+
+def _require_wanted(layout: RunLayout, here: Allocation) -> None:
+    """A signal may have come before `ppoctl stop` was heard: what the attempt of before was asked still holds."""
+    newest = next(reversed(attempts(intact(layout.journal))), None)
+    if newest is None or newest.get("job") != here.id or newest["status"] == "interrupted":
+        return
+    if stop_requested(layout, newest["attempt"]) is not None:
+        raise InterruptedByUserError(
+            f"`ppoctl stop` was typed before job {here.id} went back into the queue; nothing was begun",
+            hint=f"ppoctl resume {quoted(layout.root)}",
+        )
 
 
 def _require_fruit(layout: RunLayout, here: Allocation, progress: int) -> None:

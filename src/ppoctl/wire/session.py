@@ -45,6 +45,7 @@ from ppoctl.tracking.mirror import MlflowMirror
 from ppoctl.tracking.view import RunView
 from ppoctl.versions import versions
 from ppoctl.wire import engines
+from ppoctl.wire.full_disk import add_what_is_needed
 from ppoctl.wire.job import JobContext, assemble
 from ppoctl.wire.out_of_memory import out_of_memory
 from ppoctl.wire.sockets import Sockets
@@ -217,6 +218,8 @@ def _ending(recipe: Recipe, journal: Journal, told: Outlines, attempt: Attempt, 
             raise
         status, code = ("unmet" if watcher.exit_code else "finished"), int(watcher.exit_code)
     except PpoctlError as error:
+        if isinstance(error, StorageError):
+            add_what_is_needed(error, attempt.layout, recipe)
         if error.hint is not None:  # of rooms that do not know which run they work for
             error.hint = re.sub(r"\bRUN\b", lambda _: quoted(attempt.layout.root), error.hint)
         status, code = _status(error), int(error.exit_code)

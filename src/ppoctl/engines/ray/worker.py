@@ -95,7 +95,9 @@ class Worker:
         before = set(segments.mapped())
         self._target = make(rank, size, address)
         node = str(ray.get_runtime_context().get_node_id())
-        return Started(node, [name for name in segments.mapped() if name not in before])
+        made = [name for name in segments.mapped() if name not in before]
+        segments.note(os.environ.get(segments.FOLDER), made)
+        return Started(node, made)
 
     def end(self) -> None:
         """Make that object free what it holds outside this process."""
