@@ -1,6 +1,7 @@
 """The fence: an attempt that another one has overtaken changes nothing, wherever it was and whatever it believes."""
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -216,6 +217,27 @@ def test_a_claim_ends_although_the_old_attempt_goes_on_writing(layout: RunLayout
     published = [name for name in before if name.startswith("published-")]
     whole = {name for name in published if name.endswith("/a")}
     assert len(published) == 2 * len(whole), "one was published without its file"
+
+
+def test_what_is_being_deleted_of_an_old_attempt_can_no_longer_be_published(
+    layout: RunLayout, old: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = old.draft(layout.state("actor", 1))
+    draft.mkdir()
+    (draft / "a").write_bytes(b"1")
+    deleted: list[Path] = []
+
+    def slowly(path: Path, **_: object) -> None:
+        deleted.append(path)
+        (path / "a").unlink()
+        with suppress(OSError):
+            draft.rename(layout.root / "published")  # by the old attempt, in the middle of it
+        path.rmdir()
+
+    monkeypatch.setattr(shutil, "rmtree", slowly)
+    claim(layout)
+    assert len(deleted) == 1
+    assert not (layout.root / "published").exists()
 
 
 def test_a_claim_on_a_run_of_an_earlier_version_closes_its_attempts(tmp_path: Path) -> None:

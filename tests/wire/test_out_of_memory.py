@@ -12,7 +12,7 @@ from ppoctl.errors import OutOfMemoryError
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.wire import session
+from ppoctl.wire import new_run, session
 
 LIMITS = {"max_tokens_per_microbatch": 600, "forward_max_tokens_per_microbatch": 1000}
 TRAINED = {"optimizer": {"lr": 1.0}, "batching": LIMITS}
@@ -45,7 +45,7 @@ class Full(Witness):
 
 def raised(folder: Path, stage: str, error: BaseException) -> OutOfMemoryError:
     recipe, layout = fake_recipe(actor=TRAINED, critic=TRAINED), RunLayout(folder / "a run")
-    session.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+    new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     sockets = fake_sockets(recipe)
     opened = session.OpenedRun(
         layout, {1: recipe}, sockets, plan_resume(layout), (Full(fails_in=stage, error=error),)

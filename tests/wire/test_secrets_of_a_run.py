@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fakes.sockets import fake_recipe
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.load import load
 from ppoctl.store.outline import Outlines
@@ -26,7 +27,7 @@ def test_the_traceback_of_an_attempt_has_no_secret(tmp_path: Path) -> None:
     attempt: Any = SimpleNamespace(number=1, layout=SimpleNamespace(attempt=lambda _: tmp_path))
     journal: Any = SimpleNamespace(event=lambda *_, **__: None)
     watcher: Any = SimpleNamespace(mirror=None, stage=(0, "start"))
-    with pytest.raises(ZeroDivisionError), session._ending(journal, Outlines({}), attempt, watcher):
+    with pytest.raises(ZeroDivisionError), session._ending(fake_recipe(), journal, Outlines({}), attempt, watcher):
         raise ZeroDivisionError("at http://me:hunter2@host")
     kept = (tmp_path / "traceback.txt").read_text()
     assert "ZeroDivisionError: at http://host" in kept
