@@ -55,7 +55,7 @@ drills: setup ## A part of the tests: every kill drill on fakes, damage, and con
 	$(BIN)/python -m pytest -m "not story and not engines" $(DRILLS) $(ARGS)
 
 engines: setup ## A part of the tests: Megatron-Core and vLLM, each by itself, by sample
-	$(BIN)/python -m pytest -m "engines and not story" $(addprefix --ignore=,$(RUNS) $(CLUSTERS)) $(ARGS)
+	$(BIN)/python -m pytest -m "engines and not story" tests/engines $(addprefix --ignore=,$(RUNS)) $(ARGS)
 
 runs: setup ## A part of the tests: whole commands on the real engines, processes of Ray, kills, by sample
 	$(BIN)/python -m pytest -m "engines and not story" $(RUNS) $(ARGS)

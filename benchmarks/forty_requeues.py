@@ -87,8 +87,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requeues", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--within", type=float, default=6.0, metavar="SECONDS")
+    parser.add_argument("--steps", type=int, default=90)
+    parser.add_argument("--within", type=float, default=4.0, metavar="SECONDS")
     given = parser.parse_args()
     draw = random.Random(given.seed)
     with tempfile.TemporaryDirectory(prefix="requeues-") as name, Lab(2) as lab:

@@ -90,6 +90,27 @@ def test_a_run_that_went_on_differs_where_the_other_ends(tmp_path, monkeypatch, 
     assert (found["first"]["step"], found["first"]["what"]) == (3, {"sample": places})
 
 
+def lose(root: Path, step: int) -> None:
+    ledger = root / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(line for line in lines if json.loads(line)["step"] != step))
+
+
+def test_a_step_that_one_ledger_lost_is_stepped_over_and_told(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "a", steps=4)
+    write(tmp_path, "b", {(4, 1): {"tokens": "cc"}}, steps=4)
+    lose(tmp_path / "a", 2)
+    lose(tmp_path / "b", 1)
+    assert said(capsys, "a", "b").splitlines()[:5] == [
+        "equal samples: 3 of 6 and 6",
+        "equal steps: 3",
+        "stepped over, lost from the ledger of a: 2",
+        "stepped over, lost from the ledger of b: 1",
+        "first difference: step 4, prompt p4, sample 1",
+    ]
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")

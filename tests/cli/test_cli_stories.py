@@ -28,8 +28,8 @@ def stopped(root: Path, story: Story, moment: str) -> None:
         play(root, fake_recipe(checkpoint={"every_steps": 2}), Witness(act=act), lambda recipe, step: story)
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    assert run([*words, "--json"]) == 0
+def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    assert run([*words, "--json"]) == code
     return json.loads(capsys.readouterr().out)
 
 
@@ -66,6 +66,9 @@ def test_a_stage_that_is_gone_is_a_hole_in_that_story(
     story, begins, _ = STORIES[name]
     stopped(tmp_path / "r", story, f"3 {begins} starts")
     (tmp_path / "r/steps/000003/10-rollout/manifest.json").unlink()
-    plan = told(capsys, "resume", str(tmp_path / "r"), "--plan")
+    plan = told(capsys, "resume", str(tmp_path / "r"), "--plan", code=8)
     missing = [item["item"] for item in plan["items"] if item["action"] == "missing"]
     assert missing == ["steps/000003/10-rollout"]
+    assert "`steps/000003/10-rollout` (missing)" in plan["error"]["message"]
+    assert plan["error"]["hint"].endswith(f"ppoctl resume {tmp_path}/r --allow-missing")
+    assert "error" not in told(capsys, "resume", str(tmp_path / "r"), "--plan", "--allow-missing")

@@ -57,6 +57,7 @@ def front(*words: str) -> dict[str, object]:
         (("eval", RECIPE, "--ckpt", RECIPE, "--out", RECIPE), 2),
         (("convert-ckpt", "/nowhere", RECIPE, "--to", "hf"), 2),
         (("status", "/nowhere"), None),
+        (("logs", "/nowhere"), 2),
         (("stop", "/nowhere"), 2),
         (("doctor",), None),
         (("recipes", "list"), 0),

@@ -9,6 +9,7 @@ from house.conftest import ROOT
 
 CRAFTED = "engines/megatron/test_crafted_states.py"
 PRIVATE = "engines/ray/test_private_folders.py"
+NODES = "engines/ray/test_ray_on_nodes.py"
 PORTS = "test_ports_of_a_ray_of_our_own_are_on_loopback_and_ask_for_its_token"
 SECRETS = "cli/test_cli_secrets.py"
 STATEMENTS = [
@@ -30,6 +31,10 @@ STATEMENTS = [
     ),
     ("everything but NCCL is on 127.0.0.1", "engines/ray/test_ray_processes.py", PORTS),
     ("the run's token: made at each start", "engines/ray/test_ray_processes.py", PORTS),
+    ("Ray's own, but for the autoscaler's figures, ask for", NODES, "test_who_has_no_token_is_not_let_in"),
+    ("It is made at each start and lies, 0600", NODES, "test_the_token_is_in_one_private_file_and_nowhere_else"),
+    ("it is in no command line, no variable", NODES, "test_the_token_is_in_one_private_file_and_nowhere_else"),
+    ("no dashboard and no port for Ray's client", NODES, "test_no_port_is_open_that_nobody_uses"),
     ("in a folder that only you can enter", PRIVATE, "test_nobody_else_can_look_into_it_or_guess_its_token"),
     ("the stores in which ranks", "engines/test_loopback.py", "test_a_store_listens_at_its_own_address_only"),
     (

@@ -248,6 +248,18 @@ def test_more_nodes_than_there_are_would_wait_for_ever(tmp_path: Path) -> None:
     )
 
 
+def test_what_else_is_wrong_is_told_of_the_partition_that_was_meant(tmp_path: Path) -> None:
+    slurm = programs(tmp_path / "bin", LAB, None)
+    with pytest.raises(RecipeError) as caught:
+        require_request(recipe("slurm={partition='mian', gpus_per_node=4}", data=8), slurm)
+    assert caught.value.message == (
+        "--set: the cluster has no partition `mian`; it has `main`, `graced`, `urgent`; nearest: `--set "
+        "slurm.partition=main`\n"
+        "--set: no node of partition `main` has `4` GPUs; the most is 2, and a layout of at most 4 GPUs would fit on "
+        "2 of them"
+    )
+
+
 def test_a_cluster_that_chooses_no_partition_has_to_be_told_one(tmp_path: Path) -> None:
     slurm = programs(tmp_path / "bin", LAB.replace("*", ""), None)
     with pytest.raises(RecipeError) as caught:

@@ -103,6 +103,16 @@ def test_a_signal_reaches_the_script_and_a_requeued_job_counts_its_restarts(
     assert over.is_over
 
 
+def test_a_name_that_looks_like_an_answer_is_no_answer(slurm: Slurm, log: Path) -> None:
+    words = "x|JobState=FAILED Reason=no ExitCode=9:9 | FAILED|"
+    id = slurm.submit(script(log, "true"), folder=log.parent, options=[f"--job-name={words}", f"--comment={words}"])
+    until = time.monotonic() + 30
+    while (done := slurm.job(id)) is not None and not done.is_over and time.monotonic() < until:
+        time.sleep(0.05)
+    assert done is not None
+    assert (done.state, done.reason, done.exit_code) == ("COMPLETED", "", "0:0")
+
+
 def test_a_job_that_nobody_knows_is_none_also_where_accounting_is_off(slurm: Slurm) -> None:
     assert slurm.job("987654") is None
 

@@ -62,6 +62,8 @@ def test_a_run_that_is_told_of_the_limit_in_any_stage_goes_on_after_it(
     warn_in_the_middle_of(STAGES, lab, tmp_path, whole)
 
 
+@pytest.mark.story
+@pytest.mark.minutes(1)
 def test_a_run_that_is_pushed_out_goes_on_behind_who_pushed_it(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     drills = {name: Drill(lab, tmp_path / name) for name in ("graced", "main")}
     for name, drill in drills.items():
@@ -185,8 +187,8 @@ def test_a_limit_in_start_up_is_survived_but_not_for_ever(lab: Lab, tmp_path: Pa
 @pytest.mark.story
 @pytest.mark.minutes(5)
 def test_a_run_longer_than_its_limit_goes_on_by_itself(lab: Lab, tmp_path: Path, whole: Drill) -> None:
-    drill = Drill(lab, tmp_path / "drill", stage_s=5.0)
-    drill.submit("slurm.time='1'", "slurm.warn_s=30")
-    drill.ended(seconds=500)
+    drill = Drill(lab, tmp_path / "drill", stage_s=6.0)
+    drill.submit("slurm.time='2'", "slurm.warn_s=30")
+    drill.ended(seconds=550)
     assert set(drill.codes()) == {75, 0}
-    require_whole("time limit of one minute", drill, whole, drill.codes())
+    require_whole("time limit of two minutes", drill, whole, drill.codes())

@@ -1,8 +1,9 @@
-"""A run on the real engines, killed and resumed: python -m story.real_drill FOLDER CHECKPOINT MOMENTS (JSON both).
+"""A run on the real engines, killed and resumed: python -m story.real_drill FOLDER WHOLE CHECKPOINT MOMENTS (JSON).
 
 One chain of attempts: each is killed at the next moment on the list, the last one ends the run. Then ledger, final
 Megatron states (weights and optimizer, every file) and the figures of every stage must be those of the run that was
-never killed. Prints the moments that were reached.
+never killed. That run is in WHOLE; where it is not there yet it is made (how often it saves changes none of these).
+Prints the moments that were reached.
 """
 
 import json
@@ -134,17 +135,18 @@ def moments_of_the_grid(every_steps: int) -> list[str]:
     return grid
 
 
-def main(folder: Path, checkpoint: dict[str, object], moments: list[str]) -> None:
+def main(folder: Path, whole_run: Path, checkpoint: dict[str, object], moments: list[str]) -> None:
     preload()  # the imports cost more than a whole attempt; nothing computes in this process
     ray_forks.show_ray()
     recipe = real_recipe(every_steps=1, checkpoint=checkpoint)
-    drill(folder / "whole", recipe, [])
+    if not whole_run.exists():
+        drill(whole_run, recipe, [])
     reached = drill(folder / "killed", recipe, moments)
-    killed, whole = outcome(folder / "killed"), outcome(folder / "whole")
+    killed, whole = outcome(folder / "killed"), outcome(whole_run)
     for part in whole:
         assert killed[part] == whole[part], f"{part} differ:\n{killed[part]}\n{whole[part]}"
     print(json.dumps(reached))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))

@@ -147,6 +147,7 @@ def test_an_empty_dataset_and_a_runs_folder_that_is_a_file(tmp_path: Path, ppoct
     assert "Traceback" not in blocked.stderr
 
 
+@pytest.mark.story  # on fakes every day: `tests/wire/test_session.py`
 def test_an_mlflow_that_cannot_be_reached_costs_nothing(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
     uri = 'tracking={kind="mlflow", uri="http://127.0.0.1:9"}'
     done = forked(tmp_path, "train", str(SMOKE), "--set", uri, "--set", "steps=1", "--set", "eval.at_start=false")

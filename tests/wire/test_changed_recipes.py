@@ -13,6 +13,7 @@ from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import run_dir
+from ppoctl.store.attempt import claim
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
@@ -43,7 +44,7 @@ def starts(layout: RunLayout) -> list[int]:
 def test_a_change_holds_from_the_first_step_without_a_rollout(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
     faster = fake_recipe(**REDO, actor={"optimizer": {"lr": 0.1}})
-    adopt(layout, faster)
+    adopt(claim(layout), faster)
     assert starts(layout) == [1, 3]
     wiring = open_run(layout.root, fake_recipe(**REDO), Witness(), recipes={1: fake_recipe(**REDO), 3: faster})
     run(wiring.job)
@@ -53,13 +54,13 @@ def test_a_change_holds_from_the_first_step_without_a_rollout(tmp_path: Path) ->
 
 def test_the_step_that_failed_can_be_mended(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
-    adopt(layout, fake_recipe(**REDO, actor={"optimizer": {"lr": 0.01}}))
+    adopt(claim(layout), fake_recipe(**REDO, actor={"optimizer": {"lr": 0.01}}))
     assert starts(layout) == [1, 3]
 
 
 def test_a_step_whose_committed_stages_read_the_key_keeps_its_recipe(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
-    adopt(layout, fake_recipe(**REDO, critic={"optimizer": {"lr": 0.01}}))
+    adopt(claim(layout), fake_recipe(**REDO, critic={"optimizer": {"lr": 0.01}}))
     assert starts(layout) == [1, 4]
 
 
@@ -67,7 +68,7 @@ def test_what_decides_prompts_waits_for_the_next_saved_pair_and_nothing_is_writt
     layout = stopped_at(tmp_path / "run", "3 values starts", **REDO)
     before = layout.recipe_resolved.read_bytes()
     with pytest.raises(RecipeError, match="`seed` cannot change now"):
-        adopt(layout, fake_recipe(**REDO, seed=9))
+        adopt(claim(layout), fake_recipe(**REDO, seed=9))
     assert (starts(layout), layout.recipe_resolved.read_bytes()) == ([1], before)
 
 
@@ -89,7 +90,7 @@ def test_a_changed_key_tells_another_story_from_its_step_on(
     first = fake_recipe(**redo)
     second = fake_recipe(**redo, ppo={**PPO, "rollout_correction": {"kind": "tis"}})
     layout = stopped_at(tmp_path / "run", moment, **redo)
-    adopt(layout, second)
+    adopt(claim(layout), second)
     wiring = open_run(layout.root, first, Witness(), recipes={1: first, corrected[0]: second})
     run(wiring.job)
     assert [step for step in (1, 2, 3) if "correction" in outlines_of(layout).at(step).names] == corrected
@@ -100,7 +101,7 @@ def test_a_changed_key_tells_another_story_from_its_step_on(
 def test_critic_only_steps_may_be_added_on_the_way(tmp_path: Path) -> None:
     first, second = fake_recipe(steps=3), fake_recipe(steps=3, ppo={**PPO, "critic_only_steps": 2})
     layout = stopped_at(tmp_path / "run", "2 rollout starts", steps=3)
-    adopt(layout, second)
+    adopt(claim(layout), second)
     run(open_run(layout.root, first, Witness(), recipes={1: first, 2: second}).job)
     assert [outlines_of(layout).at(step).story for step in (1, 2, 3)] == ["ppo", "critic_only", "ppo"]
     assert not layout.stage(2, "actor_update").exists()
@@ -109,7 +110,7 @@ def test_critic_only_steps_may_be_added_on_the_way(tmp_path: Path) -> None:
 
 def test_equal_recipes_change_nothing(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "2 values starts", **REDO)
-    adopt(layout, fake_recipe(**REDO))
+    adopt(claim(layout), fake_recipe(**REDO))
     assert starts(layout) == [1]
 
 
@@ -182,7 +183,7 @@ def test_the_plan_of_a_resume_says_from_where_a_change_would_hold(
 def test_a_change_says_each_key_with_both_values(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
     faster = fake_recipe(**{**REDO, "ppo": {"minibatch_seqs": 2, "epochs": 2}}, actor={"optimizer": {"lr": 0.1}})
-    change = adopt(layout, faster)
+    change = adopt(claim(layout), faster)
     assert change is not None
     assert change.lines() == [
         "ppo.minibatch_seqs 4 -> 2 from step 3",
@@ -191,19 +192,19 @@ def test_a_change_says_each_key_with_both_values(tmp_path: Path) -> None:
         "ppo.kl.coef 0.05 -> absent from step 3",
         "actor.optimizer.lr 0.05 -> 0.1 from step 3",
     ]
-    assert adopt(layout, faster) is None
+    assert adopt(claim(layout), faster) is None
 
 
 def test_a_run_is_not_renamed_and_does_not_end_before_what_it_has_done(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "4 rollout starts", **REDO)
     before = fake_recipe(**REDO)
     with pytest.raises(RecipeError, match="`name` is `other`, and this run is `fake`: a run keeps its name"):
-        adopt(layout, before.model_copy(update={"name": "other"}))
+        adopt(claim(layout), before.model_copy(update={"name": "other"}))
     with pytest.raises(RecipeError, match="`steps` is `2`, and 3 steps of the run are done") as caught:
-        adopt(layout, before.model_copy(update={"steps": 2}))
+        adopt(claim(layout), before.model_copy(update={"steps": 2}))
     assert caught.value.hint == f"ppoctl resume {layout.root} --set steps=3"
     assert starts(layout) == [1]
-    assert adopt(layout, before.model_copy(update={"steps": 3})) is not None
+    assert adopt(claim(layout), before.model_copy(update={"steps": 3})) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """One attempt: what it refuses to go on from, and the true word it leaves about how it ended."""
 
+import errno
 import os
+import re
+import shutil
 import signal
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +26,7 @@ from ppoctl.wire import new_run, session
 from ppoctl.wire.changes import change
 from ppoctl.wire.sources import require_same_sources
 
+QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart/model"
 DIGESTS = {"model": "a" * 64, "data": "b" * 64}
 
 
@@ -99,6 +104,35 @@ def test_the_console_knows_after_which_steps_the_run_evaluates(
     assert evaluated
 
 
+def test_a_full_disk_ends_an_attempt_with_what_is_free_and_what_the_run_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32"})
+    layout = RunLayout(tmp_path / "fake")
+    session.create(layout, recipe, DIGESTS, command="train")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**28))
+    # As the saves of Megatron-Core say it, which know neither the disk nor the recipe.
+    words = f"state cannot be written to `x`: [Errno 28] {os.strerror(errno.ENOSPC)}"
+    with pytest.raises(StorageError) as caught:
+        attempt(layout, BrokenScorer(StorageError(words)), recipe)
+    first, second = caught.value.message.splitlines()
+    assert first == words
+    states = 2 * 3 * (QUICKSTART / "model.safetensors").stat().st_size / 2**30  # float32: weights, two moments
+    found = re.fullmatch(
+        r"  0\.25 GiB are free there; the run needs about .* GiB for the records of a step, "
+        r"(.*) GiB for the next saved states",
+        second,
+    )
+    assert found is not None, second
+    assert float(found[1]) == pytest.approx(states, rel=0.1)
+
+
+def test_other_storage_errors_say_nothing_of_room(made: RunLayout) -> None:
+    with pytest.raises(StorageError) as caught:
+        attempt(made, BrokenScorer(StorageError("cannot write `x`: Permission denied")))
+    assert caught.value.message == "cannot write `x`: Permission denied"
+
+
 def test_a_hint_of_a_room_that_knows_no_run_names_the_run(made: RunLayout) -> None:
     with pytest.raises(NonFiniteError) as caught:
         attempt(made, BrokenScorer(NonFiniteError("x", hint="ppoctl resume RUN  # RUNS are many")))
@@ -109,6 +143,14 @@ def test_a_contract_that_is_met_is_judged_by_what_this_attempt_did(made: RunLayo
     (verdict,) = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 0.01}})).verdicts
     assert (verdict.step, verdict.met) == (3, True)
     assert ends(made) == [("finished", 0)]
+
+
+def test_an_mlflow_that_cannot_be_reached_costs_nothing_but_a_line(
+    made: RunLayout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt(made, recipe=fake_recipe(tracking={"kind": "mlflow", "uri": "http://127.0.0.1:9"}))
+    assert ends(made) == [("finished", 0)]
+    assert "mlflow:" in capsys.readouterr().err
 
 
 def test_an_unmet_contract_is_an_end_of_its_own(made: RunLayout) -> None:

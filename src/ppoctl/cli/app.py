@@ -23,6 +23,7 @@ from ppoctl.cli import (
     convert,
     doctor,
     evaluate,
+    logs,
     plan,
     recipes,
     render,
@@ -54,6 +55,7 @@ app.command()(validate.validate)
 app.command()(plan.plan)
 app.command()(doctor.doctor)
 app.command()(status.status)
+app.command()(logs.logs)
 app.command()(stop.stop)
 app.command()(show.show)
 app.command()(compare.compare)

@@ -29,6 +29,9 @@ def compare(
         return
     render.line(f"equal samples: {found.equal_samples} of {found.samples[0]} and {found.samples[1]}")
     render.line(f"equal steps: {found.last_equal_step}")
+    for folder, steps in zip((run, other), found.lost_steps, strict=True):
+        if steps:
+            render.line(f"stepped over, lost from the ledger of {folder}: {', '.join(map(str, steps))}")
     if found.first is None:
         render.line("no difference")
         return

@@ -59,6 +59,8 @@ def resume(
     table = plan_resume(layout)
     if plan:
         _tell_plan(run, table, sets or (), as_json=json)
+        if not allow_missing:
+            table.require_whole(layout)  # the answer is told, and ends as the resume would
         return None
     if not take_over:
         from ppoctl.slurm.following import require_idle
@@ -144,8 +146,9 @@ def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:
     source = f"the states saved at step {table.start}" if table.start else "the model source"
     lines = [f"{run.resolve().name}: goes on from {source}"]
     width = max((len(item.name) for item in table.items), default=0)
-    lines += [f"  {item.name.ljust(width)}  {item.action}" for item in table.items]
+    lines += [
+        f"  {item.name.ljust(width)}  {': '.join(filter(None, (item.action, item.note)))}" for item in table.items
+    ]
     lines += [f"note: {note}" for note in table.notes]
-    lines += table.complaints(run.resolve())
     for text in lines:
         (render.say if to_stderr else render.line)(text)

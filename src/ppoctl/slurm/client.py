@@ -121,6 +121,15 @@ class Slurm:
         """Names of the nodes in Slurm's list `node[1-2]`. Raises SlurmError."""
         return self._ask(["scontrol", "show", "hostnames", nodes]).split()
 
+    def addresses(self, nodes: str) -> dict[str, str]:
+        """Address at which Slurm reaches each node in its list `node[1-2]`, in the order of the list. Raises
+        SlurmError."""
+        found = re.findall(
+            r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", self._ask(["scontrol", "-o", "show", "node", nodes]), re.M
+        )
+        by_name = dict(found)
+        return {name: by_name[name] for name in self.hosts(nodes)}
+
     def partitions(self) -> list[Partition]:
         """The cluster's partitions with their nodes, hidden ones included. Raises SlurmError."""
         return partitions_in(self._ask(SINFO))

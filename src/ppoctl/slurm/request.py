@@ -130,21 +130,26 @@ def _of_cluster(recipe: Recipe, asked: Request, partitions: Sequence[Partition])
     """Faults of the request on the partitions it names; where one of several can meet it there is none."""
     known = {partition.name: partition for partition in partitions}
     usable = [partition for partition in partitions if partition.is_up]
-    unknown = [name for name in asked.partitions if name not in known]
-    for name in unknown:
+    meant: dict[str, Partition] = {}
+    for name in asked.partitions:
+        if name in known:
+            meant[name] = known[name]
+            continue
         others = [each.name for each in usable] or list(known)
+        nearest = _nearest_partition(name, recipe, asked, usable)
         says = f"the cluster has no partition `{name}`; it has {_listed(others)}"
-        yield _Fault("partition", says, _nearest_partition(name, recipe, asked, usable))
-    if unknown:
-        return
-    named = [known[name] for name in asked.partitions] or [each for each in partitions if each.is_default]
-    if not named:
+        yield _Fault("partition", says, nearest)
+        meant |= {each: known[each] for each in map(str, nearest.values())}
+    if not asked.partitions:
+        meant = {each.name: each for each in partitions if each.is_default}
+    if not asked.partitions and not meant:
+        nearest = _nearest_partition("", recipe, asked, usable)
         says = f"the cluster chooses no partition by itself, and `slurm.partition` names none of {_listed(known)}"
-        yield _Fault("partition", says, _nearest_partition("", recipe, asked, usable))
-        return
-    faults = [list(_of_partition(recipe, asked, partition, usable)) for partition in named]
+        yield _Fault("partition", says, nearest)
+        meant = {each: known[each] for each in map(str, nearest.values())}
+    faults = [list(_of_partition(recipe, asked, partition, usable)) for partition in meant.values()]
     if all(faults):
-        yield from faults[0]
+        yield from (fault for found in faults[:1] for fault in found)
 
 
 def _nearest_partition(name: str, recipe: Recipe, asked: Request, usable: Sequence[Partition]) -> Nearest:
@@ -227,13 +232,7 @@ def _of_one_node(
     """Faults of what every single node must have."""
     most_gpus = max((kind.gpus for kind in kinds), default=0)
     if asked.gpus_per_node is not None and asked.gpus_per_node > most_gpus:
-        says = f"no node of partition `{here.name}` has `{asked.gpus_per_node}` GPUs; the most is {most_gpus}"
-        nearest = _nearest_partition(here.name, recipe, asked, others)
-        if most_gpus:
-            nearest = {"gpus_per_node": most_gpus}
-            if recipe.slurm.nodes is not None:
-                nearest["nodes"] = _nodes_for(devices(recipe), most_gpus)
-        yield _Fault("gpus_per_node", says, nearest)
+        yield _too_many_gpus(recipe, asked, here, [kind for kind in kinds if kind.gpus == most_gpus], others)
     most_cpus = max((kind.cpus for kind in kinds), default=0)
     if asked.cpus_per_node > most_cpus:
         says = f"no node of partition `{here.name}` has `{asked.cpus_per_node}` CPUs; the most is {most_cpus}"
@@ -242,6 +241,26 @@ def _of_one_node(
     if asked.memory_mib > most_mib:
         says = f"no node of partition `{here.name}` has `{recipe.slurm.memory}` of memory; the most is {most_mib}M"
         yield _Fault("memory", says, {"memory": f"{most_mib}M"})
+
+
+def _too_many_gpus(
+    recipe: Recipe, asked: Request, here: Partition, fullest: Sequence[NodeKind], others: Sequence[Partition]
+) -> _Fault:
+    """The fault of more GPUs than a node has; `fullest`: the nodes with the most. Nearest are more nodes with fewer,
+    where there are so many; else another partition; else a smaller layout."""
+    most = max((kind.gpus for kind in fullest), default=0)
+    says = f"no node of partition `{here.name}` has `{asked.gpus_per_node}` GPUs; the most is {most}"
+    count = sum(kind.count for kind in fullest)
+    count = min(count, here.most_nodes or count)
+    if most and _nodes_for(devices(recipe), most) <= count:
+        nearest: Nearest = {"gpus_per_node": most}
+        if recipe.slurm.nodes is not None:
+            nearest["nodes"] = _nodes_for(devices(recipe), most)
+        return _Fault("gpus_per_node", says, nearest)
+    elsewhere = [each for each in others if not list(_of_partition(recipe, asked, each, ()))]
+    if not elsewhere and most:
+        says += f", and a layout of at most {count * most} GPUs would fit on {count} of them"
+    return _Fault("gpus_per_node", says, _nearest_partition(here.name, recipe, asked, elsewhere))
 
 
 def _is_enough(kind: NodeKind, asked: Request) -> bool:

@@ -1,5 +1,6 @@
 """Comparison of two runs, sample by sample, as their ledgers tell it. Light: reads JSON lines only."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,24 +33,36 @@ class Comparison:
     """Last step up to which all samples of all steps are equal; 0: none."""
     samples: tuple[int, int]
     """Number of samples of each run."""
+    lost_steps: tuple[tuple[int, ...], tuple[int, ...]]
+    """Steps that the other run has and this one's ledger lost, for each run; they are stepped over."""
     first: Difference | None
 
 
 def compare(left: Path, right: Path) -> Comparison:
-    """Compare two ledgers in their order; a line that a kill left unfinished is left out. A run that goes on longer
-    differs where the other one ends. Raises CorruptArtifactError naming a damaged line."""
-    lines = [read_lines(left), read_lines(right)]
+    """Compare two ledgers in their order; a line that a kill left unfinished is left out, and so is a step that one
+    of them lost before its end. A run that goes on longer differs where the other one ends. Raises
+    CorruptArtifactError naming a damaged line."""
+    both = [read_lines(left), read_lines(right)]
+    samples = (len(both[0]), len(both[1]))
+    lost = (_lost(*both), _lost(*reversed(both)))
+    lines = [[line for line in one if line["step"] not in (*lost[0], *lost[1])] for one in both]
     equal, last_equal_step = 0, 0
     for mine, other in zip(*lines, strict=False):
         difference = _difference(mine, other)
         if difference is not None:
-            return Comparison(equal, last_equal_step, (len(lines[0]), len(lines[1])), difference)
+            return Comparison(equal, last_equal_step, samples, lost, difference)
         equal += 1
         if mine.get("end_of_step"):
             last_equal_step = int(mine["step"])
     longer = max(lines, key=len)
     first = _missing(longer[equal], in_left=longer is lines[1]) if len(longer) > equal else None
-    return Comparison(equal, last_equal_step, (len(lines[0]), len(lines[1])), first)
+    return Comparison(equal, last_equal_step, samples, lost, first)
+
+
+def _lost(mine: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+    """Steps that only the other has, before the last one here."""
+    steps = {int(line["step"]) for line in mine}
+    return tuple(sorted({int(line["step"]) for line in other if line["step"] < max(steps, default=0)} - steps))
 
 
 def _difference(mine: dict[str, Any], other: dict[str, Any]) -> Difference | None:

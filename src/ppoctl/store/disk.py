@@ -18,7 +18,7 @@ def storage_error(path: Path, error: OSError, *, doing: str = "write") -> Storag
     reason, folder = error.strerror or str(error), existing(path)
     if error.errno in FULL:
         return StorageError(
-            f"cannot write `{path}`: {reason} ({_free_bytes(folder) / MIB:.1f} MiB free)",
+            f"cannot write `{path}`: {reason} ({free_bytes(folder) / MIB:.1f} MiB free)",
             hint=f"nothing committed is lost; make room, then resume: df -h {quoted(folder)}",
         )
     return StorageError(
@@ -33,10 +33,10 @@ def refused(error: OSError) -> StorageError | None:
     return storage_error(Path(error.filename), error, doing="write" if error.errno in FULL else "use")
 
 
-def _free_bytes(folder: Path) -> int:
-    """Bytes that a user without privileges can still write; 0 where nobody can tell."""
+def free_bytes(path: Path) -> int:
+    """Bytes that a user without privileges can still write at a path, there or not; 0 where nobody can tell."""
     try:
-        return shutil.disk_usage(folder).free
+        return shutil.disk_usage(existing(path)).free
     except OSError:
         return 0
 

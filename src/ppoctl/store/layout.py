@@ -81,7 +81,7 @@ class RunLayout:
         return self.logs / f"attempt-{number}"
 
     def console_log(self, number: int) -> Path:
-        """What the console of an attempt said."""
+        """What an attempt said to whoever typed the command."""
         return self.attempt(number) / "console.log"
 
     def drafts(self, number: int | None = None) -> Path:

@@ -53,11 +53,6 @@ class ResumePlan:
     def broken(self) -> tuple[Item, ...]:
         return tuple(item for item in self.items if item.action in ("missing", "corrupt"))
 
-    def complaints(self, run: Path) -> list[str]:
-        """Lines for a person: one for each missing or corrupt item, and one with the command that mends the run; none
-        where all is there."""
-        return [item.complaint for item in self.broken] + ([how_to_mend(run)] if self.broken else [])
-
     def require_whole(self, layout: RunLayout) -> None:
         """Raise StorageError naming every missing or corrupt item."""
         if not self.broken:

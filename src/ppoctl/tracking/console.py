@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
 
 from rich import box
@@ -19,6 +21,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ppoctl.clock import duration
+from ppoctl.errors import without_secrets
 from ppoctl.tracking.view import (
     Progress,
     RunView,
@@ -34,6 +37,14 @@ GONE = (OSError, ValueError)
 """What writing to a closed terminal or pipe raises; ValueError: the file object itself is closed."""
 PROGRESS_EVERY_S = 60.0
 """Seconds between plain lines of a long rollout."""
+
+
+class TextStream(Protocol):
+    """What lines are written to."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
 
 
 @runtime_checkable
@@ -71,11 +82,63 @@ def open_console(
     return PlainConsole(view, stream, verbose=verbose, clock=time.monotonic)
 
 
+def open_log(view: RunView, path: Path, *, history: Iterable[Line] = ()) -> Console:
+    """The console that writes into a file what a person would see, each line with the time of this machine; a file
+    that the disk does not take stays empty."""
+    for line in history:
+        view.committed(line)
+    with contextlib.suppress(OSError):
+        path.touch()
+    return PlainConsole(view, LogFile(path), verbose=True, clock=time.monotonic)
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """Stream into a file that is opened for each line: a full disk or a folder that went away costs lines, and no
+    more."""
+
+    path: Path
+
+    def write(self, text: str, /) -> int:
+        with self.path.open("a", encoding="ascii") as file:
+            return file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {without_secrets(text)}")
+
+    def flush(self) -> None:
+        """Do nothing: closing the file has done it."""
+
+
+class Consoles:
+    """Several consoles that are told the same."""
+
+    def __init__(self, *consoles: Console) -> None:
+        self._consoles = consoles
+
+    def on_stage_started(self, step: int, stage: str) -> None:
+        for console in self._consoles:
+            console.on_stage_started(step, stage)
+
+    def on_committed(self, line: Line) -> None:
+        for console in self._consoles:
+            console.on_committed(line)
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        for console in self._consoles:
+            console.on_progress(done, total, tokens)
+
+    def on_message(self, text: str) -> None:
+        for console in self._consoles:
+            console.on_message(text)
+
+    def close(self) -> None:
+        for console in self._consoles:
+            console.close()
+
+
 class PlainConsole:
     """Console of one line per step; with `verbose` also one per stage. ASCII without control characters: it ends up
     in logs."""
 
-    def __init__(self, view: RunView, stream: TextIO, *, verbose: bool, clock: Clock) -> None:
+    def __init__(self, view: RunView, stream: TextStream, *, verbose: bool, clock: Clock) -> None:
         self._view = view
         self._stream = stream
         self._verbose = verbose

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from ppoctl.engines.turns import Turns
+from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.plan.memory.driver import object_store_bytes
 from ppoctl.recipe.parallel import is_one_process, processes
 from ppoctl.recipe.schema import Recipe
+from ppoctl.slurm.allocation import allocation
 from ppoctl.wire.sockets import nothing_to_close
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from ppoctl.engines.megatron.ranks import Ranks
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import Deadline, RayProcesses
+    from ppoctl.engines.ray.steps import JobNodes
     from ppoctl.engines.vllm import VllmSettings
     from ppoctl.weights.calls import EngineHandle
     from ppoctl.weights.sync import EngineSide
@@ -64,7 +67,8 @@ def _in_ray(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings")
 
     table, sizes = recipe.cluster, processes(recipe)
     placement = DevicePlacement(sizes, colocated=table.placement == "colocated")
-    cluster = RayCluster(placement, table.ray_address, table.start_deadline_s, object_store_bytes(recipe))
+    where = table.ray_address or job_nodes()
+    cluster = RayCluster(placement, where, table.start_deadline_s, object_store_bytes(recipe))
     turns = Turns(recipe.cluster.offload)
     fleet: list[RayProcesses] = []
 
@@ -79,7 +83,7 @@ def _in_ray(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings")
         return TakingTurns(ManyProcesses(made, settings.parallel, bucket_bytes, read_near), role, turns)
 
     def engines(settings: "VllmSettings", say: Say) -> "EngineSide":
-        cluster.say = say
+        cluster.say, cluster.logs = say, settings.logs
         size = recipe.generator.tensor
         opened = [OpenEngine(settings, number) for number in range(recipe.generator.engines)]
         fleet[:] = [
@@ -104,6 +108,24 @@ def _in_ray(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings")
         )
 
     return Placed(ranks(actor), ranks(critic), engines, cluster.close)
+
+
+def job_nodes() -> "JobNodes | None":
+    """Nodes of the job of Slurm that this process is in; None: it is in none, or in one of a single node. Raises
+    SlurmError, and EnvironmentProblemError where this process is on none of the job's nodes."""
+    from ppoctl.engines.ray.steps import JobNodes
+
+    job = allocation()
+    if job is None or job.node_count == 1:
+        return None
+    addresses = job.slurm.addresses(job.nodes)
+    if job.node not in addresses:
+        first = next(iter(addresses))
+        raise EnvironmentProblemError(
+            f"this machine is none of the nodes of job {job.id} (`{job.nodes}`), and Ray's head must be on one",
+            hint=f"srun --jobid={job.id} --overlap --nodes=1 --ntasks=1 --nodelist={quoted(first)} ppoctl ...",
+        )
+    return JobNodes(job.id, job.node, addresses)
 
 
 _KEYS = {

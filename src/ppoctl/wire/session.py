@@ -39,12 +39,13 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Observer
 from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.resume_plan import ResumePlan
-from ppoctl.tracking.console import Console, open_console
+from ppoctl.tracking.console import Console, Consoles, open_console, open_log
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
 from ppoctl.tracking.view import RunView
 from ppoctl.versions import versions
 from ppoctl.wire import engines
+from ppoctl.wire.full_disk import add_what_is_needed
 from ppoctl.wire.job import JobContext, assemble
 from ppoctl.wire.out_of_memory import out_of_memory
 from ppoctl.wire.sockets import Sockets
@@ -174,17 +175,29 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
 
 @contextmanager
 def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
-    recipe = opened.recipe
-    view = RunView(
-        recipe.name, recipe.steps, lambda step: told.at(step).last, evaluates=lambda step: evaluates(recipe, step)
-    )
-    console = open_console(view, verbose=opened.verbose, history=journal.lines())
+    recipe, history = opened.recipe, journal.lines()
+    views = [
+        RunView(
+            recipe.name, recipe.steps, lambda step: told.at(step).last, evaluates=lambda step: evaluates(recipe, step)
+        )
+        for _ in range(2)
+    ]
+    log = open_log(views[0], opened.layout.console_log(attempt.number), history=history)
+    log.on_message(f"attempt {attempt.number} on {platform.node()}, process {os.getpid()}")
+    console = Consoles(log, open_console(views[1], verbose=opened.verbose, history=history))
     mirror = None
     tracking = recipe.tracking
     if isinstance(tracking, MlflowTracking):
         mirror = MlflowMirror(opened.layout.root, tracking, attempt=attempt.number, say=console.on_message)
     try:
         yield Watcher(console, mirror)
+    except BaseException as error:
+        # The command shows it when all is closed; what it says by then is in no file of the run.
+        says = error.message if isinstance(error, PpoctlError) else f"{type(error).__name__}: {error}"
+        hint = f"hint: {error.hint}" if isinstance(error, PpoctlError) and error.hint else ""
+        for text in (*(f"error: {line}" for line in says.splitlines()), *hint.splitlines()):
+            log.on_message(text)
+        raise
     finally:
         console.close()
 
@@ -205,6 +218,8 @@ def _ending(recipe: Recipe, journal: Journal, told: Outlines, attempt: Attempt, 
             raise
         status, code = ("unmet" if watcher.exit_code else "finished"), int(watcher.exit_code)
     except PpoctlError as error:
+        if isinstance(error, StorageError):
+            add_what_is_needed(error, attempt.layout, recipe)
         if error.hint is not None:  # of rooms that do not know which run they work for
             error.hint = re.sub(r"\bRUN\b", lambda _: quoted(attempt.layout.root), error.hint)
         status, code = _status(error), int(error.exit_code)

@@ -46,7 +46,7 @@ def megatron(model, tmp_path_factory):
     return folder
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "layout", "role"), CASES)
 def test_a_converted_checkpoint_starts_every_layout(pool, model, megatron, kind, layout, role):
     expected = trainer(pool, settings(model(kind), role, LAYOUTS[layout]))
@@ -59,7 +59,7 @@ def test_a_converted_checkpoint_starts_every_layout(pool, model, megatron, kind,
     assert all(torch.equal(found[each], weights[each]) for each in weights)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "layout", "role"), CASES)
 def test_a_state_of_every_layout_converts_back(pool, model, tmp_path, kind, layout, role):
     trained = trainer(pool, settings(model(kind), role, LAYOUTS[layout], torch.bfloat16))

@@ -24,8 +24,16 @@ from tolerance import EXACT
 FILES = [".metadata", "__0_0.distcp", "common.pt", "metadata.json"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen2-tied", "qwen3-moe-mixed"])
+DTYPES = ["float32", "bfloat16"]
+
+
+def in_turn(*kinds: str) -> list[tuple[str, str]]:
+    """Each kind with both types, so that every second case has each kind once, and both types."""
+    return [(kind, dtype) for number, kind in enumerate(kinds) for dtype in DTYPES[:: 1 - number % 2 * 2]]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("kind", "dtype"), in_turn("qwen2", "qwen2-tied", "qwen3-moe-mixed"))
 def test_a_resumed_actor_ends_as_one_that_never_stopped(model, tmp_path, dtype, kind):
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts, needs_entropy=True)
@@ -58,8 +66,8 @@ def test_a_resumed_critic_ends_as_one_that_never_stopped(model, tmp_path):
     lab.check_all(EXACT, lab.weights_of(resumed), lab.weights_of(straight))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3-moe"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("kind", "dtype"), in_turn("llama", "qwen3-moe"))
 def test_a_state_saved_before_the_first_step_can_be_loaded(model, tmp_path, kind, dtype):
     rollouts = lab.make_rollouts()
     straight = lab.actor(model(kind), dtype=dtype)

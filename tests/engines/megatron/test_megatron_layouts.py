@@ -36,7 +36,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout, role):

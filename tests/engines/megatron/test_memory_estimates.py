@@ -165,7 +165,7 @@ def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp
     _check(found)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", FAMILY_CASES, ids=_name)
 def test_so_they_are_of_every_family(opened: Callable[..., Case], case: Any) -> None:
     _check(_compared(opened(*case)))

@@ -53,7 +53,7 @@ def kept_bytes(trainer: MegatronTrainer) -> int:
     return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in weights)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "role", "dtype"),
     [

@@ -34,3 +34,11 @@ def test_neighbours_are_the_processes_of_the_role_on_the_same_node():
     colocated = DevicePlacement({"actor": 64, "critic": 8}, colocated=True)
     eight_nodes = [f"node-{bundle // 8}" for bundle in range(64)]
     assert colocated.neighbours("actor", 63, eight_nodes) == 8, "of 96 threads each has 12"
+
+
+def test_nodes_with_gpus_are_filled_one_after_the_other_and_nodes_without_have_equal_numbers():
+    placement = DevicePlacement({"actor": 5, "critic": 2}, colocated=True)
+    assert placement.nodes_of_bundles([4, 4]) == [0, 0, 0, 0, 1]
+    assert placement.nodes_of_bundles([1, 8]) == [0, 1, 1, 1, 1]
+    assert placement.nodes_of_bundles([0, 0]) == [0, 0, 0, 1, 1]
+    assert placement.nodes_of_bundles([0, 0, 0, 0, 0, 0]) == [0, 1, 2, 3, 4]

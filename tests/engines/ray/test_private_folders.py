@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.engines.ray import segments
-from ppoctl.engines.ray.private_folder import PrivateFolder, sweep
+from ppoctl.engines.ray.private_folder import PrivateFolder, sweep, write_token
 
 
 def mode(path: Path) -> int:
@@ -46,6 +46,8 @@ def test_nobody_else_can_look_into_it_or_guess_its_token(tmp_path):
     before = os.umask(0)
     try:
         folders = [PrivateFolder(tmp_path), PrivateFolder(tmp_path)]
+        for folder in folders:
+            write_token(folder.token)
     finally:
         os.umask(before)
     assert [mode(folder.path) for folder in folders] == [0o700] * 2

@@ -53,6 +53,11 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
         def folder(self) -> str:
             return os.getcwd()  # noqa: PTH109 - a method must not import
 
+        def say(self) -> None:
+            print(f"python {self.rank}")
+            os.system(f"echo child {self.rank}")
+            os.write(2, f"library {self.rank}\n".encode())
+
         def fail_at(self, rank: int) -> None:
             if self.rank == rank:
                 raise NonFiniteError("loss is `nan`", hint="look")
@@ -190,6 +195,17 @@ def test_they_work_where_the_command_was_typed(cluster, group, tmp_path, monkeyp
     monkeypatch.setattr(Path, "cwd", lambda: tmp_path / "gone")
     with pytest.raises(EnvironmentProblemError, match="is not on node"):
         RayProcesses(group, cluster).call("folder")
+
+
+def test_what_processes_print_is_in_a_file_of_each(cluster, group, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "logs", tmp_path)
+    for _ in range(2):  # a group that is started again writes behind what is there
+        made = RayProcesses(group, cluster)
+        made.call("say")
+        made.close()
+    for rank in range(2):
+        text = (tmp_path / f"actor-{rank}.log").read_text()
+        assert text == 2 * f"python {rank}\nchild {rank}\nlibrary {rank}\n"
 
 
 def test_an_error_is_raised_as_it_was_and_the_others_do_not_wait_for_ever(processes):

@@ -5,6 +5,8 @@ import logging
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -48,6 +50,13 @@ def show_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings_of(dtype: Any = "float32", **keys: Any) -> VllmSettings:
     return VllmSettings(str(ROOT / "recipes/quickstart/model"), dtype, 64, (0,), GeneratorTable(**keys))
+
+
+def test_the_generator_is_imported_without_vllm():
+    """Ten seconds, which a command that stops early does not wait for."""
+    look = "import sys, ppoctl.engines.vllm; print(sorted({'vllm', 'transformers'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
 
 
 def test_a_float32_engine_on_a_gpu_multiplies_without_tf32_unless_somebody_said_otherwise(clean, gpu):

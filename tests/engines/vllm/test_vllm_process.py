@@ -1,9 +1,10 @@
-"""The engine is a guest in the trainer's process: it changes nothing there, and leaves nothing behind."""
+"""The engine is a guest in the trainer's process: it changes nothing there, and leaves nothing behind.
+
+(What becomes of process groups: `tests/story/test_engine_alone.py`.)
+"""
 
 import copy
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,50 +41,6 @@ def test_a_second_engine_in_bfloat16_is_exact_disturbs_nothing_and_leaves_the_fi
     bench.generator.close()
     assert surroundings() == before
     assert len(tied.draw(prompts(2), DRAW)) == 2
-
-
-ALONE = """
-import random, sys, warnings
-warnings.simplefilter("error")
-import psutil, torch, torch.distributed as dist
-sys.path[:0] = {path!r}
-import ppoctl.engines.vllm
-assert "vllm" not in sys.modules and "transformers" not in sys.modules
-from pathlib import Path
-from vllm_bench import Bench, prompts, surroundings
-from ppoctl.ports import SamplingParams
-
-torch.set_num_threads(1)
-draw = SamplingParams(temperature=1.0, max_new_tokens=8)
-bench = Bench.start(Path({folder!r}))
-
-def use(has_group):
-    before = surroundings(), random.getstate()
-    assert len(bench.draw(prompts(3), draw)) == 3
-    bench.generator.close()
-    assert (surroundings(), random.getstate()) == before
-    assert dist.is_initialized() == has_group
-    assert psutil.Process().children(recursive=True) == []
-
-use(has_group=False)
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-group = dist.new_group([0])
-use(has_group=True)
-total = torch.ones(3)
-dist.all_reduce(total)
-dist.all_reduce(total, group=group)
-assert total.tolist() == [1, 1, 1]
-dist.destroy_process_group()
-print("left clean")
-"""
-
-
-def test_groups_of_the_trainer_survive_an_engine_and_none_of_its_own_do(model_folder: Callable[[str], Path]) -> None:
-    path = [str(Path(__file__).parents[3] / "src"), str(Path(__file__).parents[2]), str(Path(__file__).parent)]
-    code = ALONE.format(path=path, folder=str(model_folder("tied")))
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.stdout.endswith("left clean\n"), run.stderr[-3000:]
-    assert run.returncode == 0
 
 
 def test_an_engine_restarted_on_an_export_has_its_weights(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

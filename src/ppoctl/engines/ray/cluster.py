@@ -1,11 +1,13 @@
-"""The Ray that processes start in: one of this run's own, on this machine, or one that is running already."""
+"""The Ray that processes start in: one of this run's own, on this machine or over the nodes of its job, or one that
+is running already."""
 
 import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +16,53 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.placement import DevicePlacement
-from ppoctl.engines.ray.private_folder import PARENT, PrivateFolder, sweep
+from ppoctl.engines.ray.private_folder import PARENT, PrivateFolder, sweep, write_token
+from ppoctl.engines.ray.steps import JobNodes, NodeSteps
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError, quoted
 
 LOOPBACK = "127.0.0.1"
 
 CONNECT_DEADLINE_S = 10.0
 """Seconds for a running Ray's port to take a connection."""
+JOIN_EVERY_S = 0.1
+"""Seconds between two looks whether all nodes have joined."""
+NOTICE_S = 5.0
+"""Seconds for the srun of a node to end once Ray says that the node is dead."""
 
 
 class RayCluster:
     """Devices in a Ray, taken when the first process is asked for."""
 
     def __init__(
-        self, placement: DevicePlacement, address: str | None, start_deadline_s: float, object_store_bytes: int
+        self,
+        placement: DevicePlacement,
+        where: "str | JobNodes | None",
+        start_deadline_s: float,
+        object_store_bytes: int,
     ) -> None:
+        """`where`: the address `host:port` of a running Ray, the nodes of a job to start one on, or None, for one on
+        this machine. `object_store_bytes` for each node of a Ray of our own."""
         self.placement = placement
-        self.address = address
+        self.address = where if isinstance(where, str) else None
+        self.job_nodes = where if isinstance(where, JobNodes) else None
         self.start_deadline_s = start_deadline_s
         self._object_store_bytes = object_store_bytes
         self.say: Callable[[str], None] = _say_nothing
         """Callback that hears what is being waited for."""
+        self.logs: Path | None = None
+        """Folder of the attempt's logs, which all nodes see: a file of each process; None: what they print is seen
+        nowhere, and a job meets in the current folder."""
         self.folder: Path | None = None
-        """Private folder of a Ray of our own; None otherwise."""
+        """Private folder of a Ray of our own on this machine; None otherwise."""
+        self._steps: NodeSteps | None = None
+        self._lost: ProcessLostError | None = None
+        """Error of the first node of the job that was lost."""
+        self._names: dict[str, str] = {}
+        """Slurm's name of each node of the job, by Ray's id."""
+        self._gpus: list[int] = []
+        """GPUs of each of these."""
         self._own = ExitStack()
         self._connected = False
         self._group: PlacementGroup | None = None
@@ -50,12 +75,12 @@ class RayCluster:
 
     @property
     def host(self) -> str | None:
-        """Host at which processes meet in a Ray of our own, which works without a network; None: each node knows its
-        own."""
-        return LOOPBACK if self.address is None else None
+        """Host at which processes meet in a Ray of our own on this machine, which works without a network; None: each
+        node knows its own."""
+        return LOOPBACK if self.address is None and self.job_nodes is None else None
 
     def shared_folder(self) -> Path:
-        """A folder that all nodes see: nodes of a running Ray share that of the command, and not much else."""
+        """A folder that all nodes see: nodes share that of the command, and not much else."""
         return Path.cwd() if self.folder is None else self.folder
 
     def driver_host(self) -> str:
@@ -69,14 +94,16 @@ class RayCluster:
             return
         self.close()  # of a start that went half way
         _silence()
-        if self.address is None:
+        if self.job_nodes is not None:
+            self._start_on_nodes(self.job_nodes)
+        elif self.address is None:
             self._start_own()
         else:
             join(self.address)
         self._connected = True
         self.require_devices()
         bundles = self.placement.bundles(has_gpus=_has_gpus())
-        group = placement_group(bundles, strategy="PACK")
+        group = placement_group(bundles, strategy="PACK", bundle_label_selector=self._pinned())
         try:
             ray.get(group.ready(), timeout=self.start_deadline_s)
         except GetTimeoutError as error:
@@ -85,8 +112,11 @@ class RayCluster:
                 f"`cluster.start_deadline_s = {self.start_deadline_s:g}`",
                 hint="look at `ray status`: something else may be running there",
             ) from error
-        nodes = placement_group_table(group)["bundles_to_node_id"]
-        self._order = sorted(range(len(bundles)), key=lambda bundle: (nodes[bundle], bundle))
+        nodes, known = placement_group_table(group)["bundles_to_node_id"], list(self._names)
+        self._order = sorted(
+            range(len(bundles)),
+            key=lambda bundle: (known.index(nodes[bundle]) if known else nodes[bundle], bundle),
+        )
         self._nodes = [str(nodes[bundle]) for bundle in self._order]
         self._group = group
 
@@ -101,13 +131,19 @@ class RayCluster:
         """How many processes of the role are on this one's node, itself included."""
         return self.placement.neighbours(role, rank, self._nodes)
 
+    def name_of(self, role: str, rank: int) -> str | None:
+        """Slurm's name of the node that this process of the role is on; None where there is no job of several."""
+        return self._names.get(self._nodes[self.placement.bundle_of(role, rank)[0]]) if self._nodes else None
+
     def has_gpus(self) -> bool:
         """Whether there are GPUs in the Ray that was started."""
         return _has_gpus()
 
     def require_alive(self) -> None:
-        """Raise ProcessLostError when this node's part of Ray is gone. Call it before each question: Ray ends the
-        whole process, without a word, when it finds its raylet gone while an argument is stored."""
+        """Raise ProcessLostError when this node's part of Ray is gone, or a node of the job. Call it before each
+        question: Ray ends the whole process, without a word, when it finds its raylet gone while an argument is
+        stored."""
+        self._require_nodes()
         node: Any = ray._private.worker.global_worker.node
         with socket.socket(socket.AF_UNIX) as raylet:
             if raylet.connect_ex(node.raylet_socket_name) != 0:
@@ -116,6 +152,46 @@ class RayCluster:
                     hint="everything finished is committed: `ppoctl resume RUN`; look for the kernel's "
                     "out-of-memory killer in `dmesg`",
                 )
+
+    def _require_nodes(self) -> None:
+        if self._lost is None and self._steps is not None:
+            silent = None if self._steps.dead() else self._silent_node()
+            until = time.monotonic() + NOTICE_S
+            while silent and not self._steps.dead() and time.monotonic() < until:
+                time.sleep(JOIN_EVERY_S)  # its srun knows more, where it can still be heard
+            dead = self._steps.dead()
+            if dead is not None:
+                self._lost = self._without(dead.name, dead.last_words())
+            elif silent is not None:
+                self._lost = self._without(silent, "it no longer answers")
+        if self._lost is not None:
+            raise self._lost
+
+    def _silent_node(self) -> str | None:
+        """A node of the job that Ray says is dead; None: there is none, or Ray's head does not answer either."""
+        worker: Any = ray._private.worker.global_worker
+        ids = [ray.NodeID.from_hex(node) for node in self._names]
+        with suppress(Exception):  # the head's srun will say why
+            alive = worker.gcs_client.check_alive(ids, timeout=NOTICE_S)
+            return next((name for name, lives in zip(self._names.values(), alive, strict=True) if not lives), None)
+        return None
+
+    def _without(self, node: str, why: str) -> ProcessLostError:
+        """The error of a node that is lost. It is said at once, as Slurm may end the job soon."""
+        there = [
+            f"{role} {rank}"
+            for role, size in self.placement.sizes.items()
+            for rank in range(size)
+            if self.name_of(role, rank) == node
+        ]
+        assert self._steps is not None
+        self._steps.lost = node
+        says = f"node `{node}` is lost ({why}), and with it {', '.join(there) or 'no process yet'}"
+        self.say(says)
+        return ProcessLostError(
+            says,
+            hint="everything finished is committed: `ppoctl resume RUN`; see `sinfo -R` for the node",
+        )
 
     def sent_once(self, argument: object) -> object:
         """What is sent in place of an argument of a call: where its class says `is_sent_once`, a reference to it in
@@ -134,7 +210,8 @@ class RayCluster:
             with suppress(Exception):  # it may have died, which is why we leave
                 ray.shutdown()
         self._own.close()
-        self.folder = None
+        self.folder = self._steps = self._lost = None
+        self._names = {}
 
     def require_devices(self) -> None:
         """Raise EnvironmentProblemError when the Ray we are connected to has too few devices for the processes, or
@@ -144,15 +221,16 @@ class RayCluster:
         self._require("CPU", self.placement.processes, "processes", "CPU slots")
 
     def _require(self, resource: str, needed: int, unit: str, slots: str) -> None:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        found = [int(node.get(resource, 0)) for node in nodes]
+        found = [int(node["Resources"].get(resource, 0)) for node in _alive()]
         if sum(found) < needed:
             where, more = "this machine", "join a Ray of several nodes (`--set cluster.ray_address=HOST:PORT`)"
             if self.address is not None:
                 where, more = f"the Ray at `{self.address}`", "start more nodes"
+            if self.job_nodes is not None:
+                where, more = f"job {self.job_nodes.job}", "ask Slurm for more nodes (`--set slurm.nodes=...`)"
             raise EnvironmentProblemError(
                 f"the recipe needs {needed} {unit} ({self.placement.describe()}), and {where} has {sum(found)} "
-                f"{slots} on {len(nodes)} nodes (the largest has {max(found, default=0)})",
+                f"{slots} on {len(found)} nodes (the largest has {max(found, default=0)})",
                 hint=f"{more}, or lower `actor.parallel`, `critic.parallel` and `generator.engines`",
             )
 
@@ -166,10 +244,11 @@ class RayCluster:
             ) from error
         self._own.callback(private.remove)
         self.folder = private.path
+        write_token(private.token)
         self._own.enter_context(_token_in(private.token))
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        # Ray's workers are nice (15) to everything else: ours are the work.
-        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - in the spelling Ray reads
+        os.environ[segments.FOLDER] = str(private.path)
+        self._own.callback(os.environ.pop, segments.FOLDER, None)
+        _set_up_workers()
         try:
             with _on_loopback(), _keeping_signal_handler():
                 ray.init(
@@ -184,6 +263,43 @@ class RayCluster:
                 )
         except Exception as error:
             raise EnvironmentProblemError(f"Ray could not be started on this machine: {error}") from error
+
+    def _start_on_nodes(self, nodes: JobNodes) -> None:
+        until = time.monotonic() + self.start_deadline_s
+        logs = self.logs or Path.cwd()
+        token = logs / f"ray-token-{nodes.job}"
+        token.unlink(missing_ok=True)
+        write_token(token)
+        self._own.callback(token.unlink, missing_ok=True)
+        self._own.enter_context(_token_in(token))
+        _set_up_workers()
+        steps = NodeSteps(nodes, logs)
+        self._own.callback(steps.end)
+        address = steps.start(self.placement.processes, self._object_store_bytes, until, self.say)
+        host = address.rpartition(":")[0]
+        try:
+            with _on_loopback() if host == LOOPBACK else nullcontext(), _keeping_signal_handler():
+                ray.init(address=address, _node_ip_address=host, log_to_driver=False, logging_level=logging.ERROR)
+            self._connected = True
+            while len(found := _alive()) < len(nodes.addresses) and time.monotonic() < until and steps.dead() is None:
+                time.sleep(JOIN_EVERY_S)
+        except Exception as error:
+            raise EnvironmentProblemError(f"Ray on node `{nodes.here}` does not answer: {error}") from error
+        by_name = {node["NodeName"]: node for node in found}
+        self._steps = steps
+        self._names = {str(by_name[name]["NodeID"]): name for name in nodes.addresses if name in by_name}
+        self._gpus = [int(by_name[name]["Resources"].get("GPU", 0)) for name in self._names.values()]
+        self._require_nodes()
+        missing = [name for name in nodes.addresses if name not in by_name]
+        if missing:
+            raise self._without(missing[0], "it did not join Ray within `cluster.start_deadline_s`")
+
+    def _pinned(self) -> list[dict[str, str]] | None:
+        """The node of each bundle, where we know them; None: Ray chooses."""
+        if not self._names:
+            return None
+        ids = list(self._names)
+        return [{"ray.io/node-id": ids[node]} for node in self.placement.nodes_of_bundles(self._gpus)]
 
 
 def join(address: str) -> None:
@@ -220,6 +336,16 @@ def _show_token() -> None:
     tokens = raylet.AuthenticationTokenLoader.instance()
     if "RAY_AUTH_MODE" not in os.environ and tokens.has_token(ignore_auth_mode=True):
         _enable_token_auth()
+
+
+def _set_up_workers() -> None:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Ray's workers are nice (15) to everything else: ours are the work.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - in the spelling Ray reads
+
+
+def _alive() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def _say_nothing(*_: Any, **__: Any) -> None:

@@ -47,6 +47,12 @@ class DevicePlacement:
         tenants = [self._tenants(bundle) if self.colocated else 1 for bundle in range(self.devices)]
         return [{"CPU": float(count), **({"GPU": 1.0} if has_gpus else {})} for count in tenants]
 
+    def nodes_of_bundles(self, gpus: Sequence[int]) -> list[int]:
+        """Index of the node that each bundle is on, given the GPUs of each node: one node after the other is filled.
+        Where there are no GPUs, nodes get an equal number of bundles."""
+        room = gpus if any(gpus) else [-(-self.devices // len(gpus))] * len(gpus)
+        return [node for node, count in enumerate(room) for _ in range(count)][: self.devices]
+
     def describe(self) -> str:
         """The placement in words: `actor 4, critic 2, generator 2, colocated`."""
         sizes = ", ".join(f"{role} {size}" for role, size in self.sizes.items())

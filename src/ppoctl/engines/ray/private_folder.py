@@ -1,9 +1,9 @@
-"""The private folder of a local Ray. Nobody else may look into it or make it, and it tells a live run from a dead
+"""The private folder of a node of Ray. Nobody else may look into it or make it, and it tells a live run from a dead
 one.
 
     /tmp/ppoctl-RANDOM/    0700, and locked for as long as the process that made it lives
         ray/               Ray's own, which it opens to everybody
-        auth_token         what Ray's ports ask for
+        auth_token         what Ray's ports ask for, where they are all on this machine
         segments           shared memory to remove
 
 A lock says more than a process number: containers may share the folder and count processes each from 1.
@@ -36,9 +36,6 @@ class PrivateFolder:
             if lock is not None:
                 self._lock = lock
                 break
-        token = os.open(self.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(token, "w", encoding="ascii") as file:  # noqa: PTH123 - made with its mode
-            file.write(secrets.token_hex(32))
 
     @property
     def token(self) -> Path:
@@ -52,6 +49,13 @@ class PrivateFolder:
         """Remove the folder, with the shared memory that it lists."""
         _remove(self.path)
         os.close(self._lock)
+
+
+def write_token(path: Path) -> None:
+    """Write a new token for Ray's ports, which only this user can read. Raises OSError."""
+    token = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(token, "w", encoding="ascii") as file:  # noqa: PTH123 - made with its mode
+        file.write(secrets.token_hex(32))
 
 
 def sweep(parent: Path = PARENT) -> None:

@@ -30,6 +30,8 @@ DEATH_NOTICE_S = 5.0
 live before Ray has noticed which one does not."""
 SAY_EVERY_S = 30.0
 """Seconds between the lines in which a wait says what it is waiting for."""
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks, in a wait, whether all nodes are there."""
 
 
 class Deadline(NamedTuple):
@@ -120,7 +122,6 @@ class RayProcesses:
         """Hear that one of the processes has started."""
         self._nodes[rank] = says.node
         self._segments += says.segments
-        segments.note(self.cluster.folder, says.segments)
 
     def where(self, rank: int) -> str:
         """Innermost frames of what this process is doing."""
@@ -134,6 +135,7 @@ class RayProcesses:
         if self.ranks:
             return {}
         self.cluster.start()
+        self.cluster.require_alive()
         group = self.group
         remote: Any = ray.remote
         # The class gives the process its name: `ray::actor` in a list of processes.
@@ -141,7 +143,9 @@ class RayProcesses:
         actor = remote(max_restarts=0, concurrency_groups={"work": 1, "watch": 1})(member)
         self.ranks = [
             actor.options(**self.cluster.options(group.role, rank)).remote(
-                max(1, group.threads // self.cluster.neighbours(group.role, rank)), str(Path.cwd())
+                max(1, group.threads // self.cluster.neighbours(group.role, rank)),
+                str(Path.cwd()),
+                None if self.cluster.logs is None else self.cluster.logs / f"{group.role}-{rank}.log",
             )
             for rank in range(group.first, group.first + group.size)
         ]
@@ -155,10 +159,13 @@ class RayProcesses:
         group = self.group
         try:
             asked = _watching(self.ranks[0].free_address).remote(self.cluster.host)
-            return str(ray.get(asked, timeout=group.start_deadline_s))
+            until = time.monotonic() + group.start_deadline_s
+            while not ray.wait([asked], timeout=LOOK_EVERY_S)[0] and time.monotonic() < until:
+                self.cluster.require_alive()
+            return str(ray.get(asked, timeout=0))
         except RayActorError as error:
             self.kill()
-            raise _lost(group, 0, "start", error) from error
+            raise _lost(self, 0, "start", error) from error
         except (GetTimeoutError, RayError) as error:
             self.kill()
             raise EnvironmentProblemError(
@@ -220,7 +227,7 @@ class Pending:
                 self._hear(_as_raised(error))
             except (RayActorError, OutOfMemoryError) as error:
                 method = "start" if reference in self._starting else self.method
-                self._hear(_lost(self.processes.group, rank, method, error))
+                self._hear(self._lost(rank, method, error))
             except RayError as error:
                 self._hear(error)
             else:
@@ -228,6 +235,20 @@ class Pending:
                     self._answers[rank] = answer
                 else:
                     self.processes.started(rank, answer)
+
+    def _lost(self, rank: int, method: str, error: RayError) -> Exception:
+        try:
+            self.processes.cluster.require_alive()
+        except ProcessLostError as of_node:
+            return of_node
+        return _lost(self.processes, rank, method, error)
+
+    def look_at_nodes(self) -> None:
+        """Call the question lost if a node is."""
+        try:
+            self.processes.cluster.require_alive()
+        except ProcessLostError as error:
+            self._hear(error)
 
     def _hear(self, error: Exception) -> None:
         """Take note of an error. The first of ours decides; another one only where none follows."""
@@ -262,8 +283,11 @@ class Pending:
         )
 
 
-def _lost(group: Group, rank: int, method: str, how: RayError) -> ProcessLostError:
+def _lost(processes: RayProcesses, rank: int, method: str, how: RayError) -> ProcessLostError:
+    group = processes.group
     which = f"process {rank} of the {group.name}'s {group.size}" if group.size > 1 else f"the {group.name}"
+    node = processes.cluster.name_of(group.role, group.first + rank)
+    which += "" if node is None else f" on node `{node}`"
     if isinstance(how, OutOfMemoryError):
         return ProcessLostError(
             f"{which} was ended by Ray during `{method}`: its node ran out of memory",
@@ -284,11 +308,13 @@ def first_done(pendings: Sequence[Pending]) -> list[Pending]:
         if done:
             return done
         references = [reference for pending in pendings for reference in pending.open]
-        until = min(say_at, *(pending.look_again_at for pending in pendings))
+        until = min(say_at, time.monotonic() + LOOK_EVERY_S, *(pending.look_again_at for pending in pendings))
         with WORK.stopped() if any(pending.is_starting for pending in pendings) else nullcontext():
             ready, _ = ray.wait(references, timeout=max(0.0, until - time.monotonic()))
         for pending in pendings:
             pending.take(ready)
+            if not ready:
+                pending.look_at_nodes()
             pending.expire()
         if time.monotonic() >= say_at:
             say_at += SAY_EVERY_S

@@ -1,7 +1,8 @@
 """Shared memory that processes leave behind when they are killed: names under /dev/shm that nobody removes.
 
-Tensor ranks of a vLLM engine make such segments when they start. Each process says which ones it maps; whoever ends
-the processes removes them, and a list on disk lets the next command do it where the driver itself was killed.
+Tensor ranks of a vLLM engine make such segments when they start. Each process says which ones it maps, and writes
+them down on its node; whoever ends the processes removes those of this machine, and the list those that are left when
+its node's part of Ray ends, or when the next command comes, where even that was killed.
 """
 
 import os
@@ -11,7 +12,9 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 LIST = "segments"
-"""Name of the file of segments in the folder of a local Ray."""
+"""Name of the file of segments in the private folder of a node of Ray."""
+FOLDER = "PPOCTL_RAY_FOLDER"
+"""Variable of the environment with that folder; unset in a Ray that others started."""
 
 
 def mapped() -> list[str]:
@@ -24,11 +27,11 @@ def mapped() -> list[str]:
     return sorted(found)
 
 
-def note(folder: Path | None, names: Iterable[str]) -> None:
+def note(folder: str | Path | None, names: Iterable[str]) -> None:
     """Write segments down, so that another process can remove them."""
     if folder is not None:
-        with (folder / LIST).open("a", encoding="utf-8") as file:
-            file.writelines(f"{name}\n" for name in names)
+        with (Path(folder) / LIST).open("a", encoding="utf-8") as file:
+            file.write("".join(f"{name}\n" for name in names))
 
 
 def noted(folder: Path) -> list[str]:

@@ -5,6 +5,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,10 @@ class Worker:
     """Ray actor of one process. Work and `stack` run in separate concurrency groups, so a hung call can still be
     inspected."""
 
-    def __init__(self, threads: int, folder: str) -> None:
+    def __init__(self, threads: int, folder: str, log: Path | None) -> None:
         self._threads = threads
         self._folder = folder
+        self._log = log
         self._target: Any = None
 
     def stack(self) -> str:
@@ -87,11 +89,15 @@ class Worker:
     def make(self, make: MakeTarget, rank: int, size: int, address: str) -> Started:
         """Make the object that answers in this process."""
         _work_in(self._folder)
+        if self._log is not None:
+            write_into(self._log)
         torch.set_num_threads(self._threads)
         before = set(segments.mapped())
         self._target = make(rank, size, address)
         node = str(ray.get_runtime_context().get_node_id())
-        return Started(node, [name for name in segments.mapped() if name not in before])
+        made = [name for name in segments.mapped() if name not in before]
+        segments.note(os.environ.get(segments.FOLDER), made)
+        return Started(node, made)
 
     def end(self) -> None:
         """Make that object free what it holds outside this process."""
@@ -115,6 +121,18 @@ def _received(argument: Any) -> Any:
 def _stored(content: Content) -> Content:
     """The content as other processes find it: host memory of this process goes into the store."""
     return InStore(ray.put(content)) if isinstance(content, FlatTensors) else content
+
+
+def write_into(log: Path) -> None:
+    """Send what this process prints from now on, libraries in C++ included, to a file, behind what is there. Nothing
+    changes where the file cannot be opened: a process works without it."""
+    with suppress(OSError):
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            os.dup2(descriptor, number)
+        os.close(descriptor)
+        sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115 - these descriptors
 
 
 def _work_in(folder: str) -> None:

@@ -1,0 +1,161 @@
+"""`ppoctl logs`: what a run said, attempt by attempt; answers on a login node, and follows a run until it is over."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ppoctl.cli import render
+from ppoctl.cli.options import Json, Run
+from ppoctl.errors import RecipeError, quoted
+
+if TYPE_CHECKING:
+    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.logs import Tail
+
+LOOK_EVERY_S = 0.25
+
+Line = dict[str, Any]
+
+
+def logs(
+    run: Run,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on until the run is over; Ctrl-C ends it.")
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", min=1, help="Of this attempt; default: the newest.")
+    ] = None,
+    what: Annotated[
+        str, typer.Option("--what", help="console, engines, ranks, slurm, all, or the name of a file.")
+    ] = "console",
+    lines: Annotated[
+        int | None, typer.Option("-n", "--lines", metavar="COUNT", min=0, help="Begin with the last lines only.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Print which log files there are, with their sizes.")] = False,
+    json: Json = False,
+) -> None:
+    """Print what a run said: its console, its engines, every rank, Slurm. --json prints the list of files."""
+    from ppoctl.store import run_dir
+    from ppoctl.store.layout import RunLayout
+
+    layout = RunLayout(run)
+    run_dir.facts(layout)
+    if list_ or json:
+        _list(layout, attempt, as_json=json)
+        return
+    _require_known(layout, attempt)
+    reader = _Reader(layout, what, attempt, lines)
+    reader.look()
+    if not reader.tails and not follow:
+        raise _nothing(layout, what, attempt)
+    if follow:
+        try:
+            _follow(reader)
+        except KeyboardInterrupt:
+            return
+    reader.finish()
+
+
+class _Reader:
+    """The files that were asked for, as far as they were printed."""
+
+    def __init__(self, layout: "RunLayout", what: str, attempt: int | None, lines: int | None) -> None:
+        self.layout = layout
+        self.tails: dict[Path, Tail] = {}
+        self._what = what
+        self._attempt = attempt
+        self._lines = lines
+        self._printed: Path | None = None
+        """File of the last line that was printed."""
+
+    def look(self) -> None:
+        """Print what is new, in files that are new, too."""
+        from ppoctl.store.logs import Tail, chosen
+
+        found = chosen(self.layout, self._what, self._attempt)
+        is_first = not self.tails
+        for path in found:
+            if path not in self.tails:
+                self.tails[path] = Tail(path)
+                if is_first and self._lines is not None:
+                    self.tails[path].skip_to_last(self._lines)
+        for path, tail in self.tails.items():
+            for texts in tail.new():
+                self._print(path, texts)
+            if path not in found:  # of an earlier attempt
+                self._print(path, tail.rest())
+
+    def finish(self) -> None:
+        """Print lines whose end has not come."""
+        for path, tail in self.tails.items():
+            self._print(path, tail.rest())
+
+    def _print(self, path: Path, texts: list[str]) -> None:
+        if not texts:
+            return
+        if self._printed != path and len(self.tails) > 1:
+            render.line(f"==> {self.layout.inside(path)} <==")
+        self._printed = path
+        render.line("\n".join(map(render.printable, texts)))
+
+
+def _follow(reader: _Reader) -> None:
+    from ppoctl.store.append import intact
+
+    journal, size_bytes, events = reader.layout.journal, -1, list[Line]()
+    while True:
+        if (found := journal.stat().st_size) != size_bytes:
+            size_bytes, events = found, [line for line in intact(journal) if "event" in line]
+        is_over = _is_over(reader.layout, events)  # asked before, so that the last lines are read after
+        reader.look()
+        if is_over:
+            return
+        time.sleep(LOOK_EVERY_S)
+
+
+def _is_over(layout: "RunLayout", events: list[Line]) -> bool:
+    """Whether nobody is at work and no job will go on with the run by itself."""
+    from ppoctl.slurm.turn import goes_on_after
+    from ppoctl.store.alive import attempts
+    from ppoctl.store.jobs import jobs
+
+    found = attempts(events)
+    if not found:
+        return False
+    if jobs(layout):
+        return "exit_code" in found[-1] and not goes_on_after(found[-1]["exit_code"])
+    return not found[-1]["status"].startswith("running")
+
+
+def _list(layout: "RunLayout", attempt: int | None, *, as_json: bool) -> None:
+    from ppoctl.store.logs import of_attempt, of_slurm
+
+    numbers = layout.attempts() if attempt is None else [attempt]
+    found: list[tuple[int | None, Path]] = [(n, path) for n in numbers for path in of_attempt(layout, n)]
+    found += [(None, path) for path in of_slurm(layout)] if attempt is None else []
+    if as_json:
+        shown = [{"file": str(path), "attempt": number, "bytes": path.stat().st_size} for number, path in found]
+        render.json({"files": shown})
+        return
+    rows = [(number, path.name, render.size(path.stat().st_size)) for number, path in found]
+    render.table(rows, ("attempt", "file", "size"))
+
+
+def _require_known(layout: "RunLayout", attempt: int | None) -> None:
+    there = layout.attempts()
+    if attempt is not None and attempt not in there:
+        known = ", ".join(map(str, there)) or "none yet"
+        raise RecipeError(
+            f"run `{layout.root}` has no attempt `{attempt}` (there are: {known})",
+            hint=f"ppoctl logs {quoted(layout.root)} --list",
+        )
+
+
+def _nothing(layout: "RunLayout", what: str, attempt: int | None) -> RecipeError:
+    of = "" if attempt is None else f" of attempt {attempt}"
+    return RecipeError(
+        f"run `{layout.root}` has no log `{what}`{of} yet",
+        hint=f"ppoctl logs {quoted(layout.root)} --list",
+    )

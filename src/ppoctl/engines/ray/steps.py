@@ -1,0 +1,196 @@
+"""A Ray over the nodes of a job of Slurm: one `srun` for each node, which runs the program in `node.py`.
+
+    driver --stdin--> srun --> node program --> ray start --block          (head: the driver's own node)
+           <-stdout--                                                       stderr: RUN/logs/attempt-N/ray-NODE.log
+
+The end of stdin, which the kernel sees to where the driver is killed, ends a node's program and all that it started.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ppoctl.engines.ray.node import NodeOrder, NodeStarted
+from ppoctl.errors import EnvironmentProblemError
+
+SAY_EVERY_S = 5.0
+LOOK_EVERY_S = 0.2
+END_DEADLINE_S = 15.0
+"""Seconds for all nodes to end in order; then their sruns are told to, and then killed."""
+KILL_AFTER_S = 5.0
+
+SRUN = (
+    *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--export=ALL"),
+    *("--cpu-bind=none", "--mpi=none", "--unbuffered", "--quiet"),
+)
+OF_TASKS = (
+    *("CPUS_PER_TASK", "CPUS_PER_GPU", "CPU_BIND", "DISTRIBUTION", "EXACT", "EXCLUSIVE", "EXPORT_ENV", "GPUS"),
+    *(
+        "GPUS_PER_NODE",
+        "GPUS_PER_SOCKET",
+        "GPUS_PER_TASK",
+        "GPU_BIND",
+        "GRES",
+        "HINT",
+        "MEM_BIND",
+        "NNODES",
+        "NPROCS",
+    ),
+    *("NTASKS", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_NODE", "NTASKS_PER_SOCKET", "STEP_GRES"),
+    *("THREADS_PER_CORE", "TRES_PER_TASK"),
+)
+"""What a job asked for and `srun` would take for its own, after SLURM_ or SRUN_: without them a step has all CPUs and
+GPUs that the job has on its node."""
+WATCHED = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "4",
+}
+"""A node that no longer answers is dead after 10 s. Ray's own 30 s and more are for machines that come back."""
+
+
+@dataclass(frozen=True)
+class JobNodes:
+    """Nodes that a job of Slurm has."""
+
+    job: str
+    """Id of the job."""
+    here: str
+    """Name of the node that this process is on."""
+    addresses: Mapping[str, str]
+    """Address at which Slurm reaches each node, by name, in the job's order."""
+
+
+class NodeStep:
+    """One node's `srun`."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.name = name
+        self.log = log
+        self.started: NodeStarted | None = None
+        self._said = b""
+        environment = {name: value for name, value in os.environ.items() if name[6:] not in OF_TASKS}
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*SRUN, f"--nodelist={name}", sys.executable, "-m", "ppoctl.engines.ray.node"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,  # a Ctrl-C is for the driver, which ends this in order
+                env={**WATCHED, **environment},
+            )
+
+    def order(self, order: NodeOrder) -> None:
+        """Tell the node's program what to do."""
+        stdin = _pipe(self.process.stdin)
+        with suppress(BrokenPipeError):  # it has ended, which is looked at
+            stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+            stdin.flush()
+
+    def read(self) -> None:
+        """Take what the program has said."""
+        self._said += os.read(_pipe(self.process.stdout).fileno(), 4096)
+        line, newline, _ = self._said.partition(b"\n")
+        if newline and self.started is None:
+            self.started = NodeStarted(**json.loads(line))
+
+    def last_words(self) -> str:
+        """What the node's program said last, or else how its srun ended."""
+        lines = [line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        ours = [line for line in lines if line.startswith(f"{self.name}: ")]
+        theirs = [line for line in lines if line.startswith(("srun:", "slurmstepd:"))]
+        said = ours[-1].removeprefix(f"{self.name}: ") if ours else ""
+        return said or (theirs or lines or [f"srun ended with code {self.process.returncode}"])[-1]
+
+
+class NodeSteps:
+    """The steps of all nodes of a job, the head's first."""
+
+    def __init__(self, nodes: JobNodes, logs: Path) -> None:
+        self.nodes = nodes
+        self.lost: str | None = None
+        """Node that nobody need wait for at the end."""
+        self._steps = [
+            NodeStep(name, logs / f"ray-{name}.log")
+            for name in sorted(nodes.addresses, key=lambda name: name != nodes.here)
+        ]
+
+    def start(self, slots: int, object_store_bytes: int, until: float, say: Callable[[str], None]) -> str:
+        """Start Ray on all nodes; returns its address. Raises EnvironmentProblemError when a node's program ends, or
+        has not started Ray by then."""
+        head, *others = self._steps
+        towards = self.nodes.addresses[others[0].name]
+        head.order(NodeOrder(head.name, towards, None, slots, object_store_bytes))
+        address = self._wait_for([head], until, say)
+        for step in others:
+            step.order(NodeOrder(step.name, address.rpartition(":")[0], address, slots, object_store_bytes))
+        return self._wait_for(others, until, say)
+
+    def _wait_for(self, steps: list[NodeStep], until: float, say: Callable[[str], None]) -> str:
+        """Address that these nodes have started Ray at."""
+        say_at = time.monotonic() + SAY_EVERY_S
+        while waiting := [step for step in steps if step.started is None]:
+            if (dead := self.dead()) is not None:
+                raise EnvironmentProblemError(
+                    f"Ray did not start on node `{dead.name}` of job {self.nodes.job}: {dead.last_words()}",
+                    hint=f"tail {dead.log}",
+                )
+            names = ", ".join(f"`{step.name}`" for step in waiting)
+            if time.monotonic() >= until:
+                raise EnvironmentProblemError(
+                    f"Ray did not start on {names} of job {self.nodes.job} within `cluster.start_deadline_s`",
+                    hint=f"tail {waiting[0].log}",
+                )
+            if time.monotonic() >= say_at:
+                say_at += SAY_EVERY_S
+                say(f"waiting for Ray on {names} of {len(self._steps)} nodes")
+            outputs = {_pipe(step.process.stdout): step for step in waiting}
+            for output in select.select(list(outputs), [], [], LOOK_EVERY_S)[0]:
+                outputs[output].read()
+        started = steps[0].started
+        assert started is not None
+        return started.address
+
+    def dead(self) -> NodeStep | None:
+        """A node whose `srun` has ended; None: all are there."""
+        return next((step for step in self._steps if step.process.poll() is not None), None)
+
+    def end(self) -> None:
+        """End Ray on all nodes, and wait until nothing of it is left there."""
+        for step in self._steps:
+            with suppress(OSError):
+                _pipe(step.process.stdin).close()
+        until = time.monotonic() + END_DEADLINE_S
+        for step in self._steps:
+            if step.name != self.lost:
+                _wait(step.process, until)
+        for step in self._steps:
+            if step.name != self.lost:
+                step.process.terminate()
+            else:
+                step.process.kill()
+        until = time.monotonic() + KILL_AFTER_S
+        for step in self._steps:
+            _wait(step.process, until)
+            step.process.kill()
+            step.process.wait()
+            _pipe(step.process.stdout).close()
+
+
+def _wait(process: "subprocess.Popen[Any]", until: float) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, until - time.monotonic()))
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None, "it was opened with pipes"
+    return pipe

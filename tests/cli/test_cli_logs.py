@@ -1,0 +1,202 @@
+"""`ppoctl logs`: the log files of a run as a person reads and follows them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.test_cli_runs import Ask, Said, ask, trained
+from fakes.job import PPO_STORIES
+from fakes.sockets import fake_recipe, fake_sockets
+from ppoctl.errors import DataError
+from ppoctl.store import run_dir
+from ppoctl.store.attempt import claim
+from ppoctl.store.jobs import JobRecord, record
+from ppoctl.store.journal import Journal
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.logs import Tail
+from ppoctl.store.resume_plan import ResumePlan
+from ppoctl.wire import new_run, session
+
+__all__ = ["ask"]
+STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> RunLayout:
+    """A run of which nothing was ever said."""
+    layout = RunLayout(tmp_path / "run")
+    run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={"name": "run"})
+    return layout
+
+
+def said_by(layout: RunLayout, name: str, text: str) -> Path:
+    path = layout.attempt(layout.newest_attempt) / name
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_an_attempt_keeps_what_it_said_with_times_and_how_it_failed(tmp_path: Path, ask: Ask) -> None:
+    trained(tmp_path / "fake", fake_recipe(steps=2))
+    said = ask("logs", tmp_path / "fake")
+    lines = said.out.splitlines()
+    assert all(re.match(STAMP, line) for line in lines)
+    told = [re.sub(STAMP, "", line) for line in lines]
+    assert told[0] == f"attempt 1 on {os.uname().nodename}, process {os.getpid()}"
+    assert "step 1/2  rollout ..." in told
+    assert [line.split("  ")[0] for line in told if re.search(r"  reward \d.* kl ", line)] == ["step 1/2", "step 2/2"]
+    assert said.code == 0
+
+
+def test_the_error_that_ended_an_attempt_is_its_last_word_and_holds_no_secret(tmp_path: Path, ask: Ask) -> None:
+    layout, recipe = RunLayout(tmp_path / "fake"), fake_recipe(steps=1)
+    new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+
+    class Refuses:
+        def submit(self, request: object) -> None:
+            raise DataError("no answer from https://me:hunter2@scorer", hint="curl https://scorer\n")
+
+        def close(self) -> None:
+            pass
+
+    sockets = replace(fake_sockets(recipe), scorer=Refuses())  # type: ignore[arg-type]
+    with pytest.raises(DataError):
+        session.attempt_run(session.OpenedRun(layout, {1: recipe}, sockets, plan=ResumePlan(0, ())))
+    *_, error, hint = ask("logs", layout.root).out.splitlines()
+    assert re.fullmatch(STAMP + r"error: no answer from https://scorer", error)
+    assert re.fullmatch(STAMP + r"hint: curl https://scorer", hint)
+
+
+def test_before_any_attempt_it_is_what_slurm_wrote_of_the_newest_job(made: RunLayout, ask: Ask) -> None:
+    assert ask("logs", made.root) == Said(
+        2,
+        "",
+        f"error: run `{made.root}` has no log `console` yet\n\nhint: ppoctl logs {made.root} --list\n",
+    )
+    for job in (9, 10):
+        (made.logs / f"slurm-{job}.log").write_text(f"job {job}\n")
+    assert ask("logs", made.root) == Said(0, "job 10\n", "")
+    assert ask("logs", made.root, "--what", "slurm").out == (
+        "==> logs/slurm-9.log <==\njob 9\n==> logs/slurm-10.log <==\njob 10\n"
+    )
+    claim(made)
+    said_by(made, "console.log", "step 1/1\n")
+    assert ask("logs", made.root).out == "step 1/1\n"
+
+
+def test_each_file_is_had_by_its_name_and_by_its_kind(made: RunLayout, ask: Ask) -> None:
+    claim(made)
+    said_by(made, "console.log", "first\n")
+    claim(made)
+    for name in ("console.log", "actor-10.log", "actor-9.log", "generator-0.log", "vllm-engine-0.log"):
+        said_by(made, name, f"{name} says\nno end")
+    assert ask("logs", made.root, "--attempt", 1).out == "first\n"
+    assert ask("logs", made.root, "--what", "engines").out == "vllm-engine-0.log says\nno end\n"
+    for name in ("actor-9", "actor-9.log"):
+        assert ask("logs", made.root, "--what", name, "-n", 1).out == "no end\n"
+    ranks = ask("logs", made.root, "--what", "ranks").out.splitlines()
+    assert [line for line in ranks if line.startswith("==>")][:3] == [
+        "==> logs/attempt-2/actor-9.log <==",
+        "==> logs/attempt-2/actor-10.log <==",
+        "==> logs/attempt-2/generator-0.log <==",
+    ]
+    assert ask("logs", made.root, "--list").out.splitlines() == [
+        "attempt  file               size",
+        "      1  console.log        6 B",
+        "      2  console.log        23 B",
+        "      2  actor-9.log        23 B",
+        "      2  actor-10.log       24 B",
+        "      2  generator-0.log    27 B",
+        "      2  vllm-engine-0.log  29 B",
+    ]
+    told = json.loads(ask("logs", made.root, "--json", "--attempt", 1).out)
+    assert told == {"files": [{"file": str(made.attempt(1) / "console.log"), "attempt": 1, "bytes": 6}]}
+    assert ask("logs", made.root, "--attempt", 7) == Said(
+        2,
+        "",
+        f"error: run `{made.root}` has no attempt `7` (there are: 1, 2)\n\nhint: ppoctl logs {made.root} --list\n",
+    )
+
+
+def test_what_a_library_wrote_does_not_reach_the_terminal_as_a_command(made: RunLayout, ask: Ask) -> None:
+    claim(made)
+    (made.attempt(1) / "actor-0.log").write_bytes(b"\x1b]0;owned\x07\xff\n")
+    assert ask("logs", made.root, "--what", "actor-0").out == "\\x1b]0;owned\\x07\ufffd\n"
+
+
+def test_a_file_may_appear_late_grow_be_cut_or_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    tail = Tail(path)
+
+    def new() -> list[str]:
+        return [line for lines in tail.new() for line in lines]
+
+    assert new() == []
+    path.write_text("a\nb")
+    assert new() == ["a"]
+    with path.open("a") as file:
+        file.write("c\n")
+    assert new() == ["bc"]
+    path.write_text("d\n")
+    assert new() == ["d"]
+    path.unlink()
+    assert new() == []
+    other = tmp_path / "other"
+    other.write_text("eeeeeeeeeee\nf")
+    other.rename(path)
+    assert new() == ["eeeeeeeeeee"]
+    assert (tail.rest(), tail.rest()) == (["f"], [])
+
+
+@pytest.fixture
+def follower(made: RunLayout) -> Callable[..., subprocess.Popen[str]]:
+    """`ppoctl logs RUN -f` in a process of its own."""
+
+    def begin(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "ppoctl", "logs", str(made.root), "-f", *words]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return begin
+
+
+def test_a_follower_goes_from_slurm_to_the_attempts_and_ends_with_the_run(
+    made: RunLayout, follower: Callable[..., subprocess.Popen[str]]
+) -> None:
+    record(made, JobRecord("7", 1.0, "resume"))
+    process = follower()
+    assert process.stdout is not None
+    (made.logs / "slurm-7.log").write_text("begins\n")
+    assert process.stdout.readline() == "begins\n"
+    for number, code in ((1, 75), (2, 0)):
+        journal = Journal(made, claim(made))
+        journal.event("attempt_started", pid=os.getpid(), host="another")
+        said_by(made, "console.log", f"attempt {number}\n")
+        if number == 2:
+            assert process.stdout.readline() == "ends\n"
+        assert process.stdout.readline() == f"==> logs/attempt-{number}/console.log <==\n"
+        assert process.stdout.readline() == f"attempt {number}\n"
+        with (made.attempt(number) / "console.log").open("a") as file:
+            file.write("ends")
+        journal.event("attempt_ended", status="x", exit_code=code)
+    out, err = process.communicate(timeout=30)
+    assert (out, err, process.returncode) == ("ends\n", "", 0)
+
+
+def test_ctrl_c_ends_a_follower_well(made: RunLayout, follower: Callable[..., subprocess.Popen[str]]) -> None:
+    claim(made)
+    said_by(made, "console.log", "hello\n")
+    process = follower()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "hello\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 0

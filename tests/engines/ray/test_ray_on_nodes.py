@@ -1,0 +1,229 @@
+"""A Ray over the nodes of a job, with an `srun` that runs everything here."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+import ray
+
+from ppoctl.engines.ray import steps
+from ppoctl.engines.ray.cluster import RayCluster
+from ppoctl.engines.ray.placement import DevicePlacement
+from ppoctl.engines.ray.processes import Group, RayProcesses
+from ppoctl.engines.ray.steps import JobNodes
+from ppoctl.errors import EnvironmentProblemError, ProcessLostError
+from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
+
+SRUN = r"""#!/bin/bash
+# In the place of Slurm's: the step runs here, as a child that ends with its stdin, and leaves its words.
+for word in "$@"; do case $word in --nodelist=*) node=${word#*=} ;; esac; done
+[ "$node" = broken ] && { echo "srun: error: Node failure on broken" >&2; exit 1; }
+while [[ $1 == -* || $1 == srun ]]; do shift; done
+printf '%s\n' "${!SLURM_@}" >"$SEEN/$node"
+SLURMD_NODENAME=$node exec "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Logs of the attempt, with an `srun` first on PATH, in a job that asked for GPUs in its own words."""
+    made = tmp_path_factory.mktemp("job")
+    (made / "srun").write_text(SRUN)
+    (made / "srun").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{made}:{os.environ['PATH']}")
+        patch.setenv("SEEN", str(made))
+        for name, value in {"JOB_ID": "7", "GPUS": "16", "CPUS_PER_TASK": "4", "EXPORT_ENV": "NONE"}.items():
+            patch.setenv(f"SLURM_{name}", value)
+        yield made
+
+
+def cluster_of(folder: Path, *names: str) -> RayCluster:
+    made = RayCluster(
+        DevicePlacement({"actor": 2, "critic": 1}, colocated=True),
+        JobNodes("7", names[0], dict.fromkeys(names, "127.0.0.1")),
+        start_deadline_s=120.0,
+        object_store_bytes=OBJECT_STORE_BYTES,
+    )
+    made.logs = folder
+    return made
+
+
+def worker() -> Callable[[int, int, str], Any]:
+    """Made here, so that Ray sends the class along instead of importing this file."""
+
+    class Worker:
+        def __init__(self, rank: int, size: int, address: str) -> None:
+            self.address = address
+
+        def variables(self, *names: str) -> list[str | None]:
+            return [os.environ.get(name) for name in names]
+
+        def meeting_place(self) -> str:
+            return self.address
+
+        def sleep(self) -> None:
+            time.sleep(60)  # ended by the death of its node
+
+    return Worker
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path) -> Iterator[RayCluster]:
+    made = cluster_of(folder, "node1", "node2")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def actor(cluster: RayCluster) -> Iterator[RayProcesses]:
+    made = RayProcesses(Group("actor", "actor", 2, worker(), 2, 120.0, 60.0), cluster)
+    made.call("meeting_place")
+    yield made
+    made.close()
+
+
+def of_the_nodes() -> list[psutil.Process]:
+    """Processes of the nodes' programs and of what they started."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "SLURMD_NODENAME" in process.environ():
+                found.append(process)
+    return found
+
+
+def raylet_of(node: str) -> psutil.Process:
+    return next(
+        each for each in of_the_nodes() if each.name() == "raylet" and each.environ()["SLURMD_NODENAME"] == node
+    )
+
+
+def watched(cluster: RayCluster) -> None:
+    """Look as a waiting driver does, until something is found."""
+    until = time.monotonic() + 15
+    while time.monotonic() < until:
+        cluster.require_alive()
+        time.sleep(0.1)
+
+
+def test_ranks_are_spread_over_the_nodes_in_order_and_know_their_interface(actor, cluster):
+    assert actor.call("variables", "SLURMD_NODENAME", "GLOO_SOCKET_IFNAME") == [["node1", "lo"], ["node2", "lo"]]
+    assert [cluster.name_of("actor", rank) for rank in range(2)] == ["node1", "node2"]
+    assert cluster.name_of("critic", 0) == "node1"
+    assert [actor.cluster.neighbours("actor", rank) for rank in range(2)] == [1, 1]
+    assert actor.call("meeting_place")[0].startswith("127.0.0.1:")
+    assert cluster.host is None
+    assert cluster.driver_host() == "127.0.0.1"
+
+
+def test_a_step_does_not_ask_for_what_the_job_asked(actor, folder):
+    """`--gpus=16` of a job of two nodes is not to be had on one: Slurm would refuse the step."""
+    assert (folder / "node2").read_text().split() == ["SLURM_JOB_ID"]
+
+
+def test_the_token_is_in_one_private_file_and_nowhere_else(actor, folder):
+    file = folder / "ray-token-7"
+    assert file.stat().st_mode & 0o777 == 0o600
+    token = file.read_text().encode()
+    assert len(token) == 64
+    shown = [Path(f"/proc/{each.pid}/{what}") for each in of_the_nodes() for what in ("cmdline", "environ")]
+    shown += [Path(f"/proc/self/{what}") for what in ("cmdline", "environ")]
+    private = [Path(name) for line in actor.call("variables", "PPOCTL_RAY_FOLDER") for name in line]
+    shown += [path for top in (folder, *private) for path in top.rglob("*") if path.is_file() and path != file]
+    assert len(shown) > 20
+    assert [path for path in shown if token in path.read_bytes()] == []
+    assert [path.stat().st_mode & 0o777 for path in private] == [0o700] * 2
+
+
+def test_who_has_no_token_is_not_let_in(actor):
+    with grpc.insecure_channel(ray.get_runtime_context().gcs_address) as channel:
+        ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")
+        with pytest.raises(grpc.RpcError) as caught:
+            ask(b"", timeout=5.0)
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_no_port_is_open_that_nobody_uses(actor):
+    """Ray runs its dashboard's process all the same, for its own figures."""
+    commands = {" ".join(each.cmdline()): each.net_connections("inet") for each in of_the_nodes()}
+    assert any("gcs_server" in command for command in commands)
+    assert not any("util.client.server" in command for command in commands)
+    unused = [found for command, found in commands.items() if "dashboard/dashboard.py" in command]
+    assert [each.laddr for found in unused for each in found if each.status == psutil.CONN_LISTEN] == []
+
+
+def test_a_dead_raylet_names_its_node_and_its_ranks_while_the_driver_waits(folder, actor, cluster):
+    actor.call("meeting_place")
+    waiting = actor.begin("sleep")
+    started = time.monotonic()
+    raylet_of("node2").kill()
+    with pytest.raises(ProcessLostError, match="node `node2`"):
+        waiting.answers()
+    assert time.monotonic() - started < 15
+    with pytest.raises(ProcessLostError) as caught:
+        watched(cluster)
+    assert caught.value.message == "node `node2` is lost (Ray's raylet was killed by SIGKILL), and with it actor 1"
+    cluster.close()
+    assert_nothing_left(folder)
+
+
+def assert_nothing_left(folder: Path) -> None:
+    assert [process.cmdline() for process in of_the_nodes()] == []
+    assert not list(folder.glob("ray-token*"))
+    for log in folder.glob("ray-*.log"):
+        for name in re.findall(r"/tmp/ppoctl-[^/\s]+", log.read_text()):
+            assert not Path(name).exists()
+
+
+def test_a_ray_that_is_not_up_in_time_names_the_nodes_that_are_awaited(folder, monkeypatch):
+    """And says so before: the program of a node takes longer than this to begin."""
+    monkeypatch.setattr(steps, "SAY_EVERY_S", 0.0)
+    late, said = cluster_of(folder, "node1", "node2"), []
+    late.start_deadline_s, late.say = 0.05, said.append
+    with pytest.raises(EnvironmentProblemError, match=r"did not start on `node1` of job 7 within `cluster\.start_"):
+        late.start()
+    late.close()
+    assert said[0] == "waiting for Ray on `node1` of 2 nodes"
+    assert_nothing_left(folder)
+
+
+def test_a_node_that_does_not_start_is_named_with_the_last_words_of_its_srun(folder):
+    broken = cluster_of(folder, "node1", "broken")
+    with pytest.raises(
+        EnvironmentProblemError, match="Ray did not start on node `broken` of job 7: srun: error: Node failure"
+    ):
+        broken.start()
+    broken.close()
+    assert_nothing_left(folder)
+
+
+def test_a_killed_driver_leaves_nothing_on_any_node(folder):
+    program = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
+        "from test_ray_on_nodes import cluster_of\n"
+        "cluster_of(Path(sys.argv[2]), 'node1', 'node2').start(); print('up', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "up\n"
+        left = [each for each in of_the_nodes() if each.pid != driver.pid]
+        private = {each.environ().get("PPOCTL_RAY_FOLDER") for each in left} - {None}
+        assert {each.name() for each in left} >= {"raylet", "gcs_server"}
+        assert len(private) == 2
+        driver.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(left, timeout=20)
+    assert alive == []
+    assert [name for name in private if Path(name).exists()] == []
+    assert not list(folder.glob("ray-token*"))

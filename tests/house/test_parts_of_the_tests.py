@@ -1,0 +1,19 @@
+"""Each part of `make test` collects its own folders: a test that starts engines lies where they are looked for."""
+
+from pathlib import Path
+
+from house.conftest import ROOT
+
+MARK = ".".join(["mark", "engines"])  # not itself found in this file
+
+
+def test_tests_that_start_engines_are_in_the_folders_of_their_parts() -> None:
+    files = [file.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("*.py") if marks_engines(file)]
+    assert {file.parts[0] for file in files} == {"engines", "story"}
+    commands = (ROOT / "Makefile").read_text("utf-8")
+    assert '-m "engines and not story" tests/engines $(addprefix' in commands
+    assert "\nRUNS = tests/story tests/engines/ray\n" in commands
+
+
+def marks_engines(file: Path) -> bool:
+    return MARK in file.read_text("utf-8")

@@ -1,0 +1,55 @@
+"""Nodes that a run of several processes starts Ray on, as its job of Slurm has them."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.errors import EnvironmentProblemError
+from ppoctl.wire.processes import job_nodes
+
+SCONTROL = r"""#!/bin/bash
+case "$*" in
+"-o show node node[1-2]")
+    echo "NodeName=node2 Arch=x86_64 NodeAddr=10.0.0.2 NodeHostName=n2 Version=22.05.8 OS=Linux"
+    echo "NodeName=node1 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=n1 Version=22.05.8 OS=Linux" ;;
+"show hostnames node[1-2]") printf '%s\n' node1 node2 ;;
+*) exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture(autouse=True)
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A job of two nodes, on the second one."""
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name, value in (
+        ("SLURM_JOB_ID", "7"),
+        ("SLURM_JOB_NODELIST", "node[1-2]"),
+        ("SLURM_JOB_NUM_NODES", "2"),
+        ("SLURMD_NODENAME", "node2"),
+    ):
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_nodes_come_in_the_order_of_the_job_with_the_addresses_that_slurm_uses():
+    found = job_nodes()
+    assert found is not None
+    assert (found.job, found.here) == ("7", "node2")
+    assert list(found.addresses.items()) == [("node1", "10.0.0.1"), ("node2", "10.0.0.2")]
+
+
+def test_a_job_of_one_node_and_no_job_need_none(job):
+    job.setenv("SLURM_JOB_NUM_NODES", "1")
+    assert job_nodes() is None
+    job.delenv("SLURM_JOB_ID")
+    assert job_nodes() is None
+
+
+def test_a_machine_outside_of_the_job_is_told_how_to_get_in(job):
+    job.delenv("SLURMD_NODENAME")
+    with pytest.raises(EnvironmentProblemError, match=r"none of the nodes of job 7 \(`node\[1-2\]`\)") as caught:
+        job_nodes()
+    assert caught.value.hint == "srun --jobid=7 --overlap --nodes=1 --ntasks=1 --nodelist=node1 ppoctl ..."
