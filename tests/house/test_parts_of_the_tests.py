@@ -9,7 +9,7 @@ MARK = ".".join(["mark", "engines"])  # not itself found in this file
 
 def test_tests_that_start_engines_are_in_the_folders_of_their_parts() -> None:
     files = [file.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("*.py") if marks_engines(file)]
-    assert {file.parts[0] for file in files} == {"engines", "story"}
+    assert {file.parts[0] for file in files} == {"engines", "slurm", "story"}
     commands = (ROOT / "Makefile").read_text("utf-8")
     assert '-m "engines and not story" tests/engines $(addprefix' in commands
     assert "\nRUNS = tests/story tests/engines/ray\n" in commands

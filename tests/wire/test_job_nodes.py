@@ -1,11 +1,13 @@
 """Nodes that a run of several processes starts Ray on, as its job of Slurm has them."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.wire.processes import job_nodes
+from submission.conftest import recipe_with
 
 SCONTROL = r"""#!/bin/bash
 case "$*" in
@@ -35,7 +37,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_nodes_come_in_the_order_of_the_job_with_the_addresses_that_slurm_uses():
-    found = job_nodes()
+    found = job_nodes(recipe_with())
     assert found is not None
     assert (found.job, found.here) == ("7", "node2")
     assert list(found.addresses.items()) == [("node1", "10.0.0.1"), ("node2", "10.0.0.2")]
@@ -43,13 +45,31 @@ def test_nodes_come_in_the_order_of_the_job_with_the_addresses_that_slurm_uses()
 
 def test_a_job_of_one_node_and_no_job_need_none(job):
     job.setenv("SLURM_JOB_NUM_NODES", "1")
-    assert job_nodes() is None
+    assert job_nodes(recipe_with()) is None
     job.delenv("SLURM_JOB_ID")
-    assert job_nodes() is None
+    assert job_nodes(recipe_with()) is None
 
 
 def test_a_machine_outside_of_the_job_is_told_how_to_get_in(job):
     job.delenv("SLURMD_NODENAME")
     with pytest.raises(EnvironmentProblemError, match=r"none of the nodes of job 7 \(`node\[1-2\]`\)") as caught:
-        job_nodes()
+        job_nodes(recipe_with())
     assert caught.value.hint == "srun --jobid=7 --overlap --nodes=1 --ntasks=1 --nodelist=node1 ppoctl ..."
+
+
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        (
+            '{kind="pyxis", image="i", mounts=["/a:/a", "/b:/b"]}',
+            ["--container-image=i", "--container-mounts=/a:/a,/b:/b", "--nodelist=node1", sys.executable],
+        ),
+        ('{kind="apptainer", image="/i.sif"}', ["--nodelist=node1", "apptainer", "exec", "/i.sif", sys.executable]),
+    ],
+)
+def test_a_node_s_program_runs_in_the_container_of_the_driver(container: str, words: list[str]) -> None:
+    found = job_nodes(recipe_with(f"slurm.container={container}"))
+    assert found is not None
+    command = found.command("node1")
+    assert command[0] == "srun"
+    assert command[-len(words) - 2 : -2] == words

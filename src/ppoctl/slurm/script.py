@@ -39,36 +39,38 @@ class Work:
 def batch_script(recipe: Recipe, request: Request, work: Work, program: Sequence[str]) -> str:
     """The script that Slurm runs on the first node. `program`: how `ppoctl` is called where it was submitted."""
     table = recipe.slurm
-    words = (*(_program(recipe, program)), *work.words)
     return _template().substitute(
         title=f"Run `{recipe.name}` of ppoctl: {_described(request)}.",
         options="\n".join(f"#SBATCH {option}" for option in _options(recipe, request, work)),
         folder=quoted(work.folder),
         setup="\n".join(f"    {line}" for line in _setup(recipe)),
-        command=" ".join((*container_words(recipe), *map(quoted, words))),
+        command=" ".join(map(quoted, _words(recipe, work, program))),
         record='"jobs/$SLURM_JOB_ID.ended"' if work.is_run else "/dev/null",
         goes_on=GOES_ON,
         requeues=table.requeues if work.is_run and table.requeue else 0,
     )
 
 
-def container_words(recipe: Recipe) -> list[str]:
-    """What stands before a command so that it runs in the recipe's container, as words of a shell."""
+def in_container(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """How a step of a job runs in the recipe's container: further options of its `srun`, and words before its
+    command."""
     match recipe.slurm.container:
         case Pyxis() as pyxis:
             mounts = [f"--container-mounts={','.join(pyxis.mounts)}"] if pyxis.mounts else []
-            step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--container-image={pyxis.image}", *mounts]
-            return [quoted(word) for word in step]
+            return [f"--container-image={pyxis.image}", *mounts], []
         case Apptainer() as apptainer:
             gpus = ["--nv"] if recipe.slurm.gpus_per_node else []
             mounts = [word for mount in apptainer.mounts for word in ("--bind", mount)]
-            return [quoted(word) for word in ("apptainer", "exec", *gpus, *mounts, apptainer.image)]
+            return [], ["apptainer", "exec", *gpus, *mounts, apptainer.image]
         case BareNodes():
-            return []
+            return [], []
 
 
-def _program(recipe: Recipe, program: Sequence[str]) -> Sequence[str]:
-    return [recipe.slurm.command] if recipe.slurm.command else program
+def _words(recipe: Recipe, work: Work, program: Sequence[str]) -> list[str]:
+    """The command. Only Slurm's own `srun` makes a container by options, so that it is then a step."""
+    options, before = in_container(recipe)
+    step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *options] if options else []
+    return [*step, *before, *([recipe.slurm.command] if recipe.slurm.command else program), *work.words]
 
 
 def _options(recipe: Recipe, request: Request, work: Work) -> Iterator[str]:

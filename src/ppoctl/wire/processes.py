@@ -12,6 +12,7 @@ from ppoctl.plan.memory.driver import object_store_bytes
 from ppoctl.recipe.parallel import is_one_process, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
+from ppoctl.slurm.script import in_container
 from ppoctl.wire.sockets import nothing_to_close
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _in_ray(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings")
 
     table, sizes = recipe.cluster, processes(recipe)
     placement = DevicePlacement(sizes, colocated=table.placement == "colocated")
-    where = table.ray_address or job_nodes()
+    where = table.ray_address or job_nodes(recipe)
     cluster = RayCluster(placement, where, table.start_deadline_s, object_store_bytes(recipe))
     turns = Turns(recipe.cluster.offload)
     fleet: list[RayProcesses] = []
@@ -110,7 +111,7 @@ def _in_ray(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings")
     return Placed(ranks(actor), ranks(critic), engines, cluster.close)
 
 
-def job_nodes() -> "JobNodes | None":
+def job_nodes(recipe: Recipe) -> "JobNodes | None":
     """Nodes of the job of Slurm that this process is in; None: it is in none, or in one of a single node. Raises
     SlurmError, and EnvironmentProblemError where this process is on none of the job's nodes."""
     from ppoctl.engines.ray.steps import JobNodes
@@ -125,7 +126,8 @@ def job_nodes() -> "JobNodes | None":
             f"this machine is none of the nodes of job {job.id} (`{job.nodes}`), and Ray's head must be on one",
             hint=f"srun --jobid={job.id} --overlap --nodes=1 --ntasks=1 --nodelist={quoted(first)} ppoctl ...",
         )
-    return JobNodes(job.id, job.node, addresses)
+    options, before = in_container(recipe)
+    return JobNodes(job.id, job.node, addresses, tuple(options), tuple(before))
 
 
 _KEYS = {

@@ -68,12 +68,21 @@ class JobNodes:
     """Name of the node that this process is on."""
     addresses: Mapping[str, str]
     """Address at which Slurm reaches each node, by name, in the job's order."""
+    options: tuple[str, ...] = ()
+    """Further options of `srun`, such as a container's."""
+    before: tuple[str, ...] = ()
+    """Words before the program of a node, such as those of a container."""
+
+    def command(self, name: str) -> list[str]:
+        """The `srun` of a node."""
+        program = (*self.before, sys.executable, "-m", "ppoctl.engines.ray.node")
+        return [*SRUN, *self.options, f"--nodelist={name}", *program]
 
 
 class NodeStep:
     """One node's `srun`."""
 
-    def __init__(self, name: str, log: Path) -> None:
+    def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
         self.log = log
         self.started: NodeStarted | None = None
@@ -81,7 +90,7 @@ class NodeStep:
         environment = {name: value for name, value in os.environ.items() if name[6:] not in OF_TASKS}
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [*SRUN, f"--nodelist={name}", sys.executable, "-m", "ppoctl.engines.ray.node"],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -120,7 +129,7 @@ class NodeSteps:
         self.lost: str | None = None
         """Node that nobody need wait for at the end."""
         self._steps = [
-            NodeStep(name, logs / f"ray-{name}.log")
+            NodeStep(name, nodes.command(name), logs / f"ray-{name}.log")
             for name in sorted(nodes.addresses, key=lambda name: name != nodes.here)
         ]
 
