@@ -198,3 +198,21 @@ def test_a_process_of_this_host_is_named_before_its_job(layout: RunLayout, clust
     cluster.has("12", "RUNNING")
     with pytest.raises(RunAliveError, match=f"attempt . is process {parent.pid} here"):
         following.require_idle(layout)
+
+
+def test_an_attempt_that_this_very_job_left_behind_on_this_host_is_taken_over(
+    layout: RunLayout, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = psutil.Process().parent()
+    assert parent is not None
+    begun(layout, job="12", restart=0, pid=parent.pid, host=platform.node())
+    cluster.has("12", "RUNNING", restarts=1)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    following.require_idle(layout)
+    for id, restarts in (("12", "0"), ("13", "1")):  # two shells of one job, another job of this host
+        monkeypatch.setenv("SLURM_JOB_ID", id)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        with pytest.raises(RunAliveError, match="is process"):
+            following.require_idle(layout)

@@ -65,7 +65,8 @@ def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> Told:
 def require_idle(layout: RunLayout) -> None:
     """Raise RunAliveError while another process of this host, or a job of Slurm, is at work on the run; SlurmError
     where that is unknown."""
-    alive.require_idle(layout, job_at_work)
+    mine = allocation()
+    alive.require_idle(layout, job_at_work, here=None if mine is None else (mine.id, mine.restarts))
 
 
 def job_at_work(ids: Sequence[str]) -> str | None:

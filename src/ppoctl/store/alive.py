@@ -36,13 +36,18 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def require_idle(layout: RunLayout, at_work: Callable[[Sequence[str]], str | None]) -> None:
+def require_idle(
+    layout: RunLayout, at_work: Callable[[Sequence[str]], str | None], *, here: tuple[str, int] | None = None
+) -> None:
     """Raise RunAliveError when another process of this host, or a job of a cluster, is at work on the run. `at_work`
-    is asked for the one of these jobs that is, other than that of this process. Nothing is known of other hosts
-    outside of jobs. Intact lines of a damaged journal count; others say whether the damage stops the run."""
+    is asked for the one of these jobs that is, other than that of this process. `here`: this process's job and how
+    often that went back into the queue; what it left behind there before is in nobody's way. Nothing is known of
+    other hosts outside of jobs. Intact lines of a damaged journal count; others say whether the damage stops the
+    run."""
     found = attempts(intact(layout.journal))
     for attempt in found:
-        if attempt["status"] == "running" and attempt["pid"] != os.getpid():
+        is_left_behind = here is not None and attempt.get("job") == here[0] and attempt.get("restart") != here[1]
+        if attempt["status"] == "running" and attempt["pid"] != os.getpid() and not is_left_behind:
             raise _alive(layout, f"attempt {attempt['attempt']} is process {attempt['pid']} here")
     ids = dict.fromkeys([job.id for job in jobs(layout)] + [str(a["job"]) for a in found[-1:] if "job" in a])
     try:

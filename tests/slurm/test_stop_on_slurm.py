@@ -1,0 +1,125 @@
+"""`ppoctl status` and `ppoctl stop` of a run in jobs of a real Slurm, as they are typed beside it."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.job import PPO_STORIES
+from ppoctl.cli.app import run
+from ppoctl.slurm.client import Slurm
+from ppoctl.store import run_dir
+from ppoctl.store.jobs import JobRecord, record
+from ppoctl.store.layout import RunLayout
+from slurm.lab import Lab, wait_for_text
+
+ATTEMPT = """
+import os, sys, time
+from ppoctl.slurm.allocation import allocation
+from ppoctl.store.attempt import claim
+from ppoctl.store.journal import Journal
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.stop_request import stop_requested
+layout, here = RunLayout(__import__("pathlib").Path(sys.argv[1])), allocation()
+attempt = claim(layout)
+journal = Journal(layout, attempt)
+journal.event("attempt_started", pid=os.getpid(), host="elsewhere", job=here.id, restart=here.restarts)
+print("begun", here.restarts, flush=True)
+until = time.monotonic() + 60
+while stop_requested(layout, attempt.number) is None and time.monotonic() < until:
+    time.sleep(0.05)
+journal.event("attempt_ended", status="interrupted", exit_code=130)
+sys.exit(130)
+"""
+"""An attempt that does nothing but hear of `ppoctl stop`."""
+
+
+class Submitted:
+    """A run that was submitted to the lab, and what is said of it there."""
+
+    def __init__(self, lab: Lab, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.lab, self.layout, self.capsys = lab, RunLayout(root), capsys
+        resolved = {"steps": 1, "cluster": {"call_deadline_s": 600}, "expect": {}, **PPO_STORIES}
+        run_dir.create(self.layout, recipe_toml="", resolved=resolved, facts={})
+        (root / "attempt.py").write_text(ATTEMPT)
+
+    def submit(self, *options: str, script: str = "", after: str | None = None) -> str:
+        command = f"exec {sys.executable} {self.layout.root}/attempt.py {self.layout.root}"
+        text = f"#!/bin/bash\n#SBATCH --output={self.layout.root}/logs/slurm-%j.log\n{script}\n{command}\n"
+        chained = [] if after is None else [f"--dependency=afterany:{after}"]
+        id = Slurm(self.lab.environ).submit(text, folder=self.layout.root, options=[*chained, *options])
+        record(self.layout, JobRecord(id, time.time(), "resume", after=after))
+        return id
+
+    def begun(self, id: str, restarts: int = 0) -> None:
+        wait_for_text(self.layout.job_log(id), f"begun {restarts}")
+
+    def says(self, command: str = "status", *words: str) -> dict[str, Any]:
+        assert run([command, str(self.layout.root), *words, "--wait", "10", "--json"]) == 0
+        return dict(json.loads(self.capsys.readouterr().out))
+
+
+@pytest.fixture
+def job(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Submitted:
+    for name in ("SLURM_CONF", "PATH"):
+        monkeypatch.setenv(name, lab.environ[name])
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return Submitted(lab, tmp_path / "run", capsys)
+
+
+def test_a_chain_is_stopped_where_it_is_at_work_and_where_it_waits(lab: Lab, job: Submitted) -> None:
+    first = job.submit()
+    second = job.submit(after=first)
+    job.begun(first)
+    told = job.says()
+    assert (told["state"], [each["state"] for each in told["jobs"]]) == ("running", ["RUNNING", "PENDING"])
+    assert told["jobs"][1]["reason"] == "Dependency"
+    stopped = job.says("stop")
+    assert (stopped["asked"], stopped["cancelled"], stopped["signalled"]) == (1, [second], None)
+    assert lab.wait_for(first, "FAILED")["ExitCode"] == "130:0"
+    assert lab.job(second)["JobState"] == "CANCELLED"
+    assert job.says()["state"] == "interrupted"
+    assert job.says("stop")["says"][0].startswith("nothing of it is at work or waits: interrupted")
+
+
+def test_a_job_goes_through_all_that_slurm_knows_of_it(lab: Lab, job: Submitted) -> None:
+    id = job.submit("--hold", "--requeue", script='[ "$SLURM_RESTART_COUNT" ] || exec sleep 60')
+    told = job.says()
+    assert (told["state"], told["jobs"][0]["reason"]) == ("pending", "JobHeldUser")
+    lab.ask("scontrol", "release", id)
+    lab.wait_for(id, "RUNNING")
+    assert job.says()["state"] == "starting"
+    Slurm(lab.environ).requeue(id)
+    lab.wait_for(id, "PENDING", "RUNNING")
+    assert job.says()["state"] in ("requeued", "starting", "running")
+    job.begun(id, 1)
+    told = job.says()
+    assert (told["state"], told["attempts"][0]["restart"], told["jobs"][0]["restarts"]) == ("running", 1, 1)
+    assert job.says("stop", "--after", "now")["signalled"] == id
+    lab.wait_for(id, "FAILED")
+    assert job.says()["state"] in ("interrupted", "failed")  # by the request, or by the signal
+
+
+def test_a_job_whose_attempt_has_not_begun_is_cancelled(lab: Lab, job: Submitted) -> None:
+    id = job.submit(script="exec sleep 60")
+    lab.wait_for(id, "RUNNING")
+    assert job.says("stop")["cancelled"] == [id]
+    lab.wait_for(id, "CANCELLED")
+    assert job.says()["state"] == "cancelled"
+
+
+def test_a_job_that_nobody_knows_of_is_lost(job: Submitted) -> None:
+    record(job.layout, JobRecord("987654", time.time(), "resume"))
+    assert job.says()["state"] == "lost"
+
+
+def test_a_job_that_runs_is_not_cancelled_by_who_means_one_that_waits(lab: Lab, job: Submitted) -> None:
+    id = job.submit()
+    job.begun(id)
+    Slurm(lab.environ).cancel(id, waiting_only=True)
+    assert lab.job(id)["JobState"] == "RUNNING"
+    job.says("stop")
+    lab.wait_for(id, "FAILED")
