@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Sets
+from ppoctl.cli.options import Json, Sets, as_typed
 from ppoctl.errors import RecipeError, StorageError, quoted
 
 _OF_A_RUN = ("run.json", "manifest.json")
@@ -33,10 +33,14 @@ def evaluate(
             f"`{ckpt}` is a model folder; a recipe must say what to evaluate it on",
             hint=f"ppoctl eval recipes/quickstart.toml --ckpt {quoted(ckpt)}",
         )
-    from ppoctl.wire import commands
+    from ppoctl.launch.signals import signal_gate
 
-    checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())
-    evaluation = commands.evaluate(checkpoint, render.say)
+    with signal_gate(as_typed("eval", [*(files or ()), "--ckpt", ckpt], sets or ())) as gate:
+        gate.at, gate.keeps = "", "an evaluation keeps nothing before it is done"
+        from ppoctl.wire import commands
+
+        checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())
+        evaluation = commands.evaluate(checkpoint, render.say)
     figures = evaluation.figures()
     if json:
         render.json({"checkpoint": str(ckpt), "state": evaluation.stamp, "figures": figures})

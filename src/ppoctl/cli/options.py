@@ -1,9 +1,12 @@
 """Arguments and options that several commands share, so that they are spelled and explained alike."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from ppoctl.errors import quoted
 
 Recipes = Annotated[
     list[Path], typer.Argument(metavar="RECIPE", help="TOML files; a later one overrides an earlier one.")
@@ -24,3 +27,8 @@ Here = Annotated[bool, typer.Option("--here", help="Judge the fit on this machin
 Assets = Annotated[
     bool, typer.Option("--assets", help="Model and data must be on this machine; otherwise a note says what is not.")
 ]
+
+
+def as_typed(command: str, words: Sequence[str | Path], sets: Sequence[str]) -> str:
+    """The command line that begins again what was stopped before there was a run."""
+    return " ".join(["ppoctl", command, *map(quoted, words), *(f"--set {quoted(item)}" for item in sets)])

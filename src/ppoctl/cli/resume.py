@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import preflight, render, summary
-from ppoctl.cli.options import Force, Json, Run, Sets, Verbose
+from ppoctl.cli.options import Force, Json, Run, Sets, Verbose, as_typed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ppoctl.store.layout import RunLayout
     from ppoctl.store.resume_plan import ResumePlan
 
 
@@ -38,20 +39,37 @@ def resume(
     json: Json = False,
 ) -> None:
     """Continue a run from any instant. Changed keys (--set) hold from the first step that has no rollout yet."""
+    from ppoctl.launch.signals import signal_gate
     from ppoctl.store import run_dir
     from ppoctl.store.alive import require_idle
-    from ppoctl.store.discard import go_back, make_whole
     from ppoctl.store.layout import RunLayout
     from ppoctl.store.resume_plan import plan_resume
 
     layout = RunLayout(run.resolve())
     run_dir.facts(layout)
-    table, done = plan_resume(layout), list[str]()
     if plan:
-        _tell_plan(run, table, sets or (), as_json=json)
+        _tell_plan(run, plan_resume(layout), sets or (), as_json=json)
         return
-    if not take_over:
-        require_idle(layout)
+    with signal_gate(as_typed("resume", [run], sets or ())) as gate:
+        if not take_over:
+            require_idle(layout)
+        table = _made_whole(layout, back_to, allow_missing=allow_missing)
+        _print(run, table, to_stderr=True)
+        from ppoctl.wire.run_recipe import recipe_of
+
+        preflight.require_room(recipe_of(layout, sets or ()), run, force=force)
+        from ppoctl.wire import commands
+
+        ended = commands.resume(layout, table, sets or (), gate, save_only=save_only, verbose=verbose)
+    summary.print_summary(ended, as_json=json)
+
+
+def _made_whole(layout: "RunLayout", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
+    """The plan of a resume that finds all it needs, once what was asked to be set aside is."""
+    from ppoctl.store.discard import go_back, make_whole
+    from ppoctl.store.resume_plan import plan_resume
+
+    table, done = plan_resume(layout), list[str]()
     if back_to is not None:
         table, done = go_back(layout, back_to)
     if allow_missing:
@@ -60,14 +78,7 @@ def resume(
     table.require_whole(layout)
     for text in done:
         render.say(text)
-    _print(run, table, to_stderr=True)
-    from ppoctl.wire.run_recipe import recipe_of
-
-    preflight.require_room(recipe_of(layout, sets or ()), run, force=force)
-    from ppoctl.wire import commands
-
-    ended = commands.resume(layout, table, sets or (), save_only=save_only, verbose=verbose)
-    summary.print_summary(ended, as_json=json)
+    return table
 
 
 def _tell_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ppoctl.cli import preflight, summary
-from ppoctl.cli.options import Force, Json, Recipes, Runs, Sets, Verbose
+from ppoctl.cli.options import Force, Json, Recipes, Runs, Sets, Verbose, as_typed
 
 
 def train(
@@ -20,10 +20,14 @@ def train(
     json: Json = False,
 ) -> None:
     """Train: create the run RUNS/NAME and do it. An existing one is refused; `resume` continues it."""
-    loaded = preflight.startable(files, sets or (), runs, force=force)
-    from ppoctl.wire import commands
+    from ppoctl.launch.signals import signal_gate
 
-    summary.print_summary(commands.train(loaded, runs=runs, or_resume=or_resume, verbose=verbose), as_json=json)
+    with signal_gate(as_typed("train", files, sets or ())) as gate:
+        loaded = preflight.startable(files, sets or (), runs, force=force)
+        from ppoctl.wire import commands
+
+        ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, verbose=verbose)
+    summary.print_summary(ended, as_json=json)
 
 
 def rollout(
@@ -35,8 +39,11 @@ def rollout(
     json: Json = False,
 ) -> None:
     """Draw and score the responses of the first step, and stop. `train` with the same recipe goes on from them."""
-    loaded = preflight.startable(files, sets or (), runs, force=force)
-    from ppoctl.wire import commands
+    from ppoctl.launch.signals import signal_gate
 
-    ended = commands.rollout(loaded, runs=runs, verbose=verbose)
+    with signal_gate(as_typed("rollout", files, sets or ())) as gate:
+        loaded = preflight.startable(files, sets or (), runs, force=force)
+        from ppoctl.wire import commands
+
+        ended = commands.rollout(loaded, gate, runs=runs, verbose=verbose)
     summary.print_rollout(ended, as_json=json)

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ppoctl.errors import CorruptArtifactError
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.layout import RunLayout
@@ -47,6 +48,8 @@ class Retention:
         """Delete what may go by now. Returns the steps whose folders were looked at."""
         layout = self.layout
         healthy = healthy_steps(layout, self.outlines.roles)
+        for role in self.outlines.roles if healthy else ():
+            self._drop_kept_at_stop(role, healthy[-1])
         if len(healthy) < self.keep_last:
             return []
         oldest_kept = healthy[-self.keep_last]
@@ -59,6 +62,17 @@ class Retention:
             self._retire(step)
         self._retired = max(self._retired, oldest_kept)
         return gone
+
+    def _drop_kept_at_stop(self, role: str, saved: int) -> None:
+        """Delete what a stop left of a step that is saved by now."""
+        folder = self.layout.at_stop / role
+        try:
+            manifest = manifests.read(folder)
+        except CorruptArtifactError:
+            artifact.remove(folder)
+        else:
+            if manifest is not None and manifest.step <= saved:
+                artifact.remove(folder)
 
     def _retire(self, step: int) -> None:
         every = self.keep_rollouts_every_steps
