@@ -291,3 +291,8 @@ class Gate(Protocol):
         """A piece of that stage's work is done, and the next is about to begin. Raises as `before` does; cheap enough
         to be asked after each sample."""
         ...
+
+    def may_save(self) -> bool:
+        """Whether states that are not saved may be, once one of the others has raised: there is time for it, and no
+        engine was interrupted in its work."""
+        ...

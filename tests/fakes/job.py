@@ -81,6 +81,8 @@ class Stops:
     """Step and stage that are about to run, or run."""
     between_asked: int = 0
     """How often it was asked inside that stage."""
+    saves: bool = True
+    """Whether there is time to save when it stops."""
 
     def before(self, step: int, stage: str) -> None:
         self.at, self.between_asked = (step, stage), 0
@@ -89,6 +91,9 @@ class Stops:
     def between(self) -> None:
         self.between_asked += 1
         self._stop_if_due()
+
+    def may_save(self) -> bool:
+        return self.saves
 
     def _stop_if_due(self) -> None:
         if self.when(self):

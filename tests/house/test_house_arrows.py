@@ -54,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
     "wire": {
         "convert", "data", "plan", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm",
         "launch", "loop", "rewards", "slurm", "stages", "store", "tracking", "weights", "ports", "batch", "ppo",
-        "recipe", "model", "versions", "errors",
+        "recipe", "model", "clock", "device", "versions", "errors",
     },
     "cli": {"errors"},
     "__main__": {"cli"},
@@ -63,7 +63,7 @@ ARROWS: dict[str, set[str]] = {
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
     "cli": {
-        "clock", "conversion", "doctor", "loop", "metrics", "plan", "preflight", "recipe", "slurm", "store",
+        "clock", "conversion", "doctor", "launch", "loop", "metrics", "plan", "preflight", "recipe", "slurm", "store",
         "tracking", "wire",
     },
 }  # fmt: skip

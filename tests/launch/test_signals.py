@@ -2,15 +2,29 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
-from ppoctl.errors import EnvironmentProblemError, InterruptedByUserError, PreemptedError
-from ppoctl.launch.signals import signal_gate
+from ppoctl.errors import EnvironmentProblemError, InterruptedByUserError, PpoctlError, PreemptedError
+from ppoctl.launch import signals
+from ppoctl.launch.signals import SignalGate, signal_gate
+from ppoctl.launch.time_left import ENDING_S, KILL_WAIT_S, TimeLeft, unknown
 
 GOES_ON = "ppoctl resume runs/mine"
+
+
+@contextmanager
+def at_work(time_left: TimeLeft | None = None, asked: Callable[[], str | None] = unknown) -> Iterator[SignalGate]:
+    """The gate of a job in which stages run."""
+    with signal_gate(GOES_ON) as gate, gate.working(time_left or TimeLeft(), asked):
+        yield gate
 
 
 class Thing:
@@ -18,7 +32,7 @@ class Thing:
 
 
 def test_the_first_signal_is_a_flag_and_the_second_an_error() -> None:
-    with signal_gate(GOES_ON) as gate:
+    with at_work() as gate:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(PreemptedError, match="SIGTERM"):
             gate.between()
@@ -28,7 +42,7 @@ def test_the_first_signal_is_a_flag_and_the_second_an_error() -> None:
 
 
 def test_who_is_stopped_is_told_where() -> None:
-    with signal_gate(GOES_ON) as gate:
+    with at_work() as gate:
         gate.before(2, "reward")
         gate.between()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -49,12 +63,12 @@ def stopped_and_renamed(signals: int) -> None:
 
 
 def test_a_second_signal_that_a_library_calls_by_another_name_is_still_that_signal() -> None:
-    with signal_gate(GOES_ON) as gate, pytest.raises(PreemptedError, match="SIGTERM"), gate.outlasting():
+    with pytest.raises(PreemptedError, match="SIGTERM"), at_work():
         stopped_and_renamed(signals=2)
 
 
 def test_an_error_after_one_signal_is_that_error() -> None:
-    with signal_gate(GOES_ON) as gate, pytest.raises(EnvironmentProblemError, match="device"), gate.outlasting():
+    with pytest.raises(EnvironmentProblemError, match="device"), at_work():
         stopped_and_renamed(signals=1)
 
 
@@ -62,7 +76,7 @@ def test_a_second_signal_inside_a_callback_of_the_collector_is_not_lost(capfd: p
     def callback(_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    with signal_gate(GOES_ON):
+    with at_work():
         os.kill(os.getpid(), signal.SIGINT)
         things = [Thing()]
         reference = weakref.ref(things[0], callback)
@@ -77,3 +91,226 @@ def let_go_and_wait(things: list[Thing]) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         time.sleep(0.01)  # the signal comes again, and interrupts this
+
+
+ENDS = {
+    signal.SIGTERM: (PreemptedError, "stopped by SIGTERM at"),
+    signal.SIGHUP: (PreemptedError, "stopped by SIGHUP at"),
+    signal.SIGUSR1: (PreemptedError, "stopped by SIGUSR1, because its time is nearly over, at"),
+    signal.SIGINT: (InterruptedByUserError, "stopped by SIGINT at"),
+}
+
+
+@pytest.mark.parametrize("number", ENDS)
+def test_every_signal_lets_the_running_stage_finish_and_has_words_of_its_own(number: signal.Signals) -> None:
+    kind, words = ENDS[number]
+    with at_work() as gate:
+        gate.before(1, "values")
+        os.kill(os.getpid(), number)
+        with pytest.raises(kind, match=f"{words} `logprobs` of step 1; everything finished is committed"):
+            gate.before(1, "logprobs")
+        assert gate.may_save()
+
+
+@pytest.mark.parametrize("number", ENDS)
+def test_before_there_is_work_the_first_signal_ends_the_job_with_a_sentence(number: signal.Signals) -> None:
+    with pytest.raises(ENDS[number][0], match="before the first stage; everything") as told, signal_gate(GOES_ON):
+        os.kill(os.getpid(), number)
+    assert told.value.hint == GOES_ON
+
+
+def test_a_signal_that_was_swallowed_before_there_was_work_still_ends_the_job() -> None:
+    with signal_gate(GOES_ON) as gate:
+        with pytest.raises(PreemptedError):  # as a library that tries an import does
+            os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(PreemptedError, match="SIGUSR1"), gate.working(TimeLeft(), unknown):
+            raise AssertionError("work began")
+
+
+def test_whichever_signal_comes_first_decides() -> None:
+    with at_work() as gate:
+        gate.before(1, "values")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(PreemptedError, match="SIGUSR1"):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert not gate.may_save()  # an engine was interrupted
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
+    """As under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with at_work() as gate:
+            os.kill(os.getpid(), signal.SIGHUP)
+            gate.before(1, "values")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_after_the_work_a_signal_changes_nothing_about_how_it_ended() -> None:
+    with signal_gate(GOES_ON) as gate:
+        with gate.working(TimeLeft(), unknown):
+            gate.before(1, "values")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_signals_end_a_process_that_has_heard_of_the_gate_only_with_its_code() -> None:
+    """No default action is left in between: SIGUSR1 would kill it without a word."""
+    program = """
+import os, signal, sys
+from ppoctl.errors import PpoctlError
+from ppoctl.launch.signals import signal_gate
+try:
+    with signal_gate("again"):
+        os.kill(os.getpid(), signal.SIGUSR1)
+except PpoctlError as error:
+    sys.exit(int(error.exit_code))
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 75
+
+
+class Clock:
+    """Unix seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def in_a_job(**more: object) -> TimeLeft:
+    """A stage takes 100 s, a save 20 s, and a minute is not enough for the former."""
+    known = TimeLeft(stage_s=lambda _: 100.0, save_s=lambda: 20.0, longest_s=lambda: 100.0, is_job=True)
+    return replace(known, **more)  # type: ignore[arg-type]
+
+
+NEEDED_S = 100.0 + 20.0 + ENDING_S
+
+
+@pytest.mark.parametrize("left_s", [NEEDED_S - 1, NEEDED_S])
+def test_a_stage_is_begun_only_if_it_and_a_save_end_before_the_limit(left_s: float) -> None:
+    clock = Clock()
+    with at_work(in_a_job(ends_at=clock.now + left_s)) as gate:
+        gate.clock = clock
+        if left_s >= NEEDED_S:
+            gate.before(3, "values")
+            return
+        with pytest.raises(PreemptedError) as told:
+            gate.before(3, "values")
+        assert told.value.exit_code == 75
+        assert told.value.message == (
+            "`values` of step 3 was not begun: with a save it takes about 125 s, and 124 s are left before the time "
+            "limit; everything finished is committed"
+        )
+        assert gate.may_save()
+
+
+def test_a_stage_that_nobody_has_seen_is_begun() -> None:
+    clock = Clock()
+    with at_work(in_a_job(stage_s=unknown, ends_at=clock.now + 1)) as gate:
+        gate.clock = clock
+        gate.before(1, "rollout")
+
+
+@pytest.mark.parametrize(
+    ("number", "worked_s", "fits"),
+    [
+        # 100 s of work; the limit is in 120 s, and SIGKILL follows SIGTERM after 30 s.
+        (signal.SIGUSR1, 0.0, True),
+        (signal.SIGTERM, 0.0, False),
+        (signal.SIGTERM, 100.0 - KILL_WAIT_S, False),
+        (signal.SIGTERM, 100.0 - KILL_WAIT_S + ENDING_S, True),
+        (signal.SIGHUP, 0.0, False),
+        (signal.SIGINT, 0.0, True),
+    ],
+)
+def test_the_running_stage_finishes_if_it_can_in_time(number: signal.Signals, worked_s: float, fits: bool) -> None:
+    clock = Clock()
+    with at_work(in_a_job()) as gate:
+        gate.clock = clock
+        gate.before(1, "values")
+        gate._time = replace(gate._time, ends_at=clock.now + 120)
+        clock.now += worked_s
+        if fits:
+            os.kill(os.getpid(), number)
+            with pytest.raises(PpoctlError):
+                gate.before(1, "logprobs")
+            return
+        with pytest.raises(PpoctlError, match="at `values` of step 1"):
+            os.kill(os.getpid(), number)
+        assert not gate.may_save()
+
+
+def test_outside_of_a_job_a_stage_finishes_however_long_it_takes() -> None:
+    with at_work(in_a_job(is_job=False)) as gate:
+        gate.before(1, "values")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stage_that_takes_longer_than_expected_is_abandoned_when_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signals, "POLL_S", 0.01)
+    clock = Clock()
+    with at_work(in_a_job(stage_s=lambda _: 10.0)) as gate:
+        gate.clock = clock
+        gate.before(1, "values")
+        os.kill(os.getpid(), signal.SIGTERM)
+        clock.now += KILL_WAIT_S - ENDING_S + 0.5
+        with pytest.raises(PreemptedError, match="stopped by SIGTERM at `values` of step 1"):
+            time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "save_s", "may"),
+    [(26.0, 20.0, True), (24.0, 20.0, False), (206.0, None, True), (204.0, None, False), (None, None, True)],
+)
+def test_states_are_saved_at_a_stop_where_the_time_is_enough(
+    left_s: float | None, save_s: float | None, may: bool
+) -> None:
+    """Without a save before: where twice the longest stage would fit."""
+    clock = Clock()
+    with at_work(in_a_job(save_s=lambda: save_s, stage_s=unknown)) as gate:
+        gate.clock = clock
+        gate._time = replace(gate._time, ends_at=None if left_s is None else clock.now + left_s)
+        gate.before(1, "values")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert gate.may_save() is may
+
+
+@pytest.mark.parametrize(
+    ("after", "begun", "stopped_at"),
+    [
+        ("stage", [(1, "values")], (1, "logprobs")),
+        ("step", [(1, "values"), (1, "logprobs"), (1, "eval")], (2, "rollout")),
+    ],
+)
+def test_a_request_ends_the_run_after_what_it_names(
+    after: str, begun: list[tuple[int, str]], stopped_at: tuple[int, str]
+) -> None:
+    asked: list[str | None] = [None]
+    with at_work(asked=lambda: asked[0]) as gate:
+        for number, stage in enumerate(begun):
+            gate.before(*stage)
+            gate.between()
+            asked[0] = after if number == 0 else asked[0]
+            gate.between()
+        with pytest.raises(InterruptedByUserError, match=f"stopped by `ppoctl stop --after {after}` at ") as told:
+            gate.before(*stopped_at)
+        assert told.value.exit_code == 130
+        assert told.value.hint == GOES_ON
+        assert gate.may_save()
+
+
+def test_a_request_for_now_abandons_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "POLL_S", 0.01)
+    asked: list[str | None] = [None]
+    with at_work(asked=lambda: asked[0]) as gate:
+        gate.before(1, "values")
+        asked[0] = "stage"
+        time.sleep(0.05)
+        asked[0] = "now"
+        with pytest.raises(InterruptedByUserError, match="`ppoctl stop --after now` at `values` of step 1"):
+            time.sleep(60)
+        assert not gate.may_save()

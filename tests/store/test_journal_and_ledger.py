@@ -142,3 +142,13 @@ def test_a_journal_tells_the_figures_of_whole_steps_and_not_those_of_an_evaluati
         journal.ensure(a_manifest(step=step, stage=stage, identity=f"{step}{stage}", figures={stage: value}))
     assert journal.history(up_to=1) == [(1, {"values": 2.0, "reward": 3.0})]
     assert [step for step, _ in journal.history(up_to=9)] == [1, 2]
+
+
+def test_how_long_a_stage_takes_is_the_longest_of_its_last_five(layout: RunLayout) -> None:
+    journal = Journal(layout, working(layout, 1))
+    assert (journal.recent_s("values"), journal.longest_s()) == (None, 0.0)
+    for step, seconds in enumerate((90.0, 3.0, 1.0, 2.0, 4.0, 1.0), start=1):
+        journal.ensure(a_manifest(step=step, identity=f"{step}", seconds=seconds))
+    journal.ensure(a_manifest(stage="reward", step=6, identity="r", seconds=7.0))
+    assert (journal.recent_s("values"), journal.recent_s("reward"), journal.recent_s("eval")) == (4.0, 7.0, None)
+    assert journal.longest_s() == 7.0

@@ -17,6 +17,7 @@ from fakes.sockets import BigramGenerator, EvenScorer, fake_recipe, fake_sockets
 from ppoctl.cli.app import run as run_command
 from ppoctl.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
 from ppoctl.launch.signals import signal_gate
+from ppoctl.launch.time_left import TimeLeft, unknown
 from ppoctl.loop.run import run
 from ppoctl.loop.stories import PPO, outline
 from ppoctl.ports import DrawnFor, Sample
@@ -101,7 +102,7 @@ def test_a_signal_stops_an_evaluation_within_a_sample_and_nothing_finished_is_lo
             os.kill(os.getpid(), signal.SIGTERM)
 
     layout = RunLayout(tmp_path / "run")
-    with signal_gate("ppoctl resume runs/mine") as gate:
+    with signal_gate("ppoctl resume runs/mine") as gate, gate.working(TimeLeft(), unknown):
         wiring = open_run(layout.root, fake_recipe(steps=1), Witness(act=act), gate=gate)
         with pytest.raises(PreemptedError, match="stopped by SIGTERM at `eval` of step 0"):
             run(wiring.job)

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,13 @@ import pytest
 
 from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
 from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import NonFiniteError, PreemptedError, RecipeError, StorageError
+from ppoctl.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
 from ppoctl.recipe.schema import Recipe
+from ppoctl.store.hours import spent
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.stop_request import request_stop
 from ppoctl.tracking.console import Console
 from ppoctl.tracking.view import RunView
 from ppoctl.wire import new_run, session
@@ -87,6 +90,45 @@ def test_an_attempt_that_did_everything_says_so(made: RunLayout) -> None:
     assert not half.exists()
 
 
+def test_an_attempt_says_in_which_job_it_began(made: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt(made)
+    job = {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2", "SLURM_JOB_NODELIST": "node[1-2]", "PATH": "/nowhere"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    attempt(made)
+    first, second = (line for line in read_lines(made.journal) if line.get("event") == "attempt_started")
+    assert first["gpus"] == 0
+    assert "job" not in first
+    assert (second["job"], second["restart"], second["nodes"]) == ("17", 2, "node[1-2]")
+
+
+def test_an_attempt_says_what_it_spent_on_work_that_it_did_not_commit(made: RunLayout) -> None:
+    class Dawdles(BrokenScorer):
+        def submit(self, request: ScoreRequest) -> Future[Score]:
+            time.sleep(0.2)
+            raise self.error
+
+    with pytest.raises(NonFiniteError):
+        attempt(made, Dawdles(NonFiniteError("x")))
+    attempt(made)
+    first, second = spent(read_lines(made.journal))
+    assert 0.2 <= first.lost_s < first.wall_s
+    assert (second.lost_s, first.gpus) == (0.0, 0)
+    assert 0 < second.kept_s < second.wall_s
+
+
+def test_a_request_to_stop_reaches_the_attempt_at_work(made: RunLayout) -> None:
+    class Asks(EvenScorer):
+        def submit(self, request: ScoreRequest) -> Future[Score]:
+            request_stop(made, "step")
+            return super().submit(request)
+
+    with pytest.raises(InterruptedByUserError, match="stopped by `ppoctl stop --after step` at `rollout` of step 1"):
+        attempt(made, Asks())
+    assert ends(made) == [("interrupted", 130)]
+    assert attempt(made).lines[-1]["status"] == "finished"
+
+
 def test_the_console_knows_after_which_steps_the_run_evaluates(
     made: RunLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +151,7 @@ def test_a_full_disk_ends_an_attempt_with_what_is_free_and_what_the_run_needs(
 ) -> None:
     recipe = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32"})
     layout = RunLayout(tmp_path / "fake")
-    session.create(layout, recipe, DIGESTS, command="train")
+    new_run.create(layout, recipe, DIGESTS, command="train")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**28))
     # As the saves of Megatron-Core say it, which know neither the disk nor the recipe.
     words = f"state cannot be written to `x`: [Errno 28] {os.strerror(errno.ENOSPC)}"

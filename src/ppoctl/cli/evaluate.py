@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, On, Sets, TestOnly
+from ppoctl.cli.options import Json, On, Sets, TestOnly, as_typed
 from ppoctl.cli.submission import Submission
 from ppoctl.errors import RecipeError, StorageError, quoted
 
@@ -40,10 +40,14 @@ def evaluate(
     if on == "slurm":
         _submit(ckpt, files or (), sets or (), out, Submission(test_only=test_only, chain=1, as_json=json))
         return
-    from ppoctl.wire import commands
+    from ppoctl.launch.signals import signal_gate
 
-    checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())
-    evaluation = commands.evaluate(checkpoint, render.say)
+    with signal_gate(as_typed("eval", [*(files or ()), "--ckpt", ckpt], sets or ())) as gate:
+        gate.at, gate.keeps = "", "an evaluation keeps nothing before it is done"
+        from ppoctl.wire import commands
+
+        checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())
+        evaluation = commands.evaluate(checkpoint, render.say)
     figures = evaluation.figures()
     if json:
         render.json({"checkpoint": str(ckpt), "state": evaluation.stamp, "figures": figures})

@@ -1,9 +1,12 @@
 """Arguments and options that several commands share, so that they are spelled and explained alike."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from ppoctl.errors import quoted
 
 Recipes = Annotated[
     list[Path], typer.Argument(metavar="RECIPE", help="TOML files; a later one overrides an earlier one.")
@@ -42,3 +45,8 @@ TakeOver = Annotated[
     bool,
     typer.Option("--take-over", help="Go on although another process of this host, or a job, is at work on the run."),
 ]
+
+
+def as_typed(command: str, words: Sequence[str | Path], sets: Sequence[str]) -> str:
+    """The command line that begins again what was stopped before there was a run."""
+    return " ".join(["ppoctl", command, *map(quoted, words), *(f"--set {quoted(item)}" for item in sets)])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import preflight, render, summary
-from ppoctl.cli.options import Chain, Force, Json, On, Run, Sets, TakeOver, TestOnly, Verbose
+from ppoctl.cli.options import Chain, Force, Json, On, Run, Sets, TakeOver, TestOnly, Verbose, as_typed
 from ppoctl.cli.submission import Submission
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def resume(
     json: Json = False,
 ) -> int | None:
     """Continue a run from any instant. Changed keys (--set) hold from the first step that has no rollout yet."""
+    from ppoctl.launch.signals import signal_gate
     from ppoctl.store import run_dir
     from ppoctl.store.layout import RunLayout
 
@@ -52,27 +53,23 @@ def resume(
     if on == "slurm":
         Submission(test_only=test_only, chain=chain, as_json=json).run_again(layout, sets or ())
         return None
-    if not plan and (code := _turn_is_over(layout)) is not None:
-        return code
-    from ppoctl.store.resume_plan import plan_resume
-
-    table = plan_resume(layout)
     if plan:
-        _tell_plan(run, table, sets or (), as_json=json)
-        if not allow_missing:
-            table.require_whole(layout)  # the answer is told, and ends as the resume would
+        _tell_plan(run, layout, sets or (), allow_missing=allow_missing, as_json=json)
         return None
-    if not take_over:
-        from ppoctl.slurm.following import require_idle
+    with signal_gate(as_typed("resume", [run], sets or ())) as gate:
+        if (code := _turn_is_over(layout)) is not None:
+            return code
+        if not take_over:
+            from ppoctl.slurm.following import require_idle
 
-        require_idle(layout)
-    table = _mended(layout, table, back_to, allow_missing=allow_missing)
-    _print(run, table, to_stderr=True)
-    preflight.require_room_to_go_on(layout, sets or (), force=force)
-    from ppoctl.wire import commands
+            require_idle(layout)
+        table = _made_whole(layout, back_to, allow_missing=allow_missing)
+        _print(run, table, to_stderr=True)
+        preflight.require_room_to_go_on(layout, sets or (), force=force)
+        from ppoctl.wire import commands
 
-    only: commands.Only | None = "save" if save_only else "rollout" if rollout_only else None
-    ended = commands.resume(layout, table, sets or (), only=only, verbose=verbose)
+        only: commands.Only | None = "save" if save_only else "rollout" if rollout_only else None
+        ended = commands.resume(layout, table, sets or (), gate, only=only, verbose=verbose)
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None
 
@@ -89,11 +86,12 @@ def _turn_is_over(layout: "RunLayout") -> int | None:
     return code
 
 
-def _mended(layout: "RunLayout", table: "ResumePlan", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
-    """The plan after what was asked to be set aside is. Raises StorageError where the run is not whole then."""
+def _made_whole(layout: "RunLayout", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
+    """The plan of a resume that finds all it needs, once what was asked to be set aside is."""
     from ppoctl.store.discard import go_back, make_whole
+    from ppoctl.store.resume_plan import plan_resume
 
-    done: list[str] = []
+    table, done = plan_resume(layout), list[str]()
     if back_to is not None:
         table, done = go_back(layout, back_to)
     if allow_missing:
@@ -105,7 +103,17 @@ def _mended(layout: "RunLayout", table: "ResumePlan", back_to: int | None, *, al
     return table
 
 
-def _tell_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
+def _tell_plan(run: Path, layout: "RunLayout", sets: "Sequence[str]", *, allow_missing: bool, as_json: bool) -> None:
+    """Print what a resume would do, and end as it would. Raises StorageError where the run is not whole."""
+    from ppoctl.store.resume_plan import plan_resume
+
+    table = plan_resume(layout)
+    _print_plan(run, table, sets, as_json=as_json)
+    if not allow_missing:
+        table.require_whole(layout)
+
+
+def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
     """Print what a resume would do, with the keys that would change."""
     from ppoctl.store import run_dir
     from ppoctl.store.layout import RunLayout

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ppoctl.cli import preflight, summary
-from ppoctl.cli.options import Chain, Force, Json, On, Recipes, Runs, Sets, TestOnly, Verbose
+from ppoctl.cli.options import Chain, Force, Json, On, Recipes, Runs, Sets, TestOnly, Verbose, as_typed
 from ppoctl.cli.submission import Submission
 
 
@@ -28,10 +28,14 @@ def train(
         submission = Submission(test_only=test_only, chain=chain, as_json=json)
         submission.new_run(files, sets or (), runs, "train", or_resume=or_resume, force=force)
         return
-    loaded = preflight.startable(files, sets or (), runs, force=force)
-    from ppoctl.wire import commands
+    from ppoctl.launch.signals import signal_gate
 
-    summary.print_summary(commands.train(loaded, runs=runs, or_resume=or_resume, verbose=verbose), as_json=json)
+    with signal_gate(as_typed("train", files, sets or ())) as gate:
+        loaded = preflight.startable(files, sets or (), runs, force=force)
+        from ppoctl.wire import commands
+
+        ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, verbose=verbose)
+    summary.print_summary(ended, as_json=json)
 
 
 def rollout(
@@ -49,8 +53,11 @@ def rollout(
         submission = Submission(test_only=test_only, chain=1, as_json=json)
         submission.new_run(files, sets or (), runs, "rollout", or_resume=False, force=force)
         return
-    loaded = preflight.startable(files, sets or (), runs, force=force)
-    from ppoctl.wire import commands
+    from ppoctl.launch.signals import signal_gate
 
-    ended = commands.rollout(loaded, runs=runs, verbose=verbose)
+    with signal_gate(as_typed("rollout", files, sets or ())) as gate:
+        loaded = preflight.startable(files, sets or (), runs, force=force)
+        from ppoctl.wire import commands
+
+        ended = commands.rollout(loaded, gate, runs=runs, verbose=verbose)
     summary.print_rollout(ended, as_json=json)

@@ -6,7 +6,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Carry, Evaluation, Record, State
-from ppoctl.errors import FinishedShortError, HealthStopError, InterruptedByUserError, PreemptedError, quoted
+from ppoctl.errors import (
+    FinishedShortError,
+    HealthStopError,
+    InterruptedByUserError,
+    PreemptedError,
+    StorageError,
+    quoted,
+)
 from ppoctl.loop.expectations import history
 from ppoctl.loop.stories import Given, Outcome, Stages, Story
 from ppoctl.metrics import eval_set, find
@@ -71,12 +78,15 @@ class Job:
 def run(job: Job) -> None:
     """Do what is left of the run. Raises HealthStopError when a rule with `action = "stop"` is broken,
     FinishedShortError when not all steps are on disk at the end, and whatever error stopped a stage; everything
-    committed stays. States in flight are committed when the run ends or is asked to stop; another error leaves them
-    to the redo log."""
+    committed stays. States in flight are committed when the run ends or is asked to stop, and those in memory are
+    saved then, where there is time; another error leaves them to the redo log."""
+    done = Done(*start_point(job))
     try:
-        _do_steps(job)
+        _do_steps(job, done)
     except (PreemptedError, InterruptedByUserError):
         job.states.saves.finish()
+        if job.once.gate.may_save():
+            _save_at_stop(job, done)
         raise
     job.states.saves.finish()
     job.retention.apply()
@@ -98,8 +108,17 @@ def last_saved(job: Job) -> int:
     return max(saved_steps(job.layout, job.outlines.roles), default=0)
 
 
-def _do_steps(job: Job) -> None:
-    step, states, carry = start_point(job)
+@dataclass
+class Done:
+    """The last step that is done, saving included, and where it led."""
+
+    step: int
+    states: Mapping[str, State]
+    carry: Carry
+
+
+def _do_steps(job: Job, done: Done) -> None:
+    step, states, carry = done.step, done.states, done.carry
     # Up to the saved step, not further: what is run again after it is judged again.
     job.health.replay(job.journal.history(up_to=step))
     if step == 0:
@@ -114,6 +133,20 @@ def _do_steps(job: Job) -> None:
         job.ledger.record(step, outcome.samples, _used_by(outcome))
         _evaluate(job, step, states["actor"])
         _judge_and_save(job, step, states, carry)
+        done.step, done.states, done.carry = step, states, carry
+
+
+def _save_at_stop(job: Job, done: Done) -> None:
+    """Save what is in memory: as states of the last step where all engines are at it, so that the run goes on from
+    there; what an engine is at within a step by itself, for the next attempt to load instead of replaying. A disk
+    that does not take it changes nothing about the stop."""
+    try:
+        if done.step > 0 and all(job.states.is_at(state) for state in done.states.values()):
+            _save(job, done.step, done.states, done.carry, healthy=True)
+            job.states.saves.finish()
+        job.states.keep_residents()
+    except StorageError as error:
+        job.say(f"what is in memory could not be saved: {error.message}")
 
 
 def start_point(job: Job) -> tuple[int, dict[str, State], Carry]:
@@ -146,13 +179,17 @@ def _judge_and_save(job: Job, step: int, states: Mapping[str, State], carry: Car
     if saves(job.recipe, step) or stops:
         job.states.saves.finish()  # of the step before; what they make superfluous goes before the new ones come
         job.retention.apply()
-        lines = Recorded(job.journal.seq, job.ledger.end_of(step))
-        for state in states.values():
-            job.states.save(state, carry, figures, lines, healthy=not stops)
+        _save(job, step, states, carry, healthy=not stops)
     if stops:
         job.states.saves.finish()
         raise HealthStopError("; ".join(stops), hint=_after_health_stop(job))
     job.retention.apply()
+
+
+def _save(job: Job, step: int, states: Mapping[str, State], carry: Carry, *, healthy: bool) -> None:
+    lines = Recorded(job.journal.seq, job.ledger.end_of(step))
+    for state in states.values():
+        job.states.save(state, carry, job.journal.figures(step), lines, healthy=healthy)
 
 
 def _after_health_stop(job: Job) -> str:

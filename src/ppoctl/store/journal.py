@@ -5,6 +5,7 @@ curves have no double points; one that was dropped and came out otherwise has an
 """
 
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ Line = dict[str, Any]
 
 MENDED = "mended"
 """The event after journal or ledger lost lines to damage; states saved before it knew them longer."""
+
+
+RECENT = 5
+"""How many times of a stage say how long it takes."""
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -80,6 +85,16 @@ class Journal:
     def history(self, *, up_to: int) -> list[tuple[int, dict[str, float]]]:
         """All figures of each step from 1 to `up_to` that has any, oldest first."""
         return [(step, self.figures(step)) for step in sorted(self._by_step) if 0 < step <= up_to]
+
+    def recent_s(self, stage: str) -> float | None:
+        """The most seconds that the stage took in the last few steps that have it; None: no step has."""
+        has_it = (line for line in reversed(self._lines) if line.get("stage") == stage)
+        return max((float(line["seconds"]) for line in islice(has_it, RECENT)), default=None)
+
+    def longest_s(self) -> float:
+        """Seconds of the longest stage of the newest step; 0: there is none."""
+        newest = self._by_step[max(self._by_step)] if self._by_step else []
+        return max((float(line["seconds"]) for line in newest), default=0.0)
 
     def _catch_up(self, file: GrowingFile) -> None:
         """Read what was appended since; what a kill left of a last line is passed over."""

@@ -6,7 +6,7 @@ runs/NAME/  recipe.toml  recipe.resolved.json  run.json  journal.jsonl  ledger.j
   drafts/attempt-3/                    what the newest of them is about to publish; a file for each older one
   jobs/4711.json  jobs/4711.sh         one pair per job of a cluster
   steps/000041/  10-rollout/ 20-reward/ 30-values/ ... 80-eval/     (each: record.safetensors, manifest.json)
-  states/actor/000041/  states/critic/000041/  states/best/
+  states/actor/000041/  states/critic/000041/  states/best/  states/at-stop/actor/
 """
 
 from dataclasses import dataclass
@@ -148,6 +148,11 @@ class RunLayout:
         return self.states / role / f"{step:06d}"
 
     @property
+    def at_stop(self) -> Path:
+        """What was in memory when the run was stopped, and belongs to no saved step."""
+        return self.states / "at-stop"
+
+    @property
     def best(self) -> Path:
         return self.states / "best"
 
@@ -170,7 +175,7 @@ class RunLayout:
 
     def saved_states(self) -> list[tuple[str, int]]:
         """Role and step of every committed state."""
-        roles = sorted(path.name for path in folders(self.states) if path != self.best)
+        roles = sorted(path.name for path in folders(self.states) if path not in (self.best, self.at_stop))
         return [(role, step) for role in roles for step in self.saved_steps(role)]
 
     def saved_steps(self, role: str) -> list[int]:

@@ -4,6 +4,7 @@ on."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ppoctl.errors import CorruptArtifactError
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import RunLayout
@@ -46,6 +47,8 @@ class Retention:
         """Delete what may go by now. Returns the steps whose folders were looked at."""
         layout = self.attempt.layout
         healthy = healthy_steps(layout, self.outlines.roles)
+        for role in self.outlines.roles if healthy else ():
+            self._drop_kept_at_stop(role, healthy[-1])
         if len(healthy) < self.keep_last:
             return []
         oldest_kept = healthy[-self.keep_last]
@@ -58,6 +61,17 @@ class Retention:
             self._retire(step)
         self._retired = max(self._retired, oldest_kept)
         return gone
+
+    def _drop_kept_at_stop(self, role: str, saved: int) -> None:
+        """Delete what a stop left of a step that is saved by now."""
+        folder = self.attempt.layout.at_stop / role
+        try:
+            manifest = manifests.read(folder)
+        except CorruptArtifactError:
+            self.attempt.remove(folder)
+        else:
+            if manifest is not None and manifest.step <= saved:
+                self.attempt.remove(folder)
 
     def _retire(self, step: int) -> None:
         every = self.keep_rollouts_every_steps

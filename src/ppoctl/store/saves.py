@@ -6,7 +6,7 @@ begin --> files are written aside --> settle (between pieces of work) --> publis
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ppoctl.ports import Gate, Saving, Trainer
 from ppoctl.store.artifact import Draft
@@ -67,7 +67,8 @@ class Saves:
         manifest, began = flight.manifest, time.monotonic()
         del self._in_flight[manifest.stage]
         with flight.draft.work():
-            flight.draft.publish(manifest, flight.saving.finish())
+            files = flight.saving.finish()
+            flight.draft.publish(replace(manifest, seconds=time.monotonic() - flight.started), files)
         now = time.monotonic()
         role, waited_s = manifest.stage.removeprefix("state/"), flight.waited_s + now - began
         self.say(
@@ -89,3 +90,6 @@ class PublishingGate:
     def between(self) -> None:
         self.saves.settle()
         self.asked.between()
+
+    def may_save(self) -> bool:
+        return self.asked.may_save()

@@ -10,7 +10,7 @@ one, or the model source), loaded, and the recorded updates are run again from c
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from ppoctl.batch.records import Carry, State, Update
 from ppoctl.clock import WORK
-from ppoctl.errors import StorageError, quoted
+from ppoctl.errors import CorruptArtifactError, StorageError, quoted
 from ppoctl.ports import Actor, Critic, Trainer
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
@@ -46,8 +46,13 @@ def no_listener(text: str) -> None:
 class Resident:
     """Where a role's engine is."""
 
-    lineage: str | None = None
+    state: State | None = None
+    """None: at no known one."""
     replay: int = 0
+
+    @property
+    def lineage(self) -> str | None:
+        return None if self.state is None else self.state.lineage
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,10 @@ class States:
     """Told of saves, restores and replays."""
     verified: frozenset[str] = frozenset()
     """Folders of states, within the run's, whose files were compared with their manifests when the run was opened."""
+    replayed_s: float = 0.0
+    """Seconds that went into replays."""
+    _proven: dict[str, str] = field(default_factory=dict)
+    """Role -> lineage of a state in `at_stop` whose files were compared with their manifest."""
     _resident: dict[str, Resident] = field(default_factory=lambda: defaultdict(Resident))
 
     def actor_at(self, state: State) -> Actor:
@@ -98,9 +107,9 @@ class States:
     def advancing(self, state: State, *, to: State) -> Iterator[Trainer]:
         """The engine at `state`, about to be trained to `to`. If that fails, it is at no known state."""
         engine = self._bring(state)
-        self._resident[state.role].lineage = None
+        self._resident[state.role].state = None
         yield engine
-        self._resident[state.role].lineage = to.lineage
+        self._resident[state.role].state = to
 
     def replays(self, role: str) -> int:
         """How many replays behind the resident state were not bit-equal."""
@@ -130,6 +139,7 @@ class States:
         if saved is not None:
             extra["replay"] = saved[1].extra["replay"]
             manifest = replace(self._manifest(f"state/{state.role}", state, extra), figures=figures)
+            manifest = replace(manifest, seconds=saved[1].seconds)  # that a real save takes
             with draft.work():
                 draft.open()
                 artifact.link_files(saved[0], draft.aside)
@@ -149,6 +159,37 @@ class States:
                 same_layout = manifest.extra["layout"] == dict(self.layouts[state.role])
                 return (folder, manifest) if same_layout else None
         return None
+
+    def is_at(self, state: State) -> bool:
+        """Whether the engine of the role is at the state, or the state is saved."""
+        return self._resident[state.role].lineage == state.lineage or self._saved_before(state) is not None
+
+    def _is_saved(self, state: State) -> bool:
+        return self._folder_of(state) is not None or self._saved_before(state) is not None
+
+    def _at_source(self, state: State) -> bool:
+        return state.lineage == self.initial[state.role].lineage
+
+    def keep_residents(self) -> list[str]:
+        """Save the committed states that engines are at and that are saved nowhere, beside those of the steps: the
+        next attempt loads them where it would replay. Returns the roles. Raises StorageError."""
+        kept: list[str] = []
+        for role in self.outlines.roles:
+            state = self._resident[role].state
+            if state is None or self._at_source(state) or self._is_saved(state):
+                continue
+            if self._update_that_made(state) is None:
+                continue  # it was trained, and that was not committed
+            extra = {"updates": state.updates, "layout": dict(self.layouts[role]), "replay": self.replays(role)}
+            draft, began = self._draft(self.layout.at_stop / role, state), time.monotonic()
+            with draft.work():
+                draft.open()
+                files = self.engines[role].save(draft.aside, in_background=False).finish()
+                manifest = replace(self._manifest(f"at-stop/{role}", state, extra), seconds=time.monotonic() - began)
+                draft.publish(manifest, files, in_place_of=True)
+            self.say(f"kept {role} as it is at step {state.step}")
+            kept.append(role)
+        return kept
 
     def reshard(self, step: int) -> list[str]:
         """Save the states of this step again, for any layout, where they are for some and the recipe asks for any.
@@ -213,11 +254,13 @@ class States:
         with WORK.stopped():
             start, updates = self._path_to(state)
             if resident.lineage != start.lineage:
-                resident.lineage = None
+                resident.state = None
                 self._start_from(start, engine)
-                resident.lineage = start.lineage
+                resident.state = start
+            began = time.monotonic()
             for recorded in updates:
                 self._replay_one(recorded)
+            self.replayed_s += time.monotonic() - began if updates else 0.0
         return engine
 
     def _path_to(self, state: State) -> tuple[State, list[Update]]:
@@ -236,20 +279,43 @@ class States:
         return here, updates[::-1]
 
     def _at_hand(self, state: State) -> bool:
-        if state.lineage in (self._resident[state.role].lineage, self.initial[state.role].lineage):
+        if self._at_source(state) or state.lineage == self._resident[state.role].lineage:
             return True
-        manifest = manifests.read(self.layout.state(state.role, state.step))
-        return manifest is not None and manifest.identity == state.lineage
+        return self._folder_of(state) is not None
+
+    def _folder_of(self, state: State) -> Path | None:
+        """Folder that the state can be loaded from."""
+        folder = self.layout.state(state.role, state.step)
+        manifest = manifests.read(folder)
+        return folder if manifest is not None and manifest.identity == state.lineage else self._kept_at_stop(state)
+
+    def _kept_at_stop(self, state: State) -> Path | None:
+        """Folder of the state as `keep_residents` left it. One that is damaged goes: replays lead there, too."""
+        folder = self.layout.at_stop / state.role
+        try:
+            manifest = manifests.read(folder)
+            if manifest is None or manifest.identity != state.lineage:
+                return None
+            if manifest.extra["layout"] != dict(self.layouts[state.role]):
+                return None
+            if self._proven.get(state.role) != state.lineage:
+                manifests.verify(folder, manifest)
+                self._proven[state.role] = state.lineage
+        except CorruptArtifactError as error:
+            self.say(f"{error.message}; it is made again")
+            self.attempt.remove(folder)
+            return None
+        return folder
 
     def _start_from(self, state: State, engine: Trainer) -> None:
-        if state.lineage == self.initial[state.role].lineage:
+        if self._at_source(state):
             engine.start()
             self._resident[state.role].replay = 0
             return
-        folder = self.layout.state(state.role, state.step)
-        manifest = manifests.read(folder)
-        assert manifest is not None
-        if self.layout.inside(folder) not in self.verified:
+        folder = self._folder_of(state)
+        assert folder is not None
+        manifest = manifests.require(folder)
+        if folder.parent != self.layout.at_stop and self.layout.inside(folder) not in self.verified:
             manifests.verify(folder, manifest)
         engine.load(folder)
         self._resident[state.role].replay = int(manifest.extra.get("replay", 0))
@@ -305,6 +371,18 @@ def largest_gap(recorded: Mapping[str, list[float]], again: Mapping[str, list[fl
         for a, b in zip(recorded[key], again[key], strict=True)
     ]
     return max((gap if math.isfinite(gap) else math.inf for gap in gaps), default=0.0) or math.ulp(0.0)
+
+
+def save_s(layout: RunLayout, roles: Sequence[str]) -> float | None:
+    """Seconds that saving the states of all these roles took the last time; None: one of them was never saved."""
+    total_s = 0.0
+    for role in roles:
+        steps = layout.saved_steps(role)
+        manifest = manifests.read(layout.state(role, steps[-1])) if steps else None
+        if manifest is None or manifest.seconds == 0:  # of a version that did not write it down
+            return None
+        total_s += manifest.seconds
+    return total_s
 
 
 def saved_state(layout: RunLayout, role: str, step: int) -> tuple[State, Carry]:

@@ -10,6 +10,7 @@ from typing import Literal
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
+from ppoctl.launch.signals import SignalGate
 from ppoctl.loop.run import Job, run, start_point
 from ppoctl.loop.stories import Given
 from ppoctl.ports import Actor, DrawnFor, Sample
@@ -37,30 +38,42 @@ Only = Literal["rollout", "save"]
 """One thing that a resume may stop after: rollouts of the next step, or a save of the newest states."""
 
 
-def train(loaded: Loaded, *, runs: Path, or_resume: bool, verbose: bool) -> Ended:
+def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, verbose: bool) -> Ended:
     """Create the run and do it. A directory that exists is refused, unless `or_resume`, or unless it holds nothing
     but the rollouts that `ppoctl rollout` drew for the same recipe, or not even one (see `is_replaceable`)."""
     layout = RunLayout(runs / loaded.recipe.name)
     if layout.root.exists() and not is_replaceable(layout):
         if or_resume or _holds_only_rollouts(layout):
-            return _continue(layout, loaded.recipe, _as_it_is(layout), verbose=verbose)
+            return _continue(Opening(layout, loaded.recipe, gate, verbose), _as_it_is(layout))
         raise exists(layout)
     try:
-        return _begin(layout, loaded.recipe, TRAIN, verbose=verbose, do=run)
+        return _begin(Opening(layout, loaded.recipe, gate, verbose), TRAIN, run)
     except RunExistsError:
         if not or_resume:
             raise
-    return _continue(layout, loaded.recipe, _as_it_is(layout), verbose=verbose)  # another command was faster
+    return _continue(Opening(layout, loaded.recipe, gate, verbose), _as_it_is(layout))  # another command was faster
 
 
-def _begin(layout: RunLayout, recipe: Recipe, command: str, *, verbose: bool, do: Callable[[Job], None]) -> Ended:
+@dataclass(frozen=True)
+class Opening:
+    """A run that a command begins or goes on with."""
+
+    layout: RunLayout
+    recipe: Recipe
+    gate: SignalGate
+    verbose: bool
+
+
+def _begin(opening: Opening, command: str, do: Callable[[Job], None]) -> Ended:
+    layout, recipe = opening.layout, opening.recipe
     sockets, digests = session.prepare(recipe)
     with engines.closed_if_it_fails(sockets):
         if layout.root.exists() and is_replaceable(layout):
             run_dir.remove(layout)
         create(layout, recipe, digests, command=command)
     plan = ResumePlan(start=0, items=())
-    return session.attempt_run(OpenedRun(layout, {1: recipe}, sockets, plan, verbose=verbose), do)
+    opened = OpenedRun(layout, {1: recipe}, sockets, plan, verbose=opening.verbose)
+    return session.attempt_run(opened, do, opening.gate)
 
 
 def _as_it_is(layout: RunLayout) -> ResumePlan:
@@ -73,11 +86,13 @@ def _as_it_is(layout: RunLayout) -> ResumePlan:
     return plan
 
 
-def resume(layout: RunLayout, plan: ResumePlan, sets: Sequence[str], *, only: Only | None, verbose: bool) -> Ended:
+def resume(
+    layout: RunLayout, plan: ResumePlan, sets: Sequence[str], gate: SignalGate, *, only: Only | None, verbose: bool
+) -> Ended:
     """Continue a run that was found whole, or do one thing only: draw the next rollouts, or save the newest
     pair of states again."""
     do = {"rollout": _draw_and_score, "save": _save_for_any_layout, None: run}[only]
-    return _continue(layout, recipe_of(layout, sets), plan, verbose=verbose, do=do)
+    return _continue(Opening(layout, recipe_of(layout, sets), gate, verbose), plan, do)
 
 
 def planned_change(root: Path, sets: Sequence[str]) -> changes.Change | None:
@@ -87,17 +102,17 @@ def planned_change(root: Path, sets: Sequence[str]) -> changes.Change | None:
     return changes.change(layout, recipe_of(layout, sets))
 
 
-def rollout(loaded: Loaded, *, runs: Path, verbose: bool) -> Ended:
+def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, verbose: bool) -> Ended:
     """Draw and score the rollouts of the next step, and stop; `train` goes on from them."""
     layout = RunLayout(runs / loaded.recipe.name)
     if not layout.root.exists() or is_replaceable(layout):
-        return _begin(layout, loaded.recipe, ROLLOUT, verbose=verbose, do=_draw_and_score)
+        return _begin(Opening(layout, loaded.recipe, gate, verbose), ROLLOUT, _draw_and_score)
     if not _holds_only_rollouts(layout):
         raise RunExistsError(
             f"run directory `{layout.root}` exists and has been trained",
             hint=f"draw under another name: --set name={loaded.recipe.name}-2",
         )
-    return _continue(layout, loaded.recipe, _as_it_is(layout), verbose=verbose, do=_draw_and_score)
+    return _continue(Opening(layout, loaded.recipe, gate, verbose), _as_it_is(layout), _draw_and_score)
 
 
 def _draw_and_score(job: Job) -> None:
@@ -131,9 +146,8 @@ def _save_for_any_layout(job: Job) -> None:
         )
 
 
-def _continue(
-    layout: RunLayout, recipe: Recipe, plan: ResumePlan, *, verbose: bool, do: Callable[[Job], None] = run
-) -> Ended:
+def _continue(opening: Opening, plan: ResumePlan, do: Callable[[Job], None] = run) -> Ended:
+    layout, recipe = opening.layout, opening.recipe
     changes.change(layout, recipe)  # refuses what no resume can do before anything is opened
     sockets, digests = session.prepare(recipe)
     with engines.closed_if_it_fails(sockets):
@@ -143,8 +157,8 @@ def _continue(
         change = changes.adopt(attempt, recipe)
         recipes = recorded_recipes(layout)
     notes = tuple(change.lines()) if change is not None else ()
-    opened = OpenedRun(layout, recipes, sockets, plan, verbose=verbose, notes=notes, attempt=attempt)
-    return session.attempt_run(opened, do)
+    opened = OpenedRun(layout, recipes, sockets, plan, verbose=opening.verbose, notes=notes, attempt=attempt)
+    return session.attempt_run(opened, do, opening.gate)
 
 
 def _holds_only_rollouts(layout: RunLayout) -> bool:
@@ -242,3 +256,6 @@ class Nowhere:
 
     def between(self) -> None:
         pass
+
+    def may_save(self) -> bool:
+        return False

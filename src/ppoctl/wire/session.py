@@ -3,13 +3,16 @@
 import os
 import platform
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
+from ppoctl.clock import WORK
 from ppoctl.errors import (
     ExitCode,
     FinishedShortError,
@@ -22,7 +25,7 @@ from ppoctl.errors import (
     quoted,
     without_secrets,
 )
-from ppoctl.launch.signals import signal_gate
+from ppoctl.launch.signals import SignalGate, signal_gate
 from ppoctl.loop.expectations import ExpectationResult, judge
 from ppoctl.loop.run import Job, run
 from ppoctl.preflight import check as preflight
@@ -39,12 +42,15 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Observer
 from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.resume_plan import ResumePlan
+from ppoctl.store.states import States
+from ppoctl.store.stop_request import stop_requested
 from ppoctl.tracking.console import Console, Consoles, open_console, open_log
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
 from ppoctl.tracking.view import RunView
 from ppoctl.versions import versions
 from ppoctl.wire import engines
+from ppoctl.wire.allotted import allotted, time_left
 from ppoctl.wire.full_disk import add_what_is_needed
 from ppoctl.wire.job import JobContext, assemble
 from ppoctl.wire.out_of_memory import out_of_memory
@@ -71,26 +77,48 @@ class Watcher:
     console: Console
     mirror: MlflowMirror | None
     stage: tuple[int, str] = (0, "start")
+    unkept_since: float | None = None
+    """Time by the clock of work since which nothing of the running stage was kept; None: none runs."""
+    replayed_s: float = 0.0
+    began: tuple[float, float] = field(default_factory=lambda: (time.monotonic(), WORK.now()))
+    """Start of the attempt in seconds, by the clock on the wall and by that of work."""
     mirror_started: bool = False
     exit_code: ExitCode = ExitCode.DONE
     """How an attempt that came to its end is written down."""
 
     def on_stage(self, step: int, stage: str) -> None:
-        self.stage = (step, stage)
+        self.stage, self.unkept_since = (step, stage), WORK.now()
         self.console.on_stage_started(step, stage)
 
     def on_moment(self, step: int, stage: str, moment: str) -> None:
         pass
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
+        self.unkept_since = WORK.now()
         self.console.on_progress(done, total, tokens)
 
     def on_committed(self, line: Line) -> None:
+        self.unkept_since = None
         self.console.on_committed(line)
         if line["step"] > 0:
             self.start_mirror()
         if self.mirror is not None and self.mirror_started:
             self.mirror.notify()
+
+    @contextmanager
+    def counting_replays(self, states: States) -> Iterator[None]:
+        """Around the work of a run: how long it replayed is known afterwards, however it ended."""
+        try:
+            yield
+        finally:
+            self.replayed_s = states.replayed_s
+
+    def lost(self) -> dict[str, float]:
+        """Seconds of the attempt that no stage of the run has: starts, replays, and what was not committed."""
+        still_s = (time.monotonic() - self.began[0]) - (WORK.now() - self.began[1])
+        abandoned_s = 0.0 if self.unkept_since is None else WORK.now() - self.unkept_since
+        starting_s = max(still_s - self.replayed_s, 0.0)
+        return {"starting_s": starting_s, "replayed_s": self.replayed_s, "abandoned_s": abandoned_s}
 
     def start_mirror(self) -> None:
         """MLflow hears of a run once it has a rollout: a start that failed is replaced, and leaves nothing there."""
@@ -134,19 +162,24 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str]]:
         return engines.build_engines(recipe, questions, scorer, model_digest=digests["model"]), digests
 
 
-def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
+def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run, gate: SignalGate | None = None) -> Ended:
     """Run what is left. Raises the error that stopped it; the journal then has the attempt's end and exit code.
+    `gate`: the one that has been there since the command began; None: one of its own.
 
     Health rules are judged over the recorded steps again, so a rule's count of consecutive steps survives a resume.
     """
+    goes_on = f"ppoctl resume {quoted(opened.layout.root)}"
+    if gate is None:
+        with signal_gate(goes_on) as own:
+            return attempt_run(opened, do, own)
+    gate.goes_on = goes_on
     layout, recipe = opened.layout, opened.recipe
     attempt = opened.attempt or claim(layout)
     artifact.sweep(attempt)
     journal, told = Journal(layout, attempt), outlines_of(layout)
-    journal.event("attempt_started", pid=os.getpid(), host=platform.node(), threads=torch.get_num_threads())
+    this_process = {"pid": os.getpid(), "host": platform.node(), "threads": torch.get_num_threads()}
+    journal.event("attempt_started", **this_process, **allotted(recipe))
     with (
-        # Not left to `_ending`: a second signal may come while that closes the mirror.
-        signal_gate(f"ppoctl resume {quoted(layout.root)}") as gate,
         _watched(opened, told, attempt, journal) as watcher,
         _ending(recipe, journal, told, attempt, watcher),
         gate.outlasting(),
@@ -165,7 +198,11 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run) -> Ended:
             watcher.console.on_message(note)
         if run_dir.has_begun(layout):
             watcher.start_mirror()
-        with closing(generator):
+        with (
+            closing(generator),
+            gate.working(time_left(layout, told, journal), partial(stop_requested, layout, attempt.number)),
+            watcher.counting_replays(job.states),
+        ):
             do(job)
         verdicts = judge(recipe.expect, journal.lines()) if do is run else []
         if not all(verdict.met for verdict in verdicts):
@@ -232,7 +269,7 @@ def _ending(recipe: Recipe, journal: Journal, told: Outlines, attempt: Attempt, 
     finally:
         # A full disk or a vanished folder must not hide the error that is on its way.
         with suppress(StorageError):
-            journal.event("attempt_ended", status=status, exit_code=code)
+            journal.event("attempt_ended", status=status, exit_code=code, **watcher.lost())
         if watcher.mirror is not None:
             watcher.mirror.close(status, MIRROR_DEADLINE_S)
 

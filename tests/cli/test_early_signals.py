@@ -1,0 +1,44 @@
+"""A signal before anything is ready ends a command with its code and a sentence."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from house.conftest import ROOT
+
+ENDS = {signal.SIGUSR1: 75, signal.SIGTERM: 75, signal.SIGHUP: 75, signal.SIGINT: 130}
+
+
+@pytest.mark.parametrize("number", ENDS, ids=lambda number: number.name)
+def test_a_command_that_is_still_reading_ends_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    rows, runs = tmp_path / "rows.jsonl", tmp_path / "runs"
+    os.mkfifo(rows)
+    recipe, setting = ROOT / "recipes" / "quickstart.toml", f"data.train.path={rows}"
+    words = [sys.executable, "-m", "ppoctl", "train", str(recipe), "--set", setting, "--runs", str(runs)]
+    environ = {**os.environ, "PPOCTL_DATA": "/nowhere", "PYTHONPATH": str(ROOT / "src")}
+    command = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environ)
+    writer = opened_for_writing(rows, command)
+    command.send_signal(number)
+    said = command.communicate(timeout=60)[1].splitlines()
+    os.close(writer)
+    assert command.returncode == ENDS[number]
+    assert said[0].startswith(f"error: stopped by {number.name}")
+    assert said[0].endswith("before the first stage; everything finished is committed")
+    assert f"hint: ppoctl train {recipe} --set {setting}" in said
+    assert not runs.exists()
+
+
+def opened_for_writing(pipe: Path, reader: "subprocess.Popen[str]") -> int:
+    """The pipe, once the command waits for what comes out of it."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and reader.poll() is None:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            time.sleep(0.02)
+    raise AssertionError("the command reads no rows")
