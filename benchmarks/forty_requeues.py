@@ -101,7 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requeues", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=70)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--within", type=float, default=3.0, metavar="SECONDS")
     given = parser.parse_args()
     draw = random.Random(given.seed)
@@ -125,6 +125,8 @@ def main() -> int:
             while not is_struck(lab, drill, seen):
                 print(f"     {way:<10} {after_s:4.1f} s later, {told}: not heard, and again", flush=True)
                 strike(lab, drill, way)
+            if lab.job(drill.jobs[-1])["JobState"] == "COMPLETED":  # before it heard
+                break
             ways[way] += 1
             print(f"{ways.total():>3}  {way:<10} {after_s:4.1f} s later, {told}", flush=True)
         last = drill.ended(seconds=3600)
