@@ -183,6 +183,8 @@ def keys_at(node: Node, path: KeyPath) -> list[Key]:
     if not isinstance(node, TableNode) or path[0] not in node.keys:
         return []
     key = node.keys[path[0]]
+    if key.each is not None and len(path) == 2:
+        return [key.each]
     return keys_at(key.node, path[1:]) if path[1:] else [key]
 
 
