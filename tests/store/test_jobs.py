@@ -63,6 +63,7 @@ def test_ends_of_a_script_are_read_line_by_line_and_half_a_line_is_none(layout: 
 def test_starts_of_a_job_are_kept(layout: RunLayout) -> None:
     record(layout, JobRecord("9", 5.0, "resume"))
     assert starts(layout, "9") == []
-    started(layout, "9", 0, 17)
-    started(layout, "9", 1, 18)
-    assert starts(layout, "9") == [Start(0, 17), Start(1, 18)]
+    first, second = Start(0, 17, 100.0, 60.0), Start(1, 18, 200.0, 0.0)
+    for start in (first, second):
+        started(layout, "9", start)
+    assert starts(layout, "9") == [first, second]

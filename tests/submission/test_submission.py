@@ -152,8 +152,58 @@ def test_a_run_is_submitted_again_with_other_keys(cluster: Programs, capsys: pyt
     (cluster.folder / "squeue").write_text(forgotten, "utf-8")
     assert run(["resume", told["run"], "--on", "slurm", "--set", "steps=70", "--set", "slurm.time=60"]) == 0
     script = RunLayout(Path(told["run"])).job_script("42").read_text("utf-8")
-    assert f"resume {told['run']} --set steps=70 --set slurm.time=60 --on here" in script
+    assert f"resume {told['run']} --set steps=70 --set 'slurm.time=\"60\"' --on here" in script
     assert "#SBATCH --time=60" in script
+
+
+def test_what_is_set_for_a_job_means_what_it_means_here(cluster: Programs, tmp_path: Path) -> None:
+    assert submit() == 0
+    sets = ("--set", "data.train.path=rows.jsonl")
+    assert run(["resume", "runs/quickstart", "--on", "slurm", "--test-only", *sets]) == 0
+    script = (cluster.folder / "sbatch.got").read_text("utf-8")
+    assert f"'data.train.path=\"{tmp_path}/rows.jsonl\"'" in script
+
+
+def test_options_of_a_resume_are_the_jobs_too_or_are_done_here(
+    cluster: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit("--force") == 0
+    layout = RunLayout(Path("runs/quickstart"))
+    assert "quickstart --force --on here" in layout.job_script("41").read_text("utf-8")
+    again = ["resume", "runs/quickstart", "--on", "slurm"]
+    assert run([*again, "--rollout-only", "--force"]) == 0
+    assert "--force --rollout-only --on here" in layout.job_script("42").read_text("utf-8")
+    assert run([*again, "--save-only"]) == 0
+    assert "quickstart --save-only --on here" in layout.job_script("43").read_text("utf-8")
+    asked = len(cluster.asked)
+    assert run([*again, "--plan"]) == 0
+    assert run([*again, "--take-over"]) == 2
+    assert run([*again, "--back-to", "4"]) != 0, "there is no such step to go back to"
+    assert len([line for line in cluster.asked[asked:] if line.startswith("sbatch")]) == 0
+
+
+def test_a_job_that_may_be_in_the_queue_keeps_its_run(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.make("sbatch", 'echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1')
+    assert submit() == 3
+    told = capsys.readouterr().err
+    assert "whether Slurm took a job" in told
+    assert "squeue --me --name=quickstart" in told
+    assert submit() == 2, "its name is taken: the job may come"
+    cluster.make("sbatch", TAKES)
+    assert run(["resume", "runs/quickstart", "--on", "slurm"]) == 0
+
+
+def test_a_site_that_greets_is_understood(cluster: Programs) -> None:
+    cluster.make("sbatch", 'cat >/dev/null; echo "---- Welcome, 12 users ----"; echo "4711;north"')
+    assert submit() == 0
+    assert [job.id for job in jobs(RunLayout(Path("runs/quickstart")))] == ["4711"]
+
+
+def test_variables_of_the_shell_do_not_outdo_the_script(cluster: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "other")
+    cluster.make("sbatch", f'env >"$0.env"; {TAKES}')
+    assert submit() == 0
+    assert "SBATCH_" not in (cluster.folder / "sbatch.env").read_text("utf-8")
 
 
 def test_or_resume_submits_what_is_recorded_and_nothing_else(

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.batch.sealed import seal
 from ppoctl.errors import FinishedShortError
 from ppoctl.slurm.allocation import Allocation
 from ppoctl.slurm.client import Slurm
 from ppoctl.slurm.turn import FRUITLESS_MOST, begin
-from ppoctl.store.jobs import JobRecord, record, starts
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.jobs import JobRecord, Start, jobs, record, started, starts
+from ppoctl.store.layout import FORMAT, RunLayout
 
 
 @pytest.fixture
@@ -17,6 +18,7 @@ def layout(tmp_path: Path) -> RunLayout:
     made = RunLayout(tmp_path / "run")
     made.root.mkdir()
     made.journal.touch()
+    made.run_json.write_text(seal({"format": FORMAT, "sources": {}}), "utf-8")
     record(made, JobRecord("7", 1.0, "train", None, 5))
     record(made, JobRecord("8", 2.0, "train", "7", 5))
     return made
@@ -49,22 +51,45 @@ def test_a_link_goes_on_after_one_that_wrote_no_end(layout: RunLayout) -> None:
     assert begin(layout, job("8")) is None
 
 
+def test_a_job_that_nobody_could_write_down_does_it_itself(layout: RunLayout) -> None:
+    layout.run_json.write_text(seal({"format": FORMAT, "sources": {}, "on": "slurm"}), "utf-8")
+    assert begin(layout, job("9")) is None
+    assert [found.id for found in jobs(layout)] == ["7", "8", "9"]
+
+
+def end(layout: RunLayout, restart: int, *, code: int = 3, signal: str = "-", at: float = 0.0) -> None:
+    """What the script of job 7 writes when it ends."""
+    with layout.job_ended("7").open("a", encoding="ascii") as file:
+        file.write(f"{restart} {code} {at:.0f} {signal}\n")
+
+
 def test_a_job_without_fruit_is_not_tried_for_ever(layout: RunLayout) -> None:
     for restart in range(FRUITLESS_MOST):
         assert begin(layout, job("7", restart)) is None
+        end(layout, restart)
     with pytest.raises(
         FinishedShortError, match="job 7 started 3 times in a row and committed nothing new"
     ) as raised:
         begin(layout, job("7", FRUITLESS_MOST))
     assert raised.value.hint is not None
     assert raised.value.hint.startswith("see why: ppoctl logs ")
-    assert begin(layout, job("8")) is None, "another job begins to count anew"
 
 
-def test_starts_that_slurm_itself_ended_do_not_count(layout: RunLayout) -> None:
+@pytest.mark.parametrize("signal", ["TERM", "USR1", None])
+def test_starts_that_slurm_itself_ended_do_not_count(layout: RunLayout, signal: str | None) -> None:
+    """Pushed out with a warning or without, or by the death of a node, after which there is no line."""
     for restart in range(5):
         assert begin(layout, job("7", restart)) is None
-        ended(layout, "7", *(f"{n} 75 100 TERM" for n in range(restart + 1)))
+        if signal is not None:
+            end(layout, restart, code=75, signal=signal)
+
+
+def test_a_limit_that_is_too_short_to_begin_counts(layout: RunLayout) -> None:
+    for restart in range(FRUITLESS_MOST):
+        started(layout, "7", Start(restart, 0, 1000.0, 600.0))
+        end(layout, restart, code=75, signal="USR1", at=1400.0)
+    with pytest.raises(FinishedShortError):
+        begin(layout, job("7", FRUITLESS_MOST))
 
 
 def test_what_was_kept_of_a_rollout_is_fruit(layout: RunLayout) -> None:
@@ -72,4 +97,5 @@ def test_what_was_kept_of_a_rollout_is_fruit(layout: RunLayout) -> None:
     parts.mkdir(parents=True)
     for restart in range(5):
         assert begin(layout, job("7", restart)) is None
+        end(layout, restart)
         (parts / f"{restart}.safetensors").touch()

@@ -68,12 +68,13 @@ def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | 
     from ppoctl.store.layout import RunLayout
     from ppoctl.wire.run_recipe import loaded_of
     from ppoctl.wire.sources import run_of
+    from ppoctl.wire.submission import as_options
 
     root = ckpt if (ckpt / "run.json").is_file() else run_of(ckpt).root
     layout = RunLayout(root.absolute())
     loaded = load(files, sets) if files else loaded_of(layout, sets)
     words = ["eval", *(str(file.absolute()) for file in files), "--ckpt", str(ckpt.absolute())]
-    words += [word for text in sets for word in ("--set", text)]
+    words += as_options(loaded, sets)
     words += [] if out is None else ["--out", str(out.absolute())]
     folder, log = Path.cwd(), "slurm-eval-%j.log"
     if layout.run_json.is_file():

@@ -8,6 +8,7 @@ import typer
 from ppoctl.cli import preflight, render, summary
 from ppoctl.cli.options import Chain, Force, Json, On, Run, Sets, TakeOver, TestOnly, Verbose, as_typed
 from ppoctl.cli.submission import Submission
+from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,11 +51,13 @@ def resume(
 
     layout = RunLayout(run.resolve())
     run_dir.facts(layout)
-    if on == "slurm":
-        Submission(test_only=test_only, chain=chain, as_json=json).run_again(layout, sets or ())
-        return None
     if plan:
         _tell_plan(run, layout, sets or (), allow_missing=allow_missing, as_json=json)
+        return None
+    if on == "slurm":
+        _set_aside_here(layout, back_to, allow_missing=allow_missing, take_over=take_over)
+        submission = Submission(test_only=test_only, chain=chain, as_json=json, force=force)
+        submission.run_again(layout, sets or (), rollout_only=rollout_only, save_only=save_only)
         return None
     with signal_gate(as_typed("resume", [run], sets or ())) as gate:
         if (code := _turn_is_over(layout)) is not None:
@@ -72,6 +75,20 @@ def resume(
         ended = commands.resume(layout, table, sets or (), gate, only=only, verbose=verbose)
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None
+
+
+def _set_aside_here(layout: "RunLayout", back_to: int | None, *, allow_missing: bool, take_over: bool) -> None:
+    """Set aside what was asked to be, once: a job that comes back would do it again. Raises RecipeError for what no
+    job can do."""
+    if take_over:
+        raise RecipeError(
+            "`--take-over` is not for a job, which waits in a queue", hint=f"ppoctl stop {quoted(layout.root)}"
+        )
+    if back_to is not None or allow_missing:
+        from ppoctl.slurm.following import require_idle
+
+        require_idle(layout)
+        _made_whole(layout, back_to, allow_missing=allow_missing)
 
 
 def _turn_is_over(layout: "RunLayout") -> int | None:

@@ -19,46 +19,59 @@ if TYPE_CHECKING:
 class Submission:
     """How something is to be submitted."""
 
-    def __init__(self, *, test_only: bool, chain: int, as_json: bool) -> None:
+    def __init__(self, *, test_only: bool, chain: int, as_json: bool, force: bool = False) -> None:
         self.test_only = test_only
         self.chain = chain
         self.as_json = as_json
+        self.force = force
 
     def new_run(
-        self, files: Sequence[Path], sets: Sequence[str], runs: Path, command: str, *, or_resume: bool, force: bool
+        self, files: Sequence[Path], sets: Sequence[str], runs: Path, command: str, *, or_resume: bool = False
     ) -> None:
         """Submit the run of a recipe."""
         from ppoctl.store.layout import RunLayout
         from ppoctl.wire import submission
 
-        loaded = preflight.submittable(files, sets, runs, force=force)
+        loaded = preflight.submittable(files, sets, runs, force=self.force)
         layout = RunLayout((runs / loaded.recipe.name).absolute())
         if or_resume and layout.run_json.is_file():
             _require_unchanged(layout, loaded.recipe)
             self.run_again(layout, ())
             return
         submission.require_accepted(loaded)
+        options = self._options(rollout_only=command == "rollout")
         if self.test_only:
-            self._ask(loaded.recipe, submission.work_of_run(layout, command))
+            self._ask(loaded.recipe, submission.work_of_run(layout, options))
         else:
+            progress = preflight.Reading().say
             found = submission.submit_new(
-                loaded.recipe, layout, command, links=self.chain, progress=preflight.Reading().say
+                loaded.recipe, layout, command, options, links=self.chain, progress=progress
             )
             render.passing()
             self._tell_of_run(found, layout)
 
-    def run_again(self, layout: "RunLayout", sets: Sequence[str]) -> None:
+    def run_again(
+        self, layout: "RunLayout", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
+    ) -> None:
         """Submit a run that is there."""
         from ppoctl.wire import submission
         from ppoctl.wire.run_recipe import loaded_of
 
         loaded = loaded_of(layout, sets)
-        recipe = loaded.recipe
         submission.require_accepted(loaded)
+        options = self._options(rollout_only=rollout_only, save_only=save_only)
+        options += submission.as_options(loaded, sets)
         if self.test_only:
-            self._ask(recipe, submission.work_of_run(layout, "train", sets))
-        else:
-            self._tell_of_run(submission.submit_again(layout, recipe, sets, links=self.chain), layout)
+            self._ask(loaded.recipe, submission.work_of_run(layout, options))
+            return
+        command = "rollout" if rollout_only else "resume"
+        found = submission.submit_again(layout, loaded.recipe, command, options, links=self.chain)
+        self._tell_of_run(found, layout)
+
+    def _options(self, *, rollout_only: bool = False, save_only: bool = False) -> list[str]:
+        """Options of this command that the job's command has, too."""
+        asked = {"--force": self.force, "--rollout-only": rollout_only, "--save-only": save_only}
+        return [option for option, is_asked in asked.items() if is_asked]
 
     def other(self, loaded: "Loaded", work: "Work") -> None:
         """Submit what works on no run."""
@@ -111,7 +124,7 @@ def print_script(recipe: "Recipe", runs: Path) -> None:
     from ppoctl.store.layout import RunLayout
     from ppoctl.wire import submission
 
-    work = submission.work_of_run(RunLayout((runs / recipe.name).absolute()), "train")
+    work = submission.work_of_run(RunLayout((runs / recipe.name).absolute()))
     render.line(submission.script_of(recipe, work).removesuffix("\n"))
 
 

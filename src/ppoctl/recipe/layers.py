@@ -185,7 +185,7 @@ def _of_sets(sets: Sequence[str], problems: list[Problem]) -> list[Setting]:
     found: list[Setting] = []
     for text in sets:
         key, equals, value = text.partition("=")
-        path = _path_of(key)
+        path = path_of(key)
         if path and equals:
             found.append((path, value, "--set"))
         else:
@@ -231,7 +231,7 @@ def _named_in(value: Any) -> Iterator[str]:
             yield from _named_in(inner)
 
 
-def _path_of(key: str) -> KeyPath:
+def path_of(key: str) -> KeyPath:
     """The parts of a dotted key as TOML reads it; none where it is no key."""
     try:
         document = tomllib.loads(f"{key} = 0")

@@ -6,7 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -24,8 +24,17 @@ IS_AT_WORK = frozenset(
 _UNKNOWN = "Invalid job id"
 """Slurm's words for a job that it does not know, and of `scancel --state` for one that is over."""
 
-_OWN_SETTINGS = ("SQUEUE_", "SACCT_", "SCANCEL_")
-"""Beginnings of variables by which users change what these programs print and whom they mean."""
+_OWN_SETTINGS = ("SBATCH_", "SINFO_", "SQUEUE_", "SACCT_", "SCANCEL_")
+"""Beginnings of variables by which users change what these programs do and print; `SBATCH_PARTITION` would be
+stronger than the script."""
+SUBMIT_S = 120.0
+"""Seconds that a submission may take: sbatch itself waits for a queue that is full."""
+
+
+_NO_ANSWER = (
+    *("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted"),
+    *("Unexpected message received", "Transport endpoint", "Connection refused"),
+)
 
 
 class SlurmAwayError(SlurmError):
@@ -78,8 +87,15 @@ class Slurm:
 
     def submit(self, script: str, *, folder: Path, options: Sequence[str] = ()) -> str:
         """Submit the script to run in `folder`; returns the job's id. `options` of sbatch come besides those that
-        the script has. Raises SlurmError with Slurm's own sentence where it refuses."""
-        return self._ask(["sbatch", "--parsable", *options], script, folder).strip().split(";")[0]
+        the script has. Raises SlurmError with Slurm's own sentence where it refuses, SlurmAwayError where nobody
+        knows whether it took the job."""
+        patient = replace(self, deadline_s=max(self.deadline_s, SUBMIT_S))
+        said = patient._ask(["sbatch", "--parsable", *options], script, folder)
+        # `4711` or `4711;cluster`; sites greet their users before.
+        ids = [line.partition(";")[0] for line in said.split() if re.fullmatch(r"\d+(;\S+)?", line)]
+        if not ids:
+            raise SlurmAwayError(f"`sbatch` named no job: {_without_program(said)}", hint="squeue --me")
+        return ids[-1]
 
     def would_accept(self, script: str, *, folder: Path, options: Sequence[str] = ()) -> str:
         """What Slurm says when it is asked whether it would take the script (`--test-only`): when it would start, and
@@ -201,7 +217,7 @@ class Slurm:
             says = _without_program(done.stderr or done.stdout)
             if "configuration source" in says:
                 raise _absent(f"`{words[0]}` knows of no cluster")
-            if "Unable to contact slurm controller" in says or "Socket timed out" in says:
+            if any(words in says for words in _NO_ANSWER):
                 raise SlurmAwayError(f"Slurm's controller does not answer: {says}", hint="scontrol ping")
             raise SlurmError(f"`{words[0]}` refused: {says}", hint="sinfo")
         return done

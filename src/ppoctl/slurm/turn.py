@@ -1,11 +1,14 @@
 """A job's turn on a run: whether it should work at all, asked before anything is loaded."""
 
+import time
+
 from ppoctl.errors import FinishedShortError, InterruptedByUserError, quoted
 from ppoctl.slurm.allocation import Allocation
 from ppoctl.store.alive import attempts
 from ppoctl.store.append import intact
-from ppoctl.store.jobs import JobRecord, ends, jobs, started, starts
+from ppoctl.store.jobs import JobRecord, ScriptEnd, Start, ends, jobs, record, started, starts
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.run_dir import facts
 from ppoctl.store.stop_request import stop_requested
 
 FRUITLESS_MOST = 3
@@ -29,6 +32,9 @@ def begin(layout: RunLayout, here: Allocation) -> int | None:
     run was to stop before the job went back into the queue.
     """
     found = next((job for job in jobs(layout) if job.id == here.id), None)
+    if found is None and "on" in facts(layout):  # whoever submitted it could not write it down
+        found = JobRecord(here.id, time.time(), "resume")
+        record(layout, found)
     if found is None:  # a script of the user's own
         return None
     if (code := _done_before(layout, found)) is not None:
@@ -36,7 +42,9 @@ def begin(layout: RunLayout, here: Allocation) -> int | None:
     _require_wanted(layout, here)
     progress = _progress(layout)
     _require_fruit(layout, here, progress)
-    started(layout, here.id, here.restarts, progress)
+    now = time.time()
+    limit_s = 0.0 if here.ends_at is None else here.ends_at - now
+    started(layout, here.id, Start(here.restarts, progress, now, limit_s))
     return None
 
 
@@ -58,14 +66,23 @@ def _require_wanted(layout: RunLayout, here: Allocation) -> None:
 
 
 def _require_fruit(layout: RunLayout, here: Allocation, progress: int) -> None:
-    # Where Slurm took the nodes away (TERM) the job is not to blame.
-    pushed_out = {end.restart for end in ends(layout, here.id) if end.signal == "TERM"}
-    before = [start for start in starts(layout, here.id) if start.restart not in pushed_out][-FRUITLESS_MOST:]
+    blamed = {end.restart: end for end in ends(layout, here.id)}
+    before = [
+        start
+        for start in starts(layout, here.id)
+        if start.restart in blamed and _is_its_own(start, blamed[start.restart])
+    ][-FRUITLESS_MOST:]
     if len(before) == FRUITLESS_MOST and all(start.progress == progress for start in before):
         raise FinishedShortError(
             f"job {here.id} started {FRUITLESS_MOST} times in a row and committed nothing new; it is not tried again",
             hint=f"see why: ppoctl logs {quoted(layout.root)}; then: ppoctl resume {quoted(layout.root)} --on slurm",
         )
+
+
+def _is_its_own(start: Start, end: ScriptEnd) -> bool:
+    """Whether a start ended by itself or at its time limit, and was not pushed out: Slurm warns of both alike."""
+    was_long = start.limit_s > 0 and end.at - start.at > start.limit_s / 2
+    return end.signal == "" or (end.signal == "USR1" and was_long)
 
 
 def _progress(layout: RunLayout) -> int:

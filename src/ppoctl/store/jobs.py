@@ -51,6 +51,10 @@ class Start:
     """How often the job had gone back into the queue before."""
     progress: int
     """A number that grows with all that is committed."""
+    at: float
+    """Time, in unix seconds."""
+    limit_s: float
+    """Seconds that there were until the time limit; 0: not known, or none."""
 
 
 def record(layout: RunLayout, job: JobRecord) -> None:
@@ -82,21 +86,20 @@ def ends(layout: RunLayout, id: str) -> list[ScriptEnd]:
     return [ScriptEnd(int(restart), int(code), float(at), signal.strip("-")) for restart, code, at, signal in found]
 
 
-def started(layout: RunLayout, id: str, restart: int, progress: int) -> None:
+def started(layout: RunLayout, id: str, start: Start) -> None:
     """Write down that a job starts to work on the run. Raises StorageError."""
     path = layout.job_started(id)
     try:
         with path.open("a", encoding="ascii") as file:
-            file.write(f"{restart} {progress}\n")
+            file.write(f"{start.restart} {start.progress} {start.at:.0f} {start.limit_s:.0f}\n")
     except OSError as error:
         raise storage_error(path, error) from error
 
 
 def starts(layout: RunLayout, id: str) -> list[Start]:
     """Every start of the job on the run, oldest first. Raises StorageError where they cannot be read."""
-    return [
-        Start(int(restart), int(progress)) for restart, progress in _lines(layout.job_started(id), r"(\d+) (\d+)")
-    ]
+    found = _lines(layout.job_started(id), r"(\d+) (\d+) (\d+) (\d+)")
+    return [Start(int(restart), int(progress), float(at), float(limit)) for restart, progress, at, limit in found]
 
 
 def _lines(path: Path, pattern: str) -> Iterator[tuple[str, ...]]:

@@ -17,8 +17,11 @@ ROLLOUT = "rollout"
 TRAIN = "train"
 
 
-def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, command: str) -> None:
-    """Make the run directory of a new run."""
+def create(
+    layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, command: str, on: str | None = None
+) -> None:
+    """Make the run directory of a new run. `on`: the cluster's kind that it is made for, `slurm`; None: it runs at
+    once."""
     run_dir.create(
         layout,
         recipe_toml=recipe_as_toml(recipe),
@@ -27,6 +30,7 @@ def create(layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, com
             "sources": dict(digests),
             "versions": versions(),
             "command": command,
+            **({} if on is None else {"on": on}),
         },
     )
 
@@ -55,6 +59,7 @@ def is_replaceable(layout: RunLayout) -> bool:
     no job was submitted. Raises RunAliveError while somebody is at work on it."""
     if not layout.run_json.is_file() or run_dir.has_begun(layout) or jobs(layout):
         return False
-    run_dir.facts(layout)
+    if "on" in run_dir.facts(layout):  # a job may be waiting that nobody could write down
+        return False
     require_idle(layout)
     return True

@@ -4,19 +4,21 @@ submitted. Light: nothing of what trains is loaded."""
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ppoctl.batch.kept_digests import Progress, kept_digest
 from ppoctl.data.rows import digest_of, read_datasets
 from ppoctl.errors import RecipeError, RunAliveError, SlurmError, quoted
+from ppoctl.recipe.explain import as_toml
+from ppoctl.recipe.layers import path_of
 from ppoctl.recipe.load import Loaded
 from ppoctl.recipe.problems import as_error
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
-from ppoctl.slurm.client import Slurm
+from ppoctl.slurm.client import Slurm, SlurmAwayError
 from ppoctl.slurm.following import require_idle
 from ppoctl.slurm.request import Request, request_of, require_request
 from ppoctl.slurm.script import Work, batch_script
@@ -24,7 +26,7 @@ from ppoctl.store import run_dir
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.jobs import JobRecord, jobs, record
 from ppoctl.store.layout import RunLayout
-from ppoctl.wire.new_run import ROLLOUT, TRAIN, create, make_way
+from ppoctl.wire.new_run import create, make_way
 from ppoctl.wire.sources import model_digests
 from ppoctl.wire.staging import job_faults
 
@@ -62,40 +64,57 @@ def program() -> list[str]:
     return [str(beside)] if beside.is_file() else [sys.executable, "-m", "ppoctl"]
 
 
-def work_of_run(layout: RunLayout, command: str, sets: Sequence[str] = ()) -> Work:
+def work_of_run(layout: RunLayout, options: Sequence[str] = ()) -> Work:
     """What a job does with a run: it goes on from what is there."""
-    only = ["--rollout-only"] if command == ROLLOUT else []
-    words = ["resume", str(layout.root), *only, *(word for text in sets for word in ("--set", text)), "--on", "here"]
-    return Work(tuple(words), layout.root, LOG, is_run=True)
+    return Work(("resume", str(layout.root), *options, "--on", "here"), layout.root, LOG, is_run=True)
+
+
+def as_options(loaded: Loaded, sets: Sequence[str]) -> list[str]:
+    """Options that set these keys in a job: what was typed here is read in another folder and environment there."""
+    resolved, found = loaded.resolved(), list[str]()
+    for text in sets:
+        key = text.partition("=")[0]
+        value: Any = resolved
+        for name in path_of(key):
+            value = value.get(name) if isinstance(value, dict) else None
+        found += ["--set", f"{key}={as_toml(value)}" if isinstance(value, str | dict) else text]
+    return found
 
 
 def submit_new(
-    recipe: Recipe, layout: RunLayout, command: str, *, links: int = 1, progress: Progress | None = None
+    recipe: Recipe,
+    layout: RunLayout,
+    command: str,
+    options: Sequence[str],
+    *,
+    links: int = 1,
+    progress: Progress | None = None,
 ) -> Submitted:
     """Make the directory of a new run, and submit it. Where Slurm refuses nothing is left. Raises RunExistsError,
     RecipeError, SlurmError, StorageError."""
     slurm = outside()
     make_way(layout)
     rows = {f"data.{name}": digest_of(found) for name, found in read_datasets(recipe.data).items()}
-    create(
-        layout, recipe, {**model_digests(recipe, partial(kept_digest, progress=progress)), **rows}, command=command
-    )
+    digests = {**model_digests(recipe, partial(kept_digest, progress=progress)), **rows}
+    create(layout, recipe, digests, command=command, on="slurm")
     try:
-        return _submit_run(slurm, recipe, layout, command, (), links)
+        return _submit_run(slurm, recipe, layout, command, options, links)
+    except SlurmAwayError:
+        raise
     except SlurmError:
         run_dir.remove(layout)
         raise
 
 
 def submit_again(
-    layout: RunLayout, recipe: Recipe, sets: Sequence[str] = (), *, command: str = TRAIN, links: int = 1
+    layout: RunLayout, recipe: Recipe, command: str, options: Sequence[str], *, links: int = 1
 ) -> Submitted:
     """Submit a run that is there, with keys that change from now on. Raises RunAliveError while somebody is at
     work on it, or a job of it is not over."""
     slurm = outside()
     require_idle(layout)
     _require_no_job(layout, slurm)
-    return _submit_run(slurm, recipe, layout, command, sets, links)
+    return _submit_run(slurm, recipe, layout, command, options, links)
 
 
 def submit_other(recipe: Recipe, work: Work) -> Submitted:
@@ -131,9 +150,9 @@ def _require_no_job(layout: RunLayout, slurm: Slurm) -> None:
 
 
 def _submit_run(
-    slurm: Slurm, recipe: Recipe, layout: RunLayout, command: str, sets: Sequence[str], links: int
+    slurm: Slurm, recipe: Recipe, layout: RunLayout, command: str, options: Sequence[str], links: int
 ) -> Submitted:
-    work = work_of_run(layout, command, sets)
+    work = work_of_run(layout, options)
     script, ids = script_of(recipe, work), list[str]()
     restarts = recipe.slurm.requeues if recipe.slurm.requeue else 0
     layout.jobs.mkdir(exist_ok=True)
@@ -141,13 +160,33 @@ def _submit_run(
         for _ in range(links):
             before = ids[-1] if ids else None
             # Whatever its end was: what was written down of it says whether there is work left (`slurm.turn`).
-            options = [] if before is None else [f"--dependency=afterany:{before}"]
-            ids.append(slurm.submit(script, folder=layout.root, options=options))
+            dependency = [] if before is None else [f"--dependency=afterany:{before}"]
+            ids.append(slurm.submit(script, folder=layout.root, options=dependency))
             write_atomically(layout.job_script(ids[-1]), script.encode("utf-8"))
             record(layout, JobRecord(ids[-1], time.time(), command, before, restarts))
-    except BaseException:
-        for id in ids:
-            with suppress(SlurmError):
-                slurm.cancel(id)
+    except SlurmAwayError as error:
+        raise _unknown(error, recipe, layout) from error
+    except BaseException as error:
+        if not _taken_back(slurm, ids):
+            raise _unknown(error, recipe, layout) from error
         raise
     return Submitted(tuple(ids), request_of(recipe), layout.root, work.log)
+
+
+def _taken_back(slurm: Slurm, ids: Sequence[str]) -> bool:
+    """Whether none of these jobs is left, as far as Slurm says."""
+    try:
+        for id in ids:
+            slurm.cancel(id)
+    except SlurmError:
+        return False
+    return True
+
+
+def _unknown(error: BaseException, recipe: Recipe, layout: RunLayout) -> SlurmAwayError:
+    """The error where a job may be in the queue that nobody wrote down: its run stays where it is."""
+    return SlurmAwayError(
+        f"whether Slurm took a job for `{layout.root}` is not known: {error}",
+        hint=f"squeue --me --name={quoted(recipe.name)}; if there is none: ppoctl resume {quoted(layout.root)} "
+        "--on slurm",
+    )
