@@ -50,7 +50,7 @@ def resume(
     layout = RunLayout(run.resolve())
     run_dir.facts(layout)
     if on == "slurm":
-        Submission(test_only=test_only, chain=chain, as_json=json).run_again(layout, sets or ())
+        Submission(test_only=test_only, chain=chain, as_json=json, force=force).run_again(layout, sets or ())
         return None
     if not plan and (code := _turn_is_over(layout)) is not None:
         return code

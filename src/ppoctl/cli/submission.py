@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 class Submission:
     """How something is to be submitted."""
 
-    def __init__(self, *, test_only: bool, chain: int, as_json: bool) -> None:
+    def __init__(self, *, test_only: bool, chain: int, as_json: bool, force: bool = False) -> None:
         self.test_only = test_only
         self.chain = chain
         self.as_json = as_json
+        self.force = force
 
     def new_run(
-        self, files: Sequence[Path], sets: Sequence[str], runs: Path, command: str, *, or_resume: bool, force: bool
+        self, files: Sequence[Path], sets: Sequence[str], runs: Path, command: str, *, or_resume: bool
     ) -> None:
         """Submit the run of a recipe."""
         from ppoctl.store.layout import RunLayout
         from ppoctl.wire import submission
 
-        loaded = preflight.submittable(files, sets, runs, force=force)
+        loaded = preflight.submittable(files, sets, runs, force=self.force)
         layout = RunLayout((runs / loaded.recipe.name).absolute())
         if or_resume and layout.run_json.is_file():
             _require_unchanged(layout, loaded.recipe)
             self.run_again(layout, ())
             return
-        submission.require_accepted(loaded)
+        submission.require_accepted(loaded, force=self.force)
         if self.test_only:
             self._ask(loaded.recipe, submission.work_of_run(layout, command))
         else:
@@ -54,7 +55,7 @@ class Submission:
 
         loaded = loaded_of(layout, sets)
         recipe = loaded.recipe
-        submission.require_accepted(loaded)
+        submission.require_accepted(loaded, force=self.force)
         if self.test_only:
             self._ask(recipe, submission.work_of_run(layout, "train", sets))
         else:
@@ -65,7 +66,7 @@ class Submission:
         from ppoctl.wire import submission
 
         recipe = loaded.recipe
-        submission.require_accepted(loaded)
+        submission.require_accepted(loaded, force=self.force)
         if self.test_only:
             self._ask(recipe, work)
             return

@@ -25,8 +25,8 @@ def train(
 ) -> None:
     """Train: create the run RUNS/NAME and do it. An existing one is refused; `resume` continues it."""
     if on == "slurm":
-        submission = Submission(test_only=test_only, chain=chain, as_json=json)
-        submission.new_run(files, sets or (), runs, "train", or_resume=or_resume, force=force)
+        submission = Submission(test_only=test_only, chain=chain, as_json=json, force=force)
+        submission.new_run(files, sets or (), runs, "train", or_resume=or_resume)
         return
     loaded = preflight.startable(files, sets or (), runs, force=force)
     from ppoctl.wire import commands
@@ -46,8 +46,8 @@ def rollout(
 ) -> None:
     """Draw and score the responses of the first step, and stop. `train` with the same recipe goes on from them."""
     if on == "slurm":
-        submission = Submission(test_only=test_only, chain=1, as_json=json)
-        submission.new_run(files, sets or (), runs, "rollout", or_resume=False, force=force)
+        submission = Submission(test_only=test_only, chain=1, as_json=json, force=force)
+        submission.new_run(files, sets or (), runs, "rollout", or_resume=False)
         return
     loaded = preflight.startable(files, sets or (), runs, force=force)
     from ppoctl.wire import commands
