@@ -363,6 +363,14 @@ def test_nodes_that_nobody_is_shown_are_not_judged(tmp_path: Path) -> None:
     assert require_request(recipe(sets, data=64), slurm).nodes == 8
 
 
+def test_a_partition_that_shows_no_nodes_is_nearest_by_its_name_and_else_the_last(tmp_path: Path) -> None:
+    order = "".join(sorted(SITE.splitlines(keepends=True) + TYPED.splitlines(keepends=True)[2:3]))
+    slurm = programs(tmp_path / "bin", order, shown="cloud cpu gpu")
+    for name, nearest in (("clouds", "cloud"), ("x", "gpu")):
+        with pytest.raises(RecipeError, match=f"nearest: `--set slurm.partition={nearest}`"):
+            require_request(recipe(f"slurm={{partition='{name}', gpus_per_node=4}}", data=4), slurm)
+
+
 @pytest.mark.parametrize(("shown", "nearest"), [("main", "main"), ("main hid", "hid")])
 def test_a_partition_that_the_user_is_not_shown_is_never_the_nearest(
     tmp_path: Path, shown: str, nearest: str

@@ -175,9 +175,9 @@ def _nearest_partition(name: str, recipe: Recipe, asked: Request, usable: Sequen
 
 
 def _able(recipe: Recipe, asked: Request, partitions: Sequence[Partition]) -> list[Partition]:
-    """The partitions that can meet the request; those that show no nodes only where no other can."""
+    """The partitions that can meet the request; last those that show no nodes, of which nobody knows."""
     able = [each for each in partitions if not list(_of_partition(recipe, asked, each, ()))]
-    return [each for each in able if each.kinds] or able
+    return sorted(able, key=lambda each: not each.kinds)
 
 
 def _of_partition(recipe: Recipe, asked: Request, here: Partition, others: Sequence[Partition]) -> Iterator[_Fault]:
