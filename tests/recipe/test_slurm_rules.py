@@ -27,7 +27,41 @@ CASES: list[tuple[str, str, str, str | None]] = [
         "an_option_of_sbatch_is_set_in_one_place",
         "slurm.options.gres=gpu:a100:4",
         '--set: GPUs are not set here: `slurm.gpus_per_node`: `slurm.options.gres` = `"gpu:a100:4"` (--set)',
-        "change the recipe, or add `--set slurm.gpus_per_node=4`",
+        "change the recipe, or add `--set slurm.gpus_per_node=4 --set slurm.gpu_type=a100`",
+    ),
+    (
+        "an_option_of_sbatch_is_set_in_one_place",
+        "slurm.options.gres='lscratch:1T,gpu'",
+        '--set: GPUs are not set here: `slurm.gpus_per_node`: `slurm.options.gres` = `"lscratch:1T,gpu"` (--set)',
+        "change the recipe, or add `--set slurm.gpus_per_node=1`",
+    ),
+    (
+        "an_option_of_sbatch_is_set_in_one_place",
+        "slurm.options.gres='gpu:a100:2,gpu:h100:2'",
+        "--set: GPUs are not set here: `slurm.gpus_per_node`: `slurm.options.gres` = "
+        '`"gpu:a100:2,gpu:h100:2"` (--set)',
+        None,
+    ),
+    (
+        "an_option_of_sbatch_is_set_in_one_place",
+        "slurm.options.gpus-per-node='1g.5gb:7'",
+        "--set: `--gpus-per-node` is not set here: `slurm.gpus_per_node`: `slurm.options.gpus-per-node` = "
+        '`"1g.5gb:7"` (--set)',
+        "change the recipe, or add `--set slurm.gpus_per_node=7 --set slurm.gpu_type=1g.5gb`",
+    ),
+    (
+        "a_type_of_gpus_is_of_gpus_that_are_asked_for",
+        "slurm.gpu_type=h100",
+        '--set: a type of GPUs, and a job without `slurm.gpus_per_node` asks for none: `slurm.gpu_type` = `"h100"` '
+        "(--set)",
+        "change the recipe, or add `--set slurm.gpus_per_node=8`",
+    ),
+    (
+        "a_type_of_gpus_is_of_gpus_that_are_asked_for",
+        "slurm.gpu_type='h100:4'",
+        "--set: no type of GPUs: letters, digits and `_.+-`; how many is `slurm.gpus_per_node`: `slurm.gpu_type` = "
+        '`"h100:4"` (--set)',
+        "sinfo --format=%G",
     ),
     (
         "an_option_of_sbatch_is_set_in_one_place",

@@ -1,9 +1,12 @@
 """Requests that a cluster cannot meet are refused before the queue, with the nearest that it can.
 
-What `sinfo` says is recorded: of a real Slurm 22.05 (`LAB`), and in the form of larger and newer clusters (`SITE`:
-types of GPUs with their sockets, limits, features, nodes that differ; written by hand).
+What `sinfo` says is recorded: of a real Slurm 22.05 (`LAB`; `TYPED`: nodes with GPUs of two types, a partition of a
+cloud whose nodes are powered down, a hidden one, one of a group that the user is not in), and in the form of larger
+and newer clusters (`SITE`: types of GPUs with their sockets, limits, features, nodes that differ; written by hand).
 """
 
+import os
+import pwd
 import shlex
 from pathlib import Path
 
@@ -21,6 +24,14 @@ main*|up|infinite|10:00|1-infinite|2|idle|2|4000|gpu:2|(null)
 graced|up|infinite|10:00|1-infinite|2|idle|2|4000|gpu:2|(null)
 urgent|up|infinite|10:00|1-infinite|2|idle|2|4000|gpu:2|(null)
 """
+TYPED = """\
+main*|up|infinite|10:00|1-infinite|1|idle|4|4000|gpu:a100:2|(null)
+main*|up|infinite|10:00|1-infinite|1|idle|4|4000|gpu:a100:1,gpu:h100:1|(null)
+cloud|up|infinite|n/a|1-infinite|0|n/a|0|0|(null)|(null)
+hid|up|infinite|n/a|1-infinite|1|idle|4|4000|gpu:a100:2|(null)
+closed2|up|infinite|n/a|1-infinite|1|idle|4|4000|gpu:a100:2|(null)
+"""
+TYPED_SHOWN = "main cloud"
 SITE = """\
 cpu*|up|2-00:00:00|1:00:00|1-infinite|100|allocated|64|256000|(null)|icelake,ib
 gpu|up|1-00:00:00|n/a|1-8|12|mixed|128|1031000|gpu:a100:4(S:0-1),gres:lscratch:1T|a100,ib
@@ -29,21 +40,45 @@ gpu|up|1-00:00:00|n/a|1-8|2|drained|32|128000|gpu:a100:2(S:0-1)|a100
 debug|up|30:00|n/a|1-2|2|idle~|128|1031000|gpu:a100:4|a100,ib
 retired|inact|infinite|n/a|1-infinite|8|down|32|64000|gpu:v100:4|v100
 """
-ASSOCIATIONS = "physics||normal,high\nphysics_long|gpu|normal\n"
+SHOWN = "cpu gpu debug retired main graced urgent"
+ACCOUNTS = "physics\nphysics_long\nphysics\n"
+SETTINGS = """\
+Configuration data as of 2026-11-23T04:19:44
+AccountingStorageEnforce = associations,limits,qos,safe
+CliFilterPlugins        = (null)
+EnforcePartLimits       = NO
+JobSubmitPlugins        = (null)
+
+Slurmctld(primary) at site is UP
+"""
+ROUTED = SETTINGS.replace("JobSubmitPlugins        = (null)", "JobSubmitPlugins        = lua")
 
 
-def programs(folder: Path, sinfo: str = SITE, associations: str | None = ASSOCIATIONS) -> Slurm:
+def programs(
+    folder: Path,
+    sinfo: str = SITE,
+    accounts: str | None = ACCOUNTS,
+    *,
+    settings: str = SETTINGS,
+    shown: str = SHOWN,
+) -> Slurm:
     """A cluster whose programs print what was recorded."""
     folder.mkdir(exist_ok=True)
-    answers = {"sinfo": sinfo, "sacctmgr": associations}
-    for name, text in answers.items():
-        says = "echo You are not running a supported accounting_storage plugin; exit 1"
-        if text is not None:
-            (folder / f"{name}.txt").write_text(text)
-            says = f"cat {shlex.quote(str(folder / f'{name}.txt'))}"
+    told = {"sinfo": sinfo, "shown": shown, "sacctmgr": accounts, "scontrol": settings}
+    for name, text in told.items():
+        (folder / f"{name}.txt").write_text(text or "")
+    user = f"user={pwd.getpwuid(os.geteuid()).pw_name}"
+    answers = {
+        "sinfo": f"case $* in *--all*) cat {folder}/sinfo.txt;; *) cat {folder}/shown.txt;; esac",
+        "sacctmgr": f"case $* in *' {user} '*) cat {folder}/sacctmgr.txt;; esac",
+        "scontrol": f"cat {folder}/scontrol.txt",
+    }
+    if accounts is None:
+        answers["sacctmgr"] = "echo You are not running a supported accounting_storage plugin; exit 1"
+    for name, says in answers.items():
         (folder / name).write_text(f"#!/bin/sh\n{says}\n")
         (folder / name).chmod(0o755)
-    return Slurm({"PATH": f"{folder}:/usr/bin:/bin", "USER": "ada"})
+    return Slurm({"PATH": f"{folder}:/usr/bin:/bin", "USER": "of-the-shell-before-su"})
 
 
 def recipe(*sets: str, data: int = 1) -> Loaded:
@@ -163,11 +198,36 @@ CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
         "--set slurm.account=physics",
     ),
     (
-        "a quality of service that one may not use",
-        1,
-        ("slurm.account=physics_long", "slurm.qos=high"),
-        "--set: you may not use the quality of service `high`; yours are `normal`; nearest: `--set slurm.qos=normal`",
-        "--set slurm.qos=normal",
+        "a type of GPUs that no node has",
+        4,
+        (*GPUS, "slurm.gpu_type=h1000"),
+        "--set: no node of partition `gpu` has GPUs of type `h1000`; its nodes have `a100`, `h100`; nearest: `--set "
+        "slurm.gpu_type=h100`",
+        "--set slurm.gpu_type=h100",
+    ),
+    (
+        "a type of GPUs that another partition has",
+        4,
+        ("slurm.partition=debug", "slurm.gpus_per_node=4", "slurm.gpu_type=h100"),
+        "--set: no node of partition `debug` has GPUs of type `h100`; its nodes have `a100`; nearest: `--set "
+        "slurm.partition=gpu`",
+        "--set slurm.partition=gpu",
+    ),
+    (
+        "more GPUs of a type than any node has",
+        8,
+        ("slurm.partition=gpu", "slurm.gpus_per_node=8", "slurm.gpu_type=a100"),
+        "--set: no node of partition `gpu` has `8` GPUs of type `a100`; the most is 4; nearest: `--set "
+        "slurm.gpus_per_node=4`",
+        "--set slurm.gpus_per_node=4",
+    ),
+    (
+        "more nodes with a type of GPUs than there are",
+        40,
+        ("slurm.partition=gpu", "slurm.gpus_per_node=8", "slurm.gpu_type=h100"),
+        "--set: the layout's 40 GPUs take 5 nodes of `8`, and partition `gpu` has 4 such: a layout of at most 32 "
+        "GPUs would fit",
+        "",
     ),
     (
         "more nodes than need be, of which there are too few",
@@ -260,6 +320,67 @@ def test_what_else_is_wrong_is_told_of_the_partition_that_was_meant(tmp_path: Pa
     )
 
 
+def test_where_a_plugin_chooses_the_partition_any_that_can_is_enough(tmp_path: Path) -> None:
+    """The default one has no GPUs, and nobody names another: the site's plugin sends each job where it belongs."""
+    for settings in (ROUTED, ""):  # a controller that tells nothing may have one
+        slurm = programs(tmp_path / "bin", settings=settings)
+        assert require_request(recipe("slurm.gpus_per_node=4", data=8), slurm).nodes == 2
+    slurm = programs(tmp_path / "bin", SITE.replace("*", "", 1), settings=ROUTED)
+    assert require_request(recipe("slurm.gpus_per_node=4", data=8), slurm).nodes == 2
+
+
+def test_where_a_plugin_chooses_what_no_partition_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        require_request(recipe("slurm.gpus_per_node=16", data=16), programs(tmp_path / "bin", settings=ROUTED))
+    assert caught.value.message == (
+        "--set: no node of partition `gpu` has `16` GPUs; the most is 8; nearest: `--set slurm.gpus_per_node=8`"
+    )
+
+
+def test_gpus_of_two_types_are_together_only_for_who_asks_for_any(tmp_path: Path) -> None:
+    slurm = programs(tmp_path / "bin", TYPED, shown=TYPED_SHOWN)
+    assert require_request(recipe("slurm.gpus_per_node=2", data=4), slurm).nodes == 2
+    assert require_request(recipe("slurm={gpus_per_node=1, gpu_type='h100'}"), slurm).gpu_type == "h100"
+    with pytest.raises(RecipeError, match="the layout's 4 GPUs take 2 nodes of `2`, and partition `main` has 1 such"):
+        require_request(recipe("slurm={gpus_per_node=2, gpu_type='a100'}", data=4), slurm)
+
+
+def test_gpus_without_a_type_are_not_asked_for_by_one(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="its GPUs have no types: leave the key out"):
+        require_request(recipe("slurm={gpus_per_node=2, gpu_type='a100'}", data=2), programs(tmp_path / "bin", LAB))
+
+
+def test_limits_of_a_quality_of_service_stand_in_place_of_the_partitions(tmp_path: Path) -> None:
+    slurm = programs(tmp_path / "bin")
+    wide = recipe(*GPUS, "slurm.time=3-00:00:00", "slurm.qos=long", data=40)
+    assert require_request(wide, slurm).nodes == 10  # the partition: one day, eight nodes
+    require_request(recipe("slurm.warn_s=4000", "slurm.qos=long"), slurm)
+
+
+def test_nodes_that_nobody_is_shown_are_not_judged(tmp_path: Path) -> None:
+    slurm = programs(tmp_path / "bin", TYPED, shown=TYPED_SHOWN)
+    sets = "slurm={partition='cloud', gpus_per_node=8, gpu_type='h100', memory='2T', constraint='ib'}"
+    assert require_request(recipe(sets, data=64), slurm).nodes == 8
+
+
+def test_a_partition_that_shows_no_nodes_is_nearest_by_its_name_and_else_the_last(tmp_path: Path) -> None:
+    order = "".join(sorted(SITE.splitlines(keepends=True) + TYPED.splitlines(keepends=True)[2:3]))
+    slurm = programs(tmp_path / "bin", order, shown="cloud cpu gpu")
+    for name, nearest in (("clouds", "cloud"), ("x", "gpu")):
+        with pytest.raises(RecipeError, match=f"nearest: `--set slurm.partition={nearest}`"):
+            require_request(recipe(f"slurm={{partition='{name}', gpus_per_node=4}}", data=4), slurm)
+
+
+@pytest.mark.parametrize(("shown", "nearest"), [("main", "main"), ("main hid", "hid")])
+def test_a_partition_that_the_user_is_not_shown_is_never_the_nearest(
+    tmp_path: Path, shown: str, nearest: str
+) -> None:
+    slurm = programs(tmp_path / "bin", TYPED, shown=shown)
+    with pytest.raises(RecipeError, match=f"nearest: `--set slurm.partition={nearest}`"):
+        require_request(recipe("slurm.partition=hidd"), slurm)
+    require_request(recipe("slurm.partition=hid"), slurm)
+
+
 def test_a_cluster_that_chooses_no_partition_has_to_be_told_one(tmp_path: Path) -> None:
     slurm = programs(tmp_path / "bin", LAB.replace("*", ""), None)
     with pytest.raises(RecipeError) as caught:
@@ -281,10 +402,11 @@ def test_features_that_nodes_have_are_let_pass(tmp_path: Path, constraint: str) 
     require_request(recipe(*GPUS, f"slurm.constraint={constraint}", data=4), programs(tmp_path / "bin"))
 
 
-def test_without_accounting_slurm_judges_the_account_itself(tmp_path: Path) -> None:
-    for associations in (None, ""):
-        slurm = programs(tmp_path / "bin", SITE, associations)
-        assert require_request(recipe("slurm.account=any", "slurm.qos=any"), slurm).nodes == 1
+def test_an_account_that_is_not_enforced_or_not_known_is_slurms_to_judge(tmp_path: Path) -> None:
+    asked = recipe("slurm.account=any", "slurm.qos=any")
+    unenforced = SETTINGS.replace("associations,limits,qos,safe", "none")
+    for accounts, settings in ((None, SETTINGS), ("", SETTINGS), (ACCOUNTS, unenforced)):
+        assert require_request(asked, programs(tmp_path / "bin", SITE, accounts, settings=settings)).nodes == 1
 
 
 def test_nodes_follow_from_the_layout() -> None:
@@ -302,17 +424,25 @@ def test_nodes_follow_from_the_layout() -> None:
 
 
 def test_what_sinfo_says_is_read() -> None:
-    found = {partition.name: partition for partition in partitions_in(SITE)}
+    found = {partition.name: partition for partition in partitions_in(SITE, SHOWN.split())}
     gpu = found["gpu"]
-    assert [(kind.count, kind.gpus, kind.cpus) for kind in gpu.kinds] == [(12, 4, 128), (4, 8, 192), (2, 2, 32)]
+    assert [(kind.count, kind.gpus, kind.cpus) for kind in gpu.kinds] == [
+        (12, {"a100": 4}, 128),
+        (4, {"h100": 8}, 192),
+        (2, {"a100": 2}, 32),
+    ]
     assert (gpu.nodes, gpu.most_nodes, gpu.is_default, gpu.is_up) == (18, 8, False, True)
-    assert [kind.gpus for kind in found["cpu"].kinds] == [0]
+    assert [kind.gpus for kind in found["cpu"].kinds] == [{}]
     assert gpu.kinds[1].features == {"h100", "ib"}
+    typed = {partition.name: partition for partition in partitions_in(TYPED, TYPED_SHOWN.split())}
+    assert [kind.gpus for kind in typed["main"].kinds] == [{"a100": 2}, {"a100": 1, "h100": 1}]
+    assert [name for name, partition in typed.items() if partition.is_shown] == ["main", "cloud"]
+    assert partitions_in(LAB, ())[0].kinds[0].gpus == {"": 2}
     assert (found["cpu"].is_default, found["retired"].is_up, found["cpu"].most_nodes) == (True, False, None)
 
 
 def test_a_partition_without_nodes_has_none() -> None:
-    [empty] = partitions_in("empty|up|infinite|n/a|1-infinite|0|n/a|0|0|(null)|(null)\n")
+    [empty] = partitions_in("empty|up|infinite|n/a|1-infinite|0|n/a|0|0|(null)|(null)\n", ())
     assert (empty.kinds, empty.nodes) == ((), 0)
 
 

@@ -89,6 +89,11 @@ def test_a_recipe_asks_for_what_it_says(tmp_path: Path) -> None:
     ]
 
 
+def test_gpus_of_a_type_are_asked_for_by_it(tmp_path: Path) -> None:
+    sets = ("slurm.gpus_per_node=4", "slurm.gpu_type=h100")
+    assert "--gpus-per-node=h100:4" in options(script(tmp_path, *sets))
+
+
 def test_what_is_no_run_never_goes_back(tmp_path: Path) -> None:
     text = script(tmp_path, is_run=False)
     assert "--no-requeue" in options(text)

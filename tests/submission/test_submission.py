@@ -20,6 +20,7 @@ def cluster(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A cluster of 64 nodes that takes everything, as job 41 and on."""
     programs.make("sinfo", 'echo "long*|up|infinite|10:00|1-infinite|64|idle|96|900000|gpu:8|ib"')
     programs.make("sacctmgr", "exit 1")
+    programs.make("scontrol", 'printf "%s = (null)\\n" JobSubmitPlugins CliFilterPlugins')
     programs.make("sacct", "exit 1")
     programs.make("squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
     programs.make("sbatch", TAKES)
@@ -104,6 +105,18 @@ def test_what_the_cluster_can_never_give_is_not_asked_for(
         assert "long" in capsys.readouterr().err
     assert not [line for line in cluster.asked if line.startswith("sbatch")]
     assert not Path("runs").exists()
+
+
+def test_force_leaves_it_to_slurm_what_the_cluster_can_give(
+    cluster: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ("--set", "slurm.memory=2T")
+    assert submit(*wrong) == 2
+    assert "the most is 900000M" in capsys.readouterr().err
+    assert submit(*wrong, "--force") == 0
+    assert run(["resume", "runs/quickstart", "--on", "slurm", "--set", "slurm.memory=3T"]) == 2
+    assert run(["resume", "runs/quickstart", "--on", "slurm", "--set", "slurm.memory=3T", "--force"]) == 0
+    assert "#SBATCH --mem=3T" in RunLayout(Path("runs/quickstart")).job_script("42").read_text("utf-8")
 
 
 def test_a_chain_that_breaks_is_taken_back(cluster: Programs) -> None:

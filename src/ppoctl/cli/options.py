@@ -22,7 +22,9 @@ Wait = Annotated[
 ]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also a line per stage.")]
-Force = Annotated[bool, typer.Option("--force", help="Start although memory or disk are judged too small.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Start although memory, disk or the cluster are judged too small.")
+]
 GpuGib = Annotated[
     float | None, typer.Option("--gpu-gib", metavar="GIB", min=1, help="Judge the fit on GPUs of so much memory.")
 ]

@@ -38,7 +38,7 @@ class Submission:
             _require_unchanged(layout, loaded.recipe)
             self.run_again(layout, ())
             return
-        submission.require_accepted(loaded)
+        submission.require_accepted(loaded, force=self.force)
         options = self._options(rollout_only=command == "rollout")
         if self.test_only:
             self._ask(loaded.recipe, submission.work_of_run(layout, options))
@@ -58,7 +58,7 @@ class Submission:
         from ppoctl.wire.run_recipe import loaded_of
 
         loaded = loaded_of(layout, sets)
-        submission.require_accepted(loaded)
+        submission.require_accepted(loaded, force=self.force)
         options = self._options(rollout_only=rollout_only, save_only=save_only)
         options += submission.as_options(loaded, sets)
         if self.test_only:
@@ -78,7 +78,7 @@ class Submission:
         from ppoctl.wire import submission
 
         recipe = loaded.recipe
-        submission.require_accepted(loaded)
+        submission.require_accepted(loaded, force=self.force)
         if self.test_only:
             self._ask(recipe, work)
             return

@@ -55,6 +55,8 @@ class SlurmTable(Table):
     """Nodes; absent: as many as the layout's GPUs need at `gpus_per_node`, and 1 where none are asked for."""
     gpus_per_node: Annotated[int | None, SPEED, AtLeastOne] = None
     """GPUs of each node (`--gpus-per-node`); absent: none are asked for, and everything computes on CPUs."""
+    gpu_type: Annotated[str | None, SPEED] = None
+    """Type of the GPUs, as `sinfo --format=%G` names it (`--gpus-per-node=TYPE:N`); absent: any."""
     cpus_per_node: Annotated[int | None, SPEED, AtLeastOne] = None
     """CPUs of each node (`--cpus-per-task` of one task); absent: the cluster's own choice."""
     memory: Annotated[str | None, SPEED] = None

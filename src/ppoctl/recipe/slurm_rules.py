@@ -63,9 +63,22 @@ def an_option_of_sbatch_is_set_in_one_place(recipe: Recipe) -> Iterator[Conflict
             yield Conflict(says, (key,), "man sbatch")
         elif owned is not None:
             yield Conflict(f"`--{owned}` is not set here: {OWNED[owned]}", (key,), _instead(owned, value))
-        elif name == "gres" and "gpu" in value:
-            count = value.rpartition(":")[2]
-            yield Conflict(f"GPUs are not set here: {OWNED['gpus']}", (key,), _instead("gpus-per-node", count))
+        elif name == "gres" and (gpus := re.findall(r"\bgpu\b[^,]*", value)):
+            yield Conflict(
+                f"GPUs are not set here: {OWNED['gpus']}", (key,), _instead("gpus-per-node", ",".join(gpus))
+            )
+
+
+def a_type_of_gpus_is_of_gpus_that_are_asked_for(recipe: Recipe) -> Iterator[Conflict]:
+    table, key = recipe.slurm, ("slurm", "gpu_type")
+    if table.gpu_type is None:
+        return
+    if not re.fullmatch(r"[\w.+-]+", table.gpu_type, re.ASCII):
+        says = "no type of GPUs: letters, digits and `_.+-`; how many is `slurm.gpus_per_node`"
+        yield Conflict(says, (key,), "sinfo --format=%G")
+    elif table.gpus_per_node is None:
+        says = "a type of GPUs, and a job without `slurm.gpus_per_node` asks for none"
+        yield Conflict(says, (key,), "--set slurm.gpus_per_node=8")
 
 
 def an_option_is_one_line(recipe: Recipe) -> Iterator[Conflict]:
@@ -160,13 +173,19 @@ def a_mount_is_two_folders(recipe: Recipe) -> Iterator[Conflict]:
 
 SLURM_RULES = rules_of(globals())
 
-_SAME_VALUE = ("partition", "account", "qos", "nodes", "gpus-per-node", "cpus-per-task", "mem", "time", "constraint")
+_SAME_VALUE = ("partition", "account", "qos", "nodes", "cpus-per-task", "mem", "time", "constraint")
 """Options whose value is that of the key."""
 
 
 def _instead(option: str, value: str) -> str | None:
     if option in ("requeue", "no-requeue"):
         return f"--set slurm.requeue={'true' if option == 'requeue' else 'false'}"
+    if option == "gpus-per-node":
+        words = re.fullmatch(
+            r"(?:gpu\b:?)?(?:([^:,]*[^\d:,][^:,]*):?)?(\d*)", value
+        )  # `gpu:TYPE:N`, each part or none
+        typed = f" --set slurm.gpu_type={quoted(words[1])}" if words and words[1] else ""
+        return f"--set slurm.gpus_per_node={words[2] or 1}{typed}" if words else None
     return f"--set {OWNED[option].strip('`')}={quoted(value)}" if option in _SAME_VALUE else None
 
 

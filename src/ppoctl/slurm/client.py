@@ -2,6 +2,7 @@
 blocks for as long as the controller is away; that is no answer, and says nothing about the job."""
 
 import os
+import pwd
 import re
 import subprocess
 import time
@@ -11,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ppoctl.errors import SlurmError
-from ppoctl.slurm.partitions import SINFO, Association, Partition, associations_in, partitions_in
+from ppoctl.slurm.partitions import SHOWN, SINFO, Partition, partitions_in
 
 DEADLINE_S = 15.0
 """Seconds for one of Slurm's programs to answer; its own clients give up after about ten."""
@@ -148,16 +149,22 @@ class Slurm:
 
     def partitions(self) -> list[Partition]:
         """The cluster's partitions with their nodes, hidden ones included. Raises SlurmError."""
-        return partitions_in(self._ask(SINFO))
+        return partitions_in(self._ask(SINFO), self._ask(SHOWN).split())
 
-    def associations(self, user: str) -> list[Association]:
-        """The accounts that the user may charge; empty: accounting has none of the user, or there is none."""
-        columns = "format=account,partition,qos"
+    def configuration(self) -> dict[str, str]:
+        """The controller's settings by name, as it prints them; empty where it does not tell."""
         try:
-            return associations_in(
-                self._ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={user}", columns])
-            )
+            return dict(re.findall(r"^(\w+) *= (.*)$", self._ask(["scontrol", "show", "config"]), re.M))
         except SlurmError:
+            return {}
+
+    def accounts(self) -> list[str]:
+        """The accounts that whoever submits may charge; empty: accounting knows of none, or there is none."""
+        try:
+            user = f"user={pwd.getpwuid(os.geteuid()).pw_name}"
+            words = ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", user, "format=account"]
+            return sorted(set(self._ask(words).split()))
+        except (KeyError, SlurmError):
             return []
 
     def _from_controller(self, ids: Sequence[str]) -> dict[str, SlurmJob]:

@@ -1,10 +1,14 @@
-"""The partitions of a cluster as `sinfo` tells of them, and who may use what as `sacctmgr` does."""
+"""The partitions of a cluster as `sinfo` tells of them."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 SINFO = ("sinfo", "--noheader", "--all", "--exact", "--format", "%P|%a|%l|%L|%s|%D|%T|%c|%m|%G|%f")
 """Command that prints a line for each kind of node of each partition. Every Slurm has these fields."""
+
+SHOWN = ("sinfo", "--noheader", "--format", "%R")
+"""Command that prints the names of the partitions that the user may use and that are not hidden."""
 
 _GPUS = re.compile(r"\bgpu((?::[^:,()\s]+)+)")
 
@@ -18,8 +22,13 @@ class NodeKind:
     """Slurm's word, such as `idle`, `mixed`, `down*`."""
     cpus: int
     memory_mib: int
-    gpus: int
+    gpus: dict[str, int]
+    """GPUs of one node by type; the type of those that the cluster gives none is empty."""
     features: frozenset[str]
+
+    def gpus_of(self, type: str | None) -> int:
+        """GPUs of one node that a job gets which asks for this type; None: for any."""
+        return sum(self.gpus.values()) if type is None else self.gpus.get(type, 0)
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,8 @@ class Partition:
 
     name: str
     is_default: bool
+    is_shown: bool
+    """Whether the user is shown it unasked: it is not hidden, and not closed to the user's group."""
     state: str
     """`up`, or what it is instead: `down`, `drain`, `inact`."""
     limit: str
@@ -37,6 +48,7 @@ class Partition:
     most_nodes: int | None
     """Most nodes of one job; None: as many as there are."""
     kinds: tuple[NodeKind, ...]
+    """Its nodes; empty: it has none, or nobody is shown them (private ones, those that a cloud has yet to make)."""
 
     @property
     def is_up(self) -> bool:
@@ -48,18 +60,8 @@ class Partition:
         return sum(kind.count for kind in self.kinds)
 
 
-@dataclass(frozen=True)
-class Association:
-    """An account that a user may charge, with the partition and the qualities of service that go with it."""
-
-    account: str
-    partition: str
-    """Empty: any."""
-    qos: tuple[str, ...]
-
-
-def partitions_in(text: str) -> list[Partition]:
-    """The partitions in what `SINFO` printed, in its order."""
+def partitions_in(text: str, shown: Collection[str]) -> list[Partition]:
+    """The partitions in what `SINFO` printed, in its order; `shown`: the names that `SHOWN` printed."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         name, state, limit, usual, sizes, count, node_state, cpus, memory, gres, features = line.split("|", 10)
@@ -68,7 +70,7 @@ def partitions_in(text: str) -> list[Partition]:
             state=node_state,
             cpus=_number(cpus),
             memory_mib=_number(memory),
-            gpus=sum(_number(words.rpartition(":")[2]) for words in _GPUS.findall(gres)),
+            gpus=_gpus(gres),
             features=frozenset(re.findall(r"[^,\s]+", features.replace("(null)", ""))),
         )
         plain = name.removesuffix("*")
@@ -77,6 +79,7 @@ def partitions_in(text: str) -> list[Partition]:
         found[plain] = Partition(
             name=plain,
             is_default=name.endswith("*"),
+            is_shown=plain in shown,
             state=state,
             limit=limit,
             usual_limit=usual,
@@ -86,10 +89,13 @@ def partitions_in(text: str) -> list[Partition]:
     return list(found.values())
 
 
-def associations_in(text: str) -> list[Association]:
-    """What `sacctmgr --noheader --parsable2 show assoc format=account,partition,qos` printed."""
-    rows = (line.split("|") for line in text.splitlines() if line.count("|") == 2)
-    return [Association(row[0], row[1], tuple(filter(None, row[2].split(",")))) for row in rows]
+def _gpus(gres: str) -> dict[str, int]:
+    """GPUs by type in a list such as `gpu:a100:4(S:0-1),gres:lscratch:1T`."""
+    found: dict[str, int] = {}
+    for words in _GPUS.findall(gres):
+        type, _, count = words[1:].rpartition(":")
+        found[type] = found.get(type, 0) + _number(count)
+    return found
 
 
 def _number(text: str) -> int:

@@ -9,8 +9,6 @@ A layout that is wrong is told first, and the cluster is asked for what would be
 """
 
 import math
-import os
-import pwd
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +34,8 @@ class Request:
     nodes: int
     gpus_per_node: int | None
     """None: none are asked for, and everything computes on CPUs."""
+    gpu_type: str | None
+    """None: any."""
     cpus_per_node: int
     """0: as many as the cluster gives."""
     memory_mib: float
@@ -64,6 +64,7 @@ def request_of(recipe: Recipe) -> Request:
     return Request(
         nodes=table.nodes or _nodes_for(devices(recipe), table.gpus_per_node),
         gpus_per_node=table.gpus_per_node,
+        gpu_type=table.gpu_type,
         cpus_per_node=table.cpus_per_node or 0,
         memory_mib=0 if table.memory is None else memory_mib(table.memory),
         partitions=() if table.partition is None else tuple(table.partition.split(",")),
@@ -81,8 +82,10 @@ def require_request(loaded: Loaded, slurm: Slurm) -> Request:
     asked = request_of(loaded.recipe)
     faults = list(_of_layout(loaded.recipe))
     nodes = next((int(fault.nearest["nodes"]) for fault in faults), asked.nodes)
-    faults += _of_cluster(loaded.recipe, replace(asked, nodes=nodes), slurm.partitions())
-    faults += _of_accounting(loaded.recipe, slurm)
+    partitions, settings = slurm.partitions(), slurm.configuration()
+    faults += _of_cluster(loaded.recipe, replace(asked, nodes=nodes), partitions, is_routed=_is_routed(settings))
+    if "associations" in settings.get("AccountingStorageEnforce", ""):
+        faults += _of_account(loaded.recipe, slurm)
     if faults:
         raise _as_error(faults, loaded)
     return asked
@@ -126,10 +129,20 @@ def _of_layout(recipe: Recipe) -> Iterator[_Fault]:
         yield _Fault("nodes", says, {"nodes": most})
 
 
-def _of_cluster(recipe: Recipe, asked: Request, partitions: Sequence[Partition]) -> Iterator[_Fault]:
-    """Faults of the request on the partitions it names; where one of several can meet it there is none."""
+def _is_routed(settings: dict[str, str]) -> bool:
+    """Whether plugins of the cluster may choose the partition of a job that names none."""
+    return any(settings.get(name) != "(null)" for name in ("JobSubmitPlugins", "CliFilterPlugins"))
+
+
+def _of_cluster(
+    recipe: Recipe, asked: Request, partitions: Sequence[Partition], *, is_routed: bool
+) -> Iterator[_Fault]:
+    """Faults of the request on the partitions it names, or on all where it names none and a plugin chooses; where one
+    of several can meet it there is none."""
+    if recipe.slurm.qos is not None:  # its limits may stand in place of the partition's
+        partitions = [replace(each, limit="infinite", usual_limit="n/a", most_nodes=None) for each in partitions]
     known = {partition.name: partition for partition in partitions}
-    usable = [partition for partition in partitions if partition.is_up]
+    usable = [partition for partition in partitions if partition.is_up and partition.is_shown]
     meant: dict[str, Partition] = {}
     for name in asked.partitions:
         if name in known:
@@ -141,24 +154,30 @@ def _of_cluster(recipe: Recipe, asked: Request, partitions: Sequence[Partition])
         yield _Fault("partition", says, nearest)
         meant |= {each: known[each] for each in map(str, nearest.values())}
     if not asked.partitions:
-        meant = {each.name: each for each in partitions if each.is_default}
+        meant = {each.name: each for each in partitions if each.is_default or (is_routed and each.is_up)}
     if not asked.partitions and not meant:
         nearest = _nearest_partition("", recipe, asked, usable)
         says = f"the cluster chooses no partition by itself, and `slurm.partition` names none of {_listed(known)}"
         yield _Fault("partition", says, nearest)
         meant = {each: known[each] for each in map(str, nearest.values())}
     faults = [list(_of_partition(recipe, asked, partition, usable)) for partition in meant.values()]
-    if all(faults):
-        yield from (fault for found in faults[:1] for fault in found)
+    if faults and all(faults):
+        yield from min(faults, key=lambda found: sum(not fault.nearest for fault in found))
 
 
 def _nearest_partition(name: str, recipe: Recipe, asked: Request, usable: Sequence[Partition]) -> Nearest:
     """The partition with the nearest name among those that can meet the request; else one that is up."""
-    able = [each for each in usable if not list(_of_partition(recipe, asked, each, ()))] or list(usable)
+    able = _able(recipe, asked, usable) or list(usable)
     names = [each.name for each in able]
     usual = [each.name for each in able if each.is_default] or names
     near = get_close_matches(name, names, n=1) or usual
     return {"partition": near[0]} if near else {}
+
+
+def _able(recipe: Recipe, asked: Request, partitions: Sequence[Partition]) -> list[Partition]:
+    """The partitions that can meet the request; last those that show no nodes, of which nobody knows."""
+    able = [each for each in partitions if not list(_of_partition(recipe, asked, each, ()))]
+    return sorted(able, key=lambda each: not each.kinds)
 
 
 def _of_partition(recipe: Recipe, asked: Request, here: Partition, others: Sequence[Partition]) -> Iterator[_Fault]:
@@ -167,6 +186,8 @@ def _of_partition(recipe: Recipe, asked: Request, here: Partition, others: Seque
         says = f"partition `{here.name}` takes no jobs: it is `{here.state}`"
         yield _Fault("partition", says, _nearest_partition(here.name, recipe, asked, others))
     yield from _of_time(recipe, asked, here)
+    if not here.kinds:
+        return
     kinds, faults = _of_constraint(asked, here)
     yield from faults
     if faults:
@@ -230,9 +251,12 @@ def _of_one_node(
     recipe: Recipe, asked: Request, here: Partition, kinds: Sequence[NodeKind], others: Sequence[Partition]
 ) -> Iterator[_Fault]:
     """Faults of what every single node must have."""
-    most_gpus = max((kind.gpus for kind in kinds), default=0)
-    if asked.gpus_per_node is not None and asked.gpus_per_node > most_gpus:
-        yield _too_many_gpus(recipe, asked, here, [kind for kind in kinds if kind.gpus == most_gpus], others)
+    gpus = [kind.gpus_of(asked.gpu_type) for kind in kinds]
+    if asked.gpu_type is not None and not any(gpus) and any(kind.gpus for kind in kinds):
+        yield _no_such_type(recipe, asked, here, kinds, others)
+    elif asked.gpus_per_node is not None and asked.gpus_per_node > max(gpus, default=0):
+        fullest = [kind for kind, count in zip(kinds, gpus, strict=True) if count == max(gpus)]
+        yield _too_many_gpus(recipe, asked, here, fullest, others)
     most_cpus = max((kind.cpus for kind in kinds), default=0)
     if asked.cpus_per_node > most_cpus:
         says = f"no node of partition `{here.name}` has `{asked.cpus_per_node}` CPUs; the most is {most_cpus}"
@@ -243,13 +267,29 @@ def _of_one_node(
         yield _Fault("memory", says, {"memory": f"{most_mib}M"})
 
 
+def _no_such_type(
+    recipe: Recipe, asked: Request, here: Partition, kinds: Sequence[NodeKind], others: Sequence[Partition]
+) -> _Fault:
+    """The fault of a type of GPUs that no node has. Nearest is a partition that has it; else a type that is there, as
+    many on a node."""
+    types = sorted({type for kind in kinds for type in kind.gpus if type})
+    has = f"its nodes have {_listed(types)}" if types else "its GPUs have no types: leave the key out"
+    says = f"no node of partition `{here.name}` has GPUs of type `{asked.gpu_type}`; {has}"
+    if elsewhere := [each for each in _able(recipe, asked, others) if each.kinds]:
+        return _Fault("gpu_type", says, _nearest_partition(here.name, recipe, asked, elsewhere))
+    enough = [type for type in types if any(kind.gpus_of(type) >= (asked.gpus_per_node or 0) for kind in kinds)]
+    near = get_close_matches(asked.gpu_type or "", enough, n=1) or enough
+    return _Fault("gpu_type", says, {"gpu_type": near[0]} if near else {})
+
+
 def _too_many_gpus(
     recipe: Recipe, asked: Request, here: Partition, fullest: Sequence[NodeKind], others: Sequence[Partition]
 ) -> _Fault:
     """The fault of more GPUs than a node has; `fullest`: the nodes with the most. Nearest are more nodes with fewer,
     where there are so many; else another partition; else a smaller layout."""
-    most = max((kind.gpus for kind in fullest), default=0)
-    says = f"no node of partition `{here.name}` has `{asked.gpus_per_node}` GPUs; the most is {most}"
+    most = max((kind.gpus_of(asked.gpu_type) for kind in fullest), default=0)
+    of_type = "" if asked.gpu_type is None else f" of type `{asked.gpu_type}`"
+    says = f"no node of partition `{here.name}` has `{asked.gpus_per_node}` GPUs{of_type}; the most is {most}"
     count = sum(kind.count for kind in fullest)
     count = min(count, here.most_nodes or count)
     if most and _nodes_for(devices(recipe), most) <= count:
@@ -257,7 +297,7 @@ def _too_many_gpus(
         if recipe.slurm.nodes is not None:
             nearest["nodes"] = _nodes_for(devices(recipe), most)
         return _Fault("gpus_per_node", says, nearest)
-    elsewhere = [each for each in others if not list(_of_partition(recipe, asked, each, ()))]
+    elsewhere = _able(recipe, asked, others)
     if not elsewhere and most:
         says += f", and a layout of at most {count * most} GPUs would fit on {count} of them"
     return _Fault("gpus_per_node", says, _nearest_partition(here.name, recipe, asked, elsewhere))
@@ -265,12 +305,13 @@ def _too_many_gpus(
 
 def _is_enough(kind: NodeKind, asked: Request) -> bool:
     wanted = (asked.gpus_per_node or 0, asked.cpus_per_node, asked.memory_mib)
-    return all(has >= want for has, want in zip((kind.gpus, kind.cpus, kind.memory_mib), wanted, strict=True))
+    has = (kind.gpus_of(asked.gpu_type), kind.cpus, kind.memory_mib)
+    return all(here >= want for here, want in zip(has, wanted, strict=True))
 
 
 def _no_single_node(asked: Request, here: Partition, kinds: Sequence[NodeKind]) -> _Fault:
     """The fault of a request whose parts only different nodes have."""
-    with_gpus = [kind for kind in kinds if kind.gpus >= (asked.gpus_per_node or 0)]
+    with_gpus = [kind for kind in kinds if kind.gpus_of(asked.gpu_type) >= (asked.gpus_per_node or 0)]
     best = max(with_gpus, key=lambda kind: (kind.count, min(kind.cpus, asked.cpus_per_node)))
     nearest: Nearest = {}
     if best.cpus < asked.cpus_per_node:
@@ -293,12 +334,14 @@ def _too_few_nodes(
     if asked.gpus_per_node:
         wants = f"the layout's {taken} GPUs take {asked.nodes} nodes of `{asked.gpus_per_node}`"
     says = f"{wants}, and partition `{here.name}` {gives}"
-    fuller = max(kind.gpus for kind in able)
-    fitting = min(sum(kind.count for kind in able if kind.gpus == fuller), here.most_nodes or asked.nodes)
+    gpus = [kind.gpus_of(asked.gpu_type) for kind in able]
+    fuller = max(gpus)
+    fullest = sum(kind.count for kind, has in zip(able, gpus, strict=True) if has == fuller)
+    fitting = min(fullest, here.most_nodes or asked.nodes)
     if asked.gpus_per_node and _nodes_for(taken, fuller) <= fitting:
         more: Nearest = {"gpus_per_node": fuller}
         return _Fault(key, says, more if key != "nodes" else more | {"nodes": _nodes_for(taken, fuller)})
-    elsewhere = [each for each in others if not list(_of_partition(recipe, asked, each, ()))]
+    elsewhere = _able(recipe, asked, others)
     if elsewhere:
         return _Fault(key, says, _nearest_partition(here.name, recipe, asked, elsewhere))
     if asked.gpus_per_node:
@@ -306,24 +349,13 @@ def _too_few_nodes(
     return _Fault(key, says, {"nodes": count})
 
 
-def _of_accounting(recipe: Recipe, slurm: Slurm) -> Iterator[_Fault]:
-    """Faults of the account and the quality of service, where accounting knows the user; else Slurm judges."""
-    table = recipe.slurm
-    if table.account is None and table.qos is None:
-        return
-    found = slurm.associations(slurm.environ.get("USER") or pwd.getpwuid(os.getuid()).pw_name)
-    accounts = sorted({each.account for each in found})
-    if table.account is not None and found and table.account.lower() not in accounts:
-        near = get_close_matches(table.account, accounts, n=1) or accounts[:1]
-        says = f"you have no account `{table.account}`; yours are {_listed(accounts)}"
+def _of_account(recipe: Recipe, slurm: Slurm) -> Iterator[_Fault]:
+    """The fault of an account that is not the user's, where accounting knows the user; else Slurm judges."""
+    account = recipe.slurm.account
+    if account is not None and (mine := slurm.accounts()) and account.lower() not in mine:
+        near = get_close_matches(account, mine, n=1) or mine[:1]
+        says = f"you have no account `{account}`; yours are {_listed(mine)}"
         yield _Fault("account", says, {"account": near[0]})
-        return
-    mine = [each for each in found if table.account is None or each.account == table.account.lower()]
-    qualities = sorted({name for each in mine for name in each.qos})
-    if table.qos is not None and qualities and table.qos not in qualities:
-        near = get_close_matches(table.qos, qualities, n=1) or qualities[:1]
-        says = f"you may not use the quality of service `{table.qos}`; yours are {_listed(qualities)}"
-        yield _Fault("qos", says, {"qos": near[0]})
 
 
 def _limit_of(text: str) -> float:

@@ -85,7 +85,7 @@ def _options(recipe: Recipe, request: Request, work: Work) -> Iterator[str]:
         "qos": table.qos,
         "nodes": request.nodes,
         "ntasks-per-node": 1,
-        "gpus-per-node": table.gpus_per_node,
+        "gpus-per-node": ":".join(str(part) for part in (table.gpu_type, table.gpus_per_node) if part) or None,
         "cpus-per-task": table.cpus_per_node,
         "mem": table.memory,
         "time": table.time,

@@ -45,10 +45,12 @@ class Submitted:
     log: str
 
 
-def require_accepted(loaded: Loaded) -> None:
-    """Raise RecipeError where the cluster can never give what the recipe asks for, SlurmError where there is none,
-    EnvironmentProblemError where a job could not begin."""
-    require_request(loaded, outside())
+def require_accepted(loaded: Loaded, *, force: bool) -> None:
+    """Raise RecipeError where the cluster can never give what the recipe asks for, which is not asked with `force`,
+    SlurmError where there is none, EnvironmentProblemError where a job could not begin."""
+    slurm = outside()
+    if not force:
+        require_request(loaded, slurm)
     if problems := job_faults(loaded):
         raise as_error(problems)
 
