@@ -8,7 +8,7 @@ from ppoctl.errors import FinishedShortError
 from ppoctl.slurm.allocation import Allocation
 from ppoctl.slurm.client import Slurm
 from ppoctl.slurm.turn import FRUITLESS_MOST, begin
-from ppoctl.store.jobs import JobRecord, record, starts
+from ppoctl.store.jobs import JobRecord, record, started, starts
 from ppoctl.store.layout import RunLayout
 
 
@@ -46,6 +46,15 @@ def test_a_link_of_a_chain_goes_on_only_where_there_is_work_left(layout: RunLayo
 
 def test_a_link_goes_on_after_one_that_wrote_no_end(layout: RunLayout) -> None:
     """Its node died, or Slurm killed it."""
+    assert begin(layout, job("8")) is None
+
+
+def test_a_late_end_of_an_attempt_that_was_superseded_ends_no_chain(layout: RunLayout) -> None:
+    ended(layout, "7", "1 75 100 USR1", "0 8 200 -")
+    assert begin(layout, job("8")) is None
+    for restart in range(3):  # the last of them was killed
+        started(layout, "7", restart, 0)
+    ended(layout, "7", "1 0 100 -")
     assert begin(layout, job("8")) is None
 
 
