@@ -149,7 +149,15 @@ def test_the_words_of_a_job_that_failed_reach_no_terminal_as_a_command(
     assert said.out.splitlines()[1] == (
         "job 12 ended with `FAILED`, exit code 8:0; no attempt of it began: no \\x1b]0;owned\\x07 disk"
     )
-    assert said.err == "continue: ppoctl resume my\n"
+    assert said.err == "continue: ppoctl resume my --on slurm\n"
+
+
+def test_each_job_is_told_with_its_own_end(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+    for id in ("7", "8", "9"):
+        submitted(layout, id)
+    layout.job_ended("8").write_text("0 4 100 -\n")
+    cluster.has("9", "COMPLETED")
+    assert "jobs         7 unknown, 8 ended with 4, 9 completed" in ask("status", "my").out.splitlines()
 
 
 def test_what_became_of_the_time_of_each_attempt_is_a_line(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
@@ -193,7 +201,7 @@ attempt 2 in job 12 on node1 is asked to stop when its present stage is done
 job 13 is cancelled
 job 14 is cancelled
 it ends with exit code 130; see it: ppoctl status my
-go on later: ppoctl resume my
+go on later: ppoctl resume my --on slurm
 """,
         "",
     )
@@ -220,7 +228,7 @@ def test_a_run_in_the_queue_is_taken_out_of_it(layout: RunLayout, cluster: FakeS
     submitted(layout)
     cluster.has("12", "PENDING", restarts=2)
     begun(layout, job="12", restart=1).event("attempt_ended", status="preempted", exit_code=75)
-    assert ask("stop", "my") == Said(0, "job 12 is cancelled\ngo on later: ppoctl resume my\n", "")
+    assert ask("stop", "my") == Said(0, "job 12 is cancelled\ngo on later: ppoctl resume my --on slurm\n", "")
     assert cluster.state("12") == "CANCELLED"
     assert not layout.stop_request.exists()
 

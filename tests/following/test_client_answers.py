@@ -35,6 +35,14 @@ def test_many_jobs_are_one_question_and_those_forgotten_another(cluster: FakeSlu
     assert "--jobs=13,14" in cluster.asked[1]
 
 
+def test_accounting_is_believed_only_of_jobs_that_are_over(cluster: FakeSlurm) -> None:
+    """It never hears the end of a job whose controller lost its memory."""
+    cluster.accounts(
+        "13|RUNNING|0:0|node1|1795400000|Unknown", "14|PENDING|0:0||Unknown|Unknown", "15|TIMEOUT|0:0||1|2"
+    )
+    assert list(Slurm().jobs(["13", "14", "15"])) == ["15"]
+
+
 def test_no_accounting_is_no_error(cluster: FakeSlurm) -> None:
     assert Slurm().job("99") is None
     assert Slurm().jobs(["98", "99"]) == {}
@@ -102,5 +110,6 @@ def test_states_of_a_job_are_waiting_at_work_or_over() -> None:
         return job.is_waiting, job.is_at_work, job.is_over
 
     assert kinds("PENDING") == kinds("REQUEUE_HOLD") == kinds("SPECIAL_EXIT") == (True, False, False)
+    assert kinds("EXPEDITING") == kinds("A_WORD_TO_COME") == (False, True, False)
     assert kinds("RUNNING") == kinds("COMPLETING") == kinds("SUSPENDED") == (False, True, False)
     assert kinds("TIMEOUT") == kinds("CANCELLED") == kinds("NODE_FAIL") == (False, False, True)

@@ -134,9 +134,8 @@ def test_a_run_whose_job_is_at_work_is_left_alone(layout: RunLayout, cluster: Fa
         following.require_idle(layout)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {layout.root} --take-over")
-    for state in ("PENDING", "NODE_FAIL"):
-        cluster.has("12", state)
-        following.require_idle(layout)
+    cluster.has("12", "NODE_FAIL")
+    following.require_idle(layout)
     cluster.forgets("12")
     following.require_idle(layout)
 
@@ -145,6 +144,29 @@ def test_a_job_that_begins_is_at_work_before_its_attempt_is(layout: RunLayout, c
     record(layout, JobRecord("12", 1.0, "resume"))
     cluster.has("12", "CONFIGURING")
     with pytest.raises(RunAliveError, match="job 12"):
+        following.require_idle(layout)
+
+
+def test_a_job_that_waits_would_take_the_run_from_whoever_begins_now(
+    layout: RunLayout, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for id in ("12", "13"):
+        record(layout, JobRecord(id, float(id), "rollout"))
+    cluster.has("13", "PENDING")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
+    for id in ("", "99"):  # a login node, and a shell in a job of its own
+        monkeypatch.setenv("SLURM_JOB_ID", id)
+        with pytest.raises(RunAliveError, match="has a job in Slurm: 13 is PENDING") as raised:
+            following.require_idle(layout)
+        assert raised.value.hint is not None
+        assert raised.value.hint.endswith(f"end it: ppoctl stop {layout.root}")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")  # 13 waits for its end
+    following.require_idle(layout)
+    cluster.has("12", "PENDING", restarts=1)
+    monkeypatch.setenv("SLURM_JOB_ID", "13")  # somebody put 12 back into the queue
+    following.require_idle(layout)
+    cluster.has("12", "RUNNING", restarts=1)
+    with pytest.raises(RunAliveError, match="job 12 of Slurm is at work"):
         following.require_idle(layout)
 
 

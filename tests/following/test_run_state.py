@@ -99,6 +99,8 @@ CASES = [
          "attempt 1 is at work in job 12 on node[1-2], which Slurm ends at "),
     Case("silent in a job", facts(attempt(**in_job()), quiet_s=700.0), told(job()), "hung",
          "wrote nothing for 11m 40s"),
+    Case("at work by a later Slurm's word", facts(attempt(**in_job())), told(job("EXPEDITING")), "running",
+         "in job 12"),
     Case("suspended", facts(attempt(**in_job()), quiet_s=99999.0), told(job("SUSPENDED")), "suspended",
          "stand still"),
     Case("ends", facts(ended(**in_job())), told(job("COMPLETING")), "preempted",
@@ -137,6 +139,9 @@ CASES = [
          "Slurm knows nothing of job 12, and no end of it is written"),
     Case("lost before it began", facts(), told(), "lost", "no attempt of it began"),
     Case("ended and forgotten", facts(ended(**in_job())), told(), "preempted", "was told to make room"),
+    Case("forgotten, a late end of before", facts(attempt(**in_job()), attempt(2, **in_job(1)),
+                                                  ends={"12": [ScriptEnd(0, 8, NOW)]}), told(), "lost",
+         "no end of it is written; attempt 2 left no word"),
     # No answer.
     Case("submitted, no answer", facts(), Told(silence=SILENT), "submitted",
          f"has not begun, as far as the run knows; what becomes of job 12 is unknown: {SILENT}"),

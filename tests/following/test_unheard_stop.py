@@ -42,7 +42,7 @@ def test_the_requeued_job_does_not_go_on(layout: RunLayout) -> None:
     ended(layout, "preempted")
     with pytest.raises(InterruptedByUserError, match="before job 12 went back into the queue") as raised:
         begin(layout, turn("12", 1))
-    assert raised.value.hint == f"ppoctl resume {layout.root}"
+    assert raised.value.hint == f"ppoctl resume {layout.root} --on slurm"
 
 
 def test_what_was_heard_is_in_nobodys_way_later(layout: RunLayout) -> None:

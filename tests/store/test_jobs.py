@@ -5,7 +5,18 @@ from pathlib import Path
 import pytest
 
 from ppoctl.errors import CorruptArtifactError, StorageError
-from ppoctl.store.jobs import JobRecord, ScriptEnd, Start, ends, jobs, record, started, starts
+from ppoctl.store.jobs import (
+    JobRecord,
+    ScriptEnd,
+    Start,
+    ends,
+    jobs,
+    last_end,
+    record,
+    resume_command,
+    started,
+    starts,
+)
 from ppoctl.store.layout import RunLayout
 
 
@@ -58,6 +69,22 @@ def test_ends_of_a_script_are_read_line_by_line_and_half_a_line_is_none(layout: 
     record(layout, JobRecord("9", 5.0, "resume"))
     layout.job_ended("9").write_text("0 75 100 USR1\nnonsense\n1 137 200 -\n2 0 30")
     assert ends(layout, "9") == [ScriptEnd(0, 75, 100.0, "USR1"), ScriptEnd(1, 137, 200.0)]
+
+
+def test_an_end_that_is_written_late_is_not_the_last_one(layout: RunLayout) -> None:
+    """A superseded attempt behind a cut network ends after the job has begun again elsewhere."""
+    record(layout, JobRecord("9", 5.0, "resume"))
+    layout.job_ended("9").write_text("1 75 200 USR1\n0 8 300 -\n")
+    found = ends(layout, "9")
+    assert last_end(found, began=[]) == last_end(found, began=[0, 1]) == ScriptEnd(1, 75, 200.0, "USR1")
+    assert last_end(found, began=[0, 1, 2]) is None
+    assert last_end([], began=[]) is None
+
+
+def test_a_run_is_gone_on_with_where_it_ran(layout: RunLayout) -> None:
+    assert resume_command(layout.root) == f"ppoctl resume {layout.root}"
+    record(layout, JobRecord("9", 5.0, "resume"))
+    assert resume_command(layout.root) == f"ppoctl resume {layout.root} --on slurm"
 
 
 def test_starts_of_a_job_are_kept(layout: RunLayout) -> None:

@@ -77,7 +77,18 @@ def test_a_name_that_was_submitted_is_taken(cluster: Programs, capsys: pytest.Ca
     assert submit() == 0
     for where in ("slurm", "here"):
         assert run(["train", str(QUICKSTART), "--on", where]) == 2
-        assert "quickstart` exists: submitted as job 41" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "quickstart` exists: submitted as job 41" in said
+        assert said.endswith("/quickstart --on slurm\n")
+
+
+def test_rollouts_that_are_still_in_the_queue_are_not_trained_from(
+    cluster: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["rollout", str(QUICKSTART), "--on", "slurm"]) == 0
+    cluster.make("squeue", 'echo "41|PENDING|Resources||0|0|N/A|N/A|"')
+    assert run(["train", str(QUICKSTART)]) == 8
+    assert "has a job in Slurm: 41 is PENDING" in capsys.readouterr().err
 
 
 def test_submitting_loads_no_engine(cluster: Programs) -> None:
@@ -132,7 +143,9 @@ def test_a_job_submits_no_job(
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
     assert submit() == 2
-    assert "`--on slurm` inside job 17" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "`--on slurm` inside job 17" in said
+    assert said.endswith("env -u SLURM_JOB_ID ppoctl ...\n")
     assert cluster.asked == []
 
 

@@ -63,6 +63,15 @@ def end(layout: RunLayout, restart: int, *, code: int = 3, signal: str = "-", at
         file.write(f"{restart} {code} {at:.0f} {signal}\n")
 
 
+def test_a_late_end_of_an_attempt_that_was_superseded_ends_no_chain(layout: RunLayout) -> None:
+    ended(layout, "7", "1 75 100 USR1", "0 8 200 -")
+    assert begin(layout, job("8")) is None
+    for restart in range(3):  # the last of them was killed
+        started(layout, "7", Start(restart, 0, 0.0, 0.0))
+    ended(layout, "7", "1 0 100 -")
+    assert begin(layout, job("8")) is None
+
+
 def test_a_job_without_fruit_is_not_tried_for_ever(layout: RunLayout) -> None:
     for restart in range(FRUITLESS_MOST):
         assert begin(layout, job("7", restart)) is None

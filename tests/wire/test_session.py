@@ -19,6 +19,7 @@ from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.hours import spent
+from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
@@ -179,6 +180,13 @@ def test_a_hint_of_a_room_that_knows_no_run_names_the_run(made: RunLayout) -> No
     with pytest.raises(NonFiniteError) as caught:
         attempt(made, BrokenScorer(NonFiniteError("x", hint="ppoctl resume RUN  # RUNS are many")))
     assert caught.value.hint == f"ppoctl resume {made.root}  # RUNS are many"
+
+
+def test_a_run_that_was_submitted_is_to_be_submitted_again(made: RunLayout) -> None:
+    record(made, JobRecord("12", 1.0, "train"))
+    with pytest.raises(NonFiniteError) as caught:
+        attempt(made, BrokenScorer(NonFiniteError("x", hint="see RUN, then `ppoctl resume RUN --set steps=2`")))
+    assert caught.value.hint == f"see {made.root}, then `ppoctl resume {made.root} --on slurm --set steps=2`"
 
 
 def test_a_contract_that_is_met_is_judged_by_what_this_attempt_did(made: RunLayout) -> None:

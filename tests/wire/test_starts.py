@@ -3,7 +3,6 @@
 import os
 import platform
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -28,10 +27,6 @@ def started(layout: RunLayout, pid: int, *, host: str = "", at: float | None = N
     journal.event("attempt_started", pid=pid, host=host or platform.node(), **({} if at is None else {"at": at}))
 
 
-def no_job(ids: Sequence[str]) -> None:
-    """What a cluster says of jobs that are not at work."""
-
-
 @pytest.fixture
 def made(tmp_path: Path) -> RunLayout:
     layout = RunLayout(tmp_path / "run")
@@ -49,7 +44,7 @@ def parent() -> psutil.Process:
 def test_a_run_at_work_on_this_host_is_left_alone(made: RunLayout) -> None:
     started(made, parent().pid)
     with pytest.raises(RunAliveError, match=f"attempt 1 is process {parent().pid} here") as raised:
-        alive.require_idle(made, no_job)
+        alive.require_idle(made)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {made.root} --take-over")
 
@@ -59,7 +54,7 @@ def test_an_attempt_that_ended_or_is_this_process_or_elsewhere_is_in_nobodys_way
     started(made, parent().pid, host="another-host")
     started(made, parent().pid)
     Journal(made, working(made, 3)).event("attempt_ended", status="failed", exit_code=3)
-    alive.require_idle(made, no_job)
+    alive.require_idle(made)
 
 
 def test_a_damaged_journal_is_believed_where_it_is_whole(made: RunLayout) -> None:
@@ -69,21 +64,21 @@ def test_a_damaged_journal_is_believed_where_it_is_whole(made: RunLayout) -> Non
     data[-10] ^= 1  # in the second line: nobody knows that the first attempt ended
     made.journal.write_bytes(data)
     with pytest.raises(RunAliveError, match="attempt 1"):
-        alive.require_idle(made, no_job)
+        alive.require_idle(made)
     data[10] ^= 1
     made.journal.write_bytes(data)
-    alive.require_idle(made, no_job)
+    alive.require_idle(made)
 
 
 def test_a_journal_that_is_gone_is_not_in_the_way_of_what_brings_it_again(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 values starts", steps=3, checkpoint={"every_steps": 1})
     layout.journal.unlink()
-    alive.require_idle(layout, no_job)
+    alive.require_idle(layout)
 
 
 def test_a_number_that_a_later_process_has_got_is_not_the_attempt(made: RunLayout) -> None:
     started(made, parent().pid, at=parent().create_time() - 60)
-    alive.require_idle(made, no_job)
+    alive.require_idle(made)
     (attempt,) = alive.attempts(read_lines(made.journal))
     assert attempt["status"] == "killed"
 

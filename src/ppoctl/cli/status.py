@@ -74,11 +74,14 @@ def _hours(spent: "Sequence[dict[str, Any]]") -> tuple[list[tuple[object, ...]],
 
 
 def _of_job(job: dict[str, Any]) -> str:
-    return f"{job['id']} {job['state'].lower()}" if job["state"] else f"{job['id']}"
+    if job["state"]:
+        return f"{job['id']} {job['state'].lower()}"
+    return f"{job['id']} ended with {job['ends'][-1]['exit_code']}" if job["ends"] else f"{job['id']} unknown"
 
 
 def _say_what_to_type(run: Path, report: dict[str, Any]) -> None:
     from ppoctl.slurm.run_state import AT_WORK, WAITING
+    from ppoctl.store.jobs import resume_command
 
     if report["state"] in ("unknown", "submitted") and report["slurm_silent"]:
         render.say(f"ask again, with more time for Slurm: ppoctl status {quoted(run)} --wait 20")
@@ -86,9 +89,9 @@ def _say_what_to_type(run: Path, report: dict[str, Any]) -> None:
         if report["jobs"]:
             render.say(f"stop it: ppoctl stop {quoted(run)}")
     elif report["state"] == "unmet":
-        render.say(f"train longer: ppoctl resume {quoted(run)} --set steps={2 * report['steps_planned']}")
+        render.say(f"train longer: {resume_command(run)} --set steps={2 * report['steps_planned']}")
     elif report["state"] != "finished":
-        render.say(f"continue: ppoctl resume {quoted(run)}")
+        render.say(f"continue: {resume_command(run)}")
 
 
 def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:

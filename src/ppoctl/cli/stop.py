@@ -61,6 +61,8 @@ def stop(
 
 def _says(run: Path, after: str, done: "Stopped", state: "RunState") -> "Iterator[str]":
     """What was done, what will happen, and how to see it, a sentence each."""
+    from ppoctl.store.jobs import resume_command
+
     if done.asked is not None:
         yield f"attempt {done.asked['attempt']} {_where(done)} is asked to stop {_WHEN[after]}"
         if done.signalled is not None:
@@ -74,7 +76,7 @@ def _says(run: Path, after: str, done: "Stopped", state: "RunState") -> "Iterato
     if done.asked is not None:
         yield f"it ends with exit code 130; see it: ppoctl status {quoted(run)}"
     if done.asked is not None or done.cancelled:
-        yield f"go on later: ppoctl resume {quoted(run)}"
+        yield f"go on later: {resume_command(run)}"
     elif not done.unheard:
         yield f"nothing of it is at work or waits: {state.word}, {state.says}"
 

@@ -20,6 +20,7 @@ def print_summary(ended: "Ended", *, as_json: bool) -> None:
     recipe expects."""
     from ppoctl import metrics
     from ppoctl.loop.expectations import history, require_met
+    from ppoctl.store.jobs import resume_command
 
     shown = (
         ("reward", metrics.REWARD_SCORE_MEAN),
@@ -49,7 +50,7 @@ def print_summary(ended: "Ended", *, as_json: bool) -> None:
         render.line()
         render.line(f"run: {ended.layout.root}")
     steps = max((step for points in series.values() for step, _ in points), default=1)
-    require_met(ended.verdicts, longer=f"ppoctl resume {quoted(ended.layout.root)} --set steps={2 * steps}")
+    require_met(ended.verdicts, longer=f"{resume_command(ended.layout.root)} --set steps={2 * steps}")
 
 
 EXPECTED = ("expected", "reached", "bound", "")

@@ -19,6 +19,7 @@ from ppoctl.loop.stories import Given, Outcome, Stages, Story
 from ppoctl.metrics import eval_set, find
 from ppoctl.recipe.cadence import evaluates, saves
 from ppoctl.recipe.schema import Recipe
+from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger
@@ -99,7 +100,7 @@ def _require_the_last_step(job: Job) -> None:
     if reached < planned:
         raise FinishedShortError(
             f"the run ended at its newest saved step {reached} of the {planned} that `steps` asks for",
-            hint=f"ppoctl resume {quoted(job.layout.root)}",
+            hint=resume_command(job.layout.root),
         )
 
 
@@ -195,10 +196,11 @@ def _save(job: Job, step: int, states: Mapping[str, State], carry: Carry, *, hea
 def _after_health_stop(job: Job) -> str:
     """How to go on: from the last healthy states, or from those that were saved as the rule stopped the run."""
     healthy = healthy_steps(job.layout, job.outlines.roles)
-    resume = f"ppoctl resume {quoted(job.layout.root)}"
+    resume = resume_command(job.layout.root)
     if not healthy:
         return f"everything up to this step is committed; go on from here, perhaps with changed keys: {resume}"
-    return f"go on from the last healthy states: {resume} --back-to {healthy[-1]}; from the present ones: {resume}"
+    back = f"ppoctl resume {quoted(job.layout.root)} --back-to {healthy[-1]}"
+    return f"go on from the last healthy states: {back}; from the present ones: {resume}"
 
 
 def _keeping_best(job: Job, step: int, stages: Stages) -> Stages:

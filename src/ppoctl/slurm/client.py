@@ -18,9 +18,14 @@ DEADLINE_S = 15.0
 """Seconds for one of Slurm's programs to answer; its own clients give up after about ten."""
 
 IS_WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
-IS_AT_WORK = frozenset(
-    {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED", "SUSPENDED"}
-)
+IS_OVER = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+        "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
+    }
+)  # fmt: skip
+"""Words for jobs that never come back by themselves; every other word that says nothing of waiting, also one of a
+later Slurm, is a job at work: that it is over cannot be taken back."""
 
 _UNKNOWN = "Invalid job id"
 """Slurm's words for a job that it does not know, and of `scancel --state` for one that is over."""
@@ -72,11 +77,11 @@ class SlurmJob:
 
     @property
     def is_at_work(self) -> bool:
-        return self.state in IS_AT_WORK
+        return not self.is_waiting and not self.is_over
 
     @property
     def is_over(self) -> bool:
-        return not self.is_waiting and not self.is_at_work
+        return self.state in IS_OVER
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Slurm:
 
     def jobs(self, ids: Sequence[str]) -> dict[str, SlurmJob]:
         """Those of the jobs that Slurm knows of, by id, however many in one question: from the controller's memory,
-        or else from accounting where there is one. Raises SlurmAwayError."""
+        or else, of those that are over, from accounting where there is one. Raises SlurmAwayError."""
         known = self._from_controller(ids)
         return {**known, **self._from_accounting([id for id in ids if id not in known])}
 
@@ -191,10 +196,11 @@ class Slurm:
         except SlurmError:  # most often there is none
             return {}
         found = (line.split("|") for line in told.splitlines())
-        # "CANCELLED by 1000"
+        # "CANCELLED by 1000". A job that the controller forgot and accounting believes at work is there no more.
         return {
             id: SlurmJob(id, state.split()[0], "", nodes, 0, exit_code, _seconds(start), _seconds(end))
             for id, state, exit_code, nodes, start, end in found
+            if state.split()[0] in IS_OVER
         }
 
     def _ask(self, words: Sequence[str], text: str | None = None, folder: Path | None = None) -> str:

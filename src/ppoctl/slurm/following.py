@@ -4,12 +4,13 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ppoctl.errors import SlurmError, without_secrets
-from ppoctl.slurm.allocation import allocation
-from ppoctl.slurm.client import Slurm, SlurmAbsentError
+from ppoctl.errors import RunAliveError, SlurmError, quoted, without_secrets
+from ppoctl.slurm.allocation import Allocation, allocation
+from ppoctl.slurm.client import Slurm, SlurmAbsentError, SlurmJob
 from ppoctl.slurm.run_state import RunFacts, Told
 from ppoctl.store import alive
 from ppoctl.store import jobs as jobs_of
+from ppoctl.store.append import intact
 from ppoctl.store.journal import Line
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import outlines_of
@@ -63,29 +64,44 @@ def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> Told:
 
 
 def require_idle(layout: RunLayout) -> None:
-    """Raise RunAliveError while another process of this host, or a job of Slurm, is at work on the run; SlurmError
-    where that is unknown."""
+    """Raise RunAliveError while another process of this host, or a job of Slurm, is at work on the run. A job of it
+    that waits is in the way as well, because it would take the run away when it begins; but not in the way of the
+    run's other jobs. Raises SlurmError where all that is unknown."""
     mine = allocation()
-    alive.require_idle(layout, job_at_work, here=None if mine is None else (mine.id, mine.restarts))
+    alive.require_idle(layout, here=None if mine is None else (mine.id, mine.restarts))
+    job = _other_job(layout, mine)
+    if job is not None and job.is_at_work:
+        raise alive.at_work(layout, f"job {job.id} of Slurm is at work")
+    if job is not None:
+        raise RunAliveError(
+            f"run `{layout.root}` has a job in Slurm: {job.id} is {job.state}",
+            hint=f"see it: ppoctl status {quoted(layout.root)}; end it: ppoctl stop {quoted(layout.root)}",
+        )
 
 
-def job_at_work(ids: Sequence[str]) -> str | None:
-    """The one of these jobs that is at work, other than that of this process; None: none is.
+def _other_job(layout: RunLayout, mine: Allocation | None) -> SlurmJob | None:
+    """A job of the run that is in the way of this process, one at work first; None: none is.
 
     Raises SlurmError where Slurm is here and does not answer, unless this process is in a job itself: that begins
     when those before it have ended, and what is still alive behind a cut network cannot publish any more.
     """
-    mine = allocation()
+    newest = alive.attempts(intact(layout.journal))[-1:]
+    ids = dict.fromkeys([job.id for job in jobs_of.jobs(layout)] + [str(a["job"]) for a in newest if "job" in a])
     others = [id for id in ids if mine is None or id != mine.id]
     try:
-        known = Slurm().jobs(others)
+        known = Slurm().jobs(others).values()
     except SlurmAbsentError:
         return None
-    except SlurmError:
+    except SlurmError as error:
         if mine is not None:
             return None
-        raise
-    return next((id for id in others if id in known and known[id].is_at_work), None)
+        raise SlurmError(
+            f"whether a job is at work on run `{layout.root}` is unknown: {error.message}",
+            hint=f"ask again; or, if you know that none is: ppoctl resume {quoted(layout.root)} --take-over",
+        ) from error
+    is_link = mine is not None and mine.id in ids  # the next ones of its chain wait for its end
+    found = [job for job in known if job.is_at_work or (job.is_waiting and not is_link)]
+    return min(found, key=lambda job: job.is_waiting, default=None)
 
 
 def last_error(log: Path) -> str:

@@ -36,7 +36,7 @@ from ppoctl.clock import duration
 from ppoctl.errors import ExitCode
 from ppoctl.slurm.client import SlurmJob
 from ppoctl.slurm.turn import goes_on_after
-from ppoctl.store.jobs import JobRecord, ScriptEnd
+from ppoctl.store.jobs import JobRecord, ScriptEnd, last_end
 
 AT_WORK = frozenset({"running", "starting", "hung", "suspended"})
 WAITING = frozenset({"pending", "requeued", "submitted"})
@@ -81,7 +81,7 @@ class RunFacts:
     jobs: Sequence[JobRecord] = ()
     """Jobs that were submitted for the run, oldest first."""
     ends: Mapping[str, Sequence[ScriptEnd]] = field(default_factory=dict)
-    """Ends of their scripts, by id."""
+    """Ends of their scripts, by id, in the order of restarts."""
     steps_done: int = 0
     steps_planned: int = 0
     quiet_s: float = 0.0
@@ -113,9 +113,14 @@ class RunFacts:
         mine = (a for a in self.attempts if str(a.get("job")) == job.id and int(a.get("restart", 0)) == job.restarts)
         return next(mine, None)
 
+    def last_end(self, id: str) -> ScriptEnd | None:
+        """How the job ended when it ran last; None: it wrote nothing."""
+        began = (int(a.get("restart", 0)) for a in self.attempts if str(a.get("job")) == id)
+        return last_end(self.ends.get(id, ()), began)
+
     def _is_over(self, id: str) -> bool:
-        ends = self.ends.get(id, ())
-        return bool(ends) and not goes_on_after(ends[-1].code)
+        end = self.last_end(id)
+        return end is not None and not goes_on_after(end.code)
 
 
 @dataclass(frozen=True)
@@ -266,15 +271,15 @@ def _in_a_job_that_is_over(facts: RunFacts, told: Told) -> RunState | None:
 
 def _over(id: str, facts: RunFacts, told: Told, left: str) -> RunState:
     """The state of a run whose last job is not there any more."""
-    job, ends = told.jobs.get(id), facts.ends.get(id, ())
+    job, end = told.jobs.get(id), facts.last_end(id)
     if job is not None and job.state == "CANCELLED":
         return RunState("cancelled", f"job {id} was cancelled; {left}")
     if job is not None:
         code = f", exit code {job.exit_code}" if job.exit_code not in ("", "0:0") else ""
         return RunState("failed", f"job {id} ended with `{job.state}`{code}; {left}{_with_words(facts)}")
-    if ends:
-        word = _STATUS.get(ends[-1].code, "failed")
-        return RunState(word, f"the script of job {id} ended with {_code(ends[-1].code)}; {left}{_with_words(facts)}")
+    if end is not None:
+        word = _STATUS.get(end.code, "failed")
+        return RunState(word, f"the script of job {id} ended with {_code(end.code)}; {left}{_with_words(facts)}")
     return RunState("lost", f"Slurm knows nothing of job {id}, and no end of it is written; {left}")
 
 

@@ -6,7 +6,18 @@ from ppoctl.errors import FinishedShortError, InterruptedByUserError, quoted
 from ppoctl.slurm.allocation import Allocation
 from ppoctl.store.alive import attempts
 from ppoctl.store.append import intact
-from ppoctl.store.jobs import JobRecord, ScriptEnd, Start, ends, jobs, record, started, starts
+from ppoctl.store.jobs import (
+    JobRecord,
+    ScriptEnd,
+    Start,
+    ends,
+    jobs,
+    last_end,
+    record,
+    resume_command,
+    started,
+    starts,
+)
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.run_dir import facts
 from ppoctl.store.stop_request import stop_requested
@@ -49,8 +60,11 @@ def begin(layout: RunLayout, here: Allocation) -> int | None:
 
 
 def _done_before(layout: RunLayout, job: JobRecord) -> int | None:
-    earlier = [] if job.after is None else ends(layout, job.after)
-    return earlier[-1].code if earlier and not goes_on_after(earlier[-1].code) else None
+    if job.after is None:
+        return None
+    began = (start.restart for start in starts(layout, job.after))
+    end = last_end(ends(layout, job.after), began)
+    return None if end is None or goes_on_after(end.code) else end.code
 
 
 def _require_wanted(layout: RunLayout, here: Allocation) -> None:
@@ -61,7 +75,7 @@ def _require_wanted(layout: RunLayout, here: Allocation) -> None:
     if stop_requested(layout, newest["attempt"]) is not None:
         raise InterruptedByUserError(
             f"`ppoctl stop` was typed before job {here.id} went back into the queue; nothing was begun",
-            hint=f"ppoctl resume {quoted(layout.root)}",
+            hint=resume_command(layout.root),
         )
 
 
@@ -75,7 +89,7 @@ def _require_fruit(layout: RunLayout, here: Allocation, progress: int) -> None:
     if len(before) == FRUITLESS_MOST and all(start.progress == progress for start in before):
         raise FinishedShortError(
             f"job {here.id} started {FRUITLESS_MOST} times in a row and committed nothing new; it is not tried again",
-            hint=f"see why: ppoctl logs {quoted(layout.root)}; then: ppoctl resume {quoted(layout.root)} --on slurm",
+            hint=f"see why: ppoctl logs {quoted(layout.root)}; then: {resume_command(layout.root)}",
         )
 
 

@@ -1,16 +1,14 @@
-"""Attempts of a run and whether one is at work: the journal, held against this host's processes, and against what is
-known of a cluster's jobs. Light."""
+"""Attempts of a run and whether one is at work: the journal, held against this host's processes. Light."""
 
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import psutil
 
-from ppoctl.errors import RunAliveError, SlurmError, quoted
+from ppoctl.errors import RunAliveError, quoted
 from ppoctl.store.append import intact
-from ppoctl.store.jobs import jobs
 from ppoctl.store.layout import RunLayout
 
 
@@ -36,32 +34,18 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def require_idle(
-    layout: RunLayout, at_work: Callable[[Sequence[str]], str | None], *, here: tuple[str, int] | None = None
-) -> None:
-    """Raise RunAliveError when another process of this host, or a job of a cluster, is at work on the run. `at_work`
-    is asked for the one of these jobs that is, other than that of this process. `here`: this process's job and how
+def require_idle(layout: RunLayout, *, here: tuple[str, int] | None = None) -> None:
+    """Raise RunAliveError when another process of this host is at work on the run. `here`: this process's job and how
     often that went back into the queue; what it left behind there before is in nobody's way. Nothing is known of
-    other hosts outside of jobs. Intact lines of a damaged journal count; others say whether the damage stops the
-    run."""
-    found = attempts(intact(layout.journal))
-    for attempt in found:
+    other hosts. Intact lines of a damaged journal count; others say whether the damage stops the run."""
+    for attempt in attempts(intact(layout.journal)):
         is_left_behind = here is not None and attempt.get("job") == here[0] and attempt.get("restart") != here[1]
         if attempt["status"] == "running" and attempt["pid"] != os.getpid() and not is_left_behind:
-            raise _alive(layout, f"attempt {attempt['attempt']} is process {attempt['pid']} here")
-    ids = dict.fromkeys([job.id for job in jobs(layout)] + [str(a["job"]) for a in found[-1:] if "job" in a])
-    try:
-        job = at_work(list(ids)) if ids else None
-    except SlurmError as error:
-        raise SlurmError(
-            f"whether a job is at work on run `{layout.root}` is unknown: {error.message}",
-            hint=f"ask again; or, if you know that none is: ppoctl resume {quoted(layout.root)} --take-over",
-        ) from error
-    if job is not None:
-        raise _alive(layout, f"job {job} of Slurm is at work")
+            raise at_work(layout, f"attempt {attempt['attempt']} is process {attempt['pid']} here")
 
 
-def _alive(layout: RunLayout, who: str) -> RunAliveError:
+def at_work(layout: RunLayout, who: str) -> RunAliveError:
+    """The error of a run that somebody is at work on."""
     return RunAliveError(
         f"run `{layout.root}` is at work: {who}",
         hint=f"follow it: ppoctl status {quoted(layout.root)}; or stop it and go on here: "

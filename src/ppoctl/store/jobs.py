@@ -2,7 +2,7 @@
 else does. Light."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -66,6 +66,11 @@ def record(layout: RunLayout, job: JobRecord) -> None:
     write_atomically(layout.job(job.id), seal(asdict(job), indent=1).encode("ascii"))
 
 
+def resume_command(run: Path) -> str:
+    """What to type to go on with the run where it ran before: as a job, if one was submitted for it."""
+    return f"ppoctl resume {quoted(run)}" + (" --on slurm" if any(RunLayout(run).jobs.glob("*.json")) else "")
+
+
 def jobs(layout: RunLayout) -> list[JobRecord]:
     """The jobs that were submitted for the run, oldest first. Raises CorruptArtifactError naming a file that is not
     as it was written, StorageError where they cannot be read."""
@@ -80,10 +85,17 @@ def jobs(layout: RunLayout) -> list[JobRecord]:
 
 
 def ends(layout: RunLayout, id: str) -> list[ScriptEnd]:
-    """Every end of the job's script, oldest first; none where it wrote none. Lines that are not whole do not count.
-    Raises StorageError where they cannot be read."""
-    found = _lines(layout.job_ended(id), r"(\d+) (\d+) (\d+) (\S+)")
-    return [ScriptEnd(int(restart), int(code), float(at), signal.strip("-")) for restart, code, at, signal in found]
+    """Every end of the job's script, in the order of its restarts: behind a cut network an old one is written late.
+    None where it wrote none. Lines that are not whole do not count. Raises StorageError where they cannot be read."""
+    lines = _lines(layout.job_ended(id), r"(\d+) (\d+) (\d+) (\S+)")
+    found = [ScriptEnd(int(restart), int(code), float(at), signal.strip("-")) for restart, code, at, signal in lines]
+    return sorted(found, key=lambda end: end.restart)
+
+
+def last_end(ends: Sequence[ScriptEnd], began: Iterable[int]) -> ScriptEnd | None:
+    """How the job ended when it ran last: one of its `ends`, in the order of restarts, where `began` has the restarts
+    that are known to have begun. None: it runs, or its script was killed before it could say."""
+    return ends[-1] if ends and ends[-1].restart >= max(began, default=0) else None
 
 
 def started(layout: RunLayout, id: str, start: Start) -> None:

@@ -8,7 +8,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.slurm.following import require_idle
 from ppoctl.store import run_dir
-from ppoctl.store.jobs import jobs
+from ppoctl.store.jobs import jobs, resume_command
 from ppoctl.store.layout import RunLayout
 from ppoctl.versions import versions
 from ppoctl.wire.stories import as_recorded
@@ -50,7 +50,8 @@ def exists(layout: RunLayout) -> RunExistsError:
     by = f": submitted as job {submitted[-1].id}" if submitted else ""
     return RunExistsError(
         f"run directory `{layout.root}` exists{by}",
-        hint=f"ppoctl status {quoted(layout.root)}" if by else f"continue it: ppoctl resume {quoted(layout.root)}",
+        hint=(f"see it: ppoctl status {quoted(layout.root)}; " if by else "")
+        + f"continue it: {resume_command(layout.root)}",
     )
 
 

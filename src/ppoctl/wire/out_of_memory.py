@@ -7,6 +7,7 @@ import torch
 from ppoctl.errors import OutOfMemoryError, quoted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import microbatch_limit
+from ppoctl.store.jobs import resume_command
 from ppoctl.store.outline import Outline, ToldStage
 
 
@@ -19,7 +20,7 @@ def out_of_memory(
     stage = told[name] if name in told.names else ToldStage(name, ("actor", "prompts"))
     words = next(iter(str(error).splitlines()), "") or "the host has no more"
     smaller = _smaller(recipe, told, stage, on_device=isinstance(error, torch.OutOfMemoryError))
-    again = f"ppoctl resume {quoted(root)}"
+    again = resume_command(root)
     return OutOfMemoryError(
         f"out of memory in stage `{name}` of step {step}: {words}",
         hint=f"{again}  # all before it is committed; first end what else takes this machine's memory"

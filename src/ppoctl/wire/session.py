@@ -37,6 +37,7 @@ from ppoctl.rewards.probe import probe, require_sound
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.disk import refused
+from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal, Line
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Observer
@@ -168,7 +169,7 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run, gate: Signal
 
     Health rules are judged over the recorded steps again, so a rule's count of consecutive steps survives a resume.
     """
-    goes_on = f"ppoctl resume {quoted(opened.layout.root)}"
+    goes_on = resume_command(opened.layout.root)
     if gate is None:
         with signal_gate(goes_on) as own:
             return attempt_run(opened, do, own)
@@ -258,7 +259,10 @@ def _ending(recipe: Recipe, journal: Journal, told: Outlines, attempt: Attempt, 
         if isinstance(error, StorageError):
             add_what_is_needed(error, attempt.layout, recipe)
         if error.hint is not None:  # of rooms that do not know which run they work for
-            error.hint = re.sub(r"\bRUN\b", lambda _: quoted(attempt.layout.root), error.hint)
+            root = attempt.layout.root
+            error.hint = re.sub(
+                r"(ppoctl resume )?\bRUN\b", lambda at: resume_command(root) if at[1] else quoted(root), error.hint
+            )
         status, code = _status(error), int(error.exit_code)
         raise
     except BaseException:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ppoctl.batch.kept_digests import Progress, kept_digest
 from ppoctl.data.rows import digest_of, read_datasets
-from ppoctl.errors import RecipeError, RunAliveError, SlurmError, quoted
+from ppoctl.errors import RecipeError, SlurmError, quoted
 from ppoctl.recipe.explain import as_toml
 from ppoctl.recipe.layers import path_of
 from ppoctl.recipe.load import Loaded
@@ -24,7 +24,7 @@ from ppoctl.slurm.request import Request, request_of, require_request
 from ppoctl.slurm.script import Work, batch_script
 from ppoctl.store import run_dir
 from ppoctl.store.artifact import write_atomically
-from ppoctl.store.jobs import JobRecord, jobs, record
+from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire.new_run import create, make_way
 from ppoctl.wire.sources import model_digests
@@ -115,7 +115,6 @@ def submit_again(
     work on it, or a job of it is not over."""
     slurm = outside()
     require_idle(layout)
-    _require_no_job(layout, slurm)
     return _submit_run(slurm, recipe, layout, command, options, links)
 
 
@@ -136,19 +135,11 @@ def outside() -> Slurm:
     here = allocation()
     if here is not None:
         raise RecipeError(
-            f"`--on slurm` inside job {here.id}: a job submits no job", hint="use the nodes that it has: --on here"
+            f"`--on slurm` inside job {here.id}: a job submits no job",
+            hint="use the nodes that it has: --on here; where it is only the desktop that you type in: "
+            "env -u SLURM_JOB_ID ppoctl ...",
         )
     return Slurm()
-
-
-def _require_no_job(layout: RunLayout, slurm: Slurm) -> None:
-    """Raise RunAliveError while a job of the run waits or works: two would take the run from each other."""
-    known = slurm.jobs([job.id for job in jobs(layout)])
-    if open_jobs := [job for job in known.values() if not job.is_over]:
-        raise RunAliveError(
-            f"run `{layout.root}` has a job in Slurm: {open_jobs[0].id} is {open_jobs[0].state}",
-            hint=f"see it: ppoctl status {quoted(layout.root)}; end it: ppoctl stop {quoted(layout.root)}",
-        )
 
 
 def _submit_run(
