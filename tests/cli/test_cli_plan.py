@@ -210,7 +210,7 @@ processes
   critic     8: tensor 4, data 2
   generator  8: 4 engines share one queue, each split over 2 processes
   devices    24: each process has one of its own
-  Ray        the run's own, on this machine; several nodes need one that is running, `cluster.ray_address`
+  Ray        the run's own, on this machine; several nodes: `--on slurm`, or `cluster.ray_address`
 
 updates
                                  actor                 critic

@@ -113,7 +113,7 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[Row]:
     ray = "the run's own, on this machine" if address is None else f"the one at `{address}`"
     on_gpus = planned.memory is not None and planned.memory.device == "gpu"
     if address is None and on_gpus and count > GPUS_PER_NODE:
-        ray += "; several nodes need one that is running, `cluster.ray_address`"
+        ray += "; several nodes: `--on slurm`, or `cluster.ray_address`"
     yield "Ray", ray
 
 

@@ -12,7 +12,6 @@ from ppoctl.errors import (
     InterruptedByUserError,
     PreemptedError,
     StorageError,
-    quoted,
 )
 from ppoctl.loop.expectations import history
 from ppoctl.loop.stories import Given, Outcome, Stages, Story
@@ -199,7 +198,7 @@ def _after_health_stop(job: Job) -> str:
     resume = resume_command(job.layout.root)
     if not healthy:
         return f"everything up to this step is committed; go on from here, perhaps with changed keys: {resume}"
-    back = f"ppoctl resume {quoted(job.layout.root)} --back-to {healthy[-1]}"
+    back = f"{resume} --back-to {healthy[-1]}"
     return f"go on from the last healthy states: {back}; from the present ones: {resume}"
 
 
