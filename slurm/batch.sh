@@ -24,6 +24,7 @@ exec 3<> <(:)  # a pipe
     echo begun >&3  # from here on a signal is this shell's own, and then the command's
     exec 3>&-
     set -e
+    export PPOCTL_JOB=$SLURM_JOB_ID  # this job is the run's own
 @{setup}
     exec @{command}
 ) &
@@ -41,8 +42,9 @@ printf '%s %s %s %s\n' "$restart" "$code" "$(date +%s)" "${asked:--}" >>@{record
 told() { squeue --noheader --job "$SLURM_JOB_ID" --Format "$1" | tr -d ' '; }
 case $code in @{goes_on}) again=yes ;; *) again= ;; esac
 [ "$restart" -lt @{requeues} ] || again=
-# What fails before the run has begun would fail again.
-[ "$asked" ] || grep -qs "^$restart " "jobs/$SLURM_JOB_ID.started" || again=
+# What fails before the run has begun may be this node; three times in all are enough.
+restarts() { grep -s -- "$2" "jobs/$SLURM_JOB_ID.$1" | cut -d' ' -f1; }
+[ "$asked" ] || [ "$(restarts ended ' -$' | grep -vxcFf <(restarts started .))" -lt 3 ] || again=
 # Slurm ends a job at its limit, when it was cancelled, and to make way: then it brings the job back itself.
 [ "$asked" != TERM ] || [ "$again" = "" ] || [ "$(told Reason)" = TimeLimit ] || again=
 if [ "$again" ]; then

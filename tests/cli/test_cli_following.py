@@ -224,6 +224,17 @@ def test_after_now_the_job_is_signalled_when_the_request_is_written(
     assert cluster.asked[-1] == "scancel --batch --signal=TERM 12"
 
 
+def test_a_job_in_which_somebody_works_by_hand_is_left_alone(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+    """A desktop, a notebook, an allocation: the run was not submitted as this job, and others may be in it."""
+    begun(layout, job="77", restart=0).event("attempt_ended", status="failed", exit_code=3)
+    cluster.has("77", "RUNNING", nodes="node1")
+    assert ask("stop", "my", "--after", "now").code == 0
+    begun(layout, job="77", restart=0)
+    assert ask("stop", "my", "--after", "now").code == 0
+    assert not [call for call in cluster.asked if call.startswith("scancel")]
+    assert stop_requested(layout, 3) == "now"
+
+
 def test_a_run_in_the_queue_is_taken_out_of_it(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     cluster.has("12", "PENDING", restarts=2)

@@ -198,3 +198,11 @@ def test_only_jobs_that_may_not_be_over_are_asked_for() -> None:
     ends = {"12": [ScriptEnd(0, 75, 1.0), ScriptEnd(1, 0, 2.0)], "13": [ScriptEnd(0, 75, 3.0)]}
     found = facts(jobs=(JOB, NEXT, LATER), ends=ends)
     assert found.open_jobs == ("13", "20")
+
+
+def test_the_newest_attempt_in_a_job_is_the_one_at_work() -> None:
+    """A loop in somebody's own allocation tries again within the same start of the job."""
+    found = facts(ended(1, "failed", 3, **in_job()), attempt(2, **in_job()), jobs=())
+    newest = found.attempt_of(job())
+    assert newest is not None
+    assert newest["attempt"] == 2

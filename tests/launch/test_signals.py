@@ -27,6 +27,14 @@ def at_work(time_left: TimeLeft | None = None, asked: Callable[[], str | None] =
         yield gate
 
 
+@pytest.fixture(autouse=True)
+def hang_up() -> Iterator[None]:
+    """SIGHUP as it is without `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 class Thing:
     """Something that can be collected."""
 
@@ -204,6 +212,32 @@ def test_a_stage_is_begun_only_if_it_and_a_save_end_before_the_limit(left_s: flo
             "limit; everything finished is committed"
         )
         assert gate.may_save()
+
+
+def test_a_stage_that_draws_begins_and_stops_at_any_time() -> None:
+    """Its finished samples are kept: half an evaluation is not lost, and states can be saved behind it."""
+    clock = Clock()
+    draws = in_a_job(ends_at=clock.now + 60, draws=lambda stage: stage == "rollout")
+    with at_work(draws) as gate:
+        gate.clock = clock
+        gate.before(3, "rollout")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(PreemptedError, match="at `rollout` of step 3"):
+            gate.between()
+        assert gate.may_save()
+
+
+def test_in_a_job_the_same_signal_on_two_ways_is_one() -> None:
+    """Slurm tells every process, and the script passes it on."""
+    clock = Clock()
+    with at_work(in_a_job(stage_s=lambda _: 10.0)) as gate:
+        gate.clock = clock
+        gate.before(1, "values")
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        clock.now += 2.0
+        with pytest.raises(PreemptedError, match="SIGTERM"):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_stage_that_nobody_has_seen_is_begun() -> None:

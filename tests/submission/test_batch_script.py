@@ -176,12 +176,19 @@ def test_a_job_goes_back_as_often_as_it_may(
     assert requeued(programs) == goes
 
 
-def test_what_fails_before_the_run_began_is_not_tried_again(tmp_path: Path, programs: Programs) -> None:
+@pytest.mark.parametrize(("earlier", "goes"), [(1, True), (2, False)])
+def test_what_fails_before_the_run_began_is_tried_three_times_in_all(
+    tmp_path: Path, programs: Programs, earlier: int, goes: bool
+) -> None:
     programs.make("work")
-    in_queue(programs, tmp_path / "run")
-    (tmp_path / "run" / "jobs" / "17.started").unlink()
-    started(script(tmp_path / "run", 'slurm.setup=["exit 3"]'), tmp_path / "run").communicate()
-    assert not requeued(programs)
+    in_queue(programs, tmp_path / "run", restart=8)
+    (tmp_path / "run" / "jobs" / "17.started").write_text("7 5 80 60\n")
+    # One that began, one that was pushed out before, and others that ended by themselves.
+    ends = ["7 3 90 -", "6 75 95 TERM", *(f"{n} 3 100 -" for n in range(earlier))]
+    (tmp_path / "run" / "jobs" / "17.ended").write_text("".join(f"{line}\n" for line in ends))
+    text = script(tmp_path / "run", 'slurm.setup=["exit 3"]')
+    started(text, tmp_path / "run", SLURM_RESTART_COUNT="8").communicate()
+    assert requeued(programs) == goes
 
 
 def test_a_job_that_is_back_already_is_left_alone(tmp_path: Path, programs: Programs) -> None:
@@ -279,7 +286,7 @@ def test_a_command_that_could_not_listen_yet_had_begun_nothing(tmp_path: Path, p
             [
                 *["srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--cpus-per-task=64"],
                 "--container-image=reg#im age:1",
-                "--container-mounts=/a:/a,/b:/c",
+                "--container-mounts=/tmp:/tmp,/a:/a,/b:/c",
             ],
         ),
         ('{kind="apptainer", image="/i.sif", mounts=["/a:/a"]}', ["apptainer", "exec", "--bind", "/a:/a", "/i.sif"]),

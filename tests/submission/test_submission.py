@@ -215,6 +215,7 @@ def test_a_job_that_may_be_in_the_queue_keeps_its_run(cluster: Programs, capsys:
     assert "whether Slurm took a job" in told
     assert "squeue --me --name=quickstart" in told
     assert submit() == 2, "its name is taken: the job may come"
+    assert "--on slurm" in capsys.readouterr().err
     cluster.make("sbatch", TAKES)
     assert run(["resume", "runs/quickstart", "--on", "slurm"]) == 0
 
@@ -227,9 +228,14 @@ def test_a_site_that_greets_is_understood(cluster: Programs) -> None:
 
 def test_variables_of_the_shell_do_not_outdo_the_script(cluster: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "other")
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "1")  # of a desktop's job
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     cluster.make("sbatch", f'env >"$0.env"; {TAKES}')
     assert submit() == 0
-    assert "SBATCH_" not in (cluster.folder / "sbatch.env").read_text("utf-8")
+    found = (cluster.folder / "sbatch.env").read_text("utf-8")
+    assert "SBATCH_" not in found
+    assert "SLURM_MEM_PER_CPU" not in found
+    assert "SLURM_CONF=/etc/slurm.conf" in found
 
 
 def test_or_resume_submits_what_is_recorded_and_nothing_else(

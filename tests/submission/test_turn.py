@@ -51,8 +51,10 @@ def test_a_link_goes_on_after_one_that_wrote_no_end(layout: RunLayout) -> None:
     assert begin(layout, job("8")) is None
 
 
-def test_a_job_that_nobody_could_write_down_does_it_itself(layout: RunLayout) -> None:
-    layout.run_json.write_text(seal({"format": FORMAT, "sources": {}, "on": "slurm"}), "utf-8")
+def test_a_job_that_nobody_could_write_down_does_it_itself(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPOCTL_JOB", "9")  # as its script says
     assert begin(layout, job("9")) is None
     assert [found.id for found in jobs(layout)] == ["7", "8", "9"]
 

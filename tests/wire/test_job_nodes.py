@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.engines.ray.steps import is_of_tasks
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.wire.processes import job_nodes
 from submission.conftest import recipe_with
@@ -62,7 +63,7 @@ def test_a_machine_outside_of_the_job_is_told_how_to_get_in(job):
     [
         (
             '{kind="pyxis", image="i", mounts=["/a:/a", "/b:/b"]}',
-            ["--container-image=i", "--container-mounts=/a:/a,/b:/b", "--nodelist=node1", sys.executable],
+            ["--container-image=i", "--container-mounts=/tmp:/tmp,/a:/a,/b:/b", "--nodelist=node1", sys.executable],
         ),
         ('{kind="apptainer", image="/i.sif"}', ["--nodelist=node1", "apptainer", "exec", "/i.sif", sys.executable]),
     ],
@@ -73,3 +74,8 @@ def test_a_node_s_program_runs_in_the_container_of_the_driver(container: str, wo
     command = found.command("node1")
     assert command[0] == "srun"
     assert command[-len(words) - 2 : -2] == words
+
+
+def test_what_a_job_asked_for_its_tasks_is_not_asked_for_a_node():
+    names = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_LABELIO", "SLURM_JOB_ID", "CPUS_PER_TASK", "HOME")
+    assert [is_of_tasks(name) for name in names] == [True, True, True, False, False, False]

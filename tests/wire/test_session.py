@@ -248,3 +248,13 @@ def test_an_attempt_that_failed_says_so_and_closes_what_it_opened(
     assert (made.attempt(1) / "traceback.txt").is_file() == isinstance(error, ZeroDivisionError)
     attempt(made)
     assert ends(made) == [end, ("finished", 0)]
+
+
+def test_the_gate_knows_how_long_stages_took_in_this_very_attempt(
+    made: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[Any] = []
+    real = session.time_left
+    monkeypatch.setattr(session, "time_left", lambda *given: known.append(real(*given)) or known[-1])
+    attempt(made)
+    assert known[0].stage_s("rollout") is not None

@@ -31,6 +31,9 @@ _WORDS = {
 AGAIN_S = 0.05
 """When a signal whose error was swallowed is sent again: by then the callback that it met has returned."""
 
+REPEATED_S = 1.0
+"""Seconds within which a second signal is the first one on another way."""
+
 POLL_S = 1.0
 """Seconds between two looks at the clock and at what is asked of the run."""
 
@@ -68,6 +71,9 @@ class SignalGate:
     _has_worked: bool = False
     _is_over: bool = False
     _has_stopped: bool = False
+    _received_at: float = 0.0
+    _is_due_now: bool = False
+    """The watch has seen that the time is over."""
     _requested_first: bool = False
     _running: _Running | None = None
     _until: float | None = None
@@ -100,7 +106,9 @@ class SignalGate:
         needed_s = self._time.lacks_s(stage, self.clock())
         if needed_s is not None:
             self._refuse(f"`{stage}` of step {step}", needed_s)
-        self._running = _Running(step, self.clock(), self._time.stage_s(stage))
+        # One that draws stops by itself at its next sample.
+        expected_s = None if self._time.draws(stage) else self._time.stage_s(stage)
+        self._running = _Running(step, self.clock(), expected_s)
 
     def between(self) -> None:
         """Raise PreemptedError or InterruptedByUserError after a signal, and where the job is to stop now."""
@@ -146,15 +154,22 @@ class SignalGate:
         return self.request is not None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal module's signature
-        if self._is_over:
+        if self._is_over or self._is_repeated(number):
             return
         if self.received is None and self.request != "now":
-            self.received = number
+            self.received, self._received_at = number, self.clock()
             self._until = self._time.until(number, self.clock())
             if self._has_worked or (self._is_working and self._ends_in_time()):
                 return
         self.abandons = True
         self._stop()
+
+    def _is_repeated(self, number: int) -> bool:
+        """Whether this is the same message once more: Slurm tells every process, and its script passes it on."""
+        is_ours = self._is_due_now or self.abandons or self.request == "now"
+        if not self._time.is_job or self.received is None or is_ours or number == signal.SIGINT:
+            return False
+        return self.clock() < self._received_at + REPEATED_S
 
     def _ends_in_time(self) -> bool:
         """Whether the running stage can be committed before the job is ended, as far as anybody knows."""
@@ -171,6 +186,7 @@ class SignalGate:
             is_late = self._until is not None and self.clock() + ENDING_S > self._until
             with self._lock:
                 if (is_late or self.request == "now") and not (self._has_stopped or ended.is_set()):
+                    self._is_due_now = True
                     # To the thread that works: a system call that it waits in ends. Like a second signal.
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                     return

@@ -22,6 +22,8 @@ class TimeLeft:
 
     stage_s: Callable[[str], float | None] = unknown
     """Seconds that a stage of this name takes; None: this run has committed none."""
+    draws: Callable[[str], object] = unknown
+    """Whether a stage of this name keeps what it has finished, and so may begin and stop at any time."""
     save_s: Callable[[], float | None] = unknown
     """Seconds that saving the states of all roles takes; None: this run has saved none."""
     longest_s: Callable[[], float] = float
@@ -40,7 +42,7 @@ class TimeLeft:
     def lacks_s(self, stage: str, now: float) -> float | None:
         """Seconds that the stage and a save after it are expected to need, where these are more than there are; None:
         there is time enough, or nobody knows."""
-        expected = None if self.ends_at is None else self.stage_s(stage)
+        expected = None if self.ends_at is None or self.draws(stage) else self.stage_s(stage)
         if self.ends_at is None or expected is None:
             return None
         needed = expected + (self.save_s() or 0.0) + ENDING_S

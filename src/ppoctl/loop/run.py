@@ -10,8 +10,8 @@ from ppoctl.errors import (
     FinishedShortError,
     HealthStopError,
     InterruptedByUserError,
+    PpoctlError,
     PreemptedError,
-    StorageError,
 )
 from ppoctl.loop.expectations import history
 from ppoctl.loop.stories import Given, Outcome, Stages, Story
@@ -139,14 +139,17 @@ def _do_steps(job: Job, done: Done) -> None:
 def _save_at_stop(job: Job, done: Done) -> None:
     """Save what is in memory: as states of the last step where all engines are at it, so that the run goes on from
     there; what an engine is at within a step by itself, for the next attempt to load instead of replaying. A disk
-    that does not take it changes nothing about the stop."""
+    that does not take it, or an engine that cannot, changes nothing about the stop."""
     try:
+        job.retention.apply()
         if done.step > 0 and all(job.states.is_at(state) for state in done.states.values()):
             _save(job, done.step, done.states, done.carry, healthy=True)
             job.states.saves.finish()
         job.states.keep_residents()
-    except StorageError as error:
-        job.say(f"what is in memory could not be saved: {error.message}")
+    except (PreemptedError, InterruptedByUserError):
+        raise
+    except (PpoctlError, RuntimeError, MemoryError) as error:  # of torch, too
+        job.say(f"what is in memory could not be saved: {error}")
 
 
 def start_point(job: Job) -> tuple[int, dict[str, State], Carry]:
@@ -179,6 +182,7 @@ def _judge_and_save(job: Job, step: int, states: Mapping[str, State], carry: Car
     if saves(job.recipe, step) or stops:
         job.states.saves.finish()  # of the step before; what they make superfluous goes before the new ones come
         job.retention.apply()
+        job.retention.drop_kept_at_stop(step)
         _save(job, step, states, carry, healthy=not stops)
     if stops:
         job.states.saves.finish()

@@ -33,6 +33,7 @@ PREFIX = "PPOCTL_"
 NESTED = "__"
 SITE = "PPOCTL_SITE"
 NO_KEYS = {
+    "PPOCTL_JOB": "job that the batch script of a run began; set by it",
     "PPOCTL_DATA": "folder of data sets, where recipes and tests look for real rows",
     "PPOCTL_RAY_FOLDER": "private folder of a node's Ray, by which its processes are known",
     SITE: "the site's file, read below every recipe; empty: none",

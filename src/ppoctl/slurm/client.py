@@ -95,7 +95,9 @@ class Slurm:
         """Submit the script to run in `folder`; returns the job's id. `options` of sbatch come besides those that
         the script has. Raises SlurmError with Slurm's own sentence where it refuses, SlurmAwayError where nobody
         knows whether it took the job."""
-        patient = replace(self, deadline_s=max(self.deadline_s, SUBMIT_S))
+        # What another job has in its environment is not for this one.
+        outside = {name: value for name, value in self.environ.items() if not _is_of_a_job(name)}
+        patient = replace(self, environ=outside, deadline_s=max(self.deadline_s, SUBMIT_S))
         said = patient._ask(["sbatch", "--parsable", *options], script, folder)
         # `4711` or `4711;cluster`; sites greet their users before.
         ids = [line.partition(";")[0] for line in said.split() if re.fullmatch(r"\d+(;\S+)?", line)]
@@ -238,6 +240,10 @@ class Slurm:
     def _settings(self) -> dict[str, str]:
         kept = {name: value for name, value in self.environ.items() if not name.startswith(_OWN_SETTINGS)}
         return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
+
+
+def _is_of_a_job(name: str) -> bool:
+    return name.startswith("SLURM_") and name not in ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
 def _absent(why: str) -> SlurmAbsentError:

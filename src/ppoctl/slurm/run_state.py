@@ -110,8 +110,8 @@ class RunFacts:
 
     def attempt_of(self, job: SlurmJob) -> Mapping[str, Any] | None:
         """The attempt that began in the job since it last left the queue; None: none yet."""
-        mine = (a for a in self.attempts if str(a.get("job")) == job.id and int(a.get("restart", 0)) == job.restarts)
-        return next(mine, None)
+        mine = [a for a in self.attempts if str(a.get("job")) == job.id and int(a.get("restart", 0)) == job.restarts]
+        return mine[-1] if mine else None
 
     def last_end(self, id: str) -> ScriptEnd | None:
         """How the job ended when it ran last; None: it wrote nothing."""

@@ -58,8 +58,10 @@ def in_container(recipe: Recipe) -> tuple[list[str], list[str]]:
     command."""
     match recipe.slurm.container:
         case Pyxis() as pyxis:
-            mounts = [f"--container-mounts={','.join(pyxis.mounts)}"] if pyxis.mounts else []
-            return [f"--container-image={pyxis.image}", *mounts], []
+            # Steps of a node meet in its /tmp, and enroot gives each container one of its own.
+            is_shared = any(mount.split(":")[1:2] == ["/tmp"] for mount in pyxis.mounts)
+            shared = pyxis.mounts if is_shared else ("/tmp:/tmp", *pyxis.mounts)
+            return [f"--container-image={pyxis.image}", f"--container-mounts={','.join(shared)}"], []
         case Apptainer() as apptainer:
             gpus = ["--nv"] if recipe.slurm.gpus_per_node else []
             mounts = [word for mount in apptainer.mounts for word in ("--bind", mount)]

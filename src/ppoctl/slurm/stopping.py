@@ -2,11 +2,11 @@
 is done that its user could not do by hand."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ppoctl.errors import ExitCode
-from ppoctl.slurm.client import Slurm
+from ppoctl.slurm.client import DEADLINE_S, Slurm
 from ppoctl.slurm.following import ask, facts
 from ppoctl.slurm.run_state import RunFacts, Told
 from ppoctl.slurm.turn import goes_on_after
@@ -45,6 +45,7 @@ def stop(layout: RunLayout, after: After, slurm: Slurm) -> Stopped:
     Raises StorageError where the request cannot be written, SlurmError where Slurm refuses; what was done by then
     stays done.
     """
+    patient = replace(slurm, deadline_s=max(slurm.deadline_s, DEADLINE_S))
     found = facts(layout, intact(layout.journal))
     told = ask(slurm, [found])
     asked = next(_at_work(found, told), None)
@@ -53,16 +54,18 @@ def stop(layout: RunLayout, after: After, slurm: Slurm) -> Stopped:
     mine = str(asked["job"]) if asked is not None and "job" in asked else None
     waiting = [job.id for job in told.waiting(found)]
     for id in reversed(waiting):  # or the end of one would let the next one begin
-        slurm.cancel(id, waiting_only=True)
+        patient.cancel(id, waiting_only=True)
     if waiting:
         told = ask(slurm, [found])
-    # What waited and has begun by now is among them: no attempt of it is at work yet.
-    idle = [job.id for job in told.at_work(found) if job.id != mine and _would_go_on(found.attempt_of(job))]
+    # What waited and has begun by now is among them: no attempt of it is at work yet. One in which somebody works by
+    # hand is not.
+    own = {job.id for job in found.jobs} - {mine}
+    idle = [job.id for job in told.at_work(found) if job.id in own and _would_go_on(found.attempt_of(job))]
     for id in idle:
-        slurm.cancel(id)
-    is_told = after == "now" and mine is not None and told.silence is None
+        patient.cancel(id)
+    is_told = after == "now" and mine in {job.id for job in found.jobs} and told.silence is None
     if is_told and mine is not None:
-        slurm.signal(mine, "TERM")
+        patient.signal(mine, "TERM")
     over = {id for id in waiting if id not in told.jobs or told.jobs[id].is_over}
     return Stopped(
         facts=found,

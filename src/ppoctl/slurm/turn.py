@@ -1,5 +1,6 @@
 """A job's turn on a run: whether it should work at all, asked before anything is loaded."""
 
+import os
 import time
 
 from ppoctl.errors import FinishedShortError, InterruptedByUserError, quoted
@@ -19,9 +20,10 @@ from ppoctl.store.jobs import (
     starts,
 )
 from ppoctl.store.layout import RunLayout
-from ppoctl.store.run_dir import facts
 from ppoctl.store.stop_request import stop_requested
 
+OWN = "PPOCTL_JOB"
+"""Variable by which a run's batch script tells its command from one that a person typed on the nodes of some job."""
 FRUITLESS_MOST = 3
 """Starts of one job in a row after which nothing new was committed, and after which it is not tried again."""
 
@@ -43,7 +45,7 @@ def begin(layout: RunLayout, here: Allocation) -> int | None:
     run was to stop before the job went back into the queue.
     """
     found = next((job for job in jobs(layout) if job.id == here.id), None)
-    if found is None and "on" in facts(layout):  # whoever submitted it could not write it down
+    if found is None and os.environ.get(OWN) == here.id:  # whoever submitted it could not write it down
         found = JobRecord(here.id, time.time(), "resume")
         record(layout, found)
     if found is None:  # a script of the user's own

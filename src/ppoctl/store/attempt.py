@@ -174,6 +174,7 @@ def claim(layout: RunLayout) -> Attempt:
     Raises StorageError, also where an earlier attempt goes on and on filling its folder; SupersededError where yet
     another claim was faster.
     """
+    _require_one_disk(layout)
     try:
         attempt = _take_number(layout)
         for number in range(1, attempt.number):
@@ -187,6 +188,17 @@ def claim(layout: RunLayout) -> Attempt:
         if path.is_file():
             attempt.renew(path)
     return attempt
+
+
+def _require_one_disk(layout: RunLayout) -> None:
+    """Raise StorageError where a folder of the run is on another file system: nothing can be renamed into it."""
+    parts = (layout.steps, layout.states, layout.logs, layout.drafts(), layout.discarded(1).parent)
+    for folder in parts:
+        if folder.is_dir() and folder.stat().st_dev != layout.root.stat().st_dev:
+            raise StorageError(
+                f"`{folder}` is on another file system than its run, and nothing can be renamed into it",
+                hint=f"move the whole run there: mv {quoted(layout.root)} {quoted(folder.resolve().parent)}",
+            )
 
 
 def _take_number(layout: RunLayout) -> Attempt:

@@ -70,6 +70,7 @@ def _set_aside_broken(attempt: Attempt, plan: ResumePlan) -> list[str]:
 def _states_from(layout: RunLayout, step: int) -> list[str]:
     folders = [layout.state(role, saved) for role, saved in layout.saved_states() if saved >= step]
     folders += [folder for folder in layout.best_states() if int(folder.name) >= step]
+    folders += [layout.at_stop]  # of steps after the last saved one, all of them
     return [layout.inside(folder) for folder in folders]
 
 

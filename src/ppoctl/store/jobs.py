@@ -67,8 +67,10 @@ def record(layout: RunLayout, job: JobRecord) -> None:
 
 
 def resume_command(run: Path) -> str:
-    """What to type to go on with the run where it ran before: as a job, if one was submitted for it."""
-    return f"ppoctl resume {quoted(run)}" + (" --on slurm" if any(RunLayout(run).jobs.glob("*.json")) else "")
+    """What to type to go on with the run where it ran before: as a job, if one was submitted for it, or may have
+    been."""
+    layout = RunLayout(run)
+    return f"ppoctl resume {quoted(run)}" + (" --on slurm" if layout.jobs.is_dir() else "")
 
 
 def jobs(layout: RunLayout) -> list[JobRecord]:

@@ -3,6 +3,7 @@ on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ppoctl.errors import CorruptArtifactError
 from ppoctl.store import manifest as manifests
@@ -47,8 +48,8 @@ class Retention:
         """Delete what may go by now. Returns the steps whose folders were looked at."""
         layout = self.attempt.layout
         healthy = healthy_steps(layout, self.outlines.roles)
-        for role in self.outlines.roles if healthy else ():
-            self._drop_kept_at_stop(role, healthy[-1])
+        if healthy:
+            self.drop_kept_at_stop(healthy[-1])
         if len(healthy) < self.keep_last:
             return []
         oldest_kept = healthy[-self.keep_last]
@@ -62,9 +63,12 @@ class Retention:
         self._retired = max(self._retired, oldest_kept)
         return gone
 
-    def _drop_kept_at_stop(self, role: str, saved: int) -> None:
-        """Delete what a stop left of a step that is saved by now."""
-        folder = self.attempt.layout.at_stop / role
+    def drop_kept_at_stop(self, saved: int) -> None:
+        """Delete what a stop left of steps up to one that is saved, or is about to be: engines are past it."""
+        for role in self.outlines.roles:
+            self._drop(self.attempt.layout.at_stop / role, saved)
+
+    def _drop(self, folder: Path, saved: int) -> None:
         try:
             manifest = manifests.read(folder)
         except CorruptArtifactError:

@@ -215,7 +215,6 @@ class States:
 
     def save_best(self, state: State, metric: str, value: float) -> None:
         """Keep the actor's weights, replacing the previous best."""
-        engine = self.actor_at(state)
         manifest = self._manifest("best", state, {"updates": state.updates, "metric": metric, "value": value})
         folder = self.layout.best / f"{state.step:06d}"
         existing = manifests.read(folder)
@@ -223,7 +222,7 @@ class States:
             self.attempt.remove(folder)  # of a step that was dropped and drawn again
             existing = None
         if existing is None:
-            artifact.commit(folder, engine.save_weights, manifest, self.attempt, no_listener)
+            artifact.commit(folder, self.actor_at(state).save_weights, manifest, self.attempt, no_listener)
         for other in self.layout.best.iterdir():
             if other != folder:
                 self.attempt.remove(other)

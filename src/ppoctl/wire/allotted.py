@@ -21,6 +21,10 @@ def allotted(recipe: Recipe) -> dict[str, Any]:
     return gpus if found is None else {**gpus, "job": found.id, "restart": found.restarts, "nodes": found.nodes}
 
 
+DRAWS = ("rollout", "eval")
+"""Stages that draw: finished samples of these are kept, and they stop between two of them."""
+
+
 def time_left(layout: RunLayout, outlines: Outlines, journal: Journal) -> TimeLeft:
     """The time of the job that this process runs in, and how long the work of the run has taken so far."""
     found, ends_at = allocation(), None
@@ -31,6 +35,7 @@ def time_left(layout: RunLayout, outlines: Outlines, journal: Journal) -> TimeLe
             ends_at = None  # a container without Slurm's programs; its signals come all the same
     return TimeLeft(
         stage_s=journal.recent_s,
+        draws=lambda stage: stage.partition(".")[0] in DRAWS,
         save_s=partial(save_s, layout, outlines.roles),
         longest_s=journal.longest_s,
         is_job=found is not None,

@@ -201,7 +201,7 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run, gate: Signal
             watcher.start_mirror()
         with (
             closing(generator),
-            gate.working(time_left(layout, told, journal), partial(stop_requested, layout, attempt.number)),
+            gate.working(time_left(layout, told, job.journal), partial(stop_requested, layout, attempt.number)),
             watcher.counting_replays(job.states),
         ):
             do(job)

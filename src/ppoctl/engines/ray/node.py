@@ -34,6 +34,10 @@ END_DEADLINE_S = 10.0
 ENDS = (signal.SIGINT, signal.SIGHUP)
 
 
+MARK = "ppoctl-ray "
+"""What the line about the start begins with."""
+
+
 @dataclass(frozen=True)
 class NodeOrder:
     """What a node's program is told."""
@@ -114,7 +118,7 @@ def _run(order: NodeOrder, folder: PrivateFolder, woken: int) -> str | None:
             return _last_words(said, child.returncode)
         if not is_up and up.is_file() and (address := up.read_text(encoding="utf-8").strip()):
             is_up = True
-            _say(1, json.dumps(asdict(NodeStarted(address))))
+            _say(1, MARK + json.dumps(asdict(NodeStarted(address))))
 
 
 def _command(order: NodeOrder, ip: str, folder: PrivateFolder) -> list[str]:

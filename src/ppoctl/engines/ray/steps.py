@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ppoctl.engines.ray.node import NodeOrder, NodeStarted
+from ppoctl.engines.ray.node import MARK, NodeOrder, NodeStarted
 from ppoctl.errors import EnvironmentProblemError
 
 SAY_EVERY_S = 5.0
@@ -45,7 +45,7 @@ OF_TASKS = (
         "NPROCS",
     ),
     *("NTASKS", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_NODE", "NTASKS_PER_SOCKET", "STEP_GRES"),
-    *("THREADS_PER_CORE", "TRES_PER_TASK"),
+    *("THREADS_PER_CORE", "TRES_PER_TASK", "TRES_BIND", "LABELIO", "HOSTFILE"),
 )
 """What a job asked for and `srun` would take for its own, after SLURM_ or SRUN_: without them a step has all CPUs
 that the job has on its node. GPUs are asked for by number (`SLURM_GPUS_ON_NODE`): a step that says nothing of them
@@ -82,6 +82,12 @@ class JobNodes:
         return [*SRUN, *of_gpus, *self.options, f"--nodelist={name}", *program]
 
 
+def is_of_tasks(name: str) -> bool:
+    """Whether the variable says what a job or a step asked for."""
+    program, _, asked = name.partition("_")
+    return program in ("SLURM", "SRUN") and asked in OF_TASKS
+
+
 class NodeStep:
     """One node's `srun`."""
 
@@ -90,7 +96,7 @@ class NodeStep:
         self.log = log
         self.started: NodeStarted | None = None
         self._said = b""
-        environment = {name: value for name, value in os.environ.items() if name[6:] not in OF_TASKS}
+        environment = {name: value for name, value in os.environ.items() if not is_of_tasks(name)}
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 command,
@@ -111,9 +117,10 @@ class NodeStep:
     def read(self) -> None:
         """Take what the program has said."""
         self._said += os.read(_pipe(self.process.stdout).fileno(), 4096)
-        line, newline, _ = self._said.partition(b"\n")
-        if newline and self.started is None:
-            self.started = NodeStarted(**json.loads(line))
+        for line in self._said.split(b"\n")[:-1]:  # a site's own programs may say something before
+            _, mark, told = line.partition(MARK.encode())
+            if mark and self.started is None:
+                self.started = NodeStarted(**json.loads(told))
 
     def last_words(self) -> str:
         """What the node's program said last, or else how its srun ended."""
