@@ -42,9 +42,10 @@ printf '%s %s %s %s\n' "$restart" "$code" "$(date +%s)" "${asked:--}" >>@{record
 told() { squeue --noheader --job "$SLURM_JOB_ID" --Format "$1" | tr -d ' '; }
 case $code in @{goes_on}) again=yes ;; *) again= ;; esac
 [ "$restart" -lt @{requeues} ] || again=
-# What fails before the run has begun may be this node; three times in all are enough.
-restarts() { grep -s -- "$2" "jobs/$SLURM_JOB_ID.$1" | cut -d' ' -f1; }
-[ "$asked" ] || [ "$(restarts ended ' -$' | grep -vxcFf <(restarts started .))" -lt 3 ] || again=
+# What fails before the run has begun may be this node; three times in a row are enough.
+begun=$(tail -n 1 "jobs/$SLURM_JOB_ID.started" 2>/dev/null | cut -d' ' -f1)
+tries=$(awk -v begun="${begun:--1}" '$4 == "-" && $1 > begun' "jobs/$SLURM_JOB_ID.ended" 2>/dev/null | wc -l)
+[ "$asked" ] || [ "$tries" -lt 3 ] || again=
 # Slurm ends a job at its limit, when it was cancelled, and to make way: then it brings the job back itself.
 [ "$asked" != TERM ] || [ "$again" = "" ] || [ "$(told Reason)" = TimeLimit ] || again=
 if [ "$again" ]; then

@@ -167,7 +167,7 @@ def test_a_job_that_goes_back_into_the_queue_waits_for_a_controller_that_is_away
 
 @pytest.mark.story
 @pytest.mark.minutes(2)
-def test_a_limit_in_start_up_is_survived_but_not_for_ever(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+def test_a_warning_in_start_up_is_survived_however_often(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     once, always = Drill(lab, tmp_path / "once"), Drill(lab, tmp_path / "always")
     for drill, starts in ((once, 1), (always, 3)):
         drill.pause(*(f"start-{restart}" for restart in range(starts)))
@@ -178,10 +178,8 @@ def test_a_limit_in_start_up_is_survived_but_not_for_ever(lab: Lab, tmp_path: Pa
             lab.ask("scancel", "--batch", "--signal=USR1", drill.jobs[0])
             drill.let_go(f"start-{restart}")
     require_whole("told in start-up", once, whole, [75, 0])
-    assert always.ended()["ExitCode"] == "9:0", always.log
-    assert always.codes() == [75, 75, 75, 9]
-    always.resume()
-    require_whole("told in start-up three times, resumed", always, whole, [75, 75, 75, 9, 0])
+    # Whoever is pushed out is not to blame; a limit that is too short is (tests/submission/test_turn.py).
+    require_whole("told in start-up three times", always, whole, [75, 75, 75, 0])
 
 
 @pytest.mark.story

@@ -177,17 +177,18 @@ def test_a_job_goes_back_as_often_as_it_may(
 
 
 @pytest.mark.parametrize(("earlier", "goes"), [(1, True), (2, False)])
-def test_what_fails_before_the_run_began_is_tried_three_times_in_all(
+def test_what_fails_before_the_run_began_is_tried_three_times_in_a_row(
     tmp_path: Path, programs: Programs, earlier: int, goes: bool
 ) -> None:
     programs.make("work")
-    in_queue(programs, tmp_path / "run", restart=8)
-    (tmp_path / "run" / "jobs" / "17.started").write_text("7 5 80 60\n")
-    # One that began, one that was pushed out before, and others that ended by themselves.
-    ends = ["7 3 90 -", "6 75 95 TERM", *(f"{n} 3 100 -" for n in range(earlier))]
+    now = 8 + earlier
+    in_queue(programs, tmp_path / "run", restart=now)
+    (tmp_path / "run" / "jobs" / "17.started").write_text("6 4 70 60\n7 5 80 60\n")
+    # Two failed before one began, one was pushed out, and the others ended by themselves.
+    ends = ["4 3 60 -", "5 3 65 -", "7 3 90 -", "8 75 95 TERM", *(f"{8 + n} 3 100 -" for n in range(earlier))]
     (tmp_path / "run" / "jobs" / "17.ended").write_text("".join(f"{line}\n" for line in ends))
     text = script(tmp_path / "run", 'slurm.setup=["exit 3"]')
-    started(text, tmp_path / "run", SLURM_RESTART_COUNT="8").communicate()
+    started(text, tmp_path / "run", SLURM_RESTART_COUNT=str(now)).communicate()
     assert requeued(programs) == goes
 
 

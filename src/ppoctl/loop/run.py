@@ -182,7 +182,9 @@ def _judge_and_save(job: Job, step: int, states: Mapping[str, State], carry: Car
     if saves(job.recipe, step) or stops:
         job.states.saves.finish()  # of the step before; what they make superfluous goes before the new ones come
         job.retention.apply()
-        job.retention.drop_kept_at_stop(step)
+        for state in states.values():
+            job.states.take_up(state)
+        job.retention.drop_kept_at_stop(step)  # before the new ones come: a disk may have no room for both
         _save(job, step, states, carry, healthy=not stops)
     if stops:
         job.states.saves.finish()

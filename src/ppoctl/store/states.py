@@ -111,6 +111,11 @@ class States:
         yield engine
         self._resident[state.role].state = to
 
+    def take_up(self, state: State) -> None:
+        """Bring the engine to the state where a stop left it, so that what it left may go."""
+        if self._kept_at_stop(state) is not None:
+            self._bring(state)
+
     def replays(self, role: str) -> int:
         """How many replays behind the resident state were not bit-equal."""
         return self._resident[role].replay
