@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,13 @@ os.environ["PPOCTL_SITE"] = ""  # nobody's own site decides a test; processes of
 if not Path("/dev/nvidia0").exists():
     # On a CPU the C++ compiler takes seconds for each small function; on a GPU nothing may be without it.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+
+
+# A job in the background of a shell, or under `nohup`, ignores them, and so would the commands that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -27,14 +27,6 @@ def at_work(time_left: TimeLeft | None = None, asked: Callable[[], str | None] =
         yield gate
 
 
-@pytest.fixture(autouse=True)
-def hang_up() -> Iterator[None]:
-    """SIGHUP as it is without `nohup`."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 class Thing:
     """Something that can be collected."""
 
