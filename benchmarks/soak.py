@@ -39,7 +39,7 @@ ENDS = {
     "STOP": {-9},
     "TERM": {75, -15},
     "INT": {130, -2},
-    "HUP": {-1, 129},
+    "HUP": {75, -1},
     "reward": {0},
 }
 """Exit codes by first word (docs/errors.md). Before and after ppoctl listens a signal ends it as any program."""
