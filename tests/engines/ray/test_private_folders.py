@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path, memory):
     (memory / "mine").touch()
     segments.note(target, ["mine"])
     (tmp_path / "tmp").mkdir()
-    (tmp_path / "tmp" / "ppoctl-abcdefgh").symlink_to(target)
+    (tmp_path / "tmp" / "ppoctl-ray-abcdefgh").symlink_to(target)
     sweep(tmp_path / "tmp")
     assert target.exists()
     assert (memory / "mine").exists()
@@ -118,8 +119,15 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path, memory):
 
 @pytest.mark.parametrize("bits", [0o777, 0o755, 0o770])
 def test_a_folder_that_others_could_have_written_to_is_not_believed(tmp_path, bits):
-    planted = tmp_path / "ppoctl-abcdefgh"
+    planted = tmp_path / "ppoctl-ray-abcdefgh"
     planted.mkdir()
     planted.chmod(bits)
     sweep(tmp_path)
     assert planted.exists()
+
+
+def test_a_private_folder_of_another_kind_is_left_alone(tmp_path):
+    """Such as the export that an engine of another command is about to start on, which nobody locks."""
+    export = Path(tempfile.mkdtemp(prefix="ppoctl-export-", dir=tmp_path))
+    sweep(tmp_path)
+    assert export.exists()

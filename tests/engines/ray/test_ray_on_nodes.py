@@ -199,7 +199,7 @@ def assert_nothing_left(folder: Path) -> None:
     assert [process.cmdline() for process in of_the_nodes()] == []
     assert not list(folder.glob("ray-token*"))
     for log in folder.glob("ray-*.log"):
-        for name in re.findall(r"/tmp/ppoctl-[^/\s]+", log.read_text()):
+        for name in re.findall(r"/tmp/ppoctl-ray-[^/\s]+", log.read_text()):
             assert not Path(name).exists()
 
 

@@ -1,7 +1,7 @@
 """The private folder of a node of Ray. Nobody else may look into it or make it, and it tells a live run from a dead
 one.
 
-    /tmp/ppoctl-RANDOM/    0700, and locked for as long as the process that made it lives
+    /tmp/ppoctl-ray-RANDOM/    0700, and locked for as long as the process that made it lives
         ray/               Ray's own, which it opens to everybody
         auth_token         what Ray's ports ask for, where they are all on this machine
         segments           shared memory to remove
@@ -20,7 +20,8 @@ from pathlib import Path
 
 from ppoctl.engines.ray import segments
 
-PREFIX = "ppoctl-"
+PREFIX = "ppoctl-ray-"
+"""No other folder's name begins so: one that is not locked is swept away."""
 PARENT = Path("/tmp")
 """Folder in which private folders are made. Sockets lie in them, and their paths must be short."""
 
