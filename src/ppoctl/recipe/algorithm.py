@@ -1,102 +1,19 @@
-"""The recipe's tables of the algorithm: advantages, KL penalty, losses, optimizer, batching and parallel layout of a
-role.
+"""The recipe's tables of PPO as a whole, and of one trained role: optimizer, batching, parallel layout.
 
-Part of `schema`, in its own file for length; import these classes from `schema`.
+The parts of PPO have a file each: `advantages`, `kl`, `losses`, `correction`; so has the `optimizer`. Import all of these
+classes from `schema`.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Tag
 
-from ppoctl.table import RESULTS, SPEED, AtLeastOne, Fraction, NotNegative, Positive, Table
-
-
-class GaeAdvantages(Table):
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16)."""
-
-    kind: Annotated[Literal["gae"], RESULTS]
-    """Generalised advantage estimation; the only kind."""
-    gamma: Annotated[float, RESULTS, Fraction] = 1.0
-    """Discount per token."""
-    gae_lambda: Annotated[float, RESULTS, Fraction] = 1.0
-    """GAE's lambda. 1: Monte Carlo returns minus values; 0: one-step TD errors."""
-    whiten: Annotated[bool, RESULTS] = True
-    """Shift and scale advantages to zero mean and unit variance over all counted tokens of the step."""
-
-
-class NoKl(Table):
-    """No penalty; no reference model is loaded."""
-
-    place: Annotated[Literal["none"], RESULTS]
-    """No penalty."""
-
-
-class KlInReward(Table):
-    """KL penalty in the reward: each token's reward loses coef x its KL estimate (Ziegler et al. 2019)."""
-
-    place: Annotated[Literal["reward"], RESULTS]
-    """The penalty is subtracted from the reward of each token."""
-    estimator: Annotated[Literal["k1", "k2", "k3"], RESULTS] = "k1"
-    """Schulman's estimator of KL(actor, reference) from one sample."""
-    coef: Annotated[float, RESULTS, Positive]
-    """Fixed coefficient of the penalty."""
-
-
-class KlInLoss(Table):
-    """KL penalty in the loss: coef x mean KL is added to the policy loss."""
-
-    place: Annotated[Literal["loss"], RESULTS]
-    """The penalty is added to the policy loss."""
-    estimator: Annotated[Literal["k2", "k3"], RESULTS] = "k3"
-    """Schulman's estimator of KL; k1 has no useful gradient as a loss (its expectation is zero), so it is not
-    offered."""
-    coef: Annotated[float, RESULTS, Positive]
-    """Fixed coefficient of the penalty."""
-
-
-Kl = Annotated[NoKl | KlInReward | KlInLoss, Field(discriminator="place")]
-
-
-class PolicyLossTable(Table):
-    """Clipped surrogate (Schulman et al. 2017, eq. 7)."""
-
-    clip_low: Annotated[float, RESULTS, Field(gt=0, lt=1)] = 0.2
-    """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: Annotated[float, RESULTS, Positive] = 0.2
-    """The probability ratio is clipped above 1 + clip_high."""
-    dual_clip: Annotated[float | None, RESULTS, Field(gt=1)] = None
-    """Upper bound of the loss of a token with negative advantage A: -A x this (Ye et al. 2020); absent: none."""
-    entropy_coef: Annotated[float, RESULTS, NotNegative] = 0.0
-    """Coefficient of the entropy bonus: this x the mean token entropy is subtracted from the loss."""
-
-
-class ValueLossTable(Table):
-    """Squared error of the critic, optionally clipped around the old values."""
-
-    clip: Annotated[float | None, RESULTS, Positive] = None
-    """New values are clipped to old value +- clip, and the larger error counts; absent: off."""
-    scale: Annotated[float, RESULTS, Positive] = 1.0
-    """Factor of the value loss."""
-
-
-class NoCorrection(Table):
-    """No correction: the sampler's log-probs are trusted to be the trainer's."""
-
-    kind: Annotated[Literal["none"], RESULTS]
-    """No weights."""
-
-
-class TruncatedImportance(Table):
-    """Truncated importance sampling: each token's loss is weighted by min(trainer / sampler probability,
-    max_ratio)."""
-
-    kind: Annotated[Literal["tis"], RESULTS]
-    """Truncated importance sampling."""
-    max_ratio: Annotated[float, RESULTS, Field(gt=1)] = 2.0
-    """Largest importance weight of a token."""
-
-
-Correction = Annotated[NoCorrection | TruncatedImportance, Field(discriminator="kind")]
+from ppoctl.recipe.advantages import GaeAdvantages
+from ppoctl.recipe.correction import Correction, NoCorrection
+from ppoctl.recipe.kl import Kl, NoKl
+from ppoctl.recipe.losses import PolicyLossTable, ValueLossTable
+from ppoctl.recipe.optimizer import OptimizerTable
+from ppoctl.table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
 
 
 class PpoTable(Table):
@@ -120,31 +37,6 @@ class PpoTable(Table):
     """Loss of the critic."""
     rollout_correction: Correction = NoCorrection(kind="none")
     """Correction of the gap between the sampler's and the trainer's log-probs."""
-
-
-class OptimizerTable(Table):
-    """AdamW and its learning-rate schedule. Everything is counted in optimizer steps."""
-
-    lr: Annotated[float, RESULTS, Positive]
-    """Peak learning rate."""
-    weight_decay: Annotated[float, RESULTS, NotNegative] = 0.0
-    """Decoupled weight decay; biases and norms have none."""
-    beta1: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.9
-    """Decay of AdamW's first moment (Megatron-Core's `adam_beta1`)."""
-    beta2: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.95
-    """Decay of AdamW's second moment (Megatron-Core's `adam_beta2`)."""
-    eps: Annotated[float, RESULTS, Positive] = 1e-8
-    """Number added to the root of AdamW's second moment (Megatron-Core's `adam_eps`)."""
-    grad_clip: Annotated[float, RESULTS, NotNegative] = 1.0
-    """Largest global gradient norm (Megatron-Core's `clip_grad`); 0: no clipping."""
-    lr_schedule: Annotated[Literal["constant", "linear", "cosine"], RESULTS] = "constant"
-    """Shape of the learning rate after warm-up."""
-    lr_warmup_updates: Annotated[int, RESULTS, NotNegative] = 0
-    """Optimizer steps of linear warm-up; the rate of the first is above 0."""
-    lr_decay_updates: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Optimizer step at which linear and cosine reach their minimum; absent: the last one planned."""
-    lr_min_frac: Annotated[float, RESULTS, Fraction] = 0.0
-    """Minimum of linear and cosine schedules, as a share of lr."""
 
 
 Recompute = Literal["none", "selective", "full"]

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import BeforeValidator, Field
 
+from ppoctl.recipe.advantages import GaeAdvantages as GaeAdvantages
 from ppoctl.recipe.algorithm import Batching as Batching
 from ppoctl.recipe.algorithm import BySequences as BySequences
 from ppoctl.recipe.algorithm import ByTokens as ByTokens
-from ppoctl.recipe.algorithm import Correction as Correction
-from ppoctl.recipe.algorithm import GaeAdvantages as GaeAdvantages
-from ppoctl.recipe.algorithm import Kl as Kl
-from ppoctl.recipe.algorithm import KlInLoss as KlInLoss
-from ppoctl.recipe.algorithm import KlInReward as KlInReward
-from ppoctl.recipe.algorithm import NoCorrection as NoCorrection
-from ppoctl.recipe.algorithm import NoKl as NoKl
-from ppoctl.recipe.algorithm import OptimizerTable as OptimizerTable
 from ppoctl.recipe.algorithm import ParallelTable as ParallelTable
-from ppoctl.recipe.algorithm import PolicyLossTable as PolicyLossTable
 from ppoctl.recipe.algorithm import PpoTable as PpoTable
 from ppoctl.recipe.algorithm import Recompute as Recompute
 from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
-from ppoctl.recipe.algorithm import TruncatedImportance as TruncatedImportance
-from ppoctl.recipe.algorithm import ValueLossTable as ValueLossTable
+from ppoctl.recipe.correction import Correction as Correction
+from ppoctl.recipe.correction import NoCorrection as NoCorrection
+from ppoctl.recipe.correction import TruncatedImportance as TruncatedImportance
+from ppoctl.recipe.kl import Kl as Kl
+from ppoctl.recipe.kl import KlInLoss as KlInLoss
+from ppoctl.recipe.kl import KlInReward as KlInReward
+from ppoctl.recipe.kl import NoKl as NoKl
+from ppoctl.recipe.losses import PolicyLossTable as PolicyLossTable
+from ppoctl.recipe.losses import ValueLossTable as ValueLossTable
+from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable
 from ppoctl.recipe.slurm import SlurmTable as SlurmTable
 from ppoctl.rewards.kinds import KINDS
 from ppoctl.rewards.table import RewardTable
