@@ -1,7 +1,7 @@
 """The recipe's tables of PPO as a whole, and of one trained role: optimizer, batching, parallel layout.
 
-The parts of PPO have a file each: `advantages`, `kl`, `losses`, `correction`; so has the `optimizer`. Import all of these
-classes from `schema`.
+The parts of PPO have a file each: `advantages`, `kl`, `losses`, `correction`; so has the `optimizer`. Import all of
+these classes from `schema`.
 """
 
 from typing import Annotated, Any, Literal
