@@ -10,6 +10,7 @@ import torch
 
 from ppoctl.batch.records import State
 from ppoctl.ports import Minibatch, OptimizerStep
+from ppoctl.ppo.aggregation import TokenMean
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
 from ppoctl.stages.correction import CorrectionStage
@@ -35,7 +36,8 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
     stage = ActorUpdateStage(
         models=cast(Any, hand.Models()),
         plan=plan(),
-        clip=CLIP,
+        loss=CLIP,
+        aggregation=TokenMean(),
         entropy_coef=0.0,
         penalty=None,
         fingerprint="keys",

@@ -8,6 +8,7 @@ import pytest
 from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
 from ppoctl.loop.run import run
+from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.updates import MinibatchPlan
@@ -84,7 +85,7 @@ def test_losses_and_corrections_are_what_the_recipe_says(tmp_path: Path) -> None
         "value_loss": {"clip": 0.4, "scale": 0.5},
     }
     actor, critic = stages_of(tmp_path, **ppo(**changes))
-    assert (actor.clip.low, actor.clip.high, actor.clip.dual, actor.entropy_coef) == (0.1, 0.3, 3.0, 0.01)
+    assert (actor.loss, actor.entropy_coef) == (PolicyClip(0.1, 0.3, 3.0), 0.01)
     assert (critic.clip, critic.scale) == (0.4, 0.5)
 
 
