@@ -1,8 +1,9 @@
 """Every kind of PPO learns the quickstart, and none of them learns it from rewards that say nothing.
 
 Trains the quickstart with each variant and seed, and once with rewards shuffled between samples: then accuracy must
-not rise, or it came from somewhere else. Prints held-out accuracy before and after, and a digest of the final weights,
-which differ from plain PPO's. Exits 1 where a variant does not rise by 0.2, a shuffled one does, or weights are equal.
+not rise, or it came from somewhere else. Prints held-out accuracy before and after, and a digest of the final
+weights, which differ from plain PPO's. Exits 1 where a variant does not rise by 0.2, a shuffled one does, or weights
+are equal.
 
     python benchmarks/learning.py --folder FOLDER [--seeds 1 2 3] [--steps 40] [--only NAME ...]
 
