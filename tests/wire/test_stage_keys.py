@@ -42,6 +42,7 @@ def ppo(**changes: Any) -> dict[str, Any]:
         (ppo(rollout_correction={"kind": "tis"}), {"correction"}),
         (ppo(critic_epochs=3), {"critic_update"}),
         (ppo(minibatch_seqs=2), BOTH),
+        (ppo(critic_minibatch_seqs=8), {"critic_update"}),
         ({"actor": {"optimizer": {"lr": 0.01}}}, {"actor_update"}),
         ({"critic": {"optimizer": {"lr": 0.1, "beta2": 0.9}}}, {"critic_update"}),
         ({"eval": {"samples_per_prompt": 3}}, {"eval"}),

@@ -24,7 +24,9 @@ class PpoTable(Table):
     critic_epochs: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Passes of the critic over the rollouts of a step; absent: as many as the actor's."""
     minibatch_seqs: Annotated[int, RESULTS, AtLeastOne]
-    """Sequences per optimizer step, for actor and critic alike (Megatron-Core's `global_batch_size`)."""
+    """Sequences per optimizer step of the actor (Megatron-Core's `global_batch_size`); divides those of a step."""
+    critic_minibatch_seqs: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Sequences per optimizer step of the critic; divides those of a step. Absent: as many as the actor's."""
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
     """Number of first steps in which only the critic trains."""
     advantages: GaeAdvantages = GaeAdvantages(kind="gae")

@@ -11,7 +11,7 @@ from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.aggregation import aggregation
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
-from ppoctl.recipe.sizes import epochs, planned_updates
+from ppoctl.recipe.sizes import epochs, minibatch_seqs, planned_updates
 from ppoctl.rewards.shaping import shape
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
@@ -40,6 +40,7 @@ READS: dict[str, tuple[str, ...]] = {
         "ppo.critic_epochs",
         "ppo.epochs",
         "ppo.minibatch_seqs",
+        "ppo.critic_minibatch_seqs",
         "ppo.value_loss",
     ),
     "actor_update": (
@@ -184,7 +185,7 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:
     table = (recipe.critic if role == "critic" else recipe.actor).optimizer
     schedule = _schedule(table, planned=planned_updates(recipe, role))
-    return MinibatchPlan(epochs(recipe, role), recipe.ppo.minibatch_seqs, recipe.seed, schedule)
+    return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), recipe.seed, schedule)
 
 
 def _schedule(table: OptimizerTable, *, planned: int) -> Schedule:
