@@ -160,13 +160,14 @@ def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask
     """Schulman's PPO2: the larger of the two squared errors, halved, a mean over tokens."""
     keys = tables["ppo"]["value_loss"]
     clip, scale = keys["clip"], keys["scale"]
-    learned = Learned(drawn.critic.copy(), np.zeros((2, *drawn.critic.shape)))
+    learned, last_seen = Learned(drawn.critic.copy(), np.zeros((2, *drawn.critic.shape))), old.copy()
     for rows, lr in minibatches(tables, drawn, mask, role="critic"):
         loss, gradient = 0.0, np.zeros_like(learned.table)
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
         errors = []
         for row, column in places:
             value, goal = learned.table[drawn.before[row, column]], returns[row, column]
+            last_seen[row, column] = value
             bounded = value if clip is None else min(max(value, old[row, column] - clip), old[row, column] + clip)
             plain, clipped = (value - goal) ** 2, (bounded - goal) ** 2
             loss += scale * max(plain, clipped) / 2 / len(places)
@@ -179,6 +180,7 @@ def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask
     told = as_figures("critic", "value", learned, drawn)
     target, unexplained = returns[mask], (returns - old)[mask]
     told["value/explained_variance"] = 1 - unexplained.var() / target.var()
+    told["value/explained_variance_last_epoch"] = 1 - (returns - last_seen)[mask].var() / target.var()
     told["value/value_mean"], told["value/return_mean"] = old[mask].mean(), target.mean()
     told["value/return_std"] = target.std(ddof=1)
     told["value/value_error"] = np.abs(unexplained).mean()
