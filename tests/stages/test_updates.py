@@ -10,6 +10,7 @@ import torch
 
 from ppoctl.batch.records import State
 from ppoctl.ports import Minibatch, MinibatchResult, OptimizerStep
+from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
 from ppoctl.stages.correction import CorrectionStage
@@ -45,7 +46,9 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
 
 def critic_stage(**changes: Any) -> CriticUpdateStage:
     models = cast(Any, hand.Models())
-    stage = CriticUpdateStage(models=models, plan=plan(), clip=None, scale=0.5, fingerprint="keys")
+    stage = CriticUpdateStage(
+        models=models, plan=plan(), clip=None, scale=0.5, aggregation=TokenMean(), fingerprint="keys"
+    )
     return replace(stage, **changes)
 
 
@@ -180,6 +183,28 @@ def test_the_value_loss_is_that_of_its_rows_and_scaled() -> None:
     FLOAT32.check(found, 0.5 * 5 / 2 / 5)
     at_returns = asked_of(stage)(torch.tensor([1]), torch.tensor([[1.0, 2.0, 3.0]]), None, (5,))
     FLOAT32.check(at_returns, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "total", "expected"),
+    [
+        # Errors squared and halved: 2 and 0.5 of row 0, 0.5, 0 and 2 of row 1.
+        (TokenMean(), 5, 5 / 5),
+        (SequenceMean(), 2, (2.5 / 2 + 2.5 / 3) / 2),
+        (SequenceSum(), 2, (2.5 + 2.5) / 2),
+        (SequenceSum(10), 2, (2.5 + 2.5) / 10 / 2),
+    ],
+)
+def test_the_value_loss_is_averaged_as_the_recipe_says(aggregation: Any, total: int, expected: float) -> None:
+    stage = critic_stage(scale=0.5, aggregation=aggregation)
+    returns = hand.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
+    stage.run(STATES["critic"], hand.rollouts(), hand.values(), returns)
+    objective = asked_of(stage)
+    assert objective.totals(BOTH) == (total,)
+    seen = torch.tensor([[7.0, 8.0, 5.0], [0.0, 2.0, 1.0]])
+    shares = [objective(BOTH[row : row + 1], seen[row : row + 1], None, (total,)) for row in (0, 1)]
+    FLOAT32.check(objective(BOTH, seen, None, (total,)), 0.5 * expected)
+    FLOAT32.check(shares[0] + shares[1], 0.5 * expected)
 
 
 def test_explained_variance_is_told_of_the_values_before_and_of_those_that_the_last_epoch_saw() -> None:

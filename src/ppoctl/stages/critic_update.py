@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Rollouts, State, Update, Values
+from ppoctl.ppo.aggregation import Aggregation
 from ppoctl.ppo.diagnostics import explained_variance, value_diagnostics
 from ppoctl.ppo.value_loss import clipped_value_losses
 from ppoctl.stages.objective import Outputs, Term, Terms
@@ -33,11 +34,12 @@ class CriticUpdateStage(UpdateStage):
 
     clip: float | None
     scale: float
+    aggregation: Aggregation
     name: str = "critic_update"
 
     def run(self, critic: State, rollouts: Rollouts, values: Values, advantages: Advantages) -> Update:
         errors = ClippedErrors(values.values, advantages.returns, self.clip)
-        objective = Terms((Term(errors, advantages.mask, coef=self.scale),))
+        objective = Terms((Term(errors, advantages.mask, coef=self.scale, aggregation=self.aggregation),))
         trained = self.train(critic, rollouts, objective, read=(rollouts, values, advantages))
         diagnostics = [
             value_diagnostics(

@@ -1,13 +1,14 @@
 """Recipe tables -> stages, each with the fingerprint of what it reads."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
 from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
+from ppoctl.ppo.aggregation import aggregation
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
@@ -54,7 +55,8 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads. An update also reads how many optimizer steps its schedule spans, if it ends."""
+"""The recipe keys each stage reads. An update also reads how many optimizer steps its schedule spans, if it ends, and
+the longest length of a response, if its loss is divided by it."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -63,8 +65,16 @@ def read_by(stage: str, recipe: Recipe) -> str:
     if stage not in READS:
         return ""
     role = stage.removesuffix("_update")
-    span = _plan(recipe, role).schedule.total_updates if role != stage else 0
-    return _hash(fingerprint(recipe, READS[stage]), *([f"{span} updates"] if span else []))
+    lengths = _read_lengths(recipe, role) if role != stage else ()
+    return _hash(fingerprint(recipe, READS[stage]), *lengths)
+
+
+def _read_lengths(recipe: Recipe, role: str) -> Iterator[str]:
+    """Lengths that an update reads where its keys ask for them: of a schedule that ends, of the longest response."""
+    if span := _plan(recipe, role).schedule.total_updates:
+        yield f"{span} updates"
+    if role == "critic" and recipe.ppo.value_loss.aggregation == "fixed_length":
+        yield f"{recipe.rollout.max_new_tokens} tokens"
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,7 @@ class StageBuilder:
             plan=_plan(recipe, "critic"),
             clip=ppo.value_loss.clip,
             scale=ppo.value_loss.scale,
+            aggregation=aggregation(ppo.value_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             fingerprint=read_by("critic_update", recipe),
         )
 
