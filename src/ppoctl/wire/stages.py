@@ -55,7 +55,8 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads. See `_read_elsewhere` for what an update reads besides."""
+"""The recipe keys each stage reads. An update also reads how many optimizer steps its schedule spans, if it ends, and
+the longest length of a response, if its loss is divided by it."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -64,16 +65,16 @@ def read_by(stage: str, recipe: Recipe) -> str:
     if stage not in READS:
         return ""
     role = stage.removesuffix("_update")
-    return _hash(fingerprint(recipe, READS[stage]), *(_read_elsewhere(recipe, role) if role != stage else ()))
+    lengths = _read_lengths(recipe, role) if role != stage else ()
+    return _hash(fingerprint(recipe, READS[stage]), *lengths)
 
 
-def _read_elsewhere(recipe: Recipe, role: str) -> Iterator[str]:
-    """What an update of the role reads of keys that it otherwise does not: of how many steps there are, where a
-    learning rate decays over them; of how long a response may be, where a loss divides by it."""
-    span = _plan(recipe, role).schedule.total_updates
-    if span:
+def _read_lengths(recipe: Recipe, role: str) -> Iterator[str]:
+    """Lengths that an update reads where its keys ask for them: of a schedule that ends, of the longest response."""
+    if span := _plan(recipe, role).schedule.total_updates:
         yield f"{span} updates"
-    if role == "actor" and recipe.ppo.policy_loss.aggregation == "fixed_length":
+    loss = recipe.ppo.value_loss if role == "critic" else recipe.ppo.policy_loss
+    if loss.aggregation == "fixed_length":
         yield f"{recipe.rollout.max_new_tokens} tokens"
 
 
@@ -131,6 +132,7 @@ class StageBuilder:
             plan=_plan(recipe, "critic"),
             clip=ppo.value_loss.clip,
             scale=ppo.value_loss.scale,
+            aggregation=aggregation(ppo.value_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             fingerprint=read_by("critic_update", recipe),
         )
 
