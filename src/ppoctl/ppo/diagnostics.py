@@ -50,24 +50,31 @@ def value_diagnostics(
 ) -> dict[str, float]:
     """How well the critic predicts: explained variance, clip fraction, and the scale of values and returns.
 
-    explained_variance: 1 - Var(G - V_old) / Var(G) of the values GAE used; 0 when all returns are
-    equal, but for rounding.
+    explained_variance: that of the values GAE used, V_old.
     clip_frac: share of tokens where the clipped error is the larger one. value_error: mean |V - G|.
     Raises ValueError when no token counts.
     """
     with torch.no_grad():
         errors, clipped_errors = squared_errors(values, old_values, returns, mask, clip=clip)
-        variance = masked_variance(returns, mask)
-        unexplained = masked_variance(returns - old_values, mask)
         figures = {
-            "explained_variance": torch.where(variance > 0, 1.0 - unexplained / variance, 0.0),
+            "explained_variance": explained_variance(old_values, returns, mask),
             "clip_frac": masked_mean((clipped_errors > errors).float(), mask),
             "value_mean": masked_mean(values, mask),
             "return_mean": masked_mean(returns, mask),
-            "return_std": variance.sqrt(),
+            "return_std": masked_variance(returns, mask).sqrt(),
             "value_error": masked_mean((values - returns).abs(), mask),
         }
     return _as_floats(figures)
+
+
+def explained_variance(
+    values: Float[Tensor, "B R"], returns: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
+) -> Float[Tensor, ""]:
+    """The share of the returns' spread that the values foretell: 1 - Var(G - V) / Var(G); 0 when all returns are
+    equal, but for rounding. Raises ValueError when no token counts."""
+    variance = masked_variance(returns, mask)
+    unexplained = masked_variance(returns - values, mask)
+    return torch.where(variance > 0, 1.0 - unexplained / variance, 0.0)
 
 
 def sampler_gap(

@@ -8,6 +8,8 @@ from ppoctl.table import RESULTS, KindOr, NotNegative, Positive, Table
 
 Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length"]
 
+Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length"]
+
 
 class PolicyLossTable(Table):
     """What the kinds of policy loss share."""
@@ -93,3 +95,7 @@ class ValueLossTable(Table):
     """New values are clipped to old value +- clip, and the larger error counts; absent: off."""
     scale: Annotated[float, RESULTS, Positive] = 1.0
     """Factor of the value loss."""
+    aggregation: Annotated[Aggregation, RESULTS] = "token_mean"
+    """How the losses of tokens become one number. token_mean: their mean over the minibatch (PPO2, NeMo-RL, verl);
+    sequence_mean_token_mean: the mean over sequences of each one's mean; sequence_mean_token_sum: the mean over
+    sequences of each one's sum; fixed_length: those sums over `rollout.max_new_tokens`."""

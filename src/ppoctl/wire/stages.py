@@ -73,7 +73,8 @@ def _read_elsewhere(recipe: Recipe, role: str) -> Iterator[str]:
     span = _plan(recipe, role).schedule.total_updates
     if span:
         yield f"{span} updates"
-    if role == "actor" and recipe.ppo.policy_loss.aggregation == "fixed_length":
+    loss = recipe.ppo.policy_loss if role == "actor" else recipe.ppo.value_loss
+    if loss.aggregation == "fixed_length":
         yield f"{recipe.rollout.max_new_tokens} tokens"
 
 
@@ -131,6 +132,7 @@ class StageBuilder:
             plan=_plan(recipe, "critic"),
             clip=ppo.value_loss.clip,
             scale=ppo.value_loss.scale,
+            aggregation=aggregation(ppo.value_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             fingerprint=read_by("critic_update", recipe),
         )
 
