@@ -55,8 +55,7 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads. An update also reads how many optimizer steps its schedule spans, if it ends, and
-the longest length of a response, if its loss is divided by it."""
+"""The recipe keys each stage reads. See `_read_elsewhere` for what an update reads besides."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -65,15 +64,16 @@ def read_by(stage: str, recipe: Recipe) -> str:
     if stage not in READS:
         return ""
     role = stage.removesuffix("_update")
-    lengths = _read_lengths(recipe, role) if role != stage else ()
-    return _hash(fingerprint(recipe, READS[stage]), *lengths)
+    return _hash(fingerprint(recipe, READS[stage]), *(_read_elsewhere(recipe, role) if role != stage else ()))
 
 
-def _read_lengths(recipe: Recipe, role: str) -> Iterator[str]:
-    """Lengths that an update reads where its keys ask for them: of a schedule that ends, of the longest response."""
-    if span := _plan(recipe, role).schedule.total_updates:
+def _read_elsewhere(recipe: Recipe, role: str) -> Iterator[str]:
+    """What an update of the role reads of keys that it otherwise does not: of how many steps there are, where a
+    learning rate decays over them; of how long a response may be, where a loss divides by it."""
+    span = _plan(recipe, role).schedule.total_updates
+    if span:
         yield f"{span} updates"
-    loss = recipe.ppo.value_loss if role == "critic" else recipe.ppo.policy_loss
+    loss = recipe.ppo.policy_loss if role == "actor" else recipe.ppo.value_loss
     if loss.aggregation == "fixed_length":
         yield f"{recipe.rollout.max_new_tokens} tokens"
 
