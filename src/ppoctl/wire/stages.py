@@ -3,16 +3,16 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
 from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
 from ppoctl.recipe.sizes import epochs, planned_updates
-from ppoctl.rewards.shaping import shape
+from ppoctl.rewards.arithmetic import RewardArithmetic
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.correction import CorrectionStage
@@ -24,6 +24,10 @@ from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from ppoctl.stages.values import ValuesStage
+from ppoctl.wire.reward_steps import reward_steps
+
+ARITHMETIC = tuple(f"reward.{key}" for key in tree.of(RewardArithmetic).keys)
+"""What becomes of scores: a change of it scores nothing again."""
 
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
@@ -31,7 +35,7 @@ READS: dict[str, tuple[str, ...]] = {
     "values": ("model",),
     "logprobs": ("model", "rollout.temperature", "ppo.kl"),
     "correction": ("ppo.rollout_correction",),
-    "advantages": ("ppo.advantages", "ppo.kl"),
+    "advantages": ("ppo.advantages", "ppo.kl", *ARITHMETIC),
     "critic_update": (
         "seed",
         "model",
@@ -53,7 +57,8 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads. An update also reads how many optimizer steps its schedule spans, if it ends."""
+"""The recipe keys each stage reads. An update also reads how many optimizer steps its schedule spans, if it ends; who
+scores does not read the arithmetic of rewards."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -63,7 +68,8 @@ def read_by(stage: str, recipe: Recipe) -> str:
         return ""
     role = stage.removesuffix("_update")
     span = _plan(recipe, role).schedule.total_updates if role != stage else 0
-    return _hash(fingerprint(recipe, READS[stage]), *([f"{span} updates"] if span else []))
+    without = () if stage == "advantages" else ARITHMETIC
+    return _hash(fingerprint(recipe, READS[stage], without=without), *([f"{span} updates"] if span else []))
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,6 @@ class StageBuilder:
             ),
             reward=RewardStage(
                 scorer=self.scorer,
-                scale=partial(shape, scale=recipe.reward.scale),
                 max_error_frac=recipe.reward.max_error_frac,
                 fingerprint=read_by("reward", recipe),
                 between=self.drawing.gate.between,
@@ -102,6 +107,7 @@ class StageBuilder:
             ),
             correction=_correction(recipe),
             advantages=AdvantagesStage(
+                reward_steps=reward_steps(recipe.reward),
                 gamma=gae.gamma,
                 gae_lambda=gae.gae_lambda,
                 whitened=gae.whiten,
