@@ -25,6 +25,10 @@ class PpoTable(Table):
     """Passes of the critic over the rollouts of a step; absent: as many as the actor's."""
     minibatch_seqs: Annotated[int, RESULTS, AtLeastOne]
     """Sequences per optimizer step, for actor and critic alike (Megatron-Core's `global_batch_size`)."""
+    minibatch_order: Annotated[Literal["shuffled", "in_order"], RESULTS] = "shuffled"
+    """Rows of a minibatch. shuffled: each epoch of each role cuts another random order of the step's sequences
+    (Schulman et al. 2017); in_order: all epochs cut them as they were drawn, the samples of a prompt side by side
+    (verl's default, and all that NeMo-RL has)."""
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
     """Number of first steps in which only the critic trains."""
     advantages: GaeAdvantages = GaeAdvantages(kind="gae")

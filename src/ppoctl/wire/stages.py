@@ -1,17 +1,25 @@
 """Recipe tables -> stages, each with the fingerprint of what it reads."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
+from ppoctl.plan.schedule import learning_rate_of
 from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
-from ppoctl.recipe.sizes import epochs, planned_updates
+from ppoctl.recipe.schema import KlInLoss, KlInReward, Recipe, TruncatedImportance
+from ppoctl.recipe.sizes import (
+    critic_only_steps,
+    epochs,
+    optimizer_of,
+    planned_updates,
+    updates_per_tick,
+    warmup_updates,
+)
 from ppoctl.rewards.shaping import shape
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
@@ -39,6 +47,7 @@ READS: dict[str, tuple[str, ...]] = {
         "ppo.critic_epochs",
         "ppo.epochs",
         "ppo.minibatch_seqs",
+        "ppo.minibatch_order",
         "ppo.value_loss",
     ),
     "actor_update": (
@@ -48,12 +57,13 @@ READS: dict[str, tuple[str, ...]] = {
         "rollout.temperature",
         "ppo.epochs",
         "ppo.minibatch_seqs",
+        "ppo.minibatch_order",
         "ppo.policy_loss",
         "ppo.kl",
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads. An update also reads how many optimizer steps its schedule spans, if it ends."""
+"""The recipe keys each stage reads; an update also reads what its schedule does."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -62,8 +72,19 @@ def read_by(stage: str, recipe: Recipe) -> str:
     if stage not in READS:
         return ""
     role = stage.removesuffix("_update")
-    span = _plan(recipe, role).schedule.total_updates if role != stage else 0
-    return _hash(fingerprint(recipe, READS[stage]), *([f"{span} updates"] if span else []))
+    return _hash(fingerprint(recipe, READS[stage]), *(_read_by_schedule(recipe, role) if role != stage else ()))
+
+
+def _read_by_schedule(recipe: Recipe, role: str) -> Iterator[str]:
+    """What a schedule reads besides its keys. A constant rate does not depend on how many steps are planned, so
+    raising `steps` must not change its fingerprint."""
+    table = optimizer_of(recipe, role)
+    if table.lr_schedule != "constant":
+        yield f"{table.lr_decay_updates or planned_updates(recipe, role)} updates"
+    if table.lr_warmup_frac is not None:
+        yield f"{warmup_updates(recipe, role)} updates of warm-up"
+    if table.lr_ticks == "step":
+        yield f"{updates_per_tick(recipe, role)} updates a tick, after {critic_only_steps(recipe, role)} steps"
 
 
 @dataclass(frozen=True)
@@ -170,17 +191,12 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
 
 
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:
-    table = (recipe.critic if role == "critic" else recipe.actor).optimizer
-    schedule = _schedule(table, planned=planned_updates(recipe, role))
-    return MinibatchPlan(epochs(recipe, role), recipe.ppo.minibatch_seqs, recipe.seed, schedule)
-
-
-def _schedule(table: OptimizerTable, *, planned: int) -> Schedule:
-    # A constant rate does not depend on how many steps are planned, so raising `steps` must not change its
-    # fingerprint.
-    total = 0 if table.lr_schedule == "constant" else table.lr_decay_updates or planned
+    table = optimizer_of(recipe, role)
     constant = OptimizerStep(table.lr, table.weight_decay, table.grad_clip, table.beta1, table.beta2, table.eps)
-    return Schedule(table.lr, table.lr_schedule, table.lr_warmup_updates, total, table.lr_min_frac, constant)
+    steps_before = critic_only_steps(recipe, role) if table.lr_ticks == "step" else None
+    schedule = Schedule(learning_rate_of(recipe, role), constant, steps_before)
+    seed = recipe.seed if recipe.ppo.minibatch_order == "shuffled" else None
+    return MinibatchPlan(epochs(recipe, role), recipe.ppo.minibatch_seqs, seed, schedule)
 
 
 def _hash(*parts: str) -> str:
