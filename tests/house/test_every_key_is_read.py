@@ -17,7 +17,7 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 
 ASKED = {
-    Path("recipe/sizes.py"): ("microbatch_limit", "epochs", "updates_per_tick", "warmup_updates"),
+    Path("recipe/sizes.py"): ("microbatch_limit", "epochs", "minibatch_seqs", "updates_per_tick", "warmup_updates"),
     Path("recipe/cadence.py"): ("evaluates", "saves"),
     Path("plan/schedule.py"): ("learning_rate_of",),
 }

@@ -24,6 +24,18 @@ CASES: list[tuple[str, list[str], str]] = [
         "`rollout.prompts_per_step` = `4` (r.toml:9), `rollout.samples_per_prompt` = `1` (default)",
     ),
     (
+        "sequences_of_a_step_fill_whole_minibatches",
+        ["ppo.critic_minibatch_seqs=3"],
+        "--set: the 4 sequences of a step do not divide into minibatches of 3: `ppo.critic_minibatch_seqs` = `3` "
+        "(--set), `rollout.prompts_per_step` = `4` (r.toml:9), `rollout.samples_per_prompt` = `1` (default)",
+    ),
+    (
+        "a_microbatch_is_no_larger_than_its_minibatch",
+        ["critic.batching.microbatch_seqs=2", "ppo.critic_minibatch_seqs=1"],
+        "--set: a microbatch of 2 sequences is larger than its minibatch of 1: `critic.batching.microbatch_seqs` = "
+        "`2` (--set), `ppo.critic_minibatch_seqs` = `1` (--set)",
+    ),
+    (
         "a_microbatch_is_no_larger_than_its_minibatch",
         ["actor.batching.microbatch_seqs=4"],
         "--set: a microbatch of 4 sequences is larger than its minibatch of 2: `actor.batching.microbatch_seqs` = `4` "

@@ -44,6 +44,7 @@ def ppo(**changes: Any) -> dict[str, Any]:
         (ppo(minibatch_seqs=2), BOTH),
         (ppo(minibatch_order="in_order"), BOTH),
         ({"critic": {"optimizer": {"lr": 0.1, "lr_ticks": "step"}}}, {"critic_update"}),
+        (ppo(critic_minibatch_seqs=8), {"critic_update"}),
         ({"actor": {"optimizer": {"lr": 0.01}}}, {"actor_update"}),
         ({"critic": {"optimizer": {"lr": 0.1, "beta2": 0.9}}}, {"critic_update"}),
         ({"eval": {"samples_per_prompt": 3}}, {"eval"}),

@@ -259,7 +259,8 @@ def minibatches(tables: Tables, drawn: Drawn, mask: Array, *, role: str) -> list
     """(rows, learning rate) of each optimizer step; one without a counted token is none."""
     ppo, optimizer = tables["ppo"], tables[role]["optimizer"]
     epochs = ppo["epochs"] if role == "actor" or ppo["critic_epochs"] is None else ppo["critic_epochs"]
-    size, num_rows = ppo["minibatch_seqs"], len(mask)
+    own = ppo.get("critic_minibatch_seqs") if role == "critic" else None
+    size, num_rows = own or ppo["minibatch_seqs"], len(mask)
     waits = ppo["critic_only_steps"] if role == "actor" else 0
     # A tick is an optimizer step, or all those of a PPO step.
     by_step = optimizer.get("lr_ticks", "update") == "step"

@@ -36,6 +36,7 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.minibatch_seqs", 4),
     ("ppo.minibatch_seqs", 1),
     ("ppo.minibatch_order", "in_order"),
+    ("ppo.critic_minibatch_seqs", 3),
     ("ppo.advantages.gamma", 0.6),
     ("ppo.advantages.gae_lambda", 0.2),
     ("ppo.advantages.whiten", True),

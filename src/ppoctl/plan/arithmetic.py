@@ -27,8 +27,6 @@ class BatchPlan:
     prompts_per_step: int
     samples_per_prompt: int
     sequences_per_step: int
-    minibatch_seqs: int
-    minibatches_per_epoch: int
     window_tokens: int
     """Tokens of the longest prompt and the longest response together."""
     new_tokens_per_step_max: int
@@ -44,6 +42,8 @@ class RolePlan:
     """Parallel layout of the role, in words."""
     data_ranks: int
     epochs: int
+    minibatch_seqs: int
+    minibatches_per_epoch: int
     updates_per_step: int
     updates_total: int
     warmup_updates: int
@@ -148,8 +148,6 @@ def _batch(recipe: Recipe) -> BatchPlan:
         prompts_per_step=rollout.prompts_per_step,
         samples_per_prompt=rollout.samples_per_prompt,
         sequences_per_step=sequences,
-        minibatch_seqs=recipe.ppo.minibatch_seqs,
-        minibatches_per_epoch=sequences // recipe.ppo.minibatch_seqs,
         window_tokens=window,
         new_tokens_per_step_max=sequences * rollout.max_new_tokens,
         tokens_per_step_max=sequences * window,
@@ -158,6 +156,7 @@ def _batch(recipe: Recipe) -> BatchPlan:
 
 def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     per_step, total = sizes.updates_per_step(recipe, role), sizes.planned_updates(recipe, role)
+    minibatch = sizes.minibatch_seqs(recipe, role)
     layout = layouts(recipe)[role]
     fewest, most = microbatches(recipe, role, sizes.longest_sequence(recipe))
     key, held = sizes.microbatch_limit(table.batching, with_gradient=False)
@@ -166,6 +165,8 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         layout=layout.describe(),
         data_ranks=layout.data,
         epochs=sizes.epochs(recipe, role),
+        minibatch_seqs=minibatch,
+        minibatches_per_epoch=sizes.sequences_per_step(recipe) // minibatch,
         updates_per_step=per_step,
         updates_total=total,
         warmup_updates=warmup,

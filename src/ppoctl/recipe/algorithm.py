@@ -24,11 +24,16 @@ class PpoTable(Table):
     critic_epochs: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Passes of the critic over the rollouts of a step; absent: as many as the actor's."""
     minibatch_seqs: Annotated[int, RESULTS, AtLeastOne]
-    """Sequences per optimizer step, for actor and critic alike (Megatron-Core's `global_batch_size`)."""
+    """Sequences per optimizer step of the actor (Megatron-Core's `global_batch_size`); divides those of a step."""
+    critic_minibatch_seqs: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Sequences per optimizer step of the critic; divides those of a step. Absent: as many as the actor's."""
     minibatch_order: Annotated[Literal["shuffled", "in_order"], RESULTS] = "shuffled"
-    """Rows of a minibatch. shuffled: each epoch of each role cuts another random order of the step's sequences
-    (Schulman et al. 2017); in_order: all epochs cut them as they were drawn, the samples of a prompt side by side
-    (verl's default, and all that NeMo-RL has)."""
+    """Rows of a minibatch. shuffled: each epoch of each role cuts another random order of the step's sequences;
+    in_order: all epochs cut them as they were drawn, the samples of a prompt side by side.
+
+    Source: Schulman et al. 2017 (arXiv:1707.06347), which shuffles
+    Default of: TRL, trlX (shuffled); verl, NeMo-RL (in_order)
+    """
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
     """Number of first steps in which only the critic trains."""
     advantages: GaeAdvantages = GaeAdvantages(kind="gae")

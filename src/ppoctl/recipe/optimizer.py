@@ -26,16 +26,28 @@ class OptimizerTable(Table):
     """Shape of the learning rate after warm-up."""
     lr_ticks: Annotated[Literal["update", "step"], RESULTS] = "update"
     """How often the rate moves. update: with each optimizer step; step: once for each PPO step that trains the role,
-    and all its optimizer steps have the same rate (verl). Warm-up and decay then end with a PPO step."""
+    and all its optimizer steps have the same rate. Warm-up and decay then end with a PPO step.
+
+    Default of: transformers, trlX, OpenRLHF (update); verl (step)
+    Figures: policy/lr, value/lr
+    """
     lr_warmup_updates: Annotated[int, RESULTS, NotNegative] = 0
-    """Optimizer steps of linear warm-up; the rate of the first is above 0, unless `lr_warmup_init_frac` says so."""
+    """Optimizer steps of linear warm-up; the rate of the first is above 0, unless `lr_warmup_init_frac` says so.
+
+    Formula: lr (t + 1) / w in tick t = 0 ... w - 1 of w
+    Figures: policy/lr, value/lr
+    """
     lr_warmup_frac: Annotated[float | None, RESULTS, Fraction] = None
     """Warm-up as a share of the optimizer steps that the run plans for the role, to the nearest tick (verl's
-    `lr_warmup_steps_ratio`); absent: `lr_warmup_updates`."""
+    `lr_warmup_steps_ratio`, transformers' `warmup_ratio`); absent: `lr_warmup_updates`."""
     lr_warmup_init_frac: Annotated[float | None, RESULTS, Fraction] = None
-    """Rate of the first tick as a share of lr: w ticks of warm-up have init + (1 - init) t / w of lr, t = 0 ... w - 1
-    (Megatron-Core's `lr_warmup_init`; 0 is the start of verl and transformers, whose first rollout teaches nothing).
-    Absent: (t + 1) / w."""
+    """Rate of the first tick as a share of lr, from which the warm-up rises to lr in the tick behind it; absent: as
+    `lr_warmup_updates` says. From 0 the first rollout teaches nothing.
+
+    Formula: lr (init + (1 - init) t / w) in tick t = 0 ... w - 1 of w
+    Source: Megatron-Core's `lr_warmup_init`, there a rate
+    Default of: verl, transformers, NeMo-RL (0, or nearly)
+    """
     lr_decay_updates: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Optimizer step at which linear and cosine reach their minimum; absent: the last one planned."""
     lr_min_frac: Annotated[float, RESULTS, Fraction] = 0.0

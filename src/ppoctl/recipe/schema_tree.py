@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
+from ppoctl.recipe.marks import Marked, marked
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.table import Effect
 
@@ -49,8 +50,13 @@ class Key:
 
     @property
     def description(self) -> str:
-        """The docstring of the key, on one line."""
-        return " ".join((self.field.description or "").split())
+        """The prose of the key's docstring, on one line."""
+        return self.marked.prose
+
+    @property
+    def marked(self) -> Marked:
+        """The docstring of the key, in parts."""
+        return marked(self.field.description or "")
 
     @property
     def required(self) -> bool:

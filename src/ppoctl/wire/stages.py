@@ -15,6 +15,7 @@ from ppoctl.recipe.schema import KlInLoss, KlInReward, Recipe, TruncatedImportan
 from ppoctl.recipe.sizes import (
     critic_only_steps,
     epochs,
+    minibatch_seqs,
     optimizer_of,
     planned_updates,
     updates_per_tick,
@@ -48,6 +49,7 @@ READS: dict[str, tuple[str, ...]] = {
         "ppo.epochs",
         "ppo.minibatch_seqs",
         "ppo.minibatch_order",
+        "ppo.critic_minibatch_seqs",
         "ppo.value_loss",
     ),
     "actor_update": (
@@ -196,7 +198,7 @@ def _plan(recipe: Recipe, role: str) -> MinibatchPlan:
     steps_before = critic_only_steps(recipe, role) if table.lr_ticks == "step" else None
     schedule = Schedule(learning_rate_of(recipe, role), constant, steps_before)
     seed = recipe.seed if recipe.ppo.minibatch_order == "shuffled" else None
-    return MinibatchPlan(epochs(recipe, role), recipe.ppo.minibatch_seqs, seed, schedule)
+    return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), seed, schedule)
 
 
 def _hash(*parts: str) -> str:
