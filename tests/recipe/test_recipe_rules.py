@@ -116,6 +116,24 @@ CASES: list[tuple[str, list[str], str]] = [
         "`ppo.policy_loss.clip_high` = `0.2` (default)",
     ),
     (
+        "a_ratio_of_one_has_one_update_a_step",
+        ["ppo.old_logprobs=current"],
+        "--set: the actor has 2 updates a step, and the current log-probs are the old ones in the first alone: "
+        '`ppo.old_logprobs` = `"current"` (--set), `ppo.epochs` = `1` (default), `ppo.minibatch_seqs` = `2` (r.toml:15)',
+    ),
+    (
+        "a_penalty_in_the_reward_has_log_probs_before_the_update",
+        ["ppo.old_logprobs=current", "ppo.minibatch_seqs=4", "ppo.kl={place='reward', coef=0.1}"],
+        "--set: a KL penalty in the reward needs the actor's log-probs before its update, and nothing computes them: "
+        '`ppo.kl.place` = `"reward"` (--set), `ppo.old_logprobs` = `"current"` (--set)',
+    ),
+    (
+        "a_correction_compares_the_sampler_with_the_trainer",
+        ["ppo.old_logprobs=sampler", "ppo.rollout_correction.kind=tis"],
+        "--set: a correction compares the sampler's log-probs with the trainer's, and nothing computes those: "
+        '`ppo.rollout_correction.kind` = `"tis"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
+    ),
+    (
         "a_reward_scale_has_two_ends",
         ["reward.scale={from=[1, 1], to=[0, 1]}"],
         "--set: the lowest score is not below the highest: `reward.scale.from` = `[1.0, 1.0]` (--set)",

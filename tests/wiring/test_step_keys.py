@@ -56,6 +56,9 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.value_loss.clip", 0.05),
     ("ppo.value_loss.clip", None),
     ("ppo.value_loss.scale", 0.3),
+    ("ppo.value_loss.aggregation", "sequence_mean_token_mean"),
+    ("ppo.value_loss.aggregation", "sequence_mean_token_sum"),
+    ("ppo.value_loss.aggregation", "fixed_length"),
     ("ppo.rollout_correction", {"kind": "none"}),
     ("ppo.rollout_correction.max_ratio", 1.05),
     *(

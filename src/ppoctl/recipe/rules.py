@@ -12,6 +12,7 @@ from ppoctl.errors import holds_secret
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import shown
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
+from ppoctl.recipe.loss_rules import LOSS_RULES
 from ppoctl.recipe.metric_rules import METRIC_RULES
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
@@ -84,15 +85,6 @@ def whitening_has_more_than_one_sequence(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def a_dual_clip_lies_outside_the_clip(recipe: Recipe) -> Iterator[Conflict]:
-    loss = recipe.ppo.policy_loss
-    if loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_high:
-        yield Conflict(
-            f"a dual clip of {loss.dual_clip} lies inside the clip at 1 + {loss.clip_high}",
-            (("ppo", "policy_loss", "dual_clip"), ("ppo", "policy_loss", "clip_high")),
-        )
-
-
 def a_reward_scale_has_two_ends(recipe: Recipe) -> Iterator[Conflict]:
     scale = recipe.reward.scale
     if scale is not None and scale.from_[0] >= scale.from_[1]:
@@ -150,7 +142,7 @@ def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-RULES = (*rules_of(globals()), *SCHEDULE_RULES, *METRIC_RULES, *LAYOUT_RULES, *SLURM_RULES)
+RULES = (*rules_of(globals()), *SCHEDULE_RULES, *LOSS_RULES, *METRIC_RULES, *LAYOUT_RULES, *SLURM_RULES)
 
 _MINIBATCH: KeyPath = ("ppo", "minibatch_seqs")
 _CRITIC_MINIBATCH: KeyPath = ("ppo", "critic_minibatch_seqs")

@@ -11,7 +11,7 @@ from ppoctl.ppo.advantages import gae
 from ppoctl.ppo.kl import kl_estimate
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
 from ppoctl.ppo.rewards import terminal_rewards
-from ppoctl.stages.logprobs import KlPenalty, reference_of
+from ppoctl.stages.logprobs import KlPenalty, kl_figures, reference_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class AdvantagesStage:
         return replace(carry, kl_coef=0.0 if self.penalty is None else self.penalty.coef)
 
     def _kl(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"] | None:
-        if self.penalty is None:
+        if self.penalty is None or logprobs.actor is None:
             return None
         kl = kl_estimate(logprobs.actor, reference_of(logprobs), kind=self.penalty.estimator)
         return kl.where(mask, 0.0)
@@ -65,8 +65,5 @@ def _summary(
         metrics.ADVANTAGE_RAW_ABS_MAX.name: float(raw.where(mask, 0.0).abs().max()),
     }
     if kl is not None:
-        mean = float(masked_mean(kl, mask))
-        figures[metrics.KL_REFERENCE_MEAN.name] = mean
-        figures[metrics.KL_COEF.name] = carry.kl_coef
-        figures[metrics.KL_PENALTY_MEAN.name] = carry.kl_coef * mean
+        figures |= kl_figures(kl, mask, carry.kl_coef)
     return figures

@@ -68,10 +68,12 @@ class Terms:
     """An objective of these terms (`ports.Objective`)."""
 
     terms: Sequence[Term]
+    reports_entropy: bool = False
+    """Whether entropies are figures of the update, even where no term reads them."""
 
     @property
     def needs_entropy(self) -> bool:
-        return any(term.loss.needs_entropy for term in self.terms)
+        return self.reports_entropy or any(term.loss.needs_entropy for term in self.terms)
 
     def totals(self, rows: Int[Tensor, " M"]) -> Totals:
         return tuple(term.total(rows) for term in self.terms)

@@ -9,7 +9,7 @@ from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
 from ppoctl.plan.schedule import learning_rate_of
 from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
-from ppoctl.ppo.policy_loss import PolicyClip
+from ppoctl.ppo.aggregation import aggregation
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import KlInLoss, KlInReward, Recipe, TruncatedImportance
 from ppoctl.recipe.sizes import (
@@ -33,12 +33,13 @@ from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from ppoctl.stages.values import ValuesStage
+from ppoctl.wire.losses import policy_loss
 
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
     "reward": ("reward",),
     "values": ("model",),
-    "logprobs": ("model", "rollout.temperature", "ppo.kl"),
+    "logprobs": ("model", "rollout.temperature", "ppo.kl", "ppo.old_logprobs"),
     "correction": ("ppo.rollout_correction",),
     "advantages": ("ppo.advantages", "ppo.kl"),
     "critic_update": (
@@ -65,7 +66,7 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads; an update also reads what its schedule does."""
+"""The recipe keys each stage reads. See `_read_elsewhere` for what an update reads besides."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -74,12 +75,12 @@ def read_by(stage: str, recipe: Recipe) -> str:
     if stage not in READS:
         return ""
     role = stage.removesuffix("_update")
-    return _hash(fingerprint(recipe, READS[stage]), *(_read_by_schedule(recipe, role) if role != stage else ()))
+    return _hash(fingerprint(recipe, READS[stage]), *(_read_elsewhere(recipe, role) if role != stage else ()))
 
 
-def _read_by_schedule(recipe: Recipe, role: str) -> Iterator[str]:
-    """What a schedule reads besides its keys. A constant rate does not depend on how many steps are planned, so
-    raising `steps` must not change its fingerprint."""
+def _read_elsewhere(recipe: Recipe, role: str) -> Iterator[str]:
+    """What an update of the role reads of keys that it otherwise does not: of how many steps there are, where a
+    learning rate follows them; of how long a response may be, where a loss divides by it."""
     table = optimizer_of(recipe, role)
     if table.lr_schedule != "constant":
         yield f"{table.lr_decay_updates or planned_updates(recipe, role)} updates"
@@ -87,6 +88,9 @@ def _read_by_schedule(recipe: Recipe, role: str) -> Iterator[str]:
         yield f"{warmup_updates(recipe, role)} updates of warm-up"
     if table.lr_ticks == "step":
         yield f"{updates_per_tick(recipe, role)} updates a tick, after {critic_only_steps(recipe, role)} steps"
+    loss = recipe.ppo.policy_loss if role == "actor" else recipe.ppo.value_loss
+    if loss.aggregation == "fixed_length":
+        yield f"{recipe.rollout.max_new_tokens} tokens"
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ class StageBuilder:
                 models=self.models,
                 temperature=recipe.rollout.temperature,
                 with_reference=penalty is not None,
+                source=recipe.ppo.old_logprobs,
                 fingerprint=read_by("logprobs", recipe),
             ),
             correction=_correction(recipe),
@@ -142,6 +147,7 @@ class StageBuilder:
             plan=_plan(recipe, "critic"),
             clip=ppo.value_loss.clip,
             scale=ppo.value_loss.scale,
+            aggregation=aggregation(ppo.value_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             fingerprint=read_by("critic_update", recipe),
         )
 
@@ -150,7 +156,8 @@ class StageBuilder:
         return ActorUpdateStage(
             models=self.models,
             plan=_plan(recipe, "actor"),
-            clip=PolicyClip(ppo.policy_loss.clip_low, ppo.policy_loss.clip_high, ppo.policy_loss.dual_clip),
+            loss=policy_loss(ppo.policy_loss),
+            aggregation=aggregation(ppo.policy_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             entropy_coef=ppo.policy_loss.entropy_coef,
             penalty=penalty,
             fingerprint=read_by("actor_update", recipe),
