@@ -36,6 +36,7 @@ def ppo(**changes: Any) -> dict[str, Any]:
         ({"rollout": {**ROLLOUT, "temperature": 0.5}}, {"rollout", "logprobs", "actor_update"}),
         ({"rollout": {**ROLLOUT, "stop_strings": ["x"]}}, {"rollout", "eval"}),
         ({"reward": {"kind": "exact_match", "max_error_frac": 0.5}}, {"reward", "eval"}),
+        ({"reward": {"kind": "exact_match", "scale": {"from": [0, 1], "to": [-1, 1]}}}, {"advantages"}),
         (ppo(kl={"place": "reward", "coef": 0.5}), {"logprobs", "advantages", "actor_update"}),
         (ppo(advantages={"kind": "gae", "gamma": 0.9}), {"advantages"}),
         (ppo(value_loss={"clip": 0.2}), {"critic_update"}),

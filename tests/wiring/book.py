@@ -80,6 +80,7 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         counted = advantages[mask]
         advantages = np.where(mask, (advantages - counted.mean()) / np.sqrt(counted.var(ddof=1) + 1e-8), 0.0)
     told = {
+        "scores": np.array([score or 0.0 for score in drawn.scores]),
         "shaped": shaped,
         "values": values,
         "logprobs": np.where(drawn.mask, actor, 0.0),

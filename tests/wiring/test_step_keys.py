@@ -84,11 +84,14 @@ CASES: list[tuple[str, Any]] = [
 
 MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "rollout": ((), ("drawn",)),
-    "reward": (("drawn",), ("shaped",)),
+    "reward": (("drawn",), ("scores",)),
     "values": (("drawn",), ("values",)),
     "logprobs": (("drawn",), ("logprobs", "entropy", "reference")),
     "correction": (("drawn", "logprobs"), ("weights",)),
-    "advantages": (("drawn", "shaped", "values", "logprobs", "reference"), ("advantages", "returns", "kl/coef")),
+    "advantages": (
+        ("drawn", "scores", "values", "logprobs", "reference"),
+        ("shaped", "advantages", "returns", "kl/coef"),
+    ),
     "critic_update": (("drawn", "values", "advantages", "returns"), ("critic table",)),
     "actor_update": (("drawn", "logprobs", "reference", "weights", "advantages", "kl/coef"), ("actor table",)),
 }

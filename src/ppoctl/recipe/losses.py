@@ -8,8 +8,6 @@ from ppoctl.table import RESULTS, KindOr, NotNegative, Positive, Table
 
 Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length"]
 
-Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length"]
-
 
 class PolicyLossTable(Table):
     """What the kinds of policy loss share."""

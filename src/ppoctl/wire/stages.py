@@ -3,16 +3,16 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
 from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.aggregation import aggregation
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
 from ppoctl.recipe.sizes import epochs, minibatch_seqs, planned_updates
-from ppoctl.rewards.shaping import shape
+from ppoctl.rewards.arithmetic import RewardArithmetic
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.correction import CorrectionStage
@@ -25,6 +25,10 @@ from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from ppoctl.stages.values import ValuesStage
 from ppoctl.wire.losses import policy_loss
+from ppoctl.wire.reward_steps import reward_steps
+
+ARITHMETIC = tuple(f"reward.{key}" for key in tree.of(RewardArithmetic).keys)
+"""What becomes of scores: a change of it scores nothing again."""
 
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
@@ -32,7 +36,7 @@ READS: dict[str, tuple[str, ...]] = {
     "values": ("model",),
     "logprobs": ("model", "rollout.temperature", "ppo.kl", "ppo.old_logprobs"),
     "correction": ("ppo.rollout_correction",),
-    "advantages": ("ppo.advantages", "ppo.kl"),
+    "advantages": ("ppo.advantages", "ppo.kl", *ARITHMETIC),
     "critic_update": (
         "seed",
         "model",
@@ -55,7 +59,8 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads. See `_read_elsewhere` for what an update reads besides."""
+"""The recipe keys each stage reads; who scores does not read the arithmetic of rewards. See `_read_elsewhere` for what
+an update reads besides."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -64,7 +69,9 @@ def read_by(stage: str, recipe: Recipe) -> str:
     if stage not in READS:
         return ""
     role = stage.removesuffix("_update")
-    return _hash(fingerprint(recipe, READS[stage]), *(_read_elsewhere(recipe, role) if role != stage else ()))
+    without = () if stage == "advantages" else ARITHMETIC
+    elsewhere = _read_elsewhere(recipe, role) if role != stage else ()
+    return _hash(fingerprint(recipe, READS[stage], without=without), *elsewhere)
 
 
 def _read_elsewhere(recipe: Recipe, role: str) -> Iterator[str]:
@@ -100,7 +107,6 @@ class StageBuilder:
             ),
             reward=RewardStage(
                 scorer=self.scorer,
-                scale=partial(shape, scale=recipe.reward.scale),
                 max_error_frac=recipe.reward.max_error_frac,
                 fingerprint=read_by("reward", recipe),
                 between=self.drawing.gate.between,
@@ -115,6 +121,7 @@ class StageBuilder:
             ),
             correction=_correction(recipe),
             advantages=AdvantagesStage(
+                reward_steps=reward_steps(recipe.reward),
                 gamma=gae.gamma,
                 gae_lambda=gae.gae_lambda,
                 whitened=gae.whiten,
