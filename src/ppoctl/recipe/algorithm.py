@@ -44,9 +44,11 @@ class PpoTable(Table):
     """Loss of the actor."""
     old_logprobs: Annotated[OldLogprobs, RESULTS] = "trainer"
     """Whose log-probs of the drawn tokens are the old ones, which ratios are taken to. trainer: the actor's, by a
-    forward pass before the update (verl, NeMo-RL). sampler: the generator's own, without that pass (verl's bypass
-    mode). current: those of the update itself, without that pass (NeMo-RL's force_on_policy_ratio); every ratio is 1,
-    so the actor has one update a step. Without the pass entropy and mismatch are figures of the actor's update."""
+    forward pass before the update. sampler: the generator's own, without that pass (verl's bypass mode). current:
+    those of the update itself, without that pass (NeMo-RL's force_on_policy_ratio): every ratio is 1, and the actor
+    has one update a step. Without the pass, entropy and mismatch are figures of the actor's update.
+    Default of: verl, NeMo-RL.
+    Figures: mismatch/gap_k3, policy/ratio_mean"""
     value_loss: ValueLossTable = ValueLossTable()
     """Loss of the critic."""
     rollout_correction: Correction = NoCorrection(kind="none")
