@@ -11,6 +11,7 @@ import torch
 from ppoctl.batch.records import State
 from ppoctl.ports import Minibatch, MinibatchResult, OptimizerStep
 from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
+from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
 from ppoctl.stages.correction import CorrectionStage
@@ -28,7 +29,7 @@ STATES = {role: State(role, 4, 9, "parent") for role in ("actor", "critic")}
 
 
 def plan(*, epochs: int = 1) -> MinibatchPlan:
-    rates = Schedule(1.0, "linear", 0, 20, 0.0, OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
+    rates = Schedule(LearningRate(1.0, "linear", 0, 20, 0.0), OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
     return MinibatchPlan(epochs, 1, 7, rates)
 
 
@@ -39,6 +40,7 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
         loss=CLIP,
         aggregation=TokenMean(),
         entropy_coef=0.0,
+        positive_nll_coef=0.0,
         penalty=None,
         fingerprint="keys",
     )
