@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Correction, Logprobs, Rollouts, State, Update
+from ppoctl.ports import Asked
 from ppoctl.ppo.diagnostics import policy_diagnostics
 from ppoctl.ppo.kl import KlKind, kl_estimate
 from ppoctl.ppo.masking import masked_mean
@@ -58,6 +59,8 @@ class KlToReference:
 class ActorUpdateStage(UpdateStage):
     """Every epoch of the actor. A correction says what tokens weigh, and which do not count."""
 
+    scored: Asked
+    """How its log-probs are taken: as the generator drew."""
     clip: PolicyClip
     entropy_coef: float
     penalty: KlPenalty | None
@@ -75,11 +78,11 @@ class ActorUpdateStage(UpdateStage):
         if correction is not None:
             mask, weighted = mask & correction.mask, weighted * correction.weights
         read = (rollouts, logprobs, advantages, *(() if correction is None else (correction,)))
-        objective = Terms(tuple(self._terms(logprobs, weighted, mask, advantages.carry.kl_coef)))
+        objective = Terms(tuple(self._terms(logprobs, weighted, mask, advantages.carry.kl_coef)), self.scored)
         trained = self.train(actor, rollouts, objective, read=read)
         diagnostics = [
             policy_diagnostics(
-                result.outputs,
+                result.said.outputs,
                 logprobs.actor[minibatch.rows],
                 advantages.advantages[minibatch.rows],
                 mask[minibatch.rows],

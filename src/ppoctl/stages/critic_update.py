@@ -41,7 +41,7 @@ class CriticUpdateStage(UpdateStage):
         trained = self.train(critic, rollouts, objective, read=(rollouts, values, advantages))
         diagnostics = [
             value_diagnostics(
-                result.outputs,
+                result.said.outputs,
                 values.values[minibatch.rows],
                 advantages.returns[minibatch.rows],
                 advantages.mask[minibatch.rows],

@@ -4,7 +4,7 @@ Here also are what other stages share with it: the guard that keeps NaN out of e
 reads the reference's log-probs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ppoctl.batch.records import Logprobs, Rollouts, State
 from ppoctl.errors import NonFiniteError
-from ppoctl.ports import Models
+from ppoctl.ports import Asked, Models
 from ppoctl.ppo.diagnostics import sampler_gap
 
 
@@ -31,18 +31,21 @@ class LogprobsStage:
     """The actor's log-probs and entropies, and the reference's log-probs where a KL penalty reads them."""
 
     models: Models
-    temperature: float
+    scored: Asked
+    """How log-probs are taken: as the generator drew."""
     with_reference: bool
     fingerprint: str
     name: str = "logprobs"
 
     def run(self, actor: State, rollouts: Rollouts) -> Logprobs:
         engine = self.models.actor_at(actor)
-        logprobs, entropy = engine.logprobs(rollouts.sequences, temperature=self.temperature)
+        said = engine.logprobs(rollouts.sequences, replace(self.scored, entropy=True))
+        logprobs, entropy = said.outputs, said.entropy
+        assert entropy is not None, "entropies were asked for"
         require_finite(logprobs, rollouts.mask, "a log-prob of the actor")
         reference = None
         if self.with_reference:
-            reference = engine.reference_logprobs(rollouts.sequences, temperature=self.temperature)
+            reference = engine.reference_logprobs(rollouts.sequences, self.scored)
             require_finite(reference, rollouts.mask, "a log-prob of the reference")
             reference = reference.where(rollouts.mask, 0.0)
         return Logprobs(

@@ -7,7 +7,7 @@ from functools import partial
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
-from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
+from ppoctl.ports import Asked, Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
@@ -96,7 +96,7 @@ class StageBuilder:
             values=ValuesStage(models=self.models, fingerprint=read_by("values", recipe)),
             logprobs=LogprobsStage(
                 models=self.models,
-                temperature=recipe.rollout.temperature,
+                scored=_scored(recipe),
                 with_reference=penalty is not None,
                 fingerprint=read_by("logprobs", recipe),
             ),
@@ -127,6 +127,7 @@ class StageBuilder:
         return ActorUpdateStage(
             models=self.models,
             plan=_plan(recipe, "actor"),
+            scored=_scored(recipe),
             clip=PolicyClip(ppo.policy_loss.clip_low, ppo.policy_loss.clip_high, ppo.policy_loss.dual_clip),
             entropy_coef=ppo.policy_loss.entropy_coef,
             penalty=penalty,
@@ -167,6 +168,11 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
     return SamplingParams(
         temperature=temperature, max_new_tokens=max_new_tokens, stop_strings=recipe.rollout.stop_strings
     )
+
+
+def _scored(recipe: Recipe) -> Asked:
+    """How the trainer takes log-probs: of the distribution that the generator drew from."""
+    return Asked(temperature=recipe.rollout.temperature)
 
 
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:
