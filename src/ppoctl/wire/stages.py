@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
 from ppoctl.plan.schedule import learning_rate_of
-from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
+from ppoctl.ports import Asked, Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.aggregation import aggregation
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
@@ -129,7 +129,7 @@ class StageBuilder:
             values=ValuesStage(models=self.models, fingerprint=read_by("values", recipe)),
             logprobs=LogprobsStage(
                 models=self.models,
-                temperature=recipe.rollout.temperature,
+                scored=_scored(recipe),
                 with_reference=penalty is not None,
                 source=recipe.ppo.old_logprobs,
                 fingerprint=read_by("logprobs", recipe),
@@ -163,6 +163,7 @@ class StageBuilder:
         return ActorUpdateStage(
             models=self.models,
             plan=_plan(recipe, "actor"),
+            scored=_scored(recipe),
             loss=policy_loss(ppo.policy_loss),
             aggregation=aggregation(ppo.policy_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             entropy_coef=ppo.policy_loss.entropy_coef,
@@ -205,6 +206,11 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
     return SamplingParams(
         temperature=temperature, max_new_tokens=max_new_tokens, stop_strings=recipe.rollout.stop_strings
     )
+
+
+def _scored(recipe: Recipe) -> Asked:
+    """How the trainer takes log-probs: of the distribution that the generator drew from."""
+    return Asked(temperature=recipe.rollout.temperature)
 
 
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:
