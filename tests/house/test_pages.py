@@ -69,8 +69,8 @@ def test_every_key_of_the_algorithm_stands_in_the_page_once_for_each_class_that_
 
 def test_no_section_is_empty_and_every_figure_that_is_named_is_reported() -> None:
     assert {feature.section for feature in features()} == set(SECTIONS)
-    named = [(name, feature.names) for feature in features() for name in feature.told.figures]
-    assert [(name, where) for name, where in named if find(name) is None] == []
+    told = [(part.names, told) for part in features() for told in (part.told, *(key.told for key in part.keys))]
+    assert [(names, figure) for names, said in told for figure in said.figures if find(figure) is None] == []
 
 
 # --- the table of other systems -----------------------------------------------------------------------------------
