@@ -241,8 +241,7 @@ def open_bench(
     folder: Path, tables: Mapping[str, Any], *, lost: Mapping[int, Score] = LOST, witness: Witness | None = None
 ) -> Bench:
     recipe = Recipe.model_validate(tables)
-    temperature = recipe.rollout.temperature
-    actor, critic = MovedTrainer("actor", temperature=temperature), MovedTrainer("critic")
+    actor, critic = MovedTrainer("actor"), MovedTrainer("critic")
     made: list[LoggedGenerator] = []
     scorer = RiddleScorer(lost)
     questions = Riddles(recipe.rollout.prompts_per_step)
