@@ -27,12 +27,11 @@ def test_a_page_is_what_is_made(page: Callable[[], str]) -> None:
 
 
 def rows() -> list[str]:
-    """Every key of the tables of docs/algorithms.md, and every alternative that a heading names."""
-    page = pages.algorithms()
-    in_rows = [name for line in page.splitlines() if line.startswith("| `") for name in _coded(line.split(" | ")[0])]
-    return in_rows + [
-        name.partition(" = ")[0] for line in page.splitlines() if line[:4] == "### " for name in _coded(line)
-    ]
+    """Every key of the tables of docs/algorithms.md, and every key and alternative that a heading names."""
+    lines = pages.algorithms().splitlines()
+    in_rows = [name for line in lines if line.startswith("| `") for name in _coded(line.split(" | ")[0])]
+    headings = [name for line in lines if line.startswith("### ") for name in _coded(line)]
+    return in_rows + [name.partition(" = ")[0] for name in headings]
 
 
 def _coded(text: str) -> list[str]:

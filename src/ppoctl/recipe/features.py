@@ -71,6 +71,11 @@ class Feature:
     told: Marked
     keys: tuple[FeatureKey, ...]
 
+    @property
+    def is_one_key(self) -> bool:
+        """Whether the part is a key by itself."""
+        return len(self.keys) == 1 and self.keys[0].names == self.names
+
     def owns(self, prefix: str) -> bool:
         """Whether the part or one of its keys is at or below a dotted key."""
         written = [name.partition(" = ")[0] for name in self.names]

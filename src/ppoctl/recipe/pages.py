@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from ppoctl.recipe.features import SECTIONS, Feature, FeatureKey, features
 from ppoctl.recipe.foreign import systems
+from ppoctl.recipe.keys import KeyLine
 from ppoctl.recipe.marks import Marked
 
 HEAD = """# Algorithms
@@ -73,7 +74,10 @@ def _feature(feature: Feature) -> list[str]:
     if feature.told.formula:
         lines += ["", *(f"    {part}" for part in feature.told.formula.split("; ")), ""]
     lines += [f"{text}  " for text in _sentences(feature.told)]
-    if feature.keys:
+    if feature.is_one_key:
+        line = feature.keys[0].line
+        lines += [f"May be: {_allowed(line)}; default: `{line.default}`."]
+    elif feature.keys:
         lines += ["", "| key | default | may be | what it is |", "|---|---|---|---|"]
         lines += [_row(key) for key in feature.keys]
     return lines
@@ -86,11 +90,12 @@ def _sentences(said: Marked) -> list[str]:
 
 
 def _row(key: FeatureKey) -> str:
-    line = key.line
-    allowed = ", ".join(filter(None, (line.type, line.range)))
-    is_part = key.told.prose == ""
-    says = "the above" if is_part else " ".join([line.meaning, *_sentences(key.told)])
-    return _cells(_coded(key.names), f"`{line.default}`", allowed, says)
+    says = " ".join([key.line.meaning, *_sentences(key.told)])
+    return _cells(_coded(key.names), f"`{key.line.default}`", _allowed(key.line), says)
+
+
+def _allowed(line: KeyLine) -> str:
+    return ", ".join(filter(None, (line.type, line.range)))
 
 
 def coming_from(names: Sequence[str] = ()) -> str:
