@@ -97,6 +97,8 @@ class _Part:
     section: Section
     rank: int
     docstring: str
+    is_key: bool = False
+    """Whether it is a key by itself, which stands behind the tables beside it."""
     is_default: bool = False
     names: dict[str, None] = field(default_factory=dict)
     keys: dict[str, list[FeatureKey]] = field(default_factory=dict)
@@ -122,7 +124,7 @@ def features() -> list[Feature]:
             named, section, rank = _where(dotted(path))
             if isinstance(key.node, tree.Leaf) and section and (key.effect is RESULTS or named == dotted(path)):
                 _add(parts, place, path, _Part(section, rank, ""), is_own=named == dotted(path))
-    ordered = sorted(parts.values(), key=lambda part: (SECTIONS.index(part.section), part.rank))
+    ordered = sorted(parts.values(), key=lambda part: (SECTIONS.index(part.section), part.rank, part.is_key))
     return [
         Feature(
             part.section,
@@ -161,7 +163,9 @@ def _add(parts: dict[object, _Part], place: _Place, path: KeyPath, new: _Part, *
     key = place.table.keys[path[-1]]
     told, owner = key.marked, _owner(place.table.model, key.attribute)
     if told.formula or is_own:
-        part = parts.setdefault((owner, key.attribute), replace(new, docstring=key.field.description or ""))
+        part = parts.setdefault(
+            (owner, key.attribute), replace(new, docstring=key.field.description or "", is_key=True)
+        )
         part.names[dotted(path)] = None
         told = marked("")
     else:
