@@ -131,8 +131,8 @@ OldLogprobs = Literal["trainer", "sampler", "current"]
 class ValueLossTable(Table):
     """Squared error of the critic, optionally clipped around the old values.
 
-    Formula: e1 = (V - G)^2; e2 = (clip(V, V_old - clip, V_old + clip) - G)^2; l = scale max(e1, e2) / 2, without `clip`
-    scale e1 / 2
+    Formula: e1 = (V - G)^2; e2 = (clip(V, V_old - clip, V_old + clip) - G)^2; l = scale max(e1, e2) / 2, or
+    scale e1 / 2 without clip
     Source: PPO2 of OpenAI's baselines
     Default of: scale: verl, OpenRLHF, trlX (NeMo-RL's base recipe has 0.4, TRL 0.1). No clip is nobody's: verl and
     OpenRLHF have 0.5, NeMo-RL's base recipe, TRL and trlX 0.2
