@@ -42,7 +42,7 @@ REWARD_SCORE_STD = Metric(
     "reward/score_std", "score", "spread of the scores", "above 0: with none there is nothing to learn from"
 )
 REWARD_SHAPED_MEAN = Metric(
-    "reward/shaped_mean", "reward", "mean score after reward.scale, before any KL penalty", "rising", "higher"
+    "reward/shaped_mean", "reward", "mean reward of a response, before any KL penalty", "rising", "higher"
 )
 REWARD_ERROR_FRAC = Metric("reward/error_frac", "share", "samples whose scorer failed", "0")
 REWARD_TIMEOUT_FRAC = Metric(
@@ -89,6 +89,12 @@ ADVANTAGE_RAW_STD = Metric(
 ADVANTAGE_RAW_ABS_MAX = Metric("advantage/raw_abs_max", "reward", "largest |advantage| before whitening")
 VALUE_EXPLAINED_VARIANCE = Metric(
     "value/explained_variance", "share", "1 - Var(return - value) / Var(return)", "rising towards 1"
+)
+VALUE_EXPLAINED_VARIANCE_LAST_EPOCH = Metric(
+    "value/explained_variance_last_epoch",
+    "share",
+    "explained variance with each value as the critic's last epoch saw it, before its own optimizer step",
+    "above explained_variance where the critic has several epochs",
 )
 VALUE_CLIP_FRAC = Metric(
     "value/clip_frac",

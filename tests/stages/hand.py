@@ -43,8 +43,7 @@ def values(grid: torch.Tensor | None = None) -> Values:
 
 
 def rewards(first: float = 1.0, second: float = 2.0, *, outcomes: tuple[int, int] = (0, 0)) -> Rewards:
-    scores = torch.tensor([first, second])
-    return Rewards(scores, scores.clone(), torch.tensor(outcomes), {}, ["", ""], ["", ""])
+    return Rewards(torch.tensor([first, second]), torch.tensor(outcomes), {}, ["", ""], ["", ""])
 
 
 def advantages(grid: torch.Tensor | None = None, *, kl_coef: float = 0.0) -> Advantages:

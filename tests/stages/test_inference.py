@@ -203,7 +203,14 @@ def test_a_counted_number_that_is_none_stops_and_one_under_the_mask_does_not(bad
 
 
 def advantages(**changes: Any) -> AdvantagesStage:
-    keys = {"gamma": 1.0, "gae_lambda": 1.0, "whitened": False, "penalty": None, "fingerprint": ""}
+    keys = {
+        "reward_steps": (),
+        "gamma": 1.0,
+        "gae_lambda": 1.0,
+        "whitened": False,
+        "penalty": None,
+        "fingerprint": "",
+    }
     return AdvantagesStage(**{**keys, **changes})
 
 

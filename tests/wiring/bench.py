@@ -306,7 +306,8 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
     if played.correction is not None:
         figures |= {"weights": played.correction.weights, **played.correction.figures()}
     found: dict[str, Any] = {
-        "shaped": played.rewards.shaped,
+        "scores": played.rewards.scores,
+        "shaped": advantages.shaped,
         "values": played.values.values * played.rollouts.mask,
         "logprobs": played.logprobs.actor * played.rollouts.mask,
         "entropy": played.logprobs.entropy * played.rollouts.mask,

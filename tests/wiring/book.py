@@ -80,6 +80,7 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         counted = advantages[mask]
         advantages = np.where(mask, (advantages - counted.mean()) / np.sqrt(counted.var(ddof=1) + 1e-8), 0.0)
     told = {
+        "scores": np.array([score or 0.0 for score in drawn.scores]),
         "shaped": shaped,
         "values": values,
         "logprobs": np.where(drawn.mask, actor, 0.0),
@@ -160,18 +161,20 @@ def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask
     """Schulman's PPO2: the larger of the two squared errors, halved, a mean over tokens."""
     keys = tables["ppo"]["value_loss"]
     clip, scale = keys["clip"], keys["scale"]
-    learned = Learned(drawn.critic.copy(), np.zeros((2, *drawn.critic.shape)))
+    learned, last_seen = Learned(drawn.critic.copy(), np.zeros((2, *drawn.critic.shape))), old.copy()
     for rows, lr in minibatches(tables, drawn, mask, role="critic"):
         loss, gradient = 0.0, np.zeros_like(learned.table)
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
+        shares = shares_of_tokens(keys.get("aggregation", "token_mean"), mask[rows].sum(1), rows, tables)
         errors = []
         for row, column in places:
             value, goal = learned.table[drawn.before[row, column]], returns[row, column]
+            last_seen[row, column] = value
             bounded = value if clip is None else min(max(value, old[row, column] - clip), old[row, column] + clip)
             plain, clipped = (value - goal) ** 2, (bounded - goal) ** 2
-            loss += scale * max(plain, clipped) / 2 / len(places)
+            loss += scale * shares[row] * max(plain, clipped) / 2
             if plain >= clipped:
-                gradient[drawn.before[row, column]] += scale * (value - goal) / len(places)
+                gradient[drawn.before[row, column]] += scale * shares[row] * (value - goal)
             errors.append((value, abs(value - goal)))
         learned.note(value_mean=float(np.mean([v for v, _ in errors])))
         learned.note(value_error=float(np.mean([e for _, e in errors])))
@@ -179,10 +182,21 @@ def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask
     told = as_figures("critic", "value", learned, drawn)
     target, unexplained = returns[mask], (returns - old)[mask]
     told["value/explained_variance"] = 1 - unexplained.var() / target.var()
+    told["value/explained_variance_last_epoch"] = 1 - (returns - last_seen)[mask].var() / target.var()
     told["value/value_mean"], told["value/return_mean"] = old[mask].mean(), target.mean()
     told["value/return_std"] = target.std(ddof=1)
     told["value/value_error"] = np.abs(unexplained).mean()
     return told
+
+
+def shares_of_tokens(kind: str, counts: Array, rows: Sequence[int], tables: Tables) -> dict[int, float]:
+    """What a token of each row weighs in a minibatch whose rows have so many counted tokens."""
+    if kind == "token_mean":
+        return dict.fromkeys(rows, 1 / counts.sum())
+    sequences = np.count_nonzero(counts)
+    longest = tables["rollout"]["max_new_tokens"] if kind == "fixed_length" else 1
+    each = counts if kind == "sequence_mean_token_mean" else np.full(len(rows), longest)
+    return {row: 1 / sequences / max(size, 1) for row, size in zip(rows, each, strict=True)}
 
 
 def token_weights(correction: Tables, old: Array, drawn: Drawn) -> Array:
@@ -257,30 +271,39 @@ def moved(seen: Array, low: float, high: float, dual: float) -> dict[str, float]
 
 def minibatches(tables: Tables, drawn: Drawn, mask: Array, *, role: str) -> list[tuple[list[int], float]]:
     """(rows, learning rate) of each optimizer step; one without a counted token is none."""
-    ppo = tables["ppo"]
+    ppo, optimizer = tables["ppo"], tables[role]["optimizer"]
     epochs = ppo["epochs"] if role == "actor" or ppo["critic_epochs"] is None else ppo["critic_epochs"]
-    size, num_rows = ppo["minibatch_seqs"], len(mask)
-    steps = tables["steps"] - (ppo["critic_only_steps"] if role == "actor" else 0)
-    planned = steps * epochs * (num_rows // size)
+    own = ppo.get("critic_minibatch_seqs") if role == "critic" else None
+    size, num_rows = own or ppo["minibatch_seqs"], len(mask)
+    waits = ppo["critic_only_steps"] if role == "actor" else 0
+    # A tick is an optimizer step, or all those of a PPO step.
+    by_step = optimizer.get("lr_ticks", "update") == "step"
+    per_tick = epochs * (num_rows // size) if by_step else 1
+    planned = (tables["steps"] - waits) * epochs * (num_rows // size)
     found: list[tuple[list[int], float]] = []
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(derived(tables["seed"], drawn.step, role, epoch))
         order = torch.randperm(num_rows, generator=generator).tolist()
+        if ppo.get("minibatch_order", "shuffled") == "in_order":
+            order = list(range(num_rows))
         for start in range(0, num_rows, size):
             rows = order[start : start + size]
             if mask[rows].any():
-                update = drawn.updates[role] + len(found)
-                found.append((rows, rate(tables[role]["optimizer"], update, planned)))
+                tick = drawn.step - 1 - waits if by_step else drawn.updates[role] + len(found)
+                found.append((rows, rate(optimizer, tick, planned, per_tick)))
     return found
 
 
-def rate(keys: Tables, update: int, planned: int) -> float:
-    """Linear warm-up, whose first step is not 0; then constant, or linear or half a cosine down to the floor."""
-    peak, warmup, floor = keys["lr"], keys["lr_warmup_updates"], keys["lr_min_frac"]
-    if update < warmup:
-        return float(peak * (update + 1) / warmup)
-    end = keys["lr_decay_updates"] or planned
-    done = min((update - warmup) / (end - warmup), 1.0)
+def rate(keys: Tables, tick: int, planned: int, per_tick: int) -> float:
+    """Linear warm-up, whose first tick is not 0 or as written; then constant, or linear or half a cosine down to the
+    floor."""
+    peak, floor, first = keys["lr"], keys["lr_min_frac"], keys.get("lr_warmup_init_frac")
+    share = keys.get("lr_warmup_frac")
+    warmup = keys["lr_warmup_updates"] // per_tick if share is None else round(share * planned / per_tick)
+    if tick < warmup:
+        return float(peak * ((tick + 1) / warmup if first is None else first + (1 - first) * tick / warmup))
+    end = (keys["lr_decay_updates"] or planned) // per_tick
+    done = min((tick - warmup) / (end - warmup), 1.0)
     shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[keys["lr_schedule"]]
     return float(peak * (floor + (1 - floor) * shape) if keys["lr_schedule"] != "constant" else peak)
 

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ppoctl.ports import Asked, Said, Totals
+from ppoctl.ppo.aggregation import Aggregation, TokenMean
 
 
 @dataclass(frozen=True)
@@ -43,30 +44,6 @@ class TokenLoss(Protocol):
         ...
 
 
-@runtime_checkable
-class Aggregation(Protocol):
-    """How token losses become one number."""
-
-    def total(self, mask: Bool[Tensor, "M R"]) -> int:
-        """What the sum over a whole minibatch is divided by; 0 where nothing counts."""
-        ...
-
-    def summed(self, losses: Float[Tensor, "m R"], mask: Bool[Tensor, "m R"]) -> Float[Tensor, ""]:
-        """The share of some rows in that sum."""
-        ...
-
-
-@dataclass(frozen=True)
-class TokenMean:
-    """The mean over all counted tokens of the minibatch: long responses weigh more (DAPO, arXiv:2503.14476)."""
-
-    def total(self, mask: Bool[Tensor, "M R"]) -> int:
-        return int(mask.sum())
-
-    def summed(self, losses: Float[Tensor, "m R"], mask: Bool[Tensor, "m R"]) -> Float[Tensor, ""]:  # noqa: ARG002 - others count
-        return losses.sum()
-
-
 @dataclass(frozen=True)
 class Term:
     """One addend of an objective."""
@@ -75,7 +52,7 @@ class Term:
     mask: Bool[Tensor, "B R"]
     """The tokens it counts, of all rows of the step."""
     coef: float = 1.0
-    aggregation: Aggregation = TokenMean()
+    aggregation: Aggregation = field(default_factory=TokenMean)
 
     def total(self, rows: Int[Tensor, " M"]) -> int:
         return self.aggregation.total(self.mask[rows])
