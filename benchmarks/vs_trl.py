@@ -26,8 +26,8 @@ Not equal, and whom it favours:
 - We commit every stage's record, flush it to disk, and check the generator's weights against the trainer's, as
   always. Favours TRL. Neither side saves models within what is measured (`--save-every 1`: ours, each step).
 - TRL takes its old log-probs from the sampler's logits; we run the trainer over the rollouts for them. Favours TRL.
-  `--old-logprobs sampler` takes ours from the sampler too. `--old-logprobs current` forces the update on-policy: ratios
-  are 1 by construction, as they are on both sides at one epoch and one minibatch; KL is then in the loss on our side.
+  `--old-logprobs sampler` takes ours from the sampler too. `--old-logprobs current` forces the update on-policy:
+  ratios are 1 by construction, as they are anyway at one epoch and one minibatch; KL is then in the loss here.
 - 40 letters make the output layer nearly free on both sides (`--vocabulary` for more). TRL computes it for prompts
   and padding too and keeps its logits. Favours TRL.
 - Each side shuffles the prompts its own way, and draws its own responses: tokens per second level that out.
