@@ -188,6 +188,30 @@ def test_a_key_of_ours_that_another_alternative_has_is_not_taken_for_another_sys
     ]
 
 
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        (
+            "{kind='gpso'}",
+            '`ppo.policy_loss.kind` is `"gpso"`: must be one of `"clip"`, `"gspo"`, `"cispo"`, `"reinforce"`; did '
+            "you mean `gspo`?",
+        ),
+        (
+            "{kind='gspo', dual_clip=3.0}",
+            '`ppo.policy_loss.dual_clip` goes with `kind = "clip"`, and `ppo.policy_loss.kind` is `"gspo"`',
+        ),
+        (
+            "{ratio_gradient='token'}",
+            '`ppo.policy_loss.ratio_gradient` goes with `kind = "gspo"`, and `ppo.policy_loss.kind` is `"clip"`',
+        ),
+        ("3", '[ppo.policy_loss] needs `kind`: one of `"clip"`, `"gspo"`, `"cispo"`, `"reinforce"`'),
+    ],
+)
+def test_a_wrong_policy_loss_names_the_alternatives(smallest: Path, table: str, line: str) -> None:
+    lines, _ = said(smallest, sets=(f"ppo.policy_loss={table}",))
+    assert lines == [f"--set: {line}"]
+
+
 def test_a_missing_choice_lists_what_may_be_chosen(write: Write) -> None:
     lines, _ = said(write(SMALLEST.replace('[reward]\nkind = "gsm8k"\n', "")))
     assert lines == [
