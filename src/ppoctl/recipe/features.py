@@ -176,10 +176,7 @@ def _add(parts: dict[object, _Part], place: _Place, path: KeyPath, new: _Part, *
         if place.alternative.startswith(f"{dotted(path)} = "):
             return  # the name of the alternative says it
     line = key_line(path, key, REQUIRED if key.required else key.default)
-    found = FeatureKey((dotted(path),), line, told)
-    known = part.keys.setdefault(path[-1], [])
-    if found not in known:
-        known.append(found)
+    part.keys.setdefault(path[-1], []).append(FeatureKey((dotted(path),), line, told))
 
 
 def _merged(keys: list[FeatureKey]) -> FeatureKey:
