@@ -41,6 +41,7 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
         loss=CLIP,
         aggregation=TokenMean(),
         entropy_coef=0.0,
+        positive_nll_coef=0.0,
         penalty=None,
         fingerprint="keys",
     )
