@@ -148,6 +148,11 @@ BROUGHT = [
         "it trains",
         None,
     ),
+    (
+        "algorithm.pf_ppo.enabled=true",
+        "it is verl's, and nothing here: not offered yet; there the resampled rows no longer fit their tokens",
+        None,
+    ),
     ("ppo.ent_coef=0.1", "it is of other systems, and `ppo.policy_loss.entropy_coef` here", None),
 ]
 
