@@ -148,6 +148,13 @@ BROUGHT = [
         "it trains",
         None,
     ),
+    (
+        "algorithm.pf_ppo.enabled=true",
+        "it is verl's, and nothing here: not offered yet; there the resampled rows no longer fit their tokens",
+        None,
+    ),
+    # Near to `epochs` as a word, and yet no slip: it is a whole key of theirs.
+    ("ppo_epochs=4", "it is TRL's, and `ppo.epochs` here: 4 there, 1 here", "ppoctl recipes keys ppo.epochs"),
     ("ppo.ent_coef=0.1", "it is of other systems, and `ppo.policy_loss.entropy_coef` here", None),
 ]
 
