@@ -257,6 +257,7 @@ class Carry:
     """
 
     kl_coef: float = 0.0
+    """Coefficient of the KL penalty of the next step; 0: there is no penalty yet."""
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -281,6 +282,8 @@ class Advantages(Record["Advantages"]):
     """Tokens that train: the rollouts' mask without the rows that have no reward."""
     carry_out: dict[str, float]
     summary: dict[str, float]
+    kl_coef: float | None = None
+    """Coefficient of the KL penalty in this step, where it is another than in the next (see `carry_out`)."""
 
     def __post_init__(self) -> None:
         for name in ("advantages", "returns", "token_rewards"):
@@ -289,6 +292,11 @@ class Advantages(Record["Advantages"]):
     @property
     def carry(self) -> Carry:
         return Carry(**self.carry_out)
+
+    @property
+    def penalty_coef(self) -> float:
+        """Coefficient of the KL penalty in this step; 0: there is none."""
+        return self.carry.kl_coef if self.kl_coef is None else self.kl_coef
 
 
 @dataclass(frozen=True)

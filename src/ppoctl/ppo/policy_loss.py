@@ -1,4 +1,4 @@
-"""The clipped policy loss of PPO and the weights that correct for another sampler.
+"""The clipped policy loss of PPO.
 
 Entropy bonus and KL penalty are terms of their own.
 """
@@ -59,26 +59,6 @@ def clipped_policy_losses(
     if clip.dual is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * clip.dual), loss)
     return torch.where(mask, loss, 0)
-
-
-def truncated_importance_weights(
-    logprobs: Float[Tensor, "B R"],
-    sampler_logprobs: Float[Tensor, "B R"],
-    mask: Bool[Tensor, "B R"],
-    *,
-    max_ratio: float,
-) -> Float[Tensor, "B R"]:
-    """Weights per token for tokens drawn by a sampler that is not quite the trainer; 0 under the mask, no gradient.
-
-        w = min(exp(trainer - sampler), max_ratio)
-
-    logprobs are the trainer's at rollout time, not the current ones. Source: truncated importance sampling (TIS) as
-    in verl and NeMo-RL. Raises ValueError when max_ratio is not above 0.
-    """
-    if not max_ratio > 0.0:
-        raise ValueError(f"max_ratio is {max_ratio}: it must be above 0")
-    weights = (logprobs - sampler_logprobs).detach().exp().clamp(max=max_ratio)
-    return torch.where(mask, weights, 0)
 
 
 def token_ratios(

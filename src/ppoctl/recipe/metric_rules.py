@@ -10,11 +10,6 @@ from ppoctl.recipe.problems import Conflict, rules_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kReward
 
-_OF_A_CORRECTION = tuple(
-    metric.name
-    for metric in (metrics.CORRECTION_WEIGHT_MEAN, metrics.CORRECTION_CAPPED_FRAC, metrics.TIME_CORRECTION_S)
-)
-
 
 def every_expectation_can_be_judged(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
@@ -41,9 +36,10 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
     named = metrics.eval_set(name)
     if name.startswith("kl/") and recipe.ppo.kl.place == "none":
         yield Conflict(f"`{name}` needs a reference, and none is loaded", (key, ("ppo", "kl", "place")))
-    elif name in _OF_A_CORRECTION and recipe.ppo.rollout_correction.kind == "none":
-        says = f"`{name}` needs a correction of rollouts, and none is made"
-        yield Conflict(says, (key, ("ppo", "rollout_correction", "kind")))
+    elif name == metrics.KL_MEASURED.name and getattr(recipe.ppo.kl, "adaptive", None) is None:
+        yield Conflict(f"`{name}` needs a coefficient that adapts, and it is fixed", (key, ("ppo", "kl", "adaptive")))
+    elif _is_of_a_correction(name):
+        yield from _not_corrected(recipe, name, key)
     elif named is not None and named not in recipe.data.eval:
         have = ", ".join(f"`{other}`" for other in recipe.data.eval) or "none"
         says = f"`{name}` speaks of an evaluation set `{named}`; [data.eval] has {have}"
@@ -52,6 +48,21 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
         yield Conflict(f"`{name}` needs an evaluation set, and [data.eval] has none", (key, ("data", "eval")))
     elif name in (metrics.REWARD_STRICT_MEAN.name, metrics.REWARD_LENIENT_MEAN.name):
         yield from _no_other_reading(recipe, name, key)
+
+
+def _not_corrected(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
+    """Reasons why a figure of a correction is not reported: there is none, or none that could make it."""
+    ppo, kind = recipe.ppo, recipe.ppo.rollout_correction.kind
+    rejects = kind == "sequence_mask" or ppo.rollout_rejection.kind != "none" or ppo.max_sequence_gap is not None
+    if not ppo.corrects_rollouts:
+        says = f"`{name}` needs a correction of rollouts, and none is made"
+        yield Conflict(says, (key, ("ppo", "rollout_correction", "kind")))
+    elif name == metrics.CORRECTION_CAPPED_FRAC.name and kind in ("none", "sequence_mask"):
+        says = f"`{name}` needs weights with bounds, and these have none"
+        yield Conflict(says, (key, ("ppo", "rollout_correction", "kind")))
+    elif name in (metrics.CORRECTION_REJECTED_FRAC.name, metrics.CORRECTION_DROPPED_SEQS.name) and not rejects:
+        says = f"`{name}` needs a rejection, and nothing is rejected"
+        yield Conflict(says, (key, ("ppo", "rollout_rejection", "kind"), ("ppo", "max_sequence_gap")))
 
 
 def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
@@ -134,7 +145,11 @@ def _is_of_an_evaluation(name: str) -> bool:
 
 
 def _is_of_the_actors_update(name: str) -> bool:
-    return name.startswith("policy/") or name in (metrics.TIME_ACTOR_UPDATE_S.name, *_OF_A_CORRECTION)
+    return name.startswith("policy/") or name == metrics.TIME_ACTOR_UPDATE_S.name or _is_of_a_correction(name)
+
+
+def _is_of_a_correction(name: str) -> bool:
+    return name.startswith("correction/") or name == metrics.TIME_CORRECTION_S.name
 
 
 def _watched(recipe: Recipe) -> Sequence[tuple[str, KeyPath]]:

@@ -8,9 +8,10 @@ from torch import Tensor
 from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Correction, Logprobs, Rollouts, State, Update
 from ppoctl.ppo.diagnostics import policy_diagnostics
-from ppoctl.ppo.kl import KlKind, kl_estimate
+from ppoctl.ppo.kl import kl_losses
 from ppoctl.ppo.masking import masked_mean
 from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_losses
+from ppoctl.stages.correction import counted_after
 from ppoctl.stages.logprobs import KlPenalty, reference_of
 from ppoctl.stages.objective import Outputs, Term, Terms
 from ppoctl.stages.updates import UpdateStage
@@ -43,15 +44,18 @@ class Entropy:
 
 @dataclass(frozen=True)
 class KlToReference:
-    """An estimate of the KL divergence from the reference, in nats."""
+    """An estimate of the KL divergence from the reference, in nats, with the gradient that the penalty asks for."""
 
     reference: Float[Tensor, "B R"]
     """Log-probs under the reference."""
-    estimator: KlKind
+    old_logprobs: Float[Tensor, "B R"]
+    penalty: KlPenalty
     needs_entropy: bool = False
 
     def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        return kl_estimate(outputs.values, outputs.of(self.reference), kind=self.estimator, mask=mask)
+        reference, old_logprobs = outputs.of(self.reference), outputs.of(self.old_logprobs)
+        estimates = self.penalty.estimates(outputs.values, reference, mask)
+        return kl_losses(estimates, outputs.values, reference, old_logprobs, mask, gradient=self.penalty.gradient)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +77,9 @@ class ActorUpdateStage(UpdateStage):
     ) -> Update:
         mask, weighted = advantages.mask, advantages.advantages
         if correction is not None:
-            mask, weighted = mask & correction.mask, weighted * correction.weights
+            mask, weighted = counted_after(correction, mask), weighted * correction.weights
         read = (rollouts, logprobs, advantages, *(() if correction is None else (correction,)))
-        objective = Terms(tuple(self._terms(logprobs, weighted, mask, advantages.carry.kl_coef)))
+        objective = Terms(tuple(self._terms(logprobs, weighted, mask, advantages.penalty_coef)))
         trained = self.train(actor, rollouts, objective, read=read)
         diagnostics = [
             policy_diagnostics(
@@ -97,6 +101,6 @@ class ActorUpdateStage(UpdateStage):
         if self.entropy_coef > 0:
             terms.append(Term(Entropy(), mask, coef=-self.entropy_coef))
         if self.penalty is not None and self.penalty.place == "loss":
-            kl = KlToReference(reference_of(logprobs), self.penalty.estimator)
+            kl = KlToReference(reference_of(logprobs), logprobs.actor, self.penalty)
             terms.append(Term(kl, mask, coef=kl_coef))
         return terms

@@ -8,10 +8,10 @@ from torch import Tensor
 from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Carry, Logprobs, Rewards, Rollouts, Values
 from ppoctl.ppo.advantages import gae
-from ppoctl.ppo.kl import kl_estimate
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
 from ppoctl.ppo.rewards import terminal_rewards
-from ppoctl.stages.logprobs import KlPenalty, reference_of
+from ppoctl.stages.logprobs import KlPenalty
+from ppoctl.stages.penalty import penalised
 
 
 @dataclass(frozen=True)
@@ -30,43 +30,25 @@ class AdvantagesStage:
         self, rollouts: Rollouts, rewards: Rewards, values: Values, logprobs: Logprobs, carry: Carry
     ) -> Advantages:
         mask = rollouts.mask & rewards.valid[:, None]
-        kl = self._kl(logprobs, mask)
+        kl = penalised(self.penalty, logprobs, mask, carry)
         token_rewards = terminal_rewards(rewards.shaped, mask)
-        carry = self._next_carry(carry)
-        if kl is not None and self.penalty is not None and self.penalty.place == "reward":
-            token_rewards = token_rewards - carry.kl_coef * kl
+        if kl.in_reward is not None:
+            token_rewards = token_rewards - kl.in_reward
         raw, returns = gae(token_rewards, values.values, mask, gamma=self.gamma, lam=self.gae_lambda)
         return Advantages(
             advantages=whiten(raw, mask) if self.whitened else raw,
             returns=returns,
             token_rewards=token_rewards,
             mask=mask,
-            carry_out=carry.as_dict(),
-            summary=_summary(raw, mask, kl, carry),
+            carry_out=replace(carry, kl_coef=kl.next_coef).as_dict(),
+            kl_coef=None if kl.coef == kl.next_coef else kl.coef,
+            summary=_summary(raw, mask) | kl.figures,
         )
 
-    def _next_carry(self, carry: Carry) -> Carry:
-        """A fixed coefficient is the recipe's at every step; one that adapts would be computed from `carry` here."""
-        return replace(carry, kl_coef=0.0 if self.penalty is None else self.penalty.coef)
 
-    def _kl(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"] | None:
-        if self.penalty is None:
-            return None
-        kl = kl_estimate(logprobs.actor, reference_of(logprobs), kind=self.penalty.estimator)
-        return kl.where(mask, 0.0)
-
-
-def _summary(
-    raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], kl: Float[Tensor, "B R"] | None, carry: Carry
-) -> dict[str, float]:
-    figures = {
+def _summary(raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> dict[str, float]:
+    return {
         metrics.ADVANTAGE_RAW_MEAN.name: float(masked_mean(raw, mask)),
         metrics.ADVANTAGE_RAW_STD.name: float(masked_variance(raw, mask).sqrt()),
         metrics.ADVANTAGE_RAW_ABS_MAX.name: float(raw.where(mask, 0.0).abs().max()),
     }
-    if kl is not None:
-        mean = float(masked_mean(kl, mask))
-        figures[metrics.KL_REFERENCE_MEAN.name] = mean
-        figures[metrics.KL_COEF.name] = carry.kl_coef
-        figures[metrics.KL_PENALTY_MEAN.name] = carry.kl_coef * mean
-    return figures

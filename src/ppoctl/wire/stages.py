@@ -10,12 +10,11 @@ from ppoctl.loop.stories import Stages
 from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
+from ppoctl.recipe.schema import OptimizerTable, Recipe
 from ppoctl.recipe.sizes import epochs, planned_updates
 from ppoctl.rewards.shaping import shape
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.correction import CorrectionStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.drawing import Drawing
 from ppoctl.stages.evaluate import EvaluateStage
@@ -24,13 +23,15 @@ from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from ppoctl.stages.values import ValuesStage
+from ppoctl.wire.corrections import correction_of
+from ppoctl.wire.penalties import penalty_of
 
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
     "reward": ("reward",),
     "values": ("model",),
     "logprobs": ("model", "rollout.temperature", "ppo.kl"),
-    "correction": ("ppo.rollout_correction",),
+    "correction": ("ppo.rollout_correction", "ppo.rollout_rejection", "ppo.max_sequence_gap"),
     "advantages": ("ppo.advantages", "ppo.kl"),
     "critic_update": (
         "seed",
@@ -75,7 +76,7 @@ class StageBuilder:
     scorer: Scorer
 
     def stages(self, recipe: Recipe) -> Stages:
-        penalty = _penalty(recipe)
+        penalty = penalty_of(recipe)
         gae = recipe.ppo.advantages
         return Stages(
             rollout=RolloutStage(
@@ -100,7 +101,7 @@ class StageBuilder:
                 with_reference=penalty is not None,
                 fingerprint=read_by("logprobs", recipe),
             ),
-            correction=_correction(recipe),
+            correction=correction_of(recipe, read_by("correction", recipe)),
             advantages=AdvantagesStage(
                 gamma=gae.gamma,
                 gae_lambda=gae.gae_lambda,
@@ -147,20 +148,6 @@ def evaluation_stage(recipe: Recipe, drawing: Drawing, scorer: Scorer, sets: Map
         seed=recipe.seed,
         fingerprint=_hash(read_by("eval", recipe), str(length), identities),
     )
-
-
-def _correction(recipe: Recipe) -> CorrectionStage | None:
-    table = recipe.ppo.rollout_correction
-    if isinstance(table, TruncatedImportance):
-        return CorrectionStage(table.max_ratio, read_by("correction", recipe))
-    return None
-
-
-def _penalty(recipe: Recipe) -> KlPenalty | None:
-    kl = recipe.ppo.kl
-    if isinstance(kl, KlInReward | KlInLoss):
-        return KlPenalty(place=kl.place, estimator=kl.estimator, coef=kl.coef)
-    return None
 
 
 def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> SamplingParams:
