@@ -99,6 +99,12 @@ ADVANTAGE_RAW_ABS_MAX = Metric("advantage/raw_abs_max", "reward", "largest |adva
 VALUE_EXPLAINED_VARIANCE = Metric(
     "value/explained_variance", "share", "1 - Var(return - value) / Var(return)", "rising towards 1"
 )
+VALUE_EXPLAINED_VARIANCE_LAST_EPOCH = Metric(
+    "value/explained_variance_last_epoch",
+    "share",
+    "explained variance with each value as the critic's last epoch saw it, before its own optimizer step",
+    "above explained_variance where the critic has several epochs",
+)
 VALUE_CLIP_FRAC = Metric(
     "value/clip_frac",
     "share",

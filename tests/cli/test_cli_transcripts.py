@@ -132,11 +132,10 @@ def test_plan_prints_the_arithmetic_and_leaves_no_file(ask: Ask) -> None:
 small: 10 PPO steps
 
 one step
-  sequences    4 = 4 prompts x 1 samples
-  minibatches  2 per epoch, of 2 sequences
-  window       33 tokens
-  generated    at most 52 tokens
-  trained on   at most 132 tokens, prompts included
+  sequences   4 = 4 prompts x 1 samples
+  window      33 tokens
+  generated   at most 52 tokens
+  trained on  at most 132 tokens, prompts included
 
 processes
   all roles  in the process of the command
@@ -144,6 +143,8 @@ processes
 updates
                                  actor          critic
   epochs                         1              1
+  sequences of a minibatch       2              2
+  minibatches per epoch          2              2
   optimizer steps per PPO step   2              2
   optimizer steps in all         20             20
   warm-up                        none           none

@@ -16,7 +16,10 @@ from house.conftest import trees
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 
-ASKED = {Path("recipe/sizes.py"): ("microbatch_limit", "epochs"), Path("recipe/cadence.py"): ("evaluates", "saves")}
+ASKED = {
+    Path("recipe/sizes.py"): ("microbatch_limit", "epochs", "minibatch_seqs"),
+    Path("recipe/cadence.py"): ("evaluates", "saves"),
+}
 """The functions of `recipe/` that engines, wiring and loop ask for a key."""
 
 

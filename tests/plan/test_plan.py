@@ -22,7 +22,7 @@ def test_batches_and_updates(smallest: Path) -> None:
     planned = plan(load([smallest], sets, {}).recipe)
     batch, actor, critic = planned.batch, planned.actor, planned.critic
     assert batch.sequences_per_step == 24  # 6 prompts x 4 samples
-    assert batch.minibatches_per_epoch == 3  # 24 / 8
+    assert (actor.minibatch_seqs, actor.minibatches_per_epoch) == (8, 3)  # 24 / 8
     assert batch.window_tokens == 33  # 20 + 13
     assert batch.tokens_per_step_max == 24 * 33
     assert batch.new_tokens_per_step_max == 24 * 13
@@ -38,6 +38,17 @@ def test_batches_and_updates(smallest: Path) -> None:
     assert (actor.replayed_updates_max, critic.replayed_updates_max) == (18, 27)  # three steps
     assert planned.storage.saves == 4  # after 3, 6, 9 and 10
     assert planned.storage.parameters is None
+
+
+def test_a_critic_with_minibatches_of_its_own_has_its_own_updates_and_microbatches(smallest: Path) -> None:
+    sets = ["rollout.prompts_per_step=24", "ppo.minibatch_seqs=8", "ppo.critic_minibatch_seqs=12", "ppo.epochs=2"]
+    batching = "batching.microbatch_seqs=3"
+    planned = plan(load([smallest], [*sets, f"actor.{batching}", f"critic.{batching}"], {}).recipe)
+    actor, critic = planned.actor, planned.critic
+    assert (critic.minibatch_seqs, critic.minibatches_per_epoch, critic.updates_per_step) == (12, 2, 4)  # 24 / 12
+    assert (actor.minibatch_seqs, actor.minibatches_per_epoch, actor.updates_per_step) == (8, 3, 6)
+    assert (actor.updates_total, critic.updates_total) == (60, 40)
+    assert (actor.microbatches_per_minibatch_max, critic.microbatches_per_minibatch_max) == (3, 4)  # 8 / 3, 12 / 3
 
 
 def test_interleaved_stages_have_microbatches_for_all_ranks(smallest: Path) -> None:

@@ -26,6 +26,7 @@ RECIPES: list[list[str]] = [
     ["ppo.rollout_rejection={kind='ratio', level='token', min_ratio=0.5}"],
     ["ppo.rollout_rejection={kind='ratio', level='token', max_ratio=2.0}"],
     ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1}"],
+    *([f"ppo.policy_loss.kind={kind}"] for kind in ("gspo", "cispo", "reinforce")),
     ["tracking.kind=none"],
     ["tracking.uri=x"],
     [f"data.train={COLUMNS}", f"data.eval.c={COLUMNS}", "reward.scale={from=[0, 1], to=[0, 2]}"],
@@ -101,7 +102,7 @@ NUMBERS = [
     (line, key)
     for line in LINES
     for path, key in tree.walk(tree.of(Recipe))
-    if ".".join(path) == line.key and line.type in ("number", "whole number")
+    if ".".join(path) == line.key and line.type in ("number", "whole number") and key.description == line.meaning
 ]
 
 

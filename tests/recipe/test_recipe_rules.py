@@ -33,14 +33,30 @@ CASES: list[tuple[str, list[str], str]] = [
         "(--set)",
     ),
     (
+        "a_coefficient_that_adapts_is_told_the_kl_before_the_update",
+        [
+            "ppo.kl={place='loss', coef=0.1, adaptive={target_per_token=0.1}}",
+            "ppo.old_logprobs=current",
+            "ppo.minibatch_seqs=4",
+        ],
+        "--set: a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them: "
+        '`ppo.old_logprobs` = `"current"` (--set)',
+    ),
+    (
+        "a_correction_compares_the_sampler_with_the_trainer",
+        ["ppo.max_sequence_gap=1.5", "ppo.old_logprobs=sampler"],
+        "--set: a correction compares the sampler's log-probs with the trainer's, and nothing computes those: "
+        '`ppo.max_sequence_gap` = `1.5` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
+    ),
+    (
         "a_rejection_has_the_bounds_of_its_statistic",
         ["ppo.rollout_rejection={kind='ratio', level='token'}"],
-        '--set: nothing bounds k1: it takes `min_ratio` or `max_ratio`: `ppo.rollout_rejection.statistic` = `"k1"` (default)',
+        '--set: nothing bounds k1: it takes `min_ratio` or `max_ratio`: `ppo.rollout_rejection.statistic` = `"k1"` (default), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
     ),
     (
         "a_rejection_has_the_bounds_of_its_statistic",
         ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k2'}"],
-        '--set: nothing bounds k2: it takes `max`: `ppo.rollout_rejection.statistic` = `"k2"` (--set)',
+        '--set: nothing bounds k2: it takes `max`: `ppo.rollout_rejection.statistic` = `"k2"` (--set), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
     ),
     (
         "a_rejection_has_the_bounds_of_its_statistic",
@@ -59,6 +75,18 @@ CASES: list[tuple[str, list[str], str]] = [
         ["ppo.minibatch_seqs=3"],
         "--set: the 4 sequences of a step do not divide into minibatches of 3: `ppo.minibatch_seqs` = `3` (--set), "
         "`rollout.prompts_per_step` = `4` (r.toml:9), `rollout.samples_per_prompt` = `1` (default)",
+    ),
+    (
+        "sequences_of_a_step_fill_whole_minibatches",
+        ["ppo.critic_minibatch_seqs=3"],
+        "--set: the 4 sequences of a step do not divide into minibatches of 3: `ppo.critic_minibatch_seqs` = `3` "
+        "(--set), `rollout.prompts_per_step` = `4` (r.toml:9), `rollout.samples_per_prompt` = `1` (default)",
+    ),
+    (
+        "a_microbatch_is_no_larger_than_its_minibatch",
+        ["critic.batching.microbatch_seqs=2", "ppo.critic_minibatch_seqs=1"],
+        "--set: a microbatch of 2 sequences is larger than its minibatch of 1: `critic.batching.microbatch_seqs` = "
+        "`2` (--set), `ppo.critic_minibatch_seqs` = `1` (--set)",
     ),
     (
         "a_microbatch_is_no_larger_than_its_minibatch",
@@ -115,6 +143,24 @@ CASES: list[tuple[str, list[str], str]] = [
         ["ppo.policy_loss.dual_clip=1.1"],
         "--set: a dual clip of 1.1 lies inside the clip at 1 + 0.2: `ppo.policy_loss.dual_clip` = `1.1` (--set), "
         "`ppo.policy_loss.clip_high` = `0.2` (default)",
+    ),
+    (
+        "a_ratio_of_one_has_one_update_a_step",
+        ["ppo.old_logprobs=current"],
+        "--set: the actor has 2 updates a step, and the current log-probs are the old ones in the first alone: "
+        '`ppo.old_logprobs` = `"current"` (--set), `ppo.epochs` = `1` (default), `ppo.minibatch_seqs` = `2` (r.toml:15)',
+    ),
+    (
+        "a_penalty_in_the_reward_has_log_probs_before_the_update",
+        ["ppo.old_logprobs=current", "ppo.minibatch_seqs=4", "ppo.kl={place='reward', coef=0.1}"],
+        "--set: a KL penalty in the reward needs the actor's log-probs before its update, and nothing computes them: "
+        '`ppo.kl.place` = `"reward"` (--set), `ppo.old_logprobs` = `"current"` (--set)',
+    ),
+    (
+        "a_correction_compares_the_sampler_with_the_trainer",
+        ["ppo.old_logprobs=sampler", "ppo.rollout_correction.kind=tis"],
+        "--set: a correction compares the sampler's log-probs with the trainer's, and nothing computes those: "
+        '`ppo.rollout_correction.kind` = `"tis"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
         "a_reward_scale_has_two_ends",

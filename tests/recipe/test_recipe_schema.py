@@ -6,6 +6,7 @@ import pytest
 
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import EXAMPLES, FOREIGN_NAMES
+from ppoctl.recipe.marks import marked
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import Effect
@@ -23,7 +24,7 @@ def ids(keys: list[tuple[KeyPath, tree.Key]]) -> list[str]:
 def test_every_key_has_one_docstring_and_one_effect(path: KeyPath, key: tree.Key) -> None:
     effects = [item for item in key.field.metadata if isinstance(item, Effect)]
     assert len(effects) == 1
-    doc = key.field.description or ""
+    doc = key.description
     assert doc.endswith(".")
     assert doc[0].isupper() or not doc[0].isalpha() or doc.split()[0].rstrip(":,") in ("k1", "stop", "kl", "policy")
 
@@ -41,7 +42,7 @@ def test_every_table_class_has_a_docstring() -> None:
             tables = each.tables.values() if isinstance(each, tree.Choice) else [each]
             models |= {table.model for table in tables if isinstance(table, tree.TableNode)}
     assert len(models) > 25
-    assert [model.__name__ for model in models if not (model.__doc__ or "").rstrip().endswith(".")] == []
+    assert [model.__name__ for model in models if not marked(model.__doc__ or "").prose.endswith(".")] == []
 
 
 def test_a_key_that_may_be_absent_is_absent_by_default() -> None:

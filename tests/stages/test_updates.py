@@ -11,7 +11,8 @@ import torch
 
 from ppoctl.batch.records import State
 from ppoctl.errors import MismatchError, NonFiniteError
-from ppoctl.ports import Minibatch, OptimizerStep
+from ppoctl.ports import Minibatch, MinibatchResult, OptimizerStep
+from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
 from ppoctl.ppo.correction import kept_by_ratio, plain_weights, truncated_weights
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
@@ -39,7 +40,8 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
     stage = ActorUpdateStage(
         models=cast(Any, hand.Models()),
         plan=plan(),
-        clip=CLIP,
+        loss=CLIP,
+        aggregation=TokenMean(),
         entropy_coef=0.0,
         penalty=None,
         fingerprint="keys",
@@ -49,7 +51,9 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
 
 def critic_stage(**changes: Any) -> CriticUpdateStage:
     models = cast(Any, hand.Models())
-    stage = CriticUpdateStage(models=models, plan=plan(), clip=None, scale=0.5, fingerprint="keys")
+    stage = CriticUpdateStage(
+        models=models, plan=plan(), clip=None, scale=0.5, aggregation=TokenMean(), fingerprint="keys"
+    )
     return replace(stage, **changes)
 
 
@@ -269,6 +273,48 @@ def test_the_value_loss_is_that_of_its_rows_and_scaled() -> None:
     FLOAT32.check(found, 0.5 * 5 / 2 / 5)
     at_returns = asked_of(stage)(torch.tensor([1]), torch.tensor([[1.0, 2.0, 3.0]]), None, (5,))
     FLOAT32.check(at_returns, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "total", "expected"),
+    [
+        # Errors squared and halved: 2 and 0.5 of row 0, 0.5, 0 and 2 of row 1.
+        (TokenMean(), 5, 5 / 5),
+        (SequenceMean(), 2, (2.5 / 2 + 2.5 / 3) / 2),
+        (SequenceSum(), 2, (2.5 + 2.5) / 2),
+        (SequenceSum(10), 2, (2.5 + 2.5) / 10 / 2),
+    ],
+)
+def test_the_value_loss_is_averaged_as_the_recipe_says(aggregation: Any, total: int, expected: float) -> None:
+    stage = critic_stage(scale=0.5, aggregation=aggregation)
+    returns = hand.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
+    stage.run(STATES["critic"], hand.rollouts(), hand.values(), returns)
+    objective = asked_of(stage)
+    assert objective.totals(BOTH) == (total,)
+    seen = torch.tensor([[7.0, 8.0, 5.0], [0.0, 2.0, 1.0]])
+    shares = [objective(BOTH[row : row + 1], seen[row : row + 1], None, (total,)) for row in (0, 1)]
+    FLOAT32.check(objective(BOTH, seen, None, (total,)), 0.5 * expected)
+    FLOAT32.check(shares[0] + shares[1], 0.5 * expected)
+
+
+def test_explained_variance_is_told_of_the_values_before_and_of_those_that_the_last_epoch_saw() -> None:
+    goals = hand.advantages().returns  # 2, 3 | 0, 1.5, 4: mean 2.1, squares 31.25 - 5 x 2.1^2 = 9.2
+
+    class Learning(hand.Engine):
+        """Half of the way to the returns in its first epoch, at them but for one token in the second."""
+
+        def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
+            nearly = goals - torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]) + 7.0 * ~hand.MASK
+            seen = [goals / 2, goals / 2, nearly, nearly]
+            return [MinibatchResult(0.0, 1.0, one[m.rows], None) for one, m in zip(seen, minibatches, strict=True)]
+
+    stage = critic_stage(models=hand.Models(Learning()), plan=plan(epochs=2))
+    old = hand.values(torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 5.0]]))
+    figures = stage.run(STATES["critic"], hand.rollouts(), old, hand.advantages()).figures()
+    # Returns less values before: 1, 1, 1, 1, -1: mean 0.6, squares 5 - 5 x 0.36 = 3.2.
+    assert figures["value/explained_variance"] == pytest.approx(1 - 3.2 / 9.2)
+    # Less those of the second epoch: 0, 1, 0, 0, 0: mean 0.2, squares 1 - 5 x 0.04 = 0.8.
+    assert figures["value/explained_variance_last_epoch"] == pytest.approx(1 - 0.8 / 9.2)
 
 
 @pytest.mark.parametrize("changed", ["rollouts", "logprobs", "advantages", "fingerprint", "parent"])

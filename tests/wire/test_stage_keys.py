@@ -8,6 +8,8 @@ import pytest
 from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
 from ppoctl.loop.run import run
+from ppoctl.ppo.aggregation import SequenceSum
+from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.updates import MinibatchPlan
@@ -43,6 +45,8 @@ def ppo(**changes: Any) -> dict[str, Any]:
         (ppo(max_sequence_gap=1.1), {"correction"}),
         (ppo(critic_epochs=3), {"critic_update"}),
         (ppo(minibatch_seqs=2), BOTH),
+        (ppo(critic_minibatch_seqs=8), {"critic_update"}),
+        (ppo(value_loss={"aggregation": "fixed_length"}), {"critic_update"}),
         ({"actor": {"optimizer": {"lr": 0.01}}}, {"actor_update"}),
         ({"critic": {"optimizer": {"lr": 0.1, "beta2": 0.9}}}, {"critic_update"}),
         ({"eval": {"samples_per_prompt": 3}}, {"eval"}),
@@ -56,6 +60,15 @@ def test_a_key_changes_the_fingerprints_of_the_stages_that_read_it_and_of_no_oth
 ) -> None:
     before, after = fake_recipe(), fake_recipe(**tables)
     assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
+
+
+def test_a_loss_over_the_longest_length_reads_that_length_and_no_other_does() -> None:
+    longer = {**ROLLOUT, "max_new_tokens": 7}
+    for kind, readers in (("token_mean", {"rollout"}), ("fixed_length", {"rollout", "critic_update"})):
+        before, after = (
+            fake_recipe(**ppo(value_loss={"aggregation": kind}), rollout=each) for each in (ROLLOUT, longer)
+        )
+        assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
 
 
 def stages_of(folder: Path, **tables: Any) -> tuple[ActorUpdateStage, CriticUpdateStage]:
@@ -83,11 +96,11 @@ def rate_at(plan: MinibatchPlan, update: int) -> float:
 def test_losses_and_corrections_are_what_the_recipe_says(tmp_path: Path) -> None:
     changes = {
         "policy_loss": {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 3.0, "entropy_coef": 0.01},
-        "value_loss": {"clip": 0.4, "scale": 0.5},
+        "value_loss": {"clip": 0.4, "scale": 0.5, "aggregation": "fixed_length"},
     }
     actor, critic = stages_of(tmp_path, **ppo(**changes))
-    assert (actor.clip.low, actor.clip.high, actor.clip.dual, actor.entropy_coef) == (0.1, 0.3, 3.0, 0.01)
-    assert (critic.clip, critic.scale) == (0.4, 0.5)
+    assert (actor.loss, actor.entropy_coef) == (PolicyClip(0.1, 0.3, 3.0), 0.01)
+    assert (critic.clip, critic.scale, critic.aggregation) == (0.4, 0.5, SequenceSum(6))
 
 
 CORRECTED = {

@@ -194,18 +194,20 @@ def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask
     """Schulman's PPO2: the larger of the two squared errors, halved, a mean over tokens."""
     keys = tables["ppo"]["value_loss"]
     clip, scale = keys["clip"], keys["scale"]
-    learned = Learned(drawn.critic.copy(), np.zeros((2, *drawn.critic.shape)))
+    learned, last_seen = Learned(drawn.critic.copy(), np.zeros((2, *drawn.critic.shape))), old.copy()
     for rows, lr in minibatches(tables, drawn, mask, role="critic"):
         loss, gradient = 0.0, np.zeros_like(learned.table)
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
+        shares = shares_of_tokens(keys.get("aggregation", "token_mean"), mask[rows].sum(1), rows, tables)
         errors = []
         for row, column in places:
             value, goal = learned.table[drawn.before[row, column]], returns[row, column]
+            last_seen[row, column] = value
             bounded = value if clip is None else min(max(value, old[row, column] - clip), old[row, column] + clip)
             plain, clipped = (value - goal) ** 2, (bounded - goal) ** 2
-            loss += scale * max(plain, clipped) / 2 / len(places)
+            loss += scale * shares[row] * max(plain, clipped) / 2
             if plain >= clipped:
-                gradient[drawn.before[row, column]] += scale * (value - goal) / len(places)
+                gradient[drawn.before[row, column]] += scale * shares[row] * (value - goal)
             errors.append((value, abs(value - goal)))
         learned.note(value_mean=float(np.mean([v for v, _ in errors])))
         learned.note(value_error=float(np.mean([e for _, e in errors])))
@@ -213,10 +215,21 @@ def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask
     told = as_figures("critic", "value", learned, drawn)
     target, unexplained = returns[mask], (returns - old)[mask]
     told["value/explained_variance"] = 1 - unexplained.var() / target.var()
+    told["value/explained_variance_last_epoch"] = 1 - (returns - last_seen)[mask].var() / target.var()
     told["value/value_mean"], told["value/return_mean"] = old[mask].mean(), target.mean()
     told["value/return_std"] = target.std(ddof=1)
     told["value/value_error"] = np.abs(unexplained).mean()
     return told
+
+
+def shares_of_tokens(kind: str, counts: Array, rows: Sequence[int], tables: Tables) -> dict[int, float]:
+    """What a token of each row weighs in a minibatch whose rows have so many counted tokens."""
+    if kind == "token_mean":
+        return dict.fromkeys(rows, 1 / counts.sum())
+    sequences = np.count_nonzero(counts)
+    longest = tables["rollout"]["max_new_tokens"] if kind == "fixed_length" else 1
+    each = counts if kind == "sequence_mean_token_mean" else np.full(len(rows), longest)
+    return {row: 1 / sequences / max(size, 1) for row, size in zip(rows, each, strict=True)}
 
 
 def corrected(ppo: Tables, old: Array, drawn: Drawn) -> tuple[Array, Array, dict[str, Any]]:
@@ -349,7 +362,8 @@ def minibatches(tables: Tables, drawn: Drawn, mask: Array, *, role: str) -> list
     """(rows, learning rate) of each optimizer step; one without a counted token is none."""
     ppo = tables["ppo"]
     epochs = ppo["epochs"] if role == "actor" or ppo["critic_epochs"] is None else ppo["critic_epochs"]
-    size, num_rows = ppo["minibatch_seqs"], len(mask)
+    own = ppo.get("critic_minibatch_seqs") if role == "critic" else None
+    size, num_rows = own or ppo["minibatch_seqs"], len(mask)
     steps = tables["steps"] - (ppo["critic_only_steps"] if role == "actor" else 0)
     planned = steps * epochs * (num_rows // size)
     found: list[tuple[list[int], float]] = []

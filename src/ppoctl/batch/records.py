@@ -217,20 +217,23 @@ class Values(Record["Values"]):
 
 @dataclass(frozen=True)
 class Logprobs(Record["Logprobs"]):
-    """Log-probs of the response tokens under the trainer's actor, and under the reference where it is read."""
+    """Log-probs of the response tokens that an update takes ratios to, and those under the reference where they are
+    read."""
 
     kind: ClassVar[str] = "logprobs"
     measured: ClassVar[tuple[str, ...]] = ("gap",)
 
-    actor: Float[Tensor, "B R"]
-    entropy: Float[Tensor, "B R"]
     stamp: str
     gap: dict[str, float]
-    """Sampler against trainer: see `ppo.diagnostics.sampler_gap`."""
+    """Sampler against trainer: see `ppo.diagnostics.sampler_gap`; empty where the trainer was not asked."""
+    actor: Float[Tensor, "B R"] | None = None
+    """Under the actor, as the trainer or the sampler says; None: those of the update itself are meant."""
+    entropy: Float[Tensor, "B R"] | None = None
+    """None where the trainer was not asked: the update then says what they are."""
     reference: Float[Tensor, "B R"] | None = None
 
     def figures(self) -> dict[str, float]:
-        return {metrics.named("mismatch", name): value for name, value in sorted(self.gap.items())}
+        return _gap_figures(self.gap)
 
 
 @dataclass(frozen=True)
@@ -330,6 +333,7 @@ class Update(Record[State]):
     """The small record an update commits instead of weights: where it led, and what it looked like."""
 
     kind: ClassVar[str] = "update"
+    measured: ClassVar[tuple[str, ...]] = ("gap",)
 
     role: str
     step: int
@@ -343,11 +347,16 @@ class Update(Record[State]):
     """loss, grad_norm, lr, ... one entry per optimizer step, in order."""
     summary: dict[str, float]
     """Diagnostics over the whole update: metric name -> number."""
+    gap: dict[str, float] | None = None
+    """Sampler against trainer, where the log-probs of the step do not say it."""
 
     @property
     def result(self) -> State:
         """The state that it made."""
         return State(role=self.role, step=self.step, updates=self.updates, lineage=self.lineage)
+
+    def figures(self) -> dict[str, float]:
+        return {**super().figures(), **_gap_figures(self.gap or {})}
 
 
 @dataclass(frozen=True)
@@ -363,6 +372,10 @@ class Evaluation(Record["Evaluation"]):
     def readable_files(self) -> dict[str, bytes]:
         lines = (json.dumps(row, sort_keys=True) + "\n" for row in self.rows)
         return {"samples.jsonl": "".join(lines).encode("ascii")}
+
+
+def _gap_figures(gap: dict[str, float]) -> dict[str, float]:
+    return {metrics.named("mismatch", name): value for name, value in sorted(gap.items())}
 
 
 RECORDS: dict[str, type[Record[Any]]] = {

@@ -83,7 +83,6 @@ def _batch_rows(planned: "Plan") -> Iterator[Row]:
     batch = planned.batch
     prompts = f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples"
     yield "sequences", f"{batch.sequences_per_step} = {prompts}"
-    yield "minibatches", f"{batch.minibatches_per_epoch} per epoch, of {batch.minibatch_seqs} sequences"
     yield "window", f"{batch.window_tokens} tokens"
     yield "generated", f"at most {batch.new_tokens_per_step_max:,} tokens"
     yield "trained on", f"at most {batch.tokens_per_step_max:,} tokens, prompts included"
@@ -99,7 +98,7 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[Row]:
             yield "Ray", "none: `cluster.ray_address` is not used"
         return
     for role, table in (("actor", planned.actor), ("critic", planned.critic)):
-        idle = table.data_ranks - planned.batch.minibatch_seqs
+        idle = table.data_ranks - table.minibatch_seqs
         without = f"; {idle} of its data ranks have no row of a minibatch" if idle > 0 else ""
         yield role, f"{sizes[role]}: {table.layout}{without}"
     engines, each = recipe.generator.engines, recipe.generator.tensor
@@ -122,6 +121,8 @@ def _role_rows(planned: "Plan") -> Iterator[tuple[str, str, str]]:
         return show.format(getattr(planned.actor, name)), show.format(getattr(planned.critic, name))
 
     yield "epochs", *both("epochs")
+    yield "sequences of a minibatch", *both("minibatch_seqs")
+    yield "minibatches per epoch", *both("minibatches_per_epoch")
     yield "optimizer steps per PPO step", *both("updates_per_step")
     yield "optimizer steps in all", *both("updates_total")
     yield "warm-up", _warm_up(planned.actor), _warm_up(planned.critic)

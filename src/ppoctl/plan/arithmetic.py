@@ -28,8 +28,6 @@ class BatchPlan:
     prompts_per_step: int
     samples_per_prompt: int
     sequences_per_step: int
-    minibatch_seqs: int
-    minibatches_per_epoch: int
     window_tokens: int
     """Tokens of the longest prompt and the longest response together."""
     new_tokens_per_step_max: int
@@ -45,6 +43,8 @@ class RolePlan:
     """Parallel layout of the role, in words."""
     data_ranks: int
     epochs: int
+    minibatch_seqs: int
+    minibatches_per_epoch: int
     updates_per_step: int
     updates_total: int
     warmup_updates: int
@@ -149,8 +149,6 @@ def _batch(recipe: Recipe) -> BatchPlan:
         prompts_per_step=rollout.prompts_per_step,
         samples_per_prompt=rollout.samples_per_prompt,
         sequences_per_step=sequences,
-        minibatch_seqs=recipe.ppo.minibatch_seqs,
-        minibatches_per_epoch=sequences // recipe.ppo.minibatch_seqs,
         window_tokens=window,
         new_tokens_per_step_max=sequences * rollout.max_new_tokens,
         tokens_per_step_max=sequences * window,
@@ -159,7 +157,7 @@ def _batch(recipe: Recipe) -> BatchPlan:
 
 def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     per_step, total = sizes.updates_per_step(recipe, role), sizes.planned_updates(recipe, role)
-    optimizer = table.optimizer
+    minibatch, optimizer = sizes.minibatch_seqs(recipe, role), table.optimizer
     layout = layouts(recipe)[role]
     fewest, most = microbatches(recipe, role, sizes.longest_sequence(recipe))
     key, held = sizes.microbatch_limit(table.batching, with_gradient=False)
@@ -175,6 +173,8 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         layout=layout.describe(),
         data_ranks=layout.data,
         epochs=sizes.epochs(recipe, role),
+        minibatch_seqs=minibatch,
+        minibatches_per_epoch=sizes.sequences_per_step(recipe) // minibatch,
         updates_per_step=per_step,
         updates_total=total,
         warmup_updates=optimizer.lr_warmup_updates,

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Tag
 from ppoctl.recipe.advantages import GaeAdvantages
 from ppoctl.recipe.correction import AboveOne, Correction, NoCorrection, NoRejection, Rejection
 from ppoctl.recipe.kl import Kl, NoKl
-from ppoctl.recipe.losses import PolicyLossTable, ValueLossTable
+from ppoctl.recipe.losses import ClippedLoss, OldLogprobs, PolicyLoss, ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable
 from ppoctl.table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
 
@@ -24,15 +24,22 @@ class PpoTable(Table):
     critic_epochs: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Passes of the critic over the rollouts of a step; absent: as many as the actor's."""
     minibatch_seqs: Annotated[int, RESULTS, AtLeastOne]
-    """Sequences per optimizer step, for actor and critic alike (Megatron-Core's `global_batch_size`)."""
+    """Sequences per optimizer step of the actor (Megatron-Core's `global_batch_size`); divides those of a step."""
+    critic_minibatch_seqs: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Sequences per optimizer step of the critic; divides those of a step. Absent: as many as the actor's."""
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
     """Number of first steps in which only the critic trains."""
     advantages: GaeAdvantages = GaeAdvantages(kind="gae")
     """How rewards and values become advantages."""
     kl: Kl = NoKl(place="none")
     """Penalty for moving away from the reference model."""
-    policy_loss: PolicyLossTable = PolicyLossTable()
+    policy_loss: PolicyLoss = ClippedLoss()
     """Loss of the actor."""
+    old_logprobs: Annotated[OldLogprobs, RESULTS] = "trainer"
+    """Whose log-probs of the drawn tokens are the old ones, which ratios are taken to. trainer: the actor's, by a
+    forward pass before the update (verl, NeMo-RL). sampler: the generator's own, without that pass (verl's bypass
+    mode). current: those of the update itself, without that pass (NeMo-RL's force_on_policy_ratio); every ratio is 1,
+    so the actor has one update a step. Without the pass entropy and mismatch are figures of the actor's update."""
     value_loss: ValueLossTable = ValueLossTable()
     """Loss of the critic."""
     rollout_correction: Correction = NoCorrection(kind="none")

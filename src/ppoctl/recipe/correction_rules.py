@@ -24,7 +24,7 @@ def a_rejection_has_the_bounds_of_its_statistic(recipe: Recipe) -> Iterator[Conf
     if all(getattr(table, name) is None for name in own):
         yield Conflict(
             f"nothing bounds {table.statistic}: it takes {_words(own)}",
-            ((*_TABLE, "statistic"),),
+            ((*_TABLE, "statistic"), (*_TABLE, "kind")),
             f"--set ppo.rollout_rejection.{own[-1]}={2.0 if table.statistic == 'k1' else 0.01}",
         )
 

@@ -259,7 +259,7 @@ def _excluded_by(name: str, table: KeyPath, layers: Layers) -> str | None:
         friends = {key for owner in owners for key in choice.tables[owner].keys}
         rivals = [key for key in _written(table, layers) if key not in friends and _is_own(key, choice)]
         return f"`{dotted((*table, name))}` excludes `{'`, `'.join(rivals)}`: keep one of them"
-    chosen = choice.chosen(_written(table, layers))
+    chosen = choice.chosen(_written(table, layers)) or choice.usual
     needed = " or ".join(f'`{choice.tag} = "{owner}"`' for owner in owners)
     return f'`{dotted((*table, name))}` goes with {needed}, and `{dotted((*table, choice.tag))}` is `"{chosen}"`'
 

@@ -28,4 +28,14 @@ def a_coefficient_that_adapts_stays_positive(recipe: Recipe) -> Iterator[Conflic
         )
 
 
+def a_coefficient_that_adapts_is_told_the_kl_before_the_update(recipe: Recipe) -> Iterator[Conflict]:
+    kl = recipe.ppo.kl
+    if not isinstance(kl, NoKl) and kl.adaptive is not None and recipe.ppo.old_logprobs == "current":
+        yield Conflict(
+            "a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them",
+            (("ppo", "old_logprobs"), ("ppo", "kl", "adaptive")),
+            "--set ppo.old_logprobs=trainer",
+        )
+
+
 KL_RULES = rules_of(globals())

@@ -10,6 +10,14 @@ from ppoctl.recipe.problems import Conflict, rules_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kReward
 
+_CLIPS = {
+    "clip": ("clip_frac", "clip_frac_high", "clip_frac_low", "dual_clip_frac"),
+    "gspo": ("clip_frac", "clip_frac_high", "clip_frac_low"),
+    "cispo": ("clip_frac", "clip_frac_high", "clip_frac_low"),
+    "reinforce": (),
+}
+"""Kind of policy loss -> its figures about clips; `clip` has all that there are."""
+
 
 def every_expectation_can_be_judged(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
@@ -40,6 +48,9 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
         yield Conflict(f"`{name}` needs a coefficient that adapts, and it is fixed", (key, ("ppo", "kl", "adaptive")))
     elif _is_of_a_correction(name):
         yield from _not_corrected(recipe, name, key)
+    elif name.startswith("policy/") and _is_of_another_clip(name.removeprefix("policy/"), recipe):
+        kind = recipe.ppo.policy_loss.kind
+        yield Conflict(f"`{name}` is of a clip that `{kind}` has not", (key, ("ppo", "policy_loss", "kind")))
     elif named is not None and named not in recipe.data.eval:
         have = ", ".join(f"`{other}`" for other in recipe.data.eval) or "none"
         says = f"`{name}` speaks of an evaluation set `{named}`; [data.eval] has {have}"
@@ -63,6 +74,10 @@ def _not_corrected(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict
     elif name in (metrics.CORRECTION_REJECTED_FRAC.name, metrics.CORRECTION_DROPPED_SEQS.name) and not rejects:
         says = f"`{name}` needs a rejection, and nothing is rejected"
         yield Conflict(says, (key, ("ppo", "rollout_rejection", "kind"), ("ppo", "max_sequence_gap")))
+
+
+def _is_of_another_clip(figure: str, recipe: Recipe) -> bool:
+    return figure in _CLIPS["clip"] and figure not in _CLIPS[recipe.ppo.policy_loss.kind]
 
 
 def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
@@ -137,15 +152,18 @@ def _reported_at(recipe: Recipe, name: str) -> Sequence[int]:
     """Steps at which a run reports this metric; 0 is before the first."""
     if _is_of_an_evaluation(name):
         return [step for step in range(recipe.steps + 1) if evaluates(recipe, step)]
-    return range(1 + recipe.ppo.critic_only_steps * _is_of_the_actors_update(name), recipe.steps + 1)
+    return range(1 + recipe.ppo.critic_only_steps * _is_of_the_actors_update(recipe, name), recipe.steps + 1)
 
 
 def _is_of_an_evaluation(name: str) -> bool:
     return metrics.eval_set(name) is not None or name == metrics.TIME_EVAL_S.name
 
 
-def _is_of_the_actors_update(name: str) -> bool:
-    return name.startswith("policy/") or name == metrics.TIME_ACTOR_UPDATE_S.name or _is_of_a_correction(name)
+def _is_of_the_actors_update(recipe: Recipe, name: str) -> bool:
+    # Of which log-probs there are before the update depends who says them.
+    untold = {"trainer": (), "sampler": ("mismatch/",), "current": ("mismatch/", "kl/")}[recipe.ppo.old_logprobs]
+    is_told = name.startswith(("policy/", *untold)) or name == metrics.TIME_ACTOR_UPDATE_S.name
+    return is_told or _is_of_a_correction(name)
 
 
 def _is_of_a_correction(name: str) -> bool:

@@ -14,37 +14,38 @@ from ppoctl.recipe.correction_rules import CORRECTION_RULES
 from ppoctl.recipe.explain import shown
 from ppoctl.recipe.kl_rules import KL_RULES
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
+from ppoctl.recipe.loss_rules import LOSS_RULES
 from ppoctl.recipe.metric_rules import METRIC_RULES
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.problems import Conflict, Problem, rules_of
 from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, HealthRule, Recipe, TrainedTable
-from ppoctl.recipe.sizes import longest_sequence, planned_updates, sequences_per_step
+from ppoctl.recipe.sizes import longest_sequence, minibatch_seqs, planned_updates, sequences_per_step
 from ppoctl.recipe.slurm_rules import SLURM_RULES
 from ppoctl.rewards.exact_match import ExactMatchReward
 
 
 def sequences_of_a_step_fill_whole_minibatches(recipe: Recipe) -> Iterator[Conflict]:
     sequences = sequences_per_step(recipe)
-    minibatch = recipe.ppo.minibatch_seqs
-    if sequences % minibatch:
-        sizes = (size for size in range(1, sequences + 1) if sequences % size == 0)
-        fits = min(sizes, key=lambda size: abs(size - minibatch))
-        yield Conflict(
-            f"the {sequences} sequences of a step do not divide into minibatches of {minibatch}",
-            (_MINIBATCH, _PROMPTS, _SAMPLES),
-            f"--set ppo.minibatch_seqs={fits}",
-        )
+    for key in (_MINIBATCH, _CRITIC_MINIBATCH):
+        minibatch = getattr(recipe.ppo, key[-1])
+        if minibatch is not None and sequences % minibatch:
+            yield Conflict(
+                f"the {sequences} sequences of a step do not divide into minibatches of {minibatch}",
+                (key, _PROMPTS, _SAMPLES),
+                f"--set {dotted(key)}={_nearest_divisor(sequences, minibatch)}",
+            )
 
 
 def a_microbatch_is_no_larger_than_its_minibatch(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _roles(recipe):
-        size = getattr(table.batching, "microbatch_seqs", 0)
-        if size > recipe.ppo.minibatch_seqs:
+        size, minibatch = getattr(table.batching, "microbatch_seqs", 0), minibatch_seqs(recipe, role)
+        if size > minibatch:
+            has_own = role == "critic" and recipe.ppo.critic_minibatch_seqs is not None
             yield Conflict(
-                f"a microbatch of {size} sequences is larger than its minibatch of {recipe.ppo.minibatch_seqs}",
-                ((role, "batching", "microbatch_seqs"), _MINIBATCH),
-                f"--set {role}.batching.microbatch_seqs={recipe.ppo.minibatch_seqs}",
+                f"a microbatch of {size} sequences is larger than its minibatch of {minibatch}",
+                ((role, "batching", "microbatch_seqs"), _CRITIC_MINIBATCH if has_own else _MINIBATCH),
+                f"--set {role}.batching.microbatch_seqs={minibatch}",
             )
 
 
@@ -118,15 +119,6 @@ def whitening_has_more_than_one_sequence(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def a_dual_clip_lies_outside_the_clip(recipe: Recipe) -> Iterator[Conflict]:
-    loss = recipe.ppo.policy_loss
-    if loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_high:
-        yield Conflict(
-            f"a dual clip of {loss.dual_clip} lies inside the clip at 1 + {loss.clip_high}",
-            (("ppo", "policy_loss", "dual_clip"), ("ppo", "policy_loss", "clip_high")),
-        )
-
-
 def a_reward_scale_has_two_ends(recipe: Recipe) -> Iterator[Conflict]:
     scale = recipe.reward.scale
     if scale is not None and scale.from_[0] >= scale.from_[1]:
@@ -184,9 +176,18 @@ def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-RULES = (*rules_of(globals()), *KL_RULES, *CORRECTION_RULES, *METRIC_RULES, *LAYOUT_RULES, *SLURM_RULES)
+RULES = (
+    *rules_of(globals()),
+    *KL_RULES,
+    *LOSS_RULES,
+    *CORRECTION_RULES,
+    *METRIC_RULES,
+    *LAYOUT_RULES,
+    *SLURM_RULES,
+)
 
 _MINIBATCH: KeyPath = ("ppo", "minibatch_seqs")
+_CRITIC_MINIBATCH: KeyPath = ("ppo", "critic_minibatch_seqs")
 _PROMPTS: KeyPath = ("rollout", "prompts_per_step")
 _SAMPLES: KeyPath = ("rollout", "samples_per_prompt")
 _PROMPT_TOKENS: KeyPath = ("rollout", "max_prompt_tokens")
@@ -239,6 +240,10 @@ def _value_at(recipe: Recipe, key: KeyPath) -> Any:
     for name in key:
         here = here.get(name) if isinstance(here, dict) else getattr(here, {"from": "from_"}.get(name, name), None)
     return list(here) if isinstance(here, tuple) else here if isinstance(here, str | int | float) else None
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))
 
 
 def _is_whole(recipe: Recipe) -> bool:

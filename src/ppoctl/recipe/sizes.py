@@ -13,9 +13,14 @@ def epochs(recipe: Recipe, role: str) -> int:
     return (recipe.ppo.critic_epochs if role == "critic" else None) or recipe.ppo.epochs
 
 
+def minibatch_seqs(recipe: Recipe, role: str) -> int:
+    """Sequences per optimizer step of one role."""
+    return (recipe.ppo.critic_minibatch_seqs if role == "critic" else None) or recipe.ppo.minibatch_seqs
+
+
 def updates_per_step(recipe: Recipe, role: str) -> int:
     """Optimizer steps of one role in one PPO step."""
-    return epochs(recipe, role) * (sequences_per_step(recipe) // recipe.ppo.minibatch_seqs)
+    return epochs(recipe, role) * (sequences_per_step(recipe) // minibatch_seqs(recipe, role))
 
 
 def planned_updates(recipe: Recipe, role: str) -> int:

@@ -42,6 +42,7 @@ class CorrectionStage:
 
     def run(self, rollouts: Rollouts, logprobs: Logprobs) -> Correction:
         """Raises MismatchError when it leaves nothing to learn from."""
+        assert logprobs.actor is not None, "a correction is on, and the trainer's log-probs were not taken"
         drawn = rollouts.mask
         require_finite(rollouts.sampler_logprobs, drawn, "a log-prob of the sampler")
         ratios = log_ratios(logprobs.actor, rollouts.sampler_logprobs, drawn)

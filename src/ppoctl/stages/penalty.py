@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Carry, Logprobs
-from ppoctl.ppo.masking import masked_mean
-from ppoctl.stages.logprobs import KlPenalty, reference_of
+from ppoctl.stages.logprobs import KlPenalty, kl_figures, reference_of
 
 
 @dataclass(frozen=True)
@@ -28,13 +27,11 @@ def penalised(penalty: KlPenalty | None, logprobs: Logprobs, mask: Bool[Tensor, 
     if penalty is None:
         return Penalised(None, 0.0, 0.0, {})
     coef = following = penalty.coef_at(carry)
+    if logprobs.actor is None:
+        # The update says them, and reports the figures.
+        return Penalised(None, coef, coef, {})
     kl = penalty.estimates(logprobs.actor, reference_of(logprobs), mask)
-    mean = float(masked_mean(kl, mask))
-    figures = {
-        metrics.KL_REFERENCE_MEAN.name: mean,
-        metrics.KL_COEF.name: coef,
-        metrics.KL_PENALTY_MEAN.name: coef * mean,
-    }
+    figures = kl_figures(kl, mask, coef)
     if penalty.target is not None:
         measured = penalty.target.measured(kl, mask)
         figures[metrics.KL_MEASURED.name] = measured

@@ -1,17 +1,17 @@
 """Recipe tables -> stages, each with the fingerprint of what it reads."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
 from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
-from ppoctl.ppo.policy_loss import PolicyClip
+from ppoctl.ppo.aggregation import aggregation
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.schema import OptimizerTable, Recipe
-from ppoctl.recipe.sizes import epochs, planned_updates
+from ppoctl.recipe.sizes import epochs, minibatch_seqs, planned_updates
 from ppoctl.rewards.shaping import shape
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
@@ -24,13 +24,14 @@ from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from ppoctl.stages.values import ValuesStage
 from ppoctl.wire.corrections import correction_of
+from ppoctl.wire.losses import policy_loss
 from ppoctl.wire.penalties import penalty_of
 
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
     "reward": ("reward",),
     "values": ("model",),
-    "logprobs": ("model", "rollout.temperature", "ppo.kl"),
+    "logprobs": ("model", "rollout.temperature", "ppo.kl", "ppo.old_logprobs"),
     "correction": ("ppo.rollout_correction", "ppo.rollout_rejection", "ppo.max_sequence_gap"),
     "advantages": ("ppo.advantages", "ppo.kl"),
     "critic_update": (
@@ -40,6 +41,7 @@ READS: dict[str, tuple[str, ...]] = {
         "ppo.critic_epochs",
         "ppo.epochs",
         "ppo.minibatch_seqs",
+        "ppo.critic_minibatch_seqs",
         "ppo.value_loss",
     ),
     "actor_update": (
@@ -54,7 +56,7 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads. An update also reads how many optimizer steps its schedule spans, if it ends."""
+"""The recipe keys each stage reads. See `_read_elsewhere` for what an update reads besides."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -63,8 +65,18 @@ def read_by(stage: str, recipe: Recipe) -> str:
     if stage not in READS:
         return ""
     role = stage.removesuffix("_update")
-    span = _plan(recipe, role).schedule.total_updates if role != stage else 0
-    return _hash(fingerprint(recipe, READS[stage]), *([f"{span} updates"] if span else []))
+    return _hash(fingerprint(recipe, READS[stage]), *(_read_elsewhere(recipe, role) if role != stage else ()))
+
+
+def _read_elsewhere(recipe: Recipe, role: str) -> Iterator[str]:
+    """What an update of the role reads of keys that it otherwise does not: of how many steps there are, where a
+    learning rate decays over them; of how long a response may be, where a loss divides by it."""
+    span = _plan(recipe, role).schedule.total_updates
+    if span:
+        yield f"{span} updates"
+    loss = recipe.ppo.policy_loss if role == "actor" else recipe.ppo.value_loss
+    if loss.aggregation == "fixed_length":
+        yield f"{recipe.rollout.max_new_tokens} tokens"
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,7 @@ class StageBuilder:
                 models=self.models,
                 temperature=recipe.rollout.temperature,
                 with_reference=penalty is not None,
+                source=recipe.ppo.old_logprobs,
                 fingerprint=read_by("logprobs", recipe),
             ),
             correction=correction_of(recipe, read_by("correction", recipe)),
@@ -120,6 +133,7 @@ class StageBuilder:
             plan=_plan(recipe, "critic"),
             clip=ppo.value_loss.clip,
             scale=ppo.value_loss.scale,
+            aggregation=aggregation(ppo.value_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             fingerprint=read_by("critic_update", recipe),
         )
 
@@ -128,7 +142,8 @@ class StageBuilder:
         return ActorUpdateStage(
             models=self.models,
             plan=_plan(recipe, "actor"),
-            clip=PolicyClip(ppo.policy_loss.clip_low, ppo.policy_loss.clip_high, ppo.policy_loss.dual_clip),
+            loss=policy_loss(ppo.policy_loss),
+            aggregation=aggregation(ppo.policy_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             entropy_coef=ppo.policy_loss.entropy_coef,
             penalty=penalty,
             fingerprint=read_by("actor_update", recipe),
@@ -159,7 +174,7 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:
     table = (recipe.critic if role == "critic" else recipe.actor).optimizer
     schedule = _schedule(table, planned=planned_updates(recipe, role))
-    return MinibatchPlan(epochs(recipe, role), recipe.ppo.minibatch_seqs, recipe.seed, schedule)
+    return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), recipe.seed, schedule)
 
 
 def _schedule(table: OptimizerTable, *, planned: int) -> Schedule:

@@ -6,7 +6,7 @@ data-parallel ranks.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import megatron_lab as lab
 import pytest
@@ -14,6 +14,7 @@ import torch
 
 from ppoctl.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from ppoctl.ports import OptimizerStep
+from ppoctl.ppo.aggregation import SequenceMean
 from ppoctl.recipe.schema import BySequences, ByTokens
 from ppoctl.stages.objective import Outputs, Term, Terms
 from tolerance import EXACT, FLOAT32
@@ -82,17 +83,6 @@ def test_the_critic_too_does_not_depend_on_the_cut(model):
         for one, expected in zip(found, results[0], strict=True):
             FLOAT32.check(one.loss, expected.loss)
             FLOAT32.check(one.outputs, expected.outputs)
-
-
-@dataclass(frozen=True)
-class SequenceMean:
-    """The mean over sequences of each one's mean token loss."""
-
-    def total(self, mask):
-        return int(mask.any(dim=1).sum())
-
-    def summed(self, losses, mask):
-        return (losses.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum()
 
 
 def test_whatever_a_term_divides_by_the_cut_into_microbatches_changes_nothing(model):

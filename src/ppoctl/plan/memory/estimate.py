@@ -24,7 +24,7 @@ from ppoctl.plan.memory.trainer import Training, role_bytes
 from ppoctl.plan.microbatches import microbatches, most_tokens
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts, processes
 from ppoctl.recipe.schema import NoKl, Recipe, TrainedTable
-from ppoctl.recipe.sizes import longest_sequence
+from ppoctl.recipe.sizes import longest_sequence, minibatch_seqs
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
         shape=shape,
         layout=layout,
         precision=at,
-        microbatch=microbatch(recipe.ppo.minibatch_seqs, with_gradient=True),
+        microbatch=microbatch(minibatch_seqs(recipe, role), with_gradient=True),
         forward=microbatch(batch_of(recipe).sequences, with_gradient=False),
         microbatches=microbatches(recipe, role, longest)[1],
         recompute=table.recompute,
