@@ -24,6 +24,8 @@ from unittest.mock import patch
 import torch
 from gpu_verdicts import wrong
 
+from ppoctl.ports import Asked
+
 TINY = "--tiny" in sys.argv
 CUDA = torch.cuda.is_available()
 DEV = torch.device("cuda", 0) if CUDA else torch.device("cpu")
@@ -487,7 +489,7 @@ def _objective(sequences):
     """The cheapest loss there is."""
     import roofline
 
-    return roofline.Objective(sequences.present, needs_entropy=False)
+    return roofline.Objective(sequences.present, Asked())
 
 
 def _minibatch(sequences):
@@ -539,6 +541,7 @@ def rank():
     from ppoctl.model.reading import read_shape
     from ppoctl.plan.memory.part import Microbatch, Precision
     from ppoctl.plan.memory.trainer import Training, ranks_of
+    from ppoctl.ports import Asked
     from ppoctl.recipe.schema import ParallelTable
 
     one = _open("1.5b")
@@ -550,7 +553,7 @@ def rank():
         Training("actor", read_shape(folder("1.5b")), ParallelTable(), Precision(2, "gpu"), batch, batch, 8)
     )[0]
     say("rank", plan_resident=gib(said.resident), plan_update=gib(said.update), plan_peak=gib(said.peak))
-    forward = seconds(lambda: one.forward(sequences, 1.0), repeats=2, warm=1)
+    forward = seconds(lambda: one.forward(sequences, Asked(entropy=True)), repeats=2, warm=1)
     say("rank", forward_s=round(forward, 3))
     if CUDA:
         _profiled(one)

@@ -121,6 +121,30 @@ CASES: list[tuple[str, list[str], str]] = [
         "`5` (--set), `actor.optimizer.lr_warmup_updates` = `5` (--set)",
     ),
     (
+        "a_decay_ends_after_its_warm_up",
+        ["actor.optimizer={lr=1.0, lr_schedule='linear', lr_warmup_frac=0.5, lr_decay_updates=10}"],
+        "--set: the decay is over at update 10, before the warm-up is (update 10): "
+        "`actor.optimizer.lr_decay_updates` = `10` (--set), `actor.optimizer.lr_warmup_frac` = `0.5` (--set)",
+    ),
+    (
+        "a_warm_up_is_written_in_one_way",
+        ["actor.optimizer={lr=1.0, lr_warmup_frac=0.1, lr_warmup_updates=2}"],
+        "--set: the warm-up of the actor is a share of the run and a number of updates: "
+        "`actor.optimizer.lr_warmup_frac` = `0.1` (--set), `actor.optimizer.lr_warmup_updates` = `2` (--set)",
+    ),
+    (
+        "a_warm_up_is_written_in_one_way",
+        ["critic.optimizer={lr=1.0, lr_warmup_frac=0.0, lr_warmup_init_frac=0.5}"],
+        "--set: `critic.optimizer.lr_warmup_init_frac` is set, and there is no warm-up: "
+        "`critic.optimizer.lr_warmup_init_frac` = `0.5` (--set), `critic.optimizer.lr_warmup_updates` = `0` (default)",
+    ),
+    (
+        "a_rate_that_moves_with_steps_moves_after_whole_ones",
+        ["actor.optimizer={lr=1.0, lr_ticks='step', lr_warmup_updates=3}"],
+        "--set: the learning rate of the actor moves every 2 updates, and 3 are no whole number of these: "
+        '`actor.optimizer.lr_warmup_updates` = `3` (--set), `actor.optimizer.lr_ticks` = `"step"` (--set)',
+    ),
+    (
         "a_constant_rate_has_no_decay",
         ["actor.optimizer.lr_min_frac=0.1"],
         "--set: `actor.optimizer.lr_min_frac` is set, and a constant learning rate never decays: "
@@ -331,7 +355,7 @@ def test_what_sits_on_the_edge_of_a_rule_is_right(smallest: Path) -> None:
         "ppo.minibatch_seqs=4",
         "actor.batching.microbatch_seqs=4",
         "critic.batching.max_tokens_per_microbatch=32",
-        "critic.optimizer.lr_warmup_updates=10",
+        "critic.optimizer={lr=1.0, lr_ticks='step', lr_warmup_updates=10, lr_warmup_init_frac=0.0}",
         "ppo.critic_only_steps=9",
         "ppo.kl={place='loss', coef=0.1, estimator='k1', gradient='k2', adaptive={target_per_token=1.0, horizon_seqs=1}}",
         "ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1}",

@@ -252,8 +252,7 @@ def open_bench(
     folder: Path, tables: Mapping[str, Any], *, lost: Mapping[int, Score] = LOST, witness: Witness | None = None
 ) -> Bench:
     recipe = Recipe.model_validate(tables)
-    temperature = recipe.rollout.temperature
-    actor, critic = MovedTrainer("actor", temperature=temperature), MovedTrainer("critic")
+    actor, critic = MovedTrainer("actor"), MovedTrainer("critic")
     made: list[LoggedGenerator] = []
     scorer = RiddleScorer(lost)
     questions = Riddles(recipe.rollout.prompts_per_step)
@@ -319,7 +318,8 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
         figures |= {"weights": played.correction.weights, "kept": played.correction.mask}
         figures |= played.correction.figures()
     found: dict[str, Any] = {
-        "shaped": played.rewards.shaped,
+        "scores": played.rewards.scores,
+        "shaped": advantages.shaped,
         "values": played.values.values * played.rollouts.mask,
         "logprobs": played.logprobs.actor * played.rollouts.mask,
         "entropy": played.logprobs.entropy * played.rollouts.mask,

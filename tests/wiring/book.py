@@ -82,6 +82,7 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         counted = advantages[mask]
         advantages = np.where(mask, (advantages - counted.mean()) / np.sqrt(counted.var(ddof=1) + 1e-8), 0.0)
     told = {
+        "scores": np.array([score or 0.0 for score in drawn.scores]),
         "shaped": shaped,
         "values": values,
         "logprobs": np.where(drawn.mask, actor, 0.0),
@@ -360,31 +361,39 @@ def moved(seen: Array, low: float, high: float, dual: float) -> dict[str, float]
 
 def minibatches(tables: Tables, drawn: Drawn, mask: Array, *, role: str) -> list[tuple[list[int], float]]:
     """(rows, learning rate) of each optimizer step; one without a counted token is none."""
-    ppo = tables["ppo"]
+    ppo, optimizer = tables["ppo"], tables[role]["optimizer"]
     epochs = ppo["epochs"] if role == "actor" or ppo["critic_epochs"] is None else ppo["critic_epochs"]
     own = ppo.get("critic_minibatch_seqs") if role == "critic" else None
     size, num_rows = own or ppo["minibatch_seqs"], len(mask)
-    steps = tables["steps"] - (ppo["critic_only_steps"] if role == "actor" else 0)
-    planned = steps * epochs * (num_rows // size)
+    waits = ppo["critic_only_steps"] if role == "actor" else 0
+    # A tick is an optimizer step, or all those of a PPO step.
+    by_step = optimizer.get("lr_ticks", "update") == "step"
+    per_tick = epochs * (num_rows // size) if by_step else 1
+    planned = (tables["steps"] - waits) * epochs * (num_rows // size)
     found: list[tuple[list[int], float]] = []
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(derived(tables["seed"], drawn.step, role, epoch))
         order = torch.randperm(num_rows, generator=generator).tolist()
+        if ppo.get("minibatch_order", "shuffled") == "in_order":
+            order = list(range(num_rows))
         for start in range(0, num_rows, size):
             rows = order[start : start + size]
             if mask[rows].any():
-                update = drawn.updates[role] + len(found)
-                found.append((rows, rate(tables[role]["optimizer"], update, planned)))
+                tick = drawn.step - 1 - waits if by_step else drawn.updates[role] + len(found)
+                found.append((rows, rate(optimizer, tick, planned, per_tick)))
     return found
 
 
-def rate(keys: Tables, update: int, planned: int) -> float:
-    """Linear warm-up, whose first step is not 0; then constant, or linear or half a cosine down to the floor."""
-    peak, warmup, floor = keys["lr"], keys["lr_warmup_updates"], keys["lr_min_frac"]
-    if update < warmup:
-        return float(peak * (update + 1) / warmup)
-    end = keys["lr_decay_updates"] or planned
-    done = min((update - warmup) / (end - warmup), 1.0)
+def rate(keys: Tables, tick: int, planned: int, per_tick: int) -> float:
+    """Linear warm-up, whose first tick is not 0 or as written; then constant, or linear or half a cosine down to the
+    floor."""
+    peak, floor, first = keys["lr"], keys["lr_min_frac"], keys.get("lr_warmup_init_frac")
+    share = keys.get("lr_warmup_frac")
+    warmup = keys["lr_warmup_updates"] // per_tick if share is None else round(share * planned / per_tick)
+    if tick < warmup:
+        return float(peak * ((tick + 1) / warmup if first is None else first + (1 - first) * tick / warmup))
+    end = (keys["lr_decay_updates"] or planned) // per_tick
+    done = min((tick - warmup) / (end - warmup), 1.0)
     shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[keys["lr_schedule"]]
     return float(peak * (floor + (1 - floor) * shape) if keys["lr_schedule"] != "constant" else peak)
 

@@ -40,6 +40,7 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.critic_epochs", None),
     ("ppo.minibatch_seqs", 4),
     ("ppo.minibatch_seqs", 1),
+    ("ppo.minibatch_order", "in_order"),
     ("ppo.critic_minibatch_seqs", 3),
     ("ppo.advantages.gamma", 0.6),
     ("ppo.advantages.gae_lambda", 0.2),
@@ -87,6 +88,8 @@ CASES: list[tuple[str, Any]] = [
             "grad_clip": 0.0,
             "lr_schedule": "constant",
             "lr_warmup_updates": 1,
+            "lr_warmup_frac": 0.4,
+            "lr_warmup_init_frac": 0.1,
             "lr_decay_updates": None,
             "lr_min_frac": 0.6,
         }.items()
@@ -99,13 +102,13 @@ CASES: list[tuple[str, Any]] = [
 
 MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "rollout": ((), ("drawn",)),
-    "reward": (("drawn",), ("shaped",)),
+    "reward": (("drawn",), ("scores",)),
     "values": (("drawn",), ("values",)),
     "logprobs": (("drawn",), ("logprobs", "entropy", "reference")),
     "correction": (("drawn", "logprobs"), ("weights", "kept")),
     "advantages": (
-        ("drawn", "shaped", "values", "logprobs", "reference"),
-        ("advantages", "returns", "kl/coef", "next kl/coef"),
+        ("drawn", "scores", "values", "logprobs", "reference"),
+        ("shaped", "advantages", "returns", "kl/coef", "next kl/coef"),
     ),
     "critic_update": (("drawn", "values", "advantages", "returns"), ("critic table",)),
     "actor_update": (
@@ -235,6 +238,23 @@ def test_the_actors_decay_is_over_when_its_last_update_is() -> None:
         # Four updates a step, warm-up of three: over after (4 - 1) * 4 and (4 - 2) * 4 updates.
         assert bench.differing(*found) >= {"policy minibatches lr", "actor table"}
         assert "critic table" not in bench.differing(*found)
+
+
+@holds("actor.optimizer.lr_ticks", "critic.optimizer.lr_ticks")
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+def test_a_rate_that_moves_with_steps_is_that_of_the_step_for_all_its_updates(decay: str) -> None:
+    # The actor has four updates a step, the critic six; the bench is at step 2, the actor's first.
+    lengths = {"actor.optimizer.lr_warmup_updates": 4, "actor.optimizer.lr_decay_updates": 12}
+    lengths |= {"critic.optimizer.lr_warmup_updates": 6, "critic.optimizer.lr_decay_updates": None}
+    lengths |= {f"{role}.optimizer.lr_schedule": decay for role in ("actor", "critic")}
+    for waits, tick in ((1, 0), (0, 1)):
+        moving = {**lengths, "ppo.critic_only_steps": waits}
+        ticked = {**moving, "actor.optimizer.lr_ticks": "step", "critic.optimizer.lr_ticks": "step"}
+        found = [numbers(with_keys(keys)) for keys in (moving, ticked)]
+        assert bench.differing(*found) >= {"policy minibatches lr", "value minibatches lr", "actor table"}
+        # Peak 0.4 after a tick of warm-up, of three; 0.2 of four.
+        assert found[1]["policy minibatches lr"].tolist() == [0.4] * 4, tick
+        assert found[1]["value minibatches lr"].tolist() == [0.2] * 6
 
 
 def test_a_decay_without_an_end_is_over_with_the_run() -> None:

@@ -27,6 +27,13 @@ class PpoTable(Table):
     """Sequences per optimizer step of the actor (Megatron-Core's `global_batch_size`); divides those of a step."""
     critic_minibatch_seqs: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Sequences per optimizer step of the critic; divides those of a step. Absent: as many as the actor's."""
+    minibatch_order: Annotated[Literal["shuffled", "in_order"], RESULTS] = "shuffled"
+    """Rows of a minibatch. shuffled: each epoch of each role cuts another random order of the step's sequences;
+    in_order: all epochs cut them as they were drawn, the samples of a prompt side by side.
+
+    Source: Schulman et al. 2017 (arXiv:1707.06347), which shuffles
+    Default of: TRL, trlX with accelerate (shuffled); verl, NeMo-RL (in_order)
+    """
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
     """Number of first steps in which only the critic trains."""
     advantages: GaeAdvantages = GaeAdvantages(kind="gae")
@@ -37,9 +44,11 @@ class PpoTable(Table):
     """Loss of the actor."""
     old_logprobs: Annotated[OldLogprobs, RESULTS] = "trainer"
     """Whose log-probs of the drawn tokens are the old ones, which ratios are taken to. trainer: the actor's, by a
-    forward pass before the update (verl, NeMo-RL). sampler: the generator's own, without that pass (verl's bypass
-    mode). current: those of the update itself, without that pass (NeMo-RL's force_on_policy_ratio); every ratio is 1,
-    so the actor has one update a step. Without the pass entropy and mismatch are figures of the actor's update."""
+    forward pass before the update. sampler: the generator's own, without that pass (verl's bypass mode). current:
+    those of the update itself, without that pass (NeMo-RL's force_on_policy_ratio): every ratio is 1, and the actor
+    has one update a step. Without the pass, entropy and mismatch are figures of the actor's update.
+    Default of: verl, NeMo-RL.
+    Figures: mismatch/gap_k3, policy/ratio_mean"""
     value_loss: ValueLossTable = ValueLossTable()
     """Loss of the critic."""
     rollout_correction: Correction = NoCorrection(kind="none")

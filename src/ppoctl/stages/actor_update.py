@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Correction, Logprobs, Rollouts, State, Update
-from ppoctl.ports import Minibatch, MinibatchResult
+from ppoctl.ports import Asked, Minibatch, MinibatchResult
 from ppoctl.ppo.aggregation import Aggregation
 from ppoctl.ppo.diagnostics import policy_diagnostics, sampler_gap
 from ppoctl.ppo.kl import kl_losses
@@ -71,8 +71,8 @@ class KlToReference:
     needs_entropy: bool = False
 
     def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        reference, gradient = outputs.of(self.reference), self.penalty.gradient
-        old_logprobs = outputs.values if self.old_logprobs is None else outputs.of(self.old_logprobs)
+        reference, gradient, old = outputs.of(self.reference), self.penalty.gradient, self.old_logprobs
+        old_logprobs = outputs.values if old is None else outputs.of(old)
         estimates = self.penalty.estimates(outputs.values, reference, mask)
         return kl_losses(estimates, outputs.values, reference, old_logprobs, mask, gradient=gradient)
 
@@ -81,6 +81,8 @@ class KlToReference:
 class ActorUpdateStage(UpdateStage):
     """Every epoch of the actor. A correction says what tokens weigh, and which do not count."""
 
+    scored: Asked
+    """How its log-probs are taken: as the generator drew."""
     loss: PolicyLoss
     aggregation: Aggregation
     """How token losses, entropies and KL become one number each."""
@@ -101,11 +103,13 @@ class ActorUpdateStage(UpdateStage):
             mask, weighted = counted_after(correction, mask), weighted * correction.weights
         read = (rollouts, logprobs, advantages, *(() if correction is None else (correction,)))
         terms = tuple(self._terms(logprobs, weighted, mask, advantages.penalty_coef))
-        trained = self.train(actor, rollouts, Terms(terms, reports_entropy=logprobs.entropy is None), read=read)
+        # Entropies are figures of every update: where no forward pass told them, the update itself does.
+        asked = replace(self.scored, entropy=logprobs.entropy is None)
+        trained = self.train(actor, rollouts, Terms(terms, asked), read=read)
         diagnostics = [
             policy_diagnostics(
-                result.outputs,
-                result.outputs if logprobs.actor is None else logprobs.actor[minibatch.rows],
+                result.said.outputs,
+                result.said.outputs if logprobs.actor is None else logprobs.actor[minibatch.rows],
                 advantages.advantages[minibatch.rows],
                 mask[minibatch.rows],
                 loss=self.loss,
@@ -135,10 +139,10 @@ class ActorUpdateStage(UpdateStage):
         if logprobs.entropy is not None:
             return {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(logprobs.entropy, mask))}
         rows, seen = first[0].rows, first[1]
-        assert seen.entropy is not None, "entropies are to be reported, and were not computed"
-        figures = {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(seen.entropy, mask[rows]))}
+        assert seen.said.entropy is not None, "entropies are to be reported, and were not computed"
+        figures = {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(seen.said.entropy, mask[rows]))}
         if logprobs.actor is None and self.penalty is not None:
-            kl = self.penalty.estimates(seen.outputs, reference_of(logprobs)[rows], mask[rows])
+            kl = self.penalty.estimates(seen.said.outputs, reference_of(logprobs)[rows], mask[rows])
             figures |= kl_figures(kl, mask[rows], advantages.penalty_coef)
         return figures
 
@@ -147,4 +151,4 @@ def _gap(first: Step, rollouts: Rollouts) -> dict[str, float]:
     """Sampler against trainer, in the first minibatch."""
     minibatch, seen = first
     sampler, drawn = (grid[minibatch.rows] for grid in (rollouts.sampler_logprobs, rollouts.mask))
-    return sampler_gap(seen.outputs, sampler, drawn)
+    return sampler_gap(seen.said.outputs, sampler, drawn)

@@ -1,4 +1,4 @@
-"""50-advantages: rewards per token, generalised advantages, whitening over the whole step."""
+"""50-advantages: the arithmetic of rewards, generalised advantages, whitening over the whole step."""
 
 from dataclasses import dataclass, replace
 
@@ -9,15 +9,16 @@ from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Carry, Logprobs, Rewards, Rollouts, Values
 from ppoctl.ppo.advantages import gae
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
-from ppoctl.ppo.rewards import terminal_rewards
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.penalty import penalised
+from ppoctl.stages.shaping import RewardStep, shape
 
 
 @dataclass(frozen=True)
 class AdvantagesStage:
     """What the updates read, from what the step has gathered."""
 
+    reward_steps: tuple[RewardStep, ...]
     gamma: float
     gae_lambda: float
     whitened: bool
@@ -30,8 +31,9 @@ class AdvantagesStage:
         self, rollouts: Rollouts, rewards: Rewards, values: Values, logprobs: Logprobs, carry: Carry
     ) -> Advantages:
         mask = rollouts.mask & rewards.valid[:, None]
-        kl = penalised(self.penalty, logprobs, mask, carry)
-        token_rewards = terminal_rewards(rewards.shaped, mask)
+        earned = shape(rewards, rollouts, carry, self.reward_steps)
+        kl = penalised(self.penalty, logprobs, mask, earned.carry)
+        token_rewards = earned.per_token
         if kl.in_reward is not None:
             token_rewards = token_rewards - kl.in_reward
         raw, returns = gae(token_rewards, values.values, mask, gamma=self.gamma, lam=self.gae_lambda)
@@ -40,9 +42,10 @@ class AdvantagesStage:
             returns=returns,
             token_rewards=token_rewards,
             mask=mask,
-            carry_out=replace(carry, kl_coef=kl.next_coef).as_dict(),
+            carry_out=replace(earned.carry, kl_coef=kl.next_coef).as_dict(),
             kl_coef=None if kl.coef == kl.next_coef else kl.coef,
-            summary=_summary(raw, mask) | kl.figures,
+            summary=earned.figures | _summary(raw, mask) | kl.figures,
+            shaped=earned.per_response,
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ppoctl import metrics
 from ppoctl.batch.records import Carry, Logprobs, Rollouts, State
 from ppoctl.errors import NonFiniteError
-from ppoctl.ports import Models
+from ppoctl.ports import Asked, Models
 from ppoctl.ppo.diagnostics import sampler_gap
 from ppoctl.ppo.kl import KlGradient, KlKind, kl_estimate
 from ppoctl.ppo.kl_coefficient import KlTarget
@@ -32,7 +32,7 @@ class KlPenalty:
     input_clamp: float | None = None
     output_clamp: float | None = None
     gradient: KlGradient = "estimator"
-    """Of the penalty in the loss."""
+    """Form of the gradient that the penalty has in the loss."""
     target: KlTarget | None = None
     """None: the coefficient is fixed."""
 
@@ -56,7 +56,8 @@ class LogprobsStage:
     """The old log-probs (by a forward pass: with entropies), and the reference's where a KL penalty reads them."""
 
     models: Models
-    temperature: float
+    scored: Asked
+    """How log-probs are taken: as the generator drew."""
     with_reference: bool
     fingerprint: str
     source: Literal["trainer", "sampler", "current"] = "trainer"
@@ -67,12 +68,14 @@ class LogprobsStage:
         said = self._by_trainer(actor, rollouts) if self.source == "trainer" else self._without(actor, rollouts)
         if not self.with_reference:
             return said
-        reference = self.models.actor_at(actor).reference_logprobs(rollouts.sequences, temperature=self.temperature)
+        reference = self.models.actor_at(actor).reference_logprobs(rollouts.sequences, self.scored)
         require_finite(reference, rollouts.mask, "a log-prob of the reference")
         return replace(said, reference=reference.where(rollouts.mask, 0.0))
 
     def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
-        logprobs, entropy = self.models.actor_at(actor).logprobs(rollouts.sequences, temperature=self.temperature)
+        said = self.models.actor_at(actor).logprobs(rollouts.sequences, replace(self.scored, entropy=True))
+        logprobs, entropy = said.outputs, said.entropy
+        assert entropy is not None, "entropies were asked for"
         require_finite(logprobs, rollouts.mask, "a log-prob of the actor")
         return Logprobs(
             actor=logprobs.where(rollouts.mask, 0.0),

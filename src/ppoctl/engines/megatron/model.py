@@ -137,13 +137,13 @@ class LogprobModel(PackedModel):
         # Each tensor rank's logits give a part of the gradient: they are added up on the way back.
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
         settings = LogprobSettings(
-            packed.temperature,
+            packed.asked.temperature,
             self.settings.logits_chunk_tokens,
-            packed.with_entropy,
+            packed.asked.entropy,
             softcap=self.settings.shape.logit_softcap,
         )
         logprobs, entropy = token_logprobs(hidden, weight, packed.targets, settings, vocabulary)
-        return TokenOutputs(logprobs, entropy if packed.with_entropy else None)
+        return TokenOutputs(logprobs, entropy if packed.asked.entropy else None)
 
 
 class ValueModel(PackedModel):
