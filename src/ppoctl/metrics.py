@@ -42,7 +42,7 @@ REWARD_SCORE_STD = Metric(
     "reward/score_std", "score", "spread of the scores", "above 0: with none there is nothing to learn from"
 )
 REWARD_SHAPED_MEAN = Metric(
-    "reward/shaped_mean", "reward", "mean score after reward.scale, before any KL penalty", "rising", "higher"
+    "reward/shaped_mean", "reward", "mean reward of a response, before any KL penalty", "rising", "higher"
 )
 REWARD_ERROR_FRAC = Metric("reward/error_frac", "share", "samples whose scorer failed", "0")
 REWARD_TIMEOUT_FRAC = Metric(

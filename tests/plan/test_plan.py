@@ -44,6 +44,19 @@ def test_batches_and_updates(smallest: Path) -> None:
     assert planned.storage.parameters is None
 
 
+def test_a_warm_up_may_be_a_share_of_the_run_and_a_rate_may_move_with_steps(smallest: Path) -> None:
+    # Two updates a step; the actor trains in 7 of 10 steps: 0.4 of 7 steps is 2.8, so 3 of them.
+    schedule = "lr=1.0, lr_warmup_frac=0.4, lr_schedule='linear'"
+    sets = ["ppo.critic_only_steps=3", f"actor.optimizer={{{schedule}, lr_ticks='step', lr_warmup_init_frac=0.25}}"]
+    planned = plan(load([smallest], [*sets, f"critic.optimizer={{{schedule}}}"], {}).recipe)
+    actor, critic = planned.actor, planned.critic
+    assert (actor.warmup_updates, actor.warmup_steps) == (6, 3.0)
+    # Steps of the actor: 1/4, 1/2, 3/4 of the peak, then 1, 3/4, 1/2, 1/4.
+    assert (actor.lr_first, actor.lr_last) == (0.25, 0.25)
+    assert (critic.warmup_updates, critic.warmup_steps) == (8, 4.0)  # 0.4 of 20 updates
+    assert (critic.lr_first, critic.lr_last) == (1 / 8, pytest.approx(1 / 12))  # 19 of 8 ... 20
+
+
 def test_a_critic_with_minibatches_of_its_own_has_its_own_updates_and_microbatches(smallest: Path) -> None:
     sets = ["rollout.prompts_per_step=24", "ppo.minibatch_seqs=8", "ppo.critic_minibatch_seqs=12", "ppo.epochs=2"]
     batching = "batching.microbatch_seqs=3"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppoctl.ppo.masking import masked_mean
-from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_losses, token_ratios, truncated_importance_weights
+from ppoctl.ppo.policy_loss import PolicyClip, token_ratios, truncated_importance_weights
 from tolerance import EXACT, FLOAT32
 
 CLIP = PolicyClip(low=0.2, high=0.3, dual=3.0)
@@ -22,9 +22,9 @@ ADVANTAGES = torch.tensor([[1.0, 1.0, 2.0], [-1.0, -1.0, -2.0]])
 EVERY = torch.ones(2, 3, dtype=torch.bool)
 
 
-def mean_loss(*args, over, **kwargs):
+def mean_loss(*args, clip, over):
     """The losses of all tokens over so many."""
-    return clipped_policy_losses(*args, **kwargs).sum() / over
+    return clip.losses(*args).sum() / over
 
 
 def loss_and_gradient(logprobs, *args, **kwargs):

@@ -20,6 +20,7 @@ RECIPES: list[list[str]] = [
     ["ppo.kl.place=reward", "ppo.kl.coef=1"],
     ["ppo.kl.place=loss", "ppo.kl.coef=1"],
     ["ppo.rollout_correction.kind=tis"],
+    *([f"ppo.policy_loss.kind={kind}"] for kind in ("gspo", "cispo", "reinforce")),
     ["tracking.kind=none"],
     ["tracking.uri=x"],
     ["model.critic=org/judge"],
@@ -96,7 +97,7 @@ NUMBERS = [
     (line, key)
     for line in LINES
     for path, key in tree.walk(tree.of(Recipe))
-    if ".".join(path) == line.key and line.type in ("number", "whole number")
+    if ".".join(path) == line.key and line.type in ("number", "whole number") and key.description == line.meaning
 ]
 
 

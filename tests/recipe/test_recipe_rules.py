@@ -68,6 +68,30 @@ CASES: list[tuple[str, list[str], str]] = [
         "`5` (--set), `actor.optimizer.lr_warmup_updates` = `5` (--set)",
     ),
     (
+        "a_decay_ends_after_its_warm_up",
+        ["actor.optimizer={lr=1.0, lr_schedule='linear', lr_warmup_frac=0.5, lr_decay_updates=10}"],
+        "--set: the decay is over at update 10, before the warm-up is (update 10): "
+        "`actor.optimizer.lr_decay_updates` = `10` (--set), `actor.optimizer.lr_warmup_frac` = `0.5` (--set)",
+    ),
+    (
+        "a_warm_up_is_written_in_one_way",
+        ["actor.optimizer={lr=1.0, lr_warmup_frac=0.1, lr_warmup_updates=2}"],
+        "--set: the warm-up of the actor is a share of the run and a number of updates: "
+        "`actor.optimizer.lr_warmup_frac` = `0.1` (--set), `actor.optimizer.lr_warmup_updates` = `2` (--set)",
+    ),
+    (
+        "a_warm_up_is_written_in_one_way",
+        ["critic.optimizer={lr=1.0, lr_warmup_frac=0.0, lr_warmup_init_frac=0.5}"],
+        "--set: `critic.optimizer.lr_warmup_init_frac` is set, and there is no warm-up: "
+        "`critic.optimizer.lr_warmup_init_frac` = `0.5` (--set), `critic.optimizer.lr_warmup_updates` = `0` (default)",
+    ),
+    (
+        "a_rate_that_moves_with_steps_moves_after_whole_ones",
+        ["actor.optimizer={lr=1.0, lr_ticks='step', lr_warmup_updates=3}"],
+        "--set: the learning rate of the actor moves every 2 updates, and 3 are no whole number of these: "
+        '`actor.optimizer.lr_warmup_updates` = `3` (--set), `actor.optimizer.lr_ticks` = `"step"` (--set)',
+    ),
+    (
         "a_constant_rate_has_no_decay",
         ["actor.optimizer.lr_min_frac=0.1"],
         "--set: `actor.optimizer.lr_min_frac` is set, and a constant learning rate never decays: "
@@ -90,6 +114,24 @@ CASES: list[tuple[str, list[str], str]] = [
         ["ppo.policy_loss.dual_clip=1.1"],
         "--set: a dual clip of 1.1 lies inside the clip at 1 + 0.2: `ppo.policy_loss.dual_clip` = `1.1` (--set), "
         "`ppo.policy_loss.clip_high` = `0.2` (default)",
+    ),
+    (
+        "a_ratio_of_one_has_one_update_a_step",
+        ["ppo.old_logprobs=current"],
+        "--set: the actor has 2 updates a step, and the current log-probs are the old ones in the first alone: "
+        '`ppo.old_logprobs` = `"current"` (--set), `ppo.epochs` = `1` (default), `ppo.minibatch_seqs` = `2` (r.toml:15)',
+    ),
+    (
+        "a_penalty_in_the_reward_has_log_probs_before_the_update",
+        ["ppo.old_logprobs=current", "ppo.minibatch_seqs=4", "ppo.kl={place='reward', coef=0.1}"],
+        "--set: a KL penalty in the reward needs the actor's log-probs before its update, and nothing computes them: "
+        '`ppo.kl.place` = `"reward"` (--set), `ppo.old_logprobs` = `"current"` (--set)',
+    ),
+    (
+        "a_correction_compares_the_sampler_with_the_trainer",
+        ["ppo.old_logprobs=sampler", "ppo.rollout_correction.kind=tis"],
+        "--set: a correction compares the sampler's log-probs with the trainer's, and nothing computes those: "
+        '`ppo.rollout_correction.kind` = `"tis"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
         "a_reward_scale_has_two_ends",
@@ -260,7 +302,7 @@ def test_what_sits_on_the_edge_of_a_rule_is_right(smallest: Path) -> None:
         "ppo.minibatch_seqs=4",
         "actor.batching.microbatch_seqs=4",
         "critic.batching.max_tokens_per_microbatch=32",
-        "critic.optimizer.lr_warmup_updates=10",
+        "critic.optimizer={lr=1.0, lr_ticks='step', lr_warmup_updates=10, lr_warmup_init_frac=0.0}",
         "ppo.critic_only_steps=9",
         "eval.every_steps=4",
         'expect."eval/e/pass_at_1"={min=0.5, max=0.5, at_step=8}',

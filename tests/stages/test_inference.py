@@ -13,7 +13,7 @@ from fakes.sockets import EvenScorer, FakeStream
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, State
 from ppoctl.errors import NonFiniteError, PreemptedError
-from ppoctl.ports import DrawnFor, Sample, SampleRequest, SamplingParams
+from ppoctl.ports import Asked, DrawnFor, Sample, SampleRequest, SamplingParams
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.drawing import Drawing
 from ppoctl.stages.evaluate import EvaluateStage
@@ -171,13 +171,13 @@ def test_a_rollout_that_was_all_recalled_took_no_time_to_draw() -> None:
 
 def test_log_probs_are_taken_at_the_temperature_of_the_rollout_and_the_reference_is_another_model() -> None:
     models = hand.Models()
-    stage = LogprobsStage(cast(Any, models), temperature=0.7, with_reference=True, fingerprint="")
+    stage = LogprobsStage(cast(Any, models), scored=Asked(temperature=0.7), with_reference=True, fingerprint="")
     found = stage.run(ACTOR, hand.rollouts())
-    assert models.engine.asked == {"temperature": 0.7, "reference temperature": 0.7}
+    assert models.engine.asked == {"actor": Asked(temperature=0.7, entropy=True), "reference": Asked(temperature=0.7)}
     EXACT.check(found.actor, hand.ACTOR)
     assert found.reference is not None
     EXACT.check(found.reference, hand.REFERENCE)
-    without = LogprobsStage(cast(Any, models), temperature=0.7, with_reference=False, fingerprint="")
+    without = LogprobsStage(cast(Any, models), scored=Asked(temperature=0.7), with_reference=False, fingerprint="")
     assert without.run(ACTOR, hand.rollouts()).reference is None
 
 
@@ -185,7 +185,7 @@ def test_log_probs_are_taken_at_the_temperature_of_the_rollout_and_the_reference
 def test_a_counted_number_that_is_none_stops_and_one_under_the_mask_does_not(bad: float) -> None:
     engine = hand.Engine()
     models = cast(Any, hand.Models(engine))
-    logprobs = LogprobsStage(models, temperature=1.0, with_reference=True, fingerprint="")
+    logprobs = LogprobsStage(models, scored=Asked(), with_reference=True, fingerprint="")
     values = ValuesStage(models, fingerprint="")
     engine.outputs[0, 2] = engine.reference[0, 2] = bad
     assert float(values.run(ACTOR, hand.rollouts()).values[0, 2]) == 0.0
@@ -203,7 +203,14 @@ def test_a_counted_number_that_is_none_stops_and_one_under_the_mask_does_not(bad
 
 
 def advantages(**changes: Any) -> AdvantagesStage:
-    keys = {"gamma": 1.0, "gae_lambda": 1.0, "whitened": False, "penalty": None, "fingerprint": ""}
+    keys = {
+        "reward_steps": (),
+        "gamma": 1.0,
+        "gae_lambda": 1.0,
+        "whitened": False,
+        "penalty": None,
+        "fingerprint": "",
+    }
     return AdvantagesStage(**{**keys, **changes})
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ppoctl.batch.records import State
-from ppoctl.ports import Minibatch, MinibatchResult, OptimizerStep
+from ppoctl.ports import Asked, Minibatch, MinibatchResult, OptimizerStep, Said
 from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
+from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
 from ppoctl.stages.correction import CorrectionStage
@@ -28,7 +29,7 @@ STATES = {role: State(role, 4, 9, "parent") for role in ("actor", "critic")}
 
 
 def plan(*, epochs: int = 1) -> MinibatchPlan:
-    rates = Schedule(1.0, "linear", 0, 20, 0.0, OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
+    rates = Schedule(LearningRate(1.0, "linear", 0, 20, 0.0), OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
     return MinibatchPlan(epochs, 1, 7, rates)
 
 
@@ -36,8 +37,11 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
     stage = ActorUpdateStage(
         models=cast(Any, hand.Models()),
         plan=plan(),
-        clip=CLIP,
+        scored=Asked(temperature=0.7),
+        loss=CLIP,
+        aggregation=TokenMean(),
         entropy_coef=0.0,
+        positive_nll_coef=0.0,
         penalty=None,
         fingerprint="keys",
     )
@@ -69,10 +73,10 @@ def losses_of(objective: Terms) -> list[type]:
 def test_the_policy_loss_is_that_of_its_rows_over_the_global_count() -> None:
     objective = objective_of(actor_stage())
     # Unmoved, the ratio is 1: minus the advantages. Row 1: -(-1 + 0.5 + 3) / 5; row 0: -(1 + 2) / 5.
-    FLOAT32.check(objective(torch.tensor([1]), hand.ACTOR[[1]], None, (5,)), -0.5)
-    FLOAT32.check(objective(torch.tensor([0]), hand.ACTOR[[0]], None, (5,)), -0.6)
+    FLOAT32.check(objective(torch.tensor([1]), Said(hand.ACTOR[[1]]), (5,)), -0.5)
+    FLOAT32.check(objective(torch.tensor([0]), Said(hand.ACTOR[[0]]), (5,)), -0.6)
     moved = hand.ACTOR[[1]] + torch.tensor([[0.1, 0.0, 0.0]])
-    FLOAT32.check(objective(torch.tensor([1]), moved, None, (5,)), (math.exp(0.1) - 0.5 - 3) / 5)
+    FLOAT32.check(objective(torch.tensor([1]), Said(moved), (5,)), (math.exp(0.1) - 0.5 - 3) / 5)
 
 
 def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> None:
@@ -85,18 +89,18 @@ def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> No
     objective = objective_of(stage)
     assert objective.totals(BOTH) == (5, 5, 5)
     assert objective.totals(BOTH[:1]) == (2, 2, 2)
-    FLOAT32.check(objective(BOTH, masked, entropy, (5, 5, 5)), expected)
+    FLOAT32.check(objective(BOTH, Said(masked, entropy), (5, 5, 5)), expected)
     # Each term divides by its own total.
     apart = -(1 + 2 - 1 + 0.5 + 3) / 4 - 0.3 * 5 / 8 + 0.1 * 0.875 / 2
-    FLOAT32.check(objective(BOTH, masked, entropy, (4, 8, 2)), apart)
+    FLOAT32.check(objective(BOTH, Said(masked, entropy), (4, 8, 2)), apart)
 
 
 def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
-    assert not objective_of(actor_stage()).needs_entropy
+    assert not objective_of(actor_stage()).asks.entropy
     rewarded = objective_of(actor_stage(entropy_coef=0.3))
-    assert rewarded.needs_entropy
+    assert rewarded.asks.entropy
     with pytest.raises(AssertionError, match="the entropies were not computed"):
-        rewarded(BOTH, hand.ACTOR, None, (5, 5))
+        rewarded(BOTH, Said(hand.ACTOR), (5, 5))
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
@@ -114,12 +118,12 @@ def test_nothing_under_the_mask_reaches_a_loss_or_a_gradient(garbage: float) -> 
         for under in (7.0, garbage):
             outputs = hand.ACTOR.where(kept, under).requires_grad_()
             of_rows = None if entropy is None else entropy.where(kept, under)
-            loss = objective(BOTH, outputs, of_rows, objective.totals(BOTH))
+            loss = objective(BOTH, Said(outputs, of_rows), objective.totals(BOTH))
             loss.backward()  # type: ignore[no-untyped-call]
             assert outputs.grad is not None
             found.append((loss.item(), outputs.grad.tolist()))
         assert found[0] == found[1]
-    assert not asked_of(critic).needs_entropy
+    assert not asked_of(critic).asks.entropy
 
 
 def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
@@ -145,7 +149,7 @@ def test_rows_without_a_score_train_nothing() -> None:
     objective = objective_of(actor_stage(entropy_coef=0.3), advantages=only_second)
     assert objective.totals(BOTH) == (3, 3)
     assert objective.totals(BOTH[:1]) == (0, 0)
-    FLOAT32.check(objective(BOTH, hand.ACTOR, entropy, (3, 3)), -2.5 / 3 - 0.3)
+    FLOAT32.check(objective(BOTH, Said(hand.ACTOR, entropy), (3, 3)), -2.5 / 3 - 0.3)
 
 
 def test_a_correction_weighs_a_token_by_its_ratio_up_to_the_largest_weight() -> None:
@@ -163,7 +167,7 @@ def test_a_correction_weighs_the_advantages_and_says_which_tokens_count() -> Non
     corrected = objective_of(actor_stage(), correction=hand.correction(torch.full((2, 3), 1.5), kept))
     # Row 0: -1 x 1.5; its second token does not count.
     assert corrected.totals(BOTH) == (4,)
-    FLOAT32.check(corrected(BOTH[:1], hand.ACTOR[:1], None, (4,)), -1.5 / 4)
+    FLOAT32.check(corrected(BOTH[:1], Said(hand.ACTOR[:1]), (4,)), -1.5 / 4)
 
 
 def test_figures_of_a_corrected_update_are_of_the_tokens_that_count() -> None:
@@ -179,9 +183,9 @@ def test_the_value_loss_is_that_of_its_rows_and_scaled() -> None:
     returns = hand.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
     stage.run(STATES["critic"], hand.rollouts(), hand.values(), returns)
     # Squared errors of row 1: 1, 0, 4; half of their sum over 5 tokens, scaled.
-    found = asked_of(stage)(torch.tensor([1]), torch.tensor([[0.0, 2.0, 1.0]]), None, (5,))
+    found = asked_of(stage)(torch.tensor([1]), Said(torch.tensor([[0.0, 2.0, 1.0]])), (5,))
     FLOAT32.check(found, 0.5 * 5 / 2 / 5)
-    at_returns = asked_of(stage)(torch.tensor([1]), torch.tensor([[1.0, 2.0, 3.0]]), None, (5,))
+    at_returns = asked_of(stage)(torch.tensor([1]), Said(torch.tensor([[1.0, 2.0, 3.0]])), (5,))
     FLOAT32.check(at_returns, 0.0)
 
 
@@ -202,8 +206,8 @@ def test_the_value_loss_is_averaged_as_the_recipe_says(aggregation: Any, total: 
     objective = asked_of(stage)
     assert objective.totals(BOTH) == (total,)
     seen = torch.tensor([[7.0, 8.0, 5.0], [0.0, 2.0, 1.0]])
-    shares = [objective(BOTH[row : row + 1], seen[row : row + 1], None, (total,)) for row in (0, 1)]
-    FLOAT32.check(objective(BOTH, seen, None, (total,)), 0.5 * expected)
+    shares = [objective(BOTH[row : row + 1], Said(seen[row : row + 1]), (total,)) for row in (0, 1)]
+    FLOAT32.check(objective(BOTH, Said(seen), (total,)), 0.5 * expected)
     FLOAT32.check(shares[0] + shares[1], 0.5 * expected)
 
 
@@ -216,7 +220,7 @@ def test_explained_variance_is_told_of_the_values_before_and_of_those_that_the_l
         def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
             nearly = goals - torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]) + 7.0 * ~hand.MASK
             seen = [goals / 2, goals / 2, nearly, nearly]
-            return [MinibatchResult(0.0, 1.0, one[m.rows], None) for one, m in zip(seen, minibatches, strict=True)]
+            return [MinibatchResult(0.0, 1.0, Said(one[m.rows])) for one, m in zip(seen, minibatches, strict=True)]
 
     stage = critic_stage(models=hand.Models(Learning()), plan=plan(epochs=2))
     old = hand.values(torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 5.0]]))

@@ -7,8 +7,10 @@ import pytest
 
 from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
+from ppoctl.batch.records import State
 from ppoctl.loop.run import run
 from ppoctl.ppo.aggregation import SequenceSum
+from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.updates import MinibatchPlan
@@ -35,6 +37,7 @@ def ppo(**changes: Any) -> dict[str, Any]:
         ({"rollout": {**ROLLOUT, "temperature": 0.5}}, {"rollout", "logprobs", "actor_update"}),
         ({"rollout": {**ROLLOUT, "stop_strings": ["x"]}}, {"rollout", "eval"}),
         ({"reward": {"kind": "exact_match", "max_error_frac": 0.5}}, {"reward", "eval"}),
+        ({"reward": {"kind": "exact_match", "scale": {"from": [0, 1], "to": [-1, 1]}}}, {"advantages"}),
         (ppo(kl={"place": "reward", "coef": 0.5}), {"logprobs", "advantages", "actor_update"}),
         (ppo(advantages={"kind": "gae", "gamma": 0.9}), {"advantages"}),
         (ppo(value_loss={"clip": 0.2}), {"critic_update"}),
@@ -42,6 +45,8 @@ def ppo(**changes: Any) -> dict[str, Any]:
         (ppo(rollout_correction={"kind": "tis"}), {"correction"}),
         (ppo(critic_epochs=3), {"critic_update"}),
         (ppo(minibatch_seqs=2), BOTH),
+        (ppo(minibatch_order="in_order"), BOTH),
+        ({"critic": {"optimizer": {"lr": 0.1, "lr_ticks": "step"}}}, {"critic_update"}),
         (ppo(critic_minibatch_seqs=8), {"critic_update"}),
         (ppo(value_loss={"aggregation": "fixed_length"}), {"critic_update"}),
         ({"actor": {"optimizer": {"lr": 0.01}}}, {"actor_update"}),
@@ -57,6 +62,24 @@ def test_a_key_changes_the_fingerprints_of_the_stages_that_read_it_and_of_no_oth
 ) -> None:
     before, after = fake_recipe(), fake_recipe(**tables)
     assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
+
+
+def test_a_constant_rate_reads_how_long_the_run_is_only_where_its_warm_up_is_a_share_of_it() -> None:
+    def read(steps: int, **schedule: Any) -> str:
+        return read_by("actor_update", fake_recipe(steps=steps, actor={"optimizer": {"lr": 1.0, **schedule}}))
+
+    for schedule, is_other in (({}, False), ({"lr_warmup_updates": 4}, False), ({"lr_warmup_frac": 0.2}, True)):
+        assert (read(10, **schedule) != read(20, **schedule)) is is_other
+
+
+def test_a_rate_that_moves_with_steps_reads_which_is_the_first_and_how_many_updates_it_has() -> None:
+    def read(ticks: str, **changes: Any) -> str:
+        return read_by("actor_update", fake_recipe(actor={"optimizer": {"lr": 1.0, "lr_ticks": ticks}}, **changes))
+
+    as_is = {**ppo(), "rollout": ROLLOUT}
+    for changed in (ppo(critic_only_steps=1), {"rollout": {**ROLLOUT, "samples_per_prompt": 4}}):
+        assert read("step", **{**as_is, **changed}) != read("step", **as_is)
+        assert read("update", **{**as_is, **changed}) == read("update", **as_is)
 
 
 def test_a_loss_over_the_longest_length_reads_that_length_and_no_other_does() -> None:
@@ -81,13 +104,13 @@ def test_each_role_has_its_own_epochs_and_its_decay_ends_with_its_last_update(tm
     actor, critic = (stage.plan for stage in stages_of(tmp_path, **tables))
     assert (actor.epochs, critic.epochs) == (2, 3)
     # Two minibatches in an epoch: the actor trains in 3 of the 4 steps, the critic in all.
-    assert (actor.schedule.total_updates, critic.schedule.total_updates) == (3 * 2 * 2, 4 * 3 * 2)
+    assert (actor.schedule.rate.total_ticks, critic.schedule.rate.total_ticks) == (3 * 2 * 2, 4 * 3 * 2)
     assert [rate_at(plan, update) for plan, update in ((actor, 0), (actor, 6), (actor, 12))] == [1.0, 0.5, 0.0]
     assert [rate_at(critic, update) for update in (0, 12, 24)] == [2.0, 1.0, 0.0]
 
 
 def rate_at(plan: MinibatchPlan, update: int) -> float:
-    return plan.schedule.at(update).lr
+    return plan.schedule.at(State("actor", 1, update, "parent"), 0).lr
 
 
 def test_losses_and_corrections_are_what_the_recipe_says(tmp_path: Path) -> None:
@@ -96,7 +119,7 @@ def test_losses_and_corrections_are_what_the_recipe_says(tmp_path: Path) -> None
         "value_loss": {"clip": 0.4, "scale": 0.5, "aggregation": "fixed_length"},
     }
     actor, critic = stages_of(tmp_path, **ppo(**changes))
-    assert (actor.clip.low, actor.clip.high, actor.clip.dual, actor.entropy_coef) == (0.1, 0.3, 3.0, 0.01)
+    assert (actor.loss, actor.entropy_coef) == (PolicyClip(0.1, 0.3, 3.0), 0.01)
     assert (critic.clip, critic.scale, critic.aggregation) == (0.4, 0.5, SequenceSum(6))
 
 

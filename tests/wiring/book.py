@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from wiring import book_losses
+
 Array = np.ndarray
 Tables = Mapping[str, Any]
 
@@ -71,7 +73,9 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     values = np.where(drawn.mask, drawn.critic[drawn.before], 0.0)
     kl = tables["ppo"]["kl"]
     has_kl = kl["place"] != "none"
-    away = np.where(mask, divergence(actor, reference, kl["estimator"]), 0.0) if has_kl else np.zeros_like(actor)
+    by = tables["ppo"]["old_logprobs"]
+    old = drawn.sampler if by == "sampler" else actor
+    away = np.where(mask, divergence(old, reference, kl["estimator"]), 0.0) if has_kl else np.zeros_like(actor)
     coef = kl["coef"] if has_kl else 0.0
     rewards = at_the_last(shaped, mask) - (coef * away if kl["place"] == "reward" else 0.0)
     gae_keys = tables["ppo"]["advantages"]
@@ -80,16 +84,20 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         counted = advantages[mask]
         advantages = np.where(mask, (advantages - counted.mean()) / np.sqrt(counted.var(ddof=1) + 1e-8), 0.0)
     told = {
+        "scores": np.array([score or 0.0 for score in drawn.scores]),
         "shaped": shaped,
         "values": values,
-        "logprobs": np.where(drawn.mask, actor, 0.0),
-        "entropy": np.where(drawn.mask, entropy, 0.0),
+        **({} if by == "current" else {"logprobs": np.where(drawn.mask, old, 0.0)}),
+        **({"entropy": np.where(drawn.mask, entropy, 0.0)} if by == "trainer" else {}),
         "token_rewards": rewards,
         "advantages": advantages,
         "returns": returns,
         "mask": mask.astype(float),
     }
-    told |= figures_of_rewards(drawn.scores, shaped, valid) | figures_of_mismatch(actor, drawn)
+    # Without a forward pass before the update, its first minibatch tells what that would have told.
+    first = minibatches(tables, drawn, mask, role="actor")[0][0]
+    seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
+    told |= figures_of_rewards(drawn.scores, shaped, valid) | figures_of_mismatch(actor, drawn, drawn.mask & seen)
     if has_kl:
         told["reference"] = np.where(drawn.mask, reference, 0.0)
         told["kl/reference_mean"] = away[mask].mean()
@@ -102,8 +110,10 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         told |= {"weights": weights, "correction/capped_frac": capped}
         told["correction/weight_mean"] = weights[drawn.mask].mean()
     told |= critic_update(tables, drawn, values, returns, mask)
-    told |= actor_update(tables, drawn, mask, old=actor, reference=reference, advantages=advantages)
-    told["policy/entropy_mean"] = entropy[mask].mean()
+    told |= actor_update(
+        tables, drawn, mask, old=old, reference=reference, advantages=advantages, is_good=valid & (shaped > 0)
+    )
+    told["policy/entropy_mean"] = entropy[mask & seen].mean()
     return {name: np.asarray(value, dtype=float) for name, value in told.items()}
 
 
@@ -206,59 +216,57 @@ def token_weights(correction: Tables, old: Array, drawn: Drawn) -> Array:
 
 
 def actor_update(
-    tables: Tables, drawn: Drawn, mask: Array, *, old: Array, reference: Array, advantages: Array
+    tables: Tables, drawn: Drawn, mask: Array, *, old: Array, reference: Array, advantages: Array, is_good: Array
 ) -> dict[str, Any]:
-    """Schulman et al. 2017, equation 7, with the dual clip of Ye et al. 2020; entropy bonus, KL to the reference."""
+    """A loss of `book_losses`, entropy bonus, KL to the reference, and VAPO's NLL of good responses."""
     ppo, temperature = tables["ppo"], tables["rollout"]["temperature"]
     keys, kl = ppo["policy_loss"], ppo["kl"]
-    low, high, dual = 1 - keys["clip_low"], 1 + keys["clip_high"], keys["dual_clip"] or math.inf
-    weights = token_weights(ppo["rollout_correction"], old, drawn)
+    gains = token_weights(ppo["rollout_correction"], old, drawn) * advantages
     learned = Learned(drawn.actor.copy(), np.zeros((2, *drawn.actor.shape)))
     for rows, lr in minibatches(tables, drawn, mask, role="actor"):
         logs = log_softmax(learned.table / temperature)
         loss, gradient = 0.0, np.zeros_like(learned.table)
+        now = logs[drawn.before, drawn.tokens]
+        was = now.copy() if ppo["old_logprobs"] == "current" else old
+        surrogates, slopes, ratios = np.zeros((3, *mask.shape))
+        for row in (row for row in rows if mask[row].any()):
+            at = row, mask[row]
+            surrogates[at], slopes[at], ratios[at] = book_losses.of_response(keys, now[at], was[at], gains[at])
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
-        seen = []
+        shares = shares_of_tokens(keys["aggregation"], mask[rows].sum(1), rows, tables)
+        good_tokens = mask[rows].sum(1) @ is_good[rows]
         for row, column in places:
             state, token = drawn.before[row, column], drawn.tokens[row, column]
-            share, chances = 1 / len(places), np.exp(logs[state])
+            share, chances = shares[row], np.exp(logs[state])
             log_prob = logs[state, token]
-            ratio = math.exp(log_prob - old[row, column])
-            gain = weights[row, column] * advantages[row, column]
-            plain, clipped = -gain * ratio, -gain * min(max(ratio, low), high)
-            surrogate, slope = (plain, plain) if plain >= clipped else (clipped, 0.0)
-            if gain < 0 and surrogate > -gain * dual:
-                surrogate, slope = -gain * dual, 0.0
+            surrogate, slope = surrogates[row, column], slopes[row, column]
             if kl["place"] == "loss":
                 surrogate += kl["coef"] * divergence(log_prob, reference[row, column], kl["estimator"])
                 log_r = reference[row, column] - log_prob
                 slope += kl["coef"] * {"k2": -log_r, "k3": 1 - math.exp(log_r)}[kl["estimator"]]
             entropy = -(chances * logs[state]).sum()
             loss += share * (surrogate - keys["entropy_coef"] * entropy)
+            nll = keys["positive_nll_coef"] / good_tokens if is_good[row] else 0.0
+            loss -= nll * log_prob
             one_hot = np.eye(len(chances))[token]
-            gradient[state] += share * slope * (one_hot - chances) / temperature
+            gradient[state] += (share * slope - nll) * (one_hot - chances) / temperature
             # d entropy / d logit k = -p_k (log p_k + entropy)
             gradient[state] += share * keys["entropy_coef"] * chances * (logs[state] + entropy) / temperature
-            seen.append((ratio, advantages[row, column], log_prob - old[row, column]))
-        learned.note(**moved(np.array(seen), low, high, dual))
+        counted = mask & np.isin(np.arange(len(mask)), rows)[:, None]
+        learned.note(**book_losses.clip_figures(keys, ratios[counted], advantages[counted]))
+        learned.note(**moved(ratios[counted], (now - was)[counted]))
         adamw(learned, gradient, tables["actor"]["optimizer"], lr=lr, loss=loss)
     return as_figures("actor", "policy", learned, drawn)
 
 
-def moved(seen: Array, low: float, high: float, dual: float) -> dict[str, float]:
+def moved(ratio: Array, log_r: Array) -> dict[str, float]:
     """How far a minibatch's ratios lie from 1."""
-    ratio, advantage, log_r = seen.T
-    above, below = (advantage > 0) & (ratio > high), (advantage < 0) & (ratio < low)
     ordered = np.sort(ratio)
 
     def rank(share: float) -> float:
         return float(ordered[round(share * (len(ordered) - 1))])
 
     return {
-        "clip_frac_high": above.mean(),
-        "clip_frac_low": below.mean(),
-        "clip_frac": (above | below).mean(),
-        "dual_clip_frac": ((advantage < 0) & (ratio > dual)).mean(),
         "approx_kl": (np.exp(log_r) - 1 - log_r).mean(),
         "ratio_mean": ratio.mean(),
         "ratio_p01": rank(0.01),
@@ -270,31 +278,39 @@ def moved(seen: Array, low: float, high: float, dual: float) -> dict[str, float]
 
 def minibatches(tables: Tables, drawn: Drawn, mask: Array, *, role: str) -> list[tuple[list[int], float]]:
     """(rows, learning rate) of each optimizer step; one without a counted token is none."""
-    ppo = tables["ppo"]
+    ppo, optimizer = tables["ppo"], tables[role]["optimizer"]
     epochs = ppo["epochs"] if role == "actor" or ppo["critic_epochs"] is None else ppo["critic_epochs"]
     own = ppo.get("critic_minibatch_seqs") if role == "critic" else None
     size, num_rows = own or ppo["minibatch_seqs"], len(mask)
-    steps = tables["steps"] - (ppo["critic_only_steps"] if role == "actor" else 0)
-    planned = steps * epochs * (num_rows // size)
+    waits = ppo["critic_only_steps"] if role == "actor" else 0
+    # A tick is an optimizer step, or all those of a PPO step.
+    by_step = optimizer.get("lr_ticks", "update") == "step"
+    per_tick = epochs * (num_rows // size) if by_step else 1
+    planned = (tables["steps"] - waits) * epochs * (num_rows // size)
     found: list[tuple[list[int], float]] = []
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(derived(tables["seed"], drawn.step, role, epoch))
         order = torch.randperm(num_rows, generator=generator).tolist()
+        if ppo.get("minibatch_order", "shuffled") == "in_order":
+            order = list(range(num_rows))
         for start in range(0, num_rows, size):
             rows = order[start : start + size]
             if mask[rows].any():
-                update = drawn.updates[role] + len(found)
-                found.append((rows, rate(tables[role]["optimizer"], update, planned)))
+                tick = drawn.step - 1 - waits if by_step else drawn.updates[role] + len(found)
+                found.append((rows, rate(optimizer, tick, planned, per_tick)))
     return found
 
 
-def rate(keys: Tables, update: int, planned: int) -> float:
-    """Linear warm-up, whose first step is not 0; then constant, or linear or half a cosine down to the floor."""
-    peak, warmup, floor = keys["lr"], keys["lr_warmup_updates"], keys["lr_min_frac"]
-    if update < warmup:
-        return float(peak * (update + 1) / warmup)
-    end = keys["lr_decay_updates"] or planned
-    done = min((update - warmup) / (end - warmup), 1.0)
+def rate(keys: Tables, tick: int, planned: int, per_tick: int) -> float:
+    """Linear warm-up, whose first tick is not 0 or as written; then constant, or linear or half a cosine down to the
+    floor."""
+    peak, floor, first = keys["lr"], keys["lr_min_frac"], keys.get("lr_warmup_init_frac")
+    share = keys.get("lr_warmup_frac")
+    warmup = keys["lr_warmup_updates"] // per_tick if share is None else round(share * planned / per_tick)
+    if tick < warmup:
+        return float(peak * ((tick + 1) / warmup if first is None else first + (1 - first) * tick / warmup))
+    end = (keys["lr_decay_updates"] or planned) // per_tick
+    done = min((tick - warmup) / (end - warmup), 1.0)
     shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[keys["lr_schedule"]]
     return float(peak * (floor + (1 - floor) * shape) if keys["lr_schedule"] != "constant" else peak)
 
@@ -333,9 +349,9 @@ def figures_of_rewards(scores: Sequence[float | None], shaped: Array, valid: Arr
     }
 
 
-def figures_of_mismatch(actor: Array, drawn: Drawn) -> dict[str, Any]:
-    """Trainer against sampler over all counted tokens; the effective sample size is Kish's."""
-    gap = (actor - drawn.sampler)[drawn.mask]
+def figures_of_mismatch(actor: Array, drawn: Drawn, counted: Array) -> dict[str, Any]:
+    """Trainer against sampler over the counted tokens; the effective sample size is Kish's."""
+    gap = (actor - drawn.sampler)[counted]
     weights = np.exp(gap)
     return {
         "mismatch/gap_mean_abs": np.abs(gap).mean(),

@@ -19,6 +19,12 @@ from wiring.cases import each_key, holds
 
 LOSS = {"place": "loss", "estimator": "k3", "coef": 0.4}
 
+AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
+SHARED = {"aggregation": "token_mean", "entropy_coef": 0.02, "positive_nll_coef": 0.0}
+GSPO = {"kind": "gspo", "clip_low": 0.02, "clip_high": 0.03, "ratio_gradient": "token", **SHARED}
+CISPO = {"kind": "cispo", "clip_low": 0.1, "clip_high": 0.15, **SHARED}
+POLICY_LOSSES: tuple[dict[str, Any], ...] = (GSPO, CISPO, {"kind": "reinforce", **SHARED})
+
 CASES: list[tuple[str, Any]] = [
     ("seed", 6),
     ("rollout.prompts_per_step", 9),
@@ -35,6 +41,7 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.critic_epochs", None),
     ("ppo.minibatch_seqs", 4),
     ("ppo.minibatch_seqs", 1),
+    ("ppo.minibatch_order", "in_order"),
     ("ppo.critic_minibatch_seqs", 3),
     ("ppo.advantages.gamma", 0.6),
     ("ppo.advantages.gae_lambda", 0.2),
@@ -52,6 +59,9 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.policy_loss.dual_clip", None),
     ("ppo.policy_loss.entropy_coef", 0.3),
     ("ppo.policy_loss.entropy_coef", 0.0),
+    ("ppo.policy_loss.positive_nll_coef", 0.3),
+    *(("ppo.policy_loss.aggregation", kind) for kind in AGGREGATIONS[1:]),
+    *(("ppo.policy_loss", table) for table in POLICY_LOSSES),
     ("ppo.value_loss.clip", 0.05),
     ("ppo.value_loss.clip", None),
     ("ppo.value_loss.scale", 0.3),
@@ -72,6 +82,8 @@ CASES: list[tuple[str, Any]] = [
             "grad_clip": 0.0,
             "lr_schedule": "constant",
             "lr_warmup_updates": 1,
+            "lr_warmup_frac": 0.4,
+            "lr_warmup_init_frac": 0.1,
             "lr_decay_updates": None,
             "lr_min_frac": 0.6,
         }.items()
@@ -84,11 +96,14 @@ CASES: list[tuple[str, Any]] = [
 
 MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "rollout": ((), ("drawn",)),
-    "reward": (("drawn",), ("shaped",)),
+    "reward": (("drawn",), ("scores",)),
     "values": (("drawn",), ("values",)),
     "logprobs": (("drawn",), ("logprobs", "entropy", "reference")),
     "correction": (("drawn", "logprobs"), ("weights",)),
-    "advantages": (("drawn", "shaped", "values", "logprobs", "reference"), ("advantages", "returns", "kl/coef")),
+    "advantages": (
+        ("drawn", "scores", "values", "logprobs", "reference"),
+        ("shaped", "advantages", "returns", "kl/coef"),
+    ),
     "critic_update": (("drawn", "values", "advantages", "returns"), ("critic table",)),
     "actor_update": (("drawn", "logprobs", "reference", "weights", "advantages", "kl/coef"), ("actor table",)),
 }
@@ -128,6 +143,42 @@ def test_the_penalty_is_where_the_recipe_puts_it(place: str, estimator: str) -> 
     assert [float(told["kl/coef"]) for told in found] == list(coefs)
 
 
+@holds("ppo.policy_loss.kind", "ppo.policy_loss.ratio_gradient")
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        (GSPO, "clip_low", 0.2),
+        (GSPO, "clip_high", 0.3),
+        (GSPO, "ratio_gradient", "sequence"),
+        (CISPO, "clip_low", 1.0),
+        (CISPO, "clip_high", 0.02),
+    ],
+    ids=str,
+)
+def test_each_policy_loss_has_its_own_bounds_and_gradient(table: dict[str, Any], key: str, value: Any) -> None:
+    found = [numbers(with_keys({"ppo.policy_loss": each})) for each in (table, {**table, key: value})]
+    assert "actor table" in bench.differing(*found)
+
+
+@pytest.mark.parametrize("table", POLICY_LOSSES, ids=lambda table: table["kind"])
+@pytest.mark.parametrize("kind", AGGREGATIONS[1:])
+def test_each_policy_loss_is_averaged_with_its_entropy_and_its_penalty(table: dict[str, Any], kind: str) -> None:
+    changes = {"ppo.kl": LOSS, "ppo.policy_loss": {**table, "aggregation": kind, "positive_nll_coef": 0.2}}
+    numbers(with_keys(changes))
+
+
+@holds("ppo.old_logprobs")
+def test_old_log_probs_are_whose_the_recipe_says() -> None:
+    plain = {"ppo.rollout_correction": {"kind": "none"}}
+    trainer, sampler = (numbers(with_keys({**plain, "ppo.old_logprobs": by})) for by in ("trainer", "sampler"))
+    assert bench.differing(trainer, sampler) >= {"logprobs", "entropy", "actor table", "token_rewards"}
+    once = {**plain, "ppo.kl": LOSS, "ppo.epochs": 1, "ppo.minibatch_seqs": 12}
+    trainer, current = (numbers(with_keys({**once, "ppo.old_logprobs": by})) for by in ("trainer", "current"))
+    # With one update, the old log-probs are the current ones: nothing else is another.
+    assert bench.differing(trainer, current) == {"logprobs", "entropy"}
+    assert current["policy/ratio_max"] == 1.0
+
+
 @holds("ppo.critic_only_steps")
 def test_the_actors_decay_is_over_when_its_last_update_is() -> None:
     for decay in ("linear", "cosine"):
@@ -136,6 +187,23 @@ def test_the_actors_decay_is_over_when_its_last_update_is() -> None:
         # Four updates a step, warm-up of three: over after (4 - 1) * 4 and (4 - 2) * 4 updates.
         assert bench.differing(*found) >= {"policy minibatches lr", "actor table"}
         assert "critic table" not in bench.differing(*found)
+
+
+@holds("actor.optimizer.lr_ticks", "critic.optimizer.lr_ticks")
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+def test_a_rate_that_moves_with_steps_is_that_of_the_step_for_all_its_updates(decay: str) -> None:
+    # The actor has four updates a step, the critic six; the bench is at step 2, the actor's first.
+    lengths = {"actor.optimizer.lr_warmup_updates": 4, "actor.optimizer.lr_decay_updates": 12}
+    lengths |= {"critic.optimizer.lr_warmup_updates": 6, "critic.optimizer.lr_decay_updates": None}
+    lengths |= {f"{role}.optimizer.lr_schedule": decay for role in ("actor", "critic")}
+    for waits, tick in ((1, 0), (0, 1)):
+        moving = {**lengths, "ppo.critic_only_steps": waits}
+        ticked = {**moving, "actor.optimizer.lr_ticks": "step", "critic.optimizer.lr_ticks": "step"}
+        found = [numbers(with_keys(keys)) for keys in (moving, ticked)]
+        assert bench.differing(*found) >= {"policy minibatches lr", "value minibatches lr", "actor table"}
+        # Peak 0.4 after a tick of warm-up, of three; 0.2 of four.
+        assert found[1]["policy minibatches lr"].tolist() == [0.4] * 4, tick
+        assert found[1]["value minibatches lr"].tolist() == [0.2] * 6
 
 
 def test_a_decay_without_an_end_is_over_with_the_run() -> None:

@@ -5,7 +5,6 @@ Bytes are estimates from the model's config.json and say so; everything else is 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ppoctl.model.folder import local_folder
 from ppoctl.plan.disk import StoragePlan, storage_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.microbatches import microbatches
-from ppoctl.ppo.learning_rate import learning_rate
+from ppoctl.plan.schedule import learning_rate_of
 from ppoctl.recipe import sizes
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
@@ -188,18 +187,11 @@ def _batch(recipe: Recipe) -> BatchPlan:
 
 def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     per_step, total = sizes.updates_per_step(recipe, role), sizes.planned_updates(recipe, role)
-    minibatch, optimizer = sizes.minibatch_seqs(recipe, role), table.optimizer
+    minibatch = sizes.minibatch_seqs(recipe, role)
     layout = layouts(recipe)[role]
     fewest, most = microbatches(recipe, role, sizes.longest_sequence(recipe))
     key, held = sizes.microbatch_limit(table.batching, with_gradient=False)
-    lr_at = partial(
-        learning_rate,
-        peak=optimizer.lr,
-        warmup_updates=optimizer.lr_warmup_updates,
-        total_updates=optimizer.lr_decay_updates or total,
-        kind=optimizer.lr_schedule,
-        min_frac=optimizer.lr_min_frac,
-    )
+    rate, warmup = learning_rate_of(recipe, role), sizes.warmup_updates(recipe, role)
     return RolePlan(
         layout=layout.describe(),
         data_ranks=layout.data,
@@ -208,11 +200,11 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         minibatches_per_epoch=sizes.sequences_per_step(recipe) // minibatch,
         updates_per_step=per_step,
         updates_total=total,
-        warmup_updates=optimizer.lr_warmup_updates,
-        warmup_steps=optimizer.lr_warmup_updates / per_step,
-        lr_first=lr_at(0),
-        lr_peak=optimizer.lr,
-        lr_last=lr_at(total - 1),
+        warmup_updates=warmup,
+        warmup_steps=warmup / per_step,
+        lr_first=rate.at(0),
+        lr_peak=rate.peak,
+        lr_last=rate.at((total - 1) // sizes.updates_per_tick(recipe, role)),
         microbatches_per_minibatch_min=fewest,
         microbatches_per_minibatch_max=most,
         recompute=table.recompute,

@@ -307,7 +307,7 @@ def _without_replaced(
         inner = tree.at(here, (name,), data) if here is not None else None
         above = stronger.get(name) if isinstance(stronger, Mapping) else None
         if isinstance(inner, tree.Choice) and isinstance(value, dict) and isinstance(above, Mapping):
-            mine, theirs = inner.chosen(value), inner.chosen(above)
+            mine, theirs = inner.chosen(value) or inner.usual, inner.chosen(above)
             if mine and theirs and mine != theirs:
                 replaced.add((*path, name))
         if (*path, name) not in replaced:

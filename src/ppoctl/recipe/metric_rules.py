@@ -16,6 +16,15 @@ _OF_A_CORRECTION = tuple(
 )
 
 
+_CLIPS = {
+    "clip": ("clip_frac", "clip_frac_high", "clip_frac_low", "dual_clip_frac"),
+    "gspo": ("clip_frac", "clip_frac_high", "clip_frac_low"),
+    "cispo": ("clip_frac", "clip_frac_high", "clip_frac_low"),
+    "reinforce": (),
+}
+"""Kind of policy loss -> its figures about clips; `clip` has all that there are."""
+
+
 def every_expectation_can_be_judged(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
         key: KeyPath = ("expect", name)
@@ -44,6 +53,9 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
     elif name in _OF_A_CORRECTION and recipe.ppo.rollout_correction.kind == "none":
         says = f"`{name}` needs a correction of rollouts, and none is made"
         yield Conflict(says, (key, ("ppo", "rollout_correction", "kind")))
+    elif name.startswith("policy/") and _is_of_another_clip(name.removeprefix("policy/"), recipe):
+        kind = recipe.ppo.policy_loss.kind
+        yield Conflict(f"`{name}` is of a clip that `{kind}` has not", (key, ("ppo", "policy_loss", "kind")))
     elif named is not None and named not in recipe.data.eval:
         have = ", ".join(f"`{other}`" for other in recipe.data.eval) or "none"
         says = f"`{name}` speaks of an evaluation set `{named}`; [data.eval] has {have}"
@@ -52,6 +64,10 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
         yield Conflict(f"`{name}` needs an evaluation set, and [data.eval] has none", (key, ("data", "eval")))
     elif name in (metrics.REWARD_STRICT_MEAN.name, metrics.REWARD_LENIENT_MEAN.name):
         yield from _no_other_reading(recipe, name, key)
+
+
+def _is_of_another_clip(figure: str, recipe: Recipe) -> bool:
+    return figure in _CLIPS["clip"] and figure not in _CLIPS[recipe.ppo.policy_loss.kind]
 
 
 def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
@@ -126,15 +142,17 @@ def _reported_at(recipe: Recipe, name: str) -> Sequence[int]:
     """Steps at which a run reports this metric; 0 is before the first."""
     if _is_of_an_evaluation(name):
         return [step for step in range(recipe.steps + 1) if evaluates(recipe, step)]
-    return range(1 + recipe.ppo.critic_only_steps * _is_of_the_actors_update(name), recipe.steps + 1)
+    return range(1 + recipe.ppo.critic_only_steps * _is_of_the_actors_update(recipe, name), recipe.steps + 1)
 
 
 def _is_of_an_evaluation(name: str) -> bool:
     return metrics.eval_set(name) is not None or name == metrics.TIME_EVAL_S.name
 
 
-def _is_of_the_actors_update(name: str) -> bool:
-    return name.startswith("policy/") or name in (metrics.TIME_ACTOR_UPDATE_S.name, *_OF_A_CORRECTION)
+def _is_of_the_actors_update(recipe: Recipe, name: str) -> bool:
+    # Of which log-probs there are before the update depends who says them.
+    untold = {"trainer": (), "sampler": ("mismatch/",), "current": ("mismatch/", "kl/")}[recipe.ppo.old_logprobs]
+    return name.startswith(("policy/", *untold)) or name in (metrics.TIME_ACTOR_UPDATE_S.name, *_OF_A_CORRECTION)
 
 
 def _watched(recipe: Recipe) -> Sequence[tuple[str, KeyPath]]:

@@ -23,7 +23,11 @@ from ppoctl.recipe.kl import Kl as Kl
 from ppoctl.recipe.kl import KlInLoss as KlInLoss
 from ppoctl.recipe.kl import KlInReward as KlInReward
 from ppoctl.recipe.kl import NoKl as NoKl
-from ppoctl.recipe.losses import PolicyLossTable as PolicyLossTable
+from ppoctl.recipe.losses import CispoLoss as CispoLoss
+from ppoctl.recipe.losses import ClippedLoss as ClippedLoss
+from ppoctl.recipe.losses import GspoLoss as GspoLoss
+from ppoctl.recipe.losses import PolicyLoss as PolicyLoss
+from ppoctl.recipe.losses import ReinforceLoss as ReinforceLoss
 from ppoctl.recipe.losses import ValueLossTable as ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable
 from ppoctl.recipe.slurm import SlurmTable as SlurmTable

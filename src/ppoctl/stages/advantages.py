@@ -1,4 +1,4 @@
-"""50-advantages: rewards per token, generalised advantages, whitening over the whole step."""
+"""50-advantages: the arithmetic of rewards, generalised advantages, whitening over the whole step."""
 
 from dataclasses import dataclass, replace
 
@@ -10,14 +10,15 @@ from ppoctl.batch.records import Advantages, Carry, Logprobs, Rewards, Rollouts,
 from ppoctl.ppo.advantages import gae
 from ppoctl.ppo.kl import kl_estimate
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
-from ppoctl.ppo.rewards import terminal_rewards
-from ppoctl.stages.logprobs import KlPenalty, reference_of
+from ppoctl.stages.logprobs import KlPenalty, kl_figures, reference_of
+from ppoctl.stages.shaping import RewardStep, shape
 
 
 @dataclass(frozen=True)
 class AdvantagesStage:
     """What the updates read, from what the step has gathered."""
 
+    reward_steps: tuple[RewardStep, ...]
     gamma: float
     gae_lambda: float
     whitened: bool
@@ -31,8 +32,9 @@ class AdvantagesStage:
     ) -> Advantages:
         mask = rollouts.mask & rewards.valid[:, None]
         kl = self._kl(logprobs, mask)
-        token_rewards = terminal_rewards(rewards.shaped, mask)
-        carry = self._next_carry(carry)
+        earned = shape(rewards, rollouts, carry, self.reward_steps)
+        token_rewards = earned.per_token
+        carry = self._next_carry(earned.carry)
         if kl is not None and self.penalty is not None and self.penalty.place == "reward":
             token_rewards = token_rewards - carry.kl_coef * kl
         raw, returns = gae(token_rewards, values.values, mask, gamma=self.gamma, lam=self.gae_lambda)
@@ -42,7 +44,8 @@ class AdvantagesStage:
             token_rewards=token_rewards,
             mask=mask,
             carry_out=carry.as_dict(),
-            summary=_summary(raw, mask, kl, carry),
+            summary=earned.figures | _summary(raw, mask, kl, carry),
+            shaped=earned.per_response,
         )
 
     def _next_carry(self, carry: Carry) -> Carry:
@@ -50,7 +53,7 @@ class AdvantagesStage:
         return replace(carry, kl_coef=0.0 if self.penalty is None else self.penalty.coef)
 
     def _kl(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"] | None:
-        if self.penalty is None:
+        if self.penalty is None or logprobs.actor is None:
             return None
         kl = kl_estimate(logprobs.actor, reference_of(logprobs), kind=self.penalty.estimator)
         return kl.where(mask, 0.0)
@@ -65,8 +68,5 @@ def _summary(
         metrics.ADVANTAGE_RAW_ABS_MAX.name: float(raw.where(mask, 0.0).abs().max()),
     }
     if kl is not None:
-        mean = float(masked_mean(kl, mask))
-        figures[metrics.KL_REFERENCE_MEAN.name] = mean
-        figures[metrics.KL_COEF.name] = carry.kl_coef
-        figures[metrics.KL_PENALTY_MEAN.name] = carry.kl_coef * mean
+        figures |= kl_figures(kl, mask, carry.kl_coef)
     return figures

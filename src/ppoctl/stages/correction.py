@@ -21,6 +21,7 @@ class CorrectionStage:
     name: str = "correction"
 
     def run(self, rollouts: Rollouts, logprobs: Logprobs) -> Correction:
+        assert logprobs.actor is not None, "a correction is on, and the trainer's log-probs were not taken"
         weights = truncated_importance_weights(
             logprobs.actor, rollouts.sampler_logprobs, rollouts.mask, max_ratio=self.max_ratio
         )

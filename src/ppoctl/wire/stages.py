@@ -3,17 +3,25 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
-from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
+from ppoctl.plan.schedule import learning_rate_of
+from ppoctl.ports import Asked, Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.aggregation import aggregation
-from ppoctl.ppo.policy_loss import PolicyClip
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
-from ppoctl.recipe.sizes import epochs, minibatch_seqs, planned_updates
-from ppoctl.rewards.shaping import shape
+from ppoctl.recipe.schema import KlInLoss, KlInReward, Recipe, TruncatedImportance
+from ppoctl.recipe.sizes import (
+    critic_only_steps,
+    epochs,
+    minibatch_seqs,
+    optimizer_of,
+    planned_updates,
+    updates_per_tick,
+    warmup_updates,
+)
+from ppoctl.rewards.arithmetic import RewardArithmetic
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.correction import CorrectionStage
@@ -25,14 +33,19 @@ from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from ppoctl.stages.values import ValuesStage
+from ppoctl.wire.losses import policy_loss
+from ppoctl.wire.reward_steps import reward_steps
+
+ARITHMETIC = tuple(f"reward.{key}" for key in tree.of(RewardArithmetic).keys)
+"""What becomes of scores: a change of it scores nothing again."""
 
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
     "reward": ("reward",),
     "values": ("model",),
-    "logprobs": ("model", "rollout.temperature", "ppo.kl"),
+    "logprobs": ("model", "rollout.temperature", "ppo.kl", "ppo.old_logprobs"),
     "correction": ("ppo.rollout_correction",),
-    "advantages": ("ppo.advantages", "ppo.kl"),
+    "advantages": ("ppo.advantages", "ppo.kl", *ARITHMETIC),
     "critic_update": (
         "seed",
         "model",
@@ -40,6 +53,7 @@ READS: dict[str, tuple[str, ...]] = {
         "ppo.critic_epochs",
         "ppo.epochs",
         "ppo.minibatch_seqs",
+        "ppo.minibatch_order",
         "ppo.critic_minibatch_seqs",
         "ppo.value_loss",
     ),
@@ -50,13 +64,14 @@ READS: dict[str, tuple[str, ...]] = {
         "rollout.temperature",
         "ppo.epochs",
         "ppo.minibatch_seqs",
+        "ppo.minibatch_order",
         "ppo.policy_loss",
         "ppo.kl",
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads. An update also reads how many optimizer steps its schedule spans, if it ends, and
-the longest length of a response, if its loss is divided by it."""
+"""The recipe keys each stage reads; who scores does not read the arithmetic of rewards. See `_read_elsewhere` for
+what an update reads besides."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -65,15 +80,23 @@ def read_by(stage: str, recipe: Recipe) -> str:
     if stage not in READS:
         return ""
     role = stage.removesuffix("_update")
-    lengths = _read_lengths(recipe, role) if role != stage else ()
-    return _hash(fingerprint(recipe, READS[stage]), *lengths)
+    without = () if stage == "advantages" else ARITHMETIC
+    elsewhere = _read_elsewhere(recipe, role) if role != stage else ()
+    return _hash(fingerprint(recipe, READS[stage], without=without), *elsewhere)
 
 
-def _read_lengths(recipe: Recipe, role: str) -> Iterator[str]:
-    """Lengths that an update reads where its keys ask for them: of a schedule that ends, of the longest response."""
-    if span := _plan(recipe, role).schedule.total_updates:
-        yield f"{span} updates"
-    if role == "critic" and recipe.ppo.value_loss.aggregation == "fixed_length":
+def _read_elsewhere(recipe: Recipe, role: str) -> Iterator[str]:
+    """What an update of the role reads of keys that it otherwise does not: of how many steps there are, where a
+    learning rate follows them; of how long a response may be, where a loss divides by it."""
+    table = optimizer_of(recipe, role)
+    if table.lr_schedule != "constant":
+        yield f"{table.lr_decay_updates or planned_updates(recipe, role)} updates"
+    if table.lr_warmup_frac is not None:
+        yield f"{warmup_updates(recipe, role)} updates of warm-up"
+    if table.lr_ticks == "step":
+        yield f"{updates_per_tick(recipe, role)} updates a tick, after {critic_only_steps(recipe, role)} steps"
+    loss = recipe.ppo.policy_loss if role == "actor" else recipe.ppo.value_loss
+    if loss.aggregation == "fixed_length":
         yield f"{recipe.rollout.max_new_tokens} tokens"
 
 
@@ -99,7 +122,6 @@ class StageBuilder:
             ),
             reward=RewardStage(
                 scorer=self.scorer,
-                scale=partial(shape, scale=recipe.reward.scale),
                 max_error_frac=recipe.reward.max_error_frac,
                 fingerprint=read_by("reward", recipe),
                 between=self.drawing.gate.between,
@@ -107,12 +129,14 @@ class StageBuilder:
             values=ValuesStage(models=self.models, fingerprint=read_by("values", recipe)),
             logprobs=LogprobsStage(
                 models=self.models,
-                temperature=recipe.rollout.temperature,
+                scored=_scored(recipe),
                 with_reference=penalty is not None,
+                source=recipe.ppo.old_logprobs,
                 fingerprint=read_by("logprobs", recipe),
             ),
             correction=_correction(recipe),
             advantages=AdvantagesStage(
+                reward_steps=reward_steps(recipe.reward),
                 gamma=gae.gamma,
                 gae_lambda=gae.gae_lambda,
                 whitened=gae.whiten,
@@ -139,8 +163,11 @@ class StageBuilder:
         return ActorUpdateStage(
             models=self.models,
             plan=_plan(recipe, "actor"),
-            clip=PolicyClip(ppo.policy_loss.clip_low, ppo.policy_loss.clip_high, ppo.policy_loss.dual_clip),
+            scored=_scored(recipe),
+            loss=policy_loss(ppo.policy_loss),
+            aggregation=aggregation(ppo.policy_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             entropy_coef=ppo.policy_loss.entropy_coef,
+            positive_nll_coef=ppo.policy_loss.positive_nll_coef,
             penalty=penalty,
             fingerprint=read_by("actor_update", recipe),
         )
@@ -181,18 +208,18 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
     )
 
 
+def _scored(recipe: Recipe) -> Asked:
+    """How the trainer takes log-probs: of the distribution that the generator drew from."""
+    return Asked(temperature=recipe.rollout.temperature)
+
+
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:
-    table = (recipe.critic if role == "critic" else recipe.actor).optimizer
-    schedule = _schedule(table, planned=planned_updates(recipe, role))
-    return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), recipe.seed, schedule)
-
-
-def _schedule(table: OptimizerTable, *, planned: int) -> Schedule:
-    # A constant rate does not depend on how many steps are planned, so raising `steps` must not change its
-    # fingerprint.
-    total = 0 if table.lr_schedule == "constant" else table.lr_decay_updates or planned
+    table = optimizer_of(recipe, role)
     constant = OptimizerStep(table.lr, table.weight_decay, table.grad_clip, table.beta1, table.beta2, table.eps)
-    return Schedule(table.lr, table.lr_schedule, table.lr_warmup_updates, total, table.lr_min_frac, constant)
+    steps_before = critic_only_steps(recipe, role) if table.lr_ticks == "step" else None
+    schedule = Schedule(learning_rate_of(recipe, role), constant, steps_before)
+    seed = recipe.seed if recipe.ppo.minibatch_order == "shuffled" else None
+    return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), seed, schedule)
 
 
 def _hash(*parts: str) -> str:
