@@ -38,7 +38,10 @@ from ppoctl.table import Table as Table
 
 
 class CriticModelTable(Table):
-    """The critic's own model: of any supported family and size, with the tokens of the actor's."""
+    """The critic's own model: of any supported family and size, with the tokens of the actor's.
+
+    Default of: NeMo-RL and verl (none: the actor's model); OpenRLHF starts the critic from the reward model.
+    """
 
     path: Annotated[str, RESULTS]
     """Weights that the critic starts from: a reward model (a folder or hub id of a ...ForSequenceClassification with
