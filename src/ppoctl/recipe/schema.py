@@ -43,17 +43,33 @@ from ppoctl.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegati
 from ppoctl.table import Table as Table
 
 
+class CriticModelTable(Table):
+    """The critic's own model: of any supported family and size, with the tokens of the actor's.
+
+    Default of: NeMo-RL and verl (none: the actor's model); OpenRLHF starts the critic from the reward model.
+    """
+
+    path: Annotated[str, RESULTS]
+    """Weights that the critic starts from: a reward model (a folder or hub id of a ...ForSequenceClassification with
+    one label), another language model (its value head starts at zero), a folder by `convert-ckpt --to megatron`, or a
+    critic that a run has saved, `runs/NAME/states/critic/STEP`, whose optimizer is left behind."""
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, RESULTS] = None
+    """Dtype of the critic's weights and activations; absent: `model.dtype`."""
+
+
+PathOrTable = BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
+"""A table that may be written as its path alone, as run directories of before have it."""
+
+
 class ModelTable(Table):
-    """The base model: actor, reference and critic start from it."""
+    """The base model: actor and reference start from it, and a critic without a model of its own."""
 
     path: Annotated[str, RESULTS]
     """Hugging Face folder (a relative path starts at the recipe file) or hub id."""
     dtype: Annotated[Literal["float32", "bfloat16"], RESULTS] = "bfloat16"
     """Dtype of weights and activations; main weights and optimizer are float32 either way."""
-    critic: Annotated[str | None, RESULTS] = None
-    """Weights that the critic starts from: a reward model made from the same base (a folder or hub id of a
-    ...ForSequenceClassification with one label, or a folder by `convert-ckpt --to megatron`); absent: `path`, with a
-    head of zero."""
+    critic: Annotated[CriticModelTable | None, PathOrTable] = None
+    """The critic's own model, as a table or as its path alone; absent: the base model, with a head of zero."""
 
 
 class Gsm8kRows(Table):
