@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 Array = np.ndarray
+UNFILTERED = {"top_p": 1.0, "top_k": None, "min_p": 0.0}
 Tables = Mapping[str, Any]
 
 
@@ -65,9 +66,9 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     valid = np.array([score is not None for score in drawn.scores])
     shaped = np.array([0.0 if s is None else scaled(s, tables["reward"]["scale"]) for s in drawn.scores])
     mask = drawn.mask & valid[:, None]
-    temperature = tables["rollout"]["temperature"]
-    actor, entropy = said(drawn.actor, drawn, temperature)
-    reference, _ = said(drawn.reference, drawn, temperature)
+    sampling = tables["rollout"]
+    actor, entropy = said(drawn.actor, drawn, sampling)
+    reference, _ = said(drawn.reference, drawn, {**sampling, **UNFILTERED})
     values = np.where(drawn.mask, drawn.critic[drawn.before], 0.0)
     kl = tables["ppo"]["kl"]
     has_kl = kl["place"] != "none"
@@ -116,12 +117,29 @@ def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
     return to_low + (min(max(score, low), high) - low) * (to_high - to_low) / (high - low)
 
 
-def said(table: Array, drawn: Drawn, temperature: float) -> tuple[Array, Array]:
+def said(table: Array, drawn: Drawn, sampling: Tables) -> tuple[Array, Array]:
     """Log-prob of each response token, and entropy of what it was drawn from; 0 where there is none."""
-    logs = log_softmax(table / temperature)
-    chosen = np.where(drawn.present, logs[drawn.before, drawn.tokens], 0.0)
-    entropies = -(np.exp(logs) * logs).sum(1)
-    return chosen, np.where(drawn.present, entropies[drawn.before], 0.0)
+    chosen, entropies = np.zeros(drawn.present.shape), np.zeros(drawn.present.shape)
+    for place in zip(*np.nonzero(drawn.present), strict=True):
+        logs = drawn_from(table[drawn.before[place]], drawn.tokens[place], sampling)
+        chosen[place], entropies[place] = logs[drawn.tokens[place]], -(np.exp(logs) * logs).sum()
+    return chosen, entropies
+
+
+def drawn_from(logits: Array, token: int, sampling: Tables) -> Array:
+    """Log-probs of all ids, as far as the sampler's filters leave them; others have a chance of 0, and no log-prob to
+    speak of. The token was drawn, so it and all that are likelier were left."""
+    chances = np.exp(log_softmax(logits[None] / sampling["temperature"])[0])
+    left = {id_ for id_ in range(len(chances)) if chances[id_] >= sampling["min_p"] * chances.max()}
+    ordered = sorted(left, key=lambda id_: -chances[id_])[: sampling["top_k"] or None]
+    of_all, nucleus, mass = sum(chances[id_] for id_ in ordered), [], 0.0
+    for id_ in ordered:  # Holtzman et al. 2020: the smallest set whose mass is at least p
+        nucleus.append(id_)
+        mass += chances[id_]
+        if mass >= sampling["top_p"] * of_all:
+            break
+    kept = np.isin(np.arange(len(chances)), nucleus) | (chances >= chances[token])
+    return log_softmax(np.where(kept, logits / sampling["temperature"], -1e9)[None])[0]
 
 
 def log_softmax(logits: Array) -> Array:
@@ -210,20 +228,21 @@ def actor_update(
     tables: Tables, drawn: Drawn, mask: Array, *, old: Array, reference: Array, advantages: Array
 ) -> dict[str, Any]:
     """Schulman et al. 2017, equation 7, with the dual clip of Ye et al. 2020; entropy bonus, KL to the reference."""
-    ppo, temperature = tables["ppo"], tables["rollout"]["temperature"]
+    ppo, sampling = tables["ppo"], tables["rollout"]
+    temperature = sampling["temperature"]
     keys, kl = ppo["policy_loss"], ppo["kl"]
     low, high, dual = 1 - keys["clip_low"], 1 + keys["clip_high"], keys["dual_clip"] or math.inf
     weights = token_weights(ppo["rollout_correction"], old, drawn)
     learned = Learned(drawn.actor.copy(), np.zeros((2, *drawn.actor.shape)))
     for rows, lr in minibatches(tables, drawn, mask, role="actor"):
-        logs = log_softmax(learned.table / temperature)
         loss, gradient = 0.0, np.zeros_like(learned.table)
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
         seen = []
         for row, column in places:
             state, token = drawn.before[row, column], drawn.tokens[row, column]
-            share, chances = 1 / len(places), np.exp(logs[state])
-            log_prob = logs[state, token]
+            logs = drawn_from(learned.table[state], token, sampling)
+            share, chances = 1 / len(places), np.exp(logs)
+            log_prob = logs[token]
             ratio = math.exp(log_prob - old[row, column])
             gain = weights[row, column] * advantages[row, column]
             plain, clipped = -gain * ratio, -gain * min(max(ratio, low), high)
@@ -234,12 +253,12 @@ def actor_update(
                 surrogate += kl["coef"] * divergence(log_prob, reference[row, column], kl["estimator"])
                 log_r = reference[row, column] - log_prob
                 slope += kl["coef"] * {"k2": -log_r, "k3": 1 - math.exp(log_r)}[kl["estimator"]]
-            entropy = -(chances * logs[state]).sum()
+            entropy = -(chances * logs).sum()
             loss += share * (surrogate - keys["entropy_coef"] * entropy)
             one_hot = np.eye(len(chances))[token]
             gradient[state] += share * slope * (one_hot - chances) / temperature
             # d entropy / d logit k = -p_k (log p_k + entropy)
-            gradient[state] += share * keys["entropy_coef"] * chances * (logs[state] + entropy) / temperature
+            gradient[state] += share * keys["entropy_coef"] * chances * (logs + entropy) / temperature
             seen.append((ratio, advantages[row, column], log_prob - old[row, column]))
         learned.note(**moved(np.array(seen), low, high, dual))
         adamw(learned, gradient, tables["actor"]["optimizer"], lr=lr, loss=loss)
