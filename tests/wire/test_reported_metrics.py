@@ -25,6 +25,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a reference in the loss": {"ppo": {**PPO, "kl": {"place": "loss", "coef": 0.05}}},
     "raw advantages": {"ppo": {**PPO, "advantages": {"kind": "gae", "whiten": False}}},
     "clipped values, two clips": {"ppo": {**PPO, "value_loss": {"clip": 0.1}, "policy_loss": {"dual_clip": 3.0}}},
+    "gspo": {"ppo": {**PPO, "policy_loss": {"kind": "gspo"}}},
+    "cispo": {"ppo": {**PPO, "policy_loss": {"kind": "cispo", "positive_nll_coef": 0.1}}},
+    "reinforce, the sampler's log-probs": {
+        "ppo": {**PPO, "policy_loss": {"kind": "reinforce"}, "old_logprobs": "sampler"}
+    },
+    "forced on-policy": {
+        "ppo": {"epochs": 1, "minibatch_seqs": 8, "kl": {"place": "loss", "coef": 0.05}, "old_logprobs": "current"}
+    },
     "a corrected rollout": {"ppo": {**PPO, "rollout_correction": {"kind": "tis"}}},
     "the critic first": {"ppo": {**PPO, "critic_only_steps": 1}},
     "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
