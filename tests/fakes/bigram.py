@@ -39,7 +39,7 @@ def filtered_logs(logits: Tensor, drawn: Tensor | None, asked: Asked) -> Tensor:
     if not asked.is_filtered:
         return torch.log_softmax(x, -1)
     found = x.detach().softmax(-1)
-    likely, order = found.sort(-1, descending=True, stable=True)
+    likely, order = found.sort(dim=-1, descending=True, stable=True)
     likely = likely.where(likely >= asked.min_p * likely[:, :1], 0.0)
     likely[:, asked.top_k or VOCABULARY :] = 0.0
     before = likely.cumsum(-1) - likely
