@@ -124,8 +124,16 @@ class DataTable(Table):
 
 
 class RolloutTable(Table):
-    """Sampling of responses. Truncated sampling (top-p, top-k) is left out on purpose: the trainer's log-probs are
-    those of the full distribution, and the ratio of the two would be biased."""
+    """Sampling of responses, and of what distribution log-probs are: the trainer divides logits and leaves ids out as
+    the generator does, in `logprobs` and in updates, so that a ratio compares like with like.
+
+    Formula: logits / temperature; of these min_p, top_k, top_p in this order (vLLM's); an id that was drawn always
+        counts as kept. The reference is scored at the same temperature and whole, so that KL from it is at least
+        -log(its probability of the ids that are kept)
+    Source: top-p: Holtzman et al. 2020 (arXiv:1904.09751); min-p: Nguyen et al. 2024 (arXiv:2407.01082)
+    Default of: all systems (nothing is left out); verl's and trlX's trainers score the whole distribution, whatever
+        the generator left out
+    """
 
     prompts_per_step: Annotated[int, RESULTS, AtLeastOne]
     """Prompts in one PPO step."""
@@ -137,6 +145,13 @@ class RolloutTable(Table):
     """Most tokens of a response (vLLM's `max_tokens`); one that reaches it is truncated."""
     temperature: Annotated[float, RESULTS, Positive] = 1.0
     """Sampling temperature: logits are divided by it in the generator and in the trainer alike."""
+    top_p: Annotated[float, RESULTS, Field(gt=0, le=1)] = 1.0
+    """Draw from the smallest set of likeliest ids that has this share of the probability; 1: from all. Evaluations do
+    not read it, nor the next two."""
+    top_k: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Draw from so many likeliest ids, and those as likely as the last of them; absent: from all."""
+    min_p: Annotated[float, RESULTS, Field(ge=0, le=1)] = 0.0
+    """Draw from ids at least this many times as likely as the likeliest; 0: from all."""
     stop_strings: Annotated[tuple[str, ...], RESULTS, Array] = ()
     """Texts that end a response where they appear (vLLM's `stop`); end-of-sequence tokens always end it."""
     keep_finished_every_s: Annotated[float, SPEED, Positive] = 5.0
