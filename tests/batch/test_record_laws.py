@@ -56,7 +56,6 @@ def rewards(**changes: Any) -> Rewards:
     """The second has no score, the third took too long."""
     whole = Rewards(
         scores=torch.tensor([1.0, 0.0, 0.0, 0.5]),
-        shaped=torch.tensor([3.0, 0.0, 0.0, 2.0]),
         outcomes=torch.tensor([0, 2, 1, 0]),
         extras={"words": [1.0, 9.0, 9.0, 4.0]},
         outcome_messages=["", "boom", "10 s", ""],
@@ -96,7 +95,7 @@ BROKEN: list[tuple[str, Callable[[], Record]]] = [
     ("stamps has one entry per sequence", lambda: rollouts(stamps=[])),
     ("sends has one entry per sequence", lambda: rollouts(sends=[1, 1])),
     ("a missing score is stored as 0", lambda: rewards(scores=torch.tensor([1.0, 0.1, 0.0, 0.5]))),
-    ("a missing shaped score is stored as 0", lambda: rewards(shaped=torch.tensor([3.0, 0.0, -1.0, 2.0]))),
+    ("missing token scores are stored as 0", lambda: rewards(token_scores=torch.ones(4, 2))),
     ("outcome_messages has one entry per sequence", lambda: rewards(outcome_messages=["", "boom"])),
     ("truths has one entry per sequence", lambda: rewards(truths=["x"])),
     ("words has one entry per sequence", lambda: rewards(extras={"words": [1.0]})),
@@ -116,12 +115,14 @@ def test_a_record_that_breaks_a_law_is_refused_by_its_name(law: str, broken: Cal
 WHOLE: list[Record] = [
     rollouts(),
     rewards(),
+    rewards(token_scores=torch.tensor([[1.0, 0.5], [0.0, 0.0], [0.0, 0.0], [0.0, 0.25]])),
     Values(GRID, "critic@1:x"),
     Logprobs("actor@1:x", {}),
     Logprobs("actor@1:x", {"gap_mean_abs": 0.5}, GRID, GRID.abs()),
     Logprobs("actor@1:x", {"gap_mean_abs": 0.5}, GRID, GRID.abs(), GRID * 2),
     Correction(GRID.abs(), MASK, {"correction/weight_mean": 1.25}),
     advantages(),
+    advantages(shaped=torch.tensor([1.0, -0.5, 0.0])),
     Update("actor", 3, "p", "q", 7, {"loss": [0.5, 0.25]}, {"policy/loss": 0.375}, {"gap_k3": 0.25}),
     Evaluation("actor@1:x", {"eval/held/pass_at_1": 0.5}, [{"score": 1.0, "b": 2, "a": "x"}, {"score": None}]),
 ]
@@ -207,12 +208,11 @@ def test_figures_of_rewards_are_those_of_the_rows_that_have_a_score() -> None:
         "reward/timeout_frac": 0.25,
         "reward/score_mean": 0.75,
         "reward/score_std": 0.25,
-        "reward/shaped_mean": 2.5,
         "reward/words_mean": 2.5,
     }
     more_errors = rewards(outcomes=torch.tensor([0, 2, 2, 0])).figures()
     assert (more_errors["reward/error_frac"], more_errors["reward/timeout_frac"]) == (0.5, 0.0)
-    none = rewards(scores=torch.zeros(4), shaped=torch.zeros(4), outcomes=torch.tensor([1, 2, 1, 1]))
+    none = rewards(scores=torch.zeros(4), outcomes=torch.tensor([1, 2, 1, 1]))
     assert none.figures() == {"reward/error_frac": 0.25, "reward/timeout_frac": 0.75}
 
 
@@ -245,12 +245,13 @@ def test_states_are_named_by_what_they_were_made_from() -> None:
 
 
 def test_a_carry_is_named_by_its_numbers() -> None:
-    advantages = WHOLE[-3]
+    advantages = WHOLE[-4]
     assert isinstance(advantages, Advantages)
     assert advantages.carry == Carry(0.3)
     assert Carry(0.3).identity == Carry(0.3).identity != Carry(0.31).identity
     assert Carry(0.3).as_dict() == {"kl_coef": 0.3}
-    assert Carry().as_dict() == {"kl_coef": 0.0}  # what a run had before the field was
+    assert Carry().as_dict() == {}
+    assert Carry(**Carry(0.3).as_dict()) == Carry(0.3)
 
 
 def test_a_field_that_came_later_leaves_the_names_of_carries_as_they_were() -> None:
@@ -270,3 +271,24 @@ def test_a_record_of_before_a_field_was_has_its_default_and_what_is_not_known_is
         decode(codec.encode("logprobs", whole, {"gap": {}}))
     with pytest.raises(ValueError, match="kind `logprobs` with unknown field `later`"):
         decode(codec.encode("logprobs", whole, {"stamp": "x", "gap": {}, "later": 1}))
+
+
+def test_a_field_that_came_later_leaves_the_names_of_records_as_they_were() -> None:
+    @dataclass(frozen=True)
+    class Later(Logprobs):
+        coef: float = 0.0
+
+    plain = ("actor", GRID), ("entropy", GRID.abs()), ("stamp", "actor@1:x"), ("gap", {})
+    before, after = Logprobs(**dict(plain)), Later(**dict(plain))  # type: ignore[arg-type]
+    assert after.identity == before.identity != replace(after, coef=0.5).identity
+
+
+def test_a_field_that_nobody_reads_any_more_is_forgotten_and_the_record_keeps_its_name() -> None:
+    whole = rewards()
+    tensors = {"scores": whole.scores, "outcomes": whole.outcomes, "shaped": whole.scores * 2 - 1}
+    meta = {"extras": whole.extras, "outcome_messages": whole.outcome_messages, "truths": whole.truths}
+    before = codec.encode("rewards", tensors, meta)
+    found = decode(before)
+    assert isinstance(found, Rewards)
+    assert torch.equal(found.scores, whole.scores)
+    assert found.identity == codec.digest(before) != whole.identity

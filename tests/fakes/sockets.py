@@ -134,11 +134,7 @@ def fake_sockets(
 ) -> Sockets:
     def trainer(role: str) -> BigramTrainer:
         patience = looks[role] if isinstance(looks, Mapping) else looks
-        # Only what the actor computes depends on it.
-        temperature = recipe.rollout.temperature if role == "actor" else 1.0
-        return BigramTrainer(
-            role, temperature=temperature, on_minibatch=on_minibatch, on_file=on_file, looks=patience
-        )
+        return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=patience)
 
     return Sockets(
         actor=trainer("actor"),

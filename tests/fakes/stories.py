@@ -19,7 +19,7 @@ class GroupAdvantages:
     def run(self, rollouts: Rollouts, rewards: Rewards, carry: Carry) -> Advantages:
         mask = rollouts.mask & rewards.valid[:, None]
         prompts = torch.tensor([rollouts.prompt_ids.index(name) for name in rollouts.prompt_ids])
-        scores = rewards.shaped.where(rewards.valid, 0.0)
+        scores = rewards.scores.where(rewards.valid, 0.0)
         ones = rewards.valid.float()
         sums, counts = (torch.zeros(len(prompts)).index_add(0, prompts, each) for each in (scores, ones))
         advantages = (scores - (sums / counts.clamp(min=1.0))[prompts])[:, None] * mask

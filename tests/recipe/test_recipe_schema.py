@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.explain import EXAMPLES, FOREIGN_NAMES
+from ppoctl.recipe.explain import EXAMPLES, TERMS
 from ppoctl.recipe.marks import marked
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
@@ -59,14 +59,14 @@ def test_every_required_key_has_an_example_line() -> None:
 
 def test_names_of_other_systems_lead_to_keys_of_ours() -> None:
     names = {path[-1] for path, _ in KEYS}
-    assert set(FOREIGN_NAMES.values()) <= names
-    assert not set(FOREIGN_NAMES) & names
+    assert set(TERMS.values()) <= names
+    assert not set(TERMS) & names
 
 
 def test_terms_of_megatron_core_and_vllm_are_read_from_the_docstrings_of_the_keys() -> None:
-    assert FOREIGN_NAMES["tensor_model_parallel_size"] == "tensor"
-    assert FOREIGN_NAMES["max_num_seqs"] == "max_concurrent_seqs"
-    assert FOREIGN_NAMES["use_distributed_optimizer"] == "distributed_optimizer"
+    assert TERMS["tensor_model_parallel_size"] == "tensor"
+    assert TERMS["max_num_seqs"] == "max_concurrent_seqs"
+    assert TERMS["use_distributed_optimizer"] == "distributed_optimizer"
 
 
 def test_units_are_in_the_names_of_quantities() -> None:

@@ -27,16 +27,12 @@ def requests(*ids: str) -> list[ScoreRequest]:
     return [ScoreRequest(name, "", (), "2 4 1", "even", {}, "terminated") for name in ids]
 
 
-def as_is(scores: torch.Tensor) -> torch.Tensor:
-    return scores
-
-
 def test_a_missing_score_is_no_score_of_zero() -> None:
     scores = [Score(1.0, "ok"), Score(None, "timeout", "10 s"), Score(0.0, "ok"), Score(None, "error", "boom")]
-    rewards = collect(scores, requests("a", "b", "c", "d"), lambda x: x * 2 - 1)
+    rewards = collect(scores, requests("a", "b", "c", "d"))
     assert rewards.valid.tolist() == [True, False, True, False]
     assert rewards.outcomes.tolist()[1::2] == [REWARD_TIMEOUT, REWARD_ERROR]
-    assert rewards.shaped.tolist() == [1.0, 0.0, -1.0, 0.0]
+    assert rewards.scores.tolist() == [1.0, 0.0, 0.0, 0.0]
     assert rewards.figures()["reward/score_mean"] == 0.5
     assert rewards.figures()["reward/error_frac"] == 0.25
 
@@ -44,14 +40,14 @@ def test_a_missing_score_is_no_score_of_zero() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_is_named(value: float) -> None:
     with pytest.raises(NonFiniteError, match="the reward of `b`"):
-        collect([Score(1.0, "ok"), Score(value, "ok")], requests("a", "b"), as_is)
+        collect([Score(1.0, "ok"), Score(value, "ok")], requests("a", "b"))
 
 
 def test_a_step_with_too_many_errors_stops_and_names_the_first(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
     rollouts = first_rollouts(wiring.job)
     scorer = EvenScorer({"p1": Score(None, "error", "ValueError: no number")})
-    stage = RewardStage(scorer, as_is, max_error_frac=0.2, fingerprint="", between=Stops().between)
+    stage = RewardStage(scorer, max_error_frac=0.2, fingerprint="", between=Stops().between)
     prompts = wiring.job.prompts(1)
     with pytest.raises(RewardError, match=r"2 of 8 samples .*25.0%.*`p1` error ValueError") as caught:
         stage.run(prompts, rollouts)
@@ -63,7 +59,7 @@ def test_a_step_with_too_many_errors_stops_and_names_the_first(tmp_path: Path) -
 def test_the_scorer_is_told_all_that_is_known_of_a_response() -> None:
     row = Prompt("a", (5,), "[user] why?", "x", (Message("user", "why?"),), {"level": 3})
     scorer = AskedScorer()
-    stage = RewardStage(scorer, as_is, max_error_frac=0.0, fingerprint="", between=Stops().between)
+    stage = RewardStage(scorer, max_error_frac=0.0, fingerprint="", between=Stops().between)
     drawn = hand.rollouts(finish=torch.tensor([0, 1]), prompt_ids=["b", "a"])
     rewards = stage.run(Prompts(1, (row, replace(row, id="b", answer=None, fields={}))), drawn)
     assert scorer.asked == [
@@ -126,7 +122,7 @@ def test_rows_without_a_score_leave_training_and_nothing_else_changes(tmp_path: 
     outcomes = rewards.outcomes.clone()
     outcomes[3] = REWARD_ERROR
     ok = outcomes == 0
-    broken = replace(rewards, scores=rewards.scores * ok, shaped=rewards.shaped * ok, outcomes=outcomes)
+    broken = replace(rewards, scores=rewards.scores * ok, outcomes=outcomes)
     values = stages.values.run(job.states.initial["critic"], rollouts)
     logprobs = stages.logprobs.run(job.states.initial["actor"], rollouts)
     advantages = stages.advantages.run(rollouts, broken, values, logprobs, Carry(kl_coef=0.0))

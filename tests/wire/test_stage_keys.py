@@ -37,11 +37,20 @@ def ppo(**changes: Any) -> dict[str, Any]:
         ({"rollout": {**ROLLOUT, "temperature": 0.5}}, {"rollout", "logprobs", "actor_update"}),
         ({"rollout": {**ROLLOUT, "stop_strings": ["x"]}}, {"rollout", "eval"}),
         ({"reward": {"kind": "exact_match", "max_error_frac": 0.5}}, {"reward", "eval"}),
+        ({"reward": {"kind": "exact_match", "scale": {"from": [0, 1], "to": [-1, 1]}}}, {"advantages"}),
         (ppo(kl={"place": "reward", "coef": 0.5}), {"logprobs", "advantages", "actor_update"}),
         (ppo(advantages={"kind": "gae", "gamma": 0.9}), {"advantages"}),
         (ppo(value_loss={"clip": 0.2}), {"critic_update"}),
         (ppo(policy_loss={"clip_low": 0.1}), {"actor_update"}),
+        (ppo(policy_loss={"kind": "clip", "clip_low": 0.2}), set()),
+        (ppo(policy_loss={"kind": "gspo"}), {"actor_update"}),
+        (ppo(policy_loss={"kind": "reinforce"}), {"actor_update"}),
+        (ppo(policy_loss={"aggregation": "sequence_mean_token_sum"}), {"actor_update"}),
+        (ppo(policy_loss={"positive_nll_coef": 0.1}), {"actor_update"}),
+        (ppo(old_logprobs="sampler"), {"logprobs"}),
         (ppo(rollout_correction={"kind": "tis"}), {"correction"}),
+        (ppo(rollout_rejection={"kind": "ratio", "level": "token", "max_ratio": 2.0}), {"correction"}),
+        (ppo(max_sequence_gap=1.1), {"correction"}),
         (ppo(critic_epochs=3), {"critic_update"}),
         (ppo(minibatch_seqs=2), BOTH),
         (ppo(minibatch_order="in_order"), BOTH),
@@ -83,9 +92,13 @@ def test_a_rate_that_moves_with_steps_reads_which_is_the_first_and_how_many_upda
 
 def test_a_loss_over_the_longest_length_reads_that_length_and_no_other_does() -> None:
     longer = {**ROLLOUT, "max_new_tokens": 7}
-    for kind, readers in (("token_mean", {"rollout"}), ("fixed_length", {"rollout", "critic_update"})):
+    for kind, loss, readers in (
+        ("token_mean", "value_loss", {"rollout"}),
+        ("fixed_length", "value_loss", {"rollout", "critic_update"}),
+        ("fixed_length", "policy_loss", {"rollout", "actor_update"}),
+    ):
         before, after = (
-            fake_recipe(**ppo(value_loss={"aggregation": kind}), rollout=each) for each in (ROLLOUT, longer)
+            fake_recipe(**ppo(**{loss: {"aggregation": kind}}), rollout=each) for each in (ROLLOUT, longer)
         )
         assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
 
@@ -122,13 +135,17 @@ def test_losses_and_corrections_are_what_the_recipe_says(tmp_path: Path) -> None
     assert (critic.clip, critic.scale, critic.aggregation) == (0.4, 0.5, SequenceSum(6))
 
 
-@pytest.mark.parametrize(("kind", "largest"), [("tis", 4.0), ("none", None)])
-def test_a_correction_is_told_where_the_recipe_asks_for_one(tmp_path: Path, kind: str, largest: float | None) -> None:
-    table = {"kind": kind, **({"max_ratio": largest} if largest else {})}
-    job = open_run(tmp_path / "run", fake_recipe(**ppo(rollout_correction=table)), Witness()).job
-    correction = job.stages(1).correction
-    assert getattr(correction, "max_ratio", None) == largest
-    assert ("correction" in job.outlines.at(1).names) is (largest is not None)
+CORRECTED = {
+    "weights": {"rollout_correction": {"kind": "icepop"}},
+    "rejection": {"rollout_rejection": {"kind": "ratio", "level": "token", "max_ratio": 2.0}},
+    "gap": {"max_sequence_gap": 1.5},
+}
+
+
+@pytest.mark.parametrize("tables", [{}, *CORRECTED.values()], ids=["none", *CORRECTED])
+def test_a_correction_is_told_where_the_recipe_asks_for_one(tmp_path: Path, tables: dict[str, Any]) -> None:
+    job = open_run(tmp_path / "run", fake_recipe(**ppo(**tables)), Witness()).job
+    assert (job.stages(1).correction is not None, "correction" in job.outlines.at(1).names) == (bool(tables),) * 2
 
 
 def test_an_evaluation_without_a_length_of_its_own_has_that_of_the_rollouts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ for scorers and people, and nothing is ever tokenised again; texts and ground tr
 """
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch import codec
+from ppoctl.batch.carry import Carry as Carry
 from ppoctl.batch.scores import Finish, Outcome
 from ppoctl.batch.sequences import Sequences, require
 
@@ -46,6 +47,8 @@ class Record(Generic[Result]):
     """Fields that are a measurement of the same thing, equal to rounding when taken again. No part of identity."""
     unsaved: ClassVar[tuple[str, ...]] = ()
     """Fields that only this process knows: they are neither written nor part of identity."""
+    dropped: ClassVar[tuple[str, ...]] = ()
+    """Fields that records of before have and nobody reads."""
 
     @cached_property
     def encoded(self) -> bytes:
@@ -65,7 +68,9 @@ class Record(Generic[Result]):
         left_out = (*without, *self.unsaved)
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        meta = {name: value for name, value in values.items() if name not in tensors and value is not None}
+        # A field that came later and has its default is not told: records of before keep their names.
+        usual = {f.name: f.default for f in fields(self)}
+        meta = {name: value for name, value in values.items() if name not in tensors and value != usual[name]}
         return codec.encode(self.kind, tensors, meta)
 
     @property
@@ -161,11 +166,10 @@ class Rewards(Record["Rewards"]):
     """One score per response. Where the outcome is not ok there is no score: the row is left out of training."""
 
     kind: ClassVar[str] = "rewards"
+    dropped: ClassVar[tuple[str, ...]] = ("shaped",)
 
     scores: Float[Tensor, " B"]
     """What the scorer gave; 0 where there is no score (see `outcomes`)."""
-    shaped: Float[Tensor, " B"]
-    """After scaling: what training sees; 0 where there is none."""
     outcomes: Int[Tensor, " B"]
     extras: dict[str, list[float]]
     """Further scorer figures by name, one per sequence (for instance `lenient`)."""
@@ -173,11 +177,14 @@ class Rewards(Record["Rewards"]):
     """Why a row has no score; "" where it has one."""
     truths: list[str | None]
     """Ground truth that each was scored against, for people: prompts are not stored. None: there is none."""
+    token_scores: Float[Tensor, "B R"] | None = None
+    """The score of each token, where the scorer gives such; training then sees these instead of `scores`."""
 
     def __post_init__(self) -> None:
         ok = self.outcomes == REWARD_OK
         require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
-        require(not bool(self.shaped[~ok].any()), "a missing shaped score is stored as 0")
+        if self.token_scores is not None:
+            require(not bool(self.token_scores[~ok].any()), "missing token scores are stored as 0")
         columns: dict[str, list[Any]] = {
             "outcome_messages": self.outcome_messages,
             "truths": self.truths,
@@ -199,7 +206,6 @@ class Rewards(Record["Rewards"]):
         if bool(ok.any()):
             figures[metrics.REWARD_SCORE_MEAN.name] = float(self.scores[ok].mean())
             figures[metrics.REWARD_SCORE_STD.name] = float(self.scores[ok].std(unbiased=False))
-            figures[metrics.REWARD_SHAPED_MEAN.name] = float(self.shaped[ok].mean())
             for name, column in sorted(self.extras.items()):
                 figures[f"reward/{name}_mean"] = float(torch.tensor(column)[ok].mean())
         return figures
@@ -253,25 +259,6 @@ class Correction(Record["Correction"]):
 
 
 @dataclass(frozen=True)
-class Carry:
-    """What truly adapts from step to step, computed from committed data only and copied into every saved state.
-
-    Every field has a default, which is what a run had that was made before the field was.
-    """
-
-    kl_coef: float = 0.0
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
-
-    @property
-    def identity(self) -> str:
-        """Digest of the fields that have not their default."""
-        told = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return codec.digest(json.dumps(told, sort_keys=True).encode())
-
-
-@dataclass(frozen=True)
 class Advantages(Record["Advantages"]):
     """What the updates read."""
 
@@ -284,6 +271,11 @@ class Advantages(Record["Advantages"]):
     """Tokens that train: the rollouts' mask without the rows that have no reward."""
     carry_out: dict[str, float]
     summary: dict[str, float]
+    shaped: Float[Tensor, " B"] | None = None
+    """What each response earned: its score after the arithmetic of `[reward]`, before any KL penalty; 0 where there
+    is no score. None: a record of before it was kept here."""
+    kl_coef: float | None = None
+    """Coefficient of the KL penalty in this step, where it is another than in the next (see `carry_out`)."""
 
     def __post_init__(self) -> None:
         for name in ("advantages", "returns", "token_rewards"):
@@ -292,6 +284,11 @@ class Advantages(Record["Advantages"]):
     @property
     def carry(self) -> Carry:
         return Carry(**self.carry_out)
+
+    @property
+    def penalty_coef(self) -> float:
+        """Coefficient of the KL penalty in this step; 0: there is none."""
+        return self.carry.kl_coef if self.kl_coef is None else self.kl_coef
 
 
 @dataclass(frozen=True)
@@ -377,16 +374,22 @@ RECORDS: dict[str, type[Record[Any]]] = {
 
 
 def decode(data: bytes) -> Record[Any]:
-    """The record that `Record.encoded` wrote; a field that an older version did not have gets its declared default.
-    Raises ValueError on bytes that are no record, and naming a field that is missing, unknown or breaks a law."""
+    """The record that `Record.encoded` wrote. A field that an older version did not have gets its declared default;
+    where one is there that nobody reads any more, the record keeps the identity that it was written with. Raises
+    ValueError on bytes that are no record, and naming a field that is missing, unknown or breaks a law."""
     kind, tensors, meta = codec.decode(data)
     if kind not in RECORDS:
         raise ValueError(f"unknown record kind `{kind}`")
-    cls, found = RECORDS[kind], {**tensors, **meta}
+    cls = RECORDS[kind]
+    found = {name: value for name, value in {**tensors, **meta}.items() if name not in cls.dropped}
     known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(cls)}
     unknown = sorted(found.keys() - known.keys())
     missing = [name for name, is_required in known.items() if is_required and name not in found]
     if unknown or missing:
         what = f"unknown field `{unknown[0]}`" if unknown else f"no field `{missing[0]}`"
         raise ValueError(f"a record of kind `{kind}` with {what}")
-    return cls(**found)
+    record = cls(**found)
+    if len(found) < len(tensors) + len(meta):
+        kept = [{name: each for name, each in of.items() if name not in cls.measured} for of in (tensors, meta)]
+        record.__dict__["identity"] = codec.digest(codec.encode(kind, *kept))
+    return record

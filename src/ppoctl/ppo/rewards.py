@@ -1,4 +1,4 @@
-"""Where a sequence's score lands on the response grid.
+"""The arithmetic of rewards, and where a sequence's reward lands on the response grid.
 
 Penalties per token (KL in the reward) are added by the caller.
 """
@@ -19,3 +19,18 @@ def terminal_rewards(scores: Float[Tensor, " B"], mask: Bool[Tensor, "B R"]) -> 
     num_so_far = mask.cumsum(dim=1)
     last = mask & (num_so_far == num_so_far[:, -1:])
     return torch.where(last, scores.unsqueeze(1), 0)
+
+
+def scaled(
+    scores: Float[Tensor, "*scores"], *, source: tuple[float, float], target: tuple[float, float]
+) -> Float[Tensor, "*scores"]:
+    """Scores clamped to `source`, then mapped linearly to `target`; both are (low, high), and both ends land exactly.
+
+        target_low + (clamp(score) - source_low) / (source_high - source_low) * (target_high - target_low)
+
+    Source: the reward scaling of NeMo-RL. `source` may not be empty.
+    """
+    (low, high), (to_low, to_high) = source, target
+    # In float64, so that both ends land exactly.
+    share = (scores.to(torch.float64).clamp(low, high) - low) / (high - low)
+    return (to_low + share * (to_high - to_low)).to(scores.dtype)

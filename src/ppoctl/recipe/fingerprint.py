@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import Effect
 
 
-def fingerprint(recipe: Recipe, paths: Sequence[str]) -> str:
-    """sha256 (hex) of the keys at or below these dotted paths that change results and have not their default; speed
-    and reporting keys never count. A key that a later version adds with a default changes no fingerprint therefore.
-    Canonical JSON, so that the order of tables and the spelling of a number in TOML do not count either.
+def fingerprint(recipe: Recipe, paths: Sequence[str], *, without: Sequence[str] = ()) -> str:
+    """sha256 (hex) of the keys at or below these dotted paths, and not at or below those in `without`, that change
+    results and have not their default; speed and reporting keys never count. A key that a later version adds with a
+    default changes no fingerprint therefore. Canonical JSON, so that the order of tables and the spelling of a number
+    in TOML do not count either.
 
     Raises ValueError for a path that the schema does not have (a stage that misspells what it reads would be
     recalled although it changed).
     """
-    for path in paths:
+    for path in (*paths, *without):
         if not tree.keys_at(tree.of(Recipe), tuple(path.split("."))):
             raise ValueError(f"`{path}` is no key of a recipe")
     chosen = {
@@ -27,10 +28,15 @@ def fingerprint(recipe: Recipe, paths: Sequence[str]) -> str:
         for found in tree.values(recipe)
         if found.value != found.usual
         and found.key.effect is Effect.RESULTS
-        and any(found.path[: len(prefix)] == prefix for prefix in (tuple(item.split(".")) for item in paths))
+        and _is_below(found.path, paths)
+        and not _is_below(found.path, without)
     }
     text = json.dumps(chosen, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_below(path: KeyPath, tops: Sequence[str]) -> bool:
+    return any(path[: len(prefix)] == prefix for prefix in (tuple(top.split(".")) for top in tops))
 
 
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:

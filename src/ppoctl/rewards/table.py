@@ -8,11 +8,10 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from pydantic import Field
-
 from ppoctl.batch.scores import Scorer
+from ppoctl.rewards.arithmetic import RewardArithmetic
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.table import RESULTS, SPEED, Array, AtLeastOne, Fraction, Positive, Table
+from ppoctl.table import RESULTS, SPEED, AtLeastOne, Fraction, Positive
 
 
 @dataclass(frozen=True)
@@ -25,23 +24,12 @@ class Candidates:
     truncated: str
 
 
-class RewardScale(Table):
-    """Affine map of scores: clamp to `from`, then map linearly to `to`."""
-
-    from_: Annotated[tuple[float, float], RESULTS, Array] = Field(alias="from")
-    """Lowest and highest score."""
-    to: Annotated[tuple[float, float], RESULTS, Array]
-    """Rewards that the lowest and highest score become."""
-
-
-class RewardTable(Table):
+class RewardTable(RewardArithmetic):
     """Keys that every reward has. A kind adds `kind`, a literal of its own."""
 
     needs_truth: ClassVar[bool] = False
     """Whether each row must have a ground truth."""
 
-    scale: RewardScale | None = None
-    """Map from scores to the rewards of training; absent: scores are the rewards."""
     max_error_frac: Annotated[float, RESULTS, Fraction] = 0.05
     """Largest share of a step's samples that may have no score. More stop the run (exit 4), and so does a step
     without any score; below, they are left out of training and counted."""

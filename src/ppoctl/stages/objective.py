@@ -7,13 +7,13 @@ So no memory setting and no layout changes a loss or a gradient, whatever a term
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ppoctl.ports import Totals
+from ppoctl.ports import Asked, Said, Totals
 from ppoctl.ppo.aggregation import Aggregation, TokenMean
 
 
@@ -68,23 +68,18 @@ class Terms:
     """An objective of these terms (`ports.Objective`)."""
 
     terms: Sequence[Term]
-    reports_entropy: bool = False
-    """Whether entropies are figures of the update, even where no term reads them."""
+    scored: Asked = field(default_factory=Asked)
+    """How the model is scored; entropies are asked for too where a term reads them."""
 
     @property
-    def needs_entropy(self) -> bool:
-        return self.reports_entropy or any(term.loss.needs_entropy for term in self.terms)
+    def asks(self) -> Asked:
+        entropy = self.scored.entropy or any(term.loss.needs_entropy for term in self.terms)
+        return replace(self.scored, entropy=entropy)
 
     def totals(self, rows: Int[Tensor, " M"]) -> Totals:
         return tuple(term.total(rows) for term in self.terms)
 
-    def __call__(
-        self,
-        rows: Int[Tensor, " m"],
-        outputs: Float[Tensor, "m R"],
-        entropy: Float[Tensor, "m R"] | None,
-        totals: Totals,
-    ) -> Float[Tensor, ""]:
-        seen = Outputs(rows, outputs, entropy)
+    def __call__(self, rows: Int[Tensor, " m"], said: Said, totals: Totals) -> Float[Tensor, ""]:
+        seen = Outputs(rows, said.outputs, said.entropy)
         shares = [term.share(seen, total) for term, total in zip(self.terms, totals, strict=True) if total]
-        return sum(shares, start=outputs.new_zeros(()))
+        return sum(shares, start=said.outputs.new_zeros(()))

@@ -6,11 +6,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from ppoctl.batch.prompts import Prompts
-from ppoctl.batch.records import FINISH_REASONS, REWARD_OK, REWARD_OUTCOMES, Rewards, Rollouts
+from ppoctl.batch.records import FINISH_REASONS, REWARD_OUTCOMES, Rewards, Rollouts
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, RewardError
 from ppoctl.ports import Scorer
@@ -21,10 +19,9 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class RewardStage:
-    """Scores, scales, and stops when too many samples have no score."""
+    """Scores, and stops when too many samples have no score."""
 
     scorer: Scorer
-    scale: Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]
     max_error_frac: float
     fingerprint: str
     between: Callable[[], None]
@@ -37,7 +34,7 @@ class RewardStage:
         requests = [ScoreRequest.about(asked[id_], text, FINISH_REASONS[finish]) for id_, text, finish in rows]
         scores = score_all(self.scorer, requests, self.between)
         self._require_few_errors(scores, requests, rollouts)
-        return collect(scores, requests, self.scale)
+        return collect(scores, requests)
 
     def _require_few_errors(self, scores: list[Score], requests: list[ScoreRequest], rollouts: Rollouts) -> None:
         missing = [(score, asked) for score, asked in zip(scores, requests, strict=True) if score.outcome != "ok"]
@@ -78,9 +75,7 @@ def _awaited(future: Future[Score], between: Callable[[], None]) -> Score:
     return future.result()
 
 
-def collect(
-    scores: list[Score], requests: list[ScoreRequest], scale: Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]
-) -> Rewards:
+def collect(scores: list[Score], requests: list[ScoreRequest]) -> Rewards:
     """Scores as a record; raises NonFiniteError naming the sample whose score is NaN or infinite."""
     for score, asked in zip(scores, requests, strict=True):
         if score.value is not None and not math.isfinite(score.value):
@@ -93,7 +88,6 @@ def collect(
     names = sorted({name for score in scores for name in score.extras})
     return Rewards(
         scores=values,
-        shaped=torch.where(outcomes == REWARD_OK, scale(values), 0.0),
         outcomes=outcomes,
         extras={name: [float(score.extras.get(name, 0.0)) for score in scores] for name in names},
         outcome_messages=[score.message for score in scores],

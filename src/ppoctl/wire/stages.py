@@ -3,15 +3,15 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
 from ppoctl.plan.schedule import learning_rate_of
-from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
+from ppoctl.ports import Asked, Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.aggregation import aggregation
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.schema import KlInLoss, KlInReward, Recipe, TruncatedImportance
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import (
     critic_only_steps,
     epochs,
@@ -21,10 +21,9 @@ from ppoctl.recipe.sizes import (
     updates_per_tick,
     warmup_updates,
 )
-from ppoctl.rewards.shaping import shape
+from ppoctl.rewards.arithmetic import RewardArithmetic
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.correction import CorrectionStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.drawing import Drawing
 from ppoctl.stages.evaluate import EvaluateStage
@@ -33,15 +32,21 @@ from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from ppoctl.stages.values import ValuesStage
+from ppoctl.wire.corrections import correction_of
 from ppoctl.wire.losses import policy_loss
+from ppoctl.wire.penalties import penalty_of
+from ppoctl.wire.reward_steps import reward_steps
+
+ARITHMETIC = tuple(f"reward.{key}" for key in tree.of(RewardArithmetic).keys)
+"""What becomes of scores: a change of it scores nothing again."""
 
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
     "reward": ("reward",),
     "values": ("model",),
     "logprobs": ("model", "rollout.temperature", "ppo.kl", "ppo.old_logprobs"),
-    "correction": ("ppo.rollout_correction",),
-    "advantages": ("ppo.advantages", "ppo.kl"),
+    "correction": ("ppo.rollout_correction", "ppo.rollout_rejection", "ppo.max_sequence_gap"),
+    "advantages": ("ppo.advantages", "ppo.kl", *ARITHMETIC),
     "critic_update": (
         "seed",
         "model",
@@ -66,7 +71,8 @@ READS: dict[str, tuple[str, ...]] = {
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads. See `_read_elsewhere` for what an update reads besides."""
+"""The recipe keys each stage reads; who scores does not read the arithmetic of rewards. See `_read_elsewhere` for
+what an update reads besides."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -75,7 +81,9 @@ def read_by(stage: str, recipe: Recipe) -> str:
     if stage not in READS:
         return ""
     role = stage.removesuffix("_update")
-    return _hash(fingerprint(recipe, READS[stage]), *(_read_elsewhere(recipe, role) if role != stage else ()))
+    without = () if stage == "advantages" else ARITHMETIC
+    elsewhere = _read_elsewhere(recipe, role) if role != stage else ()
+    return _hash(fingerprint(recipe, READS[stage], without=without), *elsewhere)
 
 
 def _read_elsewhere(recipe: Recipe, role: str) -> Iterator[str]:
@@ -102,7 +110,7 @@ class StageBuilder:
     scorer: Scorer
 
     def stages(self, recipe: Recipe) -> Stages:
-        penalty = _penalty(recipe)
+        penalty = penalty_of(recipe)
         gae = recipe.ppo.advantages
         return Stages(
             rollout=RolloutStage(
@@ -115,7 +123,6 @@ class StageBuilder:
             ),
             reward=RewardStage(
                 scorer=self.scorer,
-                scale=partial(shape, scale=recipe.reward.scale),
                 max_error_frac=recipe.reward.max_error_frac,
                 fingerprint=read_by("reward", recipe),
                 between=self.drawing.gate.between,
@@ -123,13 +130,14 @@ class StageBuilder:
             values=ValuesStage(models=self.models, fingerprint=read_by("values", recipe)),
             logprobs=LogprobsStage(
                 models=self.models,
-                temperature=recipe.rollout.temperature,
+                scored=_scored(recipe),
                 with_reference=penalty is not None,
                 source=recipe.ppo.old_logprobs,
                 fingerprint=read_by("logprobs", recipe),
             ),
-            correction=_correction(recipe),
+            correction=correction_of(recipe, read_by("correction", recipe)),
             advantages=AdvantagesStage(
+                reward_steps=reward_steps(recipe.reward),
                 gamma=gae.gamma,
                 gae_lambda=gae.gae_lambda,
                 whitened=gae.whiten,
@@ -156,9 +164,11 @@ class StageBuilder:
         return ActorUpdateStage(
             models=self.models,
             plan=_plan(recipe, "actor"),
+            scored=_scored(recipe),
             loss=policy_loss(ppo.policy_loss),
             aggregation=aggregation(ppo.policy_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             entropy_coef=ppo.policy_loss.entropy_coef,
+            positive_nll_coef=ppo.policy_loss.positive_nll_coef,
             penalty=penalty,
             fingerprint=read_by("actor_update", recipe),
         )
@@ -179,24 +189,15 @@ def evaluation_stage(recipe: Recipe, drawing: Drawing, scorer: Scorer, sets: Map
     )
 
 
-def _correction(recipe: Recipe) -> CorrectionStage | None:
-    table = recipe.ppo.rollout_correction
-    if isinstance(table, TruncatedImportance):
-        return CorrectionStage(table.max_ratio, read_by("correction", recipe))
-    return None
-
-
-def _penalty(recipe: Recipe) -> KlPenalty | None:
-    kl = recipe.ppo.kl
-    if isinstance(kl, KlInReward | KlInLoss):
-        return KlPenalty(place=kl.place, estimator=kl.estimator, coef=kl.coef)
-    return None
-
-
 def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> SamplingParams:
     return SamplingParams(
         temperature=temperature, max_new_tokens=max_new_tokens, stop_strings=recipe.rollout.stop_strings
     )
+
+
+def _scored(recipe: Recipe) -> Asked:
+    """How the trainer takes log-probs: of the distribution that the generator drew from."""
+    return Asked(temperature=recipe.rollout.temperature)
 
 
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:

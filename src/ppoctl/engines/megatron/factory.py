@@ -10,8 +10,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
-    """What each process of the role is made from. The temperature is the rollouts': updates divide the logits by it,
-    as the generator did."""
+    """What each process of the role is made from."""
     table, cluster = recipe.actor if role == "actor" else recipe.critic, recipe.cluster
     own = (cluster.forward_deadline_s, cluster.update_deadline_s, cluster.save_deadline_s)
     return TrainerSettings(
@@ -22,7 +21,6 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         recompute=table.recompute,
         parallel=layouts(recipe)[role],
         reshardable=saved_layout(recipe, role)["reshardable"],
-        temperature=recipe.rollout.temperature,
         # The driver's deadline of one answer comes first, and then a minute to say who is late.
         collective_s=max(filter(None, (cluster.call_deadline_s, *own))) + cluster.start_deadline_s + 60.0,
     )

@@ -22,7 +22,7 @@ from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.model.folder import model_folder
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
-from ppoctl.ports import Actor, Minibatch, MinibatchResult, Objective
+from ppoctl.ports import Actor, Asked, Minibatch, MinibatchResult, Objective, Said
 from ppoctl.weights.checksum import SentChecksums
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import TrainerSide
@@ -112,26 +112,22 @@ class MegatronTrainer:
         folder = model_folder(self.settings.model)
         return folder, read_shape(folder)
 
-    def forward(self, method: str, sequences: Sequences, temperature: float = 1.0) -> Share:
+    def forward(self, method: str, sequences: Sequences, asked: Asked) -> Said:
         """What all ranks say about all rows."""
-        shares: list[Share | None] = self.ranks.call(method, sequences, temperature)
+        shares: list[Share | None] = self.ranks.call(method, sequences, asked)
         return merge([share for share in shares if share is not None])
 
 
 class MegatronActor(MegatronTrainer):
     """A `ports.Actor`. The reference lives beside it, in the same processes."""
 
-    def logprobs(
-        self, sequences: Sequences, *, temperature: float
-    ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
-        """Log-prob of each response token and entropy of its distribution (nats)."""
-        found = self.forward("forward", sequences, temperature)
-        assert found.entropy is not None
-        return found.outputs, found.entropy
+    def logprobs(self, sequences: Sequences, asked: Asked) -> Said:
+        """Log-prob of each response token, and what else is asked."""
+        return self.forward("forward", sequences, asked)
 
-    def reference_logprobs(self, sequences: Sequences, *, temperature: float) -> Float[Tensor, "B R"]:
+    def reference_logprobs(self, sequences: Sequences, asked: Asked) -> Float[Tensor, "B R"]:
         """Log-prob of each response token under the frozen initial weights."""
-        return self.forward("reference_forward", sequences, temperature).outputs
+        return self.forward("reference_forward", sequences, asked).outputs
 
     def weights(self, state: State) -> NamedWeights:
         """All weights, to be sent to engines; `state` is the state that this actor is at."""
@@ -144,13 +140,13 @@ class MegatronCritic(MegatronTrainer):
 
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
         """V of the state before each response token."""
-        return self.forward("forward", sequences).outputs
+        return self.forward("forward", sequences, Asked()).outputs
 
 
 def _result(steps: Sequence[StepShare]) -> MinibatchResult:
     """One optimizer step, from what each rank saw of it."""
-    found = merge([step.share for step in steps if step.share is not None])
-    return MinibatchResult(steps[0].loss, steps[0].grad_norm, found.outputs, found.entropy)
+    said = merge([step.share for step in steps if step.share is not None])
+    return MinibatchResult(steps[0].loss, steps[0].grad_norm, said)
 
 
 def trainer_side(actor: MegatronActor, actor_at: Callable[[State], Actor]) -> TrainerSide:
@@ -161,8 +157,8 @@ def trainer_side(actor: MegatronActor, actor_at: Callable[[State], Actor]) -> Tr
         return actor.weights(state)
 
     def score(state: State, tokens: tuple[int, ...]) -> list[float]:
-        logprobs, _ = actor_at(state).logprobs(one_sequence(tokens), temperature=1.0)
-        return [float(value) for value in logprobs[0]]
+        said = actor_at(state).logprobs(one_sequence(tokens), Asked())
+        return [float(value) for value in said.outputs[0]]
 
     def export(state: State, folder: Path) -> SentChecksums:
         actor_at(state)

@@ -1,0 +1,27 @@
+"""What goes from step to step."""
+
+import json
+from dataclasses import dataclass, fields
+
+from ppoctl.batch import codec
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What truly adapts from step to step, computed from committed data only and copied into every saved state.
+
+    Every field has a default, which is what a run had that was made before the field was.
+    """
+
+    kl_coef: float = 0.0
+    """Coefficient of the KL penalty of the next step, where one adapts or is fixed; 0: there is none yet."""
+
+    def as_dict(self) -> dict[str, float]:
+        """The fields that have not their default."""
+        told = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
+        return {name: value for name, (value, usual) in told.items() if value != usual}
+
+    @property
+    def identity(self) -> str:
+        """Digest of the fields that have not their default."""
+        return codec.digest(json.dumps(self.as_dict(), sort_keys=True).encode())
