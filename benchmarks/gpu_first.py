@@ -259,6 +259,7 @@ def _addmm(grad_weight, grad_logits, hidden):
 def logprobs():
     """Log-probs of a large vocabulary by chunk size, with the weight's gradient added in bands or in one product."""
     from ppoctl.engines.megatron import logprobs as ours
+    from ppoctl.ports import Asked
 
     n, hidden_size, vocab = (64, 32, 97) if TINY else (8192, 3584, 152064 // 4)
     hidden = torch.randn(n, hidden_size, device=DEV, dtype=BF16, requires_grad=True)
@@ -270,10 +271,10 @@ def logprobs():
     for chunk in (1024, 4096, 8192):
         for name, accumulate in (("bands", ours._accumulate), ("addmm", _addmm)):
             weight.main_grad = torch.zeros(weight.shape, device=DEV)
-            settings = ours.LogprobSettings(1.0, chunk, with_entropy=False)
+            settings = ours.LogprobSettings(Asked(), chunk)
 
             def both(settings=settings):
-                found, _ = ours.token_logprobs(hidden, weight, targets, settings)
+                found, *_ = ours.token_logprobs(hidden, weight, targets, settings)
                 torch.autograd.grad(found, hidden, grad)
                 return found
 

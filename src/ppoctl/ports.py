@@ -138,8 +138,22 @@ class Asked:
 
     temperature: float = 1.0
     """Divides the logits."""
+    top_p: float = 1.0
+    """Only the smallest set of likeliest ids with this share of the probability can be drawn; 1: all."""
+    top_k: int | None = None
+    """Only so many likeliest ids can be drawn; None: all."""
+    min_p: float = 0.0
+    """Only ids at least so many times as likely as the likeliest can be drawn; 0: all."""
     entropy: bool = False
     """Whether the entropy of each distribution is asked for too."""
+    full_kl: bool = False
+    """Whether KL(model || reference) over the whole vocabulary is asked for too. The reference is read at the same
+    temperature, without filters."""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether there are ids that cannot be drawn."""
+        return self.top_p < 1 or self.top_k is not None or self.min_p > 0
 
 
 @dataclass(frozen=True)
@@ -151,16 +165,21 @@ class Said:
     """Actor: log-probs. Critic: values of the states before the tokens."""
     entropy: Float[Tensor, "m R"] | None = None
     """Nats; absent where it was not asked for."""
+    full_kl: Float[Tensor, "m R"] | None = None
+    """KL(model || reference) of the whole distributions, in nats; absent where it was not asked for."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Said":
         """What a function makes of each grid that is there."""
-        return Said(change(self.outputs), None if self.entropy is None else change(self.entropy))
+        entropy, full_kl = (None if grid is None else change(grid) for grid in (self.entropy, self.full_kl))
+        return Said(change(self.outputs), entropy, full_kl)
 
 
 def stacked(parts: Sequence[Said]) -> Said:
     """The rows of all parts, one part after the other; all were asked the same."""
     entropies = [part.entropy for part in parts if part.entropy is not None]
-    return Said(torch.cat([part.outputs for part in parts]), torch.cat(entropies) if entropies else None)
+    full_kls = [part.full_kl for part in parts if part.full_kl is not None]
+    outputs = torch.cat([part.outputs for part in parts])
+    return Said(outputs, *(torch.cat(grids) if grids else None for grids in (entropies, full_kls)))
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,11 @@ def test_a_page_is_what_is_made(page: Callable[[], str]) -> None:
 
 
 def rows() -> list[str]:
-    """Every key of the tables of docs/algorithms.md, and every alternative that a heading names."""
-    page = pages.algorithms()
-    in_rows = [name for line in page.splitlines() if line.startswith("| `") for name in _coded(line.split(" | ")[0])]
-    return in_rows + [
-        name.partition(" = ")[0] for line in page.splitlines() if line[:4] == "### " for name in _coded(line)
-    ]
+    """Every key of the tables of docs/algorithms.md, and every key and alternative that a heading names."""
+    lines = pages.algorithms().splitlines()
+    in_rows = [name for line in lines if line.startswith("| `") for name in _coded(line.split(" | ")[0])]
+    headings = [name for line in lines if line.startswith("### ") for name in _coded(line)]
+    return in_rows + [name.partition(" = ")[0] for name in headings]
 
 
 def _coded(text: str) -> list[str]:
@@ -69,8 +68,8 @@ def test_every_key_of_the_algorithm_stands_in_the_page_once_for_each_class_that_
 
 def test_no_section_is_empty_and_every_figure_that_is_named_is_reported() -> None:
     assert {feature.section for feature in features()} == set(SECTIONS)
-    named = [(name, feature.names) for feature in features() for name in feature.told.figures]
-    assert [(name, where) for name, where in named if find(name) is None] == []
+    told = [(part.names, told) for part in features() for told in (part.told, *(key.told for key in part.keys))]
+    assert [(names, figure) for names, said in told for figure in said.figures if find(figure) is None] == []
 
 
 # --- the table of other systems -----------------------------------------------------------------------------------

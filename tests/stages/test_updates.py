@@ -45,6 +45,7 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
         loss=CLIP,
         aggregation=TokenMean(),
         entropy_coef=0.0,
+        positive_nll_coef=0.0,
         penalty=None,
         fingerprint="keys",
     )
@@ -294,8 +295,8 @@ def test_the_value_loss_is_averaged_as_the_recipe_says(aggregation: Any, total: 
     objective = asked_of(stage)
     assert objective.totals(BOTH) == (total,)
     seen = torch.tensor([[7.0, 8.0, 5.0], [0.0, 2.0, 1.0]])
-    shares = [objective(BOTH[row : row + 1], seen[row : row + 1], None, (total,)) for row in (0, 1)]
-    FLOAT32.check(objective(BOTH, seen, None, (total,)), 0.5 * expected)
+    shares = [objective(BOTH[row : row + 1], Said(seen[row : row + 1]), (total,)) for row in (0, 1)]
+    FLOAT32.check(objective(BOTH, Said(seen), (total,)), 0.5 * expected)
     FLOAT32.check(shares[0] + shares[1], 0.5 * expected)
 
 
@@ -308,7 +309,7 @@ def test_explained_variance_is_told_of_the_values_before_and_of_those_that_the_l
         def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
             nearly = goals - torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]) + 7.0 * ~hand.MASK
             seen = [goals / 2, goals / 2, nearly, nearly]
-            return [MinibatchResult(0.0, 1.0, one[m.rows], None) for one, m in zip(seen, minibatches, strict=True)]
+            return [MinibatchResult(0.0, 1.0, Said(one[m.rows])) for one, m in zip(seen, minibatches, strict=True)]
 
     stage = critic_stage(models=hand.Models(Learning()), plan=plan(epochs=2))
     old = hand.values(torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 5.0]]))

@@ -78,7 +78,16 @@ BASE: dict[str, Any] = {
             "coef": 0.15,
             "adaptive": None,
         },
-        "policy_loss": {"clip_low": 0.12, "clip_high": 0.15, "dual_clip": 1.25, "entropy_coef": 0.02},
+        "policy_loss": {
+            "kind": "clip",
+            "clip_low": 0.12,
+            "clip_high": 0.15,
+            "dual_clip": 1.25,
+            "entropy_coef": 0.02,
+            "aggregation": "token_mean",
+            "positive_nll_coef": 0.0,
+        },
+        "old_logprobs": "trainer",
         "value_loss": {"clip": 0.25, "scale": 0.7},
         "rollout_correction": {"kind": "tis", "min_ratio": 0.0, "max_ratio": 1.2, "normalize": False},
         "rollout_rejection": {"kind": "none"},
@@ -309,6 +318,10 @@ def play_step(bench: Bench) -> Played:
     return Played(rollouts, rewards, values, logprobs, correction, advantages, critic_update, actor_update, tables)
 
 
+SAID_OF_TOKENS = {"logprobs": "actor", "entropy": "entropy", "reference": "reference"}
+"""Name of the book -> field of the log-probs, each absent where nobody reads it."""
+
+
 def found_in(played: Played) -> dict[str, np.ndarray]:
     """The numbers of a step under the names that the book gives them."""
     advantages, figures = played.advantages, {}
@@ -321,8 +334,6 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
         "scores": played.rewards.scores,
         "shaped": advantages.shaped,
         "values": played.values.values * played.rollouts.mask,
-        "logprobs": played.logprobs.actor * played.rollouts.mask,
-        "entropy": played.logprobs.entropy * played.rollouts.mask,
         "token_rewards": advantages.token_rewards,
         "advantages": advantages.advantages,
         "returns": advantages.returns,
@@ -330,8 +341,8 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
         "next kl/coef": advantages.carry.kl_coef,
         **figures,
     }
-    if played.logprobs.reference is not None:
-        found["reference"] = played.logprobs.reference
+    said = {name: getattr(played.logprobs, field) for name, field in SAID_OF_TOKENS.items()}
+    found |= {name: grid * played.rollouts.mask for name, grid in said.items() if grid is not None}
     for role, prefix, update in (("critic", "value", played.critic_update), ("actor", "policy", played.actor_update)):
         found[f"{role} table"] = played.tables[role]
         found[f"{role} updates"] = update.updates

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from wiring import book_losses
+
 Array = np.ndarray
 Tables = Mapping[str, Any]
 
@@ -73,7 +75,9 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     values = np.where(drawn.mask, drawn.critic[drawn.before], 0.0)
     kl = tables["ppo"]["kl"]
     has_kl = kl["place"] != "none"
-    away = np.where(mask, divergence(actor, reference, kl), 0.0) if has_kl else np.zeros_like(actor)
+    by = tables["ppo"]["old_logprobs"]
+    old = drawn.sampler if by == "sampler" else actor
+    away = np.where(mask, divergence(old, reference, kl), 0.0) if has_kl else np.zeros_like(actor)
     coef, next_coef, measured = coefficients(kl, away, mask, drawn.carried_coef)
     rewards = at_the_last(shaped, mask) - (coef * away if kl["place"] == "reward" else 0.0)
     gae_keys = tables["ppo"]["advantages"]
@@ -85,15 +89,18 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         "scores": np.array([score or 0.0 for score in drawn.scores]),
         "shaped": shaped,
         "values": values,
-        "logprobs": np.where(drawn.mask, actor, 0.0),
-        "entropy": np.where(drawn.mask, entropy, 0.0),
+        **({} if by == "current" else {"logprobs": np.where(drawn.mask, old, 0.0)}),
+        **({"entropy": np.where(drawn.mask, entropy, 0.0)} if by == "trainer" else {}),
         "token_rewards": rewards,
         "advantages": advantages,
         "returns": returns,
         "mask": mask.astype(float),
         "next kl/coef": next_coef,
     }
-    told |= figures_of_rewards(drawn.scores, shaped, valid) | figures_of_mismatch(actor, drawn)
+    # Without a forward pass before the update, its first minibatch tells what that would have told.
+    first = minibatches(tables, drawn, mask, role="actor")[0][0]
+    seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
+    told |= figures_of_rewards(drawn.scores, shaped, valid) | figures_of_mismatch(actor, drawn, drawn.mask & seen)
     if has_kl:
         told["reference"] = np.where(drawn.mask, reference, 0.0)
         told["kl/reference_mean"] = away[mask].mean()
@@ -104,9 +111,11 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     told |= figures
     told |= critic_update(tables, drawn, values, returns, mask)
     with_coef = {**tables, "ppo": {**tables["ppo"], "kl": {**kl, "coef": coef}}}
-    gains = (advantages, weights * advantages)
-    told |= actor_update(with_coef, drawn, mask & kept, old=actor, reference=reference, advantages=gains)
-    told["policy/entropy_mean"] = entropy[mask & kept].mean()
+    gains, is_good = (advantages, weights * advantages), valid & (shaped > 0)
+    told |= actor_update(
+        with_coef, drawn, mask & kept, old=old, reference=reference, advantages=gains, is_good=is_good
+    )
+    told["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
     return {name: np.asarray(value, dtype=float) for name, value in told.items()}
 
 
@@ -298,58 +307,63 @@ def survives(rejection: Tables, log_r: Array) -> Array | bool:
 
 
 def actor_update(
-    tables: Tables, drawn: Drawn, mask: Array, *, old: Array, reference: Array, advantages: tuple[Array, Array]
+    tables: Tables,
+    drawn: Drawn,
+    mask: Array,
+    *,
+    old: Array,
+    reference: Array,
+    advantages: tuple[Array, Array],
+    is_good: Array,
 ) -> dict[str, Any]:
-    """Schulman et al. 2017, equation 7, with the dual clip of Ye et al. 2020; entropy bonus, KL to the reference.
-    Advantages are given without and with their weights."""
+    """A loss of `book_losses`, entropy bonus, KL to the reference, and VAPO's NLL of good responses. Advantages are
+    given without and with their weights."""
     ppo, temperature = tables["ppo"], tables["rollout"]["temperature"]
-    keys, penalty, (plain_advantages, gains) = ppo["policy_loss"], ppo["kl"], advantages
-    low, high, dual = 1 - keys["clip_low"], 1 + keys["clip_high"], keys["dual_clip"] or math.inf
+    keys, kl, (plain, gains) = ppo["policy_loss"], ppo["kl"], advantages
     learned = Learned(drawn.actor.copy(), np.zeros((2, *drawn.actor.shape)))
     for rows, lr in minibatches(tables, drawn, mask, role="actor"):
         logs = log_softmax(learned.table / temperature)
         loss, gradient = 0.0, np.zeros_like(learned.table)
+        now = logs[drawn.before, drawn.tokens]
+        was = now.copy() if ppo["old_logprobs"] == "current" else old
+        surrogates, slopes, ratios = np.zeros((3, *mask.shape))
+        for row in (row for row in rows if mask[row].any()):
+            at = row, mask[row]
+            surrogates[at], slopes[at], ratios[at] = book_losses.of_response(keys, now[at], was[at], gains[at])
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
-        seen = []
+        shares = shares_of_tokens(keys["aggregation"], mask[rows].sum(1), rows, tables)
+        good_tokens = mask[rows].sum(1) @ is_good[rows]
         for row, column in places:
             state, token = drawn.before[row, column], drawn.tokens[row, column]
-            share, chances = 1 / len(places), np.exp(logs[state])
+            share, chances = shares[row], np.exp(logs[state])
             log_prob = logs[state, token]
-            ratio = math.exp(log_prob - old[row, column])
-            gain = gains[row, column]
-            plain, clipped = -gain * ratio, -gain * min(max(ratio, low), high)
-            surrogate, slope = (plain, plain) if plain >= clipped else (clipped, 0.0)
-            if gain < 0 and surrogate > -gain * dual:
-                surrogate, slope = -gain * dual, 0.0
-            if penalty["place"] == "loss":
-                away, steep = pull(log_prob, reference[row, column], old[row, column], penalty)
-                surrogate, slope = surrogate + penalty["coef"] * away, slope + penalty["coef"] * steep
+            surrogate, slope = surrogates[row, column], slopes[row, column]
+            if kl["place"] == "loss":
+                away, steep = pull(log_prob, reference[row, column], was[row, column], kl)
+                surrogate, slope = surrogate + kl["coef"] * away, slope + kl["coef"] * steep
             entropy = -(chances * logs[state]).sum()
             loss += share * (surrogate - keys["entropy_coef"] * entropy)
+            nll = keys["positive_nll_coef"] / good_tokens if is_good[row] else 0.0
+            loss -= nll * log_prob
             one_hot = np.eye(len(chances))[token]
-            gradient[state] += share * slope * (one_hot - chances) / temperature
+            gradient[state] += (share * slope - nll) * (one_hot - chances) / temperature
             # d entropy / d logit k = -p_k (log p_k + entropy)
             gradient[state] += share * keys["entropy_coef"] * chances * (logs[state] + entropy) / temperature
-            seen.append((ratio, plain_advantages[row, column], log_prob - old[row, column]))
-        learned.note(**moved(np.array(seen), low, high, dual))
+        counted = mask & np.isin(np.arange(len(mask)), rows)[:, None]
+        learned.note(**book_losses.clip_figures(keys, ratios[counted], plain[counted]))
+        learned.note(**moved(ratios[counted], (now - was)[counted]))
         adamw(learned, gradient, tables["actor"]["optimizer"], lr=lr, loss=loss)
     return as_figures("actor", "policy", learned, drawn)
 
 
-def moved(seen: Array, low: float, high: float, dual: float) -> dict[str, float]:
+def moved(ratio: Array, log_r: Array) -> dict[str, float]:
     """How far a minibatch's ratios lie from 1."""
-    ratio, advantage, log_r = seen.T
-    above, below = (advantage > 0) & (ratio > high), (advantage < 0) & (ratio < low)
     ordered = np.sort(ratio)
 
     def rank(share: float) -> float:
         return float(ordered[round(share * (len(ordered) - 1))])
 
     return {
-        "clip_frac_high": above.mean(),
-        "clip_frac_low": below.mean(),
-        "clip_frac": (above | below).mean(),
-        "dual_clip_frac": ((advantage < 0) & (ratio > dual)).mean(),
         "approx_kl": (np.exp(log_r) - 1 - log_r).mean(),
         "ratio_mean": ratio.mean(),
         "ratio_p01": rank(0.01),
@@ -432,9 +446,9 @@ def figures_of_rewards(scores: Sequence[float | None], shaped: Array, valid: Arr
     }
 
 
-def figures_of_mismatch(actor: Array, drawn: Drawn) -> dict[str, Any]:
-    """Trainer against sampler over all counted tokens; the effective sample size is Kish's."""
-    gap = (actor - drawn.sampler)[drawn.mask]
+def figures_of_mismatch(actor: Array, drawn: Drawn, counted: Array) -> dict[str, Any]:
+    """Trainer against sampler over the counted tokens; the effective sample size is Kish's."""
+    gap = (actor - drawn.sampler)[counted]
     weights = np.exp(gap)
     return {
         "mismatch/gap_mean_abs": np.abs(gap).mean(),

@@ -24,6 +24,12 @@ PLACES = {"reward": BASE["ppo"]["kl"], "loss": LOSS}
 WEIGHTS = {"min_ratio": 0.8, "max_ratio": 1.3, "normalize": False}
 RATIO = {"kind": "ratio", "statistic": "k1", "level": "token", "min_ratio": None, "max_ratio": 1.2, "max": None}
 
+AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
+SHARED = {"aggregation": "token_mean", "entropy_coef": 0.02, "positive_nll_coef": 0.0}
+GSPO = {"kind": "gspo", "clip_low": 0.02, "clip_high": 0.03, "ratio_gradient": "token", **SHARED}
+CISPO = {"kind": "cispo", "clip_low": 0.1, "clip_high": 0.15, **SHARED}
+POLICY_LOSSES: tuple[dict[str, Any], ...] = (GSPO, CISPO, {"kind": "reinforce", **SHARED})
+
 CASES: list[tuple[str, Any]] = [
     ("seed", 6),
     ("rollout.prompts_per_step", 9),
@@ -63,6 +69,9 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.policy_loss.dual_clip", None),
     ("ppo.policy_loss.entropy_coef", 0.3),
     ("ppo.policy_loss.entropy_coef", 0.0),
+    ("ppo.policy_loss.positive_nll_coef", 0.3),
+    *(("ppo.policy_loss.aggregation", kind) for kind in AGGREGATIONS[1:]),
+    *(("ppo.policy_loss", table) for table in POLICY_LOSSES),
     ("ppo.value_loss.clip", 0.05),
     ("ppo.value_loss.clip", None),
     ("ppo.value_loss.scale", 0.3),
@@ -228,6 +237,42 @@ def test_all_corrections_at_once_are_all_made() -> None:
     trusted = {"kind": "none"}
     alone = numbers(with_keys({"ppo.rollout_correction": trusted, "ppo.max_sequence_gap": 1.2}))
     assert set(np.unique(alone["weights"])) == {0.0, 1.0}
+
+
+@holds("ppo.policy_loss.kind", "ppo.policy_loss.ratio_gradient")
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        (GSPO, "clip_low", 0.2),
+        (GSPO, "clip_high", 0.3),
+        (GSPO, "ratio_gradient", "sequence"),
+        (CISPO, "clip_low", 1.0),
+        (CISPO, "clip_high", 0.02),
+    ],
+    ids=str,
+)
+def test_each_policy_loss_has_its_own_bounds_and_gradient(table: dict[str, Any], key: str, value: Any) -> None:
+    found = [numbers(with_keys({"ppo.policy_loss": each})) for each in (table, {**table, key: value})]
+    assert "actor table" in bench.differing(*found)
+
+
+@pytest.mark.parametrize("table", POLICY_LOSSES, ids=lambda table: table["kind"])
+@pytest.mark.parametrize("kind", AGGREGATIONS[1:])
+def test_each_policy_loss_is_averaged_with_its_entropy_and_its_penalty(table: dict[str, Any], kind: str) -> None:
+    changes = {"ppo.kl": LOSS, "ppo.policy_loss": {**table, "aggregation": kind, "positive_nll_coef": 0.2}}
+    numbers(with_keys(changes))
+
+
+@holds("ppo.old_logprobs")
+def test_old_log_probs_are_whose_the_recipe_says() -> None:
+    plain = {"ppo.rollout_correction": {"kind": "none"}}
+    trainer, sampler = (numbers(with_keys({**plain, "ppo.old_logprobs": by})) for by in ("trainer", "sampler"))
+    assert bench.differing(trainer, sampler) >= {"logprobs", "entropy", "actor table", "token_rewards"}
+    once = {**plain, "ppo.kl": LOSS, "ppo.epochs": 1, "ppo.minibatch_seqs": 12}
+    trainer, current = (numbers(with_keys({**once, "ppo.old_logprobs": by})) for by in ("trainer", "current"))
+    # With one update, the old log-probs are the current ones: nothing else is another.
+    assert bench.differing(trainer, current) == {"logprobs", "entropy"}
+    assert current["policy/ratio_max"] == 1.0
 
 
 @holds("ppo.critic_only_steps")

@@ -100,7 +100,7 @@ def keys(
         return
     rows = [(line.key, line.only, line.type, line.default, line.range, line.changes, line.meaning) for line in chosen]
     render.table(rows, ("key", "only with", "type", "default", "range", "changes", "meaning"))
-    _tell(told)
+    _tell(told, prefix)
 
 
 @app.command()
@@ -160,21 +160,22 @@ def coming_from(
         render.line(coming_from([each.name for each in chosen] if system else ()).rstrip("\n"))
 
 
-def _tell(told: Sequence["Feature"]) -> None:
+def _tell(told: Sequence["Feature"], prefix: str = "") -> None:
     """Print what the page of algorithms says of some parts, below the table of their keys."""
     from ppoctl.recipe.pages import told as lines_of
 
     for feature in told:
         render.line()
         render.heading(", ".join(feature.names))
-        for word, text in lines_of(feature):
+        for word, text in lines_of(feature, prefix):
             render.line(f"  {word}: {text}" if word else f"  {text}")
 
 
 def _as_json(feature: "Feature") -> dict[str, object]:
     said = feature.told
     fields = {"says": said.prose, "formula": said.formula, "source": said.source, "default_of": said.default_of}
-    return {"names": feature.names, **fields, "metrics": said.figures}
+    keys = [name for key in feature.keys for name in key.names]
+    return {"names": feature.names, **fields, "metrics": said.figures, "keys": keys}
 
 
 def folder() -> Path:

@@ -17,7 +17,14 @@ from ppoctl.table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
 
 
 class PpoTable(Table):
-    """The PPO algorithm: epochs, minibatches, advantages, penalty and losses."""
+    """The PPO algorithm: epochs, minibatches, advantages, penalty and losses.
+
+    Formula: sequences of a step = rollout.prompts_per_step x rollout.samples_per_prompt; updates of a step = epochs x
+    sequences of a step / minibatch_seqs
+    Source: Schulman et al. 2017 (arXiv:1707.06347), algorithm 1; steps of the critic alone: VC-PPO (arXiv:2503.01491)
+    Default of: verl, OpenRLHF (1 epoch); NeMo-RL, TRL and trlX have 4
+    Figures: policy/approx_kl
+    """
 
     epochs: Annotated[int, RESULTS, AtLeastOne] = 1
     """Passes of the actor over the rollouts of a step."""
@@ -47,6 +54,9 @@ class PpoTable(Table):
     forward pass before the update. sampler: the generator's own, without that pass (verl's bypass mode). current:
     those of the update itself, without that pass (NeMo-RL's force_on_policy_ratio): every ratio is 1, and the actor
     has one update a step. Without the pass, entropy and mismatch are figures of the actor's update.
+    Formula: ratio = exp(logp - old)
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 6; trainer apart from sampler: Hilton et al. 2021
+    (arXiv:2110.00641).
     Default of: verl, NeMo-RL.
     Figures: mismatch/gap_k3, policy/ratio_mean"""
     value_loss: ValueLossTable = ValueLossTable()

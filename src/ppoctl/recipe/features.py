@@ -55,6 +55,8 @@ class FeatureKey:
 
     names: tuple[str, ...]
     line: KeyLine
+    told: Marked
+    """The docstring of the key; of a part that is one key, all of it is said there already."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ class Feature:
     told: Marked
     keys: tuple[FeatureKey, ...]
 
+    @property
+    def is_one_key(self) -> bool:
+        """Whether the part is a key by itself."""
+        return len(self.keys) == 1 and self.keys[0].names == self.names
+
     def owns(self, prefix: str) -> bool:
         """Whether the part or one of its keys is at or below a dotted key."""
         written = [name.partition(" = ")[0] for name in self.names]
@@ -77,9 +84,10 @@ class Feature:
         )
 
     def shows_in(self, metric: str) -> bool:
-        """Whether the docstring names the metric."""
+        """Whether the docstring of the part, or of one of its keys, names the metric."""
         known = find(metric)
-        return known is not None and known in map(find, self.told.figures)
+        figures = (*self.told.figures, *(name for key in self.keys for name in key.told.figures))
+        return known is not None and known in map(find, figures)
 
 
 @dataclass
@@ -89,6 +97,8 @@ class _Part:
     section: Section
     rank: int
     docstring: str
+    is_key: bool = False
+    """Whether it is a key by itself, which stands behind the tables beside it."""
     is_default: bool = False
     names: dict[str, None] = field(default_factory=dict)
     keys: dict[str, list[FeatureKey]] = field(default_factory=dict)
@@ -113,8 +123,8 @@ def features() -> list[Feature]:
             path = (*place.path, name)
             named, section, rank = _where(dotted(path))
             if isinstance(key.node, tree.Leaf) and section and (key.effect is RESULTS or named == dotted(path)):
-                _add(parts, place, path, _Part(section, rank, ""))
-    ordered = sorted(parts.values(), key=lambda part: (SECTIONS.index(part.section), part.rank))
+                _add(parts, place, path, _Part(section, rank, ""), is_own=named == dotted(path))
+    ordered = sorted(parts.values(), key=lambda part: (SECTIONS.index(part.section), part.rank, part.is_key))
     return [
         Feature(
             part.section,
@@ -147,29 +157,33 @@ def _tag(table: tree.TableNode, alternative: str) -> str | None:
     return next((n for n, key in table.keys.items() if tree.allowed(key.field.annotation) == (alternative,)), None)
 
 
-def _add(parts: dict[object, _Part], place: _Place, path: KeyPath, new: _Part) -> None:
-    """Put a key into the part it belongs to, which is `new` where there is none yet."""
+def _add(parts: dict[object, _Part], place: _Place, path: KeyPath, new: _Part, *, is_own: bool) -> None:
+    """Put a key into the part it belongs to, which is `new` where there is none yet. A key with a formula of its own
+    is a part by itself, and so is one that a section names."""
     key = place.table.keys[path[-1]]
     told, owner = key.marked, _owner(place.table.model, key.attribute)
-    if told.formula or told.source or told.default_of or not place.path:
-        part = parts.setdefault((owner, key.attribute), replace(new, docstring=key.field.description or ""))
+    if told.formula or is_own:
+        part = parts.setdefault(
+            (owner, key.attribute), replace(new, docstring=key.field.description or "", is_key=True)
+        )
         part.names[dotted(path)] = None
+        told = marked("")
     else:
         part = parts.setdefault(owner, replace(new, docstring=owner.__doc__ or ""))
-        is_own = owner is place.table.model
-        part.names[place.alternative if is_own and place.alternative else dotted(place.path)] = None
-        part.is_default |= is_own and place.is_default
+        is_whole = owner is place.table.model
+        part.names[place.alternative if is_whole and place.alternative else dotted(place.path)] = None
+        part.is_default |= is_whole and place.is_default
         if place.alternative.startswith(f"{dotted(path)} = "):
             return  # the name of the alternative says it
     line = key_line(path, key, REQUIRED if key.required else key.default)
-    found = FeatureKey((dotted(path),), line)
+    found = FeatureKey((dotted(path),), line, told)
     known = part.keys.setdefault(path[-1], [])
     if found not in known:
         known.append(found)
 
 
 def _merged(keys: list[FeatureKey]) -> FeatureKey:
-    return FeatureKey(tuple(dict.fromkeys(name for key in keys for name in key.names)), keys[0].line)
+    return FeatureKey(tuple(dict.fromkeys(name for key in keys for name in key.names)), keys[0].line, keys[0].told)
 
 
 def _owner(model: type[BaseModel], attribute: str) -> type:

@@ -18,12 +18,16 @@ class PolicyLossTable(Table):
     each one's mean. sequence_mean_token_sum: the mean over sequences of each one's sum. fixed_length: of each one's
     sum divided by rollout.max_new_tokens. Tokens and sequences are counted over the whole minibatch; sequences in
     which no token counts are in no mean.
+    Formula: token_mean: sum(m l) / sum(m); sequence_mean_token_mean: mean_i(sum_t(m l) / sum_t(m));
+    sequence_mean_token_sum: mean_i(sum_t(m l)); fixed_length: mean_i(sum_t(m l) / rollout.max_new_tokens)
     Source: DAPO (arXiv:2503.14476) for token_mean, GRPO (arXiv:2402.03300) for sequence_mean_token_mean, Dr. GRPO
     (arXiv:2503.20783) for fixed_length.
-    Default of: verl, NeMo-RL."""
+    Default of: verl, NeMo-RL, OpenRLHF; TRL and trlX have the mean over tokens of each microbatch."""
     entropy_coef: Annotated[float, RESULTS, NotNegative] = 0.0
     """Coefficient of the entropy bonus: this x the mean token entropy is subtracted from the loss.
-    Default of: verl.
+    Formula: l - entropy_coef H, H = -sum_v p_v log p_v at the temperature of sampling
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 9.
+    Default of: verl (0.001 before 0.3), OpenRLHF; NeMo-RL, TRL and trlX have no such term.
     Figures: policy/entropy_mean"""
     positive_nll_coef: Annotated[float, RESULTS, NotNegative] = 0.0
     """Coefficient of the negative log-likelihood of good responses, which is added to the loss: the mean over all
@@ -36,29 +40,33 @@ class PolicyLossTable(Table):
 class ClippedLoss(PolicyLossTable):
     """Clipped surrogate: the gradient of a token stops once its ratio has moved far enough.
     Formula: max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), r = new / old probability of the token
-    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7."""
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7.
+    Default of: all peers (the kind).
+    Figures: policy/clip_frac, policy/ratio_max"""
 
     kind: Annotated[Literal["clip"], RESULTS] = "clip"
     """PPO's clipped surrogate."""
     clip_low: Annotated[float, RESULTS, Field(gt=0, lt=1)] = 0.2
     """The probability ratio is clipped below 1 - clip_low.
-    Default of: verl, NeMo-RL.
+    Default of: verl, NeMo-RL, OpenRLHF, TRL, trlX.
     Figures: policy/clip_frac_low"""
     clip_high: Annotated[float, RESULTS, Positive] = 0.2
     """The probability ratio is clipped above 1 + clip_high. Above clip_low, unlikely tokens may gain more.
     Source: DAPO (arXiv:2503.14476), there 0.28.
-    Default of: verl.
+    Default of: verl, OpenRLHF, TRL, trlX; NeMo-RL has 0.28.
     Figures: policy/clip_frac_high"""
     dual_clip: Annotated[float | None, RESULTS, Field(gt=1)] = None
     """Upper bound of the loss of a token with negative advantage A: -A x this; absent: none.
-    Source: Ye et al. 2020 (arXiv:1912.09729); 3 in verl.
+    Source: Ye et al. 2020 (arXiv:1912.09729).
+    Default of: OpenRLHF; verl has 3, NeMo-RL 10.
     Figures: policy/dual_clip_frac"""
 
 
 class GspoLoss(PolicyLossTable):
     """Group sequence policy optimisation: the clipped surrogate with one ratio for all tokens of a sequence.
     Formula: max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean over the sequence of log r)
-    Source: GSPO (arXiv:2507.18071), eq. 5-7 and 13-14."""
+    Source: GSPO (arXiv:2507.18071), eq. 5-7 and 13-14.
+    Default of: nobody (the kind)."""
 
     kind: Annotated[Literal["gspo"], RESULTS]
     """GSPO: the ratio is the geometric mean over the sequence."""
@@ -84,7 +92,8 @@ class CispoLoss(PolicyLossTable):
     """CISPO: the log-prob of a token, weighted by its clipped ratio as a constant. A token beyond the clip keeps its
     gradient.
     Formula: -A sg(clip(r, 1 - clip_low, 1 + clip_high)) log p
-    Source: MiniMax-M1 (arXiv:2506.13585), eq. 4-5."""
+    Source: MiniMax-M1 (arXiv:2506.13585), eq. 4-5.
+    Default of: nobody (the kind)."""
 
     kind: Annotated[Literal["cispo"], RESULTS]
     """CISPO: a token's weight is bounded, its gradient does not stop."""
@@ -101,7 +110,8 @@ class CispoLoss(PolicyLossTable):
 class ReinforceLoss(PolicyLossTable):
     """REINFORCE: the plain policy gradient, without a ratio to the old policy.
     Formula: -A log p
-    Source: Williams 1992."""
+    Source: Williams 1992.
+    Default of: nobody (the kind)."""
 
     kind: Annotated[Literal["reinforce"], RESULTS]
     """The plain policy gradient (NeMo-RL's disable_ppo_ratio)."""
@@ -119,7 +129,15 @@ OldLogprobs = Literal["trainer", "sampler", "current"]
 
 
 class ValueLossTable(Table):
-    """Squared error of the critic, optionally clipped around the old values."""
+    """Squared error of the critic, optionally clipped around the old values.
+
+    Formula: e1 = (V - G)^2; e2 = (clip(V, V_old - clip, V_old + clip) - G)^2; l = scale max(e1, e2) / 2, or
+    scale e1 / 2 without clip
+    Source: PPO2 of OpenAI's baselines
+    Default of: scale: verl, OpenRLHF, trlX (NeMo-RL's base recipe has 0.4, TRL 0.1). No clip is nobody's: verl and
+    OpenRLHF have 0.5, NeMo-RL's base recipe, TRL and trlX 0.2
+    Figures: value/loss, value/explained_variance, value/clip_frac, value/value_error
+    """
 
     clip: Annotated[float | None, RESULTS, Positive] = None
     """New values are clipped to old value +- clip, and the larger error counts; absent: off."""

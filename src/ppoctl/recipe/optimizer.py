@@ -8,7 +8,14 @@ from ppoctl.table import RESULTS, AtLeastOne, Fraction, NotNegative, Positive, T
 
 
 class OptimizerTable(Table):
-    """AdamW and its learning-rate schedule. Lengths are counted in optimizer steps, whatever a tick is."""
+    """AdamW and its learning-rate schedule. Lengths are counted in optimizer steps, whatever a tick is.
+
+    Formula: g = gradient x min(1, grad_clip / its norm); m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
+    w -= lr_t (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w)
+    Source: Loshchilov and Hutter 2019 (arXiv:1711.05101)
+    Default of: OpenRLHF, trlX (0.9 and 0.95); verl and NeMo-RL have 0.999 and a weight decay, of 0.01 and 0.1
+    Figures: policy/grad_norm, policy/lr, value/grad_norm, value/lr
+    """
 
     lr: Annotated[float, RESULTS, Positive]
     """Peak learning rate."""
@@ -35,6 +42,8 @@ class OptimizerTable(Table):
     """Optimizer steps of linear warm-up; the rate of the first is above 0, unless `lr_warmup_init_frac` says so.
 
     Formula: lr (t + 1) / w in tick t = 0 ... w - 1 of w
+    Source: Goyal et al. 2017 (arXiv:1706.02677), 2.2
+    Default of: verl, TRL, trlX (0); NeMo-RL has 10 ticks, OpenRLHF a share of 0.03
     Figures: policy/lr, value/lr
     """
     lr_warmup_frac: Annotated[float | None, RESULTS, Fraction] = None

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from ppoctl.recipe.features import SECTIONS, Feature, FeatureKey, features
 from ppoctl.recipe.foreign import systems
+from ppoctl.recipe.keys import KeyLine
+from ppoctl.recipe.marks import Marked
 
 HEAD = """# Algorithms
 
@@ -30,16 +32,25 @@ or ranks changes a gradient. Weights & Biases, TensorBoard, SwanLab and images a
 """
 
 
-def told(feature: Feature) -> list[tuple[str, str]]:
-    """What is said of a part, each with the word before it: formula, source, whose default, where it shows."""
-    said = feature.told
-    rest = {
+def told(feature: Feature, prefix: str = "") -> list[tuple[str, str]]:
+    """What is said of a part, each with the word before it: formula, source, whose default, where it shows; then of
+    those of its keys at or below a dotted key that say something of their own."""
+    said = [("", feature.told.prose), *_marks(feature.told)]
+    for key in feature.keys:
+        marks = "; ".join(f"{word}: {text.rstrip('.')}" for word, text in _marks(key.told))
+        if marks and any(f"{name}.".startswith(f"{prefix}.") or not prefix for name in key.names):
+            said.append((key.names[0].rpartition(".")[2], marks))
+    return said
+
+
+def _marks(said: Marked) -> list[tuple[str, str]]:
+    marks = {
         "formula": said.formula,
         "source": said.source,
         "default of": said.default_of,
         "shows in": ", ".join(said.figures),
     }
-    return [("", said.prose), *((word, text) for word, text in rest.items() if text)]
+    return [(word, text) for word, text in marks.items() if text]
 
 
 def algorithms() -> str:
@@ -59,24 +70,32 @@ def algorithms() -> str:
 
 
 def _feature(feature: Feature) -> list[str]:
-    lines = [f"\n### {_coded(feature.names)}{' (the default)' if feature.is_default else ''}\n"]
-    said = dict(told(feature))
-    lines.append(said.pop(""))
-    if formula := said.pop("formula", ""):
-        lines += ["", *(f"    {part}" for part in formula.split("; ")), ""]
-    if figures := feature.told.figures:
-        said["shows in"] = _coded(figures)
-    lines += [f"{word.capitalize()}: {text}  " for word, text in said.items()]
-    if feature.keys:
+    lines = [f"\n### {_coded(feature.names)}{' (the default)' if feature.is_default else ''}\n", feature.told.prose]
+    if feature.told.formula:
+        lines += ["", *(f"    {part}" for part in feature.told.formula.split("; ")), ""]
+    lines += [f"{text}  " for text in _sentences(feature.told)]
+    if feature.is_one_key:
+        line = feature.keys[0].line
+        lines += [f"May be: {_allowed(line)}; default: `{line.default}`."]
+    elif feature.keys:
         lines += ["", "| key | default | may be | what it is |", "|---|---|---|---|"]
         lines += [_row(key) for key in feature.keys]
     return lines
 
 
+def _sentences(said: Marked) -> list[str]:
+    """Source, whose default it is and where it shows, a sentence each."""
+    told = {"Source": said.source, "Default of": said.default_of, "Shows in": _coded(said.figures)}
+    return [f"{word}: {text.rstrip('.')}." for word, text in told.items() if text]
+
+
 def _row(key: FeatureKey) -> str:
-    line = key.line
-    allowed = ", ".join(filter(None, (line.type, line.range)))
-    return _cells(_coded(key.names), f"`{line.default}`", allowed, line.meaning)
+    says = " ".join([key.line.meaning, *_sentences(key.told)])
+    return _cells(_coded(key.names), f"`{key.line.default}`", _allowed(key.line), says)
+
+
+def _allowed(line: KeyLine) -> str:
+    return ", ".join(filter(None, (line.type, line.range)))
 
 
 def coming_from(names: Sequence[str] = ()) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Correction, Logprobs, Rollouts, State, Update
+from ppoctl.errors import RecipeError
 from ppoctl.ports import Asked, Minibatch, MinibatchResult
 from ppoctl.ppo.aggregation import Aggregation
 from ppoctl.ppo.diagnostics import policy_diagnostics, sampler_gap
@@ -87,6 +88,7 @@ class ActorUpdateStage(UpdateStage):
     aggregation: Aggregation
     """How token losses, entropies and KL become one number each."""
     entropy_coef: float
+    positive_nll_coef: float
     penalty: KlPenalty | None
     name: str = "actor_update"
 
@@ -102,10 +104,13 @@ class ActorUpdateStage(UpdateStage):
         if correction is not None:
             mask, weighted = counted_after(correction, mask), weighted * correction.weights
         read = (rollouts, logprobs, advantages, *(() if correction is None else (correction,)))
-        terms = tuple(self._terms(logprobs, weighted, mask, advantages.penalty_coef))
+        terms = self._terms(logprobs, weighted, mask, advantages.penalty_coef)
+        if self.positive_nll_coef > 0:
+            good = mask & _earned_more_than_nothing(advantages)[:, None]
+            terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef))
         # Entropies are figures of every update: where no forward pass told them, the update itself does.
         asked = replace(self.scored, entropy=logprobs.entropy is None)
-        trained = self.train(actor, rollouts, Terms(terms, asked), read=read)
+        trained = self.train(actor, rollouts, Terms(tuple(terms), asked), read=read)
         diagnostics = [
             policy_diagnostics(
                 result.said.outputs,
@@ -145,6 +150,17 @@ class ActorUpdateStage(UpdateStage):
             kl = self.penalty.estimates(seen.said.outputs, reference_of(logprobs)[rows], mask[rows])
             figures |= kl_figures(kl, mask[rows], advantages.penalty_coef)
         return figures
+
+
+def _earned_more_than_nothing(advantages: Advantages) -> Bool[Tensor, " B"]:
+    """The responses whose reward is above 0. Raises RecipeError where the record does not know what they earned."""
+    if advantages.shaped is None:
+        raise RecipeError(
+            "`ppo.policy_loss.positive_nll_coef` reads what each response earned, and the advantages of this step "
+            "are of a version that did not keep it",
+            hint="ppoctl resume RUN --set ppo.policy_loss.positive_nll_coef=0  # for this step",
+        )
+    return advantages.shaped > 0
 
 
 def _gap(first: Step, rollouts: Rollouts) -> dict[str, float]:

@@ -168,6 +168,7 @@ class StageBuilder:
             loss=policy_loss(ppo.policy_loss),
             aggregation=aggregation(ppo.policy_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             entropy_coef=ppo.policy_loss.entropy_coef,
+            positive_nll_coef=ppo.policy_loss.positive_nll_coef,
             penalty=penalty,
             fingerprint=read_by("actor_update", recipe),
         )

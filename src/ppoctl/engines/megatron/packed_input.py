@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ppoctl.batch.grid import Packed
 from ppoctl.engines.megatron.context_parallel import ContextShare, Piece, gathered_rows, pieces_of, places_of
+from ppoctl.engines.megatron.logprobs import FrozenOutputs
 from ppoctl.ports import Asked
 
 
@@ -47,6 +48,10 @@ class PackedInput(PackedSeqParams):
     """[n] ids those positions predict; not read by a critic."""
     asked: Asked = field(default_factory=Asked)
     """What the output layer is asked."""
+    reference: FrozenOutputs | None = None
+    """What the reference's output layer reads at the same positions, where full KL is asked."""
+    hidden_alone: bool = False
+    """Ends before the output layer: the hidden states of the positions read are wanted, of this rank's tokens."""
     rope: RopeTables | None = None
     """Filled in by the model, once for all layers."""
     context: ContextShare | None = None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
@@ -41,6 +41,7 @@ from ppoctl.engines.megatron.schedule import (
     run_forward,
     run_forward_backward,
     share_of,
+    with_reference,
 )
 from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.engines.megatron.state_writer import RankSaving
@@ -283,6 +284,17 @@ class MegatronRank(SendingRank):
             with_gradient=with_gradient,
         )
 
+    def _microbatches(
+        self, sequences: Sequences, rows: Int[Tensor, " M"], asked: Asked, *, with_gradient: bool
+    ) -> list[Microbatch]:
+        """This rank's microbatches of these rows; with what the reference says of them, where full KL is asked."""
+        microbatches = cut_rows(sequences, rows, self._cut(asked, with_gradient=with_gradient))
+        if not asked.full_kl:
+            return microbatches
+        stages = self._reference.stages()
+        self._host.bring_back("reference")
+        return with_reference(stages, microbatches)
+
     def _sees_outputs(self) -> bool:
         groups = self.groups
         return groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == groups.cp.rank() == 0
@@ -291,17 +303,14 @@ class MegatronRank(SendingRank):
         return share_of(microbatches, found) if self._sees_outputs() else None
 
     def _forward(self, stages: Stages, sequences: Sequences, asked: Asked) -> Share | None:
-        cut = self._cut(asked, with_gradient=False)
-        microbatches = cut_rows(sequences, torch.arange(sequences.num_seqs), cut)
+        rows = torch.arange(sequences.num_seqs)
         with megatron_device(), self._named_out_of_memory(with_gradient=False):
+            microbatches = self._microbatches(sequences, rows, asked, with_gradient=False)
             return self._share(microbatches, run_forward(stages, microbatches))
 
     def _minibatch_step(
         self, sequences: Sequences, minibatch: Minibatch, objective: Objective, number: int
     ) -> StepShare:
-        cut = self._cut(objective.asks, with_gradient=True)
-        microbatches = cut_rows(sequences, minibatch.rows, cut)
-
         def loss_of(microbatch: Microbatch, said: Said) -> Float[Tensor, ""]:
             return objective(microbatch.rows, said, minibatch.totals)
 
@@ -309,6 +318,7 @@ class MegatronRank(SendingRank):
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()
         with self._named_out_of_memory(with_gradient=True):
+            microbatches = self._microbatches(sequences, minibatch.rows, objective.asks, with_gradient=True)
             found = run_forward_backward(self.stages, microbatches, loss_of)
         loss = self._whole(sum(one.loss for one in found))
         self._require_finite("loss", loss, number)

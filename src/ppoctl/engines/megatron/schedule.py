@@ -6,7 +6,7 @@ global count, so their plain sum, over microbatches and ranks alike, is the mini
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,9 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from ppoctl.engines.megatron.logprobs import FrozenOutputs, TokenOutputs
 from ppoctl.engines.megatron.microbatches import Microbatch, Share
-from ppoctl.engines.megatron.model import TokenOutputs
+from ppoctl.engines.megatron.model import LogprobModel
 from ppoctl.ports import Said, stacked
 
 Stages = Sequence[torch.nn.Module]
@@ -59,6 +60,25 @@ def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], los
     return _run(stages, microbatches, loss_func, backward=True)
 
 
+def with_reference(stages: Sequence[LogprobModel], microbatches: Sequence[Microbatch]) -> list[Microbatch]:
+    """The microbatches, each with what a frozen model says of its positions up to the output layer; the hidden states
+    of all of them are then in memory, on the last pipeline stage."""
+
+    def collect(_: Microbatch, hidden: Tensor, **__: bool) -> Tensor:
+        return hidden
+
+    with torch.no_grad():
+        up_to_there = [replace(one, input=replace(one.input, hidden_alone=True)) for one in microbatches]
+        found: list[Tensor] = _run(stages, up_to_there, collect)
+    if not found:  # another pipeline rank reads them
+        return list(microbatches)
+    frozen = [FrozenOutputs(hidden, stages[-1].output_weight) for hidden in found]
+    return [
+        replace(one, input=replace(one.input, reference=of_it))
+        for one, of_it in zip(microbatches, frozen, strict=True)
+    ]
+
+
 def share_of(microbatches: Sequence[Microbatch], found: Sequence[Found]) -> Share:
     """What was found about the microbatches as one share."""
     places = torch.cat([microbatch.places for microbatch in microbatches])
@@ -72,12 +92,12 @@ def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings:
 
 def _run(
     stages: Stages, microbatches: Sequence[Microbatch], loss_func: Callable[..., Any], *, backward: bool = False
-) -> list[Found]:
+) -> list[Any]:
     def forward_step(data: Iterator[Microbatch], stage: torch.nn.Module) -> tuple[Any, Any]:
         microbatch = next(data)
         return stage(microbatch.input), partial(loss_func, microbatch)
 
-    collected: list[Found] = get_forward_backward_func()(
+    collected: list[Any] = get_forward_backward_func()(
         forward_step_func=forward_step,
         # Interleaved stages each go through all microbatches.
         data_iterator=[iter(microbatches) for _ in stages] if len(stages) > 1 else iter(microbatches),
@@ -98,4 +118,5 @@ def _on_grid(microbatch: Microbatch, outputs: TokenOutputs) -> Said:
         # On the CPU: grids are small, and objectives close over data that live there.
         return microbatch.packed.to_grid(values.cpu())
 
-    return Said(on_grid(outputs.outputs), None if outputs.entropy is None else on_grid(outputs.entropy))
+    entropy, full_kl = (None if of is None else on_grid(of) for of in (outputs.entropy, outputs.full_kl))
+    return Said(on_grid(outputs.outputs), entropy, full_kl)
