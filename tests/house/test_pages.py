@@ -72,6 +72,24 @@ def test_no_section_is_empty_and_every_figure_that_is_named_is_reported() -> Non
     assert [(names, figure) for names, said in told for figure in said.figures if find(figure) is None] == []
 
 
+WITHOUT = (
+    "model", "rollout", "reward", "reward.kind", "steps", "epochs", "checkpoint", "checkpoint.best",
+    "checkpoint.keep_last", "checkpoint.best_keep", "checkpoint.best_direction",
+)  # fmt: skip
+"""Parts that compute nothing which anybody published, or that others have by another default."""
+
+
+def test_every_part_that_computes_says_its_formula_its_source_and_whose_default_it_has() -> None:
+    for part in features():
+        names = {name.partition(" = ")[0] for name in part.names}
+        if names <= set(WITHOUT) or any(name.endswith(' = "none"') for name in part.names):
+            continue
+        of_keys = any(key.told.default_of for key in part.keys)
+        assert part.told.formula, part.names
+        assert part.told.source, part.names
+        assert part.told.default_of or of_keys, part.names
+
+
 # --- the table of other systems -----------------------------------------------------------------------------------
 
 

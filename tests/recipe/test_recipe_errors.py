@@ -148,6 +148,13 @@ BROUGHT = [
         "it trains",
         None,
     ),
+    (
+        "algorithm.pf_ppo.enabled=true",
+        "it is verl's, and nothing here: not offered yet; there the resampled rows no longer fit their tokens",
+        None,
+    ),
+    # Near to `epochs` as a word, and yet no slip: it is a whole key of theirs.
+    ("ppo_epochs=4", "it is TRL's, and `ppo.epochs` here: 4 there, 1 here", "ppoctl recipes keys ppo.epochs"),
     ("ppo.ent_coef=0.1", "it is of other systems, and `ppo.policy_loss.entropy_coef` here", None),
 ]
 
@@ -186,6 +193,30 @@ def test_a_key_of_ours_that_another_alternative_has_is_not_taken_for_another_sys
     assert lines == [
         '--set: `ppo.kl.estimator` goes with `place = "reward"` or `place = "loss"`, and `ppo.kl.place` is `"none"`'
     ]
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        (
+            "{kind='gpso'}",
+            '`ppo.policy_loss.kind` is `"gpso"`: must be one of `"clip"`, `"gspo"`, `"cispo"`, `"reinforce"`; did '
+            "you mean `gspo`?",
+        ),
+        (
+            "{kind='gspo', dual_clip=3.0}",
+            '`ppo.policy_loss.dual_clip` goes with `kind = "clip"`, and `ppo.policy_loss.kind` is `"gspo"`',
+        ),
+        (
+            "{ratio_gradient='token'}",
+            '`ppo.policy_loss.ratio_gradient` goes with `kind = "gspo"`, and `ppo.policy_loss.kind` is `"clip"`',
+        ),
+        ("3", '[ppo.policy_loss] needs `kind`: one of `"clip"`, `"gspo"`, `"cispo"`, `"reinforce"`'),
+    ],
+)
+def test_a_wrong_policy_loss_names_the_alternatives(smallest: Path, table: str, line: str) -> None:
+    lines, _ = said(smallest, sets=(f"ppo.policy_loss={table}",))
+    assert lines == [f"--set: {line}"]
 
 
 def test_a_missing_choice_lists_what_may_be_chosen(write: Write) -> None:

@@ -9,7 +9,9 @@ from ppoctl.recipe.load import examine, from_resolved, load
 from ppoctl.recipe.schema import (
     BySequences,
     ByTokens,
+    ClippedLoss,
     GaeAdvantages,
+    GspoLoss,
     HealthRule,
     KlInLoss,
     MlflowTracking,
@@ -62,6 +64,19 @@ def test_another_alternative_replaces_the_whole_table(write: Write) -> None:
     second = write('[ppo.kl]\nplace = "loss"\ncoef = 0.1\n', "b.toml")
     assert load([first, second], environ={}).recipe.ppo.kl == KlInLoss(place="loss", coef=0.1)
     assert load([first, second], ["ppo.kl.place=none"], {}).recipe.ppo.kl == NoKl(place="none")
+
+
+def test_a_table_without_a_kind_is_the_usual_one_and_gives_way_to_another(write: Write) -> None:
+    clipped = write(SMALLEST + "[ppo.policy_loss]\nclip_high = 0.28\n")
+    assert load([clipped], environ={}).recipe.ppo.policy_loss == ClippedLoss(clip_high=0.28)
+    # Its bounds are of the clip's own size, which would be no clip at all in another kind.
+    assert load([clipped], ["ppo.policy_loss.kind=gspo"], {}).recipe.ppo.policy_loss == GspoLoss(kind="gspo")
+
+
+def test_a_key_that_is_set_without_a_kind_stays_with_the_kind_that_is_written(write: Write) -> None:
+    written = write(SMALLEST + '[ppo.policy_loss]\nkind = "gspo"\nclip_high = 0.001\n')
+    found = load([written], ["ppo.policy_loss.clip_high=0.002"], {}).recipe.ppo.policy_loss
+    assert found == GspoLoss(kind="gspo", clip_high=0.002)
 
 
 PARALLEL = SMALLEST + "[actor.parallel]\ntensor = 2\nsequence = true\n"

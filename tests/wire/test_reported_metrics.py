@@ -28,6 +28,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a coefficient that adapts": {
         "ppo": {**PPO, "kl": {"place": "loss", "coef": 0.05, "adaptive": {"target_per_token": 0.01}}}
     },
+    "gspo": {"ppo": {**PPO, "policy_loss": {"kind": "gspo"}}},
+    "cispo": {"ppo": {**PPO, "policy_loss": {"kind": "cispo", "positive_nll_coef": 0.1}}},
+    "reinforce, the sampler's log-probs": {
+        "ppo": {**PPO, "policy_loss": {"kind": "reinforce"}, "old_logprobs": "sampler"}
+    },
+    "forced on-policy": {
+        "ppo": {"epochs": 1, "minibatch_seqs": 8, "kl": {"place": "loss", "coef": 0.05}, "old_logprobs": "current"}
+    },
     "a corrected rollout": {"ppo": {**PPO, "rollout_correction": {"kind": "tis"}}},
     "a masked rollout": {
         "ppo": {**PPO, "rollout_correction": {"kind": "sequence_mask", "min_ratio": 0.9, "max_ratio": 1.1}}

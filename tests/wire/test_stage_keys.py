@@ -42,6 +42,12 @@ def ppo(**changes: Any) -> dict[str, Any]:
         (ppo(advantages={"kind": "gae", "gamma": 0.9}), {"advantages"}),
         (ppo(value_loss={"clip": 0.2}), {"critic_update"}),
         (ppo(policy_loss={"clip_low": 0.1}), {"actor_update"}),
+        (ppo(policy_loss={"kind": "clip", "clip_low": 0.2}), set()),
+        (ppo(policy_loss={"kind": "gspo"}), {"actor_update"}),
+        (ppo(policy_loss={"kind": "reinforce"}), {"actor_update"}),
+        (ppo(policy_loss={"aggregation": "sequence_mean_token_sum"}), {"actor_update"}),
+        (ppo(policy_loss={"positive_nll_coef": 0.1}), {"actor_update"}),
+        (ppo(old_logprobs="sampler"), {"logprobs"}),
         (ppo(rollout_correction={"kind": "tis"}), {"correction"}),
         (ppo(rollout_rejection={"kind": "ratio", "level": "token", "max_ratio": 2.0}), {"correction"}),
         (ppo(max_sequence_gap=1.1), {"correction"}),
@@ -86,9 +92,13 @@ def test_a_rate_that_moves_with_steps_reads_which_is_the_first_and_how_many_upda
 
 def test_a_loss_over_the_longest_length_reads_that_length_and_no_other_does() -> None:
     longer = {**ROLLOUT, "max_new_tokens": 7}
-    for kind, readers in (("token_mean", {"rollout"}), ("fixed_length", {"rollout", "critic_update"})):
+    for kind, loss, readers in (
+        ("token_mean", "value_loss", {"rollout"}),
+        ("fixed_length", "value_loss", {"rollout", "critic_update"}),
+        ("fixed_length", "policy_loss", {"rollout", "actor_update"}),
+    ):
         before, after = (
-            fake_recipe(**ppo(value_loss={"aggregation": kind}), rollout=each) for each in (ROLLOUT, longer)
+            fake_recipe(**ppo(**{loss: {"aggregation": kind}}), rollout=each) for each in (ROLLOUT, longer)
         )
         assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
 

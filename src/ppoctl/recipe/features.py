@@ -78,7 +78,7 @@ class Feature:
 
     def owns(self, prefix: str) -> bool:
         """Whether the part or one of its keys is at or below a dotted key."""
-        written = [name.partition(" = ")[0] for name in self.names]
+        written = [name.split(" ")[0] for name in self.names]
         return any(
             f"{name}.".startswith(f"{prefix}.") for name in (*written, *(n for k in self.keys for n in k.names))
         )
@@ -146,15 +146,19 @@ def _places(here: tree.TableNode, path: KeyPath) -> Iterator[_Place]:
             yield from _places(key.node, inner)
         elif isinstance(key.node, tree.Choice):
             for alternative, table in key.node.tables.items():
-                tag = _tag(table, alternative)
-                written = f'{dotted((*inner, tag))} = "{alternative}"' if tag else ""
+                written = _written(key.node, alternative, inner)
                 yield _Place(inner, table, written, isinstance(key.default, table.model))
                 yield from _places(table, inner)
 
 
-def _tag(table: tree.TableNode, alternative: str) -> str | None:
-    """The key that says which alternative a table is; None where its other keys do."""
-    return next((n for n, key in table.keys.items() if tree.allowed(key.field.annotation) == (alternative,)), None)
+def _written(choice: tree.Choice, alternative: str, path: KeyPath) -> str:
+    """What a person writes for an alternative: the key that names it, or else a key that no other has."""
+    keys = choice.tables[alternative].keys
+    others = {name for other, table in choice.tables.items() if other != alternative for name in table.keys}
+    for name, key in keys.items():
+        if tree.allowed(key.field.annotation) == (alternative,):
+            return f'{dotted((*path, name))} = "{alternative}"'
+    return f"{dotted(path)} by {next(name for name in keys if name not in others)}"
 
 
 def _add(parts: dict[object, _Part], place: _Place, path: KeyPath, new: _Part, *, is_own: bool) -> None:
@@ -176,10 +180,7 @@ def _add(parts: dict[object, _Part], place: _Place, path: KeyPath, new: _Part, *
         if place.alternative.startswith(f"{dotted(path)} = "):
             return  # the name of the alternative says it
     line = key_line(path, key, REQUIRED if key.required else key.default)
-    found = FeatureKey((dotted(path),), line, told)
-    known = part.keys.setdefault(path[-1], [])
-    if found not in known:
-        known.append(found)
+    part.keys.setdefault(path[-1], []).append(FeatureKey((dotted(path),), line, told))
 
 
 def _merged(keys: list[FeatureKey]) -> FeatureKey:

@@ -8,9 +8,9 @@ import torch
 from rank_pool import RankPool
 from torch import Tensor
 
-from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
-from ppoctl.recipe.schema import ByTokens, ParallelTable
+from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
 from ppoctl.stages.objective import Terms
 
 GRADIENT_GAP = 1e-5
@@ -32,6 +32,11 @@ def settings(folder: Path, role: str, parallel: ParallelTable, dtype: torch.dtyp
         batching=ByTokens(max_tokens_per_microbatch=20, logits_chunk_tokens=5),
         parallel=parallel,
     )
+
+
+def cut_otherwise(rank: MegatronRank, batching: BySequences | ByTokens) -> None:
+    """Another cut into microbatches in the same processes."""
+    rank.settings = replace(rank.settings, batching=batching)
 
 
 def trainer(pool: RankPool, made_from: TrainerSettings) -> MegatronTrainer:
