@@ -25,9 +25,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a reference in the loss": {"ppo": {**PPO, "kl": {"place": "loss", "coef": 0.05}}},
     "raw advantages": {"ppo": {**PPO, "advantages": {"kind": "gae", "whiten": False}}},
     "clipped values, two clips": {"ppo": {**PPO, "value_loss": {"clip": 0.1}, "policy_loss": {"dual_clip": 3.0}}},
-    "a coefficient that adapts": {
-        "ppo": {**PPO, "kl": {"place": "loss", "coef": 0.05, "adaptive": {"target_per_token": 0.01}}}
-    },
     "gspo": {"ppo": {**PPO, "policy_loss": {"kind": "gspo"}}},
     "cispo": {"ppo": {**PPO, "policy_loss": {"kind": "cispo", "positive_nll_coef": 0.1}}},
     "reinforce, the sampler's log-probs": {
@@ -35,6 +32,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "forced on-policy": {
         "ppo": {"epochs": 1, "minibatch_seqs": 8, "kl": {"place": "loss", "coef": 0.05}, "old_logprobs": "current"}
+    },
+    "a coefficient that adapts": {
+        "ppo": {**PPO, "kl": {"place": "loss", "coef": 0.05, "adaptive": {"target_per_token": 0.01}}}
     },
     "a corrected rollout": {"ppo": {**PPO, "rollout_correction": {"kind": "tis"}}},
     "a masked rollout": {

@@ -36,6 +36,9 @@ CASES: list[tuple[str, Any]] = [
     ("rollout.samples_per_prompt", 3),
     ("rollout.max_new_tokens", 3),
     ("rollout.temperature", 0.8),
+    ("rollout.top_p", 0.7),
+    ("rollout.top_k", 4),
+    ("rollout.min_p", 0.2),
     ("rollout.stop_strings", ["11 2"]),
     ("reward.scale", None),
     ("reward.scale.from", [-0.1, 0.7]),
@@ -162,6 +165,42 @@ def test_the_penalty_is_where_the_recipe_puts_it(place: str, estimator: str) -> 
     assert [float(told["kl/coef"]) for told in found] == list(coefs)
 
 
+@holds("ppo.policy_loss.kind", "ppo.policy_loss.ratio_gradient")
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        (GSPO, "clip_low", 0.2),
+        (GSPO, "clip_high", 0.3),
+        (GSPO, "ratio_gradient", "sequence"),
+        (CISPO, "clip_low", 1.0),
+        (CISPO, "clip_high", 0.02),
+    ],
+    ids=str,
+)
+def test_each_policy_loss_has_its_own_bounds_and_gradient(table: dict[str, Any], key: str, value: Any) -> None:
+    found = [numbers(with_keys({"ppo.policy_loss": each})) for each in (table, {**table, key: value})]
+    assert "actor table" in bench.differing(*found)
+
+
+@pytest.mark.parametrize("table", POLICY_LOSSES, ids=lambda table: table["kind"])
+@pytest.mark.parametrize("kind", AGGREGATIONS[1:])
+def test_each_policy_loss_is_averaged_with_its_entropy_and_its_penalty(table: dict[str, Any], kind: str) -> None:
+    changes = {"ppo.kl": LOSS, "ppo.policy_loss": {**table, "aggregation": kind, "positive_nll_coef": 0.2}}
+    numbers(with_keys(changes))
+
+
+@holds("ppo.old_logprobs")
+def test_old_log_probs_are_whose_the_recipe_says() -> None:
+    plain = {"ppo.rollout_correction": {"kind": "none"}}
+    trainer, sampler = (numbers(with_keys({**plain, "ppo.old_logprobs": by})) for by in ("trainer", "sampler"))
+    assert bench.differing(trainer, sampler) >= {"logprobs", "entropy", "actor table", "token_rewards"}
+    once = {**plain, "ppo.kl": LOSS, "ppo.epochs": 1, "ppo.minibatch_seqs": 12}
+    trainer, current = (numbers(with_keys({**once, "ppo.old_logprobs": by})) for by in ("trainer", "current"))
+    # With one update, the old log-probs are the current ones: nothing else is another.
+    assert bench.differing(trainer, current) == {"logprobs", "entropy"}
+    assert current["policy/ratio_max"] == 1.0
+
+
 @holds("ppo.kl.gradient", "ppo.kl.estimator", "ppo.kl.input_clamp", "ppo.kl.output_clamp")
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
 def test_a_penalty_in_the_loss_pulls_as_the_recipe_says(estimator: str) -> None:
@@ -237,42 +276,6 @@ def test_all_corrections_at_once_are_all_made() -> None:
     trusted = {"kind": "none"}
     alone = numbers(with_keys({"ppo.rollout_correction": trusted, "ppo.max_sequence_gap": 1.2}))
     assert set(np.unique(alone["weights"])) == {0.0, 1.0}
-
-
-@holds("ppo.policy_loss.kind", "ppo.policy_loss.ratio_gradient")
-@pytest.mark.parametrize(
-    ("table", "key", "value"),
-    [
-        (GSPO, "clip_low", 0.2),
-        (GSPO, "clip_high", 0.3),
-        (GSPO, "ratio_gradient", "sequence"),
-        (CISPO, "clip_low", 1.0),
-        (CISPO, "clip_high", 0.02),
-    ],
-    ids=str,
-)
-def test_each_policy_loss_has_its_own_bounds_and_gradient(table: dict[str, Any], key: str, value: Any) -> None:
-    found = [numbers(with_keys({"ppo.policy_loss": each})) for each in (table, {**table, key: value})]
-    assert "actor table" in bench.differing(*found)
-
-
-@pytest.mark.parametrize("table", POLICY_LOSSES, ids=lambda table: table["kind"])
-@pytest.mark.parametrize("kind", AGGREGATIONS[1:])
-def test_each_policy_loss_is_averaged_with_its_entropy_and_its_penalty(table: dict[str, Any], kind: str) -> None:
-    changes = {"ppo.kl": LOSS, "ppo.policy_loss": {**table, "aggregation": kind, "positive_nll_coef": 0.2}}
-    numbers(with_keys(changes))
-
-
-@holds("ppo.old_logprobs")
-def test_old_log_probs_are_whose_the_recipe_says() -> None:
-    plain = {"ppo.rollout_correction": {"kind": "none"}}
-    trainer, sampler = (numbers(with_keys({**plain, "ppo.old_logprobs": by})) for by in ("trainer", "sampler"))
-    assert bench.differing(trainer, sampler) >= {"logprobs", "entropy", "actor table", "token_rewards"}
-    once = {**plain, "ppo.kl": LOSS, "ppo.epochs": 1, "ppo.minibatch_seqs": 12}
-    trainer, current = (numbers(with_keys({**once, "ppo.old_logprobs": by})) for by in ("trainer", "current"))
-    # With one update, the old log-probs are the current ones: nothing else is another.
-    assert bench.differing(trainer, current) == {"logprobs", "entropy"}
-    assert current["policy/ratio_max"] == 1.0
 
 
 @holds("ppo.critic_only_steps")
