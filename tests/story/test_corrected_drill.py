@@ -98,7 +98,7 @@ def test_a_corrected_run_whose_coefficient_adapts_survives_a_kill_at_any_moment(
 
 
 def test_what_was_decided_of_a_rollout_that_a_resume_finished_stays_decided(folder: Path) -> None:
-    """The last step's rollout is drawn in two attempts whose log-probs differ in the last digits, so that the actor ends
+    """The last rollout is drawn in two attempts whose log-probs differ in the last digits, so that the actor ends
     elsewhere. What is killed after its commit ends there too, with engines that would say something else again."""
     first = Walk(folder / "first")
     play(first.root, Witness(act=first.on_moment))
