@@ -143,7 +143,7 @@ def fake_sockets(
         generator=lambda actor_at, say, logs: BigramGenerator(actor_at),
         scorer=EvenScorer(other_reading=_other_reading(recipe)),
         questions=CountingQuestions(recipe.rollout.prompts_per_step),
-        source_digest="bigram",
+        source_digests={"actor": "bigram", "critic": "bigram"},
     )
 
 

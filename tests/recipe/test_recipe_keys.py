@@ -29,6 +29,7 @@ RECIPES: list[list[str]] = [
     *([f"ppo.policy_loss.kind={kind}"] for kind in ("gspo", "cispo", "reinforce")),
     ["tracking.kind=none"],
     ["tracking.uri=x"],
+    ["model.critic=org/judge"],
     [f"data.train={COLUMNS}", f"data.eval.c={COLUMNS}", "reward.scale={from=[0, 1], to=[0, 2]}"],
     ["data.eval.e={format='gsm8k', path='x.jsonl'}", 'expect."eval/e/pass_at_1".min=0'],
     ['expect."reward/score_mean".max=1'],
@@ -112,8 +113,10 @@ def test_every_range_is_what_is_refused(line: KeyLine, key: tree.Key) -> None:
     number = int if line.type == "whole number" else float
     lowest, highest = -(10**9), 10**9
     for part in filter(None, line.range.split(", ")):
-        if part == 'or "off"':
-            assert accepts(key, "off")
+        if part.startswith("or "):
+            word = part.removeprefix("or ").strip('"')
+            assert accepts(key, word)
+            assert word in ("off", "all")
             continue
         [word] = [word for word in BOUNDS if part.startswith(word)]
         bound = number(float(part.removeprefix(word)))

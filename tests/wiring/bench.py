@@ -273,7 +273,9 @@ def open_bench(
         made.append(LoggedGenerator(actor_at))
         return made[0]
 
-    sockets = Sockets(actor, critic, generator, scorer, questions, source_digest="bench")
+    sockets = Sockets(
+        actor, critic, generator, scorer, questions, source_digests={"actor": "bench", "critic": "bench"}
+    )
     job = open_run(folder / "run", recipe, witness or Witness(), sockets=sockets).job
     return Bench(job, scorer, made[0], actor, critic, questions)
 

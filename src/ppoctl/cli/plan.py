@@ -10,7 +10,7 @@ from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Runs, Sets
 from ppoctl.cli.plan_memory import print_memory
 
 if TYPE_CHECKING:
-    from ppoctl.plan.arithmetic import DataPlan, Plan, RolePlan
+    from ppoctl.plan.arithmetic import CriticStart, DataPlan, Plan, RolePlan
     from ppoctl.recipe.schema import Recipe
 
 Row = tuple[str, str]
@@ -62,6 +62,8 @@ def _print(recipe: "Recipe", planned: "Plan") -> None:
     render.heading(f"{planned.name}: {planned.batch.steps} PPO steps")
     _section("one step", _batch_rows(planned))
     _section("processes", _process_rows(recipe, planned))
+    if planned.critic_start is not None:
+        _section("critic starts from", _critic_rows(planned.critic_start))
     _section("updates", _role_rows(planned), ("", "", "actor", "critic"))
     _section("data", _data_rows(planned))
     _section("disk", _storage_rows(planned))
@@ -116,6 +118,13 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[Row]:
     yield "Ray", ray
 
 
+def _critic_rows(start: "CriticStart") -> Iterator[Row]:
+    size = "not here" if start.parameters is None else f"{start.family}, {start.parameters:,} parameters"
+    yield "model", f"{start.path} ({size}, {start.dtype})"
+    if (came := start.saved_by) is not None:
+        yield "saved by", f"{came.run} at step {came.step}, lineage {came.lineage[:12]}; its optimizer stays there"
+
+
 def _role_rows(planned: "Plan") -> Iterator[tuple[str, str, str]]:
     def both(name: str, show: str = "{}") -> Row:
         return show.format(getattr(planned.actor, name)), show.format(getattr(planned.critic, name))
@@ -163,7 +172,7 @@ def _rows(table: "DataPlan") -> str:
 def _storage_rows(planned: "Plan") -> Iterator[Row]:
     storage = planned.storage
     step, kept = render.size(storage.records_bytes), render.size(storage.records_kept_bytes)
-    yield "saves", f"{storage.saves}, of which {storage.keep_last} pairs are kept"
+    yield "saves", f"{storage.saves}, of which {storage.keep_last or 'all'} pairs are kept"
     yield "records", f"at most {step} a step, {kept} at one time"
     if storage.states_bytes is None:
         yield "size", "unknown: the model is no local folder of a known family"
@@ -171,4 +180,4 @@ def _storage_rows(planned: "Plan") -> Iterator[Row]:
     yield "parameters", f"{storage.parameters:,}"
     pair = (f"{render.size(size)} {role}" for role, size in storage.state_bytes.items())
     yield "one pair", ", ".join(pair)
-    yield "disk", f"{render.size(storage.states_bytes)}, one pair being written included"
+    yield "disk", f"{render.size(storage.states_bytes)}, one pair being written and one of a stop included"

@@ -39,21 +39,37 @@ from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable
 from ppoctl.recipe.slurm import SlurmTable as SlurmTable
 from ppoctl.rewards.kinds import KINDS
 from ppoctl.rewards.table import RewardTable
-from ppoctl.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrOff, Positive
+from ppoctl.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive
 from ppoctl.table import Table as Table
 
 
+class CriticModelTable(Table):
+    """The critic's own model: of any supported family and size, with the tokens of the actor's.
+
+    Default of: NeMo-RL and verl (none: the actor's model); OpenRLHF starts the critic from the reward model.
+    """
+
+    path: Annotated[str, RESULTS]
+    """Weights that the critic starts from: a reward model (a folder or hub id of a ...ForSequenceClassification with
+    one label), another language model (its value head starts at zero), a folder by `convert-ckpt --to megatron`, or a
+    critic that a run has saved, `runs/NAME/states/critic/STEP`, whose optimizer is left behind."""
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, RESULTS] = None
+    """Dtype of the critic's weights and activations; absent: `model.dtype`."""
+
+
+PathOrTable = BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
+"""A table that may be written as its path alone, as run directories of before have it."""
+
+
 class ModelTable(Table):
-    """The base model: actor, reference and critic start from it."""
+    """The base model: actor and reference start from it, and a critic without a model of its own."""
 
     path: Annotated[str, RESULTS]
     """Hugging Face folder (a relative path starts at the recipe file) or hub id."""
     dtype: Annotated[Literal["float32", "bfloat16"], RESULTS] = "bfloat16"
     """Dtype of weights and activations; main weights and optimizer are float32 either way."""
-    critic: Annotated[str | None, RESULTS] = None
-    """Weights that the critic starts from: a reward model made from the same base (a folder or hub id of a
-    ...ForSequenceClassification with one label, or a folder by `convert-ckpt --to megatron`); absent: `path`, with a
-    head of zero."""
+    critic: Annotated[CriticModelTable | None, PathOrTable] = None
+    """The critic's own model, as a table or as its path alone; absent: the base model, with a head of zero."""
 
 
 class Gsm8kRows(Table):
@@ -194,11 +210,17 @@ class CheckpointTable(Table):
     optimizer; a save gathers the state in host memory of the first data rank. dp: the same layout with any number of
     data ranks; each rank writes its own shard. The state of any other optimizer can be loaded under every layout
     without one, at no cost."""
-    keep_last: Annotated[int, SPEED, Field(ge=2)] = 2
-    """Healthy actor and critic pairs to keep; the last healthy one is never deleted."""
+    keep_last: Annotated[int | None, SPEED, Field(ge=2), OrAll] = 2
+    """Healthy actor and critic pairs to keep; the last healthy one is never deleted. "all": none is, while the
+    records of steps stay for the last two only. A pair that was saved because the run was stopped counts as none of
+    these, and goes when a later one is saved."""
     best: Annotated[str | None, REPORTING] = None
     """Metric whose best actor is kept besides, as weights only; absent: none. It is the actor that was measured: the
     one a step began with for figures of training, the one it made for evaluations."""
+    best_keep: Annotated[int, REPORTING, AtLeastOne] = 1
+    """Best actors to keep; of equal ones the later (NeMo-RL's `keep_top_k`, which counts whole states)."""
+    best_direction: Annotated[Literal["higher", "lower"] | None, REPORTING] = None
+    """Which value of the metric is better; absent: as `ppoctl recipes metrics` says."""
     keep_rollouts_every_steps: Annotated[int, REPORTING, NotNegative] = 10
     """Steps between those whose rollouts stay readable after their folder is no longer needed; 0: none stay."""
 
