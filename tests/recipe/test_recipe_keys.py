@@ -20,6 +20,8 @@ RECIPES: list[list[str]] = [
     ["ppo.kl.place=reward", "ppo.kl.coef=1"],
     ["ppo.kl.place=loss", "ppo.kl.coef=1"],
     ["ppo.rollout_correction.kind=tis"],
+    ["ppo.advantages.kind=monte_carlo", "reward.clip={low=0, high=1}", "reward.moments.kind=running"],
+    ["reward.moments.kind=reference", "reward.overlong.buffer_tokens=1", "reward.length_penalty.per_token=1"],
     ["tracking.kind=none"],
     ["tracking.uri=x"],
     [f"data.train={COLUMNS}", f"data.eval.c={COLUMNS}", "reward.scale={from=[0, 1], to=[0, 2]}"],

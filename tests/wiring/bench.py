@@ -44,6 +44,10 @@ STEP_NUMBER = 2
 """The step on the bench: not the first, so that a step counted wrongly is seen."""
 UPDATES = {"actor": 2, "critic": 7}
 """Optimizer steps before it; two in the actor's warm-up."""
+CARRY = Carry(
+    77.0, reward_count=4.0, reward_mean=0.3, reward_m2=1.9, reward_reference_mean=0.2, reward_reference_std=0.7
+)
+"""What the step before left."""
 LOST = {3: Score(None, "error", "no number"), 6: Score(None, "timeout", "10 s")}
 """Samples that the scorer fails on, by their place."""
 
@@ -61,13 +65,30 @@ BASE: dict[str, Any] = {
         "temperature": 1.25,
         "stop_strings": ["7 3"],
     },
-    "reward": {"kind": "exact_match", "scale": {"from": [-0.3, 0.8], "to": [-1.0, 2.0]}, "max_error_frac": 0.3},
+    "reward": {
+        "kind": "exact_match",
+        "scale": {"from": [-0.3, 0.8], "to": [-1.0, 2.0]},
+        "clip": None,
+        "moments": {"kind": "none"},
+        "unfinished_factor": 1.0,
+        "overlong": None,
+        "length_penalty": None,
+        "max_error_frac": 0.3,
+    },
     "ppo": {
         "epochs": 2,
         "critic_epochs": 3,
         "minibatch_seqs": 6,
         "critic_only_steps": 1,
-        "advantages": {"kind": "gae", "gamma": 0.9, "gae_lambda": 0.7, "whiten": False},
+        "advantages": {
+            "kind": "gae",
+            "gamma": 0.9,
+            "gae_lambda": 0.7,
+            "gae_lambda_value": None,
+            "length_adaptive_alpha": None,
+            "whiten": False,
+        },
+        "truncated": "terminal",
         "kl": {"place": "reward", "estimator": "k3", "coef": 0.15},
         "policy_loss": {"clip_low": 0.12, "clip_high": 0.15, "dual_clip": 1.25, "entropy_coef": 0.02},
         "value_loss": {"clip": 0.25, "scale": 0.7},
@@ -292,7 +313,7 @@ def play_step(bench: Bench) -> Played:
     values: Any = stages.values.run(critic, rollouts)
     logprobs: Any = stages.logprobs.run(actor, rollouts)
     correction = None if stages.correction is None else stages.correction.run(rollouts, logprobs)
-    advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, Carry(kl_coef=77.0))
+    advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, CARRY)
     critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages)
     actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages, correction)
     tables = {"actor": bench.actor.table, "critic": bench.critic.table}
@@ -318,6 +339,8 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
         "mask": advantages.mask,
         **figures,
     }
+    if played.values.behind is not None:
+        found["behind"] = played.values.behind
     if played.logprobs.reference is not None:
         found["reference"] = played.logprobs.reference
     for role, prefix, update in (("critic", "value", played.critic_update), ("actor", "policy", played.actor_update)):
@@ -350,6 +373,11 @@ def by_the_book(tables: Mapping[str, Any], played: Played) -> dict[str, np.ndarr
         mask=rollouts.mask.numpy(),
         sampler=rollouts.sampler_logprobs.double().numpy(),
         scores=scores,
+        truncated=rollouts.finish.numpy() == 1,
+        carry={
+            name: getattr(CARRY, f"reward_{name}")
+            for name in ("count", "mean", "m2", "reference_mean", "reference_std")
+        },
         step=STEP_NUMBER,
         updates=UPDATES,
     )

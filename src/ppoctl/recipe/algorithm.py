@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from ppoctl.recipe.advantages import GaeAdvantages
+from ppoctl.recipe.advantages import Advantages, GaeAdvantages
 from ppoctl.recipe.correction import Correction, NoCorrection
 from ppoctl.recipe.kl import Kl, NoKl
 from ppoctl.recipe.losses import PolicyLossTable, ValueLossTable
@@ -27,8 +27,12 @@ class PpoTable(Table):
     """Sequences per optimizer step, for actor and critic alike (Megatron-Core's `global_batch_size`)."""
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
     """Number of first steps in which only the critic trains."""
-    advantages: GaeAdvantages = GaeAdvantages(kind="gae")
+    advantages: Advantages = GaeAdvantages(kind="gae")
     """How rewards and values become advantages."""
+    truncated: Annotated[Literal["terminal", "bootstrap", "filter"], RESULTS] = "terminal"
+    """How a response that reached the length limit counts. terminal: as if it had ended there (NeMo-RL, verl);
+    bootstrap: its return goes on with the critic's value of the state behind its last token (Pardo et al. 2018,
+    arXiv:1712.00378); filter: in no loss and no whitening (DAPO's overlong filtering)."""
     kl: Kl = NoKl(place="none")
     """Penalty for moving away from the reference model."""
     policy_loss: PolicyLossTable = PolicyLossTable()

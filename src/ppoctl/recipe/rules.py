@@ -16,8 +16,9 @@ from ppoctl.recipe.metric_rules import METRIC_RULES
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.problems import Conflict, Problem, rules_of
+from ppoctl.recipe.reward_rules import REWARD_RULES
 from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, HealthRule, Recipe, TrainedTable
-from ppoctl.recipe.sizes import longest_sequence, planned_updates, sequences_per_step
+from ppoctl.recipe.sizes import longest_sequence, microbatch_limit, planned_updates, sequences_per_step
 from ppoctl.recipe.slurm_rules import SLURM_RULES
 from ppoctl.rewards.exact_match import ExactMatchReward
 
@@ -47,17 +48,20 @@ def a_microbatch_is_no_larger_than_its_minibatch(recipe: Recipe) -> Iterator[Con
 
 
 def a_microbatch_holds_the_longest_sequence(recipe: Recipe) -> Iterator[Conflict]:
-    longest = longest_sequence(recipe)
     for role, table in _roles(recipe):
         if not isinstance(table.batching, ByTokens):
             continue
         for name in ("max_tokens_per_microbatch", "forward_max_tokens_per_microbatch"):
+            # A truncated response is read to its end where its return goes on with the critic's value of it.
+            to_the_end = recipe.ppo.truncated == "bootstrap" and role == "critic"
+            scores = microbatch_limit(table.batching, with_gradient=False)[0] == name
+            longest = longest_sequence(recipe) + (to_the_end and scores)
             cap = getattr(table.batching, name)
             if cap is not None and cap < longest:
                 key = (role, "batching", name)
                 yield Conflict(
                     f"a microbatch of {cap} tokens cannot hold a sequence of "
-                    f"{longest} (prompt + response - 1: the last token is predicted and not read)",
+                    f"{longest} (prompt + response{_LAST_TOKEN[to_the_end and scores]})",
                     (key, _PROMPT_TOKENS, _NEW_TOKENS),
                     f"--set {dotted(key)}={longest}",
                 )
@@ -125,14 +129,6 @@ def a_dual_clip_lies_outside_the_clip(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def a_reward_scale_has_two_ends(recipe: Recipe) -> Iterator[Conflict]:
-    scale = recipe.reward.scale
-    if scale is not None and scale.from_[0] >= scale.from_[1]:
-        yield Conflict("the lowest score is not below the highest", (("reward", "scale", "from"),))
-    if scale is not None and scale.to[0] == scale.to[1]:
-        yield Conflict("all scores become the same reward", (("reward", "scale", "to"),))
-
-
 def the_reward_can_read_the_answers(recipe: Recipe) -> Iterator[Conflict]:
     """GSM8K's rows hold the number behind `####`, which a whole response hardly ever equals."""
     paths: list[KeyPath] = [("data", "train"), *(("data", "eval", name) for name in recipe.data.eval)]
@@ -182,8 +178,12 @@ def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-RULES = (*rules_of(globals()), *METRIC_RULES, *LAYOUT_RULES, *SLURM_RULES)
+RULES = (*rules_of(globals()), *REWARD_RULES, *METRIC_RULES, *LAYOUT_RULES, *SLURM_RULES)
 
+_LAST_TOKEN = {
+    False: " - 1: the last token is predicted and not read",
+    True: ": the critic values what comes after a truncated one",
+}
 _MINIBATCH: KeyPath = ("ppo", "minibatch_seqs")
 _PROMPTS: KeyPath = ("rollout", "prompts_per_step")
 _SAMPLES: KeyPath = ("rollout", "samples_per_prompt")

@@ -10,7 +10,15 @@ from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.schema import KlInLoss, KlInReward, OptimizerTable, Recipe, TruncatedImportance
+from ppoctl.recipe.schema import (
+    GaeAdvantages,
+    KlInLoss,
+    KlInReward,
+    MonteCarloAdvantages,
+    OptimizerTable,
+    Recipe,
+    TruncatedImportance,
+)
 from ppoctl.recipe.sizes import epochs, planned_updates
 from ppoctl.rewards.arithmetic import RewardArithmetic
 from ppoctl.stages.actor_update import ActorUpdateStage
@@ -18,6 +26,7 @@ from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.correction import CorrectionStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.drawing import Drawing
+from ppoctl.stages.estimators import Estimator, Gae, MonteCarlo
 from ppoctl.stages.evaluate import EvaluateStage
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.reward import RewardStage
@@ -35,7 +44,7 @@ READS: dict[str, tuple[str, ...]] = {
     "values": ("model",),
     "logprobs": ("model", "rollout.temperature", "ppo.kl"),
     "correction": ("ppo.rollout_correction",),
-    "advantages": ("ppo.advantages", "ppo.kl", *ARITHMETIC),
+    "advantages": ("ppo.advantages", "ppo.truncated", "ppo.kl", *ARITHMETIC),
     "critic_update": (
         "seed",
         "model",
@@ -69,7 +78,9 @@ def read_by(stage: str, recipe: Recipe) -> str:
     role = stage.removesuffix("_update")
     span = _plan(recipe, role).schedule.total_updates if role != stage else 0
     without = () if stage == "advantages" else ARITHMETIC
-    return _hash(fingerprint(recipe, READS[stage], without=without), *([f"{span} updates"] if span else []))
+    # The other two values of `ppo.truncated` are the same to it: a run that stops as all are left out is mended so.
+    goes_on = ["bootstrap"] if stage == "values" and recipe.ppo.truncated == "bootstrap" else []
+    return _hash(fingerprint(recipe, READS[stage], without=without), *([f"{span} updates"] if span else []), *goes_on)
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,6 @@ class StageBuilder:
 
     def stages(self, recipe: Recipe) -> Stages:
         penalty = _penalty(recipe)
-        gae = recipe.ppo.advantages
         return Stages(
             rollout=RolloutStage(
                 models=self.models,
@@ -98,7 +108,9 @@ class StageBuilder:
                 fingerprint=read_by("reward", recipe),
                 between=self.drawing.gate.between,
             ),
-            values=ValuesStage(models=self.models, fingerprint=read_by("values", recipe)),
+            values=ValuesStage(
+                models=self.models, truncated=recipe.ppo.truncated, fingerprint=read_by("values", recipe)
+            ),
             logprobs=LogprobsStage(
                 models=self.models,
                 temperature=recipe.rollout.temperature,
@@ -107,10 +119,10 @@ class StageBuilder:
             ),
             correction=_correction(recipe),
             advantages=AdvantagesStage(
-                reward_steps=reward_steps(recipe.reward),
-                gamma=gae.gamma,
-                gae_lambda=gae.gae_lambda,
-                whitened=gae.whiten,
+                reward_steps=reward_steps(recipe.reward, max_new_tokens=recipe.rollout.max_new_tokens),
+                estimator=_estimator(recipe.ppo.advantages),
+                whitened=recipe.ppo.advantages.whiten,
+                truncated=recipe.ppo.truncated,
                 penalty=penalty,
                 fingerprint=read_by("advantages", recipe),
             ),
@@ -160,6 +172,13 @@ def _correction(recipe: Recipe) -> CorrectionStage | None:
     if isinstance(table, TruncatedImportance):
         return CorrectionStage(table.max_ratio, read_by("correction", recipe))
     return None
+
+
+def _estimator(table: GaeAdvantages | MonteCarloAdvantages) -> Estimator:
+    if isinstance(table, MonteCarloAdvantages):
+        return MonteCarlo(table.gamma)
+    lam_value = table.gae_lambda if table.gae_lambda_value is None else table.gae_lambda_value
+    return Gae(table.gamma, table.gae_lambda, lam_value, table.length_adaptive_alpha)
 
 
 def _penalty(recipe: Recipe) -> KlPenalty | None:
