@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu quickstart test fakes screens drills engines runs clusters story story-sample check check-gpu pin-gpu format clean
+.PHONY: help setup setup-gpu quickstart test fakes screens drills engines runs clusters story story-sample docs check check-gpu pin-gpu format clean
 
 help: ## Explain the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -70,6 +70,10 @@ SEED ?= $(shell git rev-parse HEAD)
 
 story-sample: setup ## The quickstart, kills on the real engines, and of the other stories one in eight, drawn with SEED
 	$(BIN)/python -m pytest -m story --one-in 8 --seed "$(SEED)" $(ARGS)
+
+docs: setup ## Write docs/algorithms.md and docs/coming-from.md anew, which are made of docstrings and of a table
+	$(BIN)/ppoctl recipes algorithms > docs/algorithms.md
+	$(BIN)/ppoctl recipes coming-from > docs/coming-from.md
 
 check: setup ## Lint, format, types: exactly what CI gates on
 	$(BIN)/ruff check src tests benchmarks recipes

@@ -24,6 +24,8 @@ from unittest.mock import patch
 import torch
 from gpu_verdicts import wrong
 
+from ppoctl.ports import Asked
+
 TINY = "--tiny" in sys.argv
 CUDA = torch.cuda.is_available()
 DEV = torch.device("cuda", 0) if CUDA else torch.device("cpu")
@@ -257,6 +259,7 @@ def _addmm(grad_weight, grad_logits, hidden):
 def logprobs():
     """Log-probs of a large vocabulary by chunk size, with the weight's gradient added in bands or in one product."""
     from ppoctl.engines.megatron import logprobs as ours
+    from ppoctl.ports import Asked
 
     n, hidden_size, vocab = (64, 32, 97) if TINY else (8192, 3584, 152064 // 4)
     hidden = torch.randn(n, hidden_size, device=DEV, dtype=BF16, requires_grad=True)
@@ -268,10 +271,10 @@ def logprobs():
     for chunk in (1024, 4096, 8192):
         for name, accumulate in (("bands", ours._accumulate), ("addmm", _addmm)):
             weight.main_grad = torch.zeros(weight.shape, device=DEV)
-            settings = ours.LogprobSettings(1.0, chunk, with_entropy=False)
+            settings = ours.LogprobSettings(Asked(), chunk)
 
             def both(settings=settings):
-                found, _ = ours.token_logprobs(hidden, weight, targets, settings)
+                found, *_ = ours.token_logprobs(hidden, weight, targets, settings)
                 torch.autograd.grad(found, hidden, grad)
                 return found
 
@@ -487,7 +490,7 @@ def _objective(sequences):
     """The cheapest loss there is."""
     import roofline
 
-    return roofline.Objective(sequences.present, needs_entropy=False)
+    return roofline.Objective(sequences.present, Asked())
 
 
 def _minibatch(sequences):
@@ -539,6 +542,7 @@ def rank():
     from ppoctl.model.reading import read_shape
     from ppoctl.plan.memory.part import Microbatch, Precision
     from ppoctl.plan.memory.trainer import Training, ranks_of
+    from ppoctl.ports import Asked
     from ppoctl.recipe.schema import ParallelTable
 
     one = _open("1.5b")
@@ -550,7 +554,7 @@ def rank():
         Training("actor", read_shape(folder("1.5b")), ParallelTable(), Precision(2, "gpu"), batch, batch, 8)
     )[0]
     say("rank", plan_resident=gib(said.resident), plan_update=gib(said.update), plan_peak=gib(said.peak))
-    forward = seconds(lambda: one.forward(sequences, 1.0), repeats=2, warm=1)
+    forward = seconds(lambda: one.forward(sequences, Asked(entropy=True)), repeats=2, warm=1)
     say("rank", forward_s=round(forward, 3))
     if CUDA:
         _profiled(one)

@@ -52,7 +52,8 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def one_case(args: argparse.Namespace) -> None:
-    from ppoctl.engines.megatron.logprobs import LogprobSettings, token_logprobs
+    from ppoctl.engines.megatron.logprobs import FrozenOutputs, LogprobSettings, token_logprobs
+    from ppoctl.ports import Asked
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = getattr(torch, args.dtype)
@@ -61,17 +62,19 @@ def one_case(args: argparse.Namespace) -> None:
     weight.main_grad = torch.zeros(args.vocabulary, args.hidden, device=device).add_(1)
     targets = torch.randint(0, args.vocabulary, (args.tokens,), device=device)
 
+    frozen = FrozenOutputs(hidden.detach() * 0.9, weight.detach() * 1.1) if args.full_kl else None
+    asked = Asked(top_p=args.top_p, entropy=args.entropy, full_kl=args.full_kl)
+
     def run() -> None:
         if args.chunk == 0:
             plain(hidden, weight, targets).sum().backward()
             return
-        settings = LogprobSettings(1.0, args.chunk, with_entropy=args.entropy)
-        logprobs, entropy = token_logprobs(hidden, weight, targets, settings)
-        (logprobs.sum() + (entropy.sum() if args.entropy else 0.0)).backward()
+        found = token_logprobs(hidden, weight, targets, LogprobSettings(asked, args.chunk), None, frozen)
+        sum(one.sum() for one in found if one is not None).backward()
 
     # Warm up on a few tokens: libraries allocate their own buffers once.
-    warm, _ = token_logprobs(hidden[:8], weight, targets[:8], LogprobSettings(1.0, 8, args.entropy))
-    warm.sum().backward()
+    few = None if frozen is None else frozen._replace(hidden=frozen.hidden[:8])
+    token_logprobs(hidden[:8], weight, targets[:8], LogprobSettings(asked, 8), None, few).outputs.sum().backward()
     started, started_cpu = time.perf_counter(), time.process_time()
     peak = peak_above_start(run, device)
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
@@ -88,6 +91,8 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=896)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--entropy", action="store_true", help="also the entropy and its gradient")
+    parser.add_argument("--full-kl", action="store_true", help="also KL from a reference and its gradient")
+    parser.add_argument("--top-p", type=float, default=1.0, help="of the likeliest ids with this share alone")
     parser.add_argument("--plain", action="store_true", help="also the plain formula (needs many GiB)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--chunk", type=int, help="one case, in this process; 0 is the plain formula")

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.ports import Minibatch, OptimizerStep, Totals
+from ppoctl.ports import Asked, Minibatch, OptimizerStep, Said, Totals
 from ppoctl.recipe.schema import ByTokens
 
 STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
@@ -37,14 +37,13 @@ SEQUENCES, PROMPT, RESPONSE = 16, 32, 224
 class Objective:
     """A sum over all tokens: the cheapest loss there is."""
 
-    needs_entropy: bool = False
+    asks: Asked = field(default_factory=Asked)
 
     def totals(self, rows: Tensor) -> Totals:
         return (len(rows) * RESPONSE,)
 
-    def __call__(self, rows: Tensor, outputs: Tensor, entropy: Tensor | None, totals: Totals) -> Tensor:
-        assert entropy is None
-        return (outputs * (rows[:, None] >= 0)).sum() / totals[0]
+    def __call__(self, rows: Tensor, said: Said, totals: Totals) -> Tensor:
+        return (said.outputs * (rows[:, None] >= 0)).sum() / totals[0]
 
 
 def model_of_10m(folder: Path) -> Path:

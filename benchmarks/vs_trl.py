@@ -18,7 +18,7 @@ of the window and computes all of it in each pass; here a response ends where it
 `--no-ragged --response-tokens 64 --prompt-tokens 64 64` takes all of that away: every row has one length. What to
 expect then, where matrix products bound both sides, in forward passes over all tokens of the step (a backward counts
 two): ours 10 (draw, values, log-probs, reference, 3 actor, 3 critic), TRL's 9 (it has the old log-probs from
-drawing): 0.9.
+drawing): 0.9; with `--old-logprobs current` 9 and 9.
 
 Not equal, and whom it favours:
 - TRL updates actor and critic in one backward pass with one optimizer, and its advantage code is a plain loop; we run
@@ -26,6 +26,8 @@ Not equal, and whom it favours:
 - We commit every stage's record, flush it to disk, and check the generator's weights against the trainer's, as
   always. Favours TRL. Neither side saves models within what is measured (`--save-every 1`: ours, each step).
 - TRL takes its old log-probs from the sampler's logits; we run the trainer over the rollouts for them. Favours TRL.
+  `--old-logprobs sampler` takes ours from the sampler too. `--old-logprobs current` forces the update on-policy:
+  ratios are 1 by construction, as they are anyway at one epoch and one minibatch; KL is then in the loss here.
 - 40 letters make the output layer nearly free on both sides (`--vocabulary` for more). TRL computes it for prompts
   and padding too and keeps its logits. Favours TRL.
 - Each side shuffles the prompts its own way, and draws its own responses: tokens per second level that out.
@@ -78,12 +80,14 @@ kind = "exact_match"   # another scorer is put in its place
 [ppo]
 epochs         = {epochs}
 minibatch_seqs = {batch}
+old_logprobs   = "{old_logprobs}"
 [ppo.advantages]
 kind       = "gae"
 gae_lambda = {gae_lambda}
 [ppo.kl]
-place = "reward"
-coef  = {kl_coef}
+place     = "{kl_place}"
+estimator = "{kl_estimator}"
+coef      = {kl_coef}
 [ppo.value_loss]
 clip = {value_clip}
 [actor]
@@ -330,6 +334,9 @@ def compare(size: str, options: argparse.Namespace, python: Path, folder: Path) 
         "save_every": options.save_every or options.steps,
         "lr": 1e-6,
         "kl_coef": 0.02,
+        "kl_place": "loss" if options.old_logprobs == "current" else "reward",
+        "kl_estimator": "k2" if options.old_logprobs == "current" else "k1",
+        "old_logprobs": options.old_logprobs,
         "gae_lambda": 0.95,
         "value_clip": 0.2,
     }
@@ -382,6 +389,12 @@ def main() -> int:
         help="responses end where the model draws the end token; otherwise none does",
     )
     parser.add_argument("--vocabulary", type=int, default=len(LETTERS), help="tokens the model can draw")
+    parser.add_argument(
+        "--old-logprobs",
+        choices=["trainer", "sampler", "current"],
+        default="trainer",
+        help="whose they are on our side: sampler and current run no forward pass of the actor for them",
+    )
     parser.add_argument("--save-every", type=int, default=0, help="our saves; 0: none within what is measured")
     options = parser.parse_args()
     python = trl_python(options.env)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -35,6 +36,7 @@ class SamplingParams:
     max_new_tokens: int
     top_p: float = 1.0
     top_k: int | None = None
+    min_p: float = 0.0
     stop_strings: tuple[str, ...] = ()
 
 
@@ -132,15 +134,64 @@ class Minibatch:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a model is asked about each response token, and under which distribution; a critic reads none of it."""
+
+    temperature: float = 1.0
+    """Divides the logits."""
+    top_p: float = 1.0
+    """Only the smallest set of likeliest ids with this share of the probability can be drawn; 1: all."""
+    top_k: int | None = None
+    """Only so many likeliest ids can be drawn; None: all."""
+    min_p: float = 0.0
+    """Only ids at least so many times as likely as the likeliest can be drawn; 0: all."""
+    entropy: bool = False
+    """Whether the entropy of each distribution is asked for too."""
+    full_kl: bool = False
+    """Whether KL(model || reference) over the whole vocabulary is asked for too. The reference is read at the same
+    temperature, without filters."""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether there are ids that cannot be drawn."""
+        return self.top_p < 1 or self.top_k is not None or self.min_p > 0
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a model says about the response tokens of some rows, on their response grid; float32, 0 where not
+    present."""
+
+    outputs: Float[Tensor, "m R"]
+    """Actor: log-probs. Critic: values of the states before the tokens."""
+    entropy: Float[Tensor, "m R"] | None = None
+    """Nats; absent where it was not asked for."""
+    full_kl: Float[Tensor, "m R"] | None = None
+    """KL(model || reference) of the whole distributions, in nats; absent where it was not asked for."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Said":
+        """What a function makes of each grid that is there."""
+        entropy, full_kl = (None if grid is None else change(grid) for grid in (self.entropy, self.full_kl))
+        return Said(change(self.outputs), entropy, full_kl)
+
+
+def stacked(parts: Sequence[Said]) -> Said:
+    """The rows of all parts, one part after the other; all were asked the same."""
+    entropies = [part.entropy for part in parts if part.entropy is not None]
+    full_kls = [part.full_kl for part in parts if part.full_kl is not None]
+    outputs = torch.cat([part.outputs for part in parts])
+    return Said(outputs, *(torch.cat(grids) if grids else None for grids in (entropies, full_kls)))
+
+
+@dataclass(frozen=True)
 class MinibatchResult:
-    """What an optimizer step saw and did, on the response grid of its rows (in the minibatch's order)."""
+    """What an optimizer step saw and did."""
 
     loss: float
     grad_norm: float
     """Before clipping."""
-    outputs: Float[Tensor, "M R"]
-    """Actor: log-probs before the step. Critic: values before the step. 0 where not present."""
-    entropy: Float[Tensor, "M R"] | None
+    said: Said
+    """What the model said before the step of the minibatch's rows, in their order."""
 
 
 @runtime_checkable
@@ -148,21 +199,17 @@ class Objective(Protocol):
     """The loss of some rows as a pure function of the model's token outputs; closes over the step's data."""
 
     @property
-    def needs_entropy(self) -> bool: ...
+    def asks(self) -> Asked:
+        """What it reads of the model."""
+        ...
 
     def totals(self, rows: Int[Tensor, " M"]) -> Totals:
         """What the loss of a minibatch of these rows is divided by; all 0 where nothing in it counts."""
         ...
 
-    def __call__(
-        self,
-        rows: Int[Tensor, " m"],
-        outputs: Float[Tensor, "m R"],
-        entropy: Float[Tensor, "m R"] | None,
-        totals: Totals,
-    ) -> Float[Tensor, ""]:
+    def __call__(self, rows: Int[Tensor, " m"], said: Said, totals: Totals) -> Float[Tensor, ""]:
         """The share of these rows in the loss of a minibatch with these totals; summing over any split of a minibatch
-        gives its loss. `outputs` are log-probs (actor) or values (critic), 0 where not present."""
+        gives its loss."""
         ...
 
 
@@ -219,15 +266,12 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class Actor(Trainer, Protocol):
-    def logprobs(
-        self, sequences: Sequences, *, temperature: float
-    ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
-        """Log-prob of each response token and entropy of its distribution (nats), logits divided by temperature;
-        float32, 0 where not present."""
+    def logprobs(self, sequences: Sequences, asked: Asked) -> Said:
+        """Log-prob of each response token, and what else is asked."""
         ...
 
-    def reference_logprobs(self, sequences: Sequences, *, temperature: float) -> Float[Tensor, "B R"]:
-        """Log-prob of each response token under the frozen initial weights."""
+    def reference_logprobs(self, sequences: Sequences, asked: Asked) -> Float[Tensor, "B R"]:
+        """Log-prob of each response token under the frozen initial weights; float32, 0 where not present."""
         ...
 
 

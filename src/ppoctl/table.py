@@ -5,7 +5,9 @@ them: a committed stage is recalled only under equal ones. SPEED keys (batching,
 keys are never fingerprinted.
 """
 
+from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -31,6 +33,21 @@ OrOff = BeforeValidator(lambda value: None if value == OFF else value)
 """Validator of keys that are not absent by default: "off" makes them absent, as TOML has no word for it."""
 Array = Field(strict=False)
 """Field of a tuple that TOML and JSON write as an array."""
+
+
+@dataclass(frozen=True)
+class KindOr:
+    """Discriminator of alternatives that are told apart by `kind`; a table without one is the `usual` one."""
+
+    usual: str
+    __name__ = "kind"  # what pydantic calls it in errors
+
+    def __call__(self, value: Any) -> str | None:
+        """The name of the alternative that a table, or what is written of one, asks for; None where it is no
+        table."""
+        if isinstance(value, dict):
+            return str(value.get("kind", self.usual))
+        return getattr(value, "kind", None)
 
 
 class Table(BaseModel):

@@ -117,12 +117,13 @@ WHOLE: list[Record] = [
     rewards(),
     rewards(token_scores=torch.tensor([[1.0, 0.5], [0.0, 0.0], [0.0, 0.0], [0.0, 0.25]])),
     Values(GRID, "critic@1:x"),
-    Logprobs(GRID, GRID.abs(), "actor@1:x", {"gap_mean_abs": 0.5}),
-    Logprobs(GRID, GRID.abs(), "actor@1:x", {"gap_mean_abs": 0.5}, GRID * 2),
+    Logprobs("actor@1:x", {}),
+    Logprobs("actor@1:x", {"gap_mean_abs": 0.5}, GRID, GRID.abs()),
+    Logprobs("actor@1:x", {"gap_mean_abs": 0.5}, GRID, GRID.abs(), GRID * 2),
     Correction(GRID.abs(), MASK, {"correction/weight_mean": 1.25}),
     advantages(),
     advantages(shaped=torch.tensor([1.0, -0.5, 0.0])),
-    Update("actor", 3, "p", "q", 7, {"loss": [0.5, 0.25]}, {"policy/loss": 0.375}),
+    Update("actor", 3, "p", "q", 7, {"loss": [0.5, 0.25]}, {"policy/loss": 0.375}, {"gap_k3": 0.25}),
     Evaluation("actor@1:x", {"eval/held/pass_at_1": 0.5}, [{"score": 1.0, "b": 2, "a": "x"}, {"score": None}]),
 ]
 
@@ -177,7 +178,7 @@ def another(value: Any) -> Any:
 
 def test_only_the_samplers_view_and_the_gap_are_measurements() -> None:
     measured = {cls.__name__: cls.measured for cls in RECORDS.values() if cls.measured}
-    assert measured == {"Rollouts": ("sampler_logprobs", "sends"), "Logprobs": ("gap",)}
+    assert measured == {"Rollouts": ("sampler_logprobs", "sends"), "Logprobs": ("gap",), "Update": ("gap",)}
 
 
 def test_a_sequence_is_its_prompt_and_its_own_tokens() -> None:
@@ -220,7 +221,7 @@ def test_other_figures_are_the_summaries_in_order() -> None:
     assert found["Logprobs"] == [("mismatch/gap_mean_abs", 0.5)]
     assert found["Correction"] == [("correction/weight_mean", 1.25)]
     assert found["Advantages"] == [("a", 1.0), ("b", 2.0)]
-    assert found["Update"] == [("policy/loss", 0.375)]
+    assert found["Update"] == [("policy/loss", 0.375), ("mismatch/gap_k3", 0.25)]
     assert found["Evaluation"] == [("eval/held/pass_at_1", 0.5)]
     assert found["Values"] == []
 

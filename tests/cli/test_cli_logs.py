@@ -6,16 +6,18 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.test_cli_runs import Ask, Said, ask, trained
 from fakes.job import PPO_STORIES
+from fakes.slurm import FakeSlurm
 from fakes.sockets import fake_recipe, fake_sockets
+from ppoctl.cli.logs import _is_over
 from ppoctl.errors import DataError
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
@@ -190,13 +192,33 @@ def test_a_follower_goes_from_slurm_to_the_attempts_and_ends_with_the_run(
     assert (out, err, process.returncode) == ("ends\n", "", 0)
 
 
+def test_a_follower_ends_when_slurm_has_no_job_of_the_run_any_more(
+    made: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    slurm.use(monkeypatch)
+    record(made, JobRecord("7", 1.0, "resume"))
+    slurm.has("7", "PENDING")
+    events: list[dict[str, Any]] = []
+    assert not _is_over(made, events, may_ask=True)
+    slurm.has("7", "CANCELLED")
+    assert not _is_over(made, events, may_ask=False)
+    assert _is_over(made, events, may_ask=True)
+    events.append({"event": "attempt_started", "attempt": 1, "pid": 1, "host": "another", "at": 1.0, "job": "7"})
+    events.append({"event": "attempt_ended", "attempt": 1, "status": "preempted", "exit_code": 75, "at": 2.0})
+    assert _is_over(made, events, may_ask=True)
+    slurm.has("7", "RUNNING", restarts=1)
+    assert not _is_over(made, events, may_ask=True)
+    slurm.goes_away()
+    assert not _is_over(made, events, may_ask=True)
+
+
 def test_ctrl_c_ends_a_follower_well(made: RunLayout, follower: Callable[..., subprocess.Popen[str]]) -> None:
     claim(made)
     said_by(made, "console.log", "hello\n")
     process = follower()
     assert process.stdout is not None
     assert process.stdout.readline() == "hello\n"
-    time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == 0

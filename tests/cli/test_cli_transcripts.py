@@ -132,11 +132,10 @@ def test_plan_prints_the_arithmetic_and_leaves_no_file(ask: Ask) -> None:
 small: 10 PPO steps
 
 one step
-  sequences    4 = 4 prompts x 1 samples
-  minibatches  2 per epoch, of 2 sequences
-  window       33 tokens
-  generated    at most 52 tokens
-  trained on   at most 132 tokens, prompts included
+  sequences   4 = 4 prompts x 1 samples
+  window      33 tokens
+  generated   at most 52 tokens
+  trained on  at most 132 tokens, prompts included
 
 rewards, step by step
   truncated  responses count as finished
@@ -147,6 +146,8 @@ processes
 updates
                                  actor          critic
   epochs                         1              1
+  sequences of a minibatch       2              2
+  minibatches per epoch          2              2
   optimizer steps per PPO step   2              2
   optimizer steps in all         20             20
   warm-up                        none           none
@@ -227,6 +228,51 @@ def test_json_answers_are_one_object(ask: Ask) -> None:
     assert {key["key"] for key in keys} == {"ppo.kl.place", "ppo.kl.estimator", "ppo.kl.coef"}
     assert json.loads(ask("recipes", "metrics", "--json").out)["metrics"][0]["name"] == "rollout/response_tokens_mean"
     assert "steps" in json.loads(ask("recipes", "show", "quickstart", "--json").out)["text"]
+
+
+def test_a_part_of_the_algorithm_is_told_below_its_keys(ask: Ask) -> None:
+    lines = ask("recipes", "keys", "ppo.value_loss").out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["key", "ppo.value_loss.clip", "ppo.value_loss.scale"]
+    below = lines.index("ppo.value_loss")
+    assert lines[below - 1] == ""
+    assert lines[below + 1].strip() in ask("recipes", "algorithms").out.splitlines()
+    assert "\nppo.value_loss\n" not in ask("recipes", "keys", "ppo").out  # a whole table has too much to say
+    parts = json.loads(ask("recipes", "keys", "ppo.value_loss.clip", "--json").out)["parts"]
+    assert [part["names"] for part in parts] == [["ppo.value_loss"]]
+
+
+def test_a_metric_is_told_by_name_or_group(ask: Ask) -> None:
+    lines = ask("recipes", "metrics", "kl").out.splitlines()
+    assert lines[0].split()[0] == "metric"
+    assert {line.split()[0] for line in lines[1:]} >= {"kl/reference_mean", "kl/coef", "kl/penalty_mean"}
+    assert all(line.startswith("kl/") for line in lines[1:])  # what shows in each of a group is too much to say
+    out = ask("recipes", "metrics", "policy/clip_frac_high").out
+    assert '\nppo.policy_loss.kind = "clip"\n  Clipped surrogate: ' in out
+    assert "\n  clip_high: source: DAPO (arXiv:2503.14476), there 0.28; default of: " in out
+    assert 'kind = "reinforce"' not in out
+    assert ask("recipes", "metrics", "eval/any/pass_at_1").out.splitlines()[1].split()[0] == "eval/{set}/pass_at_1"
+    said = ask("recipes", "metrics", "policy/clip_fraction")
+    assert said == Said(
+        2,
+        "",
+        "error: no metric is called `policy/clip_fraction`; did you mean `policy/clip_frac`?\n\n"
+        "hint: ppoctl recipes metrics\n",
+    )
+
+
+def test_the_keys_of_another_system_are_told(ask: Ask) -> None:
+    out = ask("recipes", "coming-from", "trl").out
+    assert out.startswith("## TRL\n\nOf version 1.12, ")
+    assert "| `cliprange_value` | `ppo.value_loss.clip` | 0.2 there, off here |\n" in out
+    assert "## verl" not in out
+    assert ask("recipes", "coming-from", "verll").err == (
+        "error: no table of keys is of `verll`; did you mean `verl`?\n\nhint: ppoctl recipes coming-from\n"
+    )
+    [system] = json.loads(ask("recipes", "coming-from", "verl", "--json").out)["systems"]
+    assert system["rows"][0]["theirs"] == ["algorithm.adv_estimator"]
+    assert ask("recipes", "keys", "clip_ratio_high").err.startswith(
+        "error: no key begins with `clip_ratio_high`; it is verl's, and `ppo.policy_loss.clip_high` here: "
+    )
 
 
 def test_no_command_is_a_call_for_help(ask: Ask) -> None:

@@ -12,7 +12,7 @@ from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.grid import pack
 from ppoctl.batch.sequences import Sequences
 from ppoctl.errors import NonFiniteError
-from ppoctl.ports import Minibatch, MinibatchResult, Objective
+from ppoctl.ports import Asked, Minibatch, MinibatchResult, Objective, Said
 
 Tell = Callable[[str, int], None]
 """(role, number) of a minibatch that was trained on, of half a file that was written."""
@@ -31,6 +31,23 @@ def initial_table(role: str) -> Tensor:
         return torch.zeros(VOCABULARY, dtype=torch.float32)
     generator = torch.Generator().manual_seed(5)
     return torch.randn(VOCABULARY, VOCABULARY, generator=generator) * 0.5
+
+
+def filtered_logs(logits: Tensor, drawn: Tensor | None, asked: Asked) -> Tensor:
+    """Log-probs of what filters leave, with ids that were drawn. [n V]"""
+    x = logits / max(asked.temperature, 1e-6)
+    if not asked.is_filtered:
+        return torch.log_softmax(x, -1)
+    found = x.detach().softmax(-1)
+    likely, order = found.sort(dim=-1, descending=True, stable=True)
+    likely = likely.where(likely >= asked.min_p * likely[:, :1], 0.0)
+    likely[:, asked.top_k or VOCABULARY :] = 0.0
+    before = likely.cumsum(-1) - likely
+    stays = (before < asked.top_p * likely.sum(-1, keepdim=True)) & (likely > 0)
+    kept = torch.zeros_like(stays).scatter(1, order, stays)
+    if drawn is not None:
+        kept |= found >= found.gather(1, drawn[:, None])
+    return torch.log_softmax(x.masked_fill(~kept, -1e9), -1)
 
 
 class BigramSaving:
@@ -81,20 +98,18 @@ class BigramSaving:
 
 
 class BigramTrainer:
-    """Actor and critic in one class; the role decides what the table means. AdamW by hand, clipped as Megatron clips.
-    `temperature` is that of updates, as in `TrainerSettings`."""
+    """Actor and critic in one class; the role decides what the table means. AdamW by hand, clipped as Megatron
+    clips."""
 
     def __init__(
         self,
         role: str,
         *,
-        temperature: float = 1.0,
         on_minibatch: Tell = tell_nobody,
         on_file: Tell = tell_nobody,
         looks: float = 1,
     ) -> None:
         self.role = role
-        self.temperature = temperature
         self.on_minibatch = on_minibatch
         self.on_file = on_file
         self.looks = looks
@@ -131,19 +146,17 @@ class BigramTrainer:
         self.moments = _tensor(folder / "moments.bin").reshape(2, *shape)
         self.count = json.loads((folder / "count.json").read_text())
 
-    def logprobs(self, sequences: Sequences, *, temperature: float) -> tuple[Tensor, Tensor]:
+    def logprobs(self, sequences: Sequences, asked: Asked) -> Said:
         with torch.no_grad():
-            logprobs, entropy = self._outputs(sequences, torch.arange(sequences.num_seqs), self.table, temperature)
-        assert entropy is not None
-        return logprobs, entropy
+            return self._said(sequences, torch.arange(sequences.num_seqs), self.table, asked)
 
-    def reference_logprobs(self, sequences: Sequences, *, temperature: float) -> Tensor:
+    def reference_logprobs(self, sequences: Sequences, asked: Asked) -> Tensor:
         with torch.no_grad():
-            return self._outputs(sequences, torch.arange(sequences.num_seqs), initial_table("actor"), temperature)[0]
+            return self._said(sequences, torch.arange(sequences.num_seqs), initial_table("actor"), asked).outputs
 
     def values(self, sequences: Sequences) -> Tensor:
         with torch.no_grad():
-            return self._outputs(sequences, torch.arange(sequences.num_seqs), self.table, 1.0)[0]
+            return self._said(sequences, torch.arange(sequences.num_seqs), self.table, Asked()).outputs
 
     def update(
         self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
@@ -156,9 +169,8 @@ class BigramTrainer:
 
     def _step(self, sequences: Sequences, minibatch: Minibatch, objective: Objective) -> MinibatchResult:
         table = self.table.clone().requires_grad_()
-        outputs, entropy = self._outputs(sequences, minibatch.rows, table, self.temperature)
-        entropy = entropy if objective.needs_entropy else None
-        loss = objective(minibatch.rows, outputs, entropy, minibatch.totals)
+        said = self._said(sequences, minibatch.rows, table, objective.asks)
+        loss = objective(minibatch.rows, said, minibatch.totals)
         loss.backward()  # type: ignore[no-untyped-call]
         assert table.grad is not None
         norm = table.grad.norm()
@@ -167,8 +179,7 @@ class BigramTrainer:
         limit = minibatch.step.grad_clip
         clipped = table.grad * min(1.0, limit / (float(norm) + 1e-6)) if limit > 0 else table.grad
         self._adam(clipped, minibatch)
-        kept = entropy.detach() if entropy is not None else None
-        return MinibatchResult(float(loss.detach()), float(norm), outputs.detach(), kept)
+        return MinibatchResult(float(loss.detach()), float(norm), said.each(Tensor.detach))
 
     def _adam(self, gradient: Tensor, minibatch: Minibatch) -> None:
         step = minibatch.step
@@ -179,16 +190,15 @@ class BigramTrainer:
         scale = (self.moments[1] / (1 - step.beta2**self.count)).sqrt() + step.eps
         self.table = self.table * (1 - step.lr * step.weight_decay) - step.lr * mean / scale
 
-    def _outputs(
-        self, sequences: Sequences, rows: Tensor, table: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor | None]:
+    def _said(self, sequences: Sequences, rows: Tensor, table: Tensor, asked: Asked) -> Said:
         packed = pack(sequences, rows)
         before = packed.tokens[packed.read_at]
         if self.role == "critic":
-            return packed.to_grid(table[before]), None
-        logs = torch.log_softmax(table[before] / temperature, -1)
+            return Said(packed.to_grid(table[before]))
+        logs = filtered_logs(table[before], packed.targets, asked)
         chosen = logs.gather(1, packed.targets[:, None])[:, 0]
-        return packed.to_grid(chosen), packed.to_grid(-(logs.exp() * logs).sum(-1))
+        entropy = packed.to_grid(-(logs.exp() * logs).sum(-1)) if asked.entropy else None
+        return Said(packed.to_grid(chosen), entropy)
 
 
 def _tensor(path: Path) -> Tensor:

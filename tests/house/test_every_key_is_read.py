@@ -16,12 +16,16 @@ from house.conftest import trees
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 
-ASKED = {Path("recipe/sizes.py"): ("microbatch_limit", "epochs"), Path("recipe/cadence.py"): ("evaluates", "saves")}
-"""The functions of `recipe/` that engines, wiring and loop ask for a key."""
+ASKED = {
+    Path("recipe/sizes.py"): ("microbatch_limit", "epochs", "minibatch_seqs", "updates_per_tick", "warmup_updates"),
+    Path("recipe/cadence.py"): ("evaluates", "saves"),
+    Path("plan/schedule.py"): ("learning_rate_of",),
+}
+"""The functions of `recipe/` and `plan/` that engines, wiring and loop ask for a key."""
 
 
 def doing() -> Iterator[ast.AST]:
-    """The files that do something, and the functions of `recipe/` that they ask."""
+    """The files that do something, and the functions of `recipe/` and `plan/` that they ask."""
     for module, parsed in trees().items():
         if functions := ASKED.get(module):
             yield from (node for node in parsed.body if isinstance(node, ast.FunctionDef) and node.name in functions)
@@ -59,7 +63,7 @@ def alternatives() -> list[tuple[str, str]]:
 TAGS = {"kind", "place", "format"}
 KEYS = sorted({(".".join(path), key.attribute) for path, key in tree.walk(tree.of(Recipe)) if path[-1] not in TAGS})
 # The class for "nothing of the kind": whatever is none of the others.
-ABSENCE = {"NoKl", "NoCorrection", "NoTracking"}
+ABSENCE = {"NoKl", "NoCorrection", "NoRejection", "NoTracking"}
 
 
 @pytest.mark.parametrize(("key", "attribute"), KEYS, ids=[key for key, _ in KEYS])

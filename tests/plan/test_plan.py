@@ -3,12 +3,16 @@
 import json
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ppoctl.plan.arithmetic import plan
 from ppoctl.recipe.load import load
 from ppoctl.recipe.sizes import planned_updates
+from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.manifest import Manifest
+from ppoctl.store.saved_by import SavedBy
 from ppoctl.wire.reward_steps import reward_steps
 from recipe.conftest import Write
 
@@ -23,7 +27,7 @@ def test_batches_and_updates(smallest: Path) -> None:
     planned = plan(load([smallest], sets, {}).recipe)
     batch, actor, critic = planned.batch, planned.actor, planned.critic
     assert batch.sequences_per_step == 24  # 6 prompts x 4 samples
-    assert batch.minibatches_per_epoch == 3  # 24 / 8
+    assert (actor.minibatch_seqs, actor.minibatches_per_epoch) == (8, 3)  # 24 / 8
     assert batch.window_tokens == 33  # 20 + 13
     assert batch.tokens_per_step_max == 24 * 33
     assert batch.new_tokens_per_step_max == 24 * 13
@@ -78,6 +82,30 @@ def test_other_choices_of_the_arithmetic_are_told(smallest: Path) -> None:
     assert taken == ["Reference", "Clip", "Overlong"]
 
 
+def test_a_warm_up_may_be_a_share_of_the_run_and_a_rate_may_move_with_steps(smallest: Path) -> None:
+    # Two updates a step; the actor trains in 7 of 10 steps: 0.4 of 7 steps is 2.8, so 3 of them.
+    schedule = "lr=1.0, lr_warmup_frac=0.4, lr_schedule='linear'"
+    sets = ["ppo.critic_only_steps=3", f"actor.optimizer={{{schedule}, lr_ticks='step', lr_warmup_init_frac=0.25}}"]
+    planned = plan(load([smallest], [*sets, f"critic.optimizer={{{schedule}}}"], {}).recipe)
+    actor, critic = planned.actor, planned.critic
+    assert (actor.warmup_updates, actor.warmup_steps) == (6, 3.0)
+    # Steps of the actor: 1/4, 1/2, 3/4 of the peak, then 1, 3/4, 1/2, 1/4.
+    assert (actor.lr_first, actor.lr_last) == (0.25, 0.25)
+    assert (critic.warmup_updates, critic.warmup_steps) == (8, 4.0)  # 0.4 of 20 updates
+    assert (critic.lr_first, critic.lr_last) == (1 / 8, pytest.approx(1 / 12))  # 19 of 8 ... 20
+
+
+def test_a_critic_with_minibatches_of_its_own_has_its_own_updates_and_microbatches(smallest: Path) -> None:
+    sets = ["rollout.prompts_per_step=24", "ppo.minibatch_seqs=8", "ppo.critic_minibatch_seqs=12", "ppo.epochs=2"]
+    batching = "batching.microbatch_seqs=3"
+    planned = plan(load([smallest], [*sets, f"actor.{batching}", f"critic.{batching}"], {}).recipe)
+    actor, critic = planned.actor, planned.critic
+    assert (critic.minibatch_seqs, critic.minibatches_per_epoch, critic.updates_per_step) == (12, 2, 4)  # 24 / 12
+    assert (actor.minibatch_seqs, actor.minibatches_per_epoch, actor.updates_per_step) == (8, 3, 6)
+    assert (actor.updates_total, critic.updates_total) == (60, 40)
+    assert (actor.microbatches_per_minibatch_max, critic.microbatches_per_minibatch_max) == (3, 4)  # 8 / 3, 12 / 3
+
+
 def test_interleaved_stages_have_microbatches_for_all_ranks(smallest: Path) -> None:
     """8 sequences in 3 microbatches; two ranks of two stages want 4."""
     sets = ["rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "actor.batching.microbatch_seqs=3"]
@@ -125,6 +153,47 @@ def test_a_dataset_that_is_not_there_is_unknown_and_no_error(smallest: Path) -> 
 def test_the_actor_rests_in_critic_only_steps(smallest: Path) -> None:
     recipe = load([smallest], ["ppo.critic_only_steps=3"], {}).recipe
     assert (planned_updates(recipe, "actor"), planned_updates(recipe, "critic")) == (14, 20)
+
+
+def small_critic(folder: Path) -> Path:
+    """One layer of half the width, and the head of a critic: 576 x 64 numbers of the embedding, the layer's own."""
+    model = json.loads((QUICKSTART / "model/config.json").read_text("utf-8"))
+    changed = {"hidden_size": 64, "num_hidden_layers": 1, "architectures": ["Qwen2ForSequenceClassification"]}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({**model, **changed, "layer_types": None}), "utf-8")
+    return folder
+
+
+def test_a_critic_of_another_model_has_its_own_bytes(smallest: Path, tmp_path: Path) -> None:
+    small = small_critic(tmp_path / "small")
+    sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32"]
+    alike = plan(load([smallest], sets, {}).recipe)
+    own = plan(load([smallest], [*sets, f"model.critic={{path='{small}', dtype='bfloat16'}}"], {}).recipe)
+    assert alike.critic_start is None
+    assert own.critic_start is not None
+    # Attention 64 x 64 twice, 64 x 32 twice, biases 64 + 2 x 32; MLP 3 x 64 x 384; two norms, a last one; the head.
+    numbers = 576 * 64 + 2 * 64 * 64 + 2 * 64 * 32 + 128 + 3 * 64 * 384 + 3 * 64 + 64
+    assert (own.critic_start.parameters, own.critic_start.dtype) == (numbers, "bfloat16")
+    assert own.storage.state_bytes["critic"] == numbers * (2 + 4 + 8)  # bfloat16, main weights, two moments
+    assert own.storage.state_bytes["actor"] == alike.storage.state_bytes["actor"]
+    assert own.memory is not None
+    assert alike.memory is not None
+    assert own.memory.roles["critic"].largest.weights == numbers * 2
+    assert own.memory.roles["actor"] == alike.memory.roles["actor"]
+    assert own.memory.generator == alike.memory.generator
+    gone = plan(load([smallest], [*sets, "model.critic=org/gone"], {}).recipe)
+    assert (gone.memory, gone.storage.states_bytes) == (None, None)
+
+
+def test_a_critic_from_a_saved_state_says_whose_it_was(smallest: Path, tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path / "runs/first")
+    folder = small_critic(layout.state("critic", 12))
+    rest: dict[str, Any] = {"inputs": (), "fingerprint": "", "files": {}, "seconds": 0.0, "committed_at": 0.0}
+    state = Manifest(stage="state/critic", step=12, identity="abc", attempt=1, **rest)
+    (folder / MANIFEST).write_text(state.to_text(), "ascii")
+    start = plan(load([smallest], [f"model.critic={folder}"], {}).recipe).critic_start
+    assert start is not None
+    assert start.saved_by == SavedBy(str(layout.root), "critic", 12, "abc")
 
 
 def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None:

@@ -8,7 +8,7 @@ from grids import GARBAGE, holey_mask, normal, poisoned
 
 from ppoctl.metrics import find
 from ppoctl.ppo.diagnostics import nearest_rank, policy_diagnostics, sampler_gap, value_diagnostics
-from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_losses
+from ppoctl.ppo.policy_loss import PolicyClip
 from tolerance import EXACT, FLOAT32
 
 CLIP = PolicyClip(low=0.2, high=0.3, dual=3.0)
@@ -30,7 +30,7 @@ def check(found, **expected):
 def test_policy_figures_by_hand():
     ratio = row(1.5, 1.5, 0.5, 0.5, 4.0, 1.0, 1.25, 1.0)
     advantages = row(1.0, -1.0, 1.0, -1.0, -1.0, 1.0, 1.0, 0.0)
-    found = policy_diagnostics(ratio.log(), 0 * ratio, advantages, every(ratio), clip=CLIP)
+    found = policy_diagnostics(ratio.log(), 0 * ratio, advantages, every(ratio), loss=CLIP)
     # high: token 0 alone (1.25 is inside); low: token 3 alone; dual: token 4 alone
     check(found, clip_frac_high=1 / 8, clip_frac_low=1 / 8, clip_frac=2 / 8, dual_clip_frac=1 / 8)
     # sorted: 0.5 0.5 1 1 1.25 1.5 1.5 4; ranks round(0.07), round(3.5) = 4 (ties to even), round(6.93), 7
@@ -41,23 +41,23 @@ def test_policy_figures_by_hand():
 
 def test_without_a_dual_clip_its_fraction_is_zero():
     clip = PolicyClip(low=0.2, high=0.2, dual=None)
-    found = policy_diagnostics(row(9.0), row(0.0), row(-1.0), every(row(0.0)), clip=clip)
+    found = policy_diagnostics(row(9.0), row(0.0), row(-1.0), every(row(0.0)), loss=clip)
     check(found, dual_clip_frac=0.0)
 
 
 def test_the_clip_fractions_count_exactly_the_tokens_whose_gradient_stops():
     logprobs, old, advantages = (normal(8, 9, seed=i) for i in range(3))
     mask = holey_mask(8, 9, seed=3)
-    found = policy_diagnostics(logprobs, old, advantages, mask, clip=CLIP)
+    found = policy_diagnostics(logprobs, old, advantages, mask, loss=CLIP)
     logprobs.requires_grad_()
-    clipped_policy_losses(logprobs, old, advantages, mask, clip=CLIP).sum().backward()
+    CLIP.losses(logprobs, old, advantages, mask).sum().backward()
     stopped = ((logprobs.grad == 0) & mask).sum() / mask.sum()
     FLOAT32.check(found["clip_frac"] + found["dual_clip_frac"], stopped.item())
 
 
 def test_a_token_without_an_advantage_is_never_clipped():
     ratio = torch.tensor([[0.1, 2.0, 9.0]])
-    found = policy_diagnostics(ratio.log(), 0 * ratio, 0 * ratio, every(ratio), clip=CLIP)
+    found = policy_diagnostics(ratio.log(), 0 * ratio, 0 * ratio, every(ratio), loss=CLIP)
     check(found, clip_frac=0.0, clip_frac_high=0.0, clip_frac_low=0.0, dual_clip_frac=0.0)
 
 
@@ -65,7 +65,7 @@ def test_percentiles_are_those_of_the_counted_ratios():
     ratio = torch.arange(1.0, 102.0)[None].flip(1)  # 1 .. 101: rank q of 100 is q + 1
     mask = torch.nn.functional.pad(every(ratio), (0, 99))
     logprobs = torch.nn.functional.pad(ratio.log(), (0, 99))
-    found = policy_diagnostics(logprobs, 0 * logprobs, logprobs, mask, clip=CLIP)
+    found = policy_diagnostics(logprobs, 0 * logprobs, logprobs, mask, loss=CLIP)
     check(found, ratio_p01=2.0, ratio_p50=51.0, ratio_p99=100.0, ratio_max=101.0)
 
 
@@ -120,7 +120,7 @@ def figures(mask, garbage):
     """All figures of a fixed example, with garbage under the mask."""
     first, second, third = (poisoned(normal(5, 7, seed=i), mask, garbage) for i in range(3))
     return {
-        **of("policy", policy_diagnostics(first, second, third, mask, clip=CLIP)),
+        **of("policy", policy_diagnostics(first, second, third, mask, loss=CLIP)),
         **of("value", value_diagnostics(first, second, third, mask, clip=0.2)),
         **of("mismatch", sampler_gap(first, second, mask)),
     }
@@ -147,7 +147,7 @@ def test_figures_have_the_names_the_metrics_know():
 def test_no_counted_token_is_refused():
     zeros, nothing = row(0.0, 0.0), torch.zeros(1, 2, dtype=torch.bool)
     with pytest.raises(ValueError, match="0 counted tokens"):
-        policy_diagnostics(zeros, zeros, zeros, nothing, clip=CLIP)
+        policy_diagnostics(zeros, zeros, zeros, nothing, loss=CLIP)
     with pytest.raises(ValueError, match="0 counted tokens"):
         value_diagnostics(zeros, zeros, zeros, nothing, clip=None)
     with pytest.raises(ValueError, match="0 counted tokens"):

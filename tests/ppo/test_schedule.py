@@ -4,30 +4,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import get_linear_schedule_with_warmup
 
-from ppoctl.ppo.learning_rate import learning_rate
+from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.minibatches import minibatch_rows
 from tolerance import EXACT, FLOAT32
 
 
-def rates(kind, *, warmup_updates=2, total_updates=6, min_frac=0.2, num_updates=8):
-    return torch.tensor(
-        [
-            learning_rate(
-                update,
-                peak=1.0,
-                warmup_updates=warmup_updates,
-                total_updates=total_updates,
-                kind=kind,
-                min_frac=min_frac,
-            )
-            for update in range(num_updates)
-        ]
-    )
+def rates(kind, *, warmup_ticks=2, total_ticks=6, min_frac=0.2, init_frac=None, num_ticks=8):
+    rate = LearningRate(1.0, kind, warmup_ticks, total_ticks, min_frac, init_frac)
+    return torch.tensor([rate.at(tick) for tick in range(num_ticks)])
 
 
 def test_linear_by_hand():
-    # warm-up 1/2, 1; then 4 updates down to 0.2: minus 0.8 / 4 each; the floor from update 6 on
+    # warm-up 1/2, 1; then 4 ticks down to 0.2: minus 0.8 / 4 each; the floor from tick 6 on
     FLOAT32.check(rates("linear"), torch.tensor([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2]))
 
 
@@ -39,40 +29,62 @@ def test_cosine_by_hand():
 
 def test_constant_stays_at_its_peak_after_the_warm_up():
     expected = torch.tensor([0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0])
-    FLOAT32.check(rates("constant", warmup_updates=4), expected)
+    FLOAT32.check(rates("constant", warmup_ticks=4), expected)
+
+
+def test_a_warm_up_from_a_written_rate_reaches_the_peak_behind_it_by_hand():
+    # 0.2 + 0.8 t / 4 for t = 0 ... 3, then the peak: Megatron-Core's rise
+    expected = torch.tensor([0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0, 1.0])
+    FLOAT32.check(rates("constant", warmup_ticks=4, init_frac=0.2), expected)
+
+
+def test_a_warm_up_from_zero_is_that_of_transformers():
+    rate = LearningRate(3.0, "linear", 5, 12, 0.0, 0.0)
+    model = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3.0)
+    theirs = get_linear_schedule_with_warmup(model, 5, 12)
+    for tick in range(13):
+        assert rate.at(tick) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+        model.step()
+        theirs.step()
 
 
 @settings(deadline=None)
 @given(
     kind=st.sampled_from(["constant", "linear", "cosine"]),
-    warmup_updates=st.integers(0, 20),
-    total_updates=st.integers(1, 50),
+    warmup_ticks=st.integers(0, 20),
+    total_ticks=st.integers(1, 50),
     min_frac=st.floats(0, 1),
+    init_frac=st.none() | st.floats(0, 1),
 )
-def test_the_first_update_moves_none_exceeds_the_peak_and_after_the_warm_up_none_rises(
-    kind, warmup_updates, total_updates, min_frac
+def test_none_exceeds_the_peak_in_the_warm_up_none_falls_and_after_it_none_rises(
+    kind, warmup_ticks, total_ticks, min_frac, init_frac
 ):
-    found = rates(kind, warmup_updates=warmup_updates, total_updates=total_updates, min_frac=min_frac, num_updates=60)
-    assert found[0] > 0
+    lengths = {"warmup_ticks": warmup_ticks, "total_ticks": total_ticks}
+    found = rates(kind, **lengths, min_frac=min_frac, init_frac=init_frac, num_ticks=60)
+    assert found[0] > 0 or init_frac is not None
     assert found.max() <= 1
-    assert (found[warmup_updates:].diff() <= 0).all()
-    assert (found[:warmup_updates].diff() > 0).all()
+    assert (found[warmup_ticks:].diff() <= 0).all()
+    assert (found[:warmup_ticks].diff() >= 0).all()
+    if warmup_ticks and init_frac is not None:
+        FLOAT32.check(found[0], init_frac)
 
 
 def test_the_rate_is_a_share_of_the_peak():
-    rate = learning_rate(3, peak=8.0, warmup_updates=2, total_updates=6, kind="linear", min_frac=0.2)
-    FLOAT32.check(rate, 6.4)
+    FLOAT32.check(LearningRate(8.0, "linear", 2, 6, 0.2).at(3), 6.4)
 
 
 @pytest.mark.parametrize(
-    ("update", "warmup_updates", "min_frac", "message"),
-    [(-1, 0, 0.0, "update is -1"), (0, -1, 0.0, "warmup_updates is -1"), (0, 0, 1.5, "min_frac is 1.5")],
+    ("tick", "warmup_ticks", "shares", "message"),
+    [
+        (-1, 0, (0.0, None), "tick is -1"),
+        (0, -1, (0.0, None), "warmup_ticks is -1"),
+        (0, 0, (1.5, None), "min_frac is 1.5"),
+        (0, 1, (0.0, -0.5), "warmup_init_frac is -0.5"),
+    ],
 )
-def test_impossible_schedules_are_refused(update, warmup_updates, min_frac, message):
+def test_impossible_schedules_are_refused(tick, warmup_ticks, shares, message):
     with pytest.raises(ValueError, match=message):
-        learning_rate(
-            update, peak=1.0, warmup_updates=warmup_updates, total_updates=5, kind="linear", min_frac=min_frac
-        )
+        LearningRate(1.0, "linear", warmup_ticks, 5, *shares).at(tick)
 
 
 def test_minibatches_hold_every_row_once_in_equal_parts():
@@ -94,6 +106,10 @@ def test_the_global_generator_is_not_moved():
     before = torch.random.get_rng_state()
     minibatch_rows(8, 2, seed=5)
     EXACT.check(torch.random.get_rng_state(), before)
+
+
+def test_without_a_seed_the_rows_stay_in_order():
+    assert [part.tolist() for part in minibatch_rows(6, 2, seed=None)] == [[0, 1], [2, 3], [4, 5]]
 
 
 @pytest.mark.parametrize(("num_seqs", "minibatch_seqs"), [(10, 4), (4, 8), (4, 0), (0, 4)])

@@ -1,5 +1,6 @@
 """Fingerprints see what changes results, below the paths a stage reads, and nothing else."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_path_may_name_an_evaluation_set_or_an_absent_alternative(smallest: Pa
     assert of(smallest, paths=("data.eval.any.path", "ppo.kl.coef")) == of(smallest, paths=())
 
 
+def test_the_critics_model_counts_as_it_did_when_it_was_a_path(smallest: Path) -> None:
+    """A run in progress is resumed by it."""
+    written = '{"model.critic":"org/judge","model.path":"org/base"}'
+    sets = ("model.path=org/base", "model.critic=org/judge")
+    assert of(smallest, *sets, paths=("model",)) == hashlib.sha256(written.encode()).hexdigest()
+    assert of(smallest, *sets, "model.critic.dtype=float32", paths=("model",)) != of(
+        smallest, *sets, paths=("model",)
+    )
+
+
 @pytest.mark.parametrize("path", ["rolout", "rollout.temprature", "seed.x", ""])
 def test_a_misspelt_path_is_our_bug(smallest: Path, path: str) -> None:
     with pytest.raises(ValueError, match="is no key of a recipe"):
@@ -53,6 +64,7 @@ def test_differences_name_key_old_and_new(smallest: Path) -> None:
     assert sorted(result_differences(old, new)) == [
         ("ppo.kl.coef", None, 0.1),
         ("ppo.kl.estimator", None, "k3"),
+        ("ppo.kl.gradient", None, "estimator"),
         ("ppo.kl.place", "none", "loss"),
         ("seed", 42, 1),
     ]

@@ -19,11 +19,19 @@ RECIPES: list[list[str]] = [
     [],
     ["ppo.kl.place=reward", "ppo.kl.coef=1"],
     ["ppo.kl.place=loss", "ppo.kl.coef=1"],
-    ["ppo.rollout_correction.kind=tis"],
     ["ppo.advantages.kind=monte_carlo", "reward.clip={low=0, high=1}", "reward.moments.kind=running"],
     ["reward.moments.kind=reference", "reward.overlong.buffer_tokens=1", "reward.length_penalty.per_token=1"],
+    ["ppo.kl={place='loss', coef=1, adaptive={target_per_token=1}}"],
+    ["ppo.kl={place='reward', coef=1, adaptive={target_per_sequence=1}}"],
+    *([f"ppo.rollout_correction.kind={kind}"] for kind in ("tis", "tis_sequence", "icepop")),
+    ["ppo.rollout_correction={kind='sequence_mask', min_ratio=0.9, max_ratio=1.1}"],
+    ["ppo.rollout_rejection={kind='ratio', level='token', min_ratio=0.5}"],
+    ["ppo.rollout_rejection={kind='ratio', level='token', max_ratio=2.0}"],
+    ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1}"],
+    *([f"ppo.policy_loss.kind={kind}"] for kind in ("gspo", "cispo", "reinforce")),
     ["tracking.kind=none"],
     ["tracking.uri=x"],
+    ["model.critic=org/judge"],
     [f"data.train={COLUMNS}", f"data.eval.c={COLUMNS}", "reward.scale={from=[0, 1], to=[0, 2]}"],
     ["data.eval.e={format='gsm8k', path='x.jsonl'}", 'expect."eval/e/pass_at_1".min=0'],
     ['expect."reward/score_mean".max=1'],
@@ -97,7 +105,7 @@ NUMBERS = [
     (line, key)
     for line in LINES
     for path, key in tree.walk(tree.of(Recipe))
-    if ".".join(path) == line.key and line.type in ("number", "whole number")
+    if ".".join(path) == line.key and line.type in ("number", "whole number") and key.description == line.meaning
 ]
 
 

@@ -9,7 +9,10 @@ from ppoctl.recipe.load import examine, from_resolved, load
 from ppoctl.recipe.schema import (
     BySequences,
     ByTokens,
+    ClippedLoss,
+    CriticModelTable,
     GaeAdvantages,
+    GspoLoss,
     HealthRule,
     KlInLoss,
     MlflowTracking,
@@ -62,6 +65,19 @@ def test_another_alternative_replaces_the_whole_table(write: Write) -> None:
     second = write('[ppo.kl]\nplace = "loss"\ncoef = 0.1\n', "b.toml")
     assert load([first, second], environ={}).recipe.ppo.kl == KlInLoss(place="loss", coef=0.1)
     assert load([first, second], ["ppo.kl.place=none"], {}).recipe.ppo.kl == NoKl(place="none")
+
+
+def test_a_table_without_a_kind_is_the_usual_one_and_gives_way_to_another(write: Write) -> None:
+    clipped = write(SMALLEST + "[ppo.policy_loss]\nclip_high = 0.28\n")
+    assert load([clipped], environ={}).recipe.ppo.policy_loss == ClippedLoss(clip_high=0.28)
+    # Its bounds are of the clip's own size, which would be no clip at all in another kind.
+    assert load([clipped], ["ppo.policy_loss.kind=gspo"], {}).recipe.ppo.policy_loss == GspoLoss(kind="gspo")
+
+
+def test_a_key_that_is_set_without_a_kind_stays_with_the_kind_that_is_written(write: Write) -> None:
+    written = write(SMALLEST + '[ppo.policy_loss]\nkind = "gspo"\nclip_high = 0.001\n')
+    found = load([written], ["ppo.policy_loss.clip_high=0.002"], {}).recipe.ppo.policy_loss
+    assert found == GspoLoss(kind="gspo", clip_high=0.002)
 
 
 PARALLEL = SMALLEST + "[actor.parallel]\ntensor = 2\nsequence = true\n"
@@ -200,6 +216,20 @@ def test_a_model_is_a_hub_id_unless_its_first_part_is_a_folder_here(write: Write
     assert load([file], environ={}).recipe.model.path == "org/model-7B"
     (tmp_path / "org").mkdir()
     assert load([file], environ={}).recipe.model.path == str(tmp_path / "org/model-7B")
+
+
+def test_the_critics_model_may_be_written_as_its_path_alone(write: Write, tmp_path: Path) -> None:
+    base = write(SMALLEST.replace('path = "base"', 'path = "base"\ncritic = "judge"'))
+    (tmp_path / "judge").mkdir()
+    loaded = load([base], ["model.critic.dtype=float32"], {})
+    assert loaded.recipe.model.critic == CriticModelTable(path=str(tmp_path / "judge"), dtype="float32")
+    line = base.read_text("utf-8").splitlines().index('critic = "judge"') + 1
+    assert loaded.origins["model.critic.path"] == f"{base}:{line}"
+    assert load([base], ["model.critic=org/other"], {}).origins["model.critic.path"] == "--set"
+    resolved = load([base], [], {}).resolved()
+    assert resolved["model"]["critic"] == {"path": str(tmp_path / "judge"), "dtype": None}
+    resolved["model"]["critic"] = str(tmp_path / "judge")  # what runs of before have
+    assert from_resolved(resolved) == load([base], [], {}).recipe
 
 
 def test_the_resolved_recipe_reads_back_equal(write: Write) -> None:

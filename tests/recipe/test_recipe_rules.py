@@ -18,10 +18,75 @@ EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"
 # of each role), and what is said about it.
 CASES: list[tuple[str, list[str], str]] = [
     (
+        "a_penalty_in_the_loss_pulls_somewhere",
+        ["ppo.kl={place='loss', coef=0.1, estimator='k1'}"],
+        '--set: as a loss k1 has a gradient that averages to 0: it pulls nowhere: `ppo.kl.gradient` = `"estimator"` '
+        '(default), `ppo.kl.estimator` = `"k1"` (--set)',
+    ),
+    (
+        "a_coefficient_that_adapts_stays_positive",
+        [
+            "ppo.kl={place='reward', coef=0.1, adaptive={target_per_sequence=0.1, horizon_seqs=1}}",
+            "rollout.samples_per_prompt=2",
+        ],
+        "--set: one step of 8 sequences may take the coefficient to 0 or below: `ppo.kl.adaptive.horizon_seqs` = `1` "
+        "(--set)",
+    ),
+    (
+        "a_coefficient_that_adapts_is_told_the_kl_before_the_update",
+        [
+            "ppo.kl={place='loss', coef=0.1, adaptive={target_per_token=0.1}}",
+            "ppo.old_logprobs=current",
+            "ppo.minibatch_seqs=4",
+        ],
+        "--set: a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them: "
+        '`ppo.old_logprobs` = `"current"` (--set)',
+    ),
+    (
+        "a_correction_compares_the_sampler_with_the_trainer",
+        ["ppo.max_sequence_gap=1.5", "ppo.old_logprobs=sampler"],
+        "--set: a correction compares the sampler's log-probs with the trainer's, and nothing computes those: "
+        '`ppo.max_sequence_gap` = `1.5` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
+    ),
+    (
+        "a_rejection_has_the_bounds_of_its_statistic",
+        ["ppo.rollout_rejection={kind='ratio', level='token'}"],
+        '--set: nothing bounds k1: it takes `min_ratio` or `max_ratio`: `ppo.rollout_rejection.statistic` = `"k1"` (default), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
+    ),
+    (
+        "a_rejection_has_the_bounds_of_its_statistic",
+        ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k2'}"],
+        '--set: nothing bounds k2: it takes `max`: `ppo.rollout_rejection.statistic` = `"k2"` (--set), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
+    ),
+    (
+        "a_rejection_has_the_bounds_of_its_statistic",
+        ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1, min_ratio=0.5}"],
+        "--set: k3 is bounded by `max`, and `min_ratio` would not be read: `ppo.rollout_rejection.min_ratio` = `0.5` (--set), "
+        '`ppo.rollout_rejection.statistic` = `"k3"` (--set)',
+    ),
+    (
+        "a_rejection_has_the_bounds_of_its_statistic",
+        ["ppo.rollout_rejection={kind='ratio', level='token', max_ratio=2.0, max=0.1}"],
+        "--set: k1 is bounded by `min_ratio` or `max_ratio`, and `max` would not be read: `ppo.rollout_rejection.max` = `0.1` "
+        '(--set), `ppo.rollout_rejection.statistic` = `"k1"` (default)',
+    ),
+    (
         "sequences_of_a_step_fill_whole_minibatches",
         ["ppo.minibatch_seqs=3"],
         "--set: the 4 sequences of a step do not divide into minibatches of 3: `ppo.minibatch_seqs` = `3` (--set), "
         "`rollout.prompts_per_step` = `4` (r.toml:9), `rollout.samples_per_prompt` = `1` (default)",
+    ),
+    (
+        "sequences_of_a_step_fill_whole_minibatches",
+        ["ppo.critic_minibatch_seqs=3"],
+        "--set: the 4 sequences of a step do not divide into minibatches of 3: `ppo.critic_minibatch_seqs` = `3` "
+        "(--set), `rollout.prompts_per_step` = `4` (r.toml:9), `rollout.samples_per_prompt` = `1` (default)",
+    ),
+    (
+        "a_microbatch_is_no_larger_than_its_minibatch",
+        ["critic.batching.microbatch_seqs=2", "ppo.critic_minibatch_seqs=1"],
+        "--set: a microbatch of 2 sequences is larger than its minibatch of 1: `critic.batching.microbatch_seqs` = "
+        "`2` (--set), `ppo.critic_minibatch_seqs` = `1` (--set)",
     ),
     (
         "a_microbatch_is_no_larger_than_its_minibatch",
@@ -63,6 +128,30 @@ CASES: list[tuple[str, list[str], str]] = [
         "`5` (--set), `actor.optimizer.lr_warmup_updates` = `5` (--set)",
     ),
     (
+        "a_decay_ends_after_its_warm_up",
+        ["actor.optimizer={lr=1.0, lr_schedule='linear', lr_warmup_frac=0.5, lr_decay_updates=10}"],
+        "--set: the decay is over at update 10, before the warm-up is (update 10): "
+        "`actor.optimizer.lr_decay_updates` = `10` (--set), `actor.optimizer.lr_warmup_frac` = `0.5` (--set)",
+    ),
+    (
+        "a_warm_up_is_written_in_one_way",
+        ["actor.optimizer={lr=1.0, lr_warmup_frac=0.1, lr_warmup_updates=2}"],
+        "--set: the warm-up of the actor is a share of the run and a number of updates: "
+        "`actor.optimizer.lr_warmup_frac` = `0.1` (--set), `actor.optimizer.lr_warmup_updates` = `2` (--set)",
+    ),
+    (
+        "a_warm_up_is_written_in_one_way",
+        ["critic.optimizer={lr=1.0, lr_warmup_frac=0.0, lr_warmup_init_frac=0.5}"],
+        "--set: `critic.optimizer.lr_warmup_init_frac` is set, and there is no warm-up: "
+        "`critic.optimizer.lr_warmup_init_frac` = `0.5` (--set), `critic.optimizer.lr_warmup_updates` = `0` (default)",
+    ),
+    (
+        "a_rate_that_moves_with_steps_moves_after_whole_ones",
+        ["actor.optimizer={lr=1.0, lr_ticks='step', lr_warmup_updates=3}"],
+        "--set: the learning rate of the actor moves every 2 updates, and 3 are no whole number of these: "
+        '`actor.optimizer.lr_warmup_updates` = `3` (--set), `actor.optimizer.lr_ticks` = `"step"` (--set)',
+    ),
+    (
         "a_constant_rate_has_no_decay",
         ["actor.optimizer.lr_min_frac=0.1"],
         "--set: `actor.optimizer.lr_min_frac` is set, and a constant learning rate never decays: "
@@ -85,6 +174,24 @@ CASES: list[tuple[str, list[str], str]] = [
         ["ppo.policy_loss.dual_clip=1.1"],
         "--set: a dual clip of 1.1 lies inside the clip at 1 + 0.2: `ppo.policy_loss.dual_clip` = `1.1` (--set), "
         "`ppo.policy_loss.clip_high` = `0.2` (default)",
+    ),
+    (
+        "a_ratio_of_one_has_one_update_a_step",
+        ["ppo.old_logprobs=current"],
+        "--set: the actor has 2 updates a step, and the current log-probs are the old ones in the first alone: "
+        '`ppo.old_logprobs` = `"current"` (--set), `ppo.epochs` = `1` (default), `ppo.minibatch_seqs` = `2` (r.toml:15)',
+    ),
+    (
+        "a_penalty_in_the_reward_has_log_probs_before_the_update",
+        ["ppo.old_logprobs=current", "ppo.minibatch_seqs=4", "ppo.kl={place='reward', coef=0.1}"],
+        "--set: a KL penalty in the reward needs the actor's log-probs before its update, and nothing computes them: "
+        '`ppo.kl.place` = `"reward"` (--set), `ppo.old_logprobs` = `"current"` (--set)',
+    ),
+    (
+        "a_correction_compares_the_sampler_with_the_trainer",
+        ["ppo.old_logprobs=sampler", "ppo.rollout_correction.kind=tis"],
+        "--set: a correction compares the sampler's log-probs with the trainer's, and nothing computes those: "
+        '`ppo.rollout_correction.kind` = `"tis"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
         "a_reward_scale_has_two_ends",
@@ -296,8 +403,10 @@ def test_what_sits_on_the_edge_of_a_rule_is_right(smallest: Path) -> None:
         "reward.overlong={buffer_tokens=13, penalty=0.1}",
         "reward.length_penalty={per_token=1, free_tokens=12}",
         "reward.unfinished_factor=0.5",
-        "critic.optimizer.lr_warmup_updates=10",
+        "critic.optimizer={lr=1.0, lr_ticks='step', lr_warmup_updates=10, lr_warmup_init_frac=0.0}",
         "ppo.critic_only_steps=9",
+        "ppo.kl={place='loss', coef=0.1, estimator='k1', gradient='k2', adaptive={target_per_token=1.0, horizon_seqs=1}}",
+        "ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1}",
         "eval.every_steps=4",
         'expect."eval/e/pass_at_1"={min=0.5, max=0.5, at_step=8}',
         'expect."eval/e/greedy_pass_at_1"={rise_min=0.0, at_step=10}',

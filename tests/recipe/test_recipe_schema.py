@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.explain import EXAMPLES, FOREIGN_NAMES
+from ppoctl.recipe.explain import EXAMPLES, TERMS
+from ppoctl.recipe.marks import marked
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import Effect
@@ -23,7 +24,7 @@ def ids(keys: list[tuple[KeyPath, tree.Key]]) -> list[str]:
 def test_every_key_has_one_docstring_and_one_effect(path: KeyPath, key: tree.Key) -> None:
     effects = [item for item in key.field.metadata if isinstance(item, Effect)]
     assert len(effects) == 1
-    doc = key.field.description or ""
+    doc = key.description
     assert doc.endswith(".")
     assert doc[0].isupper() or not doc[0].isalpha() or doc.split()[0].rstrip(":,") in ("k1", "stop", "kl", "policy")
 
@@ -41,7 +42,7 @@ def test_every_table_class_has_a_docstring() -> None:
             tables = each.tables.values() if isinstance(each, tree.Choice) else [each]
             models |= {table.model for table in tables if isinstance(table, tree.TableNode)}
     assert len(models) > 25
-    assert [model.__name__ for model in models if not (model.__doc__ or "").rstrip().endswith(".")] == []
+    assert [model.__name__ for model in models if not marked(model.__doc__ or "").prose.endswith(".")] == []
 
 
 def test_a_key_that_may_be_absent_is_absent_by_default() -> None:
@@ -58,14 +59,14 @@ def test_every_required_key_has_an_example_line() -> None:
 
 def test_names_of_other_systems_lead_to_keys_of_ours() -> None:
     names = {path[-1] for path, _ in KEYS}
-    assert set(FOREIGN_NAMES.values()) <= names
-    assert not set(FOREIGN_NAMES) & names
+    assert set(TERMS.values()) <= names
+    assert not set(TERMS) & names
 
 
 def test_terms_of_megatron_core_and_vllm_are_read_from_the_docstrings_of_the_keys() -> None:
-    assert FOREIGN_NAMES["tensor_model_parallel_size"] == "tensor"
-    assert FOREIGN_NAMES["max_num_seqs"] == "max_concurrent_seqs"
-    assert FOREIGN_NAMES["use_distributed_optimizer"] == "distributed_optimizer"
+    assert TERMS["tensor_model_parallel_size"] == "tensor"
+    assert TERMS["max_num_seqs"] == "max_concurrent_seqs"
+    assert TERMS["use_distributed_optimizer"] == "distributed_optimizer"
 
 
 def test_units_are_in_the_names_of_quantities() -> None:

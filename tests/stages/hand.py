@@ -8,7 +8,7 @@ import torch
 
 from ppoctl.batch.records import Advantages, Correction, Logprobs, Rewards, Rollouts, State, Values
 from ppoctl.batch.sequences import Sequences
-from ppoctl.ports import MinibatchResult, Trainer
+from ppoctl.ports import Asked, MinibatchResult, Said, Trainer
 
 MASK = torch.tensor([[True, True, False], [True, True, True]])
 REFERENCE = torch.tensor([[-1.0, -2.0, 0.0], [-3.0, -1.5, -0.5]])
@@ -63,12 +63,12 @@ class Engine:
     reference: torch.Tensor = field(default_factory=lambda: REFERENCE.clone())
     asked: dict[str, object] = field(default_factory=dict)
 
-    def logprobs(self, sequences: Sequences, *, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        self.asked["temperature"] = temperature
-        return self.outputs, torch.zeros(2, 3)
+    def logprobs(self, sequences: Sequences, asked: Asked) -> Said:
+        self.asked["actor"] = asked
+        return Said(self.outputs, torch.zeros(2, 3))
 
-    def reference_logprobs(self, sequences: Sequences, *, temperature: float) -> torch.Tensor:
-        self.asked["reference temperature"] = temperature
+    def reference_logprobs(self, sequences: Sequences, asked: Asked) -> torch.Tensor:
+        self.asked["reference"] = asked
         return self.reference
 
     def values(self, sequences: Sequences) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Engine:
 
     def update(self, sequences: Sequences, minibatches: list, objective: object) -> list[MinibatchResult]:  # type: ignore[type-arg]
         self.asked["minibatches"], self.asked["objective"] = minibatches, objective
-        return [MinibatchResult(0.0, 1.0, self.outputs[m.rows], None) for m in minibatches]
+        return [MinibatchResult(0.0, 1.0, Said(self.outputs[m.rows])) for m in minibatches]
 
 
 @dataclass
@@ -103,7 +103,7 @@ class CountsAll:
     """An objective in whose minibatches these tokens count; absent: one in each row."""
 
     mask: torch.Tensor | None = None
-    needs_entropy: bool = False
+    asks: Asked = field(default_factory=Asked)
 
     def __call__(self, *_: object) -> torch.Tensor:
         raise NotImplementedError

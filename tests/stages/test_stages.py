@@ -16,6 +16,7 @@ from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.loop.run import Job, run
 from ppoctl.ports import OptimizerStep
+from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.stages.evaluate import summarise
 from ppoctl.stages.reward import RewardStage, collect, score_all
 from ppoctl.stages.updates import MinibatchPlan, Schedule
@@ -186,7 +187,7 @@ def test_pass_at_1_and_its_error_are_over_prompts() -> None:
 
 
 def plan_of(*, epochs: int) -> MinibatchPlan:
-    schedule = Schedule(1.0, "constant", 4, 0, 0.0, OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
+    schedule = Schedule(LearningRate(1.0, "constant", 4, 0, 0.0), OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
     return MinibatchPlan(epochs, 4, 7, schedule)
 
 

@@ -3,13 +3,18 @@
 import hashlib
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
 import torch
 
 from ppoctl.batch.records import State
-from ppoctl.ports import Minibatch, OptimizerStep
+from ppoctl.errors import MismatchError, NonFiniteError
+from ppoctl.ports import Asked, Minibatch, MinibatchResult, OptimizerStep, Said
+from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
+from ppoctl.ppo.correction import kept_by_ratio, plain_weights, truncated_weights
+from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
 from ppoctl.stages.correction import CorrectionStage
@@ -22,12 +27,13 @@ from tolerance import FLOAT32
 
 CLIP = PolicyClip(0.2, 0.2, None)
 IN_LOSS = KlPenalty(place="loss", estimator="k2", coef=0.1)
+TIS = CorrectionStage(partial(truncated_weights, min_ratio=0.0, max_ratio=3.0), True, (), False, "keys")
 BOTH = torch.tensor([0, 1])
 STATES = {role: State(role, 4, 9, "parent") for role in ("actor", "critic")}
 
 
 def plan(*, epochs: int = 1) -> MinibatchPlan:
-    rates = Schedule(1.0, "linear", 0, 20, 0.0, OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
+    rates = Schedule(LearningRate(1.0, "linear", 0, 20, 0.0), OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
     return MinibatchPlan(epochs, 1, 7, rates)
 
 
@@ -35,8 +41,11 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
     stage = ActorUpdateStage(
         models=cast(Any, hand.Models()),
         plan=plan(),
-        clip=CLIP,
+        scored=Asked(temperature=0.7),
+        loss=CLIP,
+        aggregation=TokenMean(),
         entropy_coef=0.0,
+        positive_nll_coef=0.0,
         penalty=None,
         fingerprint="keys",
     )
@@ -45,7 +54,9 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
 
 def critic_stage(**changes: Any) -> CriticUpdateStage:
     models = cast(Any, hand.Models())
-    stage = CriticUpdateStage(models=models, plan=plan(), clip=None, scale=0.5, fingerprint="keys")
+    stage = CriticUpdateStage(
+        models=models, plan=plan(), clip=None, scale=0.5, aggregation=TokenMean(), fingerprint="keys"
+    )
     return replace(stage, **changes)
 
 
@@ -66,10 +77,10 @@ def losses_of(objective: Terms) -> list[type]:
 def test_the_policy_loss_is_that_of_its_rows_over_the_global_count() -> None:
     objective = objective_of(actor_stage())
     # Unmoved, the ratio is 1: minus the advantages. Row 1: -(-1 + 0.5 + 3) / 5; row 0: -(1 + 2) / 5.
-    FLOAT32.check(objective(torch.tensor([1]), hand.ACTOR[[1]], None, (5,)), -0.5)
-    FLOAT32.check(objective(torch.tensor([0]), hand.ACTOR[[0]], None, (5,)), -0.6)
+    FLOAT32.check(objective(torch.tensor([1]), Said(hand.ACTOR[[1]]), (5,)), -0.5)
+    FLOAT32.check(objective(torch.tensor([0]), Said(hand.ACTOR[[0]]), (5,)), -0.6)
     moved = hand.ACTOR[[1]] + torch.tensor([[0.1, 0.0, 0.0]])
-    FLOAT32.check(objective(torch.tensor([1]), moved, None, (5,)), (math.exp(0.1) - 0.5 - 3) / 5)
+    FLOAT32.check(objective(torch.tensor([1]), Said(moved), (5,)), (math.exp(0.1) - 0.5 - 3) / 5)
 
 
 def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> None:
@@ -82,18 +93,49 @@ def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> No
     objective = objective_of(stage)
     assert objective.totals(BOTH) == (5, 5, 5)
     assert objective.totals(BOTH[:1]) == (2, 2, 2)
-    FLOAT32.check(objective(BOTH, masked, entropy, (5, 5, 5)), expected)
+    FLOAT32.check(objective(BOTH, Said(masked, entropy), (5, 5, 5)), expected)
     # Each term divides by its own total.
     apart = -(1 + 2 - 1 + 0.5 + 3) / 4 - 0.3 * 5 / 8 + 0.1 * 0.875 / 2
-    FLOAT32.check(objective(BOTH, masked, entropy, (4, 8, 2)), apart)
+    FLOAT32.check(objective(BOTH, Said(masked, entropy), (4, 8, 2)), apart)
+
+
+def test_a_penalty_in_the_loss_has_the_gradient_it_asks_for() -> None:
+    # logp - ref = 0.5, -0.5; 0, 0.5, -1, each over five tokens, times the coefficient; log-probs as they were.
+    away = torch.tensor([[0.5, -0.5, 0.0], [0.0, 0.5, -1.0]])
+    ones = hand.MASK.float()
+    pulls = {"estimator": ones, "k2": away, "score_function": ones + away, "importance": ones + away}
+    for gradient, expected in pulls.items():
+        penalty = replace(IN_LOSS, estimator="k1", gradient=gradient)
+        nothing = hand.advantages(torch.zeros(2, 3), kl_coef=0.1)
+        objective = objective_of(actor_stage(penalty=penalty), advantages=nothing)
+        logprobs = hand.ACTOR.clone().requires_grad_()
+        loss = objective(BOTH, Said(logprobs), (5, 5))
+        loss.backward()
+        FLOAT32.check(loss, 0.1 * float(away.sum()) / 5)
+        assert logprobs.grad is not None
+        FLOAT32.check(logprobs.grad, expected * 0.1 / 5)
+    # Only importance knows where the actor was: it has moved by log 2 since.
+    objective = objective_of(
+        actor_stage(penalty=replace(IN_LOSS, estimator="k1", gradient="importance")),
+        logprobs=hand.logprobs(hand.ACTOR - math.log(2) * hand.MASK),
+        advantages=nothing,
+    )
+    FLOAT32.check(objective(BOTH, Said(hand.ACTOR), (5, 5)), 2 * 0.1 * float(away.sum()) / 5)
+
+
+def test_the_loss_has_the_coefficient_of_its_step_and_not_that_of_the_next() -> None:
+    adapting = replace(hand.advantages(kl_coef=0.7), kl_coef=0.1)
+    for found in (adapting, hand.advantages(kl_coef=0.1)):
+        terms = objective_of(actor_stage(penalty=IN_LOSS), advantages=found).terms
+        assert [term.coef for term in terms] == [1.0, 0.1]
 
 
 def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
-    assert not objective_of(actor_stage()).needs_entropy
+    assert not objective_of(actor_stage()).asks.entropy
     rewarded = objective_of(actor_stage(entropy_coef=0.3))
-    assert rewarded.needs_entropy
+    assert rewarded.asks.entropy
     with pytest.raises(AssertionError, match="the entropies were not computed"):
-        rewarded(BOTH, hand.ACTOR, None, (5, 5))
+        rewarded(BOTH, Said(hand.ACTOR), (5, 5))
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
@@ -111,12 +153,12 @@ def test_nothing_under_the_mask_reaches_a_loss_or_a_gradient(garbage: float) -> 
         for under in (7.0, garbage):
             outputs = hand.ACTOR.where(kept, under).requires_grad_()
             of_rows = None if entropy is None else entropy.where(kept, under)
-            loss = objective(BOTH, outputs, of_rows, objective.totals(BOTH))
+            loss = objective(BOTH, Said(outputs, of_rows), objective.totals(BOTH))
             loss.backward()  # type: ignore[no-untyped-call]
             assert outputs.grad is not None
             found.append((loss.item(), outputs.grad.tolist()))
         assert found[0] == found[1]
-    assert not asked_of(critic).needs_entropy
+    assert not asked_of(critic).asks.entropy
 
 
 def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
@@ -142,14 +184,14 @@ def test_rows_without_a_score_train_nothing() -> None:
     objective = objective_of(actor_stage(entropy_coef=0.3), advantages=only_second)
     assert objective.totals(BOTH) == (3, 3)
     assert objective.totals(BOTH[:1]) == (0, 0)
-    FLOAT32.check(objective(BOTH, hand.ACTOR, entropy, (3, 3)), -2.5 / 3 - 0.3)
+    FLOAT32.check(objective(BOTH, Said(hand.ACTOR, entropy), (3, 3)), -2.5 / 3 - 0.3)
 
 
 def test_a_correction_weighs_a_token_by_its_ratio_up_to_the_largest_weight() -> None:
     # trainer - sampler: log 1.5, log 4 in row 0; 0, -log 2, log 2 in row 1.
     gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
     rollouts = hand.rollouts(sampler_logprobs=(hand.ACTOR - gap) * hand.MASK)
-    found = CorrectionStage(3.0, "keys").run(rollouts, hand.logprobs())
+    found = TIS.run(rollouts, hand.logprobs())
     FLOAT32.check(found.weights, torch.tensor([[1.5, 3.0, 0.0], [1.0, 0.5, 2.0]]))
     assert torch.equal(found.mask, hand.MASK)
     assert found.figures() == pytest.approx({"correction/weight_mean": 8 / 5, "correction/capped_frac": 1 / 5})
@@ -160,7 +202,61 @@ def test_a_correction_weighs_the_advantages_and_says_which_tokens_count() -> Non
     corrected = objective_of(actor_stage(), correction=hand.correction(torch.full((2, 3), 1.5), kept))
     # Row 0: -1 x 1.5; its second token does not count.
     assert corrected.totals(BOTH) == (4,)
-    FLOAT32.check(corrected(BOTH[:1], hand.ACTOR[:1], None, (4,)), -1.5 / 4)
+    FLOAT32.check(corrected(BOTH[:1], Said(hand.ACTOR[:1]), (4,)), -1.5 / 4)
+
+
+def corrected(keeps: Any, *, normalize: bool = False, bounded: bool = False) -> Any:
+    """The correction of ratios 1.5, 4; 1, 0.5, 2, each its own weight where it is kept."""
+    gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
+    rollouts = hand.rollouts(sampler_logprobs=(hand.ACTOR - gap) * hand.MASK, stamps=["actor@4:a"] * 2)
+    return CorrectionStage(plain_weights, bounded, keeps, normalize, "keys").run(rollouts, hand.logprobs())
+
+
+def test_a_token_counts_where_every_test_keeps_it() -> None:
+    below = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
+    above = partial(kept_by_ratio, level="token", min_ratio=0.8, max_ratio=None)
+    found = corrected((below, above))
+    assert found.mask.tolist() == [[True, False, False], [True, False, True]]
+    FLOAT32.check(found.weights, torch.tensor([[1.5, 0.0, 0.0], [1.0, 0.0, 2.0]]))
+    figures = {"weight_mean": 4.5 / 3, "rejected_frac": 2 / 5, "dropped_seqs": 0.0}
+    assert found.figures() == pytest.approx({f"correction/{name}": value for name, value in figures.items()})
+
+
+def test_each_test_of_a_sequence_sees_all_its_tokens() -> None:
+    """Else the second would find nothing wrong with what the first has left of the sequence."""
+    token = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
+    whole = partial(kept_by_ratio, level="sequence_sum", min_ratio=None, max_ratio=5.0)
+    for keeps in ((token, whole), (whole, token)):
+        found = corrected(keeps)
+        assert found.mask.tolist() == [[False] * 3, [True] * 3]
+        assert found.figures()["correction/dropped_seqs"] == 1.0
+
+
+def test_weights_are_normalized_over_what_is_left() -> None:
+    whole = partial(kept_by_ratio, level="sequence_sum", min_ratio=None, max_ratio=5.0)
+    found = corrected((whole,), normalize=True)
+    # 1, 0.5, 2 have the mean 3.5 / 3.
+    FLOAT32.check(found.weights[1], torch.tensor([1.0, 0.5, 2.0]) * 3 / 3.5)
+    assert found.figures()["correction/weight_mean"] == pytest.approx(1.0)
+
+
+def test_a_correction_that_leaves_nothing_stops_the_run_and_says_so() -> None:
+    nothing = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=0.1)
+    with pytest.raises(MismatchError, match=r"leaves `0` of the 5 tokens of step 5") as raised:
+        corrected((nothing,))
+    assert (raised.value.exit_code, str(raised.value.hint).startswith("ppoctl status")) == (5, True)
+    # The row that is kept has no score.
+    kept = torch.tensor([[True, True, False], [False, False, False]])
+    unscored = replace(hand.advantages(torch.zeros(2, 3)), mask=~kept & hand.MASK, returns=torch.zeros(2, 3))
+    with pytest.raises(MismatchError, match=r"leaves `0` of the 3 tokens that have an advantage"):
+        objective_of(actor_stage(), advantages=unscored, correction=hand.correction(torch.ones(2, 3), kept))
+
+
+def test_a_samplers_log_prob_that_is_no_number_is_named() -> None:
+    bad = hand.ACTOR.clone()
+    bad[1, 2] = math.nan
+    with pytest.raises(NonFiniteError, match=r"log-prob of the sampler is `nan` .*sequence 1, response token 2"):
+        TIS.run(hand.rollouts(sampler_logprobs=bad), hand.logprobs())
 
 
 def test_figures_of_a_corrected_update_are_of_the_tokens_that_count() -> None:
@@ -176,10 +272,52 @@ def test_the_value_loss_is_that_of_its_rows_and_scaled() -> None:
     returns = hand.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
     stage.run(STATES["critic"], hand.rollouts(), hand.values(), returns)
     # Squared errors of row 1: 1, 0, 4; half of their sum over 5 tokens, scaled.
-    found = asked_of(stage)(torch.tensor([1]), torch.tensor([[0.0, 2.0, 1.0]]), None, (5,))
+    found = asked_of(stage)(torch.tensor([1]), Said(torch.tensor([[0.0, 2.0, 1.0]])), (5,))
     FLOAT32.check(found, 0.5 * 5 / 2 / 5)
-    at_returns = asked_of(stage)(torch.tensor([1]), torch.tensor([[1.0, 2.0, 3.0]]), None, (5,))
+    at_returns = asked_of(stage)(torch.tensor([1]), Said(torch.tensor([[1.0, 2.0, 3.0]])), (5,))
     FLOAT32.check(at_returns, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "total", "expected"),
+    [
+        # Errors squared and halved: 2 and 0.5 of row 0, 0.5, 0 and 2 of row 1.
+        (TokenMean(), 5, 5 / 5),
+        (SequenceMean(), 2, (2.5 / 2 + 2.5 / 3) / 2),
+        (SequenceSum(), 2, (2.5 + 2.5) / 2),
+        (SequenceSum(10), 2, (2.5 + 2.5) / 10 / 2),
+    ],
+)
+def test_the_value_loss_is_averaged_as_the_recipe_says(aggregation: Any, total: int, expected: float) -> None:
+    stage = critic_stage(scale=0.5, aggregation=aggregation)
+    returns = hand.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
+    stage.run(STATES["critic"], hand.rollouts(), hand.values(), returns)
+    objective = asked_of(stage)
+    assert objective.totals(BOTH) == (total,)
+    seen = torch.tensor([[7.0, 8.0, 5.0], [0.0, 2.0, 1.0]])
+    shares = [objective(BOTH[row : row + 1], Said(seen[row : row + 1]), (total,)) for row in (0, 1)]
+    FLOAT32.check(objective(BOTH, Said(seen), (total,)), 0.5 * expected)
+    FLOAT32.check(shares[0] + shares[1], 0.5 * expected)
+
+
+def test_explained_variance_is_told_of_the_values_before_and_of_those_that_the_last_epoch_saw() -> None:
+    goals = hand.advantages().returns  # 2, 3 | 0, 1.5, 4: mean 2.1, squares 31.25 - 5 x 2.1^2 = 9.2
+
+    class Learning(hand.Engine):
+        """Half of the way to the returns in its first epoch, at them but for one token in the second."""
+
+        def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
+            nearly = goals - torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]) + 7.0 * ~hand.MASK
+            seen = [goals / 2, goals / 2, nearly, nearly]
+            return [MinibatchResult(0.0, 1.0, Said(one[m.rows])) for one, m in zip(seen, minibatches, strict=True)]
+
+    stage = critic_stage(models=hand.Models(Learning()), plan=plan(epochs=2))
+    old = hand.values(torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 5.0]]))
+    figures = stage.run(STATES["critic"], hand.rollouts(), old, hand.advantages()).figures()
+    # Returns less values before: 1, 1, 1, 1, -1: mean 0.6, squares 5 - 5 x 0.36 = 3.2.
+    assert figures["value/explained_variance"] == pytest.approx(1 - 3.2 / 9.2)
+    # Less those of the second epoch: 0, 1, 0, 0, 0: mean 0.2, squares 1 - 5 x 0.04 = 0.8.
+    assert figures["value/explained_variance_last_epoch"] == pytest.approx(1 - 0.8 / 9.2)
 
 
 @pytest.mark.parametrize("changed", ["rollouts", "logprobs", "advantages", "fingerprint", "parent"])
@@ -206,7 +344,7 @@ def test_the_samplers_log_probs_enter_a_lineage_only_by_a_correction() -> None:
         made = {}
         for rollouts in found:
             inputs = [rollouts, hand.logprobs(), hand.advantages()]
-            inputs += [CorrectionStage(2.0, "keys").run(rollouts, hand.logprobs())] if corrects else []
+            inputs += [TIS.run(rollouts, hand.logprobs())] if corrects else []
             made[actor_stage().run(STATES["actor"], *inputs).lineage] = rollouts
         return set(made)
 

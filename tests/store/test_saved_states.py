@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -75,9 +75,10 @@ def test_a_run_that_goes_on_from_a_pair_ends_like_one_that_never_stopped(tmp_pat
         assert result(layout.root) == result(tmp_path / "whole"), moment
 
 
-def test_replays_count_steps_and_updates_as_the_update_found_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", [WARMED, {**WARMED, "lr_ticks": "step", "lr_warmup_updates": 4}])
+def test_replays_count_steps_and_updates_as_the_update_found_them(tmp_path: Path, schedule: dict[str, Any]) -> None:
     ppo = {"epochs": 1, "critic_epochs": 2, "minibatch_seqs": 4, "critic_only_steps": 1}
-    tables = {"steps": 3, "ppo": ppo, "actor": {"optimizer": WARMED}, "critic": {"optimizer": WARMED}}
+    tables = {"steps": 3, "ppo": ppo, "actor": {"optimizer": schedule}, "critic": {"optimizer": schedule}}
     tables["checkpoint"] = {"every_steps": 5}
     play(tmp_path / "whole", fake_recipe(**tables))
     layout = stop_at(tmp_path / "run", "3 values starts", **tables)

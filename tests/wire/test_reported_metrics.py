@@ -32,7 +32,28 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a reference in the loss": {"ppo": {**PPO, "kl": {"place": "loss", "coef": 0.05}}},
     "raw advantages": {"ppo": {**PPO, "advantages": {"kind": "gae", "whiten": False}}},
     "clipped values, two clips": {"ppo": {**PPO, "value_loss": {"clip": 0.1}, "policy_loss": {"dual_clip": 3.0}}},
+    "gspo": {"ppo": {**PPO, "policy_loss": {"kind": "gspo"}}},
+    "cispo": {"ppo": {**PPO, "policy_loss": {"kind": "cispo", "positive_nll_coef": 0.1}}},
+    "reinforce, the sampler's log-probs": {
+        "ppo": {**PPO, "policy_loss": {"kind": "reinforce"}, "old_logprobs": "sampler"}
+    },
+    "forced on-policy": {
+        "ppo": {"epochs": 1, "minibatch_seqs": 8, "kl": {"place": "loss", "coef": 0.05}, "old_logprobs": "current"}
+    },
+    "a coefficient that adapts": {
+        "ppo": {**PPO, "kl": {"place": "loss", "coef": 0.05, "adaptive": {"target_per_token": 0.01}}}
+    },
     "a corrected rollout": {"ppo": {**PPO, "rollout_correction": {"kind": "tis"}}},
+    "a masked rollout": {
+        "ppo": {**PPO, "rollout_correction": {"kind": "sequence_mask", "min_ratio": 0.9, "max_ratio": 1.1}}
+    },
+    "rejected tokens": {
+        "ppo": {
+            **PPO,
+            "rollout_rejection": {"kind": "ratio", "level": "token", "max_ratio": 2.0},
+            "max_sequence_gap": 2.0,
+        }
+    },
     "the critic first": {"ppo": {**PPO, "critic_only_steps": 1}},
     "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
     "a lenient reward": {"reward": {"kind": "gsm8k", "strict": False}},

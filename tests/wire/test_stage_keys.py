@@ -7,7 +7,10 @@ import pytest
 
 from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
+from ppoctl.batch.records import State
 from ppoctl.loop.run import run
+from ppoctl.ppo.aggregation import SequenceSum
+from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.updates import MinibatchPlan
@@ -42,9 +45,21 @@ def ppo(**changes: Any) -> dict[str, Any]:
         (ppo(truncated="bootstrap"), {"values", "advantages"}),
         (ppo(value_loss={"clip": 0.2}), {"critic_update"}),
         (ppo(policy_loss={"clip_low": 0.1}), {"actor_update"}),
+        (ppo(policy_loss={"kind": "clip", "clip_low": 0.2}), set()),
+        (ppo(policy_loss={"kind": "gspo"}), {"actor_update"}),
+        (ppo(policy_loss={"kind": "reinforce"}), {"actor_update"}),
+        (ppo(policy_loss={"aggregation": "sequence_mean_token_sum"}), {"actor_update"}),
+        (ppo(policy_loss={"positive_nll_coef": 0.1}), {"actor_update"}),
+        (ppo(old_logprobs="sampler"), {"logprobs"}),
         (ppo(rollout_correction={"kind": "tis"}), {"correction"}),
+        (ppo(rollout_rejection={"kind": "ratio", "level": "token", "max_ratio": 2.0}), {"correction"}),
+        (ppo(max_sequence_gap=1.1), {"correction"}),
         (ppo(critic_epochs=3), {"critic_update"}),
         (ppo(minibatch_seqs=2), BOTH),
+        (ppo(minibatch_order="in_order"), BOTH),
+        ({"critic": {"optimizer": {"lr": 0.1, "lr_ticks": "step"}}}, {"critic_update"}),
+        (ppo(critic_minibatch_seqs=8), {"critic_update"}),
+        (ppo(value_loss={"aggregation": "fixed_length"}), {"critic_update"}),
         ({"actor": {"optimizer": {"lr": 0.01}}}, {"actor_update"}),
         ({"critic": {"optimizer": {"lr": 0.1, "beta2": 0.9}}}, {"critic_update"}),
         ({"eval": {"samples_per_prompt": 3}}, {"eval"}),
@@ -60,6 +75,37 @@ def test_a_key_changes_the_fingerprints_of_the_stages_that_read_it_and_of_no_oth
     assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
 
 
+def test_a_constant_rate_reads_how_long_the_run_is_only_where_its_warm_up_is_a_share_of_it() -> None:
+    def read(steps: int, **schedule: Any) -> str:
+        return read_by("actor_update", fake_recipe(steps=steps, actor={"optimizer": {"lr": 1.0, **schedule}}))
+
+    for schedule, is_other in (({}, False), ({"lr_warmup_updates": 4}, False), ({"lr_warmup_frac": 0.2}, True)):
+        assert (read(10, **schedule) != read(20, **schedule)) is is_other
+
+
+def test_a_rate_that_moves_with_steps_reads_which_is_the_first_and_how_many_updates_it_has() -> None:
+    def read(ticks: str, **changes: Any) -> str:
+        return read_by("actor_update", fake_recipe(actor={"optimizer": {"lr": 1.0, "lr_ticks": ticks}}, **changes))
+
+    as_is = {**ppo(), "rollout": ROLLOUT}
+    for changed in (ppo(critic_only_steps=1), {"rollout": {**ROLLOUT, "samples_per_prompt": 4}}):
+        assert read("step", **{**as_is, **changed}) != read("step", **as_is)
+        assert read("update", **{**as_is, **changed}) == read("update", **as_is)
+
+
+def test_a_loss_over_the_longest_length_reads_that_length_and_no_other_does() -> None:
+    longer = {**ROLLOUT, "max_new_tokens": 7}
+    for kind, loss, readers in (
+        ("token_mean", "value_loss", {"rollout"}),
+        ("fixed_length", "value_loss", {"rollout", "critic_update"}),
+        ("fixed_length", "policy_loss", {"rollout", "actor_update"}),
+    ):
+        before, after = (
+            fake_recipe(**ppo(**{loss: {"aggregation": kind}}), rollout=each) for each in (ROLLOUT, longer)
+        )
+        assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
+
+
 def stages_of(folder: Path, **tables: Any) -> tuple[ActorUpdateStage, CriticUpdateStage]:
     stages = open_run(folder / "run", fake_recipe(**tables), Witness()).job.stages(1)
     assert isinstance(stages.actor_update, ActorUpdateStage)
@@ -73,32 +119,36 @@ def test_each_role_has_its_own_epochs_and_its_decay_ends_with_its_last_update(tm
     actor, critic = (stage.plan for stage in stages_of(tmp_path, **tables))
     assert (actor.epochs, critic.epochs) == (2, 3)
     # Two minibatches in an epoch: the actor trains in 3 of the 4 steps, the critic in all.
-    assert (actor.schedule.total_updates, critic.schedule.total_updates) == (3 * 2 * 2, 4 * 3 * 2)
+    assert (actor.schedule.rate.total_ticks, critic.schedule.rate.total_ticks) == (3 * 2 * 2, 4 * 3 * 2)
     assert [rate_at(plan, update) for plan, update in ((actor, 0), (actor, 6), (actor, 12))] == [1.0, 0.5, 0.0]
     assert [rate_at(critic, update) for update in (0, 12, 24)] == [2.0, 1.0, 0.0]
 
 
 def rate_at(plan: MinibatchPlan, update: int) -> float:
-    return plan.schedule.at(update).lr
+    return plan.schedule.at(State("actor", 1, update, "parent"), 0).lr
 
 
 def test_losses_and_corrections_are_what_the_recipe_says(tmp_path: Path) -> None:
     changes = {
         "policy_loss": {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 3.0, "entropy_coef": 0.01},
-        "value_loss": {"clip": 0.4, "scale": 0.5},
+        "value_loss": {"clip": 0.4, "scale": 0.5, "aggregation": "fixed_length"},
     }
     actor, critic = stages_of(tmp_path, **ppo(**changes))
-    assert (actor.clip.low, actor.clip.high, actor.clip.dual, actor.entropy_coef) == (0.1, 0.3, 3.0, 0.01)
-    assert (critic.clip, critic.scale) == (0.4, 0.5)
+    assert (actor.loss, actor.entropy_coef) == (PolicyClip(0.1, 0.3, 3.0), 0.01)
+    assert (critic.clip, critic.scale, critic.aggregation) == (0.4, 0.5, SequenceSum(6))
 
 
-@pytest.mark.parametrize(("kind", "largest"), [("tis", 4.0), ("none", None)])
-def test_a_correction_is_told_where_the_recipe_asks_for_one(tmp_path: Path, kind: str, largest: float | None) -> None:
-    table = {"kind": kind, **({"max_ratio": largest} if largest else {})}
-    job = open_run(tmp_path / "run", fake_recipe(**ppo(rollout_correction=table)), Witness()).job
-    correction = job.stages(1).correction
-    assert getattr(correction, "max_ratio", None) == largest
-    assert ("correction" in job.outlines.at(1).names) is (largest is not None)
+CORRECTED = {
+    "weights": {"rollout_correction": {"kind": "icepop"}},
+    "rejection": {"rollout_rejection": {"kind": "ratio", "level": "token", "max_ratio": 2.0}},
+    "gap": {"max_sequence_gap": 1.5},
+}
+
+
+@pytest.mark.parametrize("tables", [{}, *CORRECTED.values()], ids=["none", *CORRECTED])
+def test_a_correction_is_told_where_the_recipe_asks_for_one(tmp_path: Path, tables: dict[str, Any]) -> None:
+    job = open_run(tmp_path / "run", fake_recipe(**ppo(**tables)), Witness()).job
+    assert (job.stages(1).correction is not None, "correction" in job.outlines.at(1).names) == (bool(tables),) * 2
 
 
 def test_an_evaluation_without_a_length_of_its_own_has_that_of_the_rollouts(tmp_path: Path) -> None:

@@ -44,8 +44,15 @@ STEP_NUMBER = 2
 """The step on the bench: not the first, so that a step counted wrongly is seen."""
 UPDATES = {"actor": 2, "critic": 7}
 """Optimizer steps before it; two in the actor's warm-up."""
+CARRIED_COEF = 0.35
+"""Coefficient of a KL penalty that the step before left."""
 CARRY = Carry(
-    77.0, reward_count=4.0, reward_mean=0.3, reward_m2=1.9, reward_reference_mean=0.2, reward_reference_std=0.7
+    CARRIED_COEF,
+    reward_count=4.0,
+    reward_mean=0.3,
+    reward_m2=1.9,
+    reward_reference_mean=0.2,
+    reward_reference_std=0.7,
 )
 """What the step before left."""
 LOST = {3: Score(None, "error", "no number"), 6: Score(None, "timeout", "10 s")}
@@ -63,6 +70,9 @@ BASE: dict[str, Any] = {
         "max_prompt_tokens": 4,
         "max_new_tokens": 6,
         "temperature": 1.25,
+        "top_p": 1.0,
+        "top_k": None,
+        "min_p": 0.0,
         "stop_strings": ["7 3"],
     },
     "reward": {
@@ -89,10 +99,28 @@ BASE: dict[str, Any] = {
             "whiten": False,
         },
         "truncated": "terminal",
-        "kl": {"place": "reward", "estimator": "k3", "coef": 0.15},
-        "policy_loss": {"clip_low": 0.12, "clip_high": 0.15, "dual_clip": 1.25, "entropy_coef": 0.02},
+        "kl": {
+            "place": "reward",
+            "estimator": "k3",
+            "input_clamp": None,
+            "output_clamp": None,
+            "coef": 0.15,
+            "adaptive": None,
+        },
+        "policy_loss": {
+            "kind": "clip",
+            "clip_low": 0.12,
+            "clip_high": 0.15,
+            "dual_clip": 1.25,
+            "entropy_coef": 0.02,
+            "aggregation": "token_mean",
+            "positive_nll_coef": 0.0,
+        },
+        "old_logprobs": "trainer",
         "value_loss": {"clip": 0.25, "scale": 0.7},
-        "rollout_correction": {"kind": "tis", "max_ratio": 1.2},
+        "rollout_correction": {"kind": "tis", "min_ratio": 0.0, "max_ratio": 1.2, "normalize": False},
+        "rollout_rejection": {"kind": "none"},
+        "max_sequence_gap": None,
     },
     "actor": {
         "optimizer": {
@@ -262,8 +290,7 @@ def open_bench(
     folder: Path, tables: Mapping[str, Any], *, lost: Mapping[int, Score] = LOST, witness: Witness | None = None
 ) -> Bench:
     recipe = Recipe.model_validate(tables)
-    temperature = recipe.rollout.temperature
-    actor, critic = MovedTrainer("actor", temperature=temperature), MovedTrainer("critic")
+    actor, critic = MovedTrainer("actor"), MovedTrainer("critic")
     made: list[LoggedGenerator] = []
     scorer = RiddleScorer(lost)
     questions = Riddles(recipe.rollout.prompts_per_step)
@@ -272,7 +299,9 @@ def open_bench(
         made.append(LoggedGenerator(actor_at))
         return made[0]
 
-    sockets = Sockets(actor, critic, generator, scorer, questions, source_digest="bench")
+    sockets = Sockets(
+        actor, critic, generator, scorer, questions, source_digests={"actor": "bench", "critic": "bench"}
+    )
     job = open_run(folder / "run", recipe, witness or Witness(), sockets=sockets).job
     return Bench(job, scorer, made[0], actor, critic, questions)
 
@@ -320,29 +349,33 @@ def play_step(bench: Bench) -> Played:
     return Played(rollouts, rewards, values, logprobs, correction, advantages, critic_update, actor_update, tables)
 
 
+SAID_OF_TOKENS = {"logprobs": "actor", "entropy": "entropy", "reference": "reference"}
+"""Name of the book -> field of the log-probs, each absent where nobody reads it."""
+
+
 def found_in(played: Played) -> dict[str, np.ndarray]:
     """The numbers of a step under the names that the book gives them."""
     advantages, figures = played.advantages, {}
     for record in (played.rollouts, played.rewards, played.logprobs, advantages):
         figures |= record.figures()
     if played.correction is not None:
-        figures |= {"weights": played.correction.weights, **played.correction.figures()}
+        figures |= {"weights": played.correction.weights, "kept": played.correction.mask}
+        figures |= played.correction.figures()
     found: dict[str, Any] = {
         "scores": played.rewards.scores,
         "shaped": advantages.shaped,
         "values": played.values.values * played.rollouts.mask,
-        "logprobs": played.logprobs.actor * played.rollouts.mask,
-        "entropy": played.logprobs.entropy * played.rollouts.mask,
         "token_rewards": advantages.token_rewards,
         "advantages": advantages.advantages,
         "returns": advantages.returns,
         "mask": advantages.mask,
+        "next kl/coef": advantages.carry.kl_coef,
         **figures,
     }
     if played.values.behind is not None:
         found["behind"] = played.values.behind
-    if played.logprobs.reference is not None:
-        found["reference"] = played.logprobs.reference
+    said = {name: getattr(played.logprobs, field) for name, field in SAID_OF_TOKENS.items()}
+    found |= {name: grid * played.rollouts.mask for name, grid in said.items() if grid is not None}
     for role, prefix, update in (("critic", "value", played.critic_update), ("actor", "policy", played.actor_update)):
         found[f"{role} table"] = played.tables[role]
         found[f"{role} updates"] = update.updates
@@ -380,6 +413,7 @@ def by_the_book(tables: Mapping[str, Any], played: Played) -> dict[str, np.ndarr
         },
         step=STEP_NUMBER,
         updates=UPDATES,
+        carried_coef=CARRIED_COEF,
     )
     return book.step(tables, drawn)
 

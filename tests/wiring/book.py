@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from wiring import book_losses
+
 Array = np.ndarray
+UNFILTERED = {"top_p": 1.0, "top_k": None, "min_p": 0.0}
 Tables = Mapping[str, Any]
 
 
@@ -42,6 +45,8 @@ class Drawn:
     step: int
     updates: Mapping[str, int]
     """Optimizer steps of each role so far."""
+    carried_coef: float
+    """Coefficient of a KL penalty that the step before left."""
 
 
 @dataclass
@@ -70,14 +75,16 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     shaped, told = arithmetic(tables, drawn, valid)
     truncated = tables["ppo"]["truncated"]
     mask = drawn.mask & valid[:, None] & ~(drawn.truncated & (truncated == "filter"))[:, None]
-    temperature = tables["rollout"]["temperature"]
-    actor, entropy = said(drawn.actor, drawn, temperature)
-    reference, _ = said(drawn.reference, drawn, temperature)
+    sampling = tables["rollout"]
+    actor, entropy = said(drawn.actor, drawn, sampling)
+    reference, _ = said(drawn.reference, drawn, {**sampling, **UNFILTERED})
     values = np.where(drawn.mask, drawn.critic[drawn.before], 0.0)
     kl = tables["ppo"]["kl"]
     has_kl = kl["place"] != "none"
-    away = np.where(mask, divergence(actor, reference, kl["estimator"]), 0.0) if has_kl else np.zeros_like(actor)
-    coef = kl["coef"] if has_kl else 0.0
+    by = tables["ppo"]["old_logprobs"]
+    old = drawn.sampler if by == "sampler" else actor
+    away = np.where(mask, divergence(old, reference, kl), 0.0) if has_kl else np.zeros_like(actor)
+    coef, next_coef, measured = coefficients(kl, away, mask, drawn.carried_coef)
     rewards = at_the_last(shaped, mask) - (coef * away if kl["place"] == "reward" else 0.0)
     gae_keys = tables["ppo"]["advantages"]
     last = drawn.critic[drawn.tokens[np.arange(len(mask)), drawn.present.sum(1) - 1]]
@@ -90,12 +97,13 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         "scores": np.array([score or 0.0 for score in drawn.scores]),
         "shaped": shaped,
         "values": values,
-        "logprobs": np.where(drawn.mask, actor, 0.0),
-        "entropy": np.where(drawn.mask, entropy, 0.0),
+        **({} if by == "current" else {"logprobs": np.where(drawn.mask, old, 0.0)}),
+        **({"entropy": np.where(drawn.mask, entropy, 0.0)} if by == "trainer" else {}),
         "token_rewards": rewards,
         "advantages": advantages,
         "returns": returns,
         "mask": mask.astype(float),
+        "next kl/coef": next_coef,
     }
     if truncated == "bootstrap":
         told |= {"behind": behind, "advantage/bootstrap_mean": np.where(valid, behind, 0.0)[valid].mean()}
@@ -103,21 +111,25 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         told["advantage/filtered_frac"] = drawn.truncated[valid].mean()
     if gae_keys.get("length_adaptive_alpha"):
         told["advantage/lambda_mean"] = lams[mask.any(1)].mean()
-    told |= figures_of_rewards(drawn.scores, shaped, valid) | figures_of_mismatch(actor, drawn)
+    # Without a forward pass before the update, its first minibatch tells what that would have told.
+    first = minibatches(tables, drawn, mask, role="actor")[0][0]
+    seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
+    told |= figures_of_rewards(drawn.scores, shaped, valid) | figures_of_mismatch(actor, drawn, drawn.mask & seen)
     if has_kl:
         told["reference"] = np.where(drawn.mask, reference, 0.0)
         told["kl/reference_mean"] = away[mask].mean()
         told["kl/coef"] = coef
         told["kl/penalty_mean"] = coef * away[mask].mean()
-    correction = tables["ppo"]["rollout_correction"]
-    if correction["kind"] != "none":
-        weights = token_weights(correction, actor, drawn)
-        capped = (weights == correction["max_ratio"])[drawn.mask].mean()
-        told |= {"weights": weights, "correction/capped_frac": capped}
-        told["correction/weight_mean"] = weights[drawn.mask].mean()
+        told |= {} if measured is None else {"kl/measured": measured}
+    weights, kept, figures = corrected(tables["ppo"], actor, drawn)
+    told |= figures
     told |= critic_update(tables, drawn, values, returns, mask)
-    told |= actor_update(tables, drawn, mask, old=actor, reference=reference, advantages=advantages)
-    told["policy/entropy_mean"] = entropy[mask].mean()
+    with_coef = {**tables, "ppo": {**tables["ppo"], "kl": {**kl, "coef": coef}}}
+    gains = (advantages, weights * advantages)
+    told |= actor_update(
+        with_coef, drawn, mask & kept, old=old, reference=reference, advantages=gains, is_good=valid & (shaped > 0)
+    )
+    told["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
     return {name: np.asarray(value, dtype=float) for name, value in told.items()}
 
 
@@ -185,12 +197,29 @@ def estimated(keys: Tables, rewards: Array, values: Array, mask: Array, behind: 
     return advantages, returns, lams
 
 
-def said(table: Array, drawn: Drawn, temperature: float) -> tuple[Array, Array]:
+def said(table: Array, drawn: Drawn, sampling: Tables) -> tuple[Array, Array]:
     """Log-prob of each response token, and entropy of what it was drawn from; 0 where there is none."""
-    logs = log_softmax(table / temperature)
-    chosen = np.where(drawn.present, logs[drawn.before, drawn.tokens], 0.0)
-    entropies = -(np.exp(logs) * logs).sum(1)
-    return chosen, np.where(drawn.present, entropies[drawn.before], 0.0)
+    chosen, entropies = np.zeros(drawn.present.shape), np.zeros(drawn.present.shape)
+    for place in zip(*np.nonzero(drawn.present), strict=True):
+        logs = drawn_from(table[drawn.before[place]], drawn.tokens[place], sampling)
+        chosen[place], entropies[place] = logs[drawn.tokens[place]], -(np.exp(logs) * logs).sum()
+    return chosen, entropies
+
+
+def drawn_from(logits: Array, token: int, sampling: Tables) -> Array:
+    """Log-probs of all ids, as far as the sampler's filters leave them; others have a chance of 0, and no log-prob to
+    speak of. The token was drawn, so it and all that are likelier were left."""
+    chances = np.exp(log_softmax(logits[None] / sampling["temperature"])[0])
+    left = {id_ for id_ in range(len(chances)) if chances[id_] >= sampling["min_p"] * chances.max()}
+    ordered = sorted(left, key=lambda id_: -chances[id_])[: sampling["top_k"] or None]
+    of_all, nucleus, mass = sum(chances[id_] for id_ in ordered), [], 0.0
+    for id_ in ordered:  # Holtzman et al. 2020: the smallest set whose mass is at least p
+        nucleus.append(id_)
+        mass += chances[id_]
+        if mass >= sampling["top_p"] * of_all:
+            break
+    kept = np.isin(np.arange(len(chances)), nucleus) | (chances >= chances[token])
+    return log_softmax(np.where(kept, logits / sampling["temperature"], -1e9)[None])[0]
 
 
 def log_softmax(logits: Array) -> Array:
@@ -198,10 +227,42 @@ def log_softmax(logits: Array) -> Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
 
 
-def divergence(pi: Array, other: Array, kind: str) -> Array:
-    """Schulman's estimators of KL(pi || other) from tokens of pi: http://joschu.net/blog/kl-approx.html."""
-    log_r = other - pi
-    return {"k1": -log_r, "k2": log_r**2 / 2, "k3": np.exp(log_r) - 1 - log_r}[kind]
+def divergence(pi: Array, other: Array, kl: Tables) -> Array:
+    """Schulman's estimators of KL(pi || other) from tokens of pi: http://joschu.net/blog/kl-approx.html; and |d|."""
+    bound, held = kl["input_clamp"] or math.inf, kl["output_clamp"] or math.inf
+    log_r = np.clip(other - pi, -bound, bound)
+    formulas = {"k1": -log_r, "k2": log_r**2 / 2, "k3": np.exp(log_r) - 1 - log_r, "abs": np.abs(log_r)}
+    return np.clip(formulas[kl["estimator"]], -held, held)
+
+
+def pull(pi: float, other: float, old: float, kl: Tables) -> tuple[float, float]:
+    """A penalty in the loss for one token, and its slope by the log-prob of pi."""
+    log_r, away = other - pi, float(divergence(np.array(pi), np.array(other), kl))
+    slopes = {"k1": 1.0, "k2": -log_r, "k3": 1 - math.exp(log_r), "abs": -math.copysign(1.0, log_r)}
+    is_held = abs(log_r) > (kl["input_clamp"] or math.inf) or abs(away) >= (kl["output_clamp"] or math.inf)
+    slope, ratio = 0.0 if is_held else slopes[kl["estimator"]], math.exp(pi - old)
+    return {
+        "estimator": (away, slope),
+        "k2": (away, -log_r),
+        "score_function": (away, slope + away),
+        "importance": (ratio * away, ratio * (slope + away)),
+    }[kl["gradient"]]
+
+
+def coefficients(kl: Tables, away: Array, mask: Array, carried: float) -> tuple[float, float, float | None]:
+    """Of this step and of the next, and what is held against a target (Ziegler et al. 2019, section 2.2)."""
+    if kl["place"] == "none":
+        return 0.0, 0.0, None
+    adaptive = kl["adaptive"]
+    if adaptive is None:
+        return kl["coef"], kl["coef"], None
+    rows = [away[row][counts] for row, counts in enumerate(mask) if counts.any()]
+    if "target_per_token" in adaptive:
+        target, measured = adaptive["target_per_token"], float(np.mean([row.mean() for row in rows]))
+    else:
+        target, measured = adaptive["target_per_sequence"], float(np.mean([row.sum() for row in rows]))
+    error = min(max(measured / target - 1, -0.2), 0.2)
+    return carried, carried * (1 + error * len(mask) / adaptive["horizon_seqs"]), measured
 
 
 def at_the_last(scores: Array, mask: Array) -> Array:
@@ -231,18 +292,20 @@ def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask
     """Schulman's PPO2: the larger of the two squared errors, halved, a mean over tokens."""
     keys = tables["ppo"]["value_loss"]
     clip, scale = keys["clip"], keys["scale"]
-    learned = Learned(drawn.critic.copy(), np.zeros((2, *drawn.critic.shape)))
+    learned, last_seen = Learned(drawn.critic.copy(), np.zeros((2, *drawn.critic.shape))), old.copy()
     for rows, lr in minibatches(tables, drawn, mask, role="critic"):
         loss, gradient = 0.0, np.zeros_like(learned.table)
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
+        shares = shares_of_tokens(keys.get("aggregation", "token_mean"), mask[rows].sum(1), rows, tables)
         errors = []
         for row, column in places:
             value, goal = learned.table[drawn.before[row, column]], returns[row, column]
+            last_seen[row, column] = value
             bounded = value if clip is None else min(max(value, old[row, column] - clip), old[row, column] + clip)
             plain, clipped = (value - goal) ** 2, (bounded - goal) ** 2
-            loss += scale * max(plain, clipped) / 2 / len(places)
+            loss += scale * shares[row] * max(plain, clipped) / 2
             if plain >= clipped:
-                gradient[drawn.before[row, column]] += scale * (value - goal) / len(places)
+                gradient[drawn.before[row, column]] += scale * shares[row] * (value - goal)
             errors.append((value, abs(value - goal)))
         learned.note(value_mean=float(np.mean([v for v, _ in errors])))
         learned.note(value_error=float(np.mean([e for _, e in errors])))
@@ -250,73 +313,146 @@ def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask
     told = as_figures("critic", "value", learned, drawn)
     target, unexplained = returns[mask], (returns - old)[mask]
     told["value/explained_variance"] = 1 - unexplained.var() / target.var()
+    told["value/explained_variance_last_epoch"] = 1 - (returns - last_seen)[mask].var() / target.var()
     told["value/value_mean"], told["value/return_mean"] = old[mask].mean(), target.mean()
     told["value/return_std"] = target.std(ddof=1)
     told["value/value_error"] = np.abs(unexplained).mean()
     return told
 
 
-def token_weights(correction: Tables, old: Array, drawn: Drawn) -> Array:
-    """Truncated importance sampling (Yao et al. 2025), or ones."""
-    if correction["kind"] != "tis":
-        return np.ones(drawn.mask.shape)
-    return np.where(drawn.mask, np.minimum(np.exp(old - drawn.sampler), correction["max_ratio"]), 0.0)
+def shares_of_tokens(kind: str, counts: Array, rows: Sequence[int], tables: Tables) -> dict[int, float]:
+    """What a token of each row weighs in a minibatch whose rows have so many counted tokens."""
+    if kind == "token_mean":
+        return dict.fromkeys(rows, 1 / counts.sum())
+    sequences = np.count_nonzero(counts)
+    longest = tables["rollout"]["max_new_tokens"] if kind == "fixed_length" else 1
+    each = counts if kind == "sequence_mean_token_mean" else np.full(len(rows), longest)
+    return {row: 1 / sequences / max(size, 1) for row, size in zip(rows, each, strict=True)}
+
+
+def corrected(ppo: Tables, old: Array, drawn: Drawn) -> tuple[Array, Array, dict[str, Any]]:
+    """What tokens weigh, which are kept, and the figures of that. Ratios are trainer / sampler."""
+    keys, rejection, gap = ppo["rollout_correction"], ppo["rollout_rejection"], ppo["max_sequence_gap"]
+    kind, ones = keys["kind"], np.ones(drawn.mask.shape)
+    rejects = kind == "sequence_mask" or rejection["kind"] != "none" or gap is not None
+    if kind == "none" and not rejects:
+        return ones, drawn.mask, {}
+    weights, outside, kept = np.zeros_like(ones), np.zeros_like(drawn.mask), drawn.mask.copy()
+    for row, counts in enumerate(drawn.mask):
+        if not counts.any():
+            continue
+        log_r = (old - drawn.sampler)[row][counts]
+        weights[row][counts], outside[row][counts] = weighed(keys, log_r)
+        stays = np.ones(len(log_r), dtype=bool)
+        if kind == "sequence_mask":
+            stays &= keys["min_ratio"] <= math.exp(log_r.mean()) <= keys["max_ratio"]
+        if rejection["kind"] != "none":
+            stays &= survives(rejection, log_r)
+        if gap is not None:
+            stays &= np.exp(np.abs(log_r)).mean() <= gap
+        kept[row][counts] = stays
+    weights = np.where(kept, weights, 0.0)
+    if kind != "none" and keys["normalize"]:
+        weights /= weights[kept].mean()
+    told = {"weights": weights, "kept": kept.astype(float), "correction/weight_mean": weights[kept].mean()}
+    if kind in ("tis", "tis_sequence", "icepop"):
+        told["correction/capped_frac"] = outside[kept].mean()
+    if rejects:
+        told["correction/rejected_frac"] = 1 - kept.sum() / drawn.mask.sum()
+        told["correction/dropped_seqs"] = (drawn.mask.any(1) & ~kept.any(1)).sum()
+    return weights, kept, told
+
+
+def weighed(keys: Tables, log_r: Array) -> tuple[Array, Array]:
+    """Weights of a sequence's tokens, and which have a ratio outside the bounds."""
+    ratio, kind = np.exp(log_r), keys["kind"]
+    if kind == "none":
+        return np.ones_like(ratio), ratio < 0
+    if kind == "sequence_mask":
+        return ratio, ratio < 0
+    if kind == "tis_sequence":
+        ratio = np.full_like(ratio, math.prod(ratio))
+    outside = (ratio < keys["min_ratio"]) | (ratio > keys["max_ratio"])
+    if kind == "icepop":
+        return np.where(outside, 0.0, ratio), outside
+    return np.clip(ratio, keys["min_ratio"], keys["max_ratio"]), outside
+
+
+def survives(rejection: Tables, log_r: Array) -> Array | bool:
+    """Whether tokens of a sequence are kept: a value for each, or one for all."""
+    ratio, level = np.exp(log_r), rejection["level"]
+    if rejection["statistic"] == "k1":
+        low, high = rejection["min_ratio"] or 0.0, rejection["max_ratio"] or math.inf
+        ratio = {"sequence_sum": math.prod(ratio), "sequence_mean": math.prod(ratio) ** (1 / len(ratio))}.get(
+            level, ratio
+        )
+        inside = (low <= ratio) & (ratio <= high)
+    else:
+        nats = log_r**2 / 2 if rejection["statistic"] == "k2" else ratio - 1 - log_r
+        nats = {"sequence_sum": nats.sum(), "sequence_mean": nats.mean()}.get(level, nats)
+        inside = nats <= rejection["max"]
+    return bool(np.all(inside)) if level == "sequence_max" else inside
 
 
 def actor_update(
-    tables: Tables, drawn: Drawn, mask: Array, *, old: Array, reference: Array, advantages: Array
+    tables: Tables,
+    drawn: Drawn,
+    mask: Array,
+    *,
+    old: Array,
+    reference: Array,
+    advantages: tuple[Array, Array],
+    is_good: Array,
 ) -> dict[str, Any]:
-    """Schulman et al. 2017, equation 7, with the dual clip of Ye et al. 2020; entropy bonus, KL to the reference."""
-    ppo, temperature = tables["ppo"], tables["rollout"]["temperature"]
-    keys, kl = ppo["policy_loss"], ppo["kl"]
-    low, high, dual = 1 - keys["clip_low"], 1 + keys["clip_high"], keys["dual_clip"] or math.inf
-    weights = token_weights(ppo["rollout_correction"], old, drawn)
+    """A loss of `book_losses`, entropy bonus, KL to the reference, and VAPO's NLL of good responses. Advantages are
+    given without and with their weights."""
+    ppo, sampling = tables["ppo"], tables["rollout"]
+    temperature = sampling["temperature"]
+    keys, penalty, (plain_advantages, gains) = ppo["policy_loss"], ppo["kl"], advantages
     learned = Learned(drawn.actor.copy(), np.zeros((2, *drawn.actor.shape)))
     for rows, lr in minibatches(tables, drawn, mask, role="actor"):
-        logs = log_softmax(learned.table / temperature)
         loss, gradient = 0.0, np.zeros_like(learned.table)
+        now, _ = said(learned.table, drawn, sampling)
+        was = now.copy() if ppo["old_logprobs"] == "current" else old
+        surrogates, slopes, ratios = np.zeros((3, *mask.shape))
+        for row in (row for row in rows if mask[row].any()):
+            at = row, mask[row]
+            surrogates[at], slopes[at], ratios[at] = book_losses.of_response(keys, now[at], was[at], gains[at])
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
-        seen = []
+        shares = shares_of_tokens(keys["aggregation"], mask[rows].sum(1), rows, tables)
+        good_tokens = mask[rows].sum(1) @ is_good[rows]
         for row, column in places:
             state, token = drawn.before[row, column], drawn.tokens[row, column]
-            share, chances = 1 / len(places), np.exp(logs[state])
-            log_prob = logs[state, token]
-            ratio = math.exp(log_prob - old[row, column])
-            gain = weights[row, column] * advantages[row, column]
-            plain, clipped = -gain * ratio, -gain * min(max(ratio, low), high)
-            surrogate, slope = (plain, plain) if plain >= clipped else (clipped, 0.0)
-            if gain < 0 and surrogate > -gain * dual:
-                surrogate, slope = -gain * dual, 0.0
-            if kl["place"] == "loss":
-                surrogate += kl["coef"] * divergence(log_prob, reference[row, column], kl["estimator"])
-                log_r = reference[row, column] - log_prob
-                slope += kl["coef"] * {"k2": -log_r, "k3": 1 - math.exp(log_r)}[kl["estimator"]]
-            entropy = -(chances * logs[state]).sum()
+            logs = drawn_from(learned.table[state], token, sampling)
+            share, chances = shares[row], np.exp(logs)
+            log_prob = logs[token]
+            surrogate, slope = surrogates[row, column], slopes[row, column]
+            if penalty["place"] == "loss":
+                away, steep = pull(log_prob, reference[row, column], was[row, column], penalty)
+                surrogate, slope = surrogate + penalty["coef"] * away, slope + penalty["coef"] * steep
+            entropy = -(chances * logs).sum()
             loss += share * (surrogate - keys["entropy_coef"] * entropy)
+            nll = keys["positive_nll_coef"] / good_tokens if is_good[row] else 0.0
+            loss -= nll * log_prob
             one_hot = np.eye(len(chances))[token]
-            gradient[state] += share * slope * (one_hot - chances) / temperature
+            gradient[state] += (share * slope - nll) * (one_hot - chances) / temperature
             # d entropy / d logit k = -p_k (log p_k + entropy)
-            gradient[state] += share * keys["entropy_coef"] * chances * (logs[state] + entropy) / temperature
-            seen.append((ratio, advantages[row, column], log_prob - old[row, column]))
-        learned.note(**moved(np.array(seen), low, high, dual))
+            gradient[state] += share * keys["entropy_coef"] * chances * (logs + entropy) / temperature
+        counted = mask & np.isin(np.arange(len(mask)), rows)[:, None]
+        learned.note(**book_losses.clip_figures(keys, ratios[counted], plain_advantages[counted]))
+        learned.note(**moved(ratios[counted], (now - was)[counted]))
         adamw(learned, gradient, tables["actor"]["optimizer"], lr=lr, loss=loss)
     return as_figures("actor", "policy", learned, drawn)
 
 
-def moved(seen: Array, low: float, high: float, dual: float) -> dict[str, float]:
+def moved(ratio: Array, log_r: Array) -> dict[str, float]:
     """How far a minibatch's ratios lie from 1."""
-    ratio, advantage, log_r = seen.T
-    above, below = (advantage > 0) & (ratio > high), (advantage < 0) & (ratio < low)
     ordered = np.sort(ratio)
 
     def rank(share: float) -> float:
         return float(ordered[round(share * (len(ordered) - 1))])
 
     return {
-        "clip_frac_high": above.mean(),
-        "clip_frac_low": below.mean(),
-        "clip_frac": (above | below).mean(),
-        "dual_clip_frac": ((advantage < 0) & (ratio > dual)).mean(),
         "approx_kl": (np.exp(log_r) - 1 - log_r).mean(),
         "ratio_mean": ratio.mean(),
         "ratio_p01": rank(0.01),
@@ -328,30 +464,39 @@ def moved(seen: Array, low: float, high: float, dual: float) -> dict[str, float]
 
 def minibatches(tables: Tables, drawn: Drawn, mask: Array, *, role: str) -> list[tuple[list[int], float]]:
     """(rows, learning rate) of each optimizer step; one without a counted token is none."""
-    ppo = tables["ppo"]
+    ppo, optimizer = tables["ppo"], tables[role]["optimizer"]
     epochs = ppo["epochs"] if role == "actor" or ppo["critic_epochs"] is None else ppo["critic_epochs"]
-    size, num_rows = ppo["minibatch_seqs"], len(mask)
-    steps = tables["steps"] - (ppo["critic_only_steps"] if role == "actor" else 0)
-    planned = steps * epochs * (num_rows // size)
+    own = ppo.get("critic_minibatch_seqs") if role == "critic" else None
+    size, num_rows = own or ppo["minibatch_seqs"], len(mask)
+    waits = ppo["critic_only_steps"] if role == "actor" else 0
+    # A tick is an optimizer step, or all those of a PPO step.
+    by_step = optimizer.get("lr_ticks", "update") == "step"
+    per_tick = epochs * (num_rows // size) if by_step else 1
+    planned = (tables["steps"] - waits) * epochs * (num_rows // size)
     found: list[tuple[list[int], float]] = []
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(derived(tables["seed"], drawn.step, role, epoch))
         order = torch.randperm(num_rows, generator=generator).tolist()
+        if ppo.get("minibatch_order", "shuffled") == "in_order":
+            order = list(range(num_rows))
         for start in range(0, num_rows, size):
             rows = order[start : start + size]
             if mask[rows].any():
-                update = drawn.updates[role] + len(found)
-                found.append((rows, rate(tables[role]["optimizer"], update, planned)))
+                tick = drawn.step - 1 - waits if by_step else drawn.updates[role] + len(found)
+                found.append((rows, rate(optimizer, tick, planned, per_tick)))
     return found
 
 
-def rate(keys: Tables, update: int, planned: int) -> float:
-    """Linear warm-up, whose first step is not 0; then constant, or linear or half a cosine down to the floor."""
-    peak, warmup, floor = keys["lr"], keys["lr_warmup_updates"], keys["lr_min_frac"]
-    if update < warmup:
-        return float(peak * (update + 1) / warmup)
-    end = keys["lr_decay_updates"] or planned
-    done = min((update - warmup) / (end - warmup), 1.0)
+def rate(keys: Tables, tick: int, planned: int, per_tick: int) -> float:
+    """Linear warm-up, whose first tick is not 0 or as written; then constant, or linear or half a cosine down to the
+    floor."""
+    peak, floor, first = keys["lr"], keys["lr_min_frac"], keys.get("lr_warmup_init_frac")
+    share = keys.get("lr_warmup_frac")
+    warmup = keys["lr_warmup_updates"] // per_tick if share is None else round(share * planned / per_tick)
+    if tick < warmup:
+        return float(peak * ((tick + 1) / warmup if first is None else first + (1 - first) * tick / warmup))
+    end = (keys["lr_decay_updates"] or planned) // per_tick
+    done = min((tick - warmup) / (end - warmup), 1.0)
     shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[keys["lr_schedule"]]
     return float(peak * (floor + (1 - floor) * shape) if keys["lr_schedule"] != "constant" else peak)
 
@@ -390,9 +535,9 @@ def figures_of_rewards(scores: Sequence[float | None], shaped: Array, valid: Arr
     }
 
 
-def figures_of_mismatch(actor: Array, drawn: Drawn) -> dict[str, Any]:
-    """Trainer against sampler over all counted tokens; the effective sample size is Kish's."""
-    gap = (actor - drawn.sampler)[drawn.mask]
+def figures_of_mismatch(actor: Array, drawn: Drawn, counted: Array) -> dict[str, Any]:
+    """Trainer against sampler over the counted tokens; the effective sample size is Kish's."""
+    gap = (actor - drawn.sampler)[counted]
     weights = np.exp(gap)
     return {
         "mismatch/gap_mean_abs": np.abs(gap).mean(),

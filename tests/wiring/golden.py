@@ -82,9 +82,9 @@ def golden_run() -> dict[str, Any]:
 
 
 def _fields(record: Record) -> dict[str, Any]:
-    # A summary is told among the figures.
+    # A summary is told among the figures; what is None is not in the record.
     names = [each.name for each in fields(record) if each.name not in ("parent", "lineage", "summary")]
-    return {name: _plain(getattr(record, name)) for name in names}
+    return {name: _plain(getattr(record, name)) for name in names if getattr(record, name) is not None}
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ from wiring import bench, book
 from wiring.bench import BASE, STEP_NUMBER, found_in, open_bench, play_step, played_and_told, with_keys
 from wiring.cases import each_key, holds
 
-LOSS = {"place": "loss", "estimator": "k3", "coef": 0.4}
+CLAMPS = {"input_clamp": None, "output_clamp": None}
+LOSS = {"place": "loss", "estimator": "k3", **CLAMPS, "gradient": "estimator", "coef": 0.4, "adaptive": None}
+PLACES = {"reward": BASE["ppo"]["kl"], "loss": LOSS}
+WEIGHTS = {"min_ratio": 0.8, "max_ratio": 1.3, "normalize": False}
+RATIO = {"kind": "ratio", "statistic": "k1", "level": "token", "min_ratio": None, "max_ratio": 1.2, "max": None}
+
+AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
+SHARED = {"aggregation": "token_mean", "entropy_coef": 0.02, "positive_nll_coef": 0.0}
+GSPO = {"kind": "gspo", "clip_low": 0.02, "clip_high": 0.03, "ratio_gradient": "token", **SHARED}
+CISPO = {"kind": "cispo", "clip_low": 0.1, "clip_high": 0.15, **SHARED}
+POLICY_LOSSES: tuple[dict[str, Any], ...] = (GSPO, CISPO, {"kind": "reinforce", **SHARED})
 
 CLIP = {"low": -0.5, "high": 1.2, "place": "before_moments"}
 RUNNING = {"kind": "running", "center": False}
@@ -39,6 +50,9 @@ CASES: list[tuple[str, Any]] = [
     ("rollout.samples_per_prompt", 3),
     ("rollout.max_new_tokens", 3),
     ("rollout.temperature", 0.8),
+    ("rollout.top_p", 0.7),
+    ("rollout.top_k", 4),
+    ("rollout.min_p", 0.2),
     ("rollout.stop_strings", ["11 2"]),
     ("reward.scale", None),
     ("reward.scale.from", [-0.1, 0.7]),
@@ -57,6 +71,8 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.critic_epochs", None),
     ("ppo.minibatch_seqs", 4),
     ("ppo.minibatch_seqs", 1),
+    ("ppo.minibatch_order", "in_order"),
+    ("ppo.critic_minibatch_seqs", 3),
     ("ppo.advantages.gamma", 0.6),
     ("ppo.advantages.gae_lambda", 0.2),
     ("ppo.advantages.gae_lambda_value", 0.1),
@@ -71,18 +87,34 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.kl", {**LOSS, "coef": 0.1}),
     ("ppo.kl.estimator", "k1"),
     ("ppo.kl.estimator", "k2"),
+    ("ppo.kl.estimator", "abs"),
+    ("ppo.kl.input_clamp", 0.3),
+    ("ppo.kl.output_clamp", 0.05),
     ("ppo.kl.coef", 0.6),
+    ("ppo.kl.adaptive", {"target_per_token": 0.2, "horizon_seqs": 300}),
+    ("ppo.kl.adaptive", {"target_per_sequence": 0.6, "horizon_seqs": 300}),
     ("ppo.policy_loss.clip_low", 0.4),
     ("ppo.policy_loss.clip_high", 0.05),
     ("ppo.policy_loss.dual_clip", 1.7),
     ("ppo.policy_loss.dual_clip", None),
     ("ppo.policy_loss.entropy_coef", 0.3),
     ("ppo.policy_loss.entropy_coef", 0.0),
+    ("ppo.policy_loss.positive_nll_coef", 0.3),
+    *(("ppo.policy_loss.aggregation", kind) for kind in AGGREGATIONS[1:]),
+    *(("ppo.policy_loss", table) for table in POLICY_LOSSES),
     ("ppo.value_loss.clip", 0.05),
     ("ppo.value_loss.clip", None),
     ("ppo.value_loss.scale", 0.3),
+    ("ppo.value_loss.aggregation", "sequence_mean_token_mean"),
+    ("ppo.value_loss.aggregation", "sequence_mean_token_sum"),
+    ("ppo.value_loss.aggregation", "fixed_length"),
     ("ppo.rollout_correction", {"kind": "none"}),
     ("ppo.rollout_correction.max_ratio", 1.05),
+    ("ppo.rollout_correction.min_ratio", 0.9),
+    ("ppo.rollout_correction.normalize", True),
+    *(("ppo.rollout_correction", {"kind": kind, **WEIGHTS}) for kind in ("tis_sequence", "icepop", "sequence_mask")),
+    ("ppo.rollout_rejection", RATIO),
+    ("ppo.max_sequence_gap", 1.25),
     *(
         (f"{role}.optimizer.{key}", value)
         for role in ("actor", "critic")
@@ -95,6 +127,8 @@ CASES: list[tuple[str, Any]] = [
             "grad_clip": 0.0,
             "lr_schedule": "constant",
             "lr_warmup_updates": 1,
+            "lr_warmup_frac": 0.4,
+            "lr_warmup_init_frac": 0.1,
             "lr_decay_updates": None,
             "lr_min_frac": 0.6,
         }.items()
@@ -110,13 +144,16 @@ MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reward": (("drawn",), ("scores",)),
     "values": (("drawn",), ("values", "behind")),
     "logprobs": (("drawn",), ("logprobs", "entropy", "reference")),
-    "correction": (("drawn", "logprobs"), ("weights",)),
+    "correction": (("drawn", "logprobs"), ("weights", "kept")),
     "advantages": (
         ("drawn", "scores", "values", "behind", "logprobs", "reference"),
-        ("shaped", "advantages", "returns", "kl/coef"),
+        ("shaped", "advantages", "returns", "kl/coef", "next kl/coef"),
     ),
     "critic_update": (("drawn", "values", "advantages", "returns"), ("critic table",)),
-    "actor_update": (("drawn", "logprobs", "reference", "weights", "advantages", "kl/coef"), ("actor table",)),
+    "actor_update": (
+        ("drawn", "logprobs", "reference", "weights", "kept", "advantages", "kl/coef"),
+        ("actor table",),
+    ),
 }
 """Stage -> (what it reads, what it makes)."""
 
@@ -181,7 +218,8 @@ KL_KEYS = [f"ppo.kl.{name}" for name in ("place", "estimator", "coef")]
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_the_penalty_is_where_the_recipe_puts_it(place: str, estimator: str) -> None:
     coefs = (0.2, 0.7)
-    found = [numbers(with_keys({"ppo.kl": {"place": place, "estimator": estimator, "coef": coef}})) for coef in coefs]
+    kls = [{**PLACES[place], "estimator": estimator, "coef": coef} for coef in coefs]
+    found = [numbers(with_keys({"ppo.kl": kl})) for kl in kls]
     different = bench.differing(*found)
     assert ("token_rewards" in different) == (place == "reward")
     assert "policy minibatches loss" in different
@@ -199,6 +237,119 @@ def test_advantages_are_of_the_kind_that_the_recipe_names() -> None:
     assert "returns" not in bench.differing(*found)
 
 
+@holds("ppo.policy_loss.kind", "ppo.policy_loss.ratio_gradient")
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        (GSPO, "clip_low", 0.2),
+        (GSPO, "clip_high", 0.3),
+        (GSPO, "ratio_gradient", "sequence"),
+        (CISPO, "clip_low", 1.0),
+        (CISPO, "clip_high", 0.02),
+    ],
+    ids=str,
+)
+def test_each_policy_loss_has_its_own_bounds_and_gradient(table: dict[str, Any], key: str, value: Any) -> None:
+    found = [numbers(with_keys({"ppo.policy_loss": each})) for each in (table, {**table, key: value})]
+    assert "actor table" in bench.differing(*found)
+
+
+@pytest.mark.parametrize("table", POLICY_LOSSES, ids=lambda table: table["kind"])
+@pytest.mark.parametrize("kind", AGGREGATIONS[1:])
+def test_each_policy_loss_is_averaged_with_its_entropy_and_its_penalty(table: dict[str, Any], kind: str) -> None:
+    changes = {"ppo.kl": LOSS, "ppo.policy_loss": {**table, "aggregation": kind, "positive_nll_coef": 0.2}}
+    numbers(with_keys(changes))
+
+
+@holds("ppo.old_logprobs")
+def test_old_log_probs_are_whose_the_recipe_says() -> None:
+    plain = {"ppo.rollout_correction": {"kind": "none"}}
+    trainer, sampler = (numbers(with_keys({**plain, "ppo.old_logprobs": by})) for by in ("trainer", "sampler"))
+    assert bench.differing(trainer, sampler) >= {"logprobs", "entropy", "actor table", "token_rewards"}
+    once = {**plain, "ppo.kl": LOSS, "ppo.epochs": 1, "ppo.minibatch_seqs": 12}
+    trainer, current = (numbers(with_keys({**once, "ppo.old_logprobs": by})) for by in ("trainer", "current"))
+    # With one update, the old log-probs are the current ones: nothing else is another.
+    assert bench.differing(trainer, current) == {"logprobs", "entropy"}
+    assert current["policy/ratio_max"] == 1.0
+
+
+@holds("ppo.kl.gradient", "ppo.kl.estimator", "ppo.kl.input_clamp", "ppo.kl.output_clamp")
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
+def test_a_penalty_in_the_loss_pulls_as_the_recipe_says(estimator: str) -> None:
+    kinds = ["k2", "score_function", "importance", *(["estimator"] if estimator != "k1" else [])]
+    found = []
+    for clamps in (CLAMPS, {"input_clamp": 0.4, "output_clamp": 0.05}):
+        for gradient in kinds:
+            kl = {**LOSS, **clamps, "estimator": estimator, "gradient": gradient, "coef": 2.0}
+            # Straight-through knows no clamps, is what k2 has by itself, and k3 by 1 - exp(-d) + (exp(-d) - 1 + d).
+            by_itself = (estimator, gradient) in (("k2", "estimator"), ("k3", "score_function"))
+            is_k2 = gradient == "k2" or (by_itself and clamps == CLAMPS)
+            found.append((is_k2, numbers(with_keys({"ppo.kl": kl}))))
+    for (one_is_k2, one), (other_is_k2, other) in combinations(found, 2):
+        assert ("actor table" in bench.differing(one, other)) != (one_is_k2 and other_is_k2)
+
+
+@holds("ppo.kl.adaptive.target_per_token", "ppo.kl.adaptive.target_per_sequence", "ppo.kl.adaptive.horizon_seqs")
+@pytest.mark.parametrize("place", ["reward", "loss"])
+def test_a_coefficient_that_adapts_goes_on_from_the_carry_and_hands_on_the_next(place: str) -> None:
+    # Some targets lie within a fifth of what is measured, some do not.
+    followed = []
+    for unit, targets in (("token", (0.01, 9.0)), ("sequence", (0.01, 90.0))):
+        near = float(numbers(with_keys({"ppo.kl": adapting(place, unit, 1.0, 300)}))["kl/measured"])
+        cases = [(near / 1.1, 300), (near / 1.1, 100), (near / 0.95, 300), *((target, 300) for target in targets)]
+        for target, horizon in cases:
+            told = numbers(with_keys({"ppo.kl": adapting(place, unit, target, horizon)}))
+            assert told["kl/coef"] == bench.CARRIED_COEF
+            followed.append(float(told["next kl/coef"]) / bench.CARRIED_COEF)
+    # 12 sequences: e = 0.1, 0.1, -0.05, 0.2, -0.2.
+    changes = [1 + 0.1 * 12 / 300, 1 + 0.1 * 12 / 100, 1 - 0.05 * 12 / 300, 1 + 0.2 * 12 / 300, 1 - 0.2 * 12 / 300]
+    assert followed == pytest.approx(changes * 2, abs=1e-4)
+
+
+def adapting(place: str, unit: str, target: float, horizon: int) -> dict[str, Any]:
+    return {**PLACES[place], "adaptive": {f"target_per_{unit}": target, "horizon_seqs": horizon}}
+
+
+LEVELS = ("token", "sequence_sum", "sequence_mean", "sequence_max")
+
+
+@holds(*(f"ppo.rollout_rejection.{key}" for key in ("kind", "statistic", "level", "min_ratio", "max_ratio", "max")))
+def test_what_is_rejected_is_what_the_recipe_says() -> None:
+    limits = {
+        "token": (0.05, 0.03),
+        "sequence_sum": (0.1, 0.05),
+        "sequence_mean": (0.041, 0.025),
+        "sequence_max": (0.075, 0.049),
+    }
+    kept = []
+    for level in LEVELS:
+        for low, high in ((None, 1.2), (0.9, None), (0.85, 1.25)):
+            kept.append({**RATIO, "level": level, "min_ratio": low, "max_ratio": high})
+        for statistic in ("k2", "k3"):
+            own = {"statistic": statistic, "level": level, "max_ratio": None}
+            kept += [{**RATIO, **own, "max": limit} for limit in limits[level]]
+    found = [numbers(with_keys({"ppo.rollout_rejection": rejection})) for rejection in kept]
+    shares = [float(told["correction/rejected_frac"]) for told in found]
+    assert all(0 < share < 1 for share in shares), dict(zip(map(str, kept), shares, strict=True))
+    # Advantages and returns are as without a rejection: no terminal reward is lost with its token.
+    as_is = numbers(BASE)
+    for told in found:
+        assert not bench.differing(as_is, told) & {"advantages", "returns", "critic table", "token_rewards"}
+        assert {"kept", "actor table"} <= bench.differing(as_is, told)
+
+
+def test_all_corrections_at_once_are_all_made() -> None:
+    changes = {
+        "ppo.rollout_correction": {"kind": "icepop", **WEIGHTS, "normalize": True},
+        "ppo.rollout_rejection": RATIO,
+    }
+    found = [numbers(with_keys({**changes, "ppo.max_sequence_gap": gap})) for gap in (None, 1.2)]
+    assert {"kept", "weights", "actor table"} <= bench.differing(*found)
+    trusted = {"kind": "none"}
+    alone = numbers(with_keys({"ppo.rollout_correction": trusted, "ppo.max_sequence_gap": 1.2}))
+    assert set(np.unique(alone["weights"])) == {0.0, 1.0}
+
+
 @holds("ppo.critic_only_steps")
 def test_the_actors_decay_is_over_when_its_last_update_is() -> None:
     for decay in ("linear", "cosine"):
@@ -207,6 +358,23 @@ def test_the_actors_decay_is_over_when_its_last_update_is() -> None:
         # Four updates a step, warm-up of three: over after (4 - 1) * 4 and (4 - 2) * 4 updates.
         assert bench.differing(*found) >= {"policy minibatches lr", "actor table"}
         assert "critic table" not in bench.differing(*found)
+
+
+@holds("actor.optimizer.lr_ticks", "critic.optimizer.lr_ticks")
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+def test_a_rate_that_moves_with_steps_is_that_of_the_step_for_all_its_updates(decay: str) -> None:
+    # The actor has four updates a step, the critic six; the bench is at step 2, the actor's first.
+    lengths = {"actor.optimizer.lr_warmup_updates": 4, "actor.optimizer.lr_decay_updates": 12}
+    lengths |= {"critic.optimizer.lr_warmup_updates": 6, "critic.optimizer.lr_decay_updates": None}
+    lengths |= {f"{role}.optimizer.lr_schedule": decay for role in ("actor", "critic")}
+    for waits, tick in ((1, 0), (0, 1)):
+        moving = {**lengths, "ppo.critic_only_steps": waits}
+        ticked = {**moving, "actor.optimizer.lr_ticks": "step", "critic.optimizer.lr_ticks": "step"}
+        found = [numbers(with_keys(keys)) for keys in (moving, ticked)]
+        assert bench.differing(*found) >= {"policy minibatches lr", "value minibatches lr", "actor table"}
+        # Peak 0.4 after a tick of warm-up, of three; 0.2 of four.
+        assert found[1]["policy minibatches lr"].tolist() == [0.4] * 4, tick
+        assert found[1]["value minibatches lr"].tolist() == [0.2] * 6
 
 
 def test_a_decay_without_an_end_is_over_with_the_run() -> None:

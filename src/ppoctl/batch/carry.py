@@ -14,6 +14,7 @@ class Carry:
     """
 
     kl_coef: float = 0.0
+    """Coefficient of the KL penalty of the next step, where one adapts or is fixed; 0: there is none yet."""
     reward_count: float = 0.0
     """Rewards that the running moments have seen; mean and sum of squared deviations of them follow."""
     reward_mean: float = 0.0

@@ -225,20 +225,23 @@ class Values(Record["Values"]):
 
 @dataclass(frozen=True)
 class Logprobs(Record["Logprobs"]):
-    """Log-probs of the response tokens under the trainer's actor, and under the reference where it is read."""
+    """Log-probs of the response tokens that an update takes ratios to, and those under the reference where they are
+    read."""
 
     kind: ClassVar[str] = "logprobs"
     measured: ClassVar[tuple[str, ...]] = ("gap",)
 
-    actor: Float[Tensor, "B R"]
-    entropy: Float[Tensor, "B R"]
     stamp: str
     gap: dict[str, float]
-    """Sampler against trainer: see `ppo.diagnostics.sampler_gap`."""
+    """Sampler against trainer: see `ppo.diagnostics.sampler_gap`; empty where the trainer was not asked."""
+    actor: Float[Tensor, "B R"] | None = None
+    """Under the actor, as the trainer or the sampler says; None: those of the update itself are meant."""
+    entropy: Float[Tensor, "B R"] | None = None
+    """None where the trainer was not asked: the update then says what they are."""
     reference: Float[Tensor, "B R"] | None = None
 
     def figures(self) -> dict[str, float]:
-        return {metrics.named("mismatch", name): value for name, value in sorted(self.gap.items())}
+        return _gap_figures(self.gap)
 
 
 @dataclass(frozen=True)
@@ -273,6 +276,8 @@ class Advantages(Record["Advantages"]):
     shaped: Float[Tensor, " B"] | None = None
     """What each response earned: its score after the arithmetic of `[reward]`, before any KL penalty; 0 where there
     is no score. None: a record of before it was kept here."""
+    kl_coef: float | None = None
+    """Coefficient of the KL penalty in this step, where it is another than in the next (see `carry_out`)."""
 
     def __post_init__(self) -> None:
         for name in ("advantages", "returns", "token_rewards"):
@@ -281,6 +286,11 @@ class Advantages(Record["Advantages"]):
     @property
     def carry(self) -> Carry:
         return Carry(**self.carry_out)
+
+    @property
+    def penalty_coef(self) -> float:
+        """Coefficient of the KL penalty in this step; 0: there is none."""
+        return self.carry.kl_coef if self.kl_coef is None else self.kl_coef
 
 
 @dataclass(frozen=True)
@@ -314,6 +324,7 @@ class Update(Record[State]):
     """The small record an update commits instead of weights: where it led, and what it looked like."""
 
     kind: ClassVar[str] = "update"
+    measured: ClassVar[tuple[str, ...]] = ("gap",)
 
     role: str
     step: int
@@ -327,11 +338,16 @@ class Update(Record[State]):
     """loss, grad_norm, lr, ... one entry per optimizer step, in order."""
     summary: dict[str, float]
     """Diagnostics over the whole update: metric name -> number."""
+    gap: dict[str, float] | None = None
+    """Sampler against trainer, where the log-probs of the step do not say it."""
 
     @property
     def result(self) -> State:
         """The state that it made."""
         return State(role=self.role, step=self.step, updates=self.updates, lineage=self.lineage)
+
+    def figures(self) -> dict[str, float]:
+        return {**super().figures(), **_gap_figures(self.gap or {})}
 
 
 @dataclass(frozen=True)
@@ -347,6 +363,10 @@ class Evaluation(Record["Evaluation"]):
     def readable_files(self) -> dict[str, bytes]:
         lines = (json.dumps(row, sort_keys=True) + "\n" for row in self.rows)
         return {"samples.jsonl": "".join(lines).encode("ascii")}
+
+
+def _gap_figures(gap: dict[str, float]) -> dict[str, float]:
+    return {metrics.named("mismatch", name): value for name, value in sorted(gap.items())}
 
 
 RECORDS: dict[str, type[Record[Any]]] = {

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ppoctl.store.logs import Tail
 
 LOOK_EVERY_S = 0.25
+ASK_EVERY_S = 10.0
+"""Slurm is asked no more often whether a job is left."""
 
 Line = dict[str, Any]
 
@@ -47,14 +49,15 @@ def logs(
         return
     _require_known(layout, attempt)
     reader = _Reader(layout, what, attempt, lines)
-    reader.look()
-    if not reader.tails and not follow:
-        raise _nothing(layout, what, attempt)
     if follow:
         try:
             _follow(reader)
         except KeyboardInterrupt:
             return
+    else:
+        reader.look()
+        if not reader.tails:
+            raise _nothing(layout, what, attempt)
     reader.finish()
 
 
@@ -105,28 +108,35 @@ def _follow(reader: _Reader) -> None:
     from ppoctl.store.append import intact
 
     journal, size_bytes, events = reader.layout.journal, -1, list[Line]()
+    ask_at = time.monotonic() + ASK_EVERY_S
     while True:
         if (found := journal.stat().st_size) != size_bytes:
             size_bytes, events = found, [line for line in intact(journal) if "event" in line]
-        is_over = _is_over(reader.layout, events)  # asked before, so that the last lines are read after
+        may_ask = time.monotonic() >= ask_at
+        is_over = _is_over(reader.layout, events, may_ask=may_ask)  # before, so that the last lines are read after
+        ask_at = time.monotonic() + ASK_EVERY_S if may_ask else ask_at
         reader.look()
         if is_over:
             return
         time.sleep(LOOK_EVERY_S)
 
 
-def _is_over(layout: "RunLayout", events: list[Line]) -> bool:
-    """Whether nobody is at work and no job will go on with the run by itself."""
+def _is_over(layout: "RunLayout", events: list[Line], *, may_ask: bool) -> bool:
+    """Whether nobody is at work and no job will go on with the run by itself. Slurm is asked only where the run does
+    not say so: a job that was cancelled or killed may have written nothing."""
+    from ppoctl.slurm.following import has_open_job
     from ppoctl.slurm.turn import goes_on_after
     from ppoctl.store.alive import attempts
     from ppoctl.store.jobs import jobs
 
-    found = attempts(events)
-    if not found:
+    newest = next(reversed(attempts(events)), None)
+    if newest is not None and newest["status"] == "running":
         return False
-    if jobs(layout):
-        return "exit_code" in found[-1] and not goes_on_after(found[-1]["exit_code"])
-    return not found[-1]["status"].startswith("running")
+    if not jobs(layout):
+        return newest is not None and not newest["status"].startswith("running")
+    if newest is not None and "exit_code" in newest and not goes_on_after(newest["exit_code"]):
+        return True
+    return may_ask and not has_open_job(layout, events)
 
 
 def _list(layout: "RunLayout", attempt: int | None, *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Runs, Sets
 from ppoctl.cli.plan_memory import print_memory
 
 if TYPE_CHECKING:
-    from ppoctl.plan.arithmetic import DataPlan, Plan, RolePlan
+    from ppoctl.plan.arithmetic import CriticStart, DataPlan, Plan, RolePlan
     from ppoctl.recipe.schema import Recipe
 
 Row = tuple[str, str]
@@ -63,6 +63,8 @@ def _print(recipe: "Recipe", planned: "Plan") -> None:
     _section("one step", _batch_rows(planned))
     _section("rewards, step by step", iter(planned.rewards.items()))
     _section("processes", _process_rows(recipe, planned))
+    if planned.critic_start is not None:
+        _section("critic starts from", _critic_rows(planned.critic_start))
     _section("updates", _role_rows(planned), ("", "", "actor", "critic"))
     _section("data", _data_rows(planned))
     _section("disk", _storage_rows(planned))
@@ -84,7 +86,6 @@ def _batch_rows(planned: "Plan") -> Iterator[Row]:
     batch = planned.batch
     prompts = f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples"
     yield "sequences", f"{batch.sequences_per_step} = {prompts}"
-    yield "minibatches", f"{batch.minibatches_per_epoch} per epoch, of {batch.minibatch_seqs} sequences"
     yield "window", f"{batch.window_tokens} tokens"
     yield "generated", f"at most {batch.new_tokens_per_step_max:,} tokens"
     yield "trained on", f"at most {batch.tokens_per_step_max:,} tokens, prompts included"
@@ -100,7 +101,7 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[Row]:
             yield "Ray", "none: `cluster.ray_address` is not used"
         return
     for role, table in (("actor", planned.actor), ("critic", planned.critic)):
-        idle = table.data_ranks - planned.batch.minibatch_seqs
+        idle = table.data_ranks - table.minibatch_seqs
         without = f"; {idle} of its data ranks have no row of a minibatch" if idle > 0 else ""
         yield role, f"{sizes[role]}: {table.layout}{without}"
     engines, each = recipe.generator.engines, recipe.generator.tensor
@@ -118,11 +119,20 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[Row]:
     yield "Ray", ray
 
 
+def _critic_rows(start: "CriticStart") -> Iterator[Row]:
+    size = "not here" if start.parameters is None else f"{start.family}, {start.parameters:,} parameters"
+    yield "model", f"{start.path} ({size}, {start.dtype})"
+    if (came := start.saved_by) is not None:
+        yield "saved by", f"{came.run} at step {came.step}, lineage {came.lineage[:12]}; its optimizer stays there"
+
+
 def _role_rows(planned: "Plan") -> Iterator[tuple[str, str, str]]:
     def both(name: str, show: str = "{}") -> Row:
         return show.format(getattr(planned.actor, name)), show.format(getattr(planned.critic, name))
 
     yield "epochs", *both("epochs")
+    yield "sequences of a minibatch", *both("minibatch_seqs")
+    yield "minibatches per epoch", *both("minibatches_per_epoch")
     yield "optimizer steps per PPO step", *both("updates_per_step")
     yield "optimizer steps in all", *both("updates_total")
     yield "warm-up", _warm_up(planned.actor), _warm_up(planned.critic)

@@ -1,14 +1,18 @@
 """`ppoctl recipes`: the recipes that ship with ppoctl, and everything that a recipe may say."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json
 from ppoctl.errors import RecipeError, quoted
+
+if TYPE_CHECKING:
+    from ppoctl.recipe.features import Feature
 
 app = typer.Typer(help="List, print and copy the recipes that ship with ppoctl.", rich_markup_mode=None)
 
@@ -72,35 +76,106 @@ def keys(
     prefix: Annotated[str, typer.Argument(metavar="[KEY]", help="Only the keys at or below this one.")] = "",
     json: Json = False,
 ) -> None:
-    """Print every key a recipe may have: type, default, range, what it changes, what it means."""
+    """Print every key a recipe may have: type, default, range, what it changes, what it means; of an algorithm's also
+    formula, source and whose default it is."""
     from dataclasses import asdict
 
     from ppoctl.recipe.explain import similar
+    from ppoctl.recipe.features import features
+    from ppoctl.recipe.foreign import find
     from ppoctl.recipe.keys import key_lines
 
     known = key_lines()
     chosen = [line for line in known if f"{line.key}.".startswith(f"{prefix}.") or not prefix]
     if not chosen:
         inside = [line.key for line in known if prefix in line.key.split(".")]
+        brought = find(tuple(prefix.split(".")))
         near = f"; did you mean `{inside[0]}`?" if inside else similar(prefix, [line.key for line in known])
+        near = near or (f"; {brought.says}" if brought else "")
         raise RecipeError(f"no key begins with `{prefix}`{near}", hint="ppoctl recipes keys")
+    # A whole table of the recipe has more to say than anybody reads below its keys.
+    told = [feature for feature in features() if "." in prefix and feature.owns(prefix)]
     if json:
-        render.json({"keys": [asdict(line) for line in chosen]})
+        render.json({"keys": [asdict(line) for line in chosen], "parts": [_as_json(feature) for feature in told]})
         return
     rows = [(line.key, line.only, line.type, line.default, line.range, line.changes, line.meaning) for line in chosen]
     render.table(rows, ("key", "only with", "type", "default", "range", "changes", "meaning"))
+    _tell(told, prefix)
 
 
 @app.command()
-def metrics(json: Json = False) -> None:
-    """Print every metric that `[expect]` and `checkpoint.best` may name."""
-    from ppoctl.metrics import METRICS
+def metrics(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only this metric, or those of this group.")] = "",
+    json: Json = False,
+) -> None:
+    """Print every metric that `[expect]` and `checkpoint.best` may name; of a few, also the settings they show."""
+    from ppoctl.metrics import METRICS, find, unknown
+    from ppoctl.recipe.features import features
+
+    group = f"{name.rstrip('/')}/"
+    chosen = [metric for metric in METRICS if not name or metric is find(name) or metric.name.startswith(group)]
+    if not chosen:
+        raise RecipeError(unknown(name), hint="ppoctl recipes metrics")
+    told = [feature for feature in features() if len(chosen) == 1 and feature.shows_in(chosen[0].name)]
+    if json:
+        fields = [{"name": m.name, "unit": m.unit, "says": m.says, "healthy": m.healthy} for m in chosen]
+        render.json({"metrics": fields, "parts": [_as_json(feature) for feature in told]})
+        return
+    render.table([(m.name, m.unit, m.says, m.healthy) for m in chosen], ("metric", "unit", "meaning", "healthy"))
+    _tell(told)
+
+
+@app.command()
+def algorithms(json: Json = False) -> None:
+    """Print the page of algorithms (docs/algorithms.md): every setting with formula, source and whose default it
+    is."""
+    from ppoctl.recipe.features import features
+    from ppoctl.recipe.pages import algorithms
 
     if json:
-        fields = [{"name": m.name, "unit": m.unit, "says": m.says, "healthy": m.healthy} for m in METRICS]
-        render.json({"metrics": fields})
+        render.json({"parts": [_as_json(feature) for feature in features()]})
     else:
-        render.table([(m.name, m.unit, m.says, m.healthy) for m in METRICS], ("metric", "unit", "meaning", "healthy"))
+        render.line(algorithms().rstrip("\n"))
+
+
+@app.command("coming-from")
+def coming_from(
+    system: Annotated[str, typer.Argument(metavar="[SYSTEM]", help="Only this one, as `verl`.")] = "",
+    json: Json = False,
+) -> None:
+    """Print what the keys of other systems are here, and the trap each had (docs/coming-from.md)."""
+    from dataclasses import asdict
+
+    from ppoctl.recipe.explain import similar
+    from ppoctl.recipe.foreign import systems
+    from ppoctl.recipe.pages import coming_from
+
+    chosen = [each for each in systems() if system.lower() in ("", each.name.lower())]
+    if not chosen:
+        says = f"no table of keys is of `{system}`{similar(system, [each.name for each in systems()])}"
+        raise RecipeError(says, hint="ppoctl recipes coming-from")
+    if json:
+        render.json({"systems": [asdict(each) for each in chosen]})
+    else:
+        render.line(coming_from([each.name for each in chosen] if system else ()).rstrip("\n"))
+
+
+def _tell(told: Sequence["Feature"], prefix: str = "") -> None:
+    """Print what the page of algorithms says of some parts, below the table of their keys."""
+    from ppoctl.recipe.pages import told as lines_of
+
+    for feature in told:
+        render.line()
+        render.heading(", ".join(feature.names))
+        for word, text in lines_of(feature, prefix):
+            render.line(f"  {word}: {text}" if word else f"  {text}")
+
+
+def _as_json(feature: "Feature") -> dict[str, object]:
+    said = feature.told
+    fields = {"says": said.prose, "formula": said.formula, "source": said.source, "default_of": said.default_of}
+    keys = [name for key in feature.keys for name in key.names]
+    return {"names": feature.names, **fields, "metrics": said.figures, "keys": keys}
 
 
 def folder() -> Path:

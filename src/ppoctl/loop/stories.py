@@ -9,7 +9,7 @@ Our differences from textbook PPO (Schulman et al. 2017; Ouyang et al. 2022):
    either moves, so this equals the interleaved order and moves each model in and out once.
 2. Every line is durable: `once` recalls what is committed and commits what it runs. There is no resume code.
 3. Losses are sums over counted tokens over the minibatch's global count, so no memory setting changes a gradient.
-4. The ratio's denominator is the trainer's own log-prob, not the generator's.
+4. The ratio's denominator is the trainer's own log-prob, not the generator's, unless `ppo.old_logprobs` says so.
 """
 
 from collections.abc import Callable, Mapping
@@ -128,7 +128,7 @@ def story_at(recipe: Recipe, step: int) -> Story:
     rollouts or plain ones."""
     if step <= recipe.ppo.critic_only_steps:
         return CRITIC_ONLY
-    return PPO if recipe.ppo.rollout_correction.kind == "none" else PPO_CORRECTED
+    return PPO_CORRECTED if recipe.ppo.corrects_rollouts else PPO
 
 
 def outline(story: Story) -> Outline:

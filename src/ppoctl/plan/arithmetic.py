@@ -4,21 +4,23 @@ Bytes are estimates from the model's config.json and say so; everything else is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ppoctl.model.reading import shape_if_here
+from ppoctl.model.cost import count_parameters
+from ppoctl.model.folder import local_folder
 from ppoctl.plan.disk import StoragePlan, storage_of
-from ppoctl.plan.memory.estimate import Memory, estimate, with_totals
+from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.microbatches import microbatches
 from ppoctl.plan.rewards import reward_steps
-from ppoctl.ppo.learning_rate import learning_rate
+from ppoctl.plan.schedule import learning_rate_of
 from ppoctl.recipe import sizes
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
+from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe, Rows, TrainedTable
+from ppoctl.store.saved_by import SavedBy, saved_by
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,6 @@ class BatchPlan:
     prompts_per_step: int
     samples_per_prompt: int
     sequences_per_step: int
-    minibatch_seqs: int
-    minibatches_per_epoch: int
     window_tokens: int
     """Tokens of the longest prompt and the longest response together."""
     new_tokens_per_step_max: int
@@ -46,6 +46,8 @@ class RolePlan:
     """Parallel layout of the role, in words."""
     data_ranks: int
     epochs: int
+    minibatch_seqs: int
+    minibatches_per_epoch: int
     updates_per_step: int
     updates_total: int
     warmup_updates: int
@@ -61,6 +63,19 @@ class RolePlan:
     """Most that a microbatch of log-probs, reference or values holds, in words."""
     replayed_updates_max: int
     """Updates that a resume repeats at worst: those since the last saved state."""
+
+
+@dataclass(frozen=True)
+class CriticStart:
+    """The model of its own that the critic starts from."""
+
+    path: str
+    dtype: str
+    family: str | None
+    """Family of the model; None: it is not on this machine."""
+    parameters: int | None
+    saved_by: SavedBy | None
+    """The run that saved it as a state; None: it is no saved state."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,8 @@ class Plan:
     batch: BatchPlan
     actor: RolePlan
     critic: RolePlan
+    critic_start: CriticStart | None
+    """Start of a critic with a model of its own; None: it starts from the actor's, its head at zero."""
     processes: Mapping[str, int]
     """Processes of each role; the generator's are those of all engines together."""
     is_one_process: bool
@@ -116,12 +133,12 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
     """The plan of a recipe that keeps the rules, for GPUs of `gpu_gib` GiB or for this machine's CPU."""
     rows, drawn = count_rows(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
     eval_sets = {name: DataPlan(table.path, count_rows(table)) for name, table in recipe.data.eval.items()}
-    shape = shape_if_here(recipe.model.path)
     return Plan(
         name=recipe.name,
         batch=_batch(recipe),
         actor=_role(recipe, "actor", recipe.actor),
         critic=_role(recipe, "critic", recipe.critic),
+        critic_start=_critic_start(recipe),
         processes=processes(recipe),
         is_one_process=is_one_process(recipe),
         devices=devices(recipe),
@@ -130,8 +147,21 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
         storage=storage_of(recipe),
-        memory=None if shape is None else estimate(recipe, shape, gpu_gib),
+        memory=estimate_here(recipe, gpu_gib),
     )
+
+
+def _critic_start(recipe: Recipe) -> CriticStart | None:
+    if recipe.model.critic is None:
+        return None
+    model = model_of(recipe, "critic")
+    folder, shape = local_folder(model.path), model.shape
+    came = None if folder is None else saved_by(folder)
+    if shape is None:
+        return CriticStart(model.path, model.dtype, None, None, came)
+    # As of a model whose output layer is its embedding, with a row of values.
+    parameters = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
+    return CriticStart(model.path, model.dtype, shape.family, parameters, came)
 
 
 def count_rows(table: Rows) -> int | None:
@@ -153,8 +183,6 @@ def _batch(recipe: Recipe) -> BatchPlan:
         prompts_per_step=rollout.prompts_per_step,
         samples_per_prompt=rollout.samples_per_prompt,
         sequences_per_step=sequences,
-        minibatch_seqs=recipe.ppo.minibatch_seqs,
-        minibatches_per_epoch=sequences // recipe.ppo.minibatch_seqs,
         window_tokens=window,
         new_tokens_per_step_max=sequences * rollout.max_new_tokens,
         tokens_per_step_max=sequences * window,
@@ -163,29 +191,24 @@ def _batch(recipe: Recipe) -> BatchPlan:
 
 def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     per_step, total = sizes.updates_per_step(recipe, role), sizes.planned_updates(recipe, role)
-    optimizer = table.optimizer
+    minibatch = sizes.minibatch_seqs(recipe, role)
     layout = layouts(recipe)[role]
     fewest, most = microbatches(recipe, role, sizes.longest_sequence(recipe))
     key, held = sizes.microbatch_limit(table.batching, with_gradient=False)
-    lr_at = partial(
-        learning_rate,
-        peak=optimizer.lr,
-        warmup_updates=optimizer.lr_warmup_updates,
-        total_updates=optimizer.lr_decay_updates or total,
-        kind=optimizer.lr_schedule,
-        min_frac=optimizer.lr_min_frac,
-    )
+    rate, warmup = learning_rate_of(recipe, role), sizes.warmup_updates(recipe, role)
     return RolePlan(
         layout=layout.describe(),
         data_ranks=layout.data,
         epochs=sizes.epochs(recipe, role),
+        minibatch_seqs=minibatch,
+        minibatches_per_epoch=sizes.sequences_per_step(recipe) // minibatch,
         updates_per_step=per_step,
         updates_total=total,
-        warmup_updates=optimizer.lr_warmup_updates,
-        warmup_steps=optimizer.lr_warmup_updates / per_step,
-        lr_first=lr_at(0),
-        lr_peak=optimizer.lr,
-        lr_last=lr_at(total - 1),
+        warmup_updates=warmup,
+        warmup_steps=warmup / per_step,
+        lr_first=rate.at(0),
+        lr_peak=rate.peak,
+        lr_last=rate.at((total - 1) // sizes.updates_per_tick(recipe, role)),
         microbatches_per_minibatch_min=fewest,
         microbatches_per_minibatch_max=most,
         recompute=table.recompute,

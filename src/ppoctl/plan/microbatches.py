@@ -4,7 +4,7 @@ from math import ceil
 
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.schema import BySequences, ByTokens, Recipe, TrainedTable
-from ppoctl.recipe.sizes import microbatch_limit
+from ppoctl.recipe.sizes import microbatch_limit, minibatch_seqs
 
 
 def most_tokens(batching: BySequences | ByTokens, rows: int, longest: int, *, with_gradient: bool) -> int:
@@ -18,7 +18,7 @@ def microbatches(recipe: Recipe, role: str, longest: int) -> tuple[int, int]:
     minibatch. Interleaved pipeline stages take a multiple of the pipeline's ranks."""
     table: TrainedTable = getattr(recipe, role)
     layout = layouts(recipe)[role]
-    rows = ceil(recipe.ppo.minibatch_seqs / layout.data)
+    rows = ceil(minibatch_seqs(recipe, role) / layout.data)
     _, most = microbatch_limit(table.batching, with_gradient=True)
     held = (most, most // longest) if isinstance(table.batching, ByTokens) else (most, most)
     multiple = layout.pipeline if layout.stages_per_rank > 1 else 1

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ppoctl.ppo.kl import kl_estimate
 from ppoctl.ppo.masking import masked_mean, masked_variance
-from ppoctl.ppo.policy_loss import PolicyClip, token_ratios
+from ppoctl.ppo.policy_loss import PolicyLoss, token_ratios
 from ppoctl.ppo.value_loss import squared_errors
 
 
@@ -19,29 +19,20 @@ def policy_diagnostics(
     advantages: Float[Tensor, "B R"],
     mask: Bool[Tensor, "B R"],
     *,
-    clip: PolicyClip,
+    loss: PolicyLoss,
 ) -> dict[str, float]:
     """How far the policy moved: clip fractions, KL from the old policy, and the spread of the ratio.
 
-    clip_frac_high: share of tokens with A > 0 and ratio > 1 + high; clip_frac_low: A < 0 and ratio < 1 - low;
-    clip_frac: their sum. In these the clipped branch is the loss and the gradient is 0; dual_clip_frac (A < 0 and
-    ratio > dual) is the third such region. approx_kl: k3 estimate of KL(old || new), in nats. ratio_p01, p50, p99:
-    see `nearest_rank`.
+    clip_frac_high, clip_frac_low, clip_frac (their sum) and dual_clip_frac: the shares of tokens that the clips of
+    this loss have hold of (`PolicyLoss.clipped`), where it has them. approx_kl: k3 estimate of KL(old || new), nats.
+    ratio_mean, max, p01, p50, p99 (see `nearest_rank`): over tokens, of the ratio that the loss looks at.
     Raises ValueError when no token counts.
     """
     with torch.no_grad():
-        ratio = token_ratios(logprobs, old_logprobs, mask)
-        high = (advantages > 0) & (ratio > 1.0 + clip.high)
-        low = (advantages < 0) & (ratio < 1.0 - clip.low)
-        dual = (advantages < 0) & (ratio > (torch.inf if clip.dual is None else clip.dual))
-        figures = {
-            "clip_frac_high": masked_mean(high.float(), mask),
-            "clip_frac_low": masked_mean(low.float(), mask),
-            "clip_frac": masked_mean((high | low).float(), mask),
-            "dual_clip_frac": masked_mean(dual.float(), mask),
-            "approx_kl": masked_mean(kl_estimate(old_logprobs, logprobs, kind="k3"), mask),
-            "ratio_mean": masked_mean(ratio, mask),
-        }
+        ratio = loss.ratios(logprobs, old_logprobs, mask)
+        figures = {name: masked_mean(held.float(), mask) for name, held in loss.clipped(ratio, advantages).items()}
+        figures["approx_kl"] = masked_mean(kl_estimate(old_logprobs, logprobs, kind="k3"), mask)
+        figures["ratio_mean"] = masked_mean(ratio, mask)
         counted = ratio[mask]
         for name, share in (("p01", 0.01), ("p50", 0.5), ("p99", 0.99)):
             figures[f"ratio_{name}"] = nearest_rank(counted, share=share)
@@ -59,24 +50,31 @@ def value_diagnostics(
 ) -> dict[str, float]:
     """How well the critic predicts: explained variance, clip fraction, and the scale of values and returns.
 
-    explained_variance: 1 - Var(G - V_old) / Var(G) of the values GAE used; 0 when all returns are
-    equal, but for rounding.
+    explained_variance: that of the values GAE used, V_old.
     clip_frac: share of tokens where the clipped error is the larger one. value_error: mean |V - G|.
     Raises ValueError when no token counts.
     """
     with torch.no_grad():
         errors, clipped_errors = squared_errors(values, old_values, returns, mask, clip=clip)
-        variance = masked_variance(returns, mask)
-        unexplained = masked_variance(returns - old_values, mask)
         figures = {
-            "explained_variance": torch.where(variance > 0, 1.0 - unexplained / variance, 0.0),
+            "explained_variance": explained_variance(old_values, returns, mask),
             "clip_frac": masked_mean((clipped_errors > errors).float(), mask),
             "value_mean": masked_mean(values, mask),
             "return_mean": masked_mean(returns, mask),
-            "return_std": variance.sqrt(),
+            "return_std": masked_variance(returns, mask).sqrt(),
             "value_error": masked_mean((values - returns).abs(), mask),
         }
     return _as_floats(figures)
+
+
+def explained_variance(
+    values: Float[Tensor, "B R"], returns: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
+) -> Float[Tensor, ""]:
+    """The share of the returns' spread that the values foretell: 1 - Var(G - V) / Var(G); 0 when all returns are
+    equal, but for rounding. Raises ValueError when no token counts."""
+    variance = masked_variance(returns, mask)
+    unexplained = masked_variance(returns - values, mask)
+    return torch.where(variance > 0, 1.0 - unexplained / variance, 0.0)
 
 
 def sampler_gap(

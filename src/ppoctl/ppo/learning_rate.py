@@ -1,39 +1,46 @@
-"""The learning rate as a function of the update: no scheduler has a state to save. Light: `plan` reads it too."""
+"""The learning rate as a function of the tick: no scheduler has a state to save. Light: `plan` reads it too."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 ScheduleKind = Literal["constant", "linear", "cosine"]
 
 
-def learning_rate(
-    update: int,
-    *,
-    peak: float,
-    warmup_updates: int,
-    total_updates: int,
-    kind: ScheduleKind,
-    min_frac: float,
-) -> float:
-    """The learning rate of one optimizer step; updates count from 0.
+@dataclass(frozen=True)
+class LearningRate:
+    """The learning rate of each tick, counted from 0; a tick is an optimizer step, or a PPO step with all of its own.
 
-        warm-up:  peak (update + 1) / warmup_updates
-        linear:   peak (1 - (1 - min_frac) p)          p = (update - warmup) / (total - warmup), at most 1
+        warm-up:  peak (tick + 1) / warmup                                    without warmup_init_frac
+                  peak (init_frac + (1 - init_frac) tick / warmup)            with it
+        linear:   peak (1 - (1 - min_frac) p)          p = (tick - warmup) / (total - warmup), at most 1
         cosine:   peak (min_frac + (1 - min_frac) (1 + cos(pi p)) / 2)
 
-    The first update is above 0 (a schedule that starts at 0 throws a rollout away), the decay reaches
-    peak * min_frac at total_updates and stays there; "constant" keeps peak after the warm-up.
-    Raises ValueError for a negative update or warm-up, or min_frac outside 0 to 1.
+    The first tick is above 0 (a schedule that starts at 0 throws a rollout away) unless warmup_init_frac is 0, the
+    decay reaches peak * min_frac at total_ticks and stays there; "constant" keeps peak after the warm-up.
     """
-    if update < 0 or warmup_updates < 0:
-        raise ValueError(f"update is {update}, warmup_updates is {warmup_updates}: neither may be negative")
-    if not 0.0 <= min_frac <= 1.0:
-        raise ValueError(f"min_frac is {min_frac}: it must lie between 0 and 1")
-    if update < warmup_updates:
-        return peak * (update + 1) / warmup_updates
-    if kind == "constant":
-        return peak
-    # A warm-up as long as the run leaves nothing to decay over: the floor at once.
-    progress = min(1.0, (update - warmup_updates) / max(total_updates - warmup_updates, 1))
-    remaining = 1.0 - progress if kind == "linear" else (1.0 + math.cos(math.pi * progress)) / 2.0
-    return peak * (min_frac + (1.0 - min_frac) * remaining)
+
+    peak: float
+    kind: ScheduleKind
+    warmup_ticks: int
+    total_ticks: int
+    min_frac: float
+    warmup_init_frac: float | None = None
+
+    def at(self, tick: int) -> float:
+        """The rate of one tick. Raises ValueError for a negative tick or warm-up, or a share outside 0 to 1."""
+        if tick < 0 or self.warmup_ticks < 0:
+            raise ValueError(f"tick is {tick}, warmup_ticks is {self.warmup_ticks}: neither may be negative")
+        for name, share in (("min_frac", self.min_frac), ("warmup_init_frac", self.warmup_init_frac or 0.0)):
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"{name} is {share}: it must lie between 0 and 1")
+        if tick < self.warmup_ticks:
+            if self.warmup_init_frac is None:
+                return self.peak * (tick + 1) / self.warmup_ticks
+            return self.peak * (self.warmup_init_frac + (1.0 - self.warmup_init_frac) * tick / self.warmup_ticks)
+        if self.kind == "constant":
+            return self.peak
+        # A warm-up as long as the run leaves nothing to decay over: the floor at once.
+        progress = min(1.0, (tick - self.warmup_ticks) / max(self.total_ticks - self.warmup_ticks, 1))
+        remaining = 1.0 - progress if self.kind == "linear" else (1.0 + math.cos(math.pi * progress)) / 2.0
+        return self.peak * (self.min_frac + (1.0 - self.min_frac) * remaining)

@@ -1,9 +1,13 @@
-"""The clipped policy loss of PPO and the weights that correct for another sampler.
+"""Policy losses: what a token gains by its advantage, as a loss.
 
-Entropy bonus and KL penalty are terms of their own.
+Every kind is linear in the size of the advantage A, so that weights of a rollout correction are multiplied into A,
+and none looks beyond its own row. Only log-probs carry a gradient: A and old log-probs are constants of the update.
+Entropy bonus, KL penalty and NLL of good responses are terms of their own.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,13 +15,45 @@ from torch import Tensor
 
 from ppoctl.ppo.kl import MAX_LOG_RATIO
 
+RatioGradient = Literal["token", "sequence"]
+
+Grid = Float[Tensor, "B R"]
+Mask = Bool[Tensor, "B R"]
+
+
+@runtime_checkable
+class PolicyLoss(Protocol):
+    """One kind of policy loss with its bounds."""
+
+    def ratios(self, logprobs: Grid, old_logprobs: Grid, mask: Mask) -> Grid:
+        """The ratio of new to old probability that the kind looks at, for each token; 1 under the mask."""
+        ...
+
+    def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
+        """The loss of each token, to be minimised; exactly 0 under the mask."""
+        ...
+
+    def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
+        """The tokens that each clip has hold of, under the names of their figures; empty for a kind without one."""
+        ...
+
+
+class _TokenRatio:
+    """A kind whose ratio is of each token by itself."""
+
+    def ratios(self, logprobs: Grid, old_logprobs: Grid, mask: Mask) -> Grid:
+        return token_ratios(logprobs, old_logprobs, mask)
+
 
 @dataclass(frozen=True)
-class PolicyClip:
-    """How far a token's ratio may move before its gradient stops.
+class PolicyClip(_TokenRatio):
+    """PPO's clipped surrogate (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
 
-    The ratio is clipped to 1 - low .. 1 + high (PPO: equal; DAPO, arXiv:2503.14476: high above low). dual bounds the
-    loss of a token with a negative advantage at dual times |A| (Ye et al. 2020, arXiv:1912.09729); None: no bound.
+        ratio = exp(logprobs - old)          l = max(-A ratio, -A clip(ratio, 1 - low, 1 + high))
+        where A < 0 and dual is set: l = min(l, -A dual)
+
+    PPO has low equal to high; DAPO (arXiv:2503.14476) high above low. dual bounds the loss of a token with a negative
+    advantage at dual times |A| (Ye et al. 2020, arXiv:1912.09729), as in verl and NeMo-RL; None: no bound.
     Raises ValueError when low is outside 0 to 1, high is negative or dual is not above 1.
     """
 
@@ -26,59 +62,98 @@ class PolicyClip:
     dual: float | None
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.low <= 1.0:
-            raise ValueError(f"low is {self.low}: it must lie between 0 and 1")
-        if not self.high >= 0.0:
-            raise ValueError(f"high is {self.high}: it must not be negative")
+        _require_bounds(self.low, self.high)
         if self.dual is not None and not self.dual > 1.0:
             raise ValueError(f"dual is {self.dual}: it must be above 1, or None for no bound")
 
+    def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
+        advantages = _constants(advantages, mask)
+        loss = _pessimist(self.ratios(logprobs, old_logprobs, mask), advantages, self.low, self.high)
+        if self.dual is not None:
+            loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * self.dual), loss)
+        return torch.where(mask, loss, 0)
 
-def clipped_policy_losses(
-    logprobs: Float[Tensor, "B R"],
-    old_logprobs: Float[Tensor, "B R"],
-    advantages: Float[Tensor, "B R"],
-    mask: Bool[Tensor, "B R"],
-    *,
-    clip: PolicyClip,
-) -> Float[Tensor, "B R"]:
-    """The loss of each token, to be minimised; exactly 0 under the mask.
+    def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
+        """The three regions in which the clipped branch is the loss, and the gradient is 0."""
+        dual = (advantages < 0) & (ratios > (torch.inf if self.dual is None else self.dual))
+        return {**_stopped(ratios, advantages, self.low, self.high), "dual_clip_frac": dual}
 
-        ratio = exp(logprobs - old)          l = max(-A ratio, -A clip(ratio, 1 - low, 1 + high))
-        where A < 0 and dual is set: l = min(l, -A dual)
 
-    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; dual clip as in verl and NeMo-RL. Only logprobs carry
-    a gradient: advantages and old log-probs are constants of the update. The loss is linear in the size of A, so
-    weights of a rollout correction are multiplied into the advantages.
+@dataclass(frozen=True)
+class Gspo:
+    """Group sequence policy optimisation's loss: PPO's clip, of one ratio for all n tokens of a sequence.
+
+        s = exp(1/n sum_t (logprobs_t - old_t))          l_t = max(-A_t s, -A_t clip(s, 1 - low, 1 + high))
+
+    gradient "token" (GSPO-token, arXiv:2507.18071, eq. 13-14; verl): s stands for sg(s) exp(logprobs_t -
+    sg(logprobs_t)), so that a token moves by its own advantage. "sequence" (eq. 5-7; NeMo-RL): the gradient goes
+    through s, and every token of a sequence moves by the sequence's mean advantage. They are the same where all
+    tokens of a response have one advantage, which a critic's have not.
+    Raises ValueError when low is outside 0 to 1 or high is negative.
     """
-    ratio = token_ratios(logprobs, old_logprobs, mask)
-    advantages = torch.where(mask, advantages, 0).detach()
-    clipped_ratio = ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
-    # The larger loss of the two is the pessimist's: the clip takes the reward for moving on, never the cost.
-    loss = torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
-    if clip.dual is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * clip.dual), loss)
-    return torch.where(mask, loss, 0)
+
+    low: float
+    high: float
+    gradient: RatioGradient
+
+    def __post_init__(self) -> None:
+        _require_bounds(self.low, self.high)
+
+    def ratios(self, logprobs: Grid, old_logprobs: Grid, mask: Mask) -> Grid:
+        log_ratio = torch.where(mask, logprobs - old_logprobs.detach(), 0)
+        mean = log_ratio.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        whole = mean.detach() + (log_ratio - log_ratio.detach()) if self.gradient == "token" else mean
+        return torch.where(mask, whole.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 1)
+
+    def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
+        ratios = self.ratios(logprobs, old_logprobs, mask)
+        return torch.where(mask, _pessimist(ratios, _constants(advantages, mask), self.low, self.high), 0)
+
+    def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
+        """The tokens whose sequence's ratio is clipped, as GSPO's paper counts them."""
+        return _stopped(ratios, advantages, self.low, self.high)
 
 
-def truncated_importance_weights(
-    logprobs: Float[Tensor, "B R"],
-    sampler_logprobs: Float[Tensor, "B R"],
-    mask: Bool[Tensor, "B R"],
-    *,
-    max_ratio: float,
-) -> Float[Tensor, "B R"]:
-    """Weights per token for tokens drawn by a sampler that is not quite the trainer; 0 under the mask, no gradient.
+@dataclass(frozen=True)
+class Cispo(_TokenRatio):
+    """CISPO's loss: the log-prob of each token, weighted by a clipped ratio that is a constant (arXiv:2506.13585,
+    eq. 4-5).
 
-        w = min(exp(trainer - sampler), max_ratio)
+        ratio = exp(logprobs - old)          l = -A sg(clip(ratio, 1 - low, 1 + high)) logprobs
 
-    logprobs are the trainer's at rollout time, not the current ones. Source: truncated importance sampling (TIS) as
-    in verl and NeMo-RL. Raises ValueError when max_ratio is not above 0.
+    A clipped token keeps a gradient, with a bounded weight. low = 1: no lower bound, as in MiniMax-M1.
+    Raises ValueError when low is outside 0 to 1 or high is negative.
     """
-    if not max_ratio > 0.0:
-        raise ValueError(f"max_ratio is {max_ratio}: it must be above 0")
-    weights = (logprobs - sampler_logprobs).detach().exp().clamp(max=max_ratio)
-    return torch.where(mask, weights, 0)
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _require_bounds(self.low, self.high)
+
+    def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
+        ratios = self.ratios(logprobs, old_logprobs, mask).detach()
+        weights = ratios.clamp(1.0 - self.low, 1.0 + self.high)
+        return -_constants(advantages, mask) * weights * torch.where(mask, logprobs, 0)
+
+    def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
+        """The tokens whose weight is bounded, whatever the sign of A."""
+        del advantages
+        return _fractions(ratios > 1.0 + self.high, ratios < 1.0 - self.low)
+
+
+@dataclass(frozen=True)
+class Reinforce(_TokenRatio):
+    """REINFORCE (Williams 1992): l = -A logprobs, whatever the old log-probs were (NeMo-RL's
+    `disable_ppo_ratio`)."""
+
+    def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
+        del old_logprobs
+        return -_constants(advantages, mask) * torch.where(mask, logprobs, 0)
+
+    def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
+        del ratios, advantages
+        return {}
 
 
 def token_ratios(
@@ -88,3 +163,28 @@ def token_ratios(
     # Blanked before exp: a where behind it would stop NaN in the value but not in the gradient (0 times NaN).
     log_ratio = torch.where(mask, logprobs - old_logprobs.detach(), 0)
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _require_bounds(low: float, high: float) -> None:
+    if not 0.0 <= low <= 1.0:
+        raise ValueError(f"low is {low}: it must lie between 0 and 1")
+    if not high >= 0.0:
+        raise ValueError(f"high is {high}: it must not be negative")
+
+
+def _constants(advantages: Grid, mask: Mask) -> Grid:
+    return torch.where(mask, advantages, 0).detach()
+
+
+def _pessimist(ratios: Grid, advantages: Grid, low: float, high: float) -> Grid:
+    # The larger loss of the two is the pessimist's: the clip takes the reward for moving on, never the cost.
+    return torch.maximum(-advantages * ratios, -advantages * ratios.clamp(1.0 - low, 1.0 + high))
+
+
+def _stopped(ratios: Grid, advantages: Grid, low: float, high: float) -> Mapping[str, Mask]:
+    """The tokens whose gradient the pessimist's clip stops."""
+    return _fractions((advantages > 0) & (ratios > 1.0 + high), (advantages < 0) & (ratios < 1.0 - low))
+
+
+def _fractions(high: Mask, low: Mask) -> Mapping[str, Mask]:
+    return {"clip_frac_high": high, "clip_frac_low": low, "clip_frac": high | low}

@@ -9,38 +9,81 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag
 
 from ppoctl.recipe.advantages import Advantages, GaeAdvantages
-from ppoctl.recipe.correction import Correction, NoCorrection
+from ppoctl.recipe.correction import AboveOne, Correction, NoCorrection, NoRejection, Rejection
 from ppoctl.recipe.kl import Kl, NoKl
-from ppoctl.recipe.losses import PolicyLossTable, ValueLossTable
+from ppoctl.recipe.losses import ClippedLoss, OldLogprobs, PolicyLoss, ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable
 from ppoctl.table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
 
 
 class PpoTable(Table):
-    """The PPO algorithm: epochs, minibatches, advantages, penalty and losses."""
+    """The PPO algorithm: epochs, minibatches, advantages, penalty and losses.
+
+    Formula: sequences of a step = rollout.prompts_per_step x rollout.samples_per_prompt; updates of a step = epochs x
+    sequences of a step / minibatch_seqs
+    Source: Schulman et al. 2017 (arXiv:1707.06347), algorithm 1; steps of the critic alone: VC-PPO (arXiv:2503.01491)
+    Default of: verl, OpenRLHF (1 epoch); NeMo-RL, TRL and trlX have 4
+    Figures: policy/approx_kl
+    """
 
     epochs: Annotated[int, RESULTS, AtLeastOne] = 1
     """Passes of the actor over the rollouts of a step."""
     critic_epochs: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Passes of the critic over the rollouts of a step; absent: as many as the actor's."""
     minibatch_seqs: Annotated[int, RESULTS, AtLeastOne]
-    """Sequences per optimizer step, for actor and critic alike (Megatron-Core's `global_batch_size`)."""
+    """Sequences per optimizer step of the actor (Megatron-Core's `global_batch_size`); divides those of a step."""
+    critic_minibatch_seqs: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Sequences per optimizer step of the critic; divides those of a step. Absent: as many as the actor's.
+    Default of: verl, NeMo-RL (the actor's)."""
+    minibatch_order: Annotated[Literal["shuffled", "in_order"], RESULTS] = "shuffled"
+    """Rows of a minibatch. shuffled: each epoch of each role cuts another random order of the step's sequences;
+    in_order: all epochs cut them as they were drawn, the samples of a prompt side by side.
+
+    Source: Schulman et al. 2017 (arXiv:1707.06347), which shuffles
+    Default of: TRL, trlX with accelerate (shuffled); verl, NeMo-RL (in_order)
+    """
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
     """Number of first steps in which only the critic trains."""
     advantages: Advantages = GaeAdvantages(kind="gae")
     """How rewards and values become advantages."""
     truncated: Annotated[Literal["terminal", "bootstrap", "filter"], RESULTS] = "terminal"
-    """How a response that reached the length limit counts. terminal: as if it had ended there (NeMo-RL, verl);
-    bootstrap: its return goes on with the critic's value of the state behind its last token (Pardo et al. 2018,
-    arXiv:1712.00378); filter: in no loss and no whitening (DAPO's overlong filtering)."""
+    """How a response that reached the length limit counts. terminal: as if it had ended there; bootstrap: its return
+    goes on with the critic's value of the state behind its last token; filter: in no loss and no whitening.
+    Formula: bootstrap: G_T = r_T + gamma V_T+1 at its last token, in which V_T+1 is 0 otherwise
+    Source: bootstrap: Pardo et al. 2018 (arXiv:1712.00378), eq. 6; filter: DAPO (arXiv:2503.14476), section 3.4
+    Default of: NeMo-RL, verl, trlX, TRL (terminal)
+    Figures: rollout/truncated_frac, advantage/bootstrap_mean, advantage/filtered_frac
+    """
     kl: Kl = NoKl(place="none")
     """Penalty for moving away from the reference model."""
-    policy_loss: PolicyLossTable = PolicyLossTable()
+    policy_loss: PolicyLoss = ClippedLoss()
     """Loss of the actor."""
+    old_logprobs: Annotated[OldLogprobs, RESULTS] = "trainer"
+    """Whose log-probs of the drawn tokens are the old ones, which ratios are taken to. trainer: the actor's, by a
+    forward pass before the update. sampler: the generator's own, without that pass (verl's bypass mode). current:
+    those of the update itself, without that pass (NeMo-RL's force_on_policy_ratio): every ratio is 1, and the actor
+    has one update a step. Without the pass, entropy and mismatch are figures of the actor's update.
+    Formula: ratio = exp(logp - old)
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 6; trainer apart from sampler: Hilton et al. 2021
+    (arXiv:2110.00641).
+    Default of: verl, NeMo-RL.
+    Figures: mismatch/gap_k3, policy/ratio_mean"""
     value_loss: ValueLossTable = ValueLossTable()
     """Loss of the critic."""
     rollout_correction: Correction = NoCorrection(kind="none")
-    """Correction of the gap between the sampler's and the trainer's log-probs."""
+    """Correction of the gap between the sampler's and the trainer's log-probs: what tokens weigh in the actor's
+    loss."""
+    rollout_rejection: Rejection = NoRejection(kind="none")
+    """Rejection of tokens or sequences on which sampler and trainer lie too far apart."""
+    max_sequence_gap: Annotated[float | None, RESULTS, AboveOne] = None
+    """Largest mean over a sequence's tokens of exp|trainer's - sampler's log-prob| (1: they agree) with which it
+    counts in the actor's loss (NeMo-RL's `seq_logprob_error_threshold`); absent: any."""
+
+    @property
+    def corrects_rollouts(self) -> bool:
+        """Whether anything is decided from the sampler's log-probs."""
+        tables = (self.rollout_correction, self.rollout_rejection)
+        return self.max_sequence_gap is not None or any(table.kind != "none" for table in tables)
 
 
 Recompute = Literal["none", "selective", "full"]

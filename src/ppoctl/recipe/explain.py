@@ -12,10 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ppoctl.errors import without_secrets
+from ppoctl.errors import quoted, without_secrets
+from ppoctl.recipe import foreign
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.layers import Layers
-from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, quoted_text
+from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, paths_in, quoted_text
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
 
@@ -35,44 +36,20 @@ EXAMPLES = {
     "minibatch_seqs": "32",
     "lr": "1e-6",
     "coef": "0.001",
+    "target_per_token": "0.1",
+    "target_per_sequence": "6.0",
+    "min_ratio": "0.999",
+    "max_ratio": "1.001",
+    "level": '"sequence_mean"',
     "from": "[0, 1]",
     "to": "[-1, 1]",
     "microbatch_seqs": "4",
     "max_tokens_per_microbatch": "16384",
 }
 
-# Names that other trainers use for keys of ours.
-_OTHER_TRAINERS = {
-    "learning_rate": "lr",
-    "lam": "gae_lambda",
-    "lambda": "gae_lambda",
-    "kl_coef": "coef",
-    "kl_loss_coef": "coef",
-    "clip_ratio": "clip_low",
-    "clip_range": "clip_low",
-    "clip_eps": "clip_low",
-    "group_size": "samples_per_prompt",
-    "num_generations": "samples_per_prompt",
-    "train_batch_size": "prompts_per_step",
-    "batch_size": "prompts_per_step",
-    "mini_batch_size": "minibatch_seqs",
-    "ppo_mini_batch_size": "minibatch_seqs",
-    "ppo_epochs": "epochs",
-    "max_response_length": "max_new_tokens",
-    "max_prompt_length": "max_prompt_tokens",
-    "max_grad_norm": "grad_clip",
-    "warmup_steps": "lr_warmup_updates",
-    "lr_warmup_steps": "lr_warmup_updates",
-    "save_freq": "every_steps",
-    "total_training_steps": "steps",
-    "gradient_checkpointing": "recompute",
-}
-
 _TERM = re.compile(r"(?:Megatron-Core|vLLM)'s\s+`(\w+)`")
-FOREIGN_NAMES = _OTHER_TRAINERS | {
-    term: path[-1] for path, key in tree.walk(ROOT) for term in _TERM.findall(key.field.description or "")
-}
-"""Keys of ours by the names that others have for them; the keys' docstrings give those of Megatron-Core and vLLM."""
+TERMS = {term: path[-1] for path, key in tree.walk(ROOT) for term in _TERM.findall(key.field.description or "")}
+"""Keys of ours by the names that Megatron-Core and vLLM have for them, which the keys' docstrings give."""
 
 _TYPES = {
     "int_type": "must be a whole number",
@@ -98,7 +75,7 @@ _BOUNDS = {
 
 def problems_of(error: ValidationError, layers: Layers) -> list[Problem]:
     """Every finding of pydantic as a problem, in the order of the schema."""
-    return [_explain(details, layers) for details in error.errors(include_url=False)]
+    return [problem for details in error.errors(include_url=False) for problem in _explain(details, layers)]
 
 
 def as_toml(value: Any) -> str:
@@ -131,11 +108,14 @@ def section(path: KeyPath) -> str:
     return f"[{dotted(path)}]" if path else "the top of the file, before the first [section]"
 
 
-def _explain(details: ErrorDetails, layers: Layers) -> Problem:
+def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Problem]:
     path = tree.without_tags(ROOT, details["loc"])
     kind = details["type"]
     if kind == "missing" and not isinstance(details["loc"][-1], int):
-        return _missing(path, layers)
+        return [_missing(path, layers)]
+    is_ours = bool(tree.keys_at(ROOT, path))  # of another alternative
+    if kind == "extra_forbidden" and not is_ours and (brought := _brought_along(path, details["input"], layers)):
+        return brought
     tell = _TELLERS.get(kind)
     says = tell(path, details, layers) if tell else _wrong_value(path, details)
     choice = tree.at(ROOT, path, layers.written)
@@ -143,7 +123,28 @@ def _explain(details: ErrorDetails, layers: Layers) -> Problem:
     place = layers.place((*path, *tag))
     # A key of an alternative may be absent, and the table around it is what was written.
     place = layers.place(path[:-1]) if place == DEFAULT and len(path) > 1 else place
-    return Problem(place, says, _look_up(path))
+    return [Problem(place, says, _look_up(path))]
+
+
+def _brought_along(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
+    """A problem for each key that stands at or below an unknown one, where some of them are another system's; else
+    none."""
+    inside = list(paths_in(value)) if isinstance(value, Mapping) else []
+    tables = {other[:-1] for other in inside}
+    keys = [(*path, *inner) for inner in inside if inner not in tables] or [path]
+    answers = {key: foreign.find(key) for key in keys}
+    near = similar(path[-1], _keys_at(path[:-1], layers))
+    # A single name in common is a slip where it is nearly spelled like a key of this table.
+    if not any(found and (found.names > 1 or len(key) == 1 or not near) for key, found in answers.items()):
+        return []
+    return [
+        Problem(
+            layers.place(key),
+            f"unknown key `{dotted(key)}`" + (f"; {found.says}" if found else ""),
+            f"ppoctl recipes keys {quoted(found.ours[0].partition(' = ')[0])}" if found and found.ours else None,
+        )
+        for key, found in answers.items()
+    ]
 
 
 def _look_up(path: KeyPath) -> str:
@@ -165,17 +166,10 @@ def _wrong_value(path: KeyPath, details: ErrorDetails) -> str:
 
 
 def _wrong_literal(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
-    parent, value = tree.at(ROOT, path[:-1], layers.written), details["input"]
-    if not isinstance(parent, tree.Choice):
-        return _not_one_of(path, value, _literals(parent, path[-1]))
-    chosen = parent.table(_written(path[:-1], layers))
-    says = _not_one_of(path, value, _literals(chosen, path[-1]))
-    others = [tag for tag, table in parent.tables.items() if value in _literals(table, path[-1])]
-    if not others or chosen is None:
-        return says
-    # Another alternative allows it: the key says why this one does not.
-    why = chosen.keys[path[-1]].description
-    return f'{says}; `"{value}"` goes with `{parent.tag} = "{others[0]}"`' + (f" ({why})" if why else "")
+    table = tree.at(ROOT, path[:-1], layers.written)
+    if isinstance(table, tree.Choice):
+        table = table.table(_written(path[:-1], layers))
+    return _not_one_of(path, details["input"], _literals(table, path[-1]))
 
 
 def _literals(table: tree.Node | None, name: str) -> list[str]:
@@ -216,7 +210,7 @@ def _unknown(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:  # no
     excluded = _excluded_by(name, table, layers)
     if excluded:
         return excluded
-    ours = FOREIGN_NAMES.get(name, name)
+    ours = TERMS.get(name, name)
     wrong = f"unknown key `{dotted(path)}`"
     joined = [dotted(known) for known, _ in tree.walk(ROOT) if "_".join(known) == "_".join(path)]
     if joined:  # a variable with one underscore where two are between tables
@@ -254,7 +248,7 @@ def _excluded_by(name: str, table: KeyPath, layers: Layers) -> str | None:
         friends = {key for owner in owners for key in choice.tables[owner].keys}
         rivals = [key for key in _written(table, layers) if key not in friends and _is_own(key, choice)]
         return f"`{dotted((*table, name))}` excludes `{'`, `'.join(rivals)}`: keep one of them"
-    chosen = choice.chosen(_written(table, layers))
+    chosen = choice.chosen(_written(table, layers)) or choice.usual
     needed = " or ".join(f'`{choice.tag} = "{owner}"`' for owner in owners)
     return f'`{dotted((*table, name))}` goes with {needed}, and `{dotted((*table, choice.tag))}` is `"{chosen}"`'
 

@@ -41,9 +41,9 @@ def _of_table(table: tree.TableNode, path: KeyPath, default: BaseModel | None) -
     for name, key in table.keys.items():
         inner, value = (*path, name), _default(key, default)
         if key.each is not None:
-            yield _line((*inner, tree.ANY_NAME), key.each, None)
+            yield key_line((*inner, tree.ANY_NAME), key.each, None)
         elif isinstance(key.node, tree.Leaf):
-            yield _line(inner, key, value)
+            yield key_line(inner, key, value)
         elif isinstance(key.node, tree.NamedTables):
             yield from _of_shape(key.node.each, (*inner, tree.ANY_NAME), None)
         else:
@@ -95,7 +95,8 @@ def _default(key: tree.Key, table: BaseModel | None) -> Any:
     return REQUIRED if key.required else key.default
 
 
-def _line(path: KeyPath, key: tree.Key, value: Any) -> KeyLine:
+def key_line(path: KeyPath, key: tree.Key, value: Any) -> KeyLine:
+    """The line of a key with one value, whose default is `value`."""
     default = REQUIRED if key.required and value is REQUIRED else as_toml(value)
     effect = key.effect.value if key.effect else ""
     annotation = key.field.annotation if path[-1] != tree.ANY_NAME else get_args(key.field.annotation)[1]

@@ -11,10 +11,13 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.arithmetic import NoMoments
 from ppoctl.rewards.gsm8k import Gsm8kReward
 
-_OF_A_CORRECTION = tuple(
-    metric.name
-    for metric in (metrics.CORRECTION_WEIGHT_MEAN, metrics.CORRECTION_CAPPED_FRAC, metrics.TIME_CORRECTION_S)
-)
+_CLIPS = {
+    "clip": ("clip_frac", "clip_frac_high", "clip_frac_low", "dual_clip_frac"),
+    "gspo": ("clip_frac", "clip_frac_high", "clip_frac_low"),
+    "cispo": ("clip_frac", "clip_frac_high", "clip_frac_low"),
+    "reinforce": (),
+}
+"""Kind of policy loss -> its figures about clips; `clip` has all that there are."""
 
 
 _OF_A_REWARD_STEP = {
@@ -60,9 +63,13 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
     yield from _not_of_the_advantages(recipe, name, key)
     if name.startswith("kl/") and recipe.ppo.kl.place == "none":
         yield Conflict(f"`{name}` needs a reference, and none is loaded", (key, ("ppo", "kl", "place")))
-    elif name in _OF_A_CORRECTION and recipe.ppo.rollout_correction.kind == "none":
-        says = f"`{name}` needs a correction of rollouts, and none is made"
-        yield Conflict(says, (key, ("ppo", "rollout_correction", "kind")))
+    elif name == metrics.KL_MEASURED.name and getattr(recipe.ppo.kl, "adaptive", None) is None:
+        yield Conflict(f"`{name}` needs a coefficient that adapts, and it is fixed", (key, ("ppo", "kl", "adaptive")))
+    elif _is_of_a_correction(name):
+        yield from _not_corrected(recipe, name, key)
+    elif name.startswith("policy/") and _is_of_another_clip(name.removeprefix("policy/"), recipe):
+        kind = recipe.ppo.policy_loss.kind
+        yield Conflict(f"`{name}` is of a clip that `{kind}` has not", (key, ("ppo", "policy_loss", "kind")))
     elif named is not None and named not in recipe.data.eval:
         have = ", ".join(f"`{other}`" for other in recipe.data.eval) or "none"
         says = f"`{name}` speaks of an evaluation set `{named}`; [data.eval] has {have}"
@@ -85,6 +92,25 @@ def _not_of_the_advantages(recipe: Recipe, name: str, key: KeyPath) -> Iterator[
     if name == metrics.ADVANTAGE_LAMBDA_MEAN.name and not adapts:
         says = f"`{name}` needs `ppo.advantages.length_adaptive_alpha`, which is not set"
         yield Conflict(says, (key, ("ppo", "advantages", "kind")))
+
+
+def _not_corrected(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
+    """Reasons why a figure of a correction is not reported: there is none, or none that could make it."""
+    ppo, kind = recipe.ppo, recipe.ppo.rollout_correction.kind
+    rejects = kind == "sequence_mask" or ppo.rollout_rejection.kind != "none" or ppo.max_sequence_gap is not None
+    if not ppo.corrects_rollouts:
+        says = f"`{name}` needs a correction of rollouts, and none is made"
+        yield Conflict(says, (key, ("ppo", "rollout_correction", "kind")))
+    elif name == metrics.CORRECTION_CAPPED_FRAC.name and kind in ("none", "sequence_mask"):
+        says = f"`{name}` needs weights with bounds, and these have none"
+        yield Conflict(says, (key, ("ppo", "rollout_correction", "kind")))
+    elif name in (metrics.CORRECTION_REJECTED_FRAC.name, metrics.CORRECTION_DROPPED_SEQS.name) and not rejects:
+        says = f"`{name}` needs a rejection, and nothing is rejected"
+        yield Conflict(says, (key, ("ppo", "rollout_rejection", "kind"), ("ppo", "max_sequence_gap")))
+
+
+def _is_of_another_clip(figure: str, recipe: Recipe) -> bool:
+    return figure in _CLIPS["clip"] and figure not in _CLIPS[recipe.ppo.policy_loss.kind]
 
 
 def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
@@ -159,15 +185,22 @@ def _reported_at(recipe: Recipe, name: str) -> Sequence[int]:
     """Steps at which a run reports this metric; 0 is before the first."""
     if _is_of_an_evaluation(name):
         return [step for step in range(recipe.steps + 1) if evaluates(recipe, step)]
-    return range(1 + recipe.ppo.critic_only_steps * _is_of_the_actors_update(name), recipe.steps + 1)
+    return range(1 + recipe.ppo.critic_only_steps * _is_of_the_actors_update(recipe, name), recipe.steps + 1)
 
 
 def _is_of_an_evaluation(name: str) -> bool:
     return metrics.eval_set(name) is not None or name == metrics.TIME_EVAL_S.name
 
 
-def _is_of_the_actors_update(name: str) -> bool:
-    return name.startswith("policy/") or name in (metrics.TIME_ACTOR_UPDATE_S.name, *_OF_A_CORRECTION)
+def _is_of_the_actors_update(recipe: Recipe, name: str) -> bool:
+    # Of which log-probs there are before the update depends who says them.
+    untold = {"trainer": (), "sampler": ("mismatch/",), "current": ("mismatch/", "kl/")}[recipe.ppo.old_logprobs]
+    is_told = name.startswith(("policy/", *untold)) or name == metrics.TIME_ACTOR_UPDATE_S.name
+    return is_told or _is_of_a_correction(name)
+
+
+def _is_of_a_correction(name: str) -> bool:
+    return name.startswith("correction/") or name == metrics.TIME_CORRECTION_S.name
 
 
 def _watched(recipe: Recipe) -> Sequence[tuple[str, KeyPath]]:

@@ -8,7 +8,14 @@ from ppoctl.table import RESULTS, AtLeastOne, Fraction, NotNegative, Positive, T
 
 
 class OptimizerTable(Table):
-    """AdamW and its learning-rate schedule. Everything is counted in optimizer steps."""
+    """AdamW and its learning-rate schedule. Lengths are counted in optimizer steps, whatever a tick is.
+
+    Formula: g = gradient x min(1, grad_clip / its norm); m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
+    w -= lr_t (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w)
+    Source: Loshchilov and Hutter 2019 (arXiv:1711.05101)
+    Default of: OpenRLHF, trlX (0.9 and 0.95); verl and NeMo-RL have 0.999 and a weight decay, of 0.01 and 0.1
+    Figures: policy/grad_norm, policy/lr, value/grad_norm, value/lr
+    """
 
     lr: Annotated[float, RESULTS, Positive]
     """Peak learning rate."""
@@ -24,8 +31,32 @@ class OptimizerTable(Table):
     """Largest global gradient norm (Megatron-Core's `clip_grad`); 0: no clipping."""
     lr_schedule: Annotated[Literal["constant", "linear", "cosine"], RESULTS] = "constant"
     """Shape of the learning rate after warm-up."""
+    lr_ticks: Annotated[Literal["update", "step"], RESULTS] = "update"
+    """How often the rate moves. update: with each optimizer step; step: once for each PPO step that trains the role,
+    and all its optimizer steps have the same rate. Warm-up and decay then end with a PPO step.
+
+    Default of: transformers, trlX, OpenRLHF (update); verl (step)
+    Figures: policy/lr, value/lr
+    """
     lr_warmup_updates: Annotated[int, RESULTS, NotNegative] = 0
-    """Optimizer steps of linear warm-up; the rate of the first is above 0."""
+    """Optimizer steps of linear warm-up; the rate of the first is above 0, unless `lr_warmup_init_frac` says so.
+
+    Formula: lr (t + 1) / w in tick t = 0 ... w - 1 of w
+    Source: Goyal et al. 2017 (arXiv:1706.02677), 2.2
+    Default of: verl, TRL, trlX (0); NeMo-RL has 10 ticks, OpenRLHF a share of 0.03
+    Figures: policy/lr, value/lr
+    """
+    lr_warmup_frac: Annotated[float | None, RESULTS, Fraction] = None
+    """Warm-up as a share of the optimizer steps that the run plans for the role, to the nearest tick (verl's
+    `lr_warmup_steps_ratio`, transformers' `warmup_ratio`); absent: `lr_warmup_updates`."""
+    lr_warmup_init_frac: Annotated[float | None, RESULTS, Fraction] = None
+    """Rate of the first tick as a share of lr, from which the warm-up rises to lr in the tick behind it; absent: as
+    `lr_warmup_updates` says. From 0 the first rollout teaches nothing.
+
+    Formula: lr (init + (1 - init) t / w) in tick t = 0 ... w - 1 of w
+    Source: Megatron-Core's `lr_warmup_init`, there a rate
+    Default of: verl, transformers, NeMo-RL (0, or nearly)
+    """
     lr_decay_updates: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Optimizer step at which linear and cosine reach their minimum; absent: the last one planned."""
     lr_min_frac: Annotated[float, RESULTS, Fraction] = 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from ppoctl.errors import MissingAssetError, PpoctlError, RecipeError
 from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import Recipe, TrainedTable
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,14 @@ def rules_of(module: Mapping[str, Any]) -> tuple[Rule, ...]:
         for name, each in module.items()
         if isfunction(each) and not name.startswith("_") and each.__annotations__["return"] == Iterator[Conflict]
     )
+
+
+def trained_roles(recipe: Recipe) -> Iterator[tuple[str, TrainedTable]]:
+    """The trained roles whose tables are usable, with their tables."""
+    for role in ("actor", "critic"):
+        table = getattr(recipe, role, None)
+        if table is not None:
+            yield role, table
 
 
 @dataclass(frozen=True)

@@ -10,45 +10,49 @@ from typing import Any
 
 from ppoctl.errors import holds_secret
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.correction_rules import CORRECTION_RULES
 from ppoctl.recipe.explain import shown
+from ppoctl.recipe.kl_rules import KL_RULES
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
+from ppoctl.recipe.loss_rules import LOSS_RULES
 from ppoctl.recipe.metric_rules import METRIC_RULES
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
-from ppoctl.recipe.problems import Conflict, Problem, rules_of
+from ppoctl.recipe.problems import Conflict, Problem, rules_of, trained_roles
 from ppoctl.recipe.reward_rules import REWARD_RULES
-from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, HealthRule, Recipe, TrainedTable
-from ppoctl.recipe.sizes import longest_sequence, microbatch_limit, planned_updates, sequences_per_step
+from ppoctl.recipe.schedule_rules import SCHEDULE_RULES
+from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, HealthRule, Recipe
+from ppoctl.recipe.sizes import longest_sequence, microbatch_limit, minibatch_seqs, sequences_per_step
 from ppoctl.recipe.slurm_rules import SLURM_RULES
 from ppoctl.rewards.exact_match import ExactMatchReward
 
 
 def sequences_of_a_step_fill_whole_minibatches(recipe: Recipe) -> Iterator[Conflict]:
     sequences = sequences_per_step(recipe)
-    minibatch = recipe.ppo.minibatch_seqs
-    if sequences % minibatch:
-        sizes = (size for size in range(1, sequences + 1) if sequences % size == 0)
-        fits = min(sizes, key=lambda size: abs(size - minibatch))
-        yield Conflict(
-            f"the {sequences} sequences of a step do not divide into minibatches of {minibatch}",
-            (_MINIBATCH, _PROMPTS, _SAMPLES),
-            f"--set ppo.minibatch_seqs={fits}",
-        )
+    for key in (_MINIBATCH, _CRITIC_MINIBATCH):
+        minibatch = getattr(recipe.ppo, key[-1])
+        if minibatch is not None and sequences % minibatch:
+            yield Conflict(
+                f"the {sequences} sequences of a step do not divide into minibatches of {minibatch}",
+                (key, _PROMPTS, _SAMPLES),
+                f"--set {dotted(key)}={_nearest_divisor(sequences, minibatch)}",
+            )
 
 
 def a_microbatch_is_no_larger_than_its_minibatch(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in _roles(recipe):
-        size = getattr(table.batching, "microbatch_seqs", 0)
-        if size > recipe.ppo.minibatch_seqs:
+    for role, table in trained_roles(recipe):
+        size, minibatch = getattr(table.batching, "microbatch_seqs", 0), minibatch_seqs(recipe, role)
+        if size > minibatch:
+            has_own = role == "critic" and recipe.ppo.critic_minibatch_seqs is not None
             yield Conflict(
-                f"a microbatch of {size} sequences is larger than its minibatch of {recipe.ppo.minibatch_seqs}",
-                ((role, "batching", "microbatch_seqs"), _MINIBATCH),
-                f"--set {role}.batching.microbatch_seqs={recipe.ppo.minibatch_seqs}",
+                f"a microbatch of {size} sequences is larger than its minibatch of {minibatch}",
+                ((role, "batching", "microbatch_seqs"), _CRITIC_MINIBATCH if has_own else _MINIBATCH),
+                f"--set {role}.batching.microbatch_seqs={minibatch}",
             )
 
 
 def a_microbatch_holds_the_longest_sequence(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in _roles(recipe):
+    for role, table in trained_roles(recipe):
         if not isinstance(table.batching, ByTokens):
             continue
         for name in ("max_tokens_per_microbatch", "forward_max_tokens_per_microbatch"):
@@ -64,39 +68,6 @@ def a_microbatch_holds_the_longest_sequence(recipe: Recipe) -> Iterator[Conflict
                     f"{longest} (prompt + response{_LAST_TOKEN[to_the_end and scores]})",
                     (key, _PROMPT_TOKENS, _NEW_TOKENS),
                     f"--set {dotted(key)}={longest}",
-                )
-
-
-def a_warm_up_ends_before_the_run_does(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in _roles(recipe):
-        planned, warmup = planned_updates(recipe, role), table.optimizer.lr_warmup_updates
-        if warmup > planned:
-            yield Conflict(
-                f"a warm-up of {warmup} updates never ends: the run has {planned} updates of the {role}",
-                ((role, "optimizer", "lr_warmup_updates"), ("steps",)),
-                f"--set {role}.optimizer.lr_warmup_updates={planned // 10}",
-            )
-
-
-def a_decay_ends_after_its_warm_up(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in _roles(recipe):
-        decay, warmup = table.optimizer.lr_decay_updates, table.optimizer.lr_warmup_updates
-        if decay is not None and decay <= warmup:
-            yield Conflict(
-                f"the decay is over at update {decay}, before the warm-up is (update {warmup})",
-                ((role, "optimizer", "lr_decay_updates"), (role, "optimizer", "lr_warmup_updates")),
-            )
-
-
-def a_constant_rate_has_no_decay(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table in _roles(recipe):
-        optimizer = table.optimizer
-        for name in ("lr_decay_updates", "lr_min_frac"):
-            if optimizer.lr_schedule == "constant" and getattr(optimizer, name):
-                yield Conflict(
-                    f"`{role}.optimizer.{name}` is set, and a constant learning rate never decays",
-                    ((role, "optimizer", name), (role, "optimizer", "lr_schedule")),
-                    f"--set {role}.optimizer.lr_schedule=linear",
                 )
 
 
@@ -117,15 +88,6 @@ def whitening_has_more_than_one_sequence(recipe: Recipe) -> Iterator[Conflict]:
             "whitening the advantages of one sequence removes its reward",
             (("ppo", "advantages", "whiten"), _PROMPTS, _SAMPLES),
             "--set ppo.advantages.whiten=false",
-        )
-
-
-def a_dual_clip_lies_outside_the_clip(recipe: Recipe) -> Iterator[Conflict]:
-    loss = recipe.ppo.policy_loss
-    if loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_high:
-        yield Conflict(
-            f"a dual clip of {loss.dual_clip} lies inside the clip at 1 + {loss.clip_high}",
-            (("ppo", "policy_loss", "dual_clip"), ("ppo", "policy_loss", "clip_high")),
         )
 
 
@@ -178,13 +140,24 @@ def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-RULES = (*rules_of(globals()), *REWARD_RULES, *METRIC_RULES, *LAYOUT_RULES, *SLURM_RULES)
+RULES = (
+    *rules_of(globals()),
+    *REWARD_RULES,
+    *SCHEDULE_RULES,
+    *KL_RULES,
+    *LOSS_RULES,
+    *CORRECTION_RULES,
+    *METRIC_RULES,
+    *LAYOUT_RULES,
+    *SLURM_RULES,
+)
 
 _LAST_TOKEN = {
     False: " - 1: the last token is predicted and not read",
     True: ": the critic values what comes after a truncated one",
 }
 _MINIBATCH: KeyPath = ("ppo", "minibatch_seqs")
+_CRITIC_MINIBATCH: KeyPath = ("ppo", "critic_minibatch_seqs")
 _PROMPTS: KeyPath = ("rollout", "prompts_per_step")
 _SAMPLES: KeyPath = ("rollout", "samples_per_prompt")
 _PROMPT_TOKENS: KeyPath = ("rollout", "max_prompt_tokens")
@@ -239,16 +212,12 @@ def _value_at(recipe: Recipe, key: KeyPath) -> Any:
     return list(here) if isinstance(here, tuple) else here if isinstance(here, str | int | float) else None
 
 
+def _nearest_divisor(number: int, wanted: int) -> int:
+    return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))
+
+
 def _is_whole(recipe: Recipe) -> bool:
     try:
         return all(True for _ in tree.values(recipe))
     except AttributeError:
         return False
-
-
-def _roles(recipe: Recipe) -> Iterator[tuple[str, TrainedTable]]:
-    """The trained roles whose tables are usable, with their tables."""
-    for role in ("actor", "critic"):
-        table = getattr(recipe, role, None)
-        if table is not None:
-            yield role, table

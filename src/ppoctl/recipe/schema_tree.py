@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
+from ppoctl.recipe.marks import Marked, marked
 from ppoctl.recipe.origins import KeyPath
-from ppoctl.table import Effect
+from ppoctl.table import Effect, KindOr
 
 ANY_NAME = "*"
 
@@ -49,8 +50,13 @@ class Key:
 
     @property
     def description(self) -> str:
-        """The docstring of the key, on one line."""
-        return " ".join((self.field.description or "").split())
+        """The prose of the key's docstring, on one line."""
+        return self.marked.prose
+
+    @property
+    def marked(self) -> Marked:
+        """The docstring of the key, in parts."""
+        return marked(self.field.description or "")
 
     @property
     def required(self) -> bool:
@@ -76,6 +82,8 @@ class Choice:
 
     tag: str | None
     tables: Mapping[str, TableNode]
+    usual: str | None = None
+    """The alternative of a table in which `tag` is not written; None: it must be."""
 
     def chosen(self, written: Mapping[str, Any]) -> str | None:
         """The name of the alternative that the written keys ask for; None where they do not say."""
@@ -90,8 +98,9 @@ class Choice:
         return None
 
     def table(self, written: Mapping[str, Any]) -> "TableNode | None":
-        """The alternative that the written keys ask for; None where they do not say, or name none of them."""
-        return self.tables.get(self.chosen(written) or "")
+        """The alternative that the written keys ask for, the usual one where they do not say; None where there is no
+        such one, or they name none of them."""
+        return self.tables.get(self.chosen(written) or self.usual or "")
 
 
 @dataclass(frozen=True)
@@ -128,8 +137,10 @@ def _node(annotation: Any, discriminator: Discriminator | str | None) -> Node:
             return _node(members[0], discriminator)
         if discriminator is not None:
             key = discriminator if isinstance(discriminator, str) else discriminator.discriminator
+            usual = key.usual if isinstance(key, KindOr) else None
             tag = key if isinstance(key, str) else None
-            return Choice(tag, {name: of(table) for member in members for name, table in _named(member, tag)})
+            tables = {name: of(table) for member in members for name, table in _named(member, tag)}
+            return Choice("kind" if usual else tag, tables, usual)
     return Leaf(annotation)
 
 

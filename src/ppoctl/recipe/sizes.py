@@ -1,6 +1,6 @@
 """Sizes that follow from several keys of a recipe: sequences and updates of a step, of the run, of a microbatch."""
 
-from ppoctl.recipe.schema import BySequences, ByTokens, Recipe
+from ppoctl.recipe.schema import BySequences, ByTokens, OptimizerTable, Recipe
 
 
 def sequences_per_step(recipe: Recipe) -> int:
@@ -13,15 +13,44 @@ def epochs(recipe: Recipe, role: str) -> int:
     return (recipe.ppo.critic_epochs if role == "critic" else None) or recipe.ppo.epochs
 
 
+def minibatch_seqs(recipe: Recipe, role: str) -> int:
+    """Sequences per optimizer step of one role."""
+    return (recipe.ppo.critic_minibatch_seqs if role == "critic" else None) or recipe.ppo.minibatch_seqs
+
+
 def updates_per_step(recipe: Recipe, role: str) -> int:
     """Optimizer steps of one role in one PPO step."""
-    return epochs(recipe, role) * (sequences_per_step(recipe) // recipe.ppo.minibatch_seqs)
+    return epochs(recipe, role) * (sequences_per_step(recipe) // minibatch_seqs(recipe, role))
+
+
+def critic_only_steps(recipe: Recipe, role: str) -> int:
+    """PPO steps before the first that trains the role."""
+    return recipe.ppo.critic_only_steps if role == "actor" else 0
 
 
 def planned_updates(recipe: Recipe, role: str) -> int:
     """Optimizer steps of one role in the whole run; the actor rests in critic-only steps."""
-    steps = recipe.steps - (recipe.ppo.critic_only_steps if role == "actor" else 0)
-    return max(steps, 0) * updates_per_step(recipe, role)
+    return max(recipe.steps - critic_only_steps(recipe, role), 0) * updates_per_step(recipe, role)
+
+
+def optimizer_of(recipe: Recipe, role: str) -> OptimizerTable:
+    """The optimizer's table of one role."""
+    return (recipe.critic if role == "critic" else recipe.actor).optimizer
+
+
+def updates_per_tick(recipe: Recipe, role: str) -> int:
+    """Optimizer steps of one role that have the same learning rate."""
+    if optimizer_of(recipe, role).lr_ticks == "update":
+        return 1
+    return updates_per_step(recipe, role) or 1  # none: a recipe that breaks a rule
+
+
+def warmup_updates(recipe: Recipe, role: str) -> int:
+    """Optimizer steps of one role's warm-up; a share of those planned is a whole number of ticks, the nearest."""
+    table, per_tick = optimizer_of(recipe, role), updates_per_tick(recipe, role)
+    if table.lr_warmup_frac is None:
+        return table.lr_warmup_updates
+    return round(table.lr_warmup_frac * (planned_updates(recipe, role) // per_tick)) * per_tick
 
 
 def longest_sequence(recipe: Recipe) -> int:

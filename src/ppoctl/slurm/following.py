@@ -63,6 +63,15 @@ def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> Told:
         return Told(silence=error.message)
 
 
+def has_open_job(layout: RunLayout, lines: Sequence[Line]) -> bool:
+    """Whether Slurm has a job of the run that runs or waits; True, too, where it does not say. `lines`: the run's
+    journal."""
+    jobs = jobs_of.jobs(layout)
+    known = RunFacts(alive.attempts(lines), jobs, {job.id: jobs_of.ends(layout, job.id) for job in jobs})
+    told = ask(slurm(), [known])
+    return told.silence is not None or bool(told.at_work(known) or told.waiting(known))
+
+
 def require_idle(layout: RunLayout) -> None:
     """Raise RunAliveError while another process of this host, or a job of Slurm, is at work on the run. A job of it
     that waits is in the way as well, because it would take the run away when it begins; but not in the way of the

@@ -1,33 +1,52 @@
-"""70-actor_update: the actor follows the advantages, clipped."""
+"""70-actor_update: the actor follows the advantages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Correction, Logprobs, Rollouts, State, Update
-from ppoctl.ppo.diagnostics import policy_diagnostics
-from ppoctl.ppo.kl import KlKind, kl_estimate
+from ppoctl.errors import RecipeError
+from ppoctl.ports import Asked, Minibatch, MinibatchResult
+from ppoctl.ppo.aggregation import Aggregation
+from ppoctl.ppo.diagnostics import policy_diagnostics, sampler_gap
+from ppoctl.ppo.kl import kl_losses
 from ppoctl.ppo.masking import masked_mean
-from ppoctl.ppo.policy_loss import PolicyClip, clipped_policy_losses
-from ppoctl.stages.logprobs import KlPenalty, reference_of
+from ppoctl.ppo.policy_loss import PolicyLoss
+from ppoctl.stages.correction import counted_after
+from ppoctl.stages.logprobs import KlPenalty, kl_figures, reference_of
 from ppoctl.stages.objective import Outputs, Term, Terms
 from ppoctl.stages.updates import UpdateStage
+
+Step = tuple[Minibatch, MinibatchResult]
+"""One optimizer step, with what it saw."""
 
 
 @dataclass(frozen=True)
 class Surrogate:
-    """The clipped surrogate: what a token gains by its advantage, as a loss."""
+    """What a token gains by its advantage, as a loss."""
 
-    old_logprobs: Float[Tensor, "B R"]
+    old_logprobs: Float[Tensor, "B R"] | None
+    """None: those of the update itself, so that every ratio is 1, and carries the gradient of a log-prob."""
     advantages: Float[Tensor, "B R"]
-    clip: PolicyClip
+    kind: PolicyLoss
     needs_entropy: bool = False
 
     def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        old_logprobs, advantages = outputs.of(self.old_logprobs), outputs.of(self.advantages)
-        return clipped_policy_losses(outputs.values, old_logprobs, advantages, mask, clip=self.clip)
+        old_logprobs = outputs.values.detach() if self.old_logprobs is None else outputs.of(self.old_logprobs)
+        return self.kind.losses(outputs.values, old_logprobs, outputs.of(self.advantages), mask)
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihood:
+    """Minus the log-prob of each token."""
+
+    needs_entropy: bool = False
+
+    def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
+        return torch.where(mask, -outputs.values, 0)
 
 
 @dataclass(frozen=True)
@@ -43,23 +62,33 @@ class Entropy:
 
 @dataclass(frozen=True)
 class KlToReference:
-    """An estimate of the KL divergence from the reference, in nats."""
+    """An estimate of the KL divergence from the reference, in nats, with the gradient that the penalty asks for."""
 
     reference: Float[Tensor, "B R"]
     """Log-probs under the reference."""
-    estimator: KlKind
+    old_logprobs: Float[Tensor, "B R"] | None
+    """None: those of the update itself."""
+    penalty: KlPenalty
     needs_entropy: bool = False
 
     def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        return kl_estimate(outputs.values, outputs.of(self.reference), kind=self.estimator, mask=mask)
+        reference, gradient, old = outputs.of(self.reference), self.penalty.gradient, self.old_logprobs
+        old_logprobs = outputs.values if old is None else outputs.of(old)
+        estimates = self.penalty.estimates(outputs.values, reference, mask)
+        return kl_losses(estimates, outputs.values, reference, old_logprobs, mask, gradient=gradient)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorUpdateStage(UpdateStage):
     """Every epoch of the actor. A correction says what tokens weigh, and which do not count."""
 
-    clip: PolicyClip
+    scored: Asked
+    """How its log-probs are taken: as the generator drew."""
+    loss: PolicyLoss
+    aggregation: Aggregation
+    """How token losses, entropies and KL become one number each."""
     entropy_coef: float
+    positive_nll_coef: float
     penalty: KlPenalty | None
     name: str = "actor_update"
 
@@ -73,30 +102,69 @@ class ActorUpdateStage(UpdateStage):
     ) -> Update:
         mask, weighted = advantages.mask, advantages.advantages
         if correction is not None:
-            mask, weighted = mask & correction.mask, weighted * correction.weights
+            mask, weighted = counted_after(correction, mask), weighted * correction.weights
         read = (rollouts, logprobs, advantages, *(() if correction is None else (correction,)))
-        objective = Terms(tuple(self._terms(logprobs, weighted, mask, advantages.carry.kl_coef)))
-        trained = self.train(actor, rollouts, objective, read=read)
+        terms = self._terms(logprobs, weighted, mask, advantages.penalty_coef)
+        if self.positive_nll_coef > 0:
+            good = mask & _earned_more_than_nothing(advantages)[:, None]
+            terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef))
+        # Entropies are figures of every update: where no forward pass told them, the update itself does.
+        asked = replace(self.scored, entropy=logprobs.entropy is None)
+        trained = self.train(actor, rollouts, Terms(tuple(terms), asked), read=read)
         diagnostics = [
             policy_diagnostics(
-                result.outputs,
-                logprobs.actor[minibatch.rows],
+                result.said.outputs,
+                result.said.outputs if logprobs.actor is None else logprobs.actor[minibatch.rows],
                 advantages.advantages[minibatch.rows],
                 mask[minibatch.rows],
-                clip=self.clip,
+                loss=self.loss,
             )
             for minibatch, result in trained.steps
         ]
-        of_the_step = {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(logprobs.entropy, mask))}
-        return trained.record("policy", diagnostics, of_the_step=of_the_step)
+        of_the_step = self._of_the_step(trained.steps[0], logprobs, advantages, mask)
+        record = trained.record("policy", diagnostics, of_the_step=of_the_step)
+        return record if logprobs.entropy is not None else replace(record, gap=_gap(trained.steps[0], rollouts))
 
     def _terms(
         self, logprobs: Logprobs, weighted: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], kl_coef: float
     ) -> list[Term]:
-        terms = [Term(Surrogate(logprobs.actor, weighted, self.clip), mask)]
+        terms = [Term(Surrogate(logprobs.actor, weighted, self.loss), mask, aggregation=self.aggregation)]
         if self.entropy_coef > 0:
-            terms.append(Term(Entropy(), mask, coef=-self.entropy_coef))
+            terms.append(Term(Entropy(), mask, coef=-self.entropy_coef, aggregation=self.aggregation))
         if self.penalty is not None and self.penalty.place == "loss":
-            kl = KlToReference(reference_of(logprobs), self.penalty.estimator)
-            terms.append(Term(kl, mask, coef=kl_coef))
+            kl = KlToReference(reference_of(logprobs), logprobs.actor, self.penalty)
+            terms.append(Term(kl, mask, coef=kl_coef, aggregation=self.aggregation))
         return terms
+
+    def _of_the_step(
+        self, first: Step, logprobs: Logprobs, advantages: Advantages, mask: Bool[Tensor, "B R"]
+    ) -> dict[str, float]:
+        """Figures of the actor before its update. Where no forward pass has told them, its first minibatch does,
+        which still sees the actor that drew."""
+        if logprobs.entropy is not None:
+            return {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(logprobs.entropy, mask))}
+        rows, seen = first[0].rows, first[1]
+        assert seen.said.entropy is not None, "entropies are to be reported, and were not computed"
+        figures = {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(seen.said.entropy, mask[rows]))}
+        if logprobs.actor is None and self.penalty is not None:
+            kl = self.penalty.estimates(seen.said.outputs, reference_of(logprobs)[rows], mask[rows])
+            figures |= kl_figures(kl, mask[rows], advantages.penalty_coef)
+        return figures
+
+
+def _earned_more_than_nothing(advantages: Advantages) -> Bool[Tensor, " B"]:
+    """The responses whose reward is above 0. Raises RecipeError where the record does not know what they earned."""
+    if advantages.shaped is None:
+        raise RecipeError(
+            "`ppo.policy_loss.positive_nll_coef` reads what each response earned, and the advantages of this step "
+            "are of a version that did not keep it",
+            hint="ppoctl resume RUN --set ppo.policy_loss.positive_nll_coef=0  # for this step",
+        )
+    return advantages.shaped > 0
+
+
+def _gap(first: Step, rollouts: Rollouts) -> dict[str, float]:
+    """Sampler against trainer, in the first minibatch."""
+    minibatch, seen = first
+    sampler, drawn = (grid[minibatch.rows] for grid in (rollouts.sampler_logprobs, rollouts.mask))
+    return sampler_gap(seen.said.outputs, sampler, drawn)

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Rollouts, State, Update, Values
-from ppoctl.ppo.diagnostics import value_diagnostics
+from ppoctl.ppo.aggregation import Aggregation
+from ppoctl.ppo.diagnostics import explained_variance, value_diagnostics
 from ppoctl.ppo.value_loss import clipped_value_losses
 from ppoctl.stages.objective import Outputs, Term, Terms
-from ppoctl.stages.updates import UpdateStage
+from ppoctl.stages.updates import UpdateStage, UpdateTrace
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,16 @@ class CriticUpdateStage(UpdateStage):
 
     clip: float | None
     scale: float
+    aggregation: Aggregation
     name: str = "critic_update"
 
     def run(self, critic: State, rollouts: Rollouts, values: Values, advantages: Advantages) -> Update:
         errors = ClippedErrors(values.values, advantages.returns, self.clip)
-        objective = Terms((Term(errors, advantages.mask, coef=self.scale),))
+        objective = Terms((Term(errors, advantages.mask, coef=self.scale, aggregation=self.aggregation),))
         trained = self.train(critic, rollouts, objective, read=(rollouts, values, advantages))
         diagnostics = [
             value_diagnostics(
-                result.outputs,
+                result.said.outputs,
                 values.values[minibatch.rows],
                 advantages.returns[minibatch.rows],
                 advantages.mask[minibatch.rows],
@@ -49,10 +51,23 @@ class CriticUpdateStage(UpdateStage):
             )
             for minibatch, result in trained.steps
         ]
-        return trained.record("value", diagnostics, of_the_step=self._of_the_step(values, advantages))
+        of_the_step = {
+            **self._before_the_update(values, advantages),
+            metrics.VALUE_EXPLAINED_VARIANCE_LAST_EPOCH.name: _explained_as_last_seen(trained, values, advantages),
+        }
+        return trained.record("value", diagnostics, of_the_step=of_the_step)
 
-    def _of_the_step(self, values: Values, advantages: Advantages) -> dict[str, float]:
+    def _before_the_update(self, values: Values, advantages: Advantages) -> dict[str, float]:
         """Explained variance and the like over all tokens of the step at once, from the values before the update."""
         whole = value_diagnostics(values.values, values.values, advantages.returns, advantages.mask, clip=self.clip)
         kept = ("explained_variance", "value_mean", "return_mean", "return_std", "value_error")
         return {metrics.named("value", name): whole[name] for name in kept}
+
+
+def _explained_as_last_seen(trained: UpdateTrace, values: Values, advantages: Advantages) -> float:
+    """Explained variance of the values as the last epoch saw them. They cost nothing; those of the critic that the
+    update made would cost a pass over all rows."""
+    seen = values.values.clone()
+    for minibatch, result in trained.steps:
+        seen[minibatch.rows] = result.said.outputs.to(seen)
+    return float(explained_variance(seen, advantages.returns, advantages.mask))

@@ -1,20 +1,24 @@
-"""40-logprobs: what the trainer says of the drawn tokens, and how far that is from what the generator said.
+"""40-logprobs: what the drawn tokens' ratios are taken to, and how far the trainer is from what the generator said.
 
 Here also are what other stages share with it: the guard that keeps NaN out of everything later, and the penalty that
 reads the reference's log-probs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl.batch.records import Logprobs, Rollouts, State
+from ppoctl import metrics
+from ppoctl.batch.records import Carry, Logprobs, Rollouts, State
 from ppoctl.errors import NonFiniteError
-from ppoctl.ports import Models
+from ppoctl.ports import Asked, Models
 from ppoctl.ppo.diagnostics import sampler_gap
+from ppoctl.ppo.kl import KlGradient, KlKind, kl_estimate
+from ppoctl.ppo.kl_coefficient import KlTarget
+from ppoctl.ppo.masking import masked_mean
 
 
 @dataclass(frozen=True)
@@ -22,36 +26,70 @@ class KlPenalty:
     """Where and how leaving the reference is penalised."""
 
     place: Literal["reward", "loss"]
-    estimator: Literal["k1", "k2", "k3"]
+    estimator: KlKind
     coef: float
+    """The fixed coefficient, or the first of one that follows a target."""
+    input_clamp: float | None = None
+    output_clamp: float | None = None
+    gradient: KlGradient = "estimator"
+    """Form of the gradient that the penalty has in the loss."""
+    target: KlTarget | None = None
+    """None: the coefficient is fixed."""
+
+    def estimates(
+        self,
+        logprobs: Float[Tensor, "B R"],
+        reference: Float[Tensor, "B R"],
+        mask: Bool[Tensor, "B R"],
+    ) -> Float[Tensor, "B R"]:
+        """Estimates of KL(actor || reference) per token in nats; 0 under the mask, and so is their gradient."""
+        clamps = {"input_clamp": self.input_clamp, "output_clamp": self.output_clamp}
+        return kl_estimate(logprobs, reference, kind=self.estimator, mask=mask, **clamps)
+
+    def coef_at(self, carry: Carry) -> float:
+        """The coefficient of a step that begins with this carry: a target's goes on from the one before."""
+        return self.coef if self.target is None else carry.kl_coef or self.coef
 
 
 @dataclass(frozen=True)
 class LogprobsStage:
-    """The actor's log-probs and entropies, and the reference's log-probs where a KL penalty reads them."""
+    """The old log-probs (by a forward pass: with entropies), and the reference's where a KL penalty reads them."""
 
     models: Models
-    temperature: float
+    scored: Asked
+    """How log-probs are taken: as the generator drew. The reference is taken at that temperature, with all ids."""
     with_reference: bool
     fingerprint: str
+    source: Literal["trainer", "sampler", "current"] = "trainer"
+    """Who says the old log-probs: a forward pass of the trainer, the sampler, or the update itself."""
     name: str = "logprobs"
 
     def run(self, actor: State, rollouts: Rollouts) -> Logprobs:
-        engine = self.models.actor_at(actor)
-        logprobs, entropy = engine.logprobs(rollouts.sequences, temperature=self.temperature)
+        said = self._by_trainer(actor, rollouts) if self.source == "trainer" else self._without(actor, rollouts)
+        if not self.with_reference:
+            return said
+        engine, whole = self.models.actor_at(actor), Asked(temperature=self.scored.temperature)
+        reference = engine.reference_logprobs(rollouts.sequences, whole)
+        require_finite(reference, rollouts.mask, "a log-prob of the reference")
+        return replace(said, reference=reference.where(rollouts.mask, 0.0))
+
+    def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
+        said = self.models.actor_at(actor).logprobs(rollouts.sequences, replace(self.scored, entropy=True))
+        logprobs, entropy = said.outputs, said.entropy
+        assert entropy is not None, "entropies were asked for"
         require_finite(logprobs, rollouts.mask, "a log-prob of the actor")
-        reference = None
-        if self.with_reference:
-            reference = engine.reference_logprobs(rollouts.sequences, temperature=self.temperature)
-            require_finite(reference, rollouts.mask, "a log-prob of the reference")
-            reference = reference.where(rollouts.mask, 0.0)
         return Logprobs(
             actor=logprobs.where(rollouts.mask, 0.0),
             entropy=entropy.where(rollouts.mask, 0.0),
-            reference=reference,
             stamp=actor.stamp,
             gap=sampler_gap(logprobs, rollouts.sampler_logprobs, rollouts.mask),
         )
+
+    def _without(self, actor: State, rollouts: Rollouts) -> Logprobs:
+        sampler = rollouts.sampler_logprobs if self.source == "sampler" else None
+        if sampler is not None:
+            require_finite(sampler, rollouts.mask, "a log-prob of the sampler")
+        return Logprobs(actor.stamp, {}, sampler)
 
 
 def reference_of(logprobs: Logprobs) -> Float[Tensor, "B R"]:
@@ -59,6 +97,16 @@ def reference_of(logprobs: Logprobs) -> Float[Tensor, "B R"]:
     wiring; leaving the penalty out would train something else."""
     assert logprobs.reference is not None, "a KL penalty is on, and the reference's log-probs were not taken"
     return logprobs.reference
+
+
+def kl_figures(kl: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], coef: float) -> dict[str, float]:
+    """The figures of a penalty: metric name -> number."""
+    mean = float(masked_mean(kl, mask))
+    return {
+        metrics.KL_REFERENCE_MEAN.name: mean,
+        metrics.KL_COEF.name: coef,
+        metrics.KL_PENALTY_MEAN.name: coef * mean,
+    }
 
 
 def require_finite(x: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], what: str) -> None:

@@ -7,13 +7,14 @@ So no memory setting and no layout changes a loss or a gradient, whatever a term
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ppoctl.ports import Totals
+from ppoctl.ports import Asked, Said, Totals
+from ppoctl.ppo.aggregation import Aggregation, TokenMean
 
 
 @dataclass(frozen=True)
@@ -43,30 +44,6 @@ class TokenLoss(Protocol):
         ...
 
 
-@runtime_checkable
-class Aggregation(Protocol):
-    """How token losses become one number."""
-
-    def total(self, mask: Bool[Tensor, "M R"]) -> int:
-        """What the sum over a whole minibatch is divided by; 0 where nothing counts."""
-        ...
-
-    def summed(self, losses: Float[Tensor, "m R"], mask: Bool[Tensor, "m R"]) -> Float[Tensor, ""]:
-        """The share of some rows in that sum."""
-        ...
-
-
-@dataclass(frozen=True)
-class TokenMean:
-    """The mean over all counted tokens of the minibatch: long responses weigh more (DAPO, arXiv:2503.14476)."""
-
-    def total(self, mask: Bool[Tensor, "M R"]) -> int:
-        return int(mask.sum())
-
-    def summed(self, losses: Float[Tensor, "m R"], mask: Bool[Tensor, "m R"]) -> Float[Tensor, ""]:  # noqa: ARG002 - others count
-        return losses.sum()
-
-
 @dataclass(frozen=True)
 class Term:
     """One addend of an objective."""
@@ -75,7 +52,7 @@ class Term:
     mask: Bool[Tensor, "B R"]
     """The tokens it counts, of all rows of the step."""
     coef: float = 1.0
-    aggregation: Aggregation = TokenMean()
+    aggregation: Aggregation = field(default_factory=TokenMean)
 
     def total(self, rows: Int[Tensor, " M"]) -> int:
         return self.aggregation.total(self.mask[rows])
@@ -91,21 +68,18 @@ class Terms:
     """An objective of these terms (`ports.Objective`)."""
 
     terms: Sequence[Term]
+    scored: Asked = field(default_factory=Asked)
+    """How the model is scored; entropies are asked for too where a term reads them."""
 
     @property
-    def needs_entropy(self) -> bool:
-        return any(term.loss.needs_entropy for term in self.terms)
+    def asks(self) -> Asked:
+        entropy = self.scored.entropy or any(term.loss.needs_entropy for term in self.terms)
+        return replace(self.scored, entropy=entropy)
 
     def totals(self, rows: Int[Tensor, " M"]) -> Totals:
         return tuple(term.total(rows) for term in self.terms)
 
-    def __call__(
-        self,
-        rows: Int[Tensor, " m"],
-        outputs: Float[Tensor, "m R"],
-        entropy: Float[Tensor, "m R"] | None,
-        totals: Totals,
-    ) -> Float[Tensor, ""]:
-        seen = Outputs(rows, outputs, entropy)
+    def __call__(self, rows: Int[Tensor, " m"], said: Said, totals: Totals) -> Float[Tensor, ""]:
+        seen = Outputs(rows, said.outputs, said.entropy)
         shares = [term.share(seen, total) for term, total in zip(self.terms, totals, strict=True) if total]
-        return sum(shares, start=outputs.new_zeros(()))
+        return sum(shares, start=said.outputs.new_zeros(()))

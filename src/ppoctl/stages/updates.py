@@ -9,33 +9,24 @@ from ppoctl.batch.lineage import next_lineage
 from ppoctl.batch.records import Record, Rollouts, State, Update
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import Minibatch, MinibatchResult, Models, Objective, OptimizerStep
-from ppoctl.ppo.learning_rate import ScheduleKind, learning_rate
+from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.minibatches import minibatch_rows
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate over optimizer steps (see `ppo.learning_rate`) and what stays constant."""
+    """Settings of each optimizer step: a learning rate that follows the ticks, and what stays constant."""
 
-    peak: float
-    kind: ScheduleKind
-    warmup_updates: int
-    total_updates: int
-    min_frac: float
+    rate: LearningRate
     constant: OptimizerStep
     """`lr` of it is not read."""
+    steps_before: int | None = None
+    """PPO steps before the first that trains the role, where each is one tick; None: a tick is an optimizer step."""
 
-    def at(self, update: int) -> OptimizerStep:
-        """Settings of the update-th optimizer step, from 0."""
-        lr = learning_rate(
-            update,
-            peak=self.peak,
-            warmup_updates=self.warmup_updates,
-            total_updates=self.total_updates,
-            kind=self.kind,
-            min_frac=self.min_frac,
-        )
-        return replace(self.constant, lr=lr)
+    def at(self, state: State, done: int) -> OptimizerStep:
+        """Settings of the optimizer step that follows `done` others of the PPO step after `state`."""
+        tick = state.updates + done if self.steps_before is None else state.step - self.steps_before
+        return replace(self.constant, lr=self.rate.at(tick))
 
 
 @dataclass(frozen=True)
@@ -44,19 +35,20 @@ class MinibatchPlan:
 
     epochs: int
     minibatch_seqs: int
-    seed: int
+    seed: int | None
+    """Seed of the run, by which each epoch has an order of rows of its own; None: the rows stay in order."""
     schedule: Schedule
 
     def minibatches(self, state: State, num_seqs: int, objective: Objective) -> list[Minibatch]:
-        """All optimizer steps of the PPO step after `state`, in order; a new order of rows in every epoch. A
-        minibatch in which nothing counts (no sample of it has a score) teaches nothing and is left out."""
+        """All optimizer steps of the PPO step after `state`, in order. A minibatch in which nothing counts (no sample
+        of it has a score) teaches nothing and is left out."""
         planned: list[Minibatch] = []
         for epoch in range(self.epochs):
-            seed = derive_seed(self.seed, state.step + 1, state.role, epoch)
+            seed = None if self.seed is None else derive_seed(self.seed, state.step + 1, state.role, epoch)
             for rows in minibatch_rows(num_seqs, self.minibatch_seqs, seed=seed):
                 totals = objective.totals(rows)
                 if any(totals):
-                    planned.append(Minibatch(rows, totals, self.schedule.at(state.updates + len(planned))))
+                    planned.append(Minibatch(rows, totals, self.schedule.at(state, len(planned))))
         return planned
 
 

@@ -1,29 +1,29 @@
 """Recipe tables -> stages, each with the fingerprint of what it reads."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
-from ppoctl.ports import Models, OptimizerStep, SamplingParams, Scorer
-from ppoctl.ppo.policy_loss import PolicyClip
+from ppoctl.plan.schedule import learning_rate_of
+from ppoctl.ports import Asked, Models, OptimizerStep, SamplingParams, Scorer
+from ppoctl.ppo.aggregation import aggregation
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.schema import (
-    GaeAdvantages,
-    KlInLoss,
-    KlInReward,
-    MonteCarloAdvantages,
-    OptimizerTable,
-    Recipe,
-    TruncatedImportance,
+from ppoctl.recipe.schema import GaeAdvantages, MonteCarloAdvantages, Recipe
+from ppoctl.recipe.sizes import (
+    critic_only_steps,
+    epochs,
+    minibatch_seqs,
+    optimizer_of,
+    planned_updates,
+    updates_per_tick,
+    warmup_updates,
 )
-from ppoctl.recipe.sizes import epochs, planned_updates
 from ppoctl.rewards.arithmetic import RewardArithmetic
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.correction import CorrectionStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.drawing import Drawing
 from ppoctl.stages.estimators import Estimator, Gae, MonteCarlo
@@ -33,17 +33,23 @@ from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from ppoctl.stages.values import ValuesStage
+from ppoctl.wire.corrections import correction_of
+from ppoctl.wire.losses import policy_loss
+from ppoctl.wire.penalties import penalty_of
 from ppoctl.wire.reward_steps import reward_steps
 
 ARITHMETIC = tuple(f"reward.{key}" for key in tree.of(RewardArithmetic).keys)
 """What becomes of scores: a change of it scores nothing again."""
 
+SCORED_AS = tuple(f"rollout.{key}" for key in ("temperature", "top_p", "top_k", "min_p"))
+"""Which distribution was drawn from."""
+
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
     "reward": ("reward",),
     "values": ("model",),
-    "logprobs": ("model", "rollout.temperature", "ppo.kl"),
-    "correction": ("ppo.rollout_correction",),
+    "logprobs": ("model", *SCORED_AS, "ppo.kl", "ppo.old_logprobs"),
+    "correction": ("ppo.rollout_correction", "ppo.rollout_rejection", "ppo.max_sequence_gap"),
     "advantages": ("ppo.advantages", "ppo.truncated", "ppo.kl", *ARITHMETIC),
     "critic_update": (
         "seed",
@@ -52,22 +58,25 @@ READS: dict[str, tuple[str, ...]] = {
         "ppo.critic_epochs",
         "ppo.epochs",
         "ppo.minibatch_seqs",
+        "ppo.minibatch_order",
+        "ppo.critic_minibatch_seqs",
         "ppo.value_loss",
     ),
     "actor_update": (
         "seed",
         "model",
         "actor.optimizer",
-        "rollout.temperature",
+        *SCORED_AS,
         "ppo.epochs",
         "ppo.minibatch_seqs",
+        "ppo.minibatch_order",
         "ppo.policy_loss",
         "ppo.kl",
     ),
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
-"""The recipe keys each stage reads. An update also reads how many optimizer steps its schedule spans, if it ends; who
-scores does not read the arithmetic of rewards."""
+"""The recipe keys each stage reads; who scores does not read the arithmetic of rewards. See `_read_elsewhere` for
+what an update reads besides."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -76,11 +85,27 @@ def read_by(stage: str, recipe: Recipe) -> str:
     if stage not in READS:
         return ""
     role = stage.removesuffix("_update")
-    span = _plan(recipe, role).schedule.total_updates if role != stage else 0
     without = () if stage == "advantages" else ARITHMETIC
-    # The other two values of `ppo.truncated` are the same to it: a run that stops as all are left out is mended so.
-    goes_on = ["bootstrap"] if stage == "values" and recipe.ppo.truncated == "bootstrap" else []
-    return _hash(fingerprint(recipe, READS[stage], without=without), *([f"{span} updates"] if span else []), *goes_on)
+    elsewhere = tuple(_read_elsewhere(recipe, role)) if role != stage else ()
+    if stage == "values" and recipe.ppo.truncated == "bootstrap":
+        # Its other two values are the same here: a run that stops as all is left out is mended with one of them.
+        elsewhere = ("bootstrap",)
+    return _hash(fingerprint(recipe, READS[stage], without=without), *elsewhere)
+
+
+def _read_elsewhere(recipe: Recipe, role: str) -> Iterator[str]:
+    """What an update of the role reads of keys that it otherwise does not: of how many steps there are, where a
+    learning rate follows them; of how long a response may be, where a loss divides by it."""
+    table = optimizer_of(recipe, role)
+    if table.lr_schedule != "constant":
+        yield f"{table.lr_decay_updates or planned_updates(recipe, role)} updates"
+    if table.lr_warmup_frac is not None:
+        yield f"{warmup_updates(recipe, role)} updates of warm-up"
+    if table.lr_ticks == "step":
+        yield f"{updates_per_tick(recipe, role)} updates a tick, after {critic_only_steps(recipe, role)} steps"
+    loss = recipe.ppo.policy_loss if role == "actor" else recipe.ppo.value_loss
+    if loss.aggregation == "fixed_length":
+        yield f"{recipe.rollout.max_new_tokens} tokens"
 
 
 @dataclass(frozen=True)
@@ -92,12 +117,12 @@ class StageBuilder:
     scorer: Scorer
 
     def stages(self, recipe: Recipe) -> Stages:
-        penalty = _penalty(recipe)
+        penalty = penalty_of(recipe)
         return Stages(
             rollout=RolloutStage(
                 models=self.models,
                 drawing=self.drawing,
-                params=_sampling(recipe, recipe.rollout.temperature, recipe.rollout.max_new_tokens),
+                params=_drawn(recipe),
                 samples_per_prompt=recipe.rollout.samples_per_prompt,
                 seed=recipe.seed,
                 fingerprint=read_by("rollout", recipe),
@@ -113,11 +138,12 @@ class StageBuilder:
             ),
             logprobs=LogprobsStage(
                 models=self.models,
-                temperature=recipe.rollout.temperature,
+                scored=_scored(recipe),
                 with_reference=penalty is not None,
+                source=recipe.ppo.old_logprobs,
                 fingerprint=read_by("logprobs", recipe),
             ),
-            correction=_correction(recipe),
+            correction=correction_of(recipe, read_by("correction", recipe)),
             advantages=AdvantagesStage(
                 reward_steps=reward_steps(recipe.reward, max_new_tokens=recipe.rollout.max_new_tokens),
                 estimator=_estimator(recipe.ppo.advantages),
@@ -137,6 +163,7 @@ class StageBuilder:
             plan=_plan(recipe, "critic"),
             clip=ppo.value_loss.clip,
             scale=ppo.value_loss.scale,
+            aggregation=aggregation(ppo.value_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             fingerprint=read_by("critic_update", recipe),
         )
 
@@ -145,8 +172,11 @@ class StageBuilder:
         return ActorUpdateStage(
             models=self.models,
             plan=_plan(recipe, "actor"),
-            clip=PolicyClip(ppo.policy_loss.clip_low, ppo.policy_loss.clip_high, ppo.policy_loss.dual_clip),
+            scored=_scored(recipe),
+            loss=policy_loss(ppo.policy_loss),
+            aggregation=aggregation(ppo.policy_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
             entropy_coef=ppo.policy_loss.entropy_coef,
+            positive_nll_coef=ppo.policy_loss.positive_nll_coef,
             penalty=penalty,
             fingerprint=read_by("actor_update", recipe),
         )
@@ -167,13 +197,6 @@ def evaluation_stage(recipe: Recipe, drawing: Drawing, scorer: Scorer, sets: Map
     )
 
 
-def _correction(recipe: Recipe) -> CorrectionStage | None:
-    table = recipe.ppo.rollout_correction
-    if isinstance(table, TruncatedImportance):
-        return CorrectionStage(table.max_ratio, read_by("correction", recipe))
-    return None
-
-
 def _estimator(table: GaeAdvantages | MonteCarloAdvantages) -> Estimator:
     if isinstance(table, MonteCarloAdvantages):
         return MonteCarlo(table.gamma)
@@ -181,11 +204,11 @@ def _estimator(table: GaeAdvantages | MonteCarloAdvantages) -> Estimator:
     return Gae(table.gamma, table.gae_lambda, lam_value, table.length_adaptive_alpha)
 
 
-def _penalty(recipe: Recipe) -> KlPenalty | None:
-    kl = recipe.ppo.kl
-    if isinstance(kl, KlInReward | KlInLoss):
-        return KlPenalty(place=kl.place, estimator=kl.estimator, coef=kl.coef)
-    return None
+def _drawn(recipe: Recipe) -> SamplingParams:
+    """How a rollout samples; an evaluation leaves no id out."""
+    rollout = recipe.rollout
+    plain = _sampling(recipe, rollout.temperature, rollout.max_new_tokens)
+    return replace(plain, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p)
 
 
 def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> SamplingParams:
@@ -194,18 +217,19 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
     )
 
 
+def _scored(recipe: Recipe) -> Asked:
+    """How the trainer takes log-probs: of the distribution that the generator drew from."""
+    rollout = recipe.rollout
+    return Asked(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p)
+
+
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:
-    table = (recipe.critic if role == "critic" else recipe.actor).optimizer
-    schedule = _schedule(table, planned=planned_updates(recipe, role))
-    return MinibatchPlan(epochs(recipe, role), recipe.ppo.minibatch_seqs, recipe.seed, schedule)
-
-
-def _schedule(table: OptimizerTable, *, planned: int) -> Schedule:
-    # A constant rate does not depend on how many steps are planned, so raising `steps` must not change its
-    # fingerprint.
-    total = 0 if table.lr_schedule == "constant" else table.lr_decay_updates or planned
+    table = optimizer_of(recipe, role)
     constant = OptimizerStep(table.lr, table.weight_decay, table.grad_clip, table.beta1, table.beta2, table.eps)
-    return Schedule(table.lr, table.lr_schedule, table.lr_warmup_updates, total, table.lr_min_frac, constant)
+    steps_before = critic_only_steps(recipe, role) if table.lr_ticks == "step" else None
+    schedule = Schedule(learning_rate_of(recipe, role), constant, steps_before)
+    seed = recipe.seed if recipe.ppo.minibatch_order == "shuffled" else None
+    return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), seed, schedule)
 
 
 def _hash(*parts: str) -> str:

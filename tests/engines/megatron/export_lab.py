@@ -25,10 +25,10 @@ def check_export(
     target.mkdir()
     rollouts = lab.make_rollouts()
     trainer = lab.actor(source)
-    before, _ = trainer.logprobs(rollouts, temperature=1.0)
+    before, _ = lab.scores(trainer, rollouts)
     trainer.update(rollouts, [lab.minibatch(rollouts)] * 3, lab.policy_objective(rollouts))
     trainer.save_weights(target)
-    logprobs, _ = trainer.logprobs(rollouts, temperature=1.0)
+    logprobs, _ = lab.scores(trainer, rollouts)
     present = torch.arange(logprobs.shape[1])[None] < rollouts.lengths[:, None]
     assert (logprobs - before)[present].abs().max() > 0.1  # far more than the tolerance below
 

@@ -8,9 +8,10 @@ import torch
 from rank_pool import RankPool
 from torch import Tensor
 
-from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
-from ppoctl.recipe.schema import ByTokens, ParallelTable
+from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
+from ppoctl.stages.objective import Terms
 
 GRADIENT_GAP = 1e-5
 """Of the gradient's norm."""
@@ -30,13 +31,21 @@ def settings(folder: Path, role: str, parallel: ParallelTable, dtype: torch.dtyp
         dtype=dtype,
         batching=ByTokens(max_tokens_per_microbatch=20, logits_chunk_tokens=5),
         parallel=parallel,
-        temperature=0.8,
     )
+
+
+def cut_otherwise(rank: MegatronRank, batching: BySequences | ByTokens) -> None:
+    """Another cut into microbatches in the same processes."""
+    rank.settings = replace(rank.settings, batching=batching)
 
 
 def trainer(pool: RankPool, made_from: TrainerSettings) -> MegatronTrainer:
     pool.open(made_from)
     return {"actor": MegatronActor, "critic": MegatronCritic}[made_from.role](made_from, pool)
+
+
+def policy_objective(rollouts: lab.Drawn) -> Terms:
+    return lab.policy_objective(rollouts, needs_entropy=True, temperature=0.8)
 
 
 def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[str, Tensor]]:
@@ -45,7 +54,7 @@ def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[st
     trained.start()
     rollouts = lab.make_rollouts()
     is_actor = made_from.role == "actor"
-    objective = lab.policy_objective(rollouts, needs_entropy=True) if is_actor else lab.value_objective(rollouts)
+    objective = policy_objective(rollouts) if is_actor else lab.value_objective(rollouts)
     before = {name: tensor.clone() for name, tensor in pool.tensors()}
     minibatches = [lab.minibatch(rollouts, rows, step=STEP) for rows in ((0, 1, 2, 3, 4), (1, 4, 2), (3, 0, 2, 1))]
     first = trained.update(rollouts, minibatches[:1], objective)
@@ -53,10 +62,10 @@ def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[st
     rest = trained.update(rollouts, minibatches[1:], objective)
     after = dict(pool.tensors())
     reported = {
-        f"{number} {name}": torch.as_tensor(getattr(result, name))
+        f"{number} {name}": torch.as_tensor(figure)
         for number, result in enumerate([*first, *rest])
-        for name in ("loss", "grad_norm", "outputs", "entropy")
-        if getattr(result, name) is not None
+        for name, figure in (vars(result) | vars(result.said)).items()
+        if name != "said" and figure is not None
     }
     return {
         "gradient": gradients,

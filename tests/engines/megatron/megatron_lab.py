@@ -33,7 +33,7 @@ from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 from ppoctl.engines.megatron.weights import parts_in
-from ppoctl.ports import Minibatch, OptimizerStep
+from ppoctl.ports import Asked, Minibatch, OptimizerStep, Said
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe.schema import BySequences, ByTokens
 from ppoctl.stages.actor_update import Surrogate
@@ -158,6 +158,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     ),
     "qwen2-six": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 6}),
     "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 6}),
+    "llama-small": (LlamaForCausalLM, LlamaConfig, {"num_hidden_layers": 1, "hidden_size": 24, "vocab_size": 130}),
     "llama-linear-rope": (
         LlamaForCausalLM,
         LlamaConfig,
@@ -274,10 +275,12 @@ def random_weights(rollouts: Drawn) -> Tensor:
     return torch.randn(rollouts.tokens.shape, generator=torch.Generator().manual_seed(3))
 
 
-def policy_objective(rollouts: Drawn, *, needs_entropy: bool = False, weights: Tensor | None = None) -> Terms:
+def policy_objective(
+    rollouts: Drawn, *, needs_entropy: bool = False, weights: Tensor | None = None, temperature: float = 1.0
+) -> Terms:
     """Weighed log-probs, with a share of the entropies where asked; one term."""
     weights = random_weights(rollouts) if weights is None else weights
-    return Terms((Term(WeighedLogprobs(weights, needs_entropy), rollouts.mask),))
+    return Terms((Term(WeighedLogprobs(weights, needs_entropy), rollouts.mask),), Asked(temperature=temperature))
 
 
 def value_objective(rollouts: Drawn) -> Terms:
@@ -285,9 +288,7 @@ def value_objective(rollouts: Drawn) -> Terms:
     return Terms((Term(SquaredDistance(returns), rollouts.mask),))
 
 
-def expected_gradients(
-    kind: str, rollouts: Drawn, objective: Terms, *, temperature: float
-) -> tuple[Tensor, dict[str, Tensor]]:
+def expected_gradients(kind: str, rollouts: Drawn, objective: Terms) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of `objective` by transformers and autograd, one sequence at a time, in float64."""
     model = copy.deepcopy(hugging_face_model(kind)).double()
     if hasattr(model.config, "num_experts_per_tok"):
@@ -295,12 +296,12 @@ def expected_gradients(
     logprobs, entropy = (torch.zeros(rollouts.tokens.shape, dtype=torch.float64) for _ in range(2))
     for row, sequence in enumerate(rollouts.unpadded()):
         prompt, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
-        logits = model(input_ids=sequence[None]).logits[0, prompt - 1 : prompt + length - 1] / temperature
-        log_p = logits.log_softmax(-1)
+        logits = model(input_ids=sequence[None]).logits[0, prompt - 1 : prompt + length - 1]
+        log_p = (logits / objective.asks.temperature).log_softmax(-1)
         logprobs[row, :length] = log_p.gather(1, sequence[prompt:, None])[:, 0]
         entropy[row, :length] = -(log_p.exp() * log_p).sum(-1)
     every = torch.arange(rollouts.num_seqs)
-    loss = objective(every, logprobs, entropy, objective.totals(every))
+    loss = objective(every, Said(logprobs, entropy), objective.totals(every))
     loss.backward()
     return loss.detach(), on_disk({name: parameter.grad for name, parameter in model.named_parameters()})
 
@@ -335,14 +336,19 @@ def minibatch(rollouts: Drawn, rows: Sequence[int] | None = None, step: Optimize
 Batching = BySequences | ByTokens
 
 
-def actor(
-    folder: Path, *, dtype: str = "float32", batching: Batching | None = None, temperature: float = 1.0
-) -> MegatronActor:
+def actor(folder: Path, *, dtype: str = "float32", batching: Batching | None = None) -> MegatronActor:
     batching = batching or BySequences(microbatch_seqs=2, logits_chunk_tokens=5)
-    settings = TrainerSettings("actor", str(folder), DTYPES[dtype], batching, temperature=temperature)
+    settings = TrainerSettings("actor", str(folder), DTYPES[dtype], batching)
     made = MegatronActor(settings, ThisProcess(MegatronRank(settings)))
     made.start()
     return made
+
+
+def scores(trained: MegatronActor, rollouts: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies."""
+    said = trained.logprobs(rollouts, Asked(temperature=temperature, entropy=True))
+    assert said.entropy is not None
+    return said.outputs, said.entropy
 
 
 def critic(folder: Path, *, dtype: str = "float32", batching: Batching | None = None) -> MegatronCritic:

@@ -19,6 +19,7 @@ from ppoctl.engines.megatron import optimizer
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.rank import MegatronRank
+from ppoctl.ports import Asked, Said, Totals
 from ppoctl.weights.sending import SenderRanks
 
 
@@ -113,7 +114,7 @@ def peak(rank: MegatronRank, rollouts: lab.Drawn, call: str) -> int:
         if call == "update":
             rank.update(rollouts, [lab.minibatch(rollouts)], objective)
         else:
-            rank.forward(rollouts, 1.0)
+            rank.forward(rollouts, Asked())
     return live.peak
 
 
@@ -128,11 +129,11 @@ class _Watched:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.needs_entropy = inner.needs_entropy
+        self.asks = inner.asks
         self.logits = 0
 
-    def __call__(self, rows: Tensor, outputs: Tensor, *rest: Any) -> Tensor:
-        nodes, seen = [outputs.grad_fn], set()
+    def __call__(self, rows: Tensor, said: Said, totals: Totals) -> Tensor:
+        nodes, seen = [said.outputs.grad_fn], set()
         while nodes:
             node = nodes.pop()
             if node is None or node in seen:
@@ -142,7 +143,7 @@ class _Watched:
                 self.logits = node.last_logits.untyped_storage().nbytes()
                 break
             nodes += [parent for parent, _ in node.next_functions]
-        return self.inner(rows, outputs, *rest)
+        return self.inner(rows, said, totals)
 
 
 def _component(stack: traceback.StackSummary) -> str | None:

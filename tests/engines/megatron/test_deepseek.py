@@ -158,8 +158,8 @@ def test_a_missing_bias_is_named(model, tmp_path):
 @pytest.mark.parametrize("batching", [BySequences(microbatch_seqs=5), ByTokens(max_tokens_per_microbatch=16)])
 def test_packing_does_not_change_logprobs(model, batching):
     rollouts, folder = lab.make_rollouts(), model("deepseek-v3")
-    one_by_one = lab.actor(folder, batching=BySequences(microbatch_seqs=1)).logprobs(rollouts, temperature=1.0)
-    packed = lab.actor(folder, batching=batching).logprobs(rollouts, temperature=1.0)
+    one_by_one = lab.scores(lab.actor(folder, batching=BySequences(microbatch_seqs=1)), rollouts)
+    packed = lab.scores(lab.actor(folder, batching=batching), rollouts)
     for found, expected in zip(packed, one_by_one, strict=True):
         FLOAT32.check(found, expected)
 
@@ -227,5 +227,5 @@ def test_log_probs_tell_a_defect_of_the_weights(model, tmp_path, defect):
     save_file(tensors, tmp_path / "model.safetensors")
     rollouts = lab.make_rollouts()
     expected, _ = lab.expected_logprobs(lab.hugging_face_model("deepseek-v3"), rollouts, 1.0)
-    found, _ = lab.actor(tmp_path).logprobs(rollouts, temperature=1.0)
+    found, _ = lab.scores(lab.actor(tmp_path), rollouts)
     assert (found - expected).abs().max() > 1e-2

@@ -7,7 +7,7 @@ As in `test_expert_layouts`, no layout is comparable where the choice of experts
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import GRADIENT_GAP, STEP, assert_agree, gap, settings, three_steps, trainer
+from layout_lab import GRADIENT_GAP, STEP, assert_agree, gap, policy_objective, settings, three_steps, trainer
 from safetensors.torch import load_file
 
 from ppoctl.engines.megatron.trainer import MegatronActor
@@ -79,7 +79,7 @@ def test_logprobs_match_transformers_and_exports_are_the_models(pool, model, tmp
     actor.start()
     rollouts = lab.make_rollouts()
     expected, entropy = lab.expected_logprobs(lab.hugging_face_model("deepseek-v3-low-rank"), rollouts, 0.8)
-    found = actor.logprobs(rollouts, temperature=0.8)
+    found = lab.scores(actor, rollouts, 0.8)
     torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(found[1], entropy, atol=1e-4, rtol=0)
     actor.save_weights(tmp_path)
@@ -97,7 +97,7 @@ def test_a_dropped_gradient_of_the_shared_key_does_not_pass(pool, model, alone):
     trained.start()
     pool.forget_gradient(1, only="linear_kv_down_proj")
     rollouts = lab.make_rollouts()
-    trained.update(rollouts, [lab.minibatch(rollouts, step=STEP)], lab.policy_objective(rollouts, needs_entropy=True))
+    trained.update(rollouts, [lab.minibatch(rollouts, step=STEP)], policy_objective(rollouts))
     expected = alone("deepseek-v3-low-rank", "actor")["gradient"]
     assert gap(pool.gradients(), expected) > 100 * GRADIENT_GAP
 

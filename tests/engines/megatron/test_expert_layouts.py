@@ -11,12 +11,24 @@ import megatron_lab as lab
 import pytest
 import rank_pool
 import torch
-from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, assert_agree, gap, goes_on, settings, three_steps, trainer
+from layout_lab import (
+    CHANGE_GAP,
+    GRADIENT_GAP,
+    STEP,
+    assert_agree,
+    gap,
+    goes_on,
+    policy_objective,
+    settings,
+    three_steps,
+    trainer,
+)
 from safetensors.torch import load_file
 
 from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.model.reading import read_shape
+from ppoctl.ports import Asked
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
 LAYOUTS = {
@@ -88,7 +100,7 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
     trained.start()
     pool.forget_gradient(1, only="local_experts")
     rollouts = lab.make_rollouts()
-    objective = lab.policy_objective(rollouts, needs_entropy=True)
+    objective = policy_objective(rollouts)
     [result] = trained.update(rollouts, [lab.minibatch(rollouts, step=STEP)], objective)
     expected = alone("qwen3-moe", "actor")
     assert gap(pool.gradients(), expected["gradient"]) > 0.1
@@ -135,13 +147,13 @@ def test_ranks_without_rows_take_part_in_the_exchange_of_tokens(pool, model):
         trained.start()
         results.append(trained.update(rollouts, minibatches, objective))
         assert isinstance(trained, MegatronActor)
-        logprobs, _ = trained.logprobs(lab.make_rollouts(prompts=(3,), lengths=(4,)), temperature=1.0)
+        logprobs, _ = lab.scores(trained, lab.make_rollouts(prompts=(3,), lengths=(4,)))
         assert logprobs.shape == (1, 4)
     for found in results[1:]:
         for one, expected in zip(found, results[0], strict=True):
             assert abs(one.loss - expected.loss) <= 1e-5
             assert abs(one.grad_norm - expected.grad_norm) <= 1e-4 * expected.grad_norm
-            torch.testing.assert_close(one.outputs, expected.outputs, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(one.said.outputs, expected.said.outputs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.sampled(1)
@@ -177,8 +189,8 @@ def test_logprobs_match_transformers(pool, model, layout):
     actor.start()
     rollouts = lab.make_rollouts()
     expected, entropy = lab.expected_logprobs(lab.hugging_face_model("qwen3-moe"), rollouts, 0.8)
-    found = actor.logprobs(rollouts, temperature=0.8)
+    found = lab.scores(actor, rollouts, 0.8)
     torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(found[1], entropy, atol=1e-4, rtol=0)
-    reference = actor.reference_logprobs(rollouts, temperature=0.8)
+    reference = actor.reference_logprobs(rollouts, Asked(temperature=0.8))
     torch.testing.assert_close(reference, expected, atol=1e-4, rtol=0)

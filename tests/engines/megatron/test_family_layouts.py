@@ -70,7 +70,7 @@ def test_logprobs_are_those_of_transformers_and_exported_weights_the_models(pool
     actor.start()
     rollouts = lab.make_rollouts()
     expected, entropy = lab.expected_logprobs(lab.hugging_face_model(kind), rollouts, 0.8)
-    found = actor.logprobs(rollouts, temperature=0.8)
+    found = lab.scores(actor, rollouts, 0.8)
     torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(found[1], entropy, atol=1e-4, rtol=0)
     actor.save_weights(tmp_path)

@@ -17,6 +17,7 @@ from ppoctl.engines.megatron.offload import HostMemory, side_by_side
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
 from ppoctl.errors import OutOfMemoryError
+from ppoctl.ports import Asked
 from ppoctl.recipe.schema import ParallelTable
 from tolerance import EXACT
 
@@ -153,9 +154,9 @@ def lived(pool: RankPool, actor: MegatronTrainer, folder: Path, rest: Callable[[
     actor.start()
     for number in range(2):
         rest()
-        found[f"{number} old"], found[f"{number} entropy"] = actor.logprobs(rollouts, temperature=0.8)
+        found[f"{number} old"], found[f"{number} entropy"] = lab.scores(actor, rollouts, 0.8)
         rest()
-        found[f"{number} reference"] = actor.reference_logprobs(rollouts, temperature=0.8)
+        found[f"{number} reference"] = actor.reference_logprobs(rollouts, Asked(temperature=0.8))
         rest()
         (result,) = actor.update(rollouts, [lab.minibatch(rollouts)], objective)
         found[f"{number} norm"] = torch.tensor(result.grad_norm)
@@ -202,12 +203,12 @@ def test_only_what_is_needed_comes_back(model):
     # Float32: gradients, two moments, and a step count per parameter beside the weights.
     assert everything == 4 * weights + 4 * len(list(rank.models[0].parameters()))
     rank.leave()
-    actor.logprobs(rollouts, temperature=1.0)
+    lab.scores(actor, rollouts)
     assert bytes_here(rank) == weights
     actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
     assert bytes_here(rank) == everything
     rank.leave()
-    actor.reference_logprobs(rollouts, temperature=1.0)
+    actor.reference_logprobs(rollouts, Asked())
     assert bytes_here(rank) == weights  # the reference's
     rank.leave()
     assert bytes_here(rank) == 0

@@ -6,13 +6,25 @@ from pathlib import Path
 import megatron_lab as lab
 import pytest
 import torch
-from layout_lab import CHANGE_GAP, GRADIENT_GAP, STEP, assert_agree, gap, goes_on, settings, three_steps, trainer
+from layout_lab import (
+    CHANGE_GAP,
+    GRADIENT_GAP,
+    STEP,
+    assert_agree,
+    gap,
+    goes_on,
+    policy_objective,
+    settings,
+    three_steps,
+    trainer,
+)
 
 from ppoctl.batch.digest import file_digest
 from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import NonFiniteError, StorageError
+from ppoctl.ports import Asked
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
 LAYOUTS = {
@@ -64,7 +76,7 @@ def test_a_context_rank_may_have_nothing_to_read(pool, model, role):
         trained = trainer(pool, settings(model("qwen2-deep"), role, layout))
         trained.start()
         is_actor = role == "actor"
-        objective = lab.policy_objective(rollouts, needs_entropy=True) if is_actor else lab.value_objective(rollouts)
+        objective = policy_objective(rollouts) if is_actor else lab.value_objective(rollouts)
         trained.update(rollouts, [lab.minibatch(rollouts, rows=(2,), step=STEP)], objective)
         gradients.append(pool.gradients())
     assert max(float(tensor.abs().max()) for tensor in gradients[0].values()) > 1e-3
@@ -78,7 +90,7 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
     trained.start()
     pool.forget_gradient(1)
     rollouts = lab.make_rollouts()
-    objective = lab.policy_objective(rollouts, needs_entropy=True)
+    objective = policy_objective(rollouts)
     trained.update(rollouts, [lab.minibatch(rollouts, step=STEP)], objective)
     assert gap(pool.gradients(), alone("qwen2-deep", "actor")["gradient"]) > 0.1
 
@@ -256,7 +268,7 @@ def test_ranks_without_rows_keep_step(pool, model):
     for found in others:
         assert abs(found.loss - expected.loss) <= 1e-6
         assert abs(found.grad_norm - expected.grad_norm) <= 1e-5 * expected.grad_norm
-        torch.testing.assert_close(found.outputs, expected.outputs)
+        torch.testing.assert_close(found.said.outputs, expected.said.outputs)
 
 
 @pytest.mark.sampled(1)
@@ -273,15 +285,15 @@ def test_interleaved_stages_keep_their_order_and_their_microbatches(pool, model,
     """Six layers, more microbatches than are on their way at one time, and another number without gradient."""
     folder = model("qwen2-six")
     rollouts = lab.make_rollouts(prompts=range(1, 10), lengths=range(9, 0, -1))
-    objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
+    objective, minibatches = lab.policy_objective(rollouts, temperature=0.8), [lab.minibatch(rollouts, step=STEP)]
     batching = BySequences(microbatch_seqs=1, forward_microbatch_seqs=2, logits_chunk_tokens=5)
     found = []
     for layout in (ParallelTable(), parallel):
         trained = trainer(pool, replace(settings(folder, "actor", layout), batching=batching))
         trained.start()
-        share = trained.forward("forward", rollouts, 0.8)
+        said = trained.forward("forward", rollouts, Asked(temperature=0.8))
         [result] = trained.update(rollouts, minibatches, objective)
-        found.append((pool.gradients(), share.outputs, result.outputs))
+        found.append((pool.gradients(), said.outputs, result.said.outputs))
     (expected, *outputs), (gradient, *others) = found
     assert gap(gradient, expected) < GRADIENT_GAP
     torch.testing.assert_close(others, outputs)
@@ -316,9 +328,9 @@ def test_logprobs_match_transformers(pool, model, layout):
     actor.start()
     rollouts = lab.make_rollouts()
     expected, entropy = lab.expected_logprobs(lab.hugging_face_model("qwen2-deep"), rollouts, 0.8)
-    for found in (actor.logprobs(rollouts, temperature=0.8)[0], actor.reference_logprobs(rollouts, temperature=0.8)):
+    for found in (lab.scores(actor, rollouts, 0.8)[0], actor.reference_logprobs(rollouts, Asked(temperature=0.8))):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(actor.logprobs(rollouts, temperature=0.8)[1], entropy, atol=1e-4, rtol=0)
+    torch.testing.assert_close(lab.scores(actor, rollouts, 0.8)[1], entropy, atol=1e-4, rtol=0)
 
 
 def test_what_is_not_finite_stops_every_rank(pool, model):

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from ppoctl.engines.megatron.modules import ValueHead
 from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.ports import Asked
 from ppoctl.recipe.schema import BySequences, ByTokens
 from tolerance import EXACT, FLOAT32
 
@@ -26,7 +27,7 @@ from tolerance import EXACT, FLOAT32
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_and_entropies_are_those_of_transformers_on_a_padded_batch(model, kind, temperature):
     rollouts = lab.make_rollouts()
-    logprobs, entropy = lab.actor(model(kind)).logprobs(rollouts, temperature=temperature)
+    logprobs, entropy = lab.scores(lab.actor(model(kind)), rollouts, temperature)
     expected_logprobs, expected_entropy = lab.expected_logprobs(lab.hugging_face_model(kind), rollouts, temperature)
     FLOAT32.check(logprobs, expected_logprobs)
     FLOAT32.check(entropy, expected_entropy)
@@ -57,7 +58,7 @@ def test_a_planted_defect_is_far_outside_the_level(model, tmp_path, defect):
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((model(kind) / "config.json").read_text())
     rollouts = lab.make_rollouts()
-    found, _ = lab.actor(tmp_path).logprobs(rollouts, temperature=1.0)
+    found, _ = lab.scores(lab.actor(tmp_path), rollouts)
     expected, _ = lab.expected_logprobs(lab.hugging_face_model(kind), rollouts, 1.0)
     assert (found - expected).abs().max() > 1e-2
 
@@ -66,8 +67,8 @@ def test_a_planted_defect_is_far_outside_the_level(model, tmp_path, defect):
 @pytest.mark.parametrize("batching", [BySequences(microbatch_seqs=5), ByTokens(max_tokens_per_microbatch=16)])
 def test_packing_does_not_change_logprobs(model, kind, batching):
     rollouts = lab.make_rollouts()
-    one_by_one = lab.actor(model(kind), batching=BySequences(microbatch_seqs=1)).logprobs(rollouts, temperature=1.0)
-    packed = lab.actor(model(kind), batching=batching).logprobs(rollouts, temperature=1.0)
+    one_by_one = lab.scores(lab.actor(model(kind), batching=BySequences(microbatch_seqs=1)), rollouts)
+    packed = lab.scores(lab.actor(model(kind), batching=batching), rollouts)
     for found, expected in zip(packed, one_by_one, strict=True):
         FLOAT32.check(found, expected)
 
@@ -78,7 +79,7 @@ def test_embeddings_are_scaled_by_a_number_rounded_as_in_transformers(model):
     trainer = lab.actor(model("gemma2"), dtype="bfloat16")
     decoder = lab.rank_of(trainer).models[0].decoder
     decoder.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["hidden_states"]), with_kwargs=True)
-    trainer.logprobs(rollouts, temperature=1.0)
+    lab.scores(trainer, rollouts)
     embedding = copy.deepcopy(lab.hugging_face_model("gemma2").model.embed_tokens).bfloat16()
     [tokens] = rollouts.unpadded()
     EXACT.check(seen[0][:, 0], embedding(tokens[: len(seen[0])]))
@@ -96,7 +97,7 @@ def test_the_limit_of_forwards_changes_how_many_there_are_and_nothing_else(model
         seen: list[int] = []
         lab.rank_of(trainer).models[0].register_forward_hook(lambda *_, seen=seen: seen.append(1))
         if isinstance(trainer, MegatronActor):
-            found.append(torch.stack([*trainer.logprobs(rollouts, temperature=0.9)]))
+            found.append(torch.stack([*lab.scores(trainer, rollouts, 0.9)]))
         else:
             found.append(trainer.values(rollouts))
         forwards = len(seen)
@@ -111,8 +112,8 @@ def test_the_reference_runs_with_the_limit_of_forwards(model):
     batching = ByTokens(max_tokens_per_microbatch=8, forward_max_tokens_per_microbatch=40)
     trainer = lab.actor(model("qwen2"), batching=batching)  # a sequence of 11 tokens fits the second only
     rollouts = lab.make_rollouts()
-    reference = trainer.reference_logprobs(rollouts, temperature=0.9)
-    FLOAT32.check(reference, trainer.logprobs(rollouts, temperature=0.9)[0])
+    reference = trainer.reference_logprobs(rollouts, Asked(temperature=0.9))
+    FLOAT32.check(reference, lab.scores(trainer, rollouts, 0.9)[0])
 
 
 @pytest.mark.parametrize(
@@ -126,24 +127,22 @@ def test_other_sequences_of_a_pack_never_change_a_sequence(model, kind, level):
     mixed_tokens = torch.stack([first.tokens[0], second.tokens[1]])
     mixed_prompts = torch.cat([first.prompt_tokens[:4], second.prompt_tokens[4:]])
     mixed = replace(first, tokens=mixed_tokens, prompt_tokens=mixed_prompts)
-    for found, expected in zip(
-        trainer.logprobs(mixed, temperature=1.0), trainer.logprobs(first, temperature=1.0), strict=True
-    ):
+    for found, expected in zip(lab.scores(trainer, mixed), lab.scores(trainer, first), strict=True):
         level.check(found[0], expected[0])
         assert not torch.equal(found[1], expected[1])
 
 
 def test_the_reference_stays_at_the_model_source_while_the_actor_trains(model, tmp_path: Path):
     rollouts = lab.make_rollouts()
-    trainer = lab.actor(model("qwen2"), temperature=0.9)
-    before, _ = trainer.logprobs(rollouts, temperature=0.9)
-    trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
-    EXACT.check(trainer.reference_logprobs(rollouts, temperature=0.9), before)
-    assert not torch.equal(trainer.logprobs(rollouts, temperature=0.9)[0], before)
+    trainer = lab.actor(model("qwen2"))
+    before, _ = lab.scores(trainer, rollouts, 0.9)
+    trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts, temperature=0.9))
+    EXACT.check(trainer.reference_logprobs(rollouts, Asked(temperature=0.9)), before)
+    assert not torch.equal(lab.scores(trainer, rollouts, 0.9)[0], before)
     lab.save(trainer, tmp_path)
     resumed = lab.actor(model("qwen2"))
     resumed.load(tmp_path)
-    EXACT.check(resumed.reference_logprobs(rollouts, temperature=0.9), before)
+    EXACT.check(resumed.reference_logprobs(rollouts, Asked(temperature=0.9)), before)
 
 
 def test_a_fresh_critic_says_exactly_zero(model):

@@ -6,14 +6,15 @@ data-parallel ranks.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import megatron_lab as lab
 import pytest
 import torch
 
 from ppoctl.errors import NonFiniteError, OutOfMemoryError, RecipeError
-from ppoctl.ports import OptimizerStep
+from ppoctl.ports import Asked, OptimizerStep
+from ppoctl.ppo.aggregation import SequenceMean
 from ppoctl.recipe.schema import BySequences, ByTokens
 from ppoctl.stages.objective import Outputs, Term, Terms
 from tolerance import EXACT, FLOAT32
@@ -29,10 +30,10 @@ CUTS = [
 @pytest.mark.parametrize("kind", sorted(lab.MODELS))
 def test_gradients_are_those_of_transformers(model, kind):
     rollouts = lab.make_rollouts()
-    objective = lab.policy_objective(rollouts, needs_entropy=True)
-    trainer = lab.actor(model(kind), temperature=0.8)
+    objective = lab.policy_objective(rollouts, needs_entropy=True, temperature=0.8)
+    trainer = lab.actor(model(kind))
     [result] = trainer.update(rollouts, [lab.minibatch(rollouts)], objective)
-    loss, expected = lab.expected_gradients(kind, rollouts, objective, temperature=0.8)
+    loss, expected = lab.expected_gradients(kind, rollouts, objective)
     found = lab.gradients_of(trainer)
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
@@ -57,20 +58,20 @@ def test_the_cut_into_microbatches_changes_nothing(model, kind, needs_entropy):
     whole = lab.actor(model(kind), batching=BySequences(microbatch_seqs=9))
     objective = lab.policy_objective(rollouts, needs_entropy=needs_entropy)
     [expected] = whole.update(rollouts, [lab.minibatch(rollouts, rows)], objective)
-    assert (expected.entropy is not None) == needs_entropy
+    assert (expected.said.entropy is not None) == needs_entropy
     for cut in CUTS:
         trainer = lab.actor(model(kind), batching=cut)
-        before, entropy_before = trainer.logprobs(rollouts, temperature=1.0)
+        before, entropy_before = lab.scores(trainer, rollouts)
         [found] = trainer.update(rollouts, [lab.minibatch(rollouts, rows)], objective)
         for name, gradient in lab.gradients_of(trainer).items():
             lab.GRADIENT.check(gradient, lab.gradients_of(whole)[name])
         FLOAT32.check(found.loss, expected.loss)
         FLOAT32.check(found.grad_norm, expected.grad_norm)
-        FLOAT32.check(found.outputs, expected.outputs)
+        FLOAT32.check(found.said.outputs, expected.said.outputs)
         # Outputs are of the state before the step, rows in the minibatch's order.
-        FLOAT32.check(found.outputs, before[rows])
-        if found.entropy is not None:
-            FLOAT32.check(found.entropy, entropy_before[rows])
+        FLOAT32.check(found.said.outputs, before[rows])
+        if found.said.entropy is not None:
+            FLOAT32.check(found.said.entropy, entropy_before[rows])
 
 
 def test_the_critic_too_does_not_depend_on_the_cut(model):
@@ -81,18 +82,7 @@ def test_the_critic_too_does_not_depend_on_the_cut(model):
     for found in results[1:]:
         for one, expected in zip(found, results[0], strict=True):
             FLOAT32.check(one.loss, expected.loss)
-            FLOAT32.check(one.outputs, expected.outputs)
-
-
-@dataclass(frozen=True)
-class SequenceMean:
-    """The mean over sequences of each one's mean token loss."""
-
-    def total(self, mask):
-        return int(mask.any(dim=1).sum())
-
-    def summed(self, losses, mask):
-        return (losses.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum()
+            FLOAT32.check(one.said.outputs, expected.said.outputs)
 
 
 def test_whatever_a_term_divides_by_the_cut_into_microbatches_changes_nothing(model):
@@ -112,7 +102,7 @@ def test_whatever_a_term_divides_by_the_cut_into_microbatches_changes_nothing(mo
     whole = lab.actor(model("qwen2"), batching=BySequences(microbatch_seqs=9))
     [expected] = whole.update(rollouts, [batch], objective)
     counted, of_chosen = rollouts.mask[rows], chosen[rows]
-    by_token = losses(Outputs(rows, expected.outputs, None), counted)
+    by_token = losses(Outputs(rows, expected.said.outputs, None), counted)
     by_sequence = torch.stack([by_token[row][counted[row]].mean() for row in range(4)])
     FLOAT32.check(expected.loss, 0.7 * by_sequence.mean() - 0.2 * by_token[of_chosen].mean())
     for cut in CUTS:
@@ -127,7 +117,7 @@ def test_whatever_a_term_divides_by_the_cut_into_microbatches_changes_nothing(mo
 def test_garbage_where_nothing_counts_changes_nothing(model, garbage):
     rollouts = lab.make_rollouts()
     trainers = [lab.actor(model("qwen2")) for _ in range(2)]
-    old, _ = trainers[0].logprobs(rollouts, temperature=1.0)
+    old, _ = lab.scores(trainers[0], rollouts)
     advantages = lab.random_weights(rollouts)
     objectives = [
         lab.ppo_objective(rollouts.mask, old, advantages),
@@ -270,15 +260,15 @@ def test_a_sequence_beyond_the_token_cap_is_an_error_that_names_the_key(model):
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model("qwen2"), batching=ByTokens(max_tokens_per_microbatch=8))
     with pytest.raises(RecipeError, match="max_tokens_per_microbatch = 8`: a sequence of 11 tokens"):
-        trainer.logprobs(rollouts, temperature=1.0)
+        lab.scores(trainer, rollouts)
     batching = ByTokens(max_tokens_per_microbatch=40, forward_max_tokens_per_microbatch=8)
     with pytest.raises(RecipeError, match="forward_max_tokens_per_microbatch = 8`: a sequence of 11"):
-        lab.actor(model("qwen2"), batching=batching).logprobs(rollouts, temperature=1.0)
+        lab.scores(lab.actor(model("qwen2"), batching=batching), rollouts)
 
 
 def test_running_out_of_device_memory_names_the_key_to_lower(model):
     class Hungry:
-        needs_entropy = False
+        asks = Asked()
 
         def totals(self, rows):
             return (len(rows),)
@@ -299,4 +289,4 @@ def test_running_out_of_device_memory_in_a_forward_names_its_own_key(model):
     trainer = lab.actor(model("qwen2"), batching=batching)
     lab.rank_of(trainer).models[0].register_forward_hook(out_of_memory)
     with pytest.raises(OutOfMemoryError, match=r"`actor.batching.forward_max_tokens_per_microbatch = 40`"):
-        trainer.logprobs(lab.make_rollouts(), temperature=1.0)
+        lab.scores(trainer, lab.make_rollouts())

@@ -19,6 +19,7 @@ from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.model.cost import token_cost
+from ppoctl.ports import Asked
 from ppoctl.recipe.schema import BySequences, Recompute
 
 TOKENS = 38
@@ -70,7 +71,7 @@ def test_gradients_are_the_same_bit_for_bit(model, kind, role, dtype, recompute)
     keeping = getattr(lab, role)(model(kind), dtype=dtype)
     found, expected = recomputing(keeping, recompute), keeping
     results = [one.update(rollouts, [lab.minibatch(rollouts)], objective) for one in (found, expected)]
-    assert torch.equal(results[0][0].outputs, results[1][0].outputs)
+    assert torch.equal(results[0][0].said.outputs, results[1][0].said.outputs)
     gradients, wanted = lab.gradients_of(found), lab.gradients_of(expected)
     assert gradients.keys() == wanted.keys()
     assert all(torch.equal(gradients[name], wanted[name]) for name in wanted)
@@ -95,8 +96,8 @@ def test_what_is_kept_shrinks_with_what_is_recomputed(model):
 def test_forwards_without_gradient_are_the_same(model):
     rollouts = lab.make_rollouts()
     keeping = lab.actor(model("qwen2"))
-    found = recomputing(keeping, "full").forward("forward", rollouts)
-    assert torch.equal(found.outputs, keeping.forward("forward", rollouts).outputs)
+    found = recomputing(keeping, "full").forward("forward", rollouts, Asked())
+    assert torch.equal(found.outputs, keeping.forward("forward", rollouts, Asked()).outputs)
 
 
 def test_each_role_recomputes_what_its_table_says():

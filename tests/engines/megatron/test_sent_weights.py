@@ -304,7 +304,7 @@ def test_the_last_buckets_can_be_read_until_the_role_works_again(pool, model, mo
     *_, before, last = pool.weights().buckets_for_engines()
     for name, tensor in [*before.tensors(), *last.tensors()]:
         assert torch.equal(tensor, expected[name])
-    actor.logprobs(lab.make_rollouts(), temperature=1.0)
+    lab.scores(actor, lab.make_rollouts())
     with pytest.raises(ProcessLostError):
         last.tensors()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in last.lasting().tensors())
@@ -336,7 +336,7 @@ def test_an_engine_is_restored_to_what_was_sent_from_ranks_that_have_moved_on_an
             moved_on.delattr(RankPool, method)
         fleet._sync.restore([engines[1]], published)
     assert_all_hold(engines, folder)
-    actor.logprobs(lab.make_rollouts(), temperature=1.0)
+    lab.scores(actor, lab.make_rollouts())
     engines[1].close()
     fleet._sync.restore([engines[1]], published)
     assert_all_hold(engines, folder)

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppoctl.engines.megatron import logprobs as module
 from ppoctl.engines.megatron.logprobs import LogprobSettings, token_logprobs
+from ppoctl.ports import Asked
 from tolerance import BFLOAT16, FLOAT32
 
 NUM, HIDDEN, VOCABULARY = 23, 8, 57
@@ -23,10 +24,10 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
 def test_two_ids_by_hand():
     """Logits 0 and ln 3 make probabilities 1/4 and 3/4; at temperature 2, 1 and sqrt 3 over their sum."""
     hidden, weight = torch.ones(1, 1), torch.tensor([[1.0], [3.0]]).log()
-    found, entropy = token_logprobs(hidden, weight, torch.tensor([1]), LogprobSettings(1.0, 4, with_entropy=True))
+    found, entropy, _ = token_logprobs(hidden, weight, torch.tensor([1]), LogprobSettings(Asked(entropy=True), 4))
     FLOAT32.check(found.exp(), torch.tensor([0.75]))
     FLOAT32.check(entropy, torch.tensor([-0.75, -0.25]) @ torch.tensor([[0.75], [0.25]]).log())
-    found, _ = token_logprobs(hidden, weight, torch.tensor([1]), LogprobSettings(2.0, 4, with_entropy=False))
+    found, *_ = token_logprobs(hidden, weight, torch.tensor([1]), LogprobSettings(Asked(temperature=2.0), 4))
     FLOAT32.check(found.exp(), torch.tensor([3**0.5 / (1 + 3**0.5)]))
 
 
@@ -47,11 +48,14 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
     picked = log_p.gather(1, targets[:, None])[:, 0]
     entropy = -(log_p.exp() * log_p).sum(-1) * with_entropy
     expected = torch.autograd.grad(along @ picked + along_entropy @ entropy, (hidden, weight))
-    settings = LogprobSettings(temperature, chunk_tokens, with_entropy, softcap)
-    found, found_entropy = token_logprobs(hidden, weight, targets, settings)
+    settings = LogprobSettings(Asked(temperature, entropy=with_entropy), chunk_tokens, softcap)
+    found, found_entropy, _ = token_logprobs(hidden, weight, targets, settings)
     FLOAT32.check(found, picked)
-    FLOAT32.check(found_entropy, entropy)
-    loss = along @ found + (along_entropy @ found_entropy if with_entropy else 0.0)
+    assert (found_entropy is not None) == with_entropy
+    loss = along @ found
+    if found_entropy is not None:
+        FLOAT32.check(found_entropy, entropy)
+        loss = loss + along_entropy @ found_entropy
     for one, other in zip(torch.autograd.grad(loss, (hidden, weight)), expected, strict=True):
         FLOAT32.check(one, other)
 
@@ -60,7 +64,7 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
 def test_a_weight_with_a_gradient_buffer_accumulates_there_in_float32(monkeypatch, dtype):
     monkeypatch.setattr(module, "_BAND_ELEMENTS", 10 * HIDDEN)
     hidden, weight, targets = inputs(dtype)
-    settings = LogprobSettings(1.0, 5, with_entropy=False)
+    settings = LogprobSettings(Asked(), 5)
     [expected] = torch.autograd.grad(token_logprobs(hidden, weight, targets, settings)[0].sum(), weight)
     weight.main_grad = torch.ones(VOCABULARY, HIDDEN)
     token_logprobs(hidden, weight, targets, settings)[0].sum().backward()
@@ -90,16 +94,16 @@ class LargestTensor(TorchDispatchMode):
 
 
 def test_memory_is_that_of_one_chunk_forward_and_backward(monkeypatch):
-    """2,048 tokens x 512 ids in chunks of 64: no tensor is larger than one chunk's logits (or the inputs), and the
-    float32 work on them stays in blocks of 4 rows."""
+    """2,000 tokens x 512 ids in chunks of 64: no tensor is larger than one chunk's logits (or the inputs), and the
+    float32 work on them stays in blocks of 4 rows. What has one number per token does not count."""
     monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 4 * 512)
-    hidden = torch.randn(2048, 4, requires_grad=True)
+    hidden = torch.randn(2000, 4, requires_grad=True)
     weight = torch.randn(512, 4, requires_grad=True)
     weight.main_grad = torch.zeros(512, 4)
     chunk_bytes = 64 * 512 * 4
     with LargestTensor(at_least=4 * 512) as seen:
-        settings = LogprobSettings(1.0, 64, with_entropy=True)
-        logprobs, entropy = token_logprobs(hidden, weight, torch.zeros(2048, dtype=torch.int64), settings)
+        settings = LogprobSettings(Asked(entropy=True), 64)
+        logprobs, entropy, _ = token_logprobs(hidden, weight, torch.zeros(2000, dtype=torch.int64), settings)
         (logprobs.sum() + entropy.sum()).backward()
     assert seen.largest == chunk_bytes
     assert seen.peak < 2 * chunk_bytes

@@ -1,16 +1,21 @@
-"""Log-probs and entropy of tokens from hidden states, without ever holding tokens x vocabulary.
+"""Log-probs of tokens, and what else is asked of their distributions, from hidden states, without ever holding
+tokens x vocabulary.
 
 Letters: n positions, V vocabulary. Logits exist for one chunk of positions at a time, in the model's dtype; the
 float32 arithmetic on them runs over a few rows at a time. Backward recomputes each chunk's logits (the last chunk,
-still at hand, is not recomputed), turns them into their own gradient in place, and goes on.
+still at hand, is not recomputed), turns them into their own gradient in place, and goes on. The KL divergence from a
+frozen model reads a chunk of its logits beside the model's own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from ppoctl.engines.megatron.filters import LEFT_OUT, lowered_to, thresholds
+from ppoctl.ports import Asked
 
 _BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 """Logits taken to float32 at a time: what stays in a core's cache on CPU, what keeps a GPU busy."""
@@ -22,14 +27,33 @@ _BAND_ELEMENTS = 2**22
 class LogprobSettings(NamedTuple):
     """How the output layer is read."""
 
-    temperature: float
-    """Divides the logits."""
+    asked: Asked
     chunk_tokens: int
     """Positions whose logits exist at one time."""
-    with_entropy: bool
-    """Without it the entropy returned is 0 and has no gradient."""
     softcap: float | None = None
     """c of c tanh(logit / c), before the temperature (Gemma 2); None: logits as they are."""
+
+
+class TokenOutputs(NamedTuple):
+    """What the last pipeline stage says about the positions read; float32."""
+
+    outputs: Float[Tensor, " n"]
+    """Log-probs of the targets, or values."""
+    entropy: Float[Tensor, " n"] | None = None
+    full_kl: Float[Tensor, " n"] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Megatron-Core's schedule asks what a model with experts returns where it is."""
+        return self.outputs.device
+
+
+class FrozenOutputs(NamedTuple):
+    """What the reference's output layer reads: the KL divergence is from its distributions. It is not trained."""
+
+    hidden: Float[Tensor, "n hidden"]
+    weight: Float[Tensor, "V hidden"]
+    """Rows of the same ids as the model's."""
 
 
 class VocabularyShard(NamedTuple):
@@ -57,70 +81,91 @@ def token_logprobs(
     targets: Int[Tensor, " n"],
     settings: LogprobSettings,
     vocabulary: VocabularyShard | None = None,
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """log p(target) of each position, and the entropy of its distribution (nats); float32, both differentiable.
+    reference: FrozenOutputs | None = None,
+) -> TokenOutputs:
+    """log p(target) of each position and, where asked, the entropy of p and KL(p || reference) (nats); float32,
+    differentiable.
 
-    p = softmax(cap(hidden @ weight^T) / temperature). Where `weight` has a `main_grad` (Megatron-Core's float32
-    gradient buffer) its gradient is added there chunk by chunk, in float32, and not returned to autograd; a gradient
-    that other uses of a tied weight return is added by Megatron-Core's hook as usual.
+    p = softmax(cap(hidden @ weight^T) / temperature), over the ids that the filters keep (`filters.thresholds`), of
+    which the target is always one; which they are has no gradient. The reference's distribution is whole.
+
+    Where `weight` has a `main_grad` (Megatron-Core's float32 gradient buffer) its gradient is added there chunk by
+    chunk, in float32, and not returned to autograd; a gradient that other uses of a tied weight return is added by
+    Megatron-Core's hook as usual.
 
     With a split vocabulary `weight` holds this rank's rows; every rank gets the whole result, and its own part of the
-    gradient of `hidden`, which the caller adds up. Logits are never gathered: three numbers per position are reduced
+    gradient of `hidden`, which the caller adds up. Logits are never gathered: a few numbers per position are reduced
     over the ranks (Shoeybi et al. 2019, section 3).
     """
-    whole = VocabularyShard(0, len(weight), None)
-    return _TokenLogprobs.apply(hidden, weight, targets, settings, vocabulary or whole)
+    assert settings.asked.full_kl == (reference is not None), "full KL and a reference come together"
+    shard = vocabulary or VocabularyShard(0, len(weight), None)
+    frozen = () if reference is None else (reference.hidden, reference.weight)
+    logprobs, entropy, full_kl = _TokenLogprobs.apply(hidden, weight, targets, settings, shard, *frozen)
+    asked = settings.asked
+    return TokenOutputs(logprobs, entropy if asked.entropy else None, full_kl if asked.full_kl else None)
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, settings: LogprobSettings, shard: VocabularyShard
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        settings: LogprobSettings,
+        shard: VocabularyShard,
+        *frozen: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         rows = shard.rows(weight)
         places = targets - shard.start  # outside [0, rows): another rank's
-        found = _Statistics(*(hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(4)))
-        logits = hidden.new_empty(min(settings.chunk_tokens, len(hidden)), rows)
+        found = _Statistics(*(hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in _Statistics._fields))
+        layers = _layers(hidden, weight, frozen, rows)
+        buffers = [of.new_empty(min(settings.chunk_tokens, len(of)), rows) for of, _ in layers]
         for chunk in _slices(len(hidden), settings.chunk_tokens):
-            torch.mm(hidden[chunk], weight[:rows].t(), out=logits[: chunk.stop - chunk.start])
-            for part, block in _blocks(logits, chunk):
-                for whole, of_block in zip(found, _statistics(block, places[part], settings), strict=True):
-                    whole[part] = of_block
-        logprobs, entropy, log_z = _distribution(_reduced(found, shard), with_entropy=settings.with_entropy)
-        ctx.save_for_backward(hidden, weight, places, entropy, log_z)
+            logits = [_product(*layer, chunk, buffer) for layer, buffer in zip(layers, buffers, strict=True)]
+            for at, inside in _blocks(chunk, weight, settings):
+                of_block = _statistics([whole[inside] for whole in logits], places[at], settings, shard)
+                for whole, part in zip(found, of_block, strict=True):
+                    whole[at] = part
+        found = _reduced(found, shard, settings)
+        logprobs, entropy, full_kl = _distribution(found, settings.asked)
+        at_positions = (places, entropy, full_kl, found.log_z, found.other_log_z, found.smallest)
+        ctx.save_for_backward(hidden, weight, *at_positions, *frozen)
         ctx.settings, ctx.rows = settings, rows
-        ctx.last_logits = logits
-        if not settings.with_entropy:
+        ctx.last_logits = buffers
+        if not settings.asked.entropy:
             ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
+        if not settings.asked.full_kl:
+            ctx.mark_non_differentiable(full_kl)
+        return logprobs, entropy, full_kl
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor
-    ) -> tuple[Tensor, Tensor | None, None, None, None]:
-        hidden, weight, places, entropy, log_z = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, *rest = ctx.saved_tensors
+        at_positions, frozen = rest[:6], rest[6:]
         grad_hidden = torch.empty_like(hidden)
         main_grad: Any = getattr(weight, "main_grad", None)
-        needed, weight = ctx.needs_input_grad[1], weight[: ctx.rows]
-        returned = hidden.new_zeros(ctx.saved_tensors[1].shape) if needed and main_grad is None else None
+        needed = ctx.needs_input_grad[1]
+        returned = hidden.new_zeros(weight.shape) if needed and main_grad is None else None
         grad_weight: Tensor = main_grad if returned is None else returned
-        logits, ctx.last_logits = ctx.last_logits, None
+        layers = _layers(hidden, weight, frozen, ctx.rows)
+        buffers, ctx.last_logits = ctx.last_logits, None
         for chunk in reversed(_slices(len(hidden), ctx.settings.chunk_tokens)):
-            grad_logits = logits[: chunk.stop - chunk.start]
+            logits = [buffer[: chunk.stop - chunk.start] for buffer in buffers]
             if chunk.stop != len(hidden):
-                torch.mm(hidden[chunk], weight.t(), out=grad_logits)
-            for rows, block in _blocks(logits, chunk):
-                d_entropy = grad_entropy[rows] if ctx.settings.with_entropy else None
-                position = _Position(places[rows], log_z[rows], entropy[rows], grad_logprobs[rows], d_entropy)
-                block.copy_(_grad_of_logits(block, position, ctx.settings))
-            torch.mm(grad_logits, weight, out=grad_hidden[chunk])
+                logits = [_product(*layer, chunk, buffer) for layer, buffer in zip(layers, buffers, strict=True)]
+            for at, inside in _blocks(chunk, weight, ctx.settings):
+                position = _Position(*(of[at] for of in (*at_positions, *grads)))
+                block = [whole[inside] for whole in logits]
+                block[0].copy_(_grad_of_logits(block, position, ctx.settings))
+            torch.mm(logits[0], weight[: ctx.rows], out=grad_hidden[chunk])
             if needed:
-                _accumulate(grad_weight[: ctx.rows], grad_logits, hidden[chunk])
-        return grad_hidden, returned, None, None, None
+                _accumulate(grad_weight[: ctx.rows], logits[0], hidden[chunk])
+        return grad_hidden, returned, *(None for _ in ctx.needs_input_grad[2:])
 
 
 class _Statistics(NamedTuple):
-    """What a rank's logits say about each position; float32. Sums are over its ids, relative to the largest."""
+    """What a rank's logits say about each position; float32. Sums are over its ids, relative to the largest logit."""
 
     peak: Tensor
     """x*, the largest logit"""
@@ -130,6 +175,22 @@ class _Statistics(NamedTuple):
     """sum of exp(x - x*) (x - x*); 0 without entropy"""
     picked: Tensor
     """x(target) - x*; minus infinity where another rank has the target"""
+    smallest: Tensor
+    """smallest logit that is kept, of all ranks; 0 without filters"""
+    other_peak: Tensor
+    """y*, the largest logit of the reference; 0 without full KL, as what follows"""
+    other_z: Tensor
+    """sum of exp(y - y*)"""
+    apart: Tensor
+    """sum of exp(x - x*) ((x - x*) - (y - y*)): differences first, which are small where the models are near"""
+
+    @property
+    def log_z(self) -> Tensor:
+        return self.z.log() + self.peak
+
+    @property
+    def other_log_z(self) -> Tensor:
+        return self.other_z.log() + self.other_peak
 
 
 class _Position(NamedTuple):
@@ -137,80 +198,148 @@ class _Position(NamedTuple):
 
     places: Tensor
     """Columns of the targets; outside the logits where another rank has them."""
-    log_z: Tensor
     entropy: Tensor
+    full_kl: Tensor
+    log_z: Tensor
+    other_log_z: Tensor
+    smallest: Tensor
     grad_logprob: Tensor
-    grad_entropy: Tensor | None
+    grad_entropy: Tensor
+    grad_full_kl: Tensor
+
+
+def _layers(hidden: Tensor, weight: Tensor, frozen: Sequence[Tensor], rows: int) -> list[tuple[Tensor, Tensor]]:
+    """What is multiplied for the model's logits and, where there is a reference, for its."""
+    return [(hidden, weight[:rows]), *([(frozen[0], frozen[1][:rows])] if frozen else [])]
+
+
+def _product(hidden: Tensor, weight: Tensor, chunk: slice, buffer: Tensor) -> Tensor:
+    """Logits of a chunk of positions."""
+    return torch.mm(hidden[chunk], weight.t(), out=buffer[: chunk.stop - chunk.start])
 
 
 def _slices(total: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 
-def _blocks(logits: Tensor, chunk: slice) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of a chunk, few at a time: where they are among all positions, and their logits."""
-    rows = max(1, _BLOCK_ELEMENTS[logits.device.type] // max(1, logits.shape[1]))
-    for part in _slices(chunk.stop - chunk.start, rows):
-        yield slice(chunk.start + part.start, chunk.start + part.stop), logits[part]
+def _blocks(chunk: slice, weight: Tensor, settings: LogprobSettings) -> Iterator[tuple[slice, slice]]:
+    """Rows of a chunk, few at a time: where they are among all positions, and in the chunk. How many is a function of
+    the weight, padding included, so that ranks that look for a threshold together go through the same."""
+    elements = _BLOCK_ELEMENTS[weight.device.type] // (2 if settings.asked.full_kl else 1)  # two models' at a time
+    for inside in _slices(chunk.stop - chunk.start, max(1, elements // len(weight))):
+        yield slice(chunk.start + inside.start, chunk.start + inside.stop), inside
 
 
-def _statistics(logits: Tensor, places: Tensor, settings: LogprobSettings) -> _Statistics:
-    """Maximum, sum of exponentials and weighted sum of each row of the logits."""
-    if logits.shape[1] == 0:  # a rank that has nothing but padding
-        zero = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
-        return _Statistics(zero + torch.finfo(torch.float32).min, zero, zero, zero - torch.inf)
-    x = _scaled(logits, settings)
+def _statistics(
+    logits: Sequence[Tensor], places: Tensor, settings: LogprobSettings, shard: VocabularyShard
+) -> _Statistics:
+    """Maxima, sums of exponentials and weighted sums of each row of the logits."""
+    zero = torch.zeros(len(places), dtype=torch.float32, device=places.device)
+    x = _scaled(logits[0], settings)
+    smallest = zero
+    if settings.asked.is_filtered:
+        smallest = _smallest_kept(x, places, settings, shard)
+        x.masked_fill_(x < smallest[:, None], LEFT_OUT)
+    if x.shape[1] == 0:  # a rank that has nothing but padding
+        least = zero + torch.finfo(torch.float32).min
+        return _Statistics(least, zero, zero, zero - torch.inf, smallest, least, zero, zero)
     peak = x.amax(-1, keepdim=True)
     x.sub_(peak)
     picked = x.gather(1, places.clamp(0, x.shape[1] - 1)[:, None])[:, 0]
     picked = picked.where(_owned(places, x), -torch.inf)
-    if not settings.with_entropy:
-        return _Statistics(peak[:, 0], x.exp_().sum(-1), torch.zeros_like(picked), picked)
+    if not settings.asked.entropy and len(logits) == 1:
+        return _Statistics(peak[:, 0], x.exp_().sum(-1), zero, picked, smallest, zero, zero, zero)
     e = x.exp()
-    return _Statistics(peak[:, 0], e.sum(-1), e.mul_(x).sum(-1), picked)
+    other_peak = other_z = apart = zero
+    if len(logits) > 1:
+        y = _scaled(logits[1], settings)
+        other_peak = y.amax(-1)
+        y.sub_(other_peak[:, None])
+        other_z = y.exp().sum(-1)
+        apart = y.neg_().add_(x).mul_(e).sum(-1)
+    z = e.sum(-1)
+    moment = e.mul_(x).sum(-1) if settings.asked.entropy else zero
+    return _Statistics(peak[:, 0], z, moment, picked, smallest, other_peak, other_z, apart)
+
+
+def _smallest_kept(x: Tensor, places: Tensor, settings: LogprobSettings, shard: VocabularyShard) -> Tensor:
+    """The threshold of each position, at which its target is kept."""
+    group = shard.group if shard.is_split else None
+    smallest = thresholds(x, settings.asked, num_ids=shard.total, group=group)
+    drawn = torch.full_like(smallest, -torch.inf)
+    if x.shape[1]:
+        logit = x.gather(1, places.clamp(0, x.shape[1] - 1)[:, None])[:, 0]
+        drawn = logit.where(_owned(places, x), -torch.inf)
+    return lowered_to(smallest, drawn, group)
 
 
 def _owned(places: Tensor, logits: Tensor) -> Tensor:
     return (places >= 0) & (places < logits.shape[1])
 
 
-def _reduced(found: _Statistics, shard: VocabularyShard) -> _Statistics:
+def _reduced(found: _Statistics, shard: VocabularyShard, settings: LogprobSettings) -> _Statistics:
     """Statistics over the whole vocabulary, from those of each rank's shard."""
     if not shard.is_split:
         return found
-    peak = found.peak.clone()
-    torch.distributed.all_reduce(peak, torch.distributed.ReduceOp.MAX, group=shard.group)
-    shift = found.peak - peak
+    full_kl = settings.asked.full_kl
+    peaks = torch.stack([found.peak, found.other_peak]) if full_kl else found.peak[None].clone()
+    torch.distributed.all_reduce(peaks, torch.distributed.ReduceOp.MAX, group=shard.group)
+    shift = found.peak - peaks[0]
     scale = shift.exp()
     picked = (found.picked + shift).where(found.picked.isfinite(), 0.0)  # one rank has it
-    sums = torch.stack([found.z * scale, scale * (found.moment + shift * found.z), picked])
-    torch.distributed.all_reduce(sums, group=shard.group)
-    return _Statistics(peak, *sums)
+    sums = [found.z * scale, scale * (found.moment + shift * found.z), picked]
+    if full_kl:
+        other_shift = found.other_peak - peaks[1]
+        sums += [found.other_z * other_shift.exp(), scale * (found.apart + (shift - other_shift) * found.z)]
+    whole = torch.stack(sums)
+    torch.distributed.all_reduce(whole, group=shard.group)
+    z, moment, picked, *others = whole
+    reduced = found._replace(peak=peaks[0], z=z, moment=moment, picked=picked)
+    if not full_kl:
+        return reduced
+    return reduced._replace(other_peak=peaks[1], other_z=others[0], apart=others[1])
 
 
-def _distribution(found: _Statistics, *, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """log p(target), entropy, and log of the normaliser."""
-    log_z = found.z.log()
-    entropy = log_z - found.moment / found.z if with_entropy else torch.zeros_like(log_z)
-    return found.picked - log_z, entropy, log_z + found.peak
+def _distribution(found: _Statistics, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+    """log p(target), entropy and full KL; the latter 0 where not asked."""
+    log_z, zero = found.z.log(), torch.zeros_like(found.z)
+    entropy = log_z - found.moment / found.z if asked.entropy else zero
+    full_kl = found.apart / found.z + (found.other_z.log() - log_z) if asked.full_kl else zero.clone()
+    return found.picked - log_z, entropy, full_kl
 
 
-def _grad_of_logits(logits: Tensor, at: _Position, settings: LogprobSettings) -> Tensor:
-    """Gradient of the loss with respect to the logits. For x the capped and divided logits and p their probabilities,
-    d log p(t) / dx_v = [v = t] - p_v and dH / dx_v = -p_v (log p_v + H). The cap's own slope is 1 - tanh^2."""
-    log_p = _scaled(logits, settings).sub_(at.log_z[:, None])
-    if at.grad_entropy is None:
+def _grad_of_logits(logits: Sequence[Tensor], at: _Position, settings: LogprobSettings) -> Tensor:
+    """Gradient of the loss with respect to the model's logits. For x the capped and divided logits, p their
+    probabilities over the ids that are kept and q the reference's:
+
+        d log p(t) / dx_v = [v = t] - p_v      dH / dx_v = -p_v (log p_v + H)
+        d KL(p || q) / dx_v = p_v (log p_v - log q_v - KL)
+
+    The cap's own slope is 1 - tanh^2."""
+    asked = settings.asked
+    log_p = _scaled(logits[0], settings)
+    if asked.is_filtered:
+        log_p.masked_fill_(log_p < at.smallest[:, None], LEFT_OUT)
+    log_p.sub_(at.log_z[:, None])
+    from_reference = None
+    if asked.full_kl:
+        log_q = _scaled(logits[1], settings).sub_(at.other_log_z[:, None])
+        from_reference = log_q.neg_().add_(log_p).sub_(at.full_kl[:, None]).mul_(at.grad_full_kl[:, None])
+    if not asked.entropy and from_reference is None:
         grad = log_p.exp_().mul_(-at.grad_logprob[:, None])
     else:
         p = log_p.exp()
-        slope = log_p.add_(at.entropy[:, None]).mul_(-at.grad_entropy[:, None]).sub_(at.grad_logprob[:, None])
+        slope = log_p.add_(at.entropy[:, None]).mul_(-at.grad_entropy[:, None]) if asked.entropy else log_p.zero_()
+        slope.sub_(at.grad_logprob[:, None])
+        if from_reference is not None:
+            slope.add_(from_reference)
         grad = p.mul_(slope)
     if grad.shape[1]:
         owned = at.grad_logprob.where(_owned(at.places, grad), 0.0)
         grad.scatter_add_(1, at.places.clamp(0, grad.shape[1] - 1)[:, None], owned[:, None])
     if settings.softcap is not None:
-        grad.mul_(1 - (logits.float() / settings.softcap).tanh_().square_())
-    return grad if settings.temperature == 1.0 else grad.div_(settings.temperature)
+        grad.mul_(1 - (logits[0].float() / settings.softcap).tanh_().square_())
+    return grad if asked.temperature == 1.0 else grad.div_(asked.temperature)
 
 
 def _scaled(logits: Tensor, settings: LogprobSettings) -> Tensor:
@@ -218,7 +347,8 @@ def _scaled(logits: Tensor, settings: LogprobSettings) -> Tensor:
     x = logits.to(torch.float32, copy=True)
     if settings.softcap is not None:
         x.div_(settings.softcap).tanh_().mul_(settings.softcap)
-    return x if settings.temperature == 1.0 else x.div_(settings.temperature)
+    temperature = settings.asked.temperature
+    return x if temperature == 1.0 else x.div_(temperature)
 
 
 def _accumulate(grad_weight: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from ppoctl.batch.balance import balance, sequence_costs
@@ -17,6 +17,7 @@ from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron.packed_input import PackedInput, ReadSettings, packed_input
 from ppoctl.errors import RecipeError
 from ppoctl.model.cost import TokenCost
+from ppoctl.ports import Said, stacked
 from ppoctl.recipe.schema import BySequences, ByTokens
 from ppoctl.recipe.sizes import microbatch_limit
 
@@ -44,8 +45,7 @@ class Share:
 
     places: Int[Tensor, " m"]
     """Where those rows stand in the minibatch."""
-    outputs: Float[Tensor, "m R"]
-    entropy: Float[Tensor, "m R"] | None
+    said: Said
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,7 @@ def _microbatch(sequences: Sequences, rows: Tensor, places: Tensor, cut: Microba
     return Microbatch(rows[places], places, packed, packed_input(packed, cut.reading))
 
 
-def merge(shares: Sequence[Share]) -> Share:
+def merge(shares: Sequence[Share]) -> Said:
     """What all data-parallel ranks say, rows in the minibatch's order."""
     order = torch.argsort(torch.cat([share.places for share in shares]))
-    entropies = [share.entropy for share in shares if share.entropy is not None]
-    return Share(
-        places=torch.arange(len(order)),
-        outputs=torch.cat([share.outputs for share in shares])[order],
-        entropy=torch.cat(entropies)[order] if entropies else None,
-    )
+    return stacked([share.said for share in shares]).each(lambda grid: grid[order])

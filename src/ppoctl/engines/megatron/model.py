@@ -23,24 +23,16 @@ from torch import Tensor
 from ppoctl.convert.inv_freq import inv_freq
 from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.engines.megatron.layer_spec import layer_spec
-from ppoctl.engines.megatron.logprobs import LogprobSettings, VocabularyShard, token_logprobs
+from ppoctl.engines.megatron.logprobs import (
+    LogprobSettings,
+    TokenOutputs,
+    VocabularyShard,
+    token_logprobs,
+)
 from ppoctl.engines.megatron.modules import ValueHead
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.schema import ParallelTable, Recompute
-
-
-class TokenOutputs(NamedTuple):
-    """What the last pipeline stage says about the positions read; float32."""
-
-    outputs: Float[Tensor, " n"]
-    """Log-probs of the targets, or values."""
-    entropy: Float[Tensor, " n"] | None
-
-    @property
-    def device(self) -> torch.device:
-        """Megatron-Core's schedule asks what a model with experts returns where it is."""
-        return self.outputs.device
 
 
 class ModelSettings(NamedTuple):
@@ -84,7 +76,8 @@ class PackedModel(GPTModel):
         self.first_layer = first_layer
 
     def forward(self, packed: PackedInput) -> TokenOutputs | Tensor:
-        """Outputs of the positions read; before the last pipeline stage, the hidden states to send on."""
+        """Outputs of the positions read, or their hidden states alone; before the last pipeline stage, the hidden
+        states to send on."""
         packed.rope = self._rope_tables(packed)
         ids = {"input_ids": packed.tokens[None], "position_ids": packed.positions[None]}
         scale, embedded = self.settings.shape.embedding_scale, None
@@ -102,13 +95,14 @@ class PackedModel(GPTModel):
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
             )
-        found = self.read(hidden_states[:, 0].index_select(0, packed_seq_params.read_at), packed_seq_params)
-        context = packed_seq_params.context
+        hidden = hidden_states[:, 0].index_select(0, packed_seq_params.read_at)
+        if packed_seq_params.hidden_alone:
+            return hidden
+        found, context = self.read(hidden, packed_seq_params), packed_seq_params.context
         if context is None:
             return found
-        return TokenOutputs(
-            context.of_all(found.outputs), None if found.entropy is None else context.of_all(found.entropy)
-        )
+        others = (None if outputs is None else context.of_all(outputs) for outputs in found[1:])
+        return TokenOutputs(context.of_all(found.outputs), *others)
 
     def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:
         """The output layer."""
@@ -127,23 +121,24 @@ class LogprobModel(PackedModel):
 
     tie_embeddings = True
 
-    def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:
+    @property
+    def output_weight(self) -> Tensor:
+        """The output layer's, on the last pipeline stage."""
         tied = self.share_embeddings_and_output_weights
-        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
-        group = self.pg_collection.tp
+        weight: Tensor = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        return weight
+
+    def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:
+        weight, group = self.output_weight, self.pg_collection.tp
         vocabulary = VocabularyShard(
             start=group.rank() * len(weight), total=self.settings.shape.vocab_size, group=group
         )
         # Each tensor rank's logits give a part of the gradient: they are added up on the way back.
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
         settings = LogprobSettings(
-            packed.temperature,
-            self.settings.logits_chunk_tokens,
-            packed.with_entropy,
-            softcap=self.settings.shape.logit_softcap,
+            packed.asked, self.settings.logits_chunk_tokens, softcap=self.settings.shape.logit_softcap
         )
-        logprobs, entropy = token_logprobs(hidden, weight, packed.targets, settings, vocabulary)
-        return TokenOutputs(logprobs, entropy if packed.with_entropy else None)
+        return token_logprobs(hidden, weight, packed.targets, settings, vocabulary, packed.reference)
 
 
 class ValueModel(PackedModel):
@@ -157,7 +152,7 @@ class ValueModel(PackedModel):
             self.output_layer = ValueHead(self.config, settings.device)
 
     def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:  # noqa: ARG002
-        return TokenOutputs(self.output_layer(hidden), None)
+        return TokenOutputs(self.output_layer(hidden))
 
 
 def build_stages(

@@ -5,7 +5,7 @@ tokens of a microbatch, a rank has pieces of its sequences; else they are whole.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ppoctl.batch.grid import Packed
 from ppoctl.engines.megatron.context_parallel import ContextShare, Piece, gathered_rows, pieces_of, places_of
+from ppoctl.engines.megatron.logprobs import FrozenOutputs
+from ppoctl.ports import Asked
 
 
 class RopeTables(NamedTuple):
@@ -44,10 +46,12 @@ class PackedInput(PackedSeqParams):
     """[n] packed positions whose output is wanted."""
     targets: Tensor
     """[n] ids those positions predict; not read by a critic."""
-    temperature: float = 1.0
-    """Divides the logits."""
-    with_entropy: bool = False
-    """Also return the entropy of each distribution."""
+    asked: Asked = field(default_factory=Asked)
+    """What the output layer is asked."""
+    reference: FrozenOutputs | None = None
+    """What the reference's output layer reads at the same positions, where full KL is asked."""
+    hidden_alone: bool = False
+    """Ends before the output layer: the hidden states of the positions read are wanted, of this rank's tokens."""
     rope: RopeTables | None = None
     """Filled in by the model, once for all layers."""
     context: ContextShare | None = None
@@ -59,8 +63,7 @@ class ReadSettings:
     """Where a microbatch is read, and what the output layer is asked."""
 
     device: torch.device
-    temperature: float = 1.0
-    with_entropy: bool = False
+    asked: Asked = field(default_factory=Asked)
     token_multiple: int = 1
     """Packed tokens, of all context ranks, are a multiple of it: they and sequence parallelism split them evenly."""
     context: torch.distributed.ProcessGroup | None = None
@@ -97,8 +100,7 @@ def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
         key_lengths=key_lengths,
         read_at=read_at.to(device),
         targets=packed.targets[read].to(device),
-        temperature=reading.temperature,
-        with_entropy=reading.with_entropy,
+        asked=reading.asked,
         context=share,
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
@@ -35,12 +35,13 @@ from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S, ensure_process_group
 from ppoctl.engines.megatron.reference import Reference
 from ppoctl.engines.megatron.schedule import (
-    GridOutputs,
+    Found,
     Stages,
     reduce_gradients,
     run_forward,
     run_forward_backward,
     share_of,
+    with_reference,
 )
 from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.engines.megatron.state_writer import RankSaving
@@ -50,7 +51,7 @@ from ppoctl.model.cost import token_cost
 from ppoctl.model.folder import model_folder
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
-from ppoctl.ports import Minibatch, Objective
+from ppoctl.ports import Asked, Minibatch, Objective, Said
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.recipe.sizes import microbatch_limit
 from ppoctl.weights.bucket import TensorSpec
@@ -73,8 +74,6 @@ class TrainerSettings:
     recompute: Recompute = "none"
     reshardable: str = "full"
     """Under which layouts a distributed optimizer's states can be loaded: full, dp."""
-    temperature: float = 1.0
-    """Divides the logits in updates, as it did when the rollouts were drawn; a critic does not read it."""
     device: str | None = None
     """Absent: this process's GPU, else the CPU."""
     collective_s: float = COLLECTIVE_S
@@ -161,16 +160,16 @@ class MegatronRank(SendingRank):
                 for number, minibatch in enumerate(minibatches)
             ]
 
-    def forward(self, sequences: Sequences, temperature: float) -> Share | None:
+    def forward(self, sequences: Sequences, asked: Asked) -> Share | None:
         """What the model says about every response token of this data rank's rows, without gradient."""
         self._have("weights")
-        return self._forward(self.stages, sequences, temperature)
+        return self._forward(self.stages, sequences, asked)
 
-    def reference_forward(self, sequences: Sequences, temperature: float) -> Share | None:
+    def reference_forward(self, sequences: Sequences, asked: Asked) -> Share | None:
         """Log-probs under the frozen initial weights (see `Reference`)."""
         stages = self._reference.stages()
         self._have("reference")
-        return self._forward(stages, sequences, temperature)
+        return self._forward(stages, sequences, asked)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """This pipeline rank's weights under Hugging Face names, whole; all tensor and expert ranks take part."""
@@ -269,7 +268,7 @@ class MegatronRank(SendingRank):
             self.models[0].config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
         return self.models
 
-    def _cut(self, *, temperature: float, with_entropy: bool, with_gradient: bool) -> MicrobatchPlan:
+    def _cut(self, asked: Asked, *, with_gradient: bool) -> MicrobatchPlan:
         parallel, data = self.settings.parallel, self.groups.dp
         split = self.groups.cp if parallel.context > 1 else None
         multiple = (parallel.tensor if parallel.sequence else 1) * (
@@ -277,7 +276,7 @@ class MegatronRank(SendingRank):
         )
         return MicrobatchPlan(
             batching=self.settings.batching,
-            reading=ReadSettings(self.device, temperature, with_entropy, token_multiple=multiple, context=split),
+            reading=ReadSettings(self.device, asked, token_multiple=multiple, context=split),
             cost=token_cost(self.source[1]),
             rank=data.rank(),
             ranks=data.size(),
@@ -285,33 +284,41 @@ class MegatronRank(SendingRank):
             with_gradient=with_gradient,
         )
 
+    def _microbatches(
+        self, sequences: Sequences, rows: Int[Tensor, " M"], asked: Asked, *, with_gradient: bool
+    ) -> list[Microbatch]:
+        """This rank's microbatches of these rows; with what the reference says of them, where full KL is asked."""
+        microbatches = cut_rows(sequences, rows, self._cut(asked, with_gradient=with_gradient))
+        if not asked.full_kl:
+            return microbatches
+        stages = self._reference.stages()
+        self._host.bring_back("reference")
+        return with_reference(stages, microbatches)
+
     def _sees_outputs(self) -> bool:
         groups = self.groups
         return groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == groups.cp.rank() == 0
 
-    def _share(self, microbatches: Sequence[Microbatch], found: Sequence[GridOutputs]) -> Share | None:
+    def _share(self, microbatches: Sequence[Microbatch], found: Sequence[Found]) -> Share | None:
         return share_of(microbatches, found) if self._sees_outputs() else None
 
-    def _forward(self, stages: Stages, sequences: Sequences, temperature: float) -> Share | None:
-        cut = self._cut(temperature=temperature, with_entropy=True, with_gradient=False)
-        microbatches = cut_rows(sequences, torch.arange(sequences.num_seqs), cut)
+    def _forward(self, stages: Stages, sequences: Sequences, asked: Asked) -> Share | None:
+        rows = torch.arange(sequences.num_seqs)
         with megatron_device(), self._named_out_of_memory(with_gradient=False):
+            microbatches = self._microbatches(sequences, rows, asked, with_gradient=False)
             return self._share(microbatches, run_forward(stages, microbatches))
 
     def _minibatch_step(
         self, sequences: Sequences, minibatch: Minibatch, objective: Objective, number: int
     ) -> StepShare:
-        temperature, with_entropy = self.settings.temperature, objective.needs_entropy
-        cut = self._cut(temperature=temperature, with_entropy=with_entropy, with_gradient=True)
-        microbatches = cut_rows(sequences, minibatch.rows, cut)
-
-        def loss_of(microbatch: Microbatch, found: GridOutputs) -> Float[Tensor, ""]:
-            return objective(microbatch.rows, found.outputs, found.entropy, minibatch.totals)
+        def loss_of(microbatch: Microbatch, said: Said) -> Float[Tensor, ""]:
+            return objective(microbatch.rows, said, minibatch.totals)
 
         for stage in self.stages:
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()
         with self._named_out_of_memory(with_gradient=True):
+            microbatches = self._microbatches(sequences, minibatch.rows, objective.asks, with_gradient=True)
             found = run_forward_backward(self.stages, microbatches, loss_of)
         loss = self._whole(sum(one.loss for one in found))
         self._require_finite("loss", loss, number)

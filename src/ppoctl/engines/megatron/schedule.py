@@ -6,7 +6,7 @@ global count, so their plain sum, over microbatches and ranks alike, is the mini
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,61 +16,73 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from ppoctl.engines.megatron.logprobs import FrozenOutputs, TokenOutputs
 from ppoctl.engines.megatron.microbatches import Microbatch, Share
-from ppoctl.engines.megatron.model import TokenOutputs
+from ppoctl.engines.megatron.model import LogprobModel
+from ppoctl.ports import Said, stacked
 
 Stages = Sequence[torch.nn.Module]
 """This rank's pipeline stages."""
 
-LossOf = Callable[[Microbatch, "GridOutputs"], Float[Tensor, ""]]
-"""The loss of a microbatch from its outputs on the grid."""
+LossOf = Callable[[Microbatch, Said], Float[Tensor, ""]]
+"""The loss of a microbatch from what the model says of its rows."""
 
 
 @dataclass(frozen=True)
-class GridOutputs:
-    """Outputs of some rows on the response grid, on the CPU; 0 where not present."""
+class Found:
+    """What a microbatch gave, on the CPU."""
 
-    outputs: Float[Tensor, "m R"]
-    entropy: Float[Tensor, "m R"] | None
+    said: Said
     loss: float = 0.0
 
 
-def run_forward(stages: Stages, microbatches: Sequence[Microbatch]) -> list[GridOutputs]:
+def run_forward(stages: Stages, microbatches: Sequence[Microbatch]) -> list[Found]:
     """What the model says about each microbatch, on the last pipeline stage (elsewhere nothing); no gradient."""
 
-    def collect(microbatch: Microbatch, outputs: TokenOutputs, **_: bool) -> GridOutputs:
-        return _on_grid(microbatch, outputs)
+    def collect(microbatch: Microbatch, outputs: TokenOutputs, **_: bool) -> Found:
+        return Found(_on_grid(microbatch, outputs))
 
     with torch.no_grad():
         return _run(stages, microbatches, collect)
 
 
-def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[GridOutputs]:
+def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[Found]:
     """What the model says about each microbatch, as `run_forward`; the gradient of the summed losses is left in the
     model's gradient buffers, reduced over all ranks."""
 
-    def loss_func(microbatch: Microbatch, outputs: TokenOutputs) -> tuple[Tensor, Tensor, GridOutputs]:
-        found = _on_grid(microbatch, outputs)
-        loss = 0.0 * outputs.outputs.sum() if microbatch.is_idle else loss_of(microbatch, found)
-        entropy = None if found.entropy is None else found.entropy.detach()
+    def loss_func(microbatch: Microbatch, outputs: TokenOutputs) -> tuple[Tensor, Tensor, Found]:
+        said = _on_grid(microbatch, outputs)
+        loss = 0.0 * outputs.outputs.sum() if microbatch.is_idle else loss_of(microbatch, said)
+        found = Found(said.each(Tensor.detach), float(loss.detach()))
         # The middle entry is the token count to divide by; 0 is Megatron-Core's "do not divide".
-        return (
-            loss,
-            torch.zeros((), dtype=torch.int),
-            GridOutputs(found.outputs.detach(), entropy, float(loss.detach())),
-        )
+        return loss, torch.zeros((), dtype=torch.int), found
 
     return _run(stages, microbatches, loss_func, backward=True)
 
 
-def share_of(microbatches: Sequence[Microbatch], found: Sequence[GridOutputs]) -> Share:
+def with_reference(stages: Sequence[LogprobModel], microbatches: Sequence[Microbatch]) -> list[Microbatch]:
+    """The microbatches, each with what a frozen model says of its positions up to the output layer; the hidden states
+    of all of them are then in memory, on the last pipeline stage."""
+
+    def collect(_: Microbatch, hidden: Tensor, **__: bool) -> Tensor:
+        return hidden
+
+    with torch.no_grad():
+        up_to_there = [replace(one, input=replace(one.input, hidden_alone=True)) for one in microbatches]
+        found: list[Tensor] = _run(stages, up_to_there, collect)
+    if not found:  # another pipeline rank reads them
+        return list(microbatches)
+    frozen = [FrozenOutputs(hidden, stages[-1].output_weight) for hidden in found]
+    return [
+        replace(one, input=replace(one.input, reference=of_it))
+        for one, of_it in zip(microbatches, frozen, strict=True)
+    ]
+
+
+def share_of(microbatches: Sequence[Microbatch], found: Sequence[Found]) -> Share:
     """What was found about the microbatches as one share."""
-    entropies = [one.entropy for one in found if one.entropy is not None]
-    return Share(
-        places=torch.cat([microbatch.places for microbatch in microbatches]),
-        outputs=torch.cat([one.outputs for one in found]),
-        entropy=torch.cat(entropies) if entropies else None,
-    )
+    places = torch.cat([microbatch.places for microbatch in microbatches])
+    return Share(places, stacked([one.said for one in found]))
 
 
 def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings: Any) -> None:
@@ -80,12 +92,12 @@ def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings:
 
 def _run(
     stages: Stages, microbatches: Sequence[Microbatch], loss_func: Callable[..., Any], *, backward: bool = False
-) -> list[GridOutputs]:
+) -> list[Any]:
     def forward_step(data: Iterator[Microbatch], stage: torch.nn.Module) -> tuple[Any, Any]:
         microbatch = next(data)
         return stage(microbatch.input), partial(loss_func, microbatch)
 
-    collected: list[GridOutputs] = get_forward_backward_func()(
+    collected: list[Any] = get_forward_backward_func()(
         forward_step_func=forward_step,
         # Interleaved stages each go through all microbatches.
         data_iterator=[iter(microbatches) for _ in stages] if len(stages) > 1 else iter(microbatches),
@@ -99,11 +111,12 @@ def _run(
     return collected
 
 
-def _on_grid(microbatch: Microbatch, outputs: TokenOutputs) -> GridOutputs:
-    if microbatch.is_idle:
-        nothing = torch.zeros(0, microbatch.packed.num_columns)
-        return GridOutputs(nothing, None if outputs.entropy is None else nothing)
-    # On the CPU: grids are small, and objectives close over data that live there.
-    to_grid = microbatch.packed.to_grid
-    entropy = None if outputs.entropy is None else to_grid(outputs.entropy.cpu())
-    return GridOutputs(to_grid(outputs.outputs.cpu()), entropy)
+def _on_grid(microbatch: Microbatch, outputs: TokenOutputs) -> Said:
+    def on_grid(values: Float[Tensor, " n"]) -> Float[Tensor, "m R"]:
+        if microbatch.is_idle:
+            return torch.zeros(0, microbatch.packed.num_columns)
+        # On the CPU: grids are small, and objectives close over data that live there.
+        return microbatch.packed.to_grid(values.cpu())
+
+    entropy, full_kl = (None if of is None else on_grid(of) for of in (outputs.entropy, outputs.full_kl))
+    return Said(on_grid(outputs.outputs), entropy, full_kl)

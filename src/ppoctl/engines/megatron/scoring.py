@@ -10,7 +10,7 @@ from ppoctl.convert.tensors import Role
 from ppoctl.convert.transformers_model import round_parameters
 from ppoctl.device import this_device
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
-from ppoctl.engines.megatron.microbatches import MicrobatchPlan, Share, cut_rows
+from ppoctl.engines.megatron.microbatches import MicrobatchPlan, cut_rows
 from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import ensure_process_group
@@ -18,6 +18,7 @@ from ppoctl.engines.megatron.schedule import run_forward, share_of
 from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.model.cost import token_cost
 from ppoctl.model.shape import ModelShape
+from ppoctl.ports import Asked, Said
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
 _CHUNK_TOKENS = 256
@@ -41,17 +42,17 @@ class Scorer:
         self._cost = token_cost(shape)
         self._device = device
 
-    def score(self, sequences: Sequences) -> Share:
+    def score(self, sequences: Sequences) -> Said:
         """Log-probs of the response tokens with the entropies of their distributions, or values."""
         cut = MicrobatchPlan(
             batching=BySequences(microbatch_seqs=sequences.num_seqs, logits_chunk_tokens=_CHUNK_TOKENS),
-            reading=ReadSettings(self._device, with_entropy=True),
+            reading=ReadSettings(self._device, Asked(entropy=True)),
             cost=self._cost,
             with_gradient=False,
         )
         microbatches = cut_rows(sequences, torch.arange(sequences.num_seqs), cut)
         with megatron_device():
-            return share_of(microbatches, run_forward(self._stages, microbatches))
+            return share_of(microbatches, run_forward(self._stages, microbatches)).said
 
     def use_head(self, weight: Tensor) -> None:
         """Values by another head. [1 hidden]"""

@@ -1,0 +1,201 @@
+"""Every kind of PPO learns the quickstart, and none of them learns it from rewards that say nothing.
+
+Trains the quickstart with each variant and seed, and once with rewards shuffled between samples: then accuracy must
+not rise, or it came from somewhere else. Prints held-out accuracy before and after, and a digest of the final
+weights, which differ from plain PPO's. Exits 1 where a variant does not rise by 0.2, a shuffled one does, or weights
+are equal.
+
+    python benchmarks/learning.py --folder FOLDER [--seeds 1 2 3] [--steps 40] [--only NAME ...]
+
+Cells that are in FOLDER already are not run again. Two run side by side, one thread each.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+RECIPE = Path(__file__).parents[1] / "recipes/quickstart.toml"
+METRIC = "eval/heldout/pass_at_1"
+RISE_MIN = 0.2
+ADAPTIVE = "adaptive={target_per_token=0.05, horizon_seqs=2000}"
+VARIANTS = {
+    "ppo": [],
+    "vapo": [
+        "ppo.advantages.gae_lambda_value=1.0",
+        "ppo.advantages.length_adaptive_alpha=0.2",
+        "ppo.policy_loss.clip_high=0.28",
+        "ppo.policy_loss.positive_nll_coef=0.1",
+        "ppo.critic_only_steps=2",
+    ],
+    "adaptive_kl": [f'ppo.kl={{place="reward", estimator="k1", coef=0.02, {ADAPTIVE}}}'],
+    "gspo": ['ppo.policy_loss={kind="gspo", aggregation="sequence_mean_token_mean"}'],
+    "cispo": ['ppo.policy_loss={kind="cispo", clip_high=0.28}'],
+}
+"""What each variant sets differently."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    variant: str
+    seed: int
+    shuffled: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant}-{self.seed}" + ("-shuffled" if self.shuffled else "")
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a run began and ended."""
+
+    before: float
+    after: float
+    weights: str
+    """Digest of the actor's final weights."""
+
+    @property
+    def rise(self) -> float:
+        return self.after - self.before
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.cell:
+        run(Cell(**json.loads(asked.cell)), asked.folder, asked.steps)
+        return 0
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    cells = list(cells_of(asked.only, asked.seeds))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda cell: run_apart(cell, asked.folder, asked.steps), cells))
+    return judged({cell: result_of(cell, asked.folder) for cell in cells})
+
+
+def cells_of(variants: Iterable[str], seeds: list[int]) -> Iterator[Cell]:
+    for variant in variants:
+        yield from (Cell(variant, seed, shuffled=False) for seed in seeds)
+        yield Cell(variant, seeds[0], shuffled=True)
+
+
+def result_of(cell: Cell, folder: Path) -> Result:
+    return Result(**json.loads((folder / f"{cell.name}.json").read_text()))
+
+
+def run_apart(cell: Cell, folder: Path, steps: int) -> None:
+    """Run a cell in a process of its own, unless its result is there."""
+    if (folder / f"{cell.name}.json").exists():
+        return
+    with (folder / f"{cell.name}.log").open("w") as log:
+        subprocess.run(
+            [sys.executable, __file__, "--folder", folder, "--steps", str(steps), "--cell", json.dumps(asdict(cell))],
+            check=True,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"},
+        )
+    print(f"{cell.name}: {result_of(cell, folder)}", flush=True)
+
+
+def judged(results: dict[Cell, Result]) -> int:
+    """Print the table; the exit code."""
+    wrong = []
+    print("variant          seed before  after   rise   weights")
+    for cell, result in results.items():
+        says = "shuffled" if cell.shuffled else str(cell.seed)
+        figures = f"{result.before:6.3f} {result.after:6.3f} {result.rise:+6.3f}  {result.weights}"
+        print(f"{cell.variant:12} {says:>8} {figures}")
+        if (result.rise >= RISE_MIN) == cell.shuffled:
+            wrong.append(f"{cell.name} {'rises' if cell.shuffled else 'does not rise'}")
+        plain = results.get(replace(cell, variant="ppo"))
+        if cell.variant != "ppo" and plain is not None and plain.weights == result.weights:
+            wrong.append(f"{cell.name} ends with the weights of plain PPO")
+    print("\n".join(wrong) or f"every variant rises by {RISE_MIN} and more, none from shuffled rewards")
+    return int(bool(wrong))
+
+
+def run(cell: Cell, folder: Path, steps: int) -> None:
+    """Train in this process, and write the result."""
+    from ppoctl.loop.expectations import history
+    from ppoctl.recipe.load import load
+    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.resume_plan import plan_resume
+    from ppoctl.wire import new_run, session
+
+    told = [f"seed={cell.seed}", f"name={cell.name}", f"steps={steps}", f"eval.every_steps={steps}", "expect={}"]
+    fixed = ["tracking={kind='none'}", "cluster.threads=1", f"checkpoint.every_steps={steps}"]
+    recipe = load([RECIPE], [*told, *fixed, *VARIANTS[cell.variant]]).recipe
+    sockets, digests = session.prepare(recipe)
+    if cell.shuffled:
+        step_seqs = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+        sockets = replace(sockets, scorer=ShuffledScorer(sockets.scorer, step_seqs))
+    found: list[str] = []
+    actor, close = sockets.actor, sockets.close_trainers
+
+    def digest_and_close() -> None:
+        found.append(weights_digest(actor))
+        close()
+
+    sockets = replace(sockets, close_trainers=digest_and_close)
+    layout = RunLayout(folder / "runs" / cell.name)
+    new_run.create(layout, recipe, digests, command="train")
+    ended = session.attempt_run(session.OpenedRun(layout, {1: recipe}, sockets, plan_resume(layout)))
+    points = history(ended.lines)[METRIC]
+    result = Result(points[0][1], points[-1][1], found[0])
+    (folder / f"{cell.name}.json").write_text(json.dumps(asdict(result)))
+
+
+def weights_digest(actor: object) -> str:
+    digest = hashlib.sha256()
+    for bucket in actor.ranks.weights().buckets():  # type: ignore[attr-defined]
+        for name, checksum in sorted(bucket.checksums.items()):
+            digest.update(f"{name} {checksum}".encode())
+    return digest.hexdigest()[:12]
+
+
+class ShuffledScorer:
+    """Gives each training sample another one's score, once all of a step have been submitted. Those of evaluations
+    stay as they are."""
+
+    def __init__(self, scorer, step_seqs: int) -> None:
+        self._scorer = scorer
+        self._step_seqs = step_seqs
+        self._random = random.Random(0)
+        self._scored: list[Future] = []
+        self._handed: list[Future] = []
+
+    def submit(self, request) -> Future:
+        scored = self._scorer.submit(request)
+        if not request.prompt_id.startswith("train/"):
+            return scored
+        handed: Future = Future()
+        self._scored.append(scored)
+        self._handed.append(handed)
+        if len(self._handed) == self._step_seqs:
+            self._random.shuffle(self._scored)
+            for each, other in zip(self._handed, self._scored, strict=True):
+                each.set_result(other.result())
+            self._scored, self._handed = [], []
+        return handed
+
+    def close(self) -> None:
+        self._scorer.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,18 @@
+"""The learning rate that a recipe gives a role."""
+
+from ppoctl.ppo.learning_rate import LearningRate
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import optimizer_of, planned_updates, updates_per_tick, warmup_updates
+
+
+def learning_rate_of(recipe: Recipe, role: str) -> LearningRate:
+    """The schedule of a role over its ticks; one that decays without a written end is over with the run."""
+    table, per_tick = optimizer_of(recipe, role), updates_per_tick(recipe, role)
+    return LearningRate(
+        peak=table.lr,
+        kind=table.lr_schedule,
+        warmup_ticks=warmup_updates(recipe, role) // per_tick,
+        total_ticks=(table.lr_decay_updates or planned_updates(recipe, role)) // per_tick,
+        min_frac=table.lr_min_frac,
+        warmup_init_frac=table.lr_warmup_init_frac,
+    )

@@ -1,0 +1,119 @@
+"""The pages of docs/ that are made of docstrings and tables: `make docs` writes them, a test holds them."""
+
+from collections.abc import Iterable, Sequence
+
+from ppoctl.recipe.features import SECTIONS, Feature, FeatureKey, features
+from ppoctl.recipe.foreign import systems
+from ppoctl.recipe.keys import KeyLine
+from ppoctl.recipe.marks import Marked
+
+HEAD = """# Algorithms
+
+Every setting of the algorithm, in the order of what happens to a token. Formulas are in the names of keys: `A` is an
+advantage, `r` a reward, `V` a value, `G` a return; `logp`, `old`, `ref` and `sampler` are log-probs of a token: under
+the actor as it is, as it was when the step began, under the reference, and as the engine said.
+
+`make docs` makes this page of the docstrings in `src/ppoctl/recipe` and `src/ppoctl/rewards`. On a terminal:
+`ppoctl recipes keys KEY` and `ppoctl recipes metrics NAME`. From another system: [coming-from.md](coming-from.md).
+"""
+
+FOREIGN_HEAD = """# Coming from another system
+
+Key by key, with what differs and the trap each one had. A recipe that holds a key of another system is refused with
+the line that stands here, so a whole configuration may be pasted as TOML: `ppoctl validate` says what each of its
+keys is here. Defaults are those of the versions named. `make docs` makes this page of
+`src/ppoctl/recipe/foreign.toml`; on a terminal: `ppoctl recipes coming-from SYSTEM`. What the keys of ours mean:
+[algorithms.md](algorithms.md).
+
+Whatever was brought along: a key that is not known is an error; a step that was killed goes on where it was, with
+the same bits; the coefficient of an adaptive KL, the moments of rewards and the seeds of all randomness are part of
+what a resume restores; both losses are divided by counts of the whole minibatch, so that no split into microbatches
+or ranks changes a gradient. Weights & Biases, TensorBoard, SwanLab and images are not offered.
+"""
+
+
+def told(feature: Feature, prefix: str = "") -> list[tuple[str, str]]:
+    """What is said of a part, each with the word before it: formula, source, whose default, where it shows; then of
+    those of its keys at or below a dotted key that say something of their own."""
+    said = [("", feature.told.prose), *_marks(feature.told)]
+    for key in feature.keys:
+        marks = "; ".join(f"{word}: {text.rstrip('.')}" for word, text in _marks(key.told))
+        if marks and any(f"{name}.".startswith(f"{prefix}.") or not prefix for name in key.names):
+            said.append((key.names[0].rpartition(".")[2], marks))
+    return said
+
+
+def _marks(said: Marked) -> list[tuple[str, str]]:
+    marks = {
+        "formula": said.formula,
+        "source": said.source,
+        "default of": said.default_of,
+        "shows in": ", ".join(said.figures),
+    }
+    return [(word, text) for word, text in marks.items() if text]
+
+
+def algorithms() -> str:
+    """The page docs/algorithms.md."""
+    found = features()
+    lines = [HEAD]
+    for number, section in enumerate(SECTIONS, 1):
+        anchor = "".join(char for char in section.title.lower() if char.isalnum() or char == " ").replace(" ", "-")
+        parts = _coded(name for feature in found if feature.section is section for name in feature.names)
+        lines.append(f"{number}. [{section.title}](#{anchor}): {parts}")
+    for section in SECTIONS:
+        lines.append(f"\n## {section.title}")
+        for feature in found:
+            if feature.section is section:
+                lines += _feature(feature)
+    return "\n".join(lines) + "\n"
+
+
+def _feature(feature: Feature) -> list[str]:
+    lines = [f"\n### {_coded(feature.names)}{' (the default)' if feature.is_default else ''}\n", feature.told.prose]
+    if feature.told.formula:
+        lines += ["", *(f"    {part}" for part in feature.told.formula.split("; ")), ""]
+    lines += [f"{text}  " for text in _sentences(feature.told)]
+    if feature.is_one_key:
+        line = feature.keys[0].line
+        lines += [f"May be: {_allowed(line)}; default: `{line.default}`."]
+    elif feature.keys:
+        lines += ["", "| key | default | may be | what it is |", "|---|---|---|---|"]
+        lines += [_row(key) for key in feature.keys]
+    return lines
+
+
+def _sentences(said: Marked) -> list[str]:
+    """Source, whose default it is and where it shows, a sentence each."""
+    told = {"Source": said.source, "Default of": said.default_of, "Shows in": _coded(said.figures)}
+    return [f"{word}: {text.rstrip('.')}." for word, text in told.items() if text]
+
+
+def _row(key: FeatureKey) -> str:
+    says = " ".join([key.line.meaning, *_sentences(key.told)])
+    return _cells(_coded(key.names), f"`{key.line.default}`", _allowed(key.line), says)
+
+
+def _allowed(line: KeyLine) -> str:
+    return ", ".join(filter(None, (line.type, line.range)))
+
+
+def coming_from(names: Sequence[str] = ()) -> str:
+    """The page docs/coming-from.md, or the tables of some systems only."""
+    lines = [] if names else [FOREIGN_HEAD]
+    for system in systems():
+        if names and system.name not in names:
+            continue
+        lines += [f"## {system.name}\n", f"Of version {system.version}. {system.about}\n"]
+        lines += ["| there | here | what differs |", "|---|---|---|"]
+        lines += [_cells(_coded(row.theirs), _coded(row.ours_of_all) or "nothing", row.note) for row in system.rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _coded(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _cells(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

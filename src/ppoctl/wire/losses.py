@@ -1,0 +1,17 @@
+"""The recipe's table of the policy loss -> the loss."""
+
+from ppoctl.ppo.policy_loss import Cispo, Gspo, PolicyClip, PolicyLoss, Reinforce
+from ppoctl.recipe.schema import CispoLoss, ClippedLoss, GspoLoss, ReinforceLoss
+
+
+def policy_loss(table: ClippedLoss | GspoLoss | CispoLoss | ReinforceLoss) -> PolicyLoss:
+    """The kind that the table names, with its bounds."""
+    match table:
+        case ClippedLoss():
+            return PolicyClip(table.clip_low, table.clip_high, table.dual_clip)
+        case GspoLoss():
+            return Gspo(table.clip_low, table.clip_high, table.ratio_gradient)
+        case CispoLoss():
+            return Cispo(table.clip_low, table.clip_high)
+        case ReinforceLoss():
+            return Reinforce()

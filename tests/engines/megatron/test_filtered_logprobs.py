@@ -1,0 +1,156 @@
+"""Log-probs, entropies and the KL divergence from a reference are those of the distribution that filters leave, by
+float64 formulas that sort the whole vocabulary; so are their gradients."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppoctl.engines.megatron import logprobs as module
+from ppoctl.engines.megatron.filters import thresholds
+from ppoctl.engines.megatron.logprobs import FrozenOutputs, LogprobSettings, TokenOutputs, token_logprobs
+from ppoctl.ports import Asked
+
+NUM, HIDDEN, VOCABULARY = 23, 8, 57
+FILTERS = {
+    "none": {},
+    "top_p": {"top_p": 0.8},
+    "top_k": {"top_k": 5},
+    "min_p": {"min_p": 0.05},
+    "all": {"top_p": 0.7, "top_k": 6, "min_p": 0.02},
+    "one id": {"top_k": 1},
+    "more than there are": {"top_k": 1000, "top_p": 0.999999},
+}
+
+
+def kept(logits: Tensor, asked: Asked) -> Tensor:
+    """Which ids stay, in vLLM's order: min-p, top-k, top-p of what is then left. [n V] bool"""
+    probabilities = logits.softmax(-1)
+    stay = probabilities >= asked.min_p * probabilities.amax(-1, keepdim=True)
+    left = logits.masked_fill(~stay, -torch.inf)
+    if asked.top_k is not None:
+        kth = left.topk(min(asked.top_k, logits.shape[1]), -1).values[:, -1:]
+        left = left.masked_fill(left < kth, -torch.inf)
+    ordered, order = left.softmax(-1).sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered  # what likelier ids have
+    stays = (before < asked.top_p) & (ordered > 0)
+    return torch.zeros_like(stays).scatter(1, order, stays)
+
+
+def expected(logits: Tensor, others: Tensor, targets: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-prob of the target, entropy and KL from the reference's whole distribution."""
+    x = logits / asked.temperature
+    stay = kept(x.detach(), asked)
+    # Whoever was drawn is kept, and all that are likelier.
+    stay |= x.detach() >= x.detach().gather(1, targets[:, None])
+    log_p = x.masked_fill(~stay, -1e300).log_softmax(-1)
+    p = log_p.exp()
+    log_q = (others / asked.temperature).log_softmax(-1)
+    entropy, kl = -(p * log_p).sum(-1), (p * (log_p - log_q)).sum(-1)
+    return log_p.gather(1, targets[:, None])[:, 0], entropy, kl
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden, other = (torch.randn(NUM, HIDDEN, generator=generator).to(dtype) for _ in range(2))
+    weight = (torch.randn(VOCABULARY, HIDDEN, generator=generator) * 0.7).to(dtype)
+    moved = weight + 0.3 * torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype)
+    targets = torch.randint(0, VOCABULARY, (NUM,), generator=generator)
+    return hidden, weight, 0.5 * hidden + 0.5 * other, moved, targets
+
+
+def asked_of(filters: str, **more: float) -> Asked:
+    return Asked(**{"temperature": 0.8, "entropy": True, "full_kl": True, **FILTERS[filters], **more})  # type: ignore[arg-type]
+
+
+def by_the_engine(settings: LogprobSettings, hidden: Tensor, weight: Tensor) -> TokenOutputs:
+    _, _, other, moved, targets = inputs(torch.float32)
+    return token_logprobs(hidden, weight, targets, settings, None, FrozenOutputs(other, moved))
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("block_elements", [1, 6 * VOCABULARY, 2**20])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_values_and_gradients_are_those_of_the_float64_formula(monkeypatch, filters, block_elements, softcap):
+    """To 1e-6 in values: float32 arithmetic on what float64 says of all ids at once."""
+    monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", block_elements)
+    asked = asked_of(filters)
+    hidden, weight, other, moved, targets = inputs()
+    hidden.requires_grad_()
+    weight.requires_grad_()
+
+    def capped(logits: Tensor) -> Tensor:
+        return logits if softcap is None else softcap * (logits / softcap).tanh()
+
+    wanted = expected(capped(hidden @ weight.T), capped(other @ moved.T), targets, asked)
+    along = torch.randn(3, NUM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    slopes = torch.autograd.grad(sum(a @ w for a, w in zip(along, wanted, strict=True)), (hidden, weight))
+    leaves = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
+    found = by_the_engine(LogprobSettings(asked, 5, softcap), *leaves)
+    for one, of_it in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), of_it.detach(), atol=2e-6, rtol=1e-6)
+    loss = sum(a.float() @ one for a, one in zip(along, found, strict=True))
+    for one, of_it in zip(torch.autograd.grad(loss, leaves), slopes, strict=True):
+        assert (one - of_it).norm() <= 1e-5 * of_it.norm()
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_what_is_not_asked_changes_nothing_else(filters):
+    hidden, weight, _, _, targets = inputs(torch.float32)
+    all_of_it = by_the_engine(LogprobSettings(asked_of(filters), 5), hidden, weight)
+    alone = token_logprobs(
+        hidden, weight, targets, LogprobSettings(asked_of(filters, entropy=False, full_kl=False), 5)
+    )
+    assert torch.equal(alone.outputs, all_of_it.outputs)
+    assert alone.entropy is alone.full_kl is None
+
+
+def test_a_model_is_at_no_distance_from_itself():
+    hidden, weight, _, _, targets = inputs(torch.float32)
+    settings = LogprobSettings(Asked(full_kl=True), 5)
+    found = token_logprobs(hidden, weight.requires_grad_(), targets, settings, None, FrozenOutputs(hidden, weight))
+    assert found.full_kl is not None
+    assert found.full_kl.abs().max() < 1e-6
+    [slope] = torch.autograd.grad(found.full_kl.sum(), weight)
+    assert slope.abs().max() < 1e-5
+
+
+def test_a_filter_costs_at_least_the_share_of_the_reference_that_it_leaves():
+    """KL(p || q) >= -log q(kept) (the data processing inequality), here with p filtered from q itself: equality."""
+    hidden, weight, _, _, _ = inputs(torch.float32)
+    likeliest = (hidden @ weight.T).argmax(-1)
+    asked = Asked(top_k=5, full_kl=True)
+    found = token_logprobs(hidden, weight, likeliest, LogprobSettings(asked, 5), None, FrozenOutputs(hidden, weight))
+    q = (hidden @ weight.T).double().softmax(-1)
+    torch.testing.assert_close(found.full_kl.double(), -q.topk(5, -1).values.sum(-1).log(), atol=2e-6, rtol=0)
+
+
+def test_four_ids_by_hand():
+    """Chances 1/2, 1/4, 1/8, 1/8. top_p 0.7 keeps the first two, 2/3 and 1/3; top_p 0.5 the first alone; min_p 0.3 of
+    1/2 is 0.15: the first two; of top_k 3 the third and fourth tie, and both stay."""
+    logits = torch.tensor([[1 / 2, 1 / 4, 1 / 8, 1 / 8]]).log()
+
+    def smallest(**filters: float) -> float:
+        return math.exp(float(thresholds(logits, Asked(**filters), num_ids=4, group=None)))  # type: ignore[arg-type]
+
+    assert 1 / 8 < smallest(top_p=0.7) <= 1 / 4 + 1e-6
+    assert 1 / 4 < smallest(top_p=0.499) <= 1 / 2 + 1e-6
+    assert smallest(top_p=0.9) <= 1 / 8 + 1e-6
+    assert smallest(min_p=0.3) == pytest.approx(0.15)
+    assert smallest(top_k=3) == pytest.approx(1 / 8)
+    assert smallest(top_k=9) == 0.0
+    # Of the two that top_k leaves, 2/3 and 1/3, the first has the share.
+    assert 1 / 4 < smallest(top_k=2, top_p=0.6) <= 1 / 2 + 1e-6
+    assert 1 / 8 < smallest(top_k=2, top_p=0.7) <= 1 / 4 + 1e-6
+
+
+def test_an_id_that_was_drawn_and_is_no_longer_likely_is_kept_with_all_that_are_likelier():
+    """Chances 1/2, 1/4, 1/8, 1/8 and top_k 1: the second has 1/4 of 3/4."""
+    hidden, weight = torch.ones(1, 1), torch.tensor([[1 / 2], [1 / 4], [1 / 8], [1 / 8]]).log()
+    settings = LogprobSettings(Asked(top_k=1, entropy=True), 4)
+    found = token_logprobs(hidden, weight, torch.tensor([1]), settings)
+    torch.testing.assert_close(found.outputs.exp(), torch.tensor([1 / 3]))
+    found = token_logprobs(hidden, weight, torch.tensor([0]), settings)
+    torch.testing.assert_close(found.outputs, torch.zeros(1))
+    torch.testing.assert_close(found.entropy, torch.zeros(1))

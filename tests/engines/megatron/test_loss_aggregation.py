@@ -1,0 +1,92 @@
+"""What a loss divides by is counted over the minibatch: no cut into microbatches and no layout moves a gradient."""
+
+from dataclasses import replace
+from typing import get_args
+
+import megatron_lab as lab
+import pytest
+import torch
+from layout_lab import GRADIENT_GAP, STEP, cut_otherwise, gap, settings, trainer
+
+from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.ports import Asked, Minibatch
+from ppoctl.ppo.aggregation import AggregationKind, aggregation
+from ppoctl.ppo.policy_loss import Cispo, Gspo, PolicyClip, Reinforce
+from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
+from ppoctl.stages.actor_update import Entropy, KlToReference, NegativeLogLikelihood, Surrogate
+from ppoctl.stages.objective import Term, Terms
+
+LAYOUTS = {
+    "one process": ParallelTable(),
+    "DP2": ParallelTable(data=2),
+    "TP2": ParallelTable(tensor=2),
+    "CP2": ParallelTable(context=2),
+}
+ROWS = torch.tensor([3, 0, 4, 1])
+CUTS = [BySequences(microbatch_seqs=4 // count) for count in (1, 2, 4)] + [ByTokens(max_tokens_per_microbatch=20)]
+"""One, two and four microbatches, and a cap of tokens."""
+ASKED = Asked(temperature=0.8)
+KINDS = {
+    "token_mean": PolicyClip(low=0.2, high=0.3, dual=3.0),
+    "sequence_mean_token_mean": Gspo(low=0.2, high=0.3, gradient="sequence"),
+    "sequence_mean_token_sum": Cispo(low=0.4, high=0.3),
+    "fixed_length": Reinforce(),
+}
+"""Aggregation -> the kind of loss it is tried with, so that each kind is tried."""
+UNMOVED = replace(STEP, lr=0.0, weight_decay=0.0)
+
+
+def objective(kind: AggregationKind, rollouts: lab.Drawn, old: torch.Tensor) -> Terms:
+    """The loss, an entropy bonus, KL to somewhere else, and the NLL of two responses. Nothing of row 0 counts."""
+    mask = rollouts.mask & (torch.arange(rollouts.num_seqs) != 0)[:, None]
+    good = mask & torch.isin(torch.arange(rollouts.num_seqs), torch.tensor([3, 1]))[:, None]
+    how = aggregation(kind, max_new_tokens=9)
+    surrogate = Surrogate(old, lab.random_weights(rollouts), KINDS[kind])
+    return Terms(
+        (
+            Term(surrogate, mask, aggregation=how),
+            Term(Entropy(), mask, coef=-0.2, aggregation=how),
+            Term(KlToReference(old - 0.5, "k3"), mask, coef=0.3, aggregation=how),
+            Term(NegativeLogLikelihood(), good, coef=0.1),
+        ),
+        ASKED,
+    )
+
+
+def gradients_of(pool, folder, layout, cuts, old):
+    """Of each aggregation and cut, in the processes of one layout."""
+    rollouts = lab.make_rollouts()
+    trained = trainer(pool, settings(folder, "actor", LAYOUTS[layout]))
+    trained.start()
+    found = {}
+    for place, cut in enumerate(cuts):
+        pool.examine(cut_otherwise, cut)
+        for kind in get_args(AggregationKind):
+            asked = objective(kind, rollouts, old)
+            trained.update(rollouts, [Minibatch(ROWS, asked.totals(ROWS), UNMOVED)], asked)
+            found[kind, place] = pool.gradients()
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(pool, model):
+    """Old log-probs, near those of the first weights, and each aggregation's gradient in one piece."""
+    actor = trainer(pool, settings(model("qwen2-deep"), "actor", LAYOUTS["one process"]))
+    assert isinstance(actor, MegatronActor)
+    actor.start()
+    rollouts = lab.make_rollouts()
+    old = actor.logprobs(rollouts, ASKED).outputs + 0.2 * lab.random_weights(rollouts)
+    found = gradients_of(pool, model("qwen2-deep"), "one process", CUTS[:1], old)
+    return old, {kind: gradient for (kind, _), gradient in found.items()}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_aggregation_has_one_gradient_under_every_cut_and_layout(pool, model, whole, layout):
+    old, expected = whole
+    found = gradients_of(pool, model("qwen2-deep"), layout, CUTS, old)
+    assert len(found) == 4 * len(CUTS)
+    for (kind, _), gradient in found.items():
+        assert gap(gradient, expected[kind]) < GRADIENT_GAP
+    # The aggregations are not each other's.
+    assert gap(expected["sequence_mean_token_sum"], expected["fixed_length"]) > 0.1

@@ -1,0 +1,152 @@
+"""docs/algorithms.md and docs/coming-from.md are what `make docs` makes of docstrings and of `foreign.toml`."""
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from house.conftest import PACKAGE, ROOT
+from ppoctl.metrics import find
+from ppoctl.recipe import foreign, pages
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.features import SECTIONS, features
+from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.schema import Recipe
+from ppoctl.table import RESULTS
+
+ALGORITHM = ("ppo", "reward", "rollout", "model", "actor.optimizer", "critic.optimizer")
+"""Where a key that changes results is one of the algorithm."""
+
+
+@pytest.mark.parametrize("page", [pages.algorithms, pages.coming_from], ids=["algorithms", "coming-from"])
+def test_a_page_is_what_is_made(page: Callable[[], str]) -> None:
+    file = ROOT / "docs" / f"{page.__name__.replace('_', '-')}.md"
+    assert file.read_text("utf-8") == page().rstrip("\n") + "\n", "make docs"
+
+
+def rows() -> list[str]:
+    """Every key of the tables of docs/algorithms.md, and every key and alternative that a heading names."""
+    lines = pages.algorithms().splitlines()
+    in_rows = [name for line in lines if line.startswith("| `") for name in _coded(line.split(" | ")[0])]
+    headings = [name for line in lines if line.startswith("### ") for name in _coded(line)]
+    return in_rows + [name.partition(" = ")[0] for name in headings]
+
+
+def _coded(text: str) -> list[str]:
+    return re.findall(r"`([^`]*)`", text)
+
+
+def results() -> dict[str, int]:
+    """Dotted keys of the algorithm that change results, each with how many classes declare it: alternatives that have
+    a key of one name each tell it."""
+    declared: dict[str, set[type]] = {}
+    for path, owner, key in _keys(tree.of(Recipe)):
+        if key.effect is RESULTS and any(f"{path}.".startswith(f"{each}.") for each in ALGORITHM):
+            declared.setdefault(path, set()).add(owner)
+    return {path: len(owners) for path, owners in declared.items()}
+
+
+def _keys(table: tree.TableNode, path: tuple[str, ...] = ()) -> list[tuple[str, type, tree.Key]]:
+    found = []
+    for name, key in table.keys.items():
+        owner = next(c for c in table.model.__mro__ if key.attribute in c.__dict__.get("__annotations__", {}))  # noqa: RUF063
+        found.append((dotted((*path, name)), owner, key))
+        inner = key.node.tables.values() if isinstance(key.node, tree.Choice) else [key.node]
+        for each in inner:
+            if isinstance(each, tree.TableNode):
+                found += _keys(each, (*path, name))
+    return found
+
+
+def test_every_key_of_the_algorithm_stands_in_the_page_once_for_each_class_that_declares_it() -> None:
+    told, wanted = Counter(rows()), results()
+    assert len(wanted) > 40
+    assert {name: told[name] for name in wanted} == wanted
+
+
+def test_no_section_is_empty_and_every_figure_that_is_named_is_reported() -> None:
+    assert {feature.section for feature in features()} == set(SECTIONS)
+    told = [(part.names, told) for part in features() for told in (part.told, *(key.told for key in part.keys))]
+    assert [(names, figure) for names, said in told for figure in said.figures if find(figure) is None] == []
+
+
+WITHOUT = (
+    "model", "rollout", "reward", "reward.kind", "steps", "epochs", "checkpoint", "checkpoint.best",
+    "checkpoint.keep_last", "checkpoint.best_keep", "checkpoint.best_direction",
+)  # fmt: skip
+"""Parts that compute nothing which anybody published, or that others have by another default."""
+
+
+def test_every_part_that_computes_says_its_formula_its_source_and_whose_default_it_has() -> None:
+    for part in features():
+        names = {name.partition(" = ")[0] for name in part.names}
+        if names <= set(WITHOUT) or any(name.endswith(' = "none"') for name in part.names):
+            continue
+        of_keys = any(key.told.default_of for key in part.keys)
+        assert part.told.formula, part.names
+        assert part.told.source, part.names
+        assert part.told.default_of or of_keys, part.names
+
+
+# --- the table of other systems -----------------------------------------------------------------------------------
+
+
+def written() -> list[tuple[str, str, dict[str, str]]]:
+    """(system, key, row) of the file, as it is written."""
+    file = tomllib.loads((PACKAGE / "recipe" / "foreign.toml").read_text("utf-8"))
+    return [(table["name"], key, row) for table in file["system"] for key, row in table["keys"].items()]
+
+
+def pending() -> set[str]:
+    """Keys and values of ours that rows name and that are not there yet."""
+    ours = {name.replace("ROLE", "actor") for _, _, row in written() for name in row.get("is", "").split(", ")} - {""}
+    return {name for name in ours if not foreign.is_there(name)}
+
+
+def test_every_key_that_a_row_names_is_there_or_is_being_made() -> None:
+    assert not pending() - PENDING
+
+
+def test_no_row_waits_for_a_key() -> None:
+    if pending():
+        pytest.skip(f"rows wait for {', '.join(sorted(pending()))}")
+
+
+PENDING = {
+    'ppo.advantages.kind = "monte_carlo"', "ppo.advantages.gae_lambda_value", "ppo.advantages.length_adaptive_alpha",
+    'ppo.truncated = "filter"', "reward.clip.high", "reward.clip.low", "reward.moments.kind", "reward.moments.std",
+    "reward.overlong", "reward.overlong.buffer_tokens", "reward.overlong.max_tokens", "reward.overlong.penalty",
+    "reward.unfinished_factor", "ppo.kl.adaptive", "ppo.kl.adaptive.horizon_seqs",
+    "ppo.kl.adaptive.target_per_sequence", "ppo.kl.adaptive.target_per_token", 'ppo.kl.gradient = "importance"',
+    "ppo.kl.input_clamp", "ppo.kl.output_clamp", "ppo.max_sequence_gap", "ppo.minibatch_order",
+    'ppo.old_logprobs = "current"', 'ppo.old_logprobs = "sampler"', "ppo.policy_loss.aggregation",
+    'ppo.policy_loss.aggregation = "fixed_length"', "ppo.policy_loss.kind", 'ppo.policy_loss.kind = "cispo"',
+    'ppo.policy_loss.kind = "gspo"', 'ppo.policy_loss.kind = "reinforce"', "ppo.policy_loss.positive_nll_coef",
+    "ppo.rollout_correction.min_ratio", "ppo.rollout_correction.normalize", "ppo.rollout_rejection.kind",
+    "ppo.rollout_rejection.level", "ppo.rollout_rejection.max_ratio", "ppo.rollout_rejection.min_ratio",
+    "ppo.rollout_rejection.statistic", "ppo.value_loss.aggregation", "rollout.top_k", "rollout.top_p", "epochs",
+    "checkpoint.best_direction", "checkpoint.best_keep", "actor.optimizer.lr_warmup_frac",
+    "actor.optimizer.lr_warmup_init_frac", "critic.optimizer.lr_warmup_frac",
+}  # fmt: skip
+"""Keys that are being made: rows that name them are not told yet."""
+
+
+def test_every_row_says_something() -> None:
+    for system, key, row in written():
+        assert set(row) <= {"is", "note"}, (system, key)
+        assert row.get("is") or row.get("note"), (system, key)
+        assert str(row).isascii(), (system, key)
+
+
+@pytest.mark.parametrize("system", [system.name for system in foreign.systems()])
+def test_every_key_is_answered_by_its_own_row(system: str) -> None:
+    for row in next(each for each in foreign.systems() if each.name == system).rows:
+        for their, ours in zip(row.theirs, row.ours, strict=True):
+            if tree.keys_at(foreign.ROOT, tuple(their.split("."))) or their.endswith(foreign.BELOW):
+                continue
+            answer = foreign.find(tuple(their.split(".")))
+            assert answer is not None, their
+            # Two systems may have a key of the same name: then the first of them answers, with the same key of ours.
+            assert answer.ours == ours or (set(answer.ours) & set(ours)), their

@@ -1,0 +1,77 @@
+"""How token losses become one number: by hand, and whatever the cut."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from grids import holey_mask, normal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppoctl.ppo.aggregation import Aggregation, SequenceMean, SequenceSum, TokenMean, aggregation
+from tolerance import FLOAT32
+
+KINDS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
+
+# Three tokens in row 0, of which the middle one is a hole; three in row 1; none counts in row 2.
+LOSSES = torch.tensor([[6.0, 0.0, 1.0], [1.0, 2.0, 5.0], [0.0, 0.0, 0.0]])
+MASK = torch.tensor([[True, False, True], [True, True, True], [False, False, False]])
+
+
+def loss_of(found: Aggregation, losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return found.summed(losses, mask) / found.total(mask)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("token_mean", (7 + 8) / 5),  # five tokens count
+        ("sequence_mean_token_mean", (7 / 2 + 8 / 3) / 2),  # two tokens and three, two sequences
+        ("sequence_mean_token_sum", (7 + 8) / 2),
+        ("fixed_length", (7 / 4 + 8 / 4) / 2),  # a response may have four tokens
+    ],
+)
+def test_two_sequences_by_hand(kind, expected):
+    FLOAT32.check(loss_of(aggregation(kind, max_new_tokens=4), LOSSES, MASK), expected)
+
+
+@pytest.mark.parametrize(("kind", "expected"), list(zip(KINDS, (5, 2, 2, 2), strict=True)))
+def test_a_row_in_which_nothing_counts_is_in_no_total(kind, expected):
+    found = aggregation(kind, max_new_tokens=4)
+    assert found.total(MASK) == found.total(MASK[:2]) == expected
+    assert found.total(MASK[2:]) == 0
+    assert float(found.summed(LOSSES[2:], MASK[2:])) == 0.0
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 10**6),
+    cuts=st.lists(st.integers(0, 6), max_size=4),
+    empty=st.sets(st.integers(0, 5), max_size=5),
+    padding=st.integers(0, 3),
+)
+def test_no_cut_order_or_padding_changes_a_loss_or_a_gradient(kind, seed, cuts, empty, padding):
+    mask = holey_mask(6, 5, seed=seed) & ~torch.tensor([row in empty for row in range(6)])[:, None]
+    found, scores = aggregation(kind, max_new_tokens=5), normal(6, 5, seed=seed + 1).requires_grad_()
+    losses = torch.where(mask, scores.square(), 0)
+    [expected] = torch.autograd.grad(loss_of(found, losses, mask), scores, retain_graph=True)
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
+    bounds = sorted({0, 6, *cuts})
+    parts = [
+        found.summed(*(torch.nn.functional.pad(grid[order[start:end]], (0, padding)) for grid in (losses, mask)))
+        for start, end in pairwise(bounds)
+    ]
+    total = sum(parts) / found.total(mask)
+    FLOAT32.check(total.detach(), loss_of(found, losses, mask).detach())
+    FLOAT32.check(torch.autograd.grad(total, scores)[0], expected)
+
+
+def test_a_length_that_is_not_positive_is_refused():
+    with pytest.raises(ValueError, match="length_tokens is 0"):
+        SequenceSum(0)
+
+
+def test_each_kind_is_the_aggregation_of_its_name():
+    found = [aggregation(kind, max_new_tokens=7) for kind in KINDS]
+    assert found == [TokenMean(), SequenceMean(), SequenceSum(1), SequenceSum(7)]

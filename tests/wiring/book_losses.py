@@ -1,0 +1,48 @@
+"""The actor's losses by the book, one response at a time: the papers' formulas with their slopes by hand."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def of_response(keys: Mapping[str, Any], new: Array, old: Array, gains: Array) -> tuple[Array, Array, Array]:
+    """Loss of each counted token, d loss / d its log-prob (all tokens weighing 1), and the ratio that is clipped."""
+    ratios = np.exp(new - old)
+    if keys["kind"] == "reinforce":  # Williams 1992
+        return -gains * new, -gains, ratios
+    if keys["kind"] == "cispo":  # arXiv:2506.13585, eq. 4
+        weights = np.array([min(max(ratio, 1 - keys["clip_low"]), 1 + keys["clip_high"]) for ratio in ratios])
+        return -gains * weights * new, -gains * weights, ratios
+    if keys["kind"] == "gspo":  # arXiv:2507.18071, eq. 7
+        ratios = np.full(len(new), math.exp(sum(new - old) / len(new)))
+    found = [_clipped(keys, ratio, gain) for ratio, gain in zip(ratios, gains, strict=True)]
+    losses, slopes = (np.array(column) for column in zip(*found, strict=True))
+    if keys["kind"] == "gspo" and keys["ratio_gradient"] == "sequence":
+        slopes = np.full(len(new), slopes.sum() / len(new))  # d s / d log-prob = s / n
+    return losses, slopes, ratios
+
+
+def _clipped(keys: Mapping[str, Any], ratio: float, gain: float) -> tuple[float, float]:
+    """Schulman et al. 2017, eq. 7; Ye et al. 2020. Loss, and its slope in the log of the ratio."""
+    plain, clipped = -gain * ratio, -gain * min(max(ratio, 1 - keys["clip_low"]), 1 + keys["clip_high"])
+    loss, slope = (plain, plain) if plain >= clipped else (clipped, 0.0)
+    dual = keys.get("dual_clip") or math.inf
+    return (-gain * dual, 0.0) if gain < 0 and loss > -gain * dual else (loss, slope)
+
+
+def clip_figures(keys: Mapping[str, Any], ratios: Array, advantages: Array) -> dict[str, float]:
+    """The shares of tokens that a clip has hold of."""
+    if keys["kind"] == "reinforce":
+        return {}
+    above, below = ratios > 1 + keys["clip_high"], ratios < 1 - keys["clip_low"]
+    if keys["kind"] != "cispo":
+        above, below = above & (advantages > 0), below & (advantages < 0)
+    figures = {"clip_frac_high": above.mean(), "clip_frac_low": below.mean(), "clip_frac": (above | below).mean()}
+    if keys["kind"] == "clip":
+        dual = (advantages < 0) & (ratios > (keys["dual_clip"] or math.inf))
+        figures["dual_clip_frac"] = dual.mean()
+    return {name: float(share) for name, share in figures.items()}
