@@ -77,7 +77,11 @@ WITHOUT = (
     "checkpoint.keep_last", "checkpoint.best_keep", "checkpoint.best_direction",
 )  # fmt: skip
 """Parts that compute nothing which anybody published."""
-LATER = ("reward.scale", "ppo.advantages", "ppo.kl.place", "ppo.rollout_correction.kind")
+LATER = (
+    "ppo.advantages", "ppo.advantages.kind", "ppo.kl.place", "ppo.max_sequence_gap", "ppo.rollout_correction.kind",
+    "ppo.truncated", "reward.scale", "reward.clip", "reward.moments", "reward.moments.kind", "reward.overlong",
+    "reward.length_penalty", "reward.unfinished_factor", "model.critic",
+)  # fmt: skip
 """Parts that are being written."""
 
 
