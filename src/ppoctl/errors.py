@@ -123,6 +123,10 @@ class NonFiniteError(HealthStopError):
     """NaN or infinity in a reward, value, log-prob, loss or gradient. Weights are as before the update."""
 
 
+class MismatchError(HealthStopError):
+    """Sampler and trainer lie so far apart that a correction of rollouts leaves no token to learn from."""
+
+
 class ExpectationError(HealthStopError):
     """The run finished and did not reach what its recipe's `[expect]` table states."""
 

@@ -72,12 +72,21 @@ KL_REFERENCE_MEAN = Metric(
 )
 KL_COEF = Metric("kl/coef", "factor", "coefficient of the KL penalty")
 KL_PENALTY_MEAN = Metric("kl/penalty_mean", "reward", "mean KL penalty per token", "small beside the shaped reward")
+KL_MEASURED = Metric(
+    "kl/measured", "nats", "KL from the reference that ppo.kl.adaptive holds against its target", "near the target"
+)
 CORRECTION_WEIGHT_MEAN = Metric(
-    "correction/weight_mean", "factor", "mean weight of a token in the actor's loss (with ppo.rollout_correction)",
+    "correction/weight_mean", "factor", "mean weight of a token that counts in the actor's loss (with a correction)",
     "near 1",
 )  # fmt: skip
 CORRECTION_CAPPED_FRAC = Metric(
-    "correction/capped_frac", "share", "tokens whose weight is rollout_correction.max_ratio", "near 0"
+    "correction/capped_frac", "share", "tokens whose ratio lies outside the bounds of rollout_correction", "near 0"
+)
+CORRECTION_REJECTED_FRAC = Metric(
+    "correction/rejected_frac", "share", "tokens that a correction takes out of the actor's loss", "near 0"
+)
+CORRECTION_DROPPED_SEQS = Metric(
+    "correction/dropped_seqs", "sequences", "responses of which a correction leaves no token", "near 0"
 )
 ADVANTAGE_RAW_MEAN = Metric("advantage/raw_mean", "reward", "mean advantage over counted tokens, before whitening")
 ADVANTAGE_RAW_STD = Metric(

@@ -63,7 +63,7 @@ def alternatives() -> list[tuple[str, str]]:
 TAGS = {"kind", "place", "format"}
 KEYS = sorted({(".".join(path), key.attribute) for path, key in tree.walk(tree.of(Recipe)) if path[-1] not in TAGS})
 # The class for "nothing of the kind": whatever is none of the others.
-ABSENCE = {"NoKl", "NoCorrection", "NoTracking"}
+ABSENCE = {"NoKl", "NoCorrection", "NoRejection", "NoTracking"}
 
 
 @pytest.mark.parametrize(("key", "attribute"), KEYS, ids=[key for key, _ in KEYS])

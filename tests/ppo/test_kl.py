@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 from grids import GARBAGE, holey_mask, normal, poisoned
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ppoctl.ppo.kl import kl_estimate
+from ppoctl.ppo.kl import kl_estimate, kl_losses
 from tolerance import EXACT, FLOAT32
 
 LN2 = math.log(2.0)
@@ -18,6 +20,7 @@ LN2 = math.log(2.0)
         ("k1", [[-LN2, LN2, 0.0]]),  # -d with d = ln 2, -ln 2, 0
         ("k2", [[LN2**2 / 2, LN2**2 / 2, 0.0]]),
         ("k3", [[2 - 1 - LN2, 0.5 - 1 + LN2, 0.0]]),  # exp(d) - 1 - d
+        ("abs", [[LN2, LN2, 0.0]]),  # |d|
     ],
 )
 def test_three_tokens_by_hand(kind, expected):
@@ -90,7 +93,7 @@ def test_k3_of_nearly_equal_policies_keeps_its_digits():
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
 def test_with_a_mask_garbage_changes_no_bit_of_value_or_gradient(kind, garbage):
     mask = holey_mask(3, 6, seed=0)
     results = []
@@ -103,3 +106,150 @@ def test_with_a_mask_garbage_changes_no_bit_of_value_or_gradient(kind, garbage):
     EXACT.check(results[1][1], results[0][1])
     EXACT.check(results[1][1][~mask], torch.zeros(int((~mask).sum())))
     EXACT.check(results[1][0][~mask], torch.zeros(int((~mask).sum())))
+
+
+def test_clamps_by_hand():
+    # d = other - pi = 3, -3, 0.5. The input clamp at 2: 2, -2, 0.5. k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d.
+    logprobs, other = torch.tensor([[-4.0, -1.0, -1.5]]), torch.tensor([[-1.0, -4.0, -1.0]])
+    by_hand = {
+        "k1": [[-2.0, 2.0, -0.5]],
+        "k2": [[2.0, 2.0, 0.125]],
+        "k3": [[math.exp(2) - 3, math.exp(-2) + 1, math.exp(0.5) - 1.5]],
+        "abs": [[2.0, 2.0, 0.5]],
+    }
+    for kind, expected in by_hand.items():
+        FLOAT32.check(kl_estimate(logprobs, other, kind=kind, input_clamp=2.0), torch.tensor(expected))
+        # The output clamp at 1 acts on what the formula makes of that, on both sides.
+        held = kl_estimate(logprobs, other, kind=kind, input_clamp=2.0, output_clamp=1.0)
+        FLOAT32.check(held, torch.tensor(expected).clamp(-1, 1))
+    # Alone it acts on the formula of the d that is there: |3| and 3^2 / 2 are held, 0.5 is not.
+    FLOAT32.check(kl_estimate(logprobs, other, kind="abs", output_clamp=2.5), torch.tensor([[2.5, 2.5, 0.5]]))
+    FLOAT32.check(kl_estimate(logprobs, other, kind="k1", output_clamp=2.5), torch.tensor([[-2.5, 2.5, -0.5]]))
+
+
+@pytest.mark.parametrize("clamp", ["input_clamp", "output_clamp"])
+def test_a_token_beyond_a_clamp_has_no_gradient(clamp):
+    logprobs = torch.tensor([[-4.0, -1.0, -1.5]], requires_grad=True)
+    kl_estimate(logprobs, torch.tensor([[-1.0, -4.0, -1.0]]), kind="k1", **{clamp: 2.0}).sum().backward()
+    EXACT.check(logprobs.grad, torch.tensor([[0.0, 0.0, 1.0]]))
+
+
+def test_k3_is_kept_from_overflowing_whatever_the_clamp():
+    far = kl_estimate(torch.tensor([[-300.0]]), torch.tensor([[-1.0]]), kind="k3", input_clamp=100.0)
+    FLOAT32.check(far, torch.tensor([[math.exp(20) - 21]]))
+
+
+LOGPROBS = [[-1.0, -2.0, -3.0], [-0.5, -1.5, -9.0]]
+REFERENCE = [[-1.5, -1.0, -3.0], [-1.5, -1.0, -9.0]]
+OLD = [[-1.0 - LN2, -2.0, -3.0], [-0.5, -1.5 + LN2, -9.0]]
+COUNTS = [[True, True, True], [True, True, False]]
+# With k1 the estimates are logp - ref = 0.5, -1, 0; 1, -0.5.
+BY_HAND = {
+    # gradient of the formula: 1 each
+    "estimator": ([[0.5, -1.0, 0.0], [1.0, -0.5, 0.0]], [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]),
+    # gradient of k2: logp - ref
+    "k2": ([[0.5, -1.0, 0.0], [1.0, -0.5, 0.0]], [[0.5, -1.0, 0.0], [1.0, -0.5, 0.0]]),
+    # 1 + estimate
+    "score_function": ([[0.5, -1.0, 0.0], [1.0, -0.5, 0.0]], [[1.5, 0.0, 1.0], [2.0, 0.5, 0.0]]),
+    # new / old = 2, 1, 1; 1, 1/2: times the estimates, and times 1 + estimate
+    "importance": ([[1.0, -1.0, 0.0], [1.0, -0.25, 0.0]], [[3.0, 0.0, 1.0], [2.0, 0.25, 0.0]]),
+}
+
+
+@pytest.mark.parametrize("gradient", BY_HAND)
+def test_the_forms_of_the_gradient_by_hand(gradient):
+    logprobs = torch.tensor(LOGPROBS, requires_grad=True)
+    other, old = torch.tensor(REFERENCE, requires_grad=True), torch.tensor(OLD, requires_grad=True)
+    mask = torch.tensor(COUNTS)
+    estimates = kl_estimate(logprobs, other.detach(), kind="k1", mask=mask)
+    found = kl_losses(estimates, logprobs, other.detach(), old, mask, gradient=gradient)
+    value, pull = BY_HAND[gradient]
+    FLOAT32.check(found, torch.tensor(value))
+    found.sum().backward()
+    FLOAT32.check(logprobs.grad, torch.tensor(pull))
+    assert old.grad is None
+
+
+def drawn_gradient(kind, gradient, logits, other_logits, drawn_by):
+    """The exact mean, over tokens of `drawn_by`, of a form's gradient with respect to the logits of pi."""
+    logits = logits.clone().requires_grad_()
+    logprobs, other = logits.log_softmax(-1)[None], other_logits.log_softmax(-1)[None]
+    old = drawn_by.log_softmax(-1)[None]
+    estimates = kl_estimate(logprobs, other, kind=kind)
+    losses = kl_losses(estimates, logprobs, other, old, torch.ones(1, 5) > 0, gradient=gradient)
+    (old.exp() * losses).sum().backward()
+    return logits.grad
+
+
+def forward_kl(p, q):
+    return (p.exp() * (p - q)).sum()
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_the_score_function_descends_the_divergence_from_the_policy_to_the_other(kind):
+    logits, other = normal(5, seed=0), normal(5, seed=1)
+    found = drawn_gradient(kind, "score_function", logits, other, drawn_by=logits)
+    FLOAT32.check(found, true_gradient(forward_kl, logits, other))
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_importance_is_right_for_tokens_of_another_policy_where_the_score_function_is_not(kind):
+    logits, other, old = (normal(5, seed=seed) for seed in range(3))
+    true = true_gradient(forward_kl, logits, other)
+    FLOAT32.check(drawn_gradient(kind, "importance", logits, other, drawn_by=old), true)
+    off = drawn_gradient(kind, "score_function", logits, other, drawn_by=old)
+    assert (off - true).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3", "abs"])
+def test_straight_through_has_the_value_of_the_estimate_and_descends_the_divergence(kind):
+    logits, other = normal(5, seed=0), normal(5, seed=1)
+    found = drawn_gradient(kind, "k2", logits, other, drawn_by=logits)
+    FLOAT32.check(found, true_gradient(forward_kl, logits, other))
+
+
+def test_straight_through_pulls_back_a_token_beyond_a_clamp():
+    logprobs = torch.tensor([[-1.0]], requires_grad=True)
+    other, mask = torch.tensor([[-300.0]]), torch.tensor([[True]])
+    estimates = kl_estimate(logprobs, other, kind="k3", mask=mask, input_clamp=20.0, output_clamp=10.0)
+    found = kl_losses(estimates, logprobs, other, logprobs, mask, gradient="k2")
+    FLOAT32.check(found, torch.tensor([[10.0]]))
+    found.sum().backward()
+    FLOAT32.check(logprobs.grad, torch.tensor([[299.0]]))
+
+
+@pytest.mark.parametrize("clamps", [{}, {"input_clamp": 0.9, "output_clamp": 0.3}], ids=["plain", "clamped"])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+@pytest.mark.parametrize("gradient", ["estimator", "importance"])
+def test_gradients_are_those_of_the_values(kind, gradient, clamps):
+    """Straight-through and score function have gradients that their values have not; they are held by hand above."""
+    mask = holey_mask(3, 4, seed=0)
+    logprobs, other, old = (normal(3, 4, seed=seed).double() for seed in (1, 2, 3))
+
+    def losses(pi):
+        estimates = kl_estimate(pi, other, kind=kind, mask=mask, **clamps)
+        return kl_losses(estimates, pi, other, old, mask, gradient=gradient)
+
+    assert torch.autograd.gradcheck(losses, logprobs.requires_grad_())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 99),
+    size=st.sampled_from([1e-6, 1.0, 300.0, 1e6]),
+    kind=st.sampled_from(["k1", "k2", "k3", "abs"]),
+    gradient=st.sampled_from(["estimator", "k2", "score_function", "importance"]),
+    clamp=st.sampled_from([None, 1e-3, 20.0]),
+    empty=st.sampled_from([(), (0,), (0, 1, 2)]),
+)
+def test_no_log_prob_and_no_mask_gives_nan(seed, size, kind, gradient, clamp, empty):
+    mask = holey_mask(3, 4, seed=seed)
+    mask[list(empty)] = False
+    logprobs, other, old = (poisoned(normal(3, 4, seed=seed + n) * size, mask, math.nan) for n in range(3))
+    logprobs.requires_grad_()
+    estimates = kl_estimate(logprobs, other, kind=kind, mask=mask, input_clamp=clamp, output_clamp=clamp)
+    found = kl_losses(estimates, logprobs, other, old, mask, gradient=gradient)
+    found.sum().backward()
+    for grid in (found, logprobs.grad):
+        assert torch.isfinite(grid).all()
+        assert not grid[~mask].any()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppoctl.ppo.masking import masked_mean
-from ppoctl.ppo.policy_loss import PolicyClip, token_ratios, truncated_importance_weights
+from ppoctl.ppo.policy_loss import PolicyClip, token_ratios
 from tolerance import EXACT, FLOAT32
 
 CLIP = PolicyClip(low=0.2, high=0.3, dual=3.0)
@@ -157,30 +157,3 @@ def test_a_token_is_the_textbook_formula(ratio, advantage, dual):
 def test_an_impossible_clip_is_refused(values, name):
     with pytest.raises(ValueError, match=f"{name} is"):
         PolicyClip(*values)
-
-
-def test_importance_weights_are_the_ratio_up_to_a_limit_and_zero_under_the_mask():
-    logprobs = torch.tensor([[math.log(0.5), math.log(3.0), 200.0, float("nan")]], requires_grad=True)
-    mask = torch.tensor([[True, True, True, False]])
-    weights = truncated_importance_weights(logprobs, torch.zeros(1, 4), mask, max_ratio=2.0)
-    FLOAT32.check(weights, torch.tensor([[0.5, 2.0, 2.0, 0.0]]))
-    assert not weights.requires_grad
-
-
-def test_importance_weights_fall_when_the_sampler_was_surer_than_the_trainer():
-    one = torch.ones(1, 1)
-    weights = truncated_importance_weights(-2 * one, -1 * one, one.bool(), max_ratio=2.0)
-    FLOAT32.check(weights, one * math.exp(-1))
-
-
-def test_a_limit_of_zero_is_refused():
-    one = torch.ones(1, 1)
-    with pytest.raises(ValueError, match="max_ratio is"):
-        truncated_importance_weights(one, one, one.bool(), max_ratio=0.0)
-
-
-def test_a_largest_weight_below_one_is_a_bound_like_any_other():
-    found = truncated_importance_weights(
-        torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]), torch.ones(1, 2) > 0, max_ratio=0.5
-    )
-    FLOAT32.check(found, torch.tensor([[0.5, math.exp(-1)]]))

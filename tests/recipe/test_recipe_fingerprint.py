@@ -53,6 +53,7 @@ def test_differences_name_key_old_and_new(smallest: Path) -> None:
     assert sorted(result_differences(old, new)) == [
         ("ppo.kl.coef", None, 0.1),
         ("ppo.kl.estimator", None, "k3"),
+        ("ppo.kl.gradient", None, "estimator"),
         ("ppo.kl.place", "none", "loss"),
         ("seed", 42, 1),
     ]

@@ -18,6 +18,59 @@ EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"
 # of each role), and what is said about it.
 CASES: list[tuple[str, list[str], str]] = [
     (
+        "a_penalty_in_the_loss_pulls_somewhere",
+        ["ppo.kl={place='loss', coef=0.1, estimator='k1'}"],
+        '--set: as a loss k1 has a gradient that averages to 0: it pulls nowhere: `ppo.kl.gradient` = `"estimator"` '
+        '(default), `ppo.kl.estimator` = `"k1"` (--set)',
+    ),
+    (
+        "a_coefficient_that_adapts_stays_positive",
+        [
+            "ppo.kl={place='reward', coef=0.1, adaptive={target_per_sequence=0.1, horizon_seqs=1}}",
+            "rollout.samples_per_prompt=2",
+        ],
+        "--set: one step of 8 sequences may take the coefficient to 0 or below: `ppo.kl.adaptive.horizon_seqs` = `1` "
+        "(--set)",
+    ),
+    (
+        "a_coefficient_that_adapts_is_told_the_kl_before_the_update",
+        [
+            "ppo.kl={place='loss', coef=0.1, adaptive={target_per_token=0.1}}",
+            "ppo.old_logprobs=current",
+            "ppo.minibatch_seqs=4",
+        ],
+        "--set: a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them: "
+        '`ppo.old_logprobs` = `"current"` (--set)',
+    ),
+    (
+        "a_correction_compares_the_sampler_with_the_trainer",
+        ["ppo.max_sequence_gap=1.5", "ppo.old_logprobs=sampler"],
+        "--set: a correction compares the sampler's log-probs with the trainer's, and nothing computes those: "
+        '`ppo.max_sequence_gap` = `1.5` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
+    ),
+    (
+        "a_rejection_has_the_bounds_of_its_statistic",
+        ["ppo.rollout_rejection={kind='ratio', level='token'}"],
+        '--set: nothing bounds k1: it takes `min_ratio` or `max_ratio`: `ppo.rollout_rejection.statistic` = `"k1"` (default), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
+    ),
+    (
+        "a_rejection_has_the_bounds_of_its_statistic",
+        ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k2'}"],
+        '--set: nothing bounds k2: it takes `max`: `ppo.rollout_rejection.statistic` = `"k2"` (--set), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
+    ),
+    (
+        "a_rejection_has_the_bounds_of_its_statistic",
+        ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1, min_ratio=0.5}"],
+        "--set: k3 is bounded by `max`, and `min_ratio` would not be read: `ppo.rollout_rejection.min_ratio` = `0.5` (--set), "
+        '`ppo.rollout_rejection.statistic` = `"k3"` (--set)',
+    ),
+    (
+        "a_rejection_has_the_bounds_of_its_statistic",
+        ["ppo.rollout_rejection={kind='ratio', level='token', max_ratio=2.0, max=0.1}"],
+        "--set: k1 is bounded by `min_ratio` or `max_ratio`, and `max` would not be read: `ppo.rollout_rejection.max` = `0.1` "
+        '(--set), `ppo.rollout_rejection.statistic` = `"k1"` (default)',
+    ),
+    (
         "sequences_of_a_step_fill_whole_minibatches",
         ["ppo.minibatch_seqs=3"],
         "--set: the 4 sequences of a step do not divide into minibatches of 3: `ppo.minibatch_seqs` = `3` (--set), "
@@ -304,6 +357,8 @@ def test_what_sits_on_the_edge_of_a_rule_is_right(smallest: Path) -> None:
         "critic.batching.max_tokens_per_microbatch=32",
         "critic.optimizer={lr=1.0, lr_ticks='step', lr_warmup_updates=10, lr_warmup_init_frac=0.0}",
         "ppo.critic_only_steps=9",
+        "ppo.kl={place='loss', coef=0.1, estimator='k1', gradient='k2', adaptive={target_per_token=1.0, horizon_seqs=1}}",
+        "ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1}",
         "eval.every_steps=4",
         'expect."eval/e/pass_at_1"={min=0.5, max=0.5, at_step=8}',
         'expect."eval/e/greedy_pass_at_1"={rise_min=0.0, at_step=10}',

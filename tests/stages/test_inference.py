@@ -14,6 +14,7 @@ from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, State
 from ppoctl.errors import NonFiniteError, PreemptedError
 from ppoctl.ports import Asked, DrawnFor, Sample, SampleRequest, SamplingParams
+from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.drawing import Drawing
 from ppoctl.stages.evaluate import EvaluateStage
@@ -234,6 +235,32 @@ def test_a_penalty_in_the_reward_is_subtracted_from_every_token() -> None:
     # k1 = actor - reference: 0.5, -0.5; 0, 0.5, -1. The reward of the answer stands at its last token.
     FLOAT32.check(found.token_rewards, torch.tensor([[-0.05, 1.05, 0.0], [0.0, -0.05, 2.1]]))
     assert found.carry == Carry(0.1)
+
+
+def test_a_coefficient_that_adapts_is_the_one_before_in_its_step_and_the_next_in_the_carry() -> None:
+    # |actor - reference|: 0.5, 0.5; 0, 0.5, 1. Per sequence 1 and 1.5, per token 0.5 and 0.5.
+    fixed = KlPenalty(place="reward", estimator="abs", coef=0.1)
+    for per, measured, target in (("sequence", 1.25, 1.0), ("token", 0.5, 0.45)):
+        penalty = replace(fixed, target=KlTarget(target, per, 20))
+        # The first step has the recipe's, a later one that of its carry. Two sequences of a horizon of 20.
+        for carried, used in ((0.0, 0.1), (0.4, 0.4)):
+            found = advantages(penalty=penalty).run(*GATHERED[:-1], Carry(carried))
+            following = used * (1 + min(measured / target - 1, 0.2) * 2 / 20)
+            assert found.carry.kl_coef == pytest.approx(following)
+            assert found.penalty_coef == found.figures()["kl/coef"] == used
+            assert found.figures()["kl/measured"] == pytest.approx(measured)
+            FLOAT32.check(found.token_rewards[0], torch.tensor([-0.5 * used, 1 - 0.5 * used, 0.0]))
+    # A fixed one is the recipe's, whatever was.
+    found = advantages(penalty=fixed).run(*GATHERED[:-1], Carry(0.4))
+    assert (found.carry.kl_coef, found.kl_coef, found.penalty_coef) == (0.1, None, 0.1)
+    assert "kl/measured" not in found.figures()
+
+
+def test_clamps_hold_the_penalty_in_the_reward() -> None:
+    # k1: 0.5, -0.5; 0, 0.5, -1.
+    for clamps in ({"input_clamp": 0.2}, {"output_clamp": 0.2}):
+        found = advantages(penalty=KlPenalty("reward", "k1", 1.0, **clamps)).run(*GATHERED)
+        FLOAT32.check(found.token_rewards, torch.tensor([[-0.2, 1.2, 0.0], [0.0, -0.2, 2.2]]))
 
 
 def test_a_penalty_in_the_loss_is_not_in_the_reward() -> None:

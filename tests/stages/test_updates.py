@@ -3,14 +3,17 @@
 import hashlib
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
 import torch
 
 from ppoctl.batch.records import State
+from ppoctl.errors import MismatchError, NonFiniteError
 from ppoctl.ports import Asked, Minibatch, MinibatchResult, OptimizerStep, Said
 from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
+from ppoctl.ppo.correction import kept_by_ratio, plain_weights, truncated_weights
 from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
@@ -24,6 +27,7 @@ from tolerance import FLOAT32
 
 CLIP = PolicyClip(0.2, 0.2, None)
 IN_LOSS = KlPenalty(place="loss", estimator="k2", coef=0.1)
+TIS = CorrectionStage(partial(truncated_weights, min_ratio=0.0, max_ratio=3.0), True, (), False, "keys")
 BOTH = torch.tensor([0, 1])
 STATES = {role: State(role, 4, 9, "parent") for role in ("actor", "critic")}
 
@@ -95,6 +99,37 @@ def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> No
     FLOAT32.check(objective(BOTH, Said(masked, entropy), (4, 8, 2)), apart)
 
 
+def test_a_penalty_in_the_loss_has_the_gradient_it_asks_for() -> None:
+    # logp - ref = 0.5, -0.5; 0, 0.5, -1, each over five tokens, times the coefficient; log-probs as they were.
+    away = torch.tensor([[0.5, -0.5, 0.0], [0.0, 0.5, -1.0]])
+    ones = hand.MASK.float()
+    pulls = {"estimator": ones, "k2": away, "score_function": ones + away, "importance": ones + away}
+    for gradient, expected in pulls.items():
+        penalty = replace(IN_LOSS, estimator="k1", gradient=gradient)
+        nothing = hand.advantages(torch.zeros(2, 3), kl_coef=0.1)
+        objective = objective_of(actor_stage(penalty=penalty), advantages=nothing)
+        logprobs = hand.ACTOR.clone().requires_grad_()
+        loss = objective(BOTH, Said(logprobs), (5, 5))
+        loss.backward()
+        FLOAT32.check(loss, 0.1 * float(away.sum()) / 5)
+        assert logprobs.grad is not None
+        FLOAT32.check(logprobs.grad, expected * 0.1 / 5)
+    # Only importance knows where the actor was: it has moved by log 2 since.
+    objective = objective_of(
+        actor_stage(penalty=replace(IN_LOSS, estimator="k1", gradient="importance")),
+        logprobs=hand.logprobs(hand.ACTOR - math.log(2) * hand.MASK),
+        advantages=nothing,
+    )
+    FLOAT32.check(objective(BOTH, Said(hand.ACTOR), (5, 5)), 2 * 0.1 * float(away.sum()) / 5)
+
+
+def test_the_loss_has_the_coefficient_of_its_step_and_not_that_of_the_next() -> None:
+    adapting = replace(hand.advantages(kl_coef=0.7), kl_coef=0.1)
+    for found in (adapting, hand.advantages(kl_coef=0.1)):
+        terms = objective_of(actor_stage(penalty=IN_LOSS), advantages=found).terms
+        assert [term.coef for term in terms] == [1.0, 0.1]
+
+
 def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
     assert not objective_of(actor_stage()).asks.entropy
     rewarded = objective_of(actor_stage(entropy_coef=0.3))
@@ -156,7 +191,7 @@ def test_a_correction_weighs_a_token_by_its_ratio_up_to_the_largest_weight() -> 
     # trainer - sampler: log 1.5, log 4 in row 0; 0, -log 2, log 2 in row 1.
     gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
     rollouts = hand.rollouts(sampler_logprobs=(hand.ACTOR - gap) * hand.MASK)
-    found = CorrectionStage(3.0, "keys").run(rollouts, hand.logprobs())
+    found = TIS.run(rollouts, hand.logprobs())
     FLOAT32.check(found.weights, torch.tensor([[1.5, 3.0, 0.0], [1.0, 0.5, 2.0]]))
     assert torch.equal(found.mask, hand.MASK)
     assert found.figures() == pytest.approx({"correction/weight_mean": 8 / 5, "correction/capped_frac": 1 / 5})
@@ -168,6 +203,60 @@ def test_a_correction_weighs_the_advantages_and_says_which_tokens_count() -> Non
     # Row 0: -1 x 1.5; its second token does not count.
     assert corrected.totals(BOTH) == (4,)
     FLOAT32.check(corrected(BOTH[:1], Said(hand.ACTOR[:1]), (4,)), -1.5 / 4)
+
+
+def corrected(keeps: Any, *, normalize: bool = False, bounded: bool = False) -> Any:
+    """The correction of ratios 1.5, 4; 1, 0.5, 2, each its own weight where it is kept."""
+    gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
+    rollouts = hand.rollouts(sampler_logprobs=(hand.ACTOR - gap) * hand.MASK, stamps=["actor@4:a"] * 2)
+    return CorrectionStage(plain_weights, bounded, keeps, normalize, "keys").run(rollouts, hand.logprobs())
+
+
+def test_a_token_counts_where_every_test_keeps_it() -> None:
+    below = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
+    above = partial(kept_by_ratio, level="token", min_ratio=0.8, max_ratio=None)
+    found = corrected((below, above))
+    assert found.mask.tolist() == [[True, False, False], [True, False, True]]
+    FLOAT32.check(found.weights, torch.tensor([[1.5, 0.0, 0.0], [1.0, 0.0, 2.0]]))
+    figures = {"weight_mean": 4.5 / 3, "rejected_frac": 2 / 5, "dropped_seqs": 0.0}
+    assert found.figures() == pytest.approx({f"correction/{name}": value for name, value in figures.items()})
+
+
+def test_each_test_of_a_sequence_sees_all_its_tokens() -> None:
+    """Else the second would find nothing wrong with what the first has left of the sequence."""
+    token = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
+    whole = partial(kept_by_ratio, level="sequence_sum", min_ratio=None, max_ratio=5.0)
+    for keeps in ((token, whole), (whole, token)):
+        found = corrected(keeps)
+        assert found.mask.tolist() == [[False] * 3, [True] * 3]
+        assert found.figures()["correction/dropped_seqs"] == 1.0
+
+
+def test_weights_are_normalized_over_what_is_left() -> None:
+    whole = partial(kept_by_ratio, level="sequence_sum", min_ratio=None, max_ratio=5.0)
+    found = corrected((whole,), normalize=True)
+    # 1, 0.5, 2 have the mean 3.5 / 3.
+    FLOAT32.check(found.weights[1], torch.tensor([1.0, 0.5, 2.0]) * 3 / 3.5)
+    assert found.figures()["correction/weight_mean"] == pytest.approx(1.0)
+
+
+def test_a_correction_that_leaves_nothing_stops_the_run_and_says_so() -> None:
+    nothing = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=0.1)
+    with pytest.raises(MismatchError, match=r"leaves `0` of the 5 tokens of step 5") as raised:
+        corrected((nothing,))
+    assert (raised.value.exit_code, str(raised.value.hint).startswith("ppoctl status")) == (5, True)
+    # The row that is kept has no score.
+    kept = torch.tensor([[True, True, False], [False, False, False]])
+    unscored = replace(hand.advantages(torch.zeros(2, 3)), mask=~kept & hand.MASK, returns=torch.zeros(2, 3))
+    with pytest.raises(MismatchError, match=r"leaves `0` of the 3 tokens that have an advantage"):
+        objective_of(actor_stage(), advantages=unscored, correction=hand.correction(torch.ones(2, 3), kept))
+
+
+def test_a_samplers_log_prob_that_is_no_number_is_named() -> None:
+    bad = hand.ACTOR.clone()
+    bad[1, 2] = math.nan
+    with pytest.raises(NonFiniteError, match=r"log-prob of the sampler is `nan` .*sequence 1, response token 2"):
+        TIS.run(hand.rollouts(sampler_logprobs=bad), hand.logprobs())
 
 
 def test_figures_of_a_corrected_update_are_of_the_tokens_that_count() -> None:
@@ -255,7 +344,7 @@ def test_the_samplers_log_probs_enter_a_lineage_only_by_a_correction() -> None:
         made = {}
         for rollouts in found:
             inputs = [rollouts, hand.logprobs(), hand.advantages()]
-            inputs += [CorrectionStage(2.0, "keys").run(rollouts, hand.logprobs())] if corrects else []
+            inputs += [TIS.run(rollouts, hand.logprobs())] if corrects else []
             made[actor_stage().run(STATES["actor"], *inputs).lineage] = rollouts
         return set(made)
 

@@ -33,7 +33,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "forced on-policy": {
         "ppo": {"epochs": 1, "minibatch_seqs": 8, "kl": {"place": "loss", "coef": 0.05}, "old_logprobs": "current"}
     },
+    "a coefficient that adapts": {
+        "ppo": {**PPO, "kl": {"place": "loss", "coef": 0.05, "adaptive": {"target_per_token": 0.01}}}
+    },
     "a corrected rollout": {"ppo": {**PPO, "rollout_correction": {"kind": "tis"}}},
+    "a masked rollout": {
+        "ppo": {**PPO, "rollout_correction": {"kind": "sequence_mask", "min_ratio": 0.9, "max_ratio": 1.1}}
+    },
+    "rejected tokens": {
+        "ppo": {
+            **PPO,
+            "rollout_rejection": {"kind": "ratio", "level": "token", "max_ratio": 2.0},
+            "max_sequence_gap": 2.0,
+        }
+    },
     "the critic first": {"ppo": {**PPO, "critic_only_steps": 1}},
     "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
     "a lenient reward": {"reward": {"kind": "gsm8k", "strict": False}},

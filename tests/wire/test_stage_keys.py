@@ -49,6 +49,8 @@ def ppo(**changes: Any) -> dict[str, Any]:
         (ppo(policy_loss={"positive_nll_coef": 0.1}), {"actor_update"}),
         (ppo(old_logprobs="sampler"), {"logprobs"}),
         (ppo(rollout_correction={"kind": "tis"}), {"correction"}),
+        (ppo(rollout_rejection={"kind": "ratio", "level": "token", "max_ratio": 2.0}), {"correction"}),
+        (ppo(max_sequence_gap=1.1), {"correction"}),
         (ppo(critic_epochs=3), {"critic_update"}),
         (ppo(minibatch_seqs=2), BOTH),
         (ppo(minibatch_order="in_order"), BOTH),
@@ -133,13 +135,17 @@ def test_losses_and_corrections_are_what_the_recipe_says(tmp_path: Path) -> None
     assert (critic.clip, critic.scale, critic.aggregation) == (0.4, 0.5, SequenceSum(6))
 
 
-@pytest.mark.parametrize(("kind", "largest"), [("tis", 4.0), ("none", None)])
-def test_a_correction_is_told_where_the_recipe_asks_for_one(tmp_path: Path, kind: str, largest: float | None) -> None:
-    table = {"kind": kind, **({"max_ratio": largest} if largest else {})}
-    job = open_run(tmp_path / "run", fake_recipe(**ppo(rollout_correction=table)), Witness()).job
-    correction = job.stages(1).correction
-    assert getattr(correction, "max_ratio", None) == largest
-    assert ("correction" in job.outlines.at(1).names) is (largest is not None)
+CORRECTED = {
+    "weights": {"rollout_correction": {"kind": "icepop"}},
+    "rejection": {"rollout_rejection": {"kind": "ratio", "level": "token", "max_ratio": 2.0}},
+    "gap": {"max_sequence_gap": 1.5},
+}
+
+
+@pytest.mark.parametrize("tables", [{}, *CORRECTED.values()], ids=["none", *CORRECTED])
+def test_a_correction_is_told_where_the_recipe_asks_for_one(tmp_path: Path, tables: dict[str, Any]) -> None:
+    job = open_run(tmp_path / "run", fake_recipe(**ppo(**tables)), Witness()).job
+    assert (job.stages(1).correction is not None, "correction" in job.outlines.at(1).names) == (bool(tables),) * 2
 
 
 def test_an_evaluation_without_a_length_of_its_own_has_that_of_the_rollouts(tmp_path: Path) -> None:

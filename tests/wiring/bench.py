@@ -44,6 +44,8 @@ STEP_NUMBER = 2
 """The step on the bench: not the first, so that a step counted wrongly is seen."""
 UPDATES = {"actor": 2, "critic": 7}
 """Optimizer steps before it; two in the actor's warm-up."""
+CARRIED_COEF = 0.35
+"""Coefficient of a KL penalty that the step before left."""
 LOST = {3: Score(None, "error", "no number"), 6: Score(None, "timeout", "10 s")}
 """Samples that the scorer fails on, by their place."""
 
@@ -68,7 +70,14 @@ BASE: dict[str, Any] = {
         "minibatch_seqs": 6,
         "critic_only_steps": 1,
         "advantages": {"kind": "gae", "gamma": 0.9, "gae_lambda": 0.7, "whiten": False},
-        "kl": {"place": "reward", "estimator": "k3", "coef": 0.15},
+        "kl": {
+            "place": "reward",
+            "estimator": "k3",
+            "input_clamp": None,
+            "output_clamp": None,
+            "coef": 0.15,
+            "adaptive": None,
+        },
         "policy_loss": {
             "kind": "clip",
             "clip_low": 0.12,
@@ -80,7 +89,9 @@ BASE: dict[str, Any] = {
         },
         "old_logprobs": "trainer",
         "value_loss": {"clip": 0.25, "scale": 0.7},
-        "rollout_correction": {"kind": "tis", "max_ratio": 1.2},
+        "rollout_correction": {"kind": "tis", "min_ratio": 0.0, "max_ratio": 1.2, "normalize": False},
+        "rollout_rejection": {"kind": "none"},
+        "max_sequence_gap": None,
     },
     "actor": {
         "optimizer": {
@@ -300,7 +311,7 @@ def play_step(bench: Bench) -> Played:
     values: Any = stages.values.run(critic, rollouts)
     logprobs: Any = stages.logprobs.run(actor, rollouts)
     correction = None if stages.correction is None else stages.correction.run(rollouts, logprobs)
-    advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, Carry(kl_coef=77.0))
+    advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, Carry(kl_coef=CARRIED_COEF))
     critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages)
     actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages, correction)
     tables = {"actor": bench.actor.table, "critic": bench.critic.table}
@@ -317,7 +328,8 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
     for record in (played.rollouts, played.rewards, played.logprobs, advantages):
         figures |= record.figures()
     if played.correction is not None:
-        figures |= {"weights": played.correction.weights, **played.correction.figures()}
+        figures |= {"weights": played.correction.weights, "kept": played.correction.mask}
+        figures |= played.correction.figures()
     found: dict[str, Any] = {
         "scores": played.rewards.scores,
         "shaped": advantages.shaped,
@@ -326,6 +338,7 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
         "advantages": advantages.advantages,
         "returns": advantages.returns,
         "mask": advantages.mask,
+        "next kl/coef": advantages.carry.kl_coef,
         **figures,
     }
     said = {name: getattr(played.logprobs, field) for name, field in SAID_OF_TOKENS.items()}
@@ -362,6 +375,7 @@ def by_the_book(tables: Mapping[str, Any], played: Played) -> dict[str, np.ndarr
         scores=scores,
         step=STEP_NUMBER,
         updates=UPDATES,
+        carried_coef=CARRIED_COEF,
     )
     return book.step(tables, drawn)
 

@@ -40,6 +40,8 @@ class Drawn:
     step: int
     updates: Mapping[str, int]
     """Optimizer steps of each role so far."""
+    carried_coef: float
+    """Coefficient of a KL penalty that the step before left."""
 
 
 @dataclass
@@ -75,8 +77,8 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     has_kl = kl["place"] != "none"
     by = tables["ppo"]["old_logprobs"]
     old = drawn.sampler if by == "sampler" else actor
-    away = np.where(mask, divergence(old, reference, kl["estimator"]), 0.0) if has_kl else np.zeros_like(actor)
-    coef = kl["coef"] if has_kl else 0.0
+    away = np.where(mask, divergence(old, reference, kl), 0.0) if has_kl else np.zeros_like(actor)
+    coef, next_coef, measured = coefficients(kl, away, mask, drawn.carried_coef)
     rewards = at_the_last(shaped, mask) - (coef * away if kl["place"] == "reward" else 0.0)
     gae_keys = tables["ppo"]["advantages"]
     advantages, returns = gae(rewards, values, mask, gae_keys["gamma"], gae_keys["gae_lambda"])
@@ -93,6 +95,7 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         "advantages": advantages,
         "returns": returns,
         "mask": mask.astype(float),
+        "next kl/coef": next_coef,
     }
     # Without a forward pass before the update, its first minibatch tells what that would have told.
     first = minibatches(tables, drawn, mask, role="actor")[0][0]
@@ -103,17 +106,16 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         told["kl/reference_mean"] = away[mask].mean()
         told["kl/coef"] = coef
         told["kl/penalty_mean"] = coef * away[mask].mean()
-    correction = tables["ppo"]["rollout_correction"]
-    if correction["kind"] != "none":
-        weights = token_weights(correction, actor, drawn)
-        capped = (weights == correction["max_ratio"])[drawn.mask].mean()
-        told |= {"weights": weights, "correction/capped_frac": capped}
-        told["correction/weight_mean"] = weights[drawn.mask].mean()
+        told |= {} if measured is None else {"kl/measured": measured}
+    weights, kept, figures = corrected(tables["ppo"], actor, drawn)
+    told |= figures
     told |= critic_update(tables, drawn, values, returns, mask)
+    with_coef = {**tables, "ppo": {**tables["ppo"], "kl": {**kl, "coef": coef}}}
+    gains = (advantages, weights * advantages)
     told |= actor_update(
-        tables, drawn, mask, old=old, reference=reference, advantages=advantages, is_good=valid & (shaped > 0)
+        with_coef, drawn, mask & kept, old=old, reference=reference, advantages=gains, is_good=valid & (shaped > 0)
     )
-    told["policy/entropy_mean"] = entropy[mask & seen].mean()
+    told["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
     return {name: np.asarray(value, dtype=float) for name, value in told.items()}
 
 
@@ -138,10 +140,42 @@ def log_softmax(logits: Array) -> Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
 
 
-def divergence(pi: Array, other: Array, kind: str) -> Array:
-    """Schulman's estimators of KL(pi || other) from tokens of pi: http://joschu.net/blog/kl-approx.html."""
-    log_r = other - pi
-    return {"k1": -log_r, "k2": log_r**2 / 2, "k3": np.exp(log_r) - 1 - log_r}[kind]
+def divergence(pi: Array, other: Array, kl: Tables) -> Array:
+    """Schulman's estimators of KL(pi || other) from tokens of pi: http://joschu.net/blog/kl-approx.html; and |d|."""
+    bound, held = kl["input_clamp"] or math.inf, kl["output_clamp"] or math.inf
+    log_r = np.clip(other - pi, -bound, bound)
+    formulas = {"k1": -log_r, "k2": log_r**2 / 2, "k3": np.exp(log_r) - 1 - log_r, "abs": np.abs(log_r)}
+    return np.clip(formulas[kl["estimator"]], -held, held)
+
+
+def pull(pi: float, other: float, old: float, kl: Tables) -> tuple[float, float]:
+    """A penalty in the loss for one token, and its slope by the log-prob of pi."""
+    log_r, away = other - pi, float(divergence(np.array(pi), np.array(other), kl))
+    slopes = {"k1": 1.0, "k2": -log_r, "k3": 1 - math.exp(log_r), "abs": -math.copysign(1.0, log_r)}
+    is_held = abs(log_r) > (kl["input_clamp"] or math.inf) or abs(away) >= (kl["output_clamp"] or math.inf)
+    slope, ratio = 0.0 if is_held else slopes[kl["estimator"]], math.exp(pi - old)
+    return {
+        "estimator": (away, slope),
+        "k2": (away, -log_r),
+        "score_function": (away, slope + away),
+        "importance": (ratio * away, ratio * (slope + away)),
+    }[kl["gradient"]]
+
+
+def coefficients(kl: Tables, away: Array, mask: Array, carried: float) -> tuple[float, float, float | None]:
+    """Of this step and of the next, and what is held against a target (Ziegler et al. 2019, section 2.2)."""
+    if kl["place"] == "none":
+        return 0.0, 0.0, None
+    adaptive = kl["adaptive"]
+    if adaptive is None:
+        return kl["coef"], kl["coef"], None
+    rows = [away[row][counts] for row, counts in enumerate(mask) if counts.any()]
+    if "target_per_token" in adaptive:
+        target, measured = adaptive["target_per_token"], float(np.mean([row.mean() for row in rows]))
+    else:
+        target, measured = adaptive["target_per_sequence"], float(np.mean([row.sum() for row in rows]))
+    error = min(max(measured / target - 1, -0.2), 0.2)
+    return carried, carried * (1 + error * len(mask) / adaptive["horizon_seqs"]), measured
 
 
 def at_the_last(scores: Array, mask: Array) -> Array:
@@ -208,20 +242,84 @@ def shares_of_tokens(kind: str, counts: Array, rows: Sequence[int], tables: Tabl
     return {row: 1 / sequences / max(size, 1) for row, size in zip(rows, each, strict=True)}
 
 
-def token_weights(correction: Tables, old: Array, drawn: Drawn) -> Array:
-    """Truncated importance sampling (Yao et al. 2025), or ones."""
-    if correction["kind"] != "tis":
-        return np.ones(drawn.mask.shape)
-    return np.where(drawn.mask, np.minimum(np.exp(old - drawn.sampler), correction["max_ratio"]), 0.0)
+def corrected(ppo: Tables, old: Array, drawn: Drawn) -> tuple[Array, Array, dict[str, Any]]:
+    """What tokens weigh, which are kept, and the figures of that. Ratios are trainer / sampler."""
+    keys, rejection, gap = ppo["rollout_correction"], ppo["rollout_rejection"], ppo["max_sequence_gap"]
+    kind, ones = keys["kind"], np.ones(drawn.mask.shape)
+    rejects = kind == "sequence_mask" or rejection["kind"] != "none" or gap is not None
+    if kind == "none" and not rejects:
+        return ones, drawn.mask, {}
+    weights, outside, kept = np.zeros_like(ones), np.zeros_like(drawn.mask), drawn.mask.copy()
+    for row, counts in enumerate(drawn.mask):
+        if not counts.any():
+            continue
+        log_r = (old - drawn.sampler)[row][counts]
+        weights[row][counts], outside[row][counts] = weighed(keys, log_r)
+        stays = np.ones(len(log_r), dtype=bool)
+        if kind == "sequence_mask":
+            stays &= keys["min_ratio"] <= math.exp(log_r.mean()) <= keys["max_ratio"]
+        if rejection["kind"] != "none":
+            stays &= survives(rejection, log_r)
+        if gap is not None:
+            stays &= np.exp(np.abs(log_r)).mean() <= gap
+        kept[row][counts] = stays
+    weights = np.where(kept, weights, 0.0)
+    if kind != "none" and keys["normalize"]:
+        weights /= weights[kept].mean()
+    told = {"weights": weights, "kept": kept.astype(float), "correction/weight_mean": weights[kept].mean()}
+    if kind in ("tis", "tis_sequence", "icepop"):
+        told["correction/capped_frac"] = outside[kept].mean()
+    if rejects:
+        told["correction/rejected_frac"] = 1 - kept.sum() / drawn.mask.sum()
+        told["correction/dropped_seqs"] = (drawn.mask.any(1) & ~kept.any(1)).sum()
+    return weights, kept, told
+
+
+def weighed(keys: Tables, log_r: Array) -> tuple[Array, Array]:
+    """Weights of a sequence's tokens, and which have a ratio outside the bounds."""
+    ratio, kind = np.exp(log_r), keys["kind"]
+    if kind == "none":
+        return np.ones_like(ratio), ratio < 0
+    if kind == "sequence_mask":
+        return ratio, ratio < 0
+    if kind == "tis_sequence":
+        ratio = np.full_like(ratio, math.prod(ratio))
+    outside = (ratio < keys["min_ratio"]) | (ratio > keys["max_ratio"])
+    if kind == "icepop":
+        return np.where(outside, 0.0, ratio), outside
+    return np.clip(ratio, keys["min_ratio"], keys["max_ratio"]), outside
+
+
+def survives(rejection: Tables, log_r: Array) -> Array | bool:
+    """Whether tokens of a sequence are kept: a value for each, or one for all."""
+    ratio, level = np.exp(log_r), rejection["level"]
+    if rejection["statistic"] == "k1":
+        low, high = rejection["min_ratio"] or 0.0, rejection["max_ratio"] or math.inf
+        ratio = {"sequence_sum": math.prod(ratio), "sequence_mean": math.prod(ratio) ** (1 / len(ratio))}.get(
+            level, ratio
+        )
+        inside = (low <= ratio) & (ratio <= high)
+    else:
+        nats = log_r**2 / 2 if rejection["statistic"] == "k2" else ratio - 1 - log_r
+        nats = {"sequence_sum": nats.sum(), "sequence_mean": nats.mean()}.get(level, nats)
+        inside = nats <= rejection["max"]
+    return bool(np.all(inside)) if level == "sequence_max" else inside
 
 
 def actor_update(
-    tables: Tables, drawn: Drawn, mask: Array, *, old: Array, reference: Array, advantages: Array, is_good: Array
+    tables: Tables,
+    drawn: Drawn,
+    mask: Array,
+    *,
+    old: Array,
+    reference: Array,
+    advantages: tuple[Array, Array],
+    is_good: Array,
 ) -> dict[str, Any]:
-    """A loss of `book_losses`, entropy bonus, KL to the reference, and VAPO's NLL of good responses."""
+    """A loss of `book_losses`, entropy bonus, KL to the reference, and VAPO's NLL of good responses. Advantages are
+    given without and with their weights."""
     ppo, temperature = tables["ppo"], tables["rollout"]["temperature"]
-    keys, kl = ppo["policy_loss"], ppo["kl"]
-    gains = token_weights(ppo["rollout_correction"], old, drawn) * advantages
+    keys, penalty, (plain_advantages, gains) = ppo["policy_loss"], ppo["kl"], advantages
     learned = Learned(drawn.actor.copy(), np.zeros((2, *drawn.actor.shape)))
     for rows, lr in minibatches(tables, drawn, mask, role="actor"):
         logs = log_softmax(learned.table / temperature)
@@ -240,10 +338,9 @@ def actor_update(
             share, chances = shares[row], np.exp(logs[state])
             log_prob = logs[state, token]
             surrogate, slope = surrogates[row, column], slopes[row, column]
-            if kl["place"] == "loss":
-                surrogate += kl["coef"] * divergence(log_prob, reference[row, column], kl["estimator"])
-                log_r = reference[row, column] - log_prob
-                slope += kl["coef"] * {"k2": -log_r, "k3": 1 - math.exp(log_r)}[kl["estimator"]]
+            if penalty["place"] == "loss":
+                away, steep = pull(log_prob, reference[row, column], was[row, column], penalty)
+                surrogate, slope = surrogate + penalty["coef"] * away, slope + penalty["coef"] * steep
             entropy = -(chances * logs[state]).sum()
             loss += share * (surrogate - keys["entropy_coef"] * entropy)
             nll = keys["positive_nll_coef"] / good_tokens if is_good[row] else 0.0
@@ -253,7 +350,7 @@ def actor_update(
             # d entropy / d logit k = -p_k (log p_k + entropy)
             gradient[state] += share * keys["entropy_coef"] * chances * (logs[state] + entropy) / temperature
         counted = mask & np.isin(np.arange(len(mask)), rows)[:, None]
-        learned.note(**book_losses.clip_figures(keys, ratios[counted], advantages[counted]))
+        learned.note(**book_losses.clip_figures(keys, ratios[counted], plain_advantages[counted]))
         learned.note(**moved(ratios[counted], (now - was)[counted]))
         adamw(learned, gradient, tables["actor"]["optimizer"], lr=lr, loss=loss)
     return as_figures("actor", "policy", learned, drawn)

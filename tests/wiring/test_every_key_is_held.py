@@ -35,7 +35,14 @@ def test_two_values_of_the_key_are_held_to_their_results(key: str) -> None:
 
 
 def test_no_test_holds_a_key_that_does_not_exist() -> None:
-    tables = {"ppo.kl", "ppo.policy_loss", "ppo.rollout_correction", "reward.scale"}
+    tables = {
+        "ppo.kl",
+        "ppo.kl.adaptive",
+        "ppo.policy_loss",
+        "ppo.rollout_correction",
+        "ppo.rollout_rejection",
+        "reward.scale",
+    }
     assert set(HELD) - set(result_keys()) == tables
 
 

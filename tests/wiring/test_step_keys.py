@@ -1,6 +1,7 @@
 """Two values of a recipe key give two steps, each as the book says: from the recipe through the wired stages."""
 
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ from wiring import bench, book
 from wiring.bench import BASE, STEP_NUMBER, found_in, open_bench, play_step, played_and_told, with_keys
 from wiring.cases import each_key, holds
 
-LOSS = {"place": "loss", "estimator": "k3", "coef": 0.4}
+CLAMPS = {"input_clamp": None, "output_clamp": None}
+LOSS = {"place": "loss", "estimator": "k3", **CLAMPS, "gradient": "estimator", "coef": 0.4, "adaptive": None}
+PLACES = {"reward": BASE["ppo"]["kl"], "loss": LOSS}
+WEIGHTS = {"min_ratio": 0.8, "max_ratio": 1.3, "normalize": False}
+RATIO = {"kind": "ratio", "statistic": "k1", "level": "token", "min_ratio": None, "max_ratio": 1.2, "max": None}
 
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
 SHARED = {"aggregation": "token_mean", "entropy_coef": 0.02, "positive_nll_coef": 0.0}
@@ -52,7 +57,12 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.kl", {**LOSS, "coef": 0.1}),
     ("ppo.kl.estimator", "k1"),
     ("ppo.kl.estimator", "k2"),
+    ("ppo.kl.estimator", "abs"),
+    ("ppo.kl.input_clamp", 0.3),
+    ("ppo.kl.output_clamp", 0.05),
     ("ppo.kl.coef", 0.6),
+    ("ppo.kl.adaptive", {"target_per_token": 0.2, "horizon_seqs": 300}),
+    ("ppo.kl.adaptive", {"target_per_sequence": 0.6, "horizon_seqs": 300}),
     ("ppo.policy_loss.clip_low", 0.4),
     ("ppo.policy_loss.clip_high", 0.05),
     ("ppo.policy_loss.dual_clip", 1.7),
@@ -70,6 +80,11 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.value_loss.aggregation", "fixed_length"),
     ("ppo.rollout_correction", {"kind": "none"}),
     ("ppo.rollout_correction.max_ratio", 1.05),
+    ("ppo.rollout_correction.min_ratio", 0.9),
+    ("ppo.rollout_correction.normalize", True),
+    *(("ppo.rollout_correction", {"kind": kind, **WEIGHTS}) for kind in ("tis_sequence", "icepop", "sequence_mask")),
+    ("ppo.rollout_rejection", RATIO),
+    ("ppo.max_sequence_gap", 1.25),
     *(
         (f"{role}.optimizer.{key}", value)
         for role in ("actor", "critic")
@@ -99,13 +114,16 @@ MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reward": (("drawn",), ("scores",)),
     "values": (("drawn",), ("values",)),
     "logprobs": (("drawn",), ("logprobs", "entropy", "reference")),
-    "correction": (("drawn", "logprobs"), ("weights",)),
+    "correction": (("drawn", "logprobs"), ("weights", "kept")),
     "advantages": (
         ("drawn", "scores", "values", "logprobs", "reference"),
-        ("shaped", "advantages", "returns", "kl/coef"),
+        ("shaped", "advantages", "returns", "kl/coef", "next kl/coef"),
     ),
     "critic_update": (("drawn", "values", "advantages", "returns"), ("critic table",)),
-    "actor_update": (("drawn", "logprobs", "reference", "weights", "advantages", "kl/coef"), ("actor table",)),
+    "actor_update": (
+        ("drawn", "logprobs", "reference", "weights", "kept", "advantages", "kl/coef"),
+        ("actor table",),
+    ),
 }
 """Stage -> (what it reads, what it makes)."""
 
@@ -136,7 +154,8 @@ KL_KEYS = [f"ppo.kl.{name}" for name in ("place", "estimator", "coef")]
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_the_penalty_is_where_the_recipe_puts_it(place: str, estimator: str) -> None:
     coefs = (0.2, 0.7)
-    found = [numbers(with_keys({"ppo.kl": {"place": place, "estimator": estimator, "coef": coef}})) for coef in coefs]
+    kls = [{**PLACES[place], "estimator": estimator, "coef": coef} for coef in coefs]
+    found = [numbers(with_keys({"ppo.kl": kl})) for kl in kls]
     different = bench.differing(*found)
     assert ("token_rewards" in different) == (place == "reward")
     assert "policy minibatches loss" in different
@@ -177,6 +196,83 @@ def test_old_log_probs_are_whose_the_recipe_says() -> None:
     # With one update, the old log-probs are the current ones: nothing else is another.
     assert bench.differing(trainer, current) == {"logprobs", "entropy"}
     assert current["policy/ratio_max"] == 1.0
+
+
+@holds("ppo.kl.gradient", "ppo.kl.estimator", "ppo.kl.input_clamp", "ppo.kl.output_clamp")
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
+def test_a_penalty_in_the_loss_pulls_as_the_recipe_says(estimator: str) -> None:
+    kinds = ["k2", "score_function", "importance", *(["estimator"] if estimator != "k1" else [])]
+    found = []
+    for clamps in (CLAMPS, {"input_clamp": 0.4, "output_clamp": 0.05}):
+        for gradient in kinds:
+            kl = {**LOSS, **clamps, "estimator": estimator, "gradient": gradient, "coef": 2.0}
+            # Straight-through knows no clamps, is what k2 has by itself, and k3 by 1 - exp(-d) + (exp(-d) - 1 + d).
+            by_itself = (estimator, gradient) in (("k2", "estimator"), ("k3", "score_function"))
+            is_k2 = gradient == "k2" or (by_itself and clamps == CLAMPS)
+            found.append((is_k2, numbers(with_keys({"ppo.kl": kl}))))
+    for (one_is_k2, one), (other_is_k2, other) in combinations(found, 2):
+        assert ("actor table" in bench.differing(one, other)) != (one_is_k2 and other_is_k2)
+
+
+@holds("ppo.kl.adaptive.target_per_token", "ppo.kl.adaptive.target_per_sequence", "ppo.kl.adaptive.horizon_seqs")
+@pytest.mark.parametrize("place", ["reward", "loss"])
+def test_a_coefficient_that_adapts_goes_on_from_the_carry_and_hands_on_the_next(place: str) -> None:
+    # Some targets lie within a fifth of what is measured, some do not.
+    followed = []
+    for unit, targets in (("token", (0.01, 9.0)), ("sequence", (0.01, 90.0))):
+        near = float(numbers(with_keys({"ppo.kl": adapting(place, unit, 1.0, 300)}))["kl/measured"])
+        cases = [(near / 1.1, 300), (near / 1.1, 100), (near / 0.95, 300), *((target, 300) for target in targets)]
+        for target, horizon in cases:
+            told = numbers(with_keys({"ppo.kl": adapting(place, unit, target, horizon)}))
+            assert told["kl/coef"] == bench.CARRIED_COEF
+            followed.append(float(told["next kl/coef"]) / bench.CARRIED_COEF)
+    # 12 sequences: e = 0.1, 0.1, -0.05, 0.2, -0.2.
+    changes = [1 + 0.1 * 12 / 300, 1 + 0.1 * 12 / 100, 1 - 0.05 * 12 / 300, 1 + 0.2 * 12 / 300, 1 - 0.2 * 12 / 300]
+    assert followed == pytest.approx(changes * 2, abs=1e-4)
+
+
+def adapting(place: str, unit: str, target: float, horizon: int) -> dict[str, Any]:
+    return {**PLACES[place], "adaptive": {f"target_per_{unit}": target, "horizon_seqs": horizon}}
+
+
+LEVELS = ("token", "sequence_sum", "sequence_mean", "sequence_max")
+
+
+@holds(*(f"ppo.rollout_rejection.{key}" for key in ("kind", "statistic", "level", "min_ratio", "max_ratio", "max")))
+def test_what_is_rejected_is_what_the_recipe_says() -> None:
+    limits = {
+        "token": (0.05, 0.03),
+        "sequence_sum": (0.1, 0.05),
+        "sequence_mean": (0.041, 0.025),
+        "sequence_max": (0.075, 0.049),
+    }
+    kept = []
+    for level in LEVELS:
+        for low, high in ((None, 1.2), (0.9, None), (0.85, 1.25)):
+            kept.append({**RATIO, "level": level, "min_ratio": low, "max_ratio": high})
+        for statistic in ("k2", "k3"):
+            own = {"statistic": statistic, "level": level, "max_ratio": None}
+            kept += [{**RATIO, **own, "max": limit} for limit in limits[level]]
+    found = [numbers(with_keys({"ppo.rollout_rejection": rejection})) for rejection in kept]
+    shares = [float(told["correction/rejected_frac"]) for told in found]
+    assert all(0 < share < 1 for share in shares), dict(zip(map(str, kept), shares, strict=True))
+    # Advantages and returns are as without a rejection: no terminal reward is lost with its token.
+    as_is = numbers(BASE)
+    for told in found:
+        assert not bench.differing(as_is, told) & {"advantages", "returns", "critic table", "token_rewards"}
+        assert {"kept", "actor table"} <= bench.differing(as_is, told)
+
+
+def test_all_corrections_at_once_are_all_made() -> None:
+    changes = {
+        "ppo.rollout_correction": {"kind": "icepop", **WEIGHTS, "normalize": True},
+        "ppo.rollout_rejection": RATIO,
+    }
+    found = [numbers(with_keys({**changes, "ppo.max_sequence_gap": gap})) for gap in (None, 1.2)]
+    assert {"kept", "weights", "actor table"} <= bench.differing(*found)
+    trusted = {"kind": "none"}
+    alone = numbers(with_keys({"ppo.rollout_correction": trusted, "ppo.max_sequence_gap": 1.2}))
+    assert set(np.unique(alone["weights"])) == {0.0, 1.0}
 
 
 @holds("ppo.critic_only_steps")

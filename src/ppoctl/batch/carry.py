@@ -14,6 +14,7 @@ class Carry:
     """
 
     kl_coef: float = 0.0
+    """Coefficient of the KL penalty of the next step, where one adapts or is fixed; 0: there is none yet."""
 
     def as_dict(self) -> dict[str, float]:
         """The fields that have not their default."""

@@ -274,6 +274,8 @@ class Advantages(Record["Advantages"]):
     shaped: Float[Tensor, " B"] | None = None
     """What each response earned: its score after the arithmetic of `[reward]`, before any KL penalty; 0 where there
     is no score. None: a record of before it was kept here."""
+    kl_coef: float | None = None
+    """Coefficient of the KL penalty in this step, where it is another than in the next (see `carry_out`)."""
 
     def __post_init__(self) -> None:
         for name in ("advantages", "returns", "token_rewards"):
@@ -282,6 +284,11 @@ class Advantages(Record["Advantages"]):
     @property
     def carry(self) -> Carry:
         return Carry(**self.carry_out)
+
+    @property
+    def penalty_coef(self) -> float:
+        """Coefficient of the KL penalty in this step; 0: there is none."""
+        return self.carry.kl_coef if self.kl_coef is None else self.kl_coef
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def story_at(recipe: Recipe, step: int) -> Story:
     rollouts or plain ones."""
     if step <= recipe.ppo.critic_only_steps:
         return CRITIC_ONLY
-    return PPO if recipe.ppo.rollout_correction.kind == "none" else PPO_CORRECTED
+    return PPO_CORRECTED if recipe.ppo.corrects_rollouts else PPO
 
 
 def outline(story: Story) -> Outline:

@@ -1,4 +1,4 @@
-"""Policy losses: what a token gains by its advantage, as a loss; and the weights that correct for another sampler.
+"""Policy losses: what a token gains by its advantage, as a loss.
 
 Every kind is linear in the size of the advantage A, so that weights of a rollout correction are multiplied into A,
 and none looks beyond its own row. Only log-probs carry a gradient: A and old log-probs are constants of the update.
@@ -154,26 +154,6 @@ class Reinforce(_TokenRatio):
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
         del ratios, advantages
         return {}
-
-
-def truncated_importance_weights(
-    logprobs: Float[Tensor, "B R"],
-    sampler_logprobs: Float[Tensor, "B R"],
-    mask: Bool[Tensor, "B R"],
-    *,
-    max_ratio: float,
-) -> Float[Tensor, "B R"]:
-    """Weights per token for tokens drawn by a sampler that is not quite the trainer; 0 under the mask, no gradient.
-
-        w = min(exp(trainer - sampler), max_ratio)
-
-    logprobs are the trainer's at rollout time, not the current ones. Source: truncated importance sampling (TIS) as
-    in verl and NeMo-RL. Raises ValueError when max_ratio is not above 0.
-    """
-    if not max_ratio > 0.0:
-        raise ValueError(f"max_ratio is {max_ratio}: it must be above 0")
-    weights = (logprobs - sampler_logprobs).detach().exp().clamp(max=max_ratio)
-    return torch.where(mask, weights, 0)
 
 
 def token_ratios(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag
 
 from ppoctl.recipe.advantages import GaeAdvantages
-from ppoctl.recipe.correction import Correction, NoCorrection
+from ppoctl.recipe.correction import AboveOne, Correction, NoCorrection, NoRejection, Rejection
 from ppoctl.recipe.kl import Kl, NoKl
 from ppoctl.recipe.losses import ClippedLoss, OldLogprobs, PolicyLoss, ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable
@@ -62,7 +62,19 @@ class PpoTable(Table):
     value_loss: ValueLossTable = ValueLossTable()
     """Loss of the critic."""
     rollout_correction: Correction = NoCorrection(kind="none")
-    """Correction of the gap between the sampler's and the trainer's log-probs."""
+    """Correction of the gap between the sampler's and the trainer's log-probs: what tokens weigh in the actor's
+    loss."""
+    rollout_rejection: Rejection = NoRejection(kind="none")
+    """Rejection of tokens or sequences on which sampler and trainer lie too far apart."""
+    max_sequence_gap: Annotated[float | None, RESULTS, AboveOne] = None
+    """Largest mean over a sequence's tokens of exp|trainer's - sampler's log-prob| (1: they agree) with which it
+    counts in the actor's loss (NeMo-RL's `seq_logprob_error_threshold`); absent: any."""
+
+    @property
+    def corrects_rollouts(self) -> bool:
+        """Whether anything is decided from the sampler's log-probs."""
+        tables = (self.rollout_correction, self.rollout_rejection)
+        return self.max_sequence_gap is not None or any(table.kind != "none" for table in tables)
 
 
 Recompute = Literal["none", "selective", "full"]

@@ -36,6 +36,11 @@ EXAMPLES = {
     "minibatch_seqs": "32",
     "lr": "1e-6",
     "coef": "0.001",
+    "target_per_token": "0.1",
+    "target_per_sequence": "6.0",
+    "min_ratio": "0.999",
+    "max_ratio": "1.001",
+    "level": '"sequence_mean"',
     "from": "[0, 1]",
     "to": "[-1, 1]",
     "microbatch_seqs": "4",
@@ -161,17 +166,10 @@ def _wrong_value(path: KeyPath, details: ErrorDetails) -> str:
 
 
 def _wrong_literal(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
-    parent, value = tree.at(ROOT, path[:-1], layers.written), details["input"]
-    if not isinstance(parent, tree.Choice):
-        return _not_one_of(path, value, _literals(parent, path[-1]))
-    chosen = parent.table(_written(path[:-1], layers))
-    says = _not_one_of(path, value, _literals(chosen, path[-1]))
-    others = [tag for tag, table in parent.tables.items() if value in _literals(table, path[-1])]
-    if not others or chosen is None:
-        return says
-    # Another alternative allows it: the key says why this one does not.
-    why = chosen.keys[path[-1]].description
-    return f'{says}; `"{value}"` goes with `{parent.tag} = "{others[0]}"`' + (f" ({why})" if why else "")
+    table = tree.at(ROOT, path[:-1], layers.written)
+    if isinstance(table, tree.Choice):
+        table = table.table(_written(path[:-1], layers))
+    return _not_one_of(path, details["input"], _literals(table, path[-1]))
 
 
 def _literals(table: tree.Node | None, name: str) -> list[str]:

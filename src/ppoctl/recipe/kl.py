@@ -1,10 +1,58 @@
 """The recipe's tables of the KL penalty."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from ppoctl.table import RESULTS, Positive, Table
+from ppoctl.table import RESULTS, AtLeastOne, Positive, Table
+
+
+class AdaptivePerToken(Table):
+    """Coefficient that follows a target of KL per token. A step uses the coefficient that the one before left, and
+    saved states keep it. It moves in critic-only steps too.
+
+    Formula: e = clip(KL / target_per_token - 1, -0.2, 0.2); coef of the next step = coef (1 + e n / horizon_seqs),
+        n = sequences of the step; KL = mean over sequences of the mean over their tokens
+    Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2
+    Default of: verl (its unit and its horizon); its coefficient is lost on a restart
+    Figures: kl/coef, kl/measured
+    """
+
+    target_per_token: Annotated[float, RESULTS, Positive]
+    """KL per token in nats that is aimed at; held against the mean over sequences of their mean over tokens."""
+    horizon_seqs: Annotated[int, RESULTS, AtLeastOne] = 10000
+    """Sequences over which the coefficient changes by e (default: verl's and trlX's)."""
+
+
+class AdaptivePerSequence(Table):
+    """Coefficient that follows a target of KL per whole response. A step uses the coefficient that the one before
+    left, and saved states keep it. It moves in critic-only steps too.
+
+    Formula: e = clip(KL / target_per_sequence - 1, -0.2, 0.2); coef of the next step = coef (1 + e n / horizon_seqs),
+        n = sequences of the step; KL = mean over sequences of the sum over their tokens
+    Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2
+    Default of: trlX and OpenRLHF (their unit and their horizon); the coefficient is lost on a restart
+    Figures: kl/coef, kl/measured
+    """
+
+    target_per_sequence: Annotated[float, RESULTS, Positive]
+    """KL of a whole response in nats that is aimed at; held against the mean over sequences of their sum over
+    tokens."""
+    horizon_seqs: Annotated[int, RESULTS, AtLeastOne] = 10000
+    """Sequences over which the coefficient changes by e (default: verl's and trlX's)."""
+
+
+def _target(value: Any) -> str:
+    keys = value if isinstance(value, dict) else type(value).model_fields
+    return "sequence" if "target_per_sequence" in keys else "token"
+
+
+Adaptive = Annotated[
+    Annotated[AdaptivePerToken, Tag("token")] | Annotated[AdaptivePerSequence, Tag("sequence")],
+    Discriminator(_target),
+]
+
+Estimator = Literal["k1", "k2", "k3", "abs"]
 
 
 class NoKl(Table):
@@ -15,26 +63,59 @@ class NoKl(Table):
 
 
 class KlInReward(Table):
-    """KL penalty in the reward: each token's reward loses coef x its KL estimate (Ziegler et al. 2019)."""
+    """KL penalty in the reward: each token's reward loses coef x its KL estimate, of log-probs at rollout time.
+
+    Formula: reward of a token -= coef estimate(d), d = actor's - reference's log-prob
+    Source: Ziegler et al. 2019 (arXiv:1909.08593); estimators: Schulman, http://joschu.net/blog/kl-approx.html
+    Default of: verl and trlX (k1, without clamps); NeMo-RL has k3 with clamps of 20 and 10
+    Figures: kl/reference_mean, kl/penalty_mean, kl/coef
+    """
 
     place: Annotated[Literal["reward"], RESULTS]
     """The penalty is subtracted from the reward of each token."""
-    estimator: Annotated[Literal["k1", "k2", "k3"], RESULTS] = "k1"
-    """Schulman's estimator of KL(actor, reference) from one sample."""
+    estimator: Annotated[Estimator, RESULTS] = "k1"
+    """Estimate of KL(actor, reference) from one token, with d = actor's - reference's log-prob. k1: d; k2: d^2 / 2;
+    k3: exp(-d) - 1 + d (all Schulman's); abs: |d|, a distance and no KL (verl's)."""
+    input_clamp: Annotated[float | None, RESULTS, Positive] = None
+    """The difference of log-probs is held within +- this before the estimate; absent: off (NeMo-RL: 20). k3's exp is
+    kept from overflowing either way."""
+    output_clamp: Annotated[float | None, RESULTS, Positive] = None
+    """The estimate of a token is held within +- this; absent: off (NeMo-RL, and verl for k3: 10)."""
     coef: Annotated[float, RESULTS, Positive]
-    """Fixed coefficient of the penalty."""
+    """Coefficient of the penalty; with `adaptive` that of the first step with a penalty."""
+    adaptive: Adaptive | None = None
+    """Target that the coefficient follows; absent: it is fixed."""
 
 
 class KlInLoss(Table):
-    """KL penalty in the loss: coef x mean KL is added to the policy loss."""
+    """KL penalty in the loss: coef x mean KL is added to the policy loss, of log-probs at the update.
+
+    Formula: loss += coef mean(estimate(d)), d = actor's - reference's log-prob
+    Source: Shao et al. 2024 (arXiv:2402.03300); estimators: Schulman, http://joschu.net/blog/kl-approx.html
+    Default of: verl (k3 with the gradient of its formula); NeMo-RL has score_function and clamps of 20 and 10
+    Figures: kl/reference_mean, kl/coef
+    """
 
     place: Annotated[Literal["loss"], RESULTS]
     """The penalty is added to the policy loss."""
-    estimator: Annotated[Literal["k2", "k3"], RESULTS] = "k3"
-    """Schulman's estimator of KL; k1 has no useful gradient as a loss (its expectation is zero), so it is not
-    offered."""
+    estimator: Annotated[Estimator, RESULTS] = "k3"
+    """Estimate of KL(actor, reference) from one token, with d = actor's - reference's log-prob. k1: d, which needs
+    another `gradient` than its own (that averages to 0); k2: d^2 / 2; k3: exp(-d) - 1 + d (all Schulman's); abs: |d|,
+    a distance and no KL (verl's)."""
+    input_clamp: Annotated[float | None, RESULTS, Positive] = None
+    """The difference of log-probs is held within +- this before the estimate; absent: off (NeMo-RL: 20). k3's exp is
+    kept from overflowing either way."""
+    output_clamp: Annotated[float | None, RESULTS, Positive] = None
+    """The estimate of a token is held within +- this; absent: off (NeMo-RL, and verl for k3: 10)."""
+    gradient: Annotated[Literal["estimator", "k2", "score_function", "importance"], RESULTS] = "estimator"
+    """Gradient of the penalty. estimator: that of the estimate's formula (verl, TRL). k2: value of the estimate,
+    gradient of k2 (verl's `+`), on average that of KL(actor, reference). score_function: the estimate times
+    exp(logp - stop(logp)), on average that of what the estimate averages to (NeMo-RL). importance: the estimate times
+    new / old probability, which stays right when the actor has moved within the step."""
     coef: Annotated[float, RESULTS, Positive]
-    """Fixed coefficient of the penalty."""
+    """Coefficient of the penalty; with `adaptive` that of the first step with a penalty."""
+    adaptive: Adaptive | None = None
+    """Target that the coefficient follows; absent: it is fixed."""
 
 
 Kl = Annotated[NoKl | KlInReward | KlInLoss, Field(discriminator="place")]

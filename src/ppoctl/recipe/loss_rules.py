@@ -39,10 +39,16 @@ def a_penalty_in_the_reward_has_log_probs_before_the_update(recipe: Recipe) -> I
 
 
 def a_correction_compares_the_sampler_with_the_trainer(recipe: Recipe) -> Iterator[Conflict]:
-    if recipe.ppo.old_logprobs != "trainer" and recipe.ppo.rollout_correction.kind != "none":
+    if recipe.ppo.old_logprobs != "trainer" and recipe.ppo.corrects_rollouts:
+        tables = {
+            "rollout_correction": recipe.ppo.rollout_correction,
+            "rollout_rejection": recipe.ppo.rollout_rejection,
+        }
+        asked: list[KeyPath] = [("ppo", name, "kind") for name, table in tables.items() if table.kind != "none"]
+        asked += [("ppo", "max_sequence_gap")] if recipe.ppo.max_sequence_gap is not None else []
         yield Conflict(
             "a correction compares the sampler's log-probs with the trainer's, and nothing computes those",
-            (("ppo", "rollout_correction", "kind"), _OLD),
+            (*asked, _OLD),
             "--set ppo.old_logprobs=trainer",
         )
 

@@ -10,12 +10,6 @@ from ppoctl.recipe.problems import Conflict, rules_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kReward
 
-_OF_A_CORRECTION = tuple(
-    metric.name
-    for metric in (metrics.CORRECTION_WEIGHT_MEAN, metrics.CORRECTION_CAPPED_FRAC, metrics.TIME_CORRECTION_S)
-)
-
-
 _CLIPS = {
     "clip": ("clip_frac", "clip_frac_high", "clip_frac_low", "dual_clip_frac"),
     "gspo": ("clip_frac", "clip_frac_high", "clip_frac_low"),
@@ -50,9 +44,10 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
     named = metrics.eval_set(name)
     if name.startswith("kl/") and recipe.ppo.kl.place == "none":
         yield Conflict(f"`{name}` needs a reference, and none is loaded", (key, ("ppo", "kl", "place")))
-    elif name in _OF_A_CORRECTION and recipe.ppo.rollout_correction.kind == "none":
-        says = f"`{name}` needs a correction of rollouts, and none is made"
-        yield Conflict(says, (key, ("ppo", "rollout_correction", "kind")))
+    elif name == metrics.KL_MEASURED.name and getattr(recipe.ppo.kl, "adaptive", None) is None:
+        yield Conflict(f"`{name}` needs a coefficient that adapts, and it is fixed", (key, ("ppo", "kl", "adaptive")))
+    elif _is_of_a_correction(name):
+        yield from _not_corrected(recipe, name, key)
     elif name.startswith("policy/") and _is_of_another_clip(name.removeprefix("policy/"), recipe):
         kind = recipe.ppo.policy_loss.kind
         yield Conflict(f"`{name}` is of a clip that `{kind}` has not", (key, ("ppo", "policy_loss", "kind")))
@@ -64,6 +59,21 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
         yield Conflict(f"`{name}` needs an evaluation set, and [data.eval] has none", (key, ("data", "eval")))
     elif name in (metrics.REWARD_STRICT_MEAN.name, metrics.REWARD_LENIENT_MEAN.name):
         yield from _no_other_reading(recipe, name, key)
+
+
+def _not_corrected(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
+    """Reasons why a figure of a correction is not reported: there is none, or none that could make it."""
+    ppo, kind = recipe.ppo, recipe.ppo.rollout_correction.kind
+    rejects = kind == "sequence_mask" or ppo.rollout_rejection.kind != "none" or ppo.max_sequence_gap is not None
+    if not ppo.corrects_rollouts:
+        says = f"`{name}` needs a correction of rollouts, and none is made"
+        yield Conflict(says, (key, ("ppo", "rollout_correction", "kind")))
+    elif name == metrics.CORRECTION_CAPPED_FRAC.name and kind in ("none", "sequence_mask"):
+        says = f"`{name}` needs weights with bounds, and these have none"
+        yield Conflict(says, (key, ("ppo", "rollout_correction", "kind")))
+    elif name in (metrics.CORRECTION_REJECTED_FRAC.name, metrics.CORRECTION_DROPPED_SEQS.name) and not rejects:
+        says = f"`{name}` needs a rejection, and nothing is rejected"
+        yield Conflict(says, (key, ("ppo", "rollout_rejection", "kind"), ("ppo", "max_sequence_gap")))
 
 
 def _is_of_another_clip(figure: str, recipe: Recipe) -> bool:
@@ -152,7 +162,12 @@ def _is_of_an_evaluation(name: str) -> bool:
 def _is_of_the_actors_update(recipe: Recipe, name: str) -> bool:
     # Of which log-probs there are before the update depends who says them.
     untold = {"trainer": (), "sampler": ("mismatch/",), "current": ("mismatch/", "kl/")}[recipe.ppo.old_logprobs]
-    return name.startswith(("policy/", *untold)) or name in (metrics.TIME_ACTOR_UPDATE_S.name, *_OF_A_CORRECTION)
+    is_told = name.startswith(("policy/", *untold)) or name == metrics.TIME_ACTOR_UPDATE_S.name
+    return is_told or _is_of_a_correction(name)
+
+
+def _is_of_a_correction(name: str) -> bool:
+    return name.startswith("correction/") or name == metrics.TIME_CORRECTION_S.name
 
 
 def _watched(recipe: Recipe) -> Sequence[tuple[str, KeyPath]]:

@@ -10,7 +10,9 @@ from typing import Any
 
 from ppoctl.errors import holds_secret
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.correction_rules import CORRECTION_RULES
 from ppoctl.recipe.explain import shown
+from ppoctl.recipe.kl_rules import KL_RULES
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.loss_rules import LOSS_RULES
 from ppoctl.recipe.metric_rules import METRIC_RULES
@@ -142,7 +144,16 @@ def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-RULES = (*rules_of(globals()), *SCHEDULE_RULES, *LOSS_RULES, *METRIC_RULES, *LAYOUT_RULES, *SLURM_RULES)
+RULES = (
+    *rules_of(globals()),
+    *SCHEDULE_RULES,
+    *KL_RULES,
+    *LOSS_RULES,
+    *CORRECTION_RULES,
+    *METRIC_RULES,
+    *LAYOUT_RULES,
+    *SLURM_RULES,
+)
 
 _MINIBATCH: KeyPath = ("ppo", "minibatch_seqs")
 _CRITIC_MINIBATCH: KeyPath = ("ppo", "critic_minibatch_seqs")

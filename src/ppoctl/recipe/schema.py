@@ -17,8 +17,14 @@ from ppoctl.recipe.algorithm import PpoTable as PpoTable
 from ppoctl.recipe.algorithm import Recompute as Recompute
 from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
 from ppoctl.recipe.correction import Correction as Correction
+from ppoctl.recipe.correction import IcePop as IcePop
 from ppoctl.recipe.correction import NoCorrection as NoCorrection
+from ppoctl.recipe.correction import RatioRejection as RatioRejection
+from ppoctl.recipe.correction import SequenceMask as SequenceMask
 from ppoctl.recipe.correction import TruncatedImportance as TruncatedImportance
+from ppoctl.recipe.correction import TruncatedSequenceImportance as TruncatedSequenceImportance
+from ppoctl.recipe.kl import AdaptivePerSequence as AdaptivePerSequence
+from ppoctl.recipe.kl import AdaptivePerToken as AdaptivePerToken
 from ppoctl.recipe.kl import Kl as Kl
 from ppoctl.recipe.kl import KlInLoss as KlInLoss
 from ppoctl.recipe.kl import KlInReward as KlInReward

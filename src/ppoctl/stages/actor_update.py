@@ -12,9 +12,10 @@ from ppoctl.errors import RecipeError
 from ppoctl.ports import Asked, Minibatch, MinibatchResult
 from ppoctl.ppo.aggregation import Aggregation
 from ppoctl.ppo.diagnostics import policy_diagnostics, sampler_gap
-from ppoctl.ppo.kl import KlKind, kl_estimate
+from ppoctl.ppo.kl import kl_losses
 from ppoctl.ppo.masking import masked_mean
 from ppoctl.ppo.policy_loss import PolicyLoss
+from ppoctl.stages.correction import counted_after
 from ppoctl.stages.logprobs import KlPenalty, kl_figures, reference_of
 from ppoctl.stages.objective import Outputs, Term, Terms
 from ppoctl.stages.updates import UpdateStage
@@ -61,15 +62,20 @@ class Entropy:
 
 @dataclass(frozen=True)
 class KlToReference:
-    """An estimate of the KL divergence from the reference, in nats."""
+    """An estimate of the KL divergence from the reference, in nats, with the gradient that the penalty asks for."""
 
     reference: Float[Tensor, "B R"]
     """Log-probs under the reference."""
-    estimator: KlKind
+    old_logprobs: Float[Tensor, "B R"] | None
+    """None: those of the update itself."""
+    penalty: KlPenalty
     needs_entropy: bool = False
 
     def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        return kl_estimate(outputs.values, outputs.of(self.reference), kind=self.estimator, mask=mask)
+        reference, gradient, old = outputs.of(self.reference), self.penalty.gradient, self.old_logprobs
+        old_logprobs = outputs.values if old is None else outputs.of(old)
+        estimates = self.penalty.estimates(outputs.values, reference, mask)
+        return kl_losses(estimates, outputs.values, reference, old_logprobs, mask, gradient=gradient)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +102,9 @@ class ActorUpdateStage(UpdateStage):
     ) -> Update:
         mask, weighted = advantages.mask, advantages.advantages
         if correction is not None:
-            mask, weighted = mask & correction.mask, weighted * correction.weights
+            mask, weighted = counted_after(correction, mask), weighted * correction.weights
         read = (rollouts, logprobs, advantages, *(() if correction is None else (correction,)))
-        terms = self._terms(logprobs, weighted, mask, advantages.carry.kl_coef)
+        terms = self._terms(logprobs, weighted, mask, advantages.penalty_coef)
         if self.positive_nll_coef > 0:
             good = mask & _earned_more_than_nothing(advantages)[:, None]
             terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef))
@@ -126,7 +132,7 @@ class ActorUpdateStage(UpdateStage):
         if self.entropy_coef > 0:
             terms.append(Term(Entropy(), mask, coef=-self.entropy_coef, aggregation=self.aggregation))
         if self.penalty is not None and self.penalty.place == "loss":
-            kl = KlToReference(reference_of(logprobs), self.penalty.estimator)
+            kl = KlToReference(reference_of(logprobs), logprobs.actor, self.penalty)
             terms.append(Term(kl, mask, coef=kl_coef, aggregation=self.aggregation))
         return terms
 
@@ -141,8 +147,8 @@ class ActorUpdateStage(UpdateStage):
         assert seen.said.entropy is not None, "entropies are to be reported, and were not computed"
         figures = {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(seen.said.entropy, mask[rows]))}
         if logprobs.actor is None and self.penalty is not None:
-            kl = kl_estimate(seen.said.outputs, reference_of(logprobs)[rows], kind=self.penalty.estimator)
-            figures |= kl_figures(kl, mask[rows], advantages.carry.kl_coef)
+            kl = self.penalty.estimates(seen.said.outputs, reference_of(logprobs)[rows], mask[rows])
+            figures |= kl_figures(kl, mask[rows], advantages.penalty_coef)
         return figures
 
 

@@ -4,33 +4,76 @@ The sampler's log-probs are a measurement: a rollout that is finished after a cr
 what is decided from them is committed, and a resume decides the same.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Correction, Logprobs, Rollouts
+from ppoctl.errors import MismatchError
+from ppoctl.ppo.correction import Weighed, log_ratios, normalized
 from ppoctl.ppo.masking import masked_mean
-from ppoctl.ppo.policy_loss import truncated_importance_weights
+from ppoctl.stages.logprobs import require_finite
+
+Weigh = Callable[[Float[Tensor, "B R"], Bool[Tensor, "B R"]], Weighed]
+"""(log-ratios trainer - sampler, mask of the tokens that count) -> what they weigh."""
+Keep = Callable[[Float[Tensor, "B R"], Bool[Tensor, "B R"]], Bool[Tensor, "B R"]]
+"""(log-ratios trainer - sampler, mask) -> the tokens of the mask that are kept."""
+
+
+_HINT = "ppoctl status RUN  # see `mismatch/`: mend the sampler, or resume with wider bounds by --set"
 
 
 @dataclass(frozen=True)
 class CorrectionStage:
-    """Truncated importance sampling: each token weighs min(trainer / sampler probability, max_ratio)."""
+    """Which tokens count in the actor's loss, and what they weigh. Each test of `keeps` sees all tokens of the
+    rollouts; `weigh` sees those that pass them all."""
 
-    max_ratio: float
+    weigh: Weigh
+    bounded: bool
+    """Whether `weigh` has bounds."""
+    keeps: Sequence[Keep]
+    normalize: bool
+    """Whether the weights are divided by their mean."""
     fingerprint: str
     name: str = "correction"
 
     def run(self, rollouts: Rollouts, logprobs: Logprobs) -> Correction:
+        """Raises MismatchError when it leaves nothing to learn from."""
         assert logprobs.actor is not None, "a correction is on, and the trainer's log-probs were not taken"
-        weights = truncated_importance_weights(
-            logprobs.actor, rollouts.sampler_logprobs, rollouts.mask, max_ratio=self.max_ratio
+        drawn = rollouts.mask
+        require_finite(rollouts.sampler_logprobs, drawn, "a log-prob of the sampler")
+        ratios = log_ratios(logprobs.actor, rollouts.sampler_logprobs, drawn)
+        mask = drawn
+        for keep in self.keeps:
+            mask = mask & keep(ratios, drawn)
+        weighed = self.weigh(ratios, mask)
+        if not bool((weighed.weights > 0).any()):
+            raise MismatchError(
+                f"the correction leaves `0` of the {int(drawn.sum())} tokens of step {rollouts.step}: sampler and "
+                "trainer disagree on all of them",
+                hint=_HINT,
+            )
+        weights = normalized(weighed.weights, mask) if self.normalize else weighed.weights
+        figures = {metrics.CORRECTION_WEIGHT_MEAN.name: float(masked_mean(weights, mask))}
+        if self.bounded:
+            figures[metrics.CORRECTION_CAPPED_FRAC.name] = float(masked_mean(weighed.outside.float(), mask))
+        if self.keeps:
+            figures[metrics.CORRECTION_REJECTED_FRAC.name] = float(masked_mean((~mask).float(), drawn))
+            dropped = drawn.any(1) & ~mask.any(1)
+            figures[metrics.CORRECTION_DROPPED_SEQS.name] = float(dropped.sum())
+        return Correction(weights=weights, mask=mask, summary=figures)
+
+
+def counted_after(correction: Correction, mask: Bool[Tensor, "B R"]) -> Bool[Tensor, "B R"]:
+    """The tokens of the mask, those with an advantage, that the correction keeps. Raises MismatchError when there is
+    none."""
+    kept = mask & correction.mask
+    if not bool(kept.any()):
+        raise MismatchError(
+            f"the correction leaves `0` of the {int(mask.sum())} tokens that have an advantage",
+            hint=_HINT,
         )
-        capped = (weights == self.max_ratio).float()
-        return Correction(
-            weights=weights,
-            mask=rollouts.mask,
-            summary={
-                metrics.CORRECTION_WEIGHT_MEAN.name: float(masked_mean(weights, rollouts.mask)),
-                metrics.CORRECTION_CAPPED_FRAC.name: float(masked_mean(capped, rollouts.mask)),
-            },
-        )
+    return kept

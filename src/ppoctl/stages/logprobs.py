@@ -12,10 +12,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ppoctl import metrics
-from ppoctl.batch.records import Logprobs, Rollouts, State
+from ppoctl.batch.records import Carry, Logprobs, Rollouts, State
 from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Asked, Models
 from ppoctl.ppo.diagnostics import sampler_gap
+from ppoctl.ppo.kl import KlGradient, KlKind, kl_estimate
+from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.ppo.masking import masked_mean
 
 
@@ -24,8 +26,29 @@ class KlPenalty:
     """Where and how leaving the reference is penalised."""
 
     place: Literal["reward", "loss"]
-    estimator: Literal["k1", "k2", "k3"]
+    estimator: KlKind
     coef: float
+    """The fixed coefficient, or the first of one that follows a target."""
+    input_clamp: float | None = None
+    output_clamp: float | None = None
+    gradient: KlGradient = "estimator"
+    """Form of the gradient that the penalty has in the loss."""
+    target: KlTarget | None = None
+    """None: the coefficient is fixed."""
+
+    def estimates(
+        self,
+        logprobs: Float[Tensor, "B R"],
+        reference: Float[Tensor, "B R"],
+        mask: Bool[Tensor, "B R"],
+    ) -> Float[Tensor, "B R"]:
+        """Estimates of KL(actor || reference) per token in nats; 0 under the mask, and so is their gradient."""
+        clamps = {"input_clamp": self.input_clamp, "output_clamp": self.output_clamp}
+        return kl_estimate(logprobs, reference, kind=self.estimator, mask=mask, **clamps)
+
+    def coef_at(self, carry: Carry) -> float:
+        """The coefficient of a step that begins with this carry: a target's goes on from the one before."""
+        return self.coef if self.target is None else carry.kl_coef or self.coef
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ppoctl.ports import Asked, Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.aggregation import aggregation
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.schema import KlInLoss, KlInReward, Recipe, TruncatedImportance
+from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import (
     critic_only_steps,
     epochs,
@@ -24,7 +24,6 @@ from ppoctl.recipe.sizes import (
 from ppoctl.rewards.arithmetic import RewardArithmetic
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.correction import CorrectionStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.drawing import Drawing
 from ppoctl.stages.evaluate import EvaluateStage
@@ -33,7 +32,9 @@ from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from ppoctl.stages.values import ValuesStage
+from ppoctl.wire.corrections import correction_of
 from ppoctl.wire.losses import policy_loss
+from ppoctl.wire.penalties import penalty_of
 from ppoctl.wire.reward_steps import reward_steps
 
 ARITHMETIC = tuple(f"reward.{key}" for key in tree.of(RewardArithmetic).keys)
@@ -44,7 +45,7 @@ READS: dict[str, tuple[str, ...]] = {
     "reward": ("reward",),
     "values": ("model",),
     "logprobs": ("model", "rollout.temperature", "ppo.kl", "ppo.old_logprobs"),
-    "correction": ("ppo.rollout_correction",),
+    "correction": ("ppo.rollout_correction", "ppo.rollout_rejection", "ppo.max_sequence_gap"),
     "advantages": ("ppo.advantages", "ppo.kl", *ARITHMETIC),
     "critic_update": (
         "seed",
@@ -109,7 +110,7 @@ class StageBuilder:
     scorer: Scorer
 
     def stages(self, recipe: Recipe) -> Stages:
-        penalty = _penalty(recipe)
+        penalty = penalty_of(recipe)
         gae = recipe.ppo.advantages
         return Stages(
             rollout=RolloutStage(
@@ -134,7 +135,7 @@ class StageBuilder:
                 source=recipe.ppo.old_logprobs,
                 fingerprint=read_by("logprobs", recipe),
             ),
-            correction=_correction(recipe),
+            correction=correction_of(recipe, read_by("correction", recipe)),
             advantages=AdvantagesStage(
                 reward_steps=reward_steps(recipe.reward),
                 gamma=gae.gamma,
@@ -186,20 +187,6 @@ def evaluation_stage(recipe: Recipe, drawing: Drawing, scorer: Scorer, sets: Map
         seed=recipe.seed,
         fingerprint=_hash(read_by("eval", recipe), str(length), identities),
     )
-
-
-def _correction(recipe: Recipe) -> CorrectionStage | None:
-    table = recipe.ppo.rollout_correction
-    if isinstance(table, TruncatedImportance):
-        return CorrectionStage(table.max_ratio, read_by("correction", recipe))
-    return None
-
-
-def _penalty(recipe: Recipe) -> KlPenalty | None:
-    kl = recipe.ppo.kl
-    if isinstance(kl, KlInReward | KlInLoss):
-        return KlPenalty(place=kl.place, estimator=kl.estimator, coef=kl.coef)
-    return None
 
 
 def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> SamplingParams:

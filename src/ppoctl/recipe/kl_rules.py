@@ -1,0 +1,41 @@
+"""Rules about the KL penalty. See `rules`."""
+
+from collections.abc import Iterator
+
+from ppoctl.recipe.problems import Conflict, rules_of
+from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe
+from ppoctl.recipe.sizes import sequences_per_step
+
+
+def a_penalty_in_the_loss_pulls_somewhere(recipe: Recipe) -> Iterator[Conflict]:
+    kl = recipe.ppo.kl
+    if isinstance(kl, KlInLoss) and (kl.estimator, kl.gradient) == ("k1", "estimator"):
+        yield Conflict(
+            "as a loss k1 has a gradient that averages to 0: it pulls nowhere",
+            (("ppo", "kl", "gradient"), ("ppo", "kl", "estimator")),
+            "--set ppo.kl.gradient=score_function",
+        )
+
+
+def a_coefficient_that_adapts_stays_positive(recipe: Recipe) -> Iterator[Conflict]:
+    """It shrinks by a fifth of the step's sequences over the horizon at most."""
+    kl, sequences = recipe.ppo.kl, sequences_per_step(recipe)
+    if not isinstance(kl, NoKl) and kl.adaptive is not None and sequences >= 5 * kl.adaptive.horizon_seqs:
+        yield Conflict(
+            f"one step of {sequences} sequences may take the coefficient to 0 or below",
+            (("ppo", "kl", "adaptive", "horizon_seqs"),),
+            f"--set ppo.kl.adaptive.horizon_seqs={10 * sequences}",
+        )
+
+
+def a_coefficient_that_adapts_is_told_the_kl_before_the_update(recipe: Recipe) -> Iterator[Conflict]:
+    kl = recipe.ppo.kl
+    if not isinstance(kl, NoKl) and kl.adaptive is not None and recipe.ppo.old_logprobs == "current":
+        yield Conflict(
+            "a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them",
+            (("ppo", "old_logprobs"), ("ppo", "kl", "adaptive")),
+            "--set ppo.old_logprobs=trainer",
+        )
+
+
+KL_RULES = rules_of(globals())

@@ -1,0 +1,39 @@
+"""The part of the advantages stage that is about KL: the penalty of each token, and the next step's coefficient."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ppoctl import metrics
+from ppoctl.batch.records import Carry, Logprobs
+from ppoctl.stages.logprobs import KlPenalty, kl_figures, reference_of
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """A step's KL from the reference."""
+
+    in_reward: Float[Tensor, "B R"] | None
+    """What the reward of each token loses; None: nothing."""
+    coef: float
+    """The coefficient of this step; 0 without a penalty."""
+    next_coef: float
+    figures: dict[str, float]
+
+
+def penalised(penalty: KlPenalty | None, logprobs: Logprobs, mask: Bool[Tensor, "B R"], carry: Carry) -> Penalised:
+    """What this step's log-probs make of a penalty, in the reward or in the loss; None: there is none."""
+    if penalty is None:
+        return Penalised(None, 0.0, 0.0, {})
+    coef = following = penalty.coef_at(carry)
+    if logprobs.actor is None:
+        # The update says them, and reports the figures.
+        return Penalised(None, coef, coef, {})
+    kl = penalty.estimates(logprobs.actor, reference_of(logprobs), mask)
+    figures = kl_figures(kl, mask, coef)
+    if penalty.target is not None:
+        measured = penalty.target.measured(kl, mask)
+        figures[metrics.KL_MEASURED.name] = measured
+        following = penalty.target.next_coef(coef, measured, num_seqs=len(mask))
+    return Penalised(coef * kl if penalty.place == "reward" else None, coef, following, figures)

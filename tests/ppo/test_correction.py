@@ -1,0 +1,208 @@
+"""What tokens of another sampler weigh, and which are rejected: by hand, and whatever the ratios are."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from grids import GARBAGE, holey_mask, normal, poisoned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppoctl.ppo.correction import (
+    inside_weights,
+    kept_by_divergence,
+    kept_by_gap,
+    kept_by_ratio,
+    log_ratios,
+    normalized,
+    plain_weights,
+    truncated_sequence_weights,
+    truncated_weights,
+    unit_weights,
+)
+from tolerance import EXACT, FLOAT32
+
+# Two sequences of three tokens; the hole in the second would say 9.
+RATIOS = torch.tensor([[4.0, 0.25, 1.5], [0.5, 9.0, 0.8]])
+MASK = torch.tensor([[True, True, True], [True, False, True]])
+LOGS = torch.where(MASK, RATIOS.log(), 0)
+BOUNDS = {"min_ratio": 0.4, "max_ratio": 2.0}
+
+
+def test_the_log_ratio_is_the_trainers_over_the_samplers():
+    # The trainer says it twice as often as the sampler: log 2, not its negative. NaN lies under the mask.
+    logprobs = torch.tensor([[math.log(0.5), math.nan]], requires_grad=True)
+    sampler = torch.tensor([[math.log(0.25), math.inf]])
+    found = log_ratios(logprobs, sampler, torch.tensor([[True, False]]))
+    FLOAT32.check(found, torch.tensor([[math.log(2), 0.0]]))
+    assert not found.requires_grad
+
+
+def test_token_weights_by_hand():
+    # 4 -> 2, 0.25 -> 0.4, 1.5; 0.5, hole, 0.8
+    found = truncated_weights(LOGS, MASK, **BOUNDS)
+    FLOAT32.check(found.weights, torch.tensor([[2.0, 0.4, 1.5], [0.5, 0.0, 0.8]]))
+    assert found.outside.tolist() == [[True, True, False], [False, False, False]]
+    without = truncated_weights(LOGS, MASK, min_ratio=0.0, max_ratio=2.0)
+    FLOAT32.check(without.weights, torch.tensor([[2.0, 0.25, 1.5], [0.5, 0.0, 0.8]]))
+    assert without.outside.tolist() == [[True, False, False], [False, False, False]]
+
+
+def test_sequence_weights_by_hand():
+    # 4 x 0.25 x 1.5 = 1.5; 0.5 x 0.8 = 0.4, which is held at 0.45
+    found = truncated_sequence_weights(LOGS, MASK, min_ratio=0.45, max_ratio=2.0)
+    FLOAT32.check(found.weights, torch.tensor([[1.5, 1.5, 1.5], [0.45, 0.0, 0.45]]))
+    assert found.outside.tolist() == [[False, False, False], [True, False, True]]
+    capped = truncated_sequence_weights(LOGS, MASK, min_ratio=0.0, max_ratio=1.2)
+    FLOAT32.check(capped.weights, torch.tensor([[1.2, 1.2, 1.2], [0.4, 0.0, 0.4]]))
+    assert capped.outside.tolist() == [[True, True, True], [False, False, False]]
+
+
+def test_icepop_weights_by_hand():
+    # 4 and 0.25 lie outside and weigh nothing
+    found = inside_weights(LOGS, MASK, **BOUNDS)
+    FLOAT32.check(found.weights, torch.tensor([[0.0, 0.0, 1.5], [0.5, 0.0, 0.8]]))
+    assert found.outside.tolist() == [[True, True, False], [False, False, False]]
+
+
+def test_weights_without_bounds_and_without_ratios():
+    FLOAT32.check(plain_weights(LOGS, MASK).weights, torch.where(MASK, RATIOS, 0))
+    EXACT.check(unit_weights(LOGS, MASK).weights, MASK.float())
+    assert not (plain_weights(LOGS, MASK).outside | unit_weights(LOGS, MASK).outside).any()
+
+
+def test_normalized_weights_average_one():
+    # (4 + 0.25 + 1.5 + 0.5 + 0.8) / 5 = 1.41
+    weights = plain_weights(LOGS, MASK).weights
+    FLOAT32.check(normalized(weights, MASK), weights / 1.41)
+    EXACT.check(normalized(weights * 0, MASK), weights * 0)
+    # The mean is over the tokens that count: 4, 1.5, 0.8 have 2.1.
+    kept = torch.tensor([[True, False, True], [False, False, True]])
+    FLOAT32.check(normalized(weights * kept, kept), weights * kept / 2.1)
+
+
+@pytest.mark.parametrize(
+    ("level", "low", "high", "expected"),
+    [
+        ("token", 0.5, 2.0, [[False, False, True], [True, False, True]]),
+        ("token", None, 2.0, [[False, True, True], [True, False, True]]),
+        ("token", 0.6, None, [[True, False, True], [False, False, True]]),
+        # 1.5 and 0.4
+        ("sequence_sum", 0.39, 1.4, [[False, False, False], [True, False, True]]),
+        ("sequence_sum", 0.41, 1.6, [[True, True, True], [False, False, False]]),
+        # 1.5 ** (1/3) = 1.145 and 0.4 ** (1/2) = 0.632
+        ("sequence_mean", 0.63, 1.14, [[False, False, False], [True, False, True]]),
+        ("sequence_mean", 0.64, 1.15, [[True, True, True], [False, False, False]]),
+        # the worst tokens: 0.25 and 4; 0.5 and 0.8
+        ("sequence_max", 0.3, None, [[False, False, False], [True, False, True]]),
+        ("sequence_max", None, 0.9, [[False, False, False], [True, False, True]]),
+        ("sequence_max", 0.6, 5.0, [[False, False, False], [False, False, False]]),
+        ("sequence_max", 0.24, 4.1, [[True, True, True], [True, False, True]]),
+    ],
+)
+def test_rejection_by_the_ratio_by_hand(level, low, high, expected):
+    found = kept_by_ratio(LOGS, MASK, level=level, min_ratio=low, max_ratio=high)
+    assert found.tolist() == expected
+
+
+def test_asymmetric_bounds_are_of_the_ratio_and_not_of_its_inverse():
+    # verl's k1 bounds the inverse: there 0.8 to 5 rejects 1.65 and keeps 0.37.
+    logs = torch.tensor([[math.log(1.65), math.log(0.37)]])
+    kept = kept_by_ratio(logs, torch.ones(1, 2) > 0, level="token", min_ratio=0.8, max_ratio=5.0)
+    assert kept.tolist() == [[True, False]]
+
+
+# (log r)^2 / 2: 0.961, 0.961, 0.0822; 0.240, 0.0249. r - 1 - log r: 1.614, 0.636, 0.0945; 0.193, 0.0231.
+@pytest.mark.parametrize(
+    ("statistic", "level", "limit", "expected"),
+    [
+        ("k2", "token", 0.5, [[False, False, True], [True, False, True]]),
+        ("k2", "token", 0.1, [[False, False, True], [False, False, True]]),
+        ("k2", "sequence_sum", 0.27, [[False, False, False], [True, False, True]]),  # 2.004, 0.265
+        ("k2", "sequence_sum", 0.26, [[False, False, False], [False, False, False]]),
+        ("k2", "sequence_mean", 0.67, [[True, True, True], [True, False, True]]),  # 0.668, 0.133
+        ("k2", "sequence_mean", 0.66, [[False, False, False], [True, False, True]]),
+        ("k2", "sequence_max", 0.25, [[False, False, False], [True, False, True]]),
+        ("k3", "token", 0.7, [[False, True, True], [True, False, True]]),
+        ("k3", "sequence_sum", 2.34, [[False, False, False], [True, False, True]]),  # 2.345, 0.216
+        ("k3", "sequence_sum", 2.35, [[True, True, True], [True, False, True]]),
+        ("k3", "sequence_mean", 0.11, [[False, False, False], [True, False, True]]),  # 0.782, 0.108
+        ("k3", "sequence_mean", 0.10, [[False, False, False], [False, False, False]]),
+        ("k3", "sequence_max", 1.61, [[False, False, False], [True, False, True]]),
+        ("k3", "sequence_max", 1.62, [[True, True, True], [True, False, True]]),
+    ],
+)
+def test_rejection_by_a_divergence_by_hand(statistic, level, limit, expected):
+    found = kept_by_divergence(LOGS, MASK, statistic=statistic, level=level, max_nats=limit)
+    assert found.tolist() == expected
+
+
+def test_the_gap_of_a_sequence_by_hand():
+    # exp|log r|: (4 + 4 + 1.5) / 3 = 3.167; (2 + 1.25) / 2 = 1.625
+    assert kept_by_gap(LOGS, MASK, max_gap=3.1).tolist() == [[False] * 3, [True, False, True]]
+    assert kept_by_gap(LOGS, MASK, max_gap=1.62).tolist() == [[False] * 3] * 2
+    assert kept_by_gap(LOGS, MASK, max_gap=3.2).tolist() == MASK.tolist()
+
+
+LEVELS = ("token", "sequence_sum", "sequence_mean", "sequence_max")
+WEIGHS = {
+    "tis": partial(truncated_weights, **BOUNDS),
+    "tis_sequence": partial(truncated_sequence_weights, **BOUNDS),
+    "icepop": partial(inside_weights, **BOUNDS),
+    "plain": plain_weights,
+    "unit": unit_weights,
+}
+KEEPS = {
+    **{f"k1 {level}": partial(kept_by_ratio, level=level, **BOUNDS) for level in LEVELS},
+    **{
+        f"{kind} {level}": partial(kept_by_divergence, statistic=kind, level=level, max_nats=0.3)
+        for kind in ("k2", "k3")
+        for level in LEVELS
+    },
+    "gap": partial(kept_by_gap, max_gap=1.5),
+}
+
+
+def moved(x):
+    """Rows the other way round, and columns of padding behind them."""
+    return torch.nn.functional.pad(x.flip(0), (0, 3))
+
+
+def test_padding_and_the_order_of_rows_change_nothing():
+    mask = holey_mask(5, 6, seed=0)
+    spread = torch.tensor([[0.02], [0.1], [0.4], [1.2], [3.0]])
+    logs = torch.where(mask, normal(5, 6, seed=1) * spread, 0)
+    for weigh in WEIGHS.values():
+        FLOAT32.check(weigh(moved(logs), moved(mask)).weights, moved(weigh(logs, mask).weights))
+        EXACT.check(weigh(moved(logs), moved(mask)).outside, moved(weigh(logs, mask).outside))
+    for name, keep in KEEPS.items():
+        kept = keep(logs, mask)
+        assert kept.any(), name
+        assert kept.sum() < mask.sum(), name
+        EXACT.check(keep(moved(logs), moved(mask)), moved(kept))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 99),
+    size=st.sampled_from([0.0, 1e-3, 1.0, 300.0, 1e30]),
+    garbage=st.sampled_from(GARBAGE),
+    empty=st.sampled_from([(), (0,), (0, 1, 2)]),
+    columns=st.sampled_from([1, 4]),
+)
+def test_no_ratio_and_no_mask_gives_nan_or_counts_what_does_not(seed, size, garbage, empty, columns):
+    mask = holey_mask(3, columns, seed=seed)
+    mask[list(empty)] = False
+    logprobs = poisoned(normal(3, columns, seed=seed) * size, mask, garbage)
+    logs = log_ratios(logprobs, poisoned(torch.zeros(3, columns), mask, -garbage), mask)
+    assert torch.isfinite(logs).all()
+    for weigh in WEIGHS.values():
+        found = weigh(logs, mask)
+        assert torch.isfinite(found.weights).all()
+        assert (found.weights >= 0).all()
+        assert not (found.weights.bool() | found.outside)[~mask].any()
+        if mask.any():
+            assert torch.isfinite(normalized(found.weights, mask)).all()
+    for keep in KEEPS.values():
+        assert not (keep(logs, mask) & ~mask).any()
