@@ -36,6 +36,7 @@ class SamplingParams:
     max_new_tokens: int
     top_p: float = 1.0
     top_k: int | None = None
+    min_p: float = 0.0
     stop_strings: tuple[str, ...] = ()
 
 

@@ -23,7 +23,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import MANIFEST, RunLayout
 from ppoctl.store.manifest import Manifest
-from ppoctl.wire.sources import COMPANIONS
+from ppoctl.wire.sources import COMPANIONS, CRITIC_COMPANIONS
 from recipe.conftest import SMALLEST
 
 Model = Callable[[str], Path]
@@ -145,6 +145,23 @@ def test_the_critic_of_a_run_is_a_classifier(ask: Ask, trained: RunLayout) -> No
     loaded, info = AutoModelForSequenceClassification.from_pretrained("out", output_loading_info=True)
     assert not any(info.values())
     assert loaded.config.num_labels == 1
+
+
+def test_the_critic_of_a_model_of_its_own_is_exported_as_that_model(ask: Ask, model: Model) -> None:
+    layout, own = RunLayout(Path("runs/small")), lab.model_folder("llama-small", Path("own"))
+    written = f'"{Path("base").resolve()}"\ncritic = "{own.resolve()}"'
+    layout.root.parent.mkdir()
+    sources = {COMPANIONS: "not this one's", CRITIC_COMPANIONS: companions_digest(own)}
+    recipe = SMALLEST.replace('"base"', written)
+    run_dir.create(layout, recipe_toml=recipe, resolved=PPO_STORIES, facts={"sources": sources})
+    critic = lab.critic(own)
+    save(layout, "critic", 2, lambda folder: lab.save(critic, folder))
+    said = ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--role", "critic")
+    assert said.code == 0
+    assert said.out.splitlines()[0].startswith("critic of `runs/small` at step 2: llama critic,")
+    assert AutoModelForSequenceClassification.from_pretrained("out").config.hidden_size == 24
+    (own / "config.json").write_text((own / "config.json").read_text() + " ")
+    assert ask("convert-ckpt", "runs/small", "again", "--to", "hf", "--role", "critic").code == 8
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])

@@ -1,5 +1,6 @@
 """A critic that starts from a reward model: its head at the first value, and what does not fit is refused by name."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import megatron_lab as lab
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from convert.conftest import edit_json
@@ -15,10 +17,11 @@ from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronCritic
-from ppoctl.errors import RecipeError
+from ppoctl.errors import EnvironmentProblemError, RecipeError
+from ppoctl.model.reading import read_shape
 from ppoctl.preflight.model import require_critic
 from ppoctl.recipe.load import load
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import CriticModelTable, Recipe
 from recipe.conftest import SMALLEST
 
 Model = Callable[[str], Path]
@@ -41,9 +44,13 @@ def recipe(base: Path, critic: Path | str, folder: Path) -> Recipe:
     return load([folder / "r.toml"], environ={}).recipe
 
 
-def values(made_from: Recipe) -> torch.Tensor:
+def opened(made_from: Recipe) -> MegatronCritic:
     settings = trainer_settings(made_from, "critic")
-    critic = MegatronCritic(settings, ThisProcess(MegatronRank(settings)))
+    return MegatronCritic(settings, ThisProcess(MegatronRank(settings)))
+
+
+def values(made_from: Recipe) -> torch.Tensor:
+    critic = opened(made_from)
     critic.start()
     return critic.values(lab.make_rollouts())
 
@@ -69,18 +76,92 @@ def test_only_the_critic_starts_there(model: Model, reward: Path, tmp_path: Path
 
 
 def test_paths_start_at_the_recipe_and_hub_ids_stay(model: Model, reward: Path, tmp_path: Path) -> None:
-    assert recipe(model("qwen2"), "reward", tmp_path).model.critic == str(reward)
-    assert recipe(model("qwen2"), "org/reward", tmp_path).model.critic == "org/reward"
+    for written, path in (("reward", str(reward)), ("org/reward", "org/reward")):
+        made = recipe(model("qwen2"), written, tmp_path)
+        assert made.model.critic == CriticModelTable(path=path)
+        table = [f"model.critic={{path='{written}', dtype='bfloat16'}}"]
+        assert load([tmp_path / "r.toml"], table, {}).recipe.model.critic == CriticModelTable(
+            path=str(Path(written).absolute()) if written == "reward" else path, dtype="bfloat16"
+        )
 
 
-def test_another_architecture_is_refused_by_name(model: Model, reward: Path, tmp_path: Path) -> None:
-    require_critic(str(reward), str(model("qwen2")))
+def test_a_critic_of_another_family_and_size_learns_beside_the_actor(model: Model, tmp_path: Path) -> None:
+    """Its head begins at zero; one step moves its values, and it is saved and exported as what it is."""
+    base, other = model("qwen2"), lab.model_folder("llama-small", tmp_path / "small")
+    assert require_critic(str(other), str(base)) == [
+        f"`model.critic.path` is `{other}`, which has no value head: it starts at zero"
+    ]
+    critic, rollouts = opened(recipe(base, other, tmp_path)), lab.make_rollouts()
+    critic.start()
+    assert not critic.values(rollouts).any()
+    critic.update(rollouts, [lab.minibatch(rollouts)], lab.value_objective(rollouts))
+    values = critic.values(rollouts)
+    assert values.abs().max() > 0
+    for folder in (tmp_path / "state", tmp_path / "exported"):
+        folder.mkdir()
+    lab.save(critic, tmp_path / "state")
+    critic.export(tmp_path / "exported")
+    for folder in (tmp_path / "state", tmp_path / "exported"):
+        assert read_shape(folder) == read_shape(other)
+        assert require_critic(str(folder), str(base)) == []
+        again = opened(recipe(base, folder, tmp_path))
+        again.start()
+        assert torch.equal(again.values(rollouts), values)
+
+
+def test_a_saved_critic_is_a_start_with_a_fresh_optimizer(model: Model, tmp_path: Path) -> None:
+    """Two steps after a start from the state are those of a model with its weights, and not a continued run's."""
+    base, rollouts = model("qwen2"), lab.make_rollouts()
+    step = [lab.minibatch(rollouts)]
+    first = lab.critic(base)
+    first.update(rollouts, step, lab.value_objective(rollouts))
+    for folder in (tmp_path / "state", tmp_path / "weights"):
+        folder.mkdir()
+    lab.save(first, tmp_path / "state")
+    first.export(tmp_path / "weights")
+    found = {}
+    for name in ("state", "weights"):
+        critic = opened(recipe(base, tmp_path / name, tmp_path))
+        critic.start()
+        critic.update(rollouts, step, lab.value_objective(rollouts))
+        found[name] = critic.values(rollouts)
+    first.update(rollouts, step, lab.value_objective(rollouts))
+    assert torch.equal(found["state"], found["weights"])
+    assert not torch.equal(found["state"], first.values(rollouts))
+
+
+def test_a_critic_reads_every_token_as_the_actor_does(model: Model, reward: Path, tmp_path: Path) -> None:
+    base = shutil.copytree(model("qwen2"), tmp_path / "base")
     other = shutil.copytree(reward, tmp_path / "other")
-    edit_json(other / "config.json", num_key_value_heads=3)
-    with pytest.raises(RecipeError, match=r"`model\.critic` is `.*`, whose `num_kv_heads` is `3`; .* is `2`"):
-        require_critic(str(other), str(model("qwen2")))
+    for folder, ids in ((base, {"a": 0, "b": 1}), (other, {"a": 0, "b": 1, "more": 2})):
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}}), "utf-8")
+    assert require_critic(str(other), str(base)) == []
+    added = {"model": {"vocab": [["a", 0.0], ["c", 0.0]]}, "added_tokens": [{"id": 7, "content": "b"}]}
+    (other / "tokenizer.json").write_text(json.dumps(added), "utf-8")
+    with pytest.raises(
+        RecipeError, match=r"`model\.critic\.path` is `.*`, in whose tokenizer `b` is `7`; .* it is `1`"
+    ):
+        require_critic(str(other), str(base))
+    edit_json(other / "config.json", vocab_size=100)
+    with pytest.raises(RecipeError, match=r"whose `vocab_size` is `100`; that of `model\.path` is `101`"):
+        require_critic(str(other), str(base))
 
 
-def test_a_model_without_a_value_head_is_no_start_of_a_critic(model: Model) -> None:
-    with pytest.raises(RecipeError, match=r"which has no value head \(`score\.weight`\)"):
-        require_critic(str(model("qwen2")), str(model("qwen2")))
+def test_a_megatron_folder_says_whose_model_it_is(model: Model, tmp_path: Path) -> None:
+    base, actor = model("qwen2"), tmp_path / "actor"
+    run(base, "megatron", actor, verify=False)
+    with pytest.raises(RecipeError, match="an actor's weights in Megatron's format") as caught:
+        require_critic(str(actor), str(base))
+    assert f"ppoctl convert-ckpt {actor} CRITIC --to hf" in str(caught.value.hint)
+    (actor / "config.json").unlink()
+    with pytest.raises(RecipeError, match=r"it has no config\.json"):
+        require_critic(str(actor), str(base))
+
+
+def test_a_reward_model_that_lost_its_head_is_refused(model: Model, reward: Path) -> None:
+    weights = load_file(reward / "model.safetensors")
+    save_file(
+        {name: tensor for name, tensor in weights.items() if name != "score.weight"}, reward / "model.safetensors"
+    )
+    with pytest.raises(EnvironmentProblemError, match=r"tensor `score\.weight` missing"):
+        require_critic(str(reward), str(model("qwen2")))

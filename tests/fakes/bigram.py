@@ -33,6 +33,23 @@ def initial_table(role: str) -> Tensor:
     return torch.randn(VOCABULARY, VOCABULARY, generator=generator) * 0.5
 
 
+def filtered_logs(logits: Tensor, drawn: Tensor | None, asked: Asked) -> Tensor:
+    """Log-probs of what filters leave, with ids that were drawn. [n V]"""
+    x = logits / max(asked.temperature, 1e-6)
+    if not asked.is_filtered:
+        return torch.log_softmax(x, -1)
+    found = x.detach().softmax(-1)
+    likely, order = found.sort(dim=-1, descending=True, stable=True)
+    likely = likely.where(likely >= asked.min_p * likely[:, :1], 0.0)
+    likely[:, asked.top_k or VOCABULARY :] = 0.0
+    before = likely.cumsum(-1) - likely
+    stays = (before < asked.top_p * likely.sum(-1, keepdim=True)) & (likely > 0)
+    kept = torch.zeros_like(stays).scatter(1, order, stays)
+    if drawn is not None:
+        kept |= found >= found.gather(1, drawn[:, None])
+    return torch.log_softmax(x.masked_fill(~kept, -1e9), -1)
+
+
 class BigramSaving:
     """Writes half a file, then the other half, each after it has been looked at so many times; the rest when it is
     waited for. So a drill knows exactly what is on disk at each moment of an asynchronous save."""
@@ -178,7 +195,7 @@ class BigramTrainer:
         before = packed.tokens[packed.read_at]
         if self.role == "critic":
             return Said(packed.to_grid(table[before]))
-        logs = torch.log_softmax(table[before] / asked.temperature, -1)
+        logs = filtered_logs(table[before], packed.targets, asked)
         chosen = logs.gather(1, packed.targets[:, None])[:, 0]
         entropy = packed.to_grid(-(logs.exp() * logs).sum(-1)) if asked.entropy else None
         return Said(packed.to_grid(chosen), entropy)

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from fakes.bigram import END, VOCABULARY, BigramTrainer, Tell, tell_nobody
+from fakes.bigram import END, VOCABULARY, BigramTrainer, Tell, filtered_logs, tell_nobody
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import State
 from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.ports import Actor, Sample, SampleRequest, SamplingParams
+from ppoctl.ports import Actor, Asked, Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kReward
 from ppoctl.wire.sockets import Sockets
@@ -68,7 +68,8 @@ class BigramGenerator:
         generator = torch.Generator().manual_seed(request.seed)
         tokens, logprobs, text, stopped = [request.prompt_tokens[-1]], [], "", False
         for _ in range(params.max_new_tokens):
-            logs = torch.log_softmax(self.table[tokens[-1]] / max(params.temperature, 1e-6), -1)
+            asked = Asked(params.temperature, params.top_p, params.top_k, params.min_p)
+            [logs] = filtered_logs(self.table[tokens[-1]][None], None, asked)
             token = int(torch.multinomial(logs.exp(), 1, generator=generator))
             tokens.append(token)
             logprobs.append(float(logs[token]))
@@ -142,7 +143,7 @@ def fake_sockets(
         generator=lambda actor_at, say, logs: BigramGenerator(actor_at),
         scorer=EvenScorer(other_reading=_other_reading(recipe)),
         questions=CountingQuestions(recipe.rollout.prompts_per_step),
-        source_digest="bigram",
+        source_digests={"actor": "bigram", "critic": "bigram"},
     )
 
 

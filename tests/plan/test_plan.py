@@ -3,12 +3,16 @@
 import json
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ppoctl.plan.arithmetic import plan
 from ppoctl.recipe.load import load
 from ppoctl.recipe.sizes import planned_updates
+from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.manifest import Manifest
+from ppoctl.store.saved_by import SavedBy
 from recipe.conftest import Write
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart"
@@ -111,6 +115,47 @@ def test_a_dataset_that_is_not_there_is_unknown_and_no_error(smallest: Path) -> 
 def test_the_actor_rests_in_critic_only_steps(smallest: Path) -> None:
     recipe = load([smallest], ["ppo.critic_only_steps=3"], {}).recipe
     assert (planned_updates(recipe, "actor"), planned_updates(recipe, "critic")) == (14, 20)
+
+
+def small_critic(folder: Path) -> Path:
+    """One layer of half the width, and the head of a critic: 576 x 64 numbers of the embedding, the layer's own."""
+    model = json.loads((QUICKSTART / "model/config.json").read_text("utf-8"))
+    changed = {"hidden_size": 64, "num_hidden_layers": 1, "architectures": ["Qwen2ForSequenceClassification"]}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({**model, **changed, "layer_types": None}), "utf-8")
+    return folder
+
+
+def test_a_critic_of_another_model_has_its_own_bytes(smallest: Path, tmp_path: Path) -> None:
+    small = small_critic(tmp_path / "small")
+    sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32"]
+    alike = plan(load([smallest], sets, {}).recipe)
+    own = plan(load([smallest], [*sets, f"model.critic={{path='{small}', dtype='bfloat16'}}"], {}).recipe)
+    assert alike.critic_start is None
+    assert own.critic_start is not None
+    # Attention 64 x 64 twice, 64 x 32 twice, biases 64 + 2 x 32; MLP 3 x 64 x 384; two norms, a last one; the head.
+    numbers = 576 * 64 + 2 * 64 * 64 + 2 * 64 * 32 + 128 + 3 * 64 * 384 + 3 * 64 + 64
+    assert (own.critic_start.parameters, own.critic_start.dtype) == (numbers, "bfloat16")
+    assert own.storage.state_bytes["critic"] == numbers * (2 + 4 + 8)  # bfloat16, main weights, two moments
+    assert own.storage.state_bytes["actor"] == alike.storage.state_bytes["actor"]
+    assert own.memory is not None
+    assert alike.memory is not None
+    assert own.memory.roles["critic"].largest.weights == numbers * 2
+    assert own.memory.roles["actor"] == alike.memory.roles["actor"]
+    assert own.memory.generator == alike.memory.generator
+    gone = plan(load([smallest], [*sets, "model.critic=org/gone"], {}).recipe)
+    assert (gone.memory, gone.storage.states_bytes) == (None, None)
+
+
+def test_a_critic_from_a_saved_state_says_whose_it_was(smallest: Path, tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path / "runs/first")
+    folder = small_critic(layout.state("critic", 12))
+    rest: dict[str, Any] = {"inputs": (), "fingerprint": "", "files": {}, "seconds": 0.0, "committed_at": 0.0}
+    state = Manifest(stage="state/critic", step=12, identity="abc", attempt=1, **rest)
+    (folder / MANIFEST).write_text(state.to_text(), "ascii")
+    start = plan(load([smallest], [f"model.critic={folder}"], {}).recipe).critic_start
+    assert start is not None
+    assert start.saved_by == SavedBy(str(layout.root), "critic", 12, "abc")
 
 
 def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None:

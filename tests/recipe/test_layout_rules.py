@@ -236,6 +236,31 @@ def test_a_layout_that_fits_is_taken(table: str) -> None:
     assert load([QUICKSTART], [f"actor.parallel={table}"]).recipe.actor.parallel is not None
 
 
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("actor.parallel={tensor=2}", "2 tensor ranks do not divide the model's 3 attention heads"),
+        ("critic.parallel={tensor=2}", "2 tensor ranks do not divide the model's 3 attention heads"),
+        ("critic.parallel={pipeline=4}", "the model's 6 layers do not divide over 4 pipeline ranks"),
+    ],
+)
+def test_a_critic_of_another_model_is_laid_out_by_its_own_heads_and_layers(
+    tmp_path: Path, table: str, says: str
+) -> None:
+    """Also where it follows the actor, whose model has 4 heads and layers."""
+    base = json.loads((QUICKSTART.with_suffix("") / "model/config.json").read_text("utf-8"))
+    own = {**base, "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 96, "num_hidden_layers": 6}
+    own.pop("layer_types")
+    (tmp_path / "config.json").write_text(json.dumps(own), "utf-8")
+    with pytest.raises(RecipeError) as caught:
+        load([QUICKSTART], [f"model.critic={tmp_path}", table])
+    [line] = caught.value.message.splitlines()
+    assert says in line
+    assert f'`model.critic.path` = `"{tmp_path}"`' in line
+    fits = [f"model.critic={tmp_path}", "actor.parallel={tensor=2}", "critic.parallel={pipeline=3}"]
+    assert load([QUICKSTART], fits).recipe.critic.parallel == ParallelTable(pipeline=3)
+
+
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
 def test_engines_are_free(placement: str) -> None:
     written = ["generator.engines=3", "generator.tensor=2", f"cluster={{placement='{placement}'}}"]

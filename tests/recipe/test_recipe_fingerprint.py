@@ -1,5 +1,6 @@
 """Fingerprints see what changes results, below the paths a stage reads, and nothing else."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ def test_how_a_value_is_written_does_not_count(smallest: Path) -> None:
 
 def test_a_path_may_name_an_evaluation_set_or_an_absent_alternative(smallest: Path) -> None:
     assert of(smallest, paths=("data.eval.any.path", "ppo.kl.coef")) == of(smallest, paths=())
+
+
+def test_the_critics_model_counts_as_it_did_when_it_was_a_path(smallest: Path) -> None:
+    """A run in progress is resumed by it."""
+    written = '{"model.critic":"org/judge","model.path":"org/base"}'
+    sets = ("model.path=org/base", "model.critic=org/judge")
+    assert of(smallest, *sets, paths=("model",)) == hashlib.sha256(written.encode()).hexdigest()
+    assert of(smallest, *sets, "model.critic.dtype=float32", paths=("model",)) != of(
+        smallest, *sets, paths=("model",)
+    )
 
 
 @pytest.mark.parametrize("path", ["rolout", "rollout.temprature", "seed.x", ""])

@@ -29,6 +29,7 @@ RECIPES: list[list[str]] = [
     *([f"ppo.policy_loss.kind={kind}"] for kind in ("gspo", "cispo", "reinforce")),
     ["tracking.kind=none"],
     ["tracking.uri=x"],
+    ["model.critic=org/judge"],
     [f"data.train={COLUMNS}", f"data.eval.c={COLUMNS}", "reward.scale={from=[0, 1], to=[0, 2]}"],
     ["data.eval.e={format='gsm8k', path='x.jsonl'}", 'expect."eval/e/pass_at_1".min=0'],
     ['expect."reward/score_mean".max=1'],

@@ -10,6 +10,7 @@ from ppoctl.recipe.schema import (
     BySequences,
     ByTokens,
     ClippedLoss,
+    CriticModelTable,
     GaeAdvantages,
     GspoLoss,
     HealthRule,
@@ -215,6 +216,20 @@ def test_a_model_is_a_hub_id_unless_its_first_part_is_a_folder_here(write: Write
     assert load([file], environ={}).recipe.model.path == "org/model-7B"
     (tmp_path / "org").mkdir()
     assert load([file], environ={}).recipe.model.path == str(tmp_path / "org/model-7B")
+
+
+def test_the_critics_model_may_be_written_as_its_path_alone(write: Write, tmp_path: Path) -> None:
+    base = write(SMALLEST.replace('path = "base"', 'path = "base"\ncritic = "judge"'))
+    (tmp_path / "judge").mkdir()
+    loaded = load([base], ["model.critic.dtype=float32"], {})
+    assert loaded.recipe.model.critic == CriticModelTable(path=str(tmp_path / "judge"), dtype="float32")
+    line = base.read_text("utf-8").splitlines().index('critic = "judge"') + 1
+    assert loaded.origins["model.critic.path"] == f"{base}:{line}"
+    assert load([base], ["model.critic=org/other"], {}).origins["model.critic.path"] == "--set"
+    resolved = load([base], [], {}).resolved()
+    assert resolved["model"]["critic"] == {"path": str(tmp_path / "judge"), "dtype": None}
+    resolved["model"]["critic"] = str(tmp_path / "judge")  # what runs of before have
+    assert from_resolved(resolved) == load([base], [], {}).recipe
 
 
 def test_the_resolved_recipe_reads_back_equal(write: Write) -> None:

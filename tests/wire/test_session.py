@@ -78,7 +78,7 @@ def test_sources_that_changed_are_named(made: RunLayout) -> None:
 
 def test_another_model_is_another_run(made: RunLayout) -> None:
     assert change(made, fake_recipe()) is None
-    with pytest.raises(RecipeError, match=r"`other` \(float32\) and the run was made from `bigram`"):
+    with pytest.raises(RecipeError, match=r"`model.path` is `\"other\"` and the run was made from `\"bigram\"`"):
         change(made, fake_recipe(model={"path": "other", "dtype": "float32"}))
 
 

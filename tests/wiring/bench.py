@@ -61,6 +61,9 @@ BASE: dict[str, Any] = {
         "max_prompt_tokens": 4,
         "max_new_tokens": 6,
         "temperature": 1.25,
+        "top_p": 1.0,
+        "top_k": None,
+        "min_p": 0.0,
         "stop_strings": ["7 3"],
     },
     "reward": {"kind": "exact_match", "scale": {"from": [-0.3, 0.8], "to": [-1.0, 2.0]}, "max_error_frac": 0.3},
@@ -270,7 +273,9 @@ def open_bench(
         made.append(LoggedGenerator(actor_at))
         return made[0]
 
-    sockets = Sockets(actor, critic, generator, scorer, questions, source_digest="bench")
+    sockets = Sockets(
+        actor, critic, generator, scorer, questions, source_digests={"actor": "bench", "critic": "bench"}
+    )
     job = open_run(folder / "run", recipe, witness or Witness(), sockets=sockets).job
     return Bench(job, scorer, made[0], actor, critic, questions)
 

@@ -18,6 +18,7 @@ import torch
 from wiring import book_losses
 
 Array = np.ndarray
+UNFILTERED = {"top_p": 1.0, "top_k": None, "min_p": 0.0}
 Tables = Mapping[str, Any]
 
 
@@ -69,9 +70,9 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     valid = np.array([score is not None for score in drawn.scores])
     shaped = np.array([0.0 if s is None else scaled(s, tables["reward"]["scale"]) for s in drawn.scores])
     mask = drawn.mask & valid[:, None]
-    temperature = tables["rollout"]["temperature"]
-    actor, entropy = said(drawn.actor, drawn, temperature)
-    reference, _ = said(drawn.reference, drawn, temperature)
+    sampling = tables["rollout"]
+    actor, entropy = said(drawn.actor, drawn, sampling)
+    reference, _ = said(drawn.reference, drawn, {**sampling, **UNFILTERED})
     values = np.where(drawn.mask, drawn.critic[drawn.before], 0.0)
     kl = tables["ppo"]["kl"]
     has_kl = kl["place"] != "none"
@@ -127,12 +128,29 @@ def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
     return to_low + (min(max(score, low), high) - low) * (to_high - to_low) / (high - low)
 
 
-def said(table: Array, drawn: Drawn, temperature: float) -> tuple[Array, Array]:
+def said(table: Array, drawn: Drawn, sampling: Tables) -> tuple[Array, Array]:
     """Log-prob of each response token, and entropy of what it was drawn from; 0 where there is none."""
-    logs = log_softmax(table / temperature)
-    chosen = np.where(drawn.present, logs[drawn.before, drawn.tokens], 0.0)
-    entropies = -(np.exp(logs) * logs).sum(1)
-    return chosen, np.where(drawn.present, entropies[drawn.before], 0.0)
+    chosen, entropies = np.zeros(drawn.present.shape), np.zeros(drawn.present.shape)
+    for place in zip(*np.nonzero(drawn.present), strict=True):
+        logs = drawn_from(table[drawn.before[place]], drawn.tokens[place], sampling)
+        chosen[place], entropies[place] = logs[drawn.tokens[place]], -(np.exp(logs) * logs).sum()
+    return chosen, entropies
+
+
+def drawn_from(logits: Array, token: int, sampling: Tables) -> Array:
+    """Log-probs of all ids, as far as the sampler's filters leave them; others have a chance of 0, and no log-prob to
+    speak of. The token was drawn, so it and all that are likelier were left."""
+    chances = np.exp(log_softmax(logits[None] / sampling["temperature"])[0])
+    left = {id_ for id_ in range(len(chances)) if chances[id_] >= sampling["min_p"] * chances.max()}
+    ordered = sorted(left, key=lambda id_: -chances[id_])[: sampling["top_k"] or None]
+    of_all, nucleus, mass = sum(chances[id_] for id_ in ordered), [], 0.0
+    for id_ in ordered:  # Holtzman et al. 2020: the smallest set whose mass is at least p
+        nucleus.append(id_)
+        mass += chances[id_]
+        if mass >= sampling["top_p"] * of_all:
+            break
+    kept = np.isin(np.arange(len(chances)), nucleus) | (chances >= chances[token])
+    return log_softmax(np.where(kept, logits / sampling["temperature"], -1e9)[None])[0]
 
 
 def log_softmax(logits: Array) -> Array:
@@ -318,13 +336,13 @@ def actor_update(
 ) -> dict[str, Any]:
     """A loss of `book_losses`, entropy bonus, KL to the reference, and VAPO's NLL of good responses. Advantages are
     given without and with their weights."""
-    ppo, temperature = tables["ppo"], tables["rollout"]["temperature"]
+    ppo, sampling = tables["ppo"], tables["rollout"]
+    temperature = sampling["temperature"]
     keys, penalty, (plain_advantages, gains) = ppo["policy_loss"], ppo["kl"], advantages
     learned = Learned(drawn.actor.copy(), np.zeros((2, *drawn.actor.shape)))
     for rows, lr in minibatches(tables, drawn, mask, role="actor"):
-        logs = log_softmax(learned.table / temperature)
         loss, gradient = 0.0, np.zeros_like(learned.table)
-        now = logs[drawn.before, drawn.tokens]
+        now, _ = said(learned.table, drawn, sampling)
         was = now.copy() if ppo["old_logprobs"] == "current" else old
         surrogates, slopes, ratios = np.zeros((3, *mask.shape))
         for row in (row for row in rows if mask[row].any()):
@@ -335,20 +353,21 @@ def actor_update(
         good_tokens = mask[rows].sum(1) @ is_good[rows]
         for row, column in places:
             state, token = drawn.before[row, column], drawn.tokens[row, column]
-            share, chances = shares[row], np.exp(logs[state])
-            log_prob = logs[state, token]
+            logs = drawn_from(learned.table[state], token, sampling)
+            share, chances = shares[row], np.exp(logs)
+            log_prob = logs[token]
             surrogate, slope = surrogates[row, column], slopes[row, column]
             if penalty["place"] == "loss":
                 away, steep = pull(log_prob, reference[row, column], was[row, column], penalty)
                 surrogate, slope = surrogate + penalty["coef"] * away, slope + penalty["coef"] * steep
-            entropy = -(chances * logs[state]).sum()
+            entropy = -(chances * logs).sum()
             loss += share * (surrogate - keys["entropy_coef"] * entropy)
             nll = keys["positive_nll_coef"] / good_tokens if is_good[row] else 0.0
             loss -= nll * log_prob
             one_hot = np.eye(len(chances))[token]
             gradient[state] += (share * slope - nll) * (one_hot - chances) / temperature
             # d entropy / d logit k = -p_k (log p_k + entropy)
-            gradient[state] += share * keys["entropy_coef"] * chances * (logs[state] + entropy) / temperature
+            gradient[state] += share * keys["entropy_coef"] * chances * (logs + entropy) / temperature
         counted = mask & np.isin(np.arange(len(mask)), rows)[:, None]
         learned.note(**book_losses.clip_figures(keys, ratios[counted], plain_advantages[counted]))
         learned.note(**moved(ratios[counted], (now - was)[counted]))

@@ -24,9 +24,19 @@ from wiring.cases import each_key
             {"actor": ("bigram", torch.bfloat16), "critic": ("bigram", torch.bfloat16)},
         ),
         (
-            "model.critic",
-            {"model.critic": "judge"},
+            "model.critic.path",
+            {"model.critic": {"path": "judge"}},
             {"actor": ("bigram", torch.float32), "critic": ("judge", torch.float32)},
+        ),
+        (
+            "model.critic.path",
+            {"model.critic": "judge"},  # as runs of before have it
+            {"actor": ("bigram", torch.float32), "critic": ("judge", torch.float32)},
+        ),
+        (
+            "model.critic.dtype",
+            {"model.critic": {"path": "bigram", "dtype": "bfloat16"}},
+            {"actor": ("bigram", torch.float32), "critic": ("bigram", torch.bfloat16)},
         ),
     ],
 )

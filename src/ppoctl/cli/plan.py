@@ -10,7 +10,7 @@ from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Runs, Sets
 from ppoctl.cli.plan_memory import print_memory
 
 if TYPE_CHECKING:
-    from ppoctl.plan.arithmetic import DataPlan, Plan, RolePlan
+    from ppoctl.plan.arithmetic import CriticStart, DataPlan, Plan, RolePlan
     from ppoctl.recipe.schema import Recipe
 
 Row = tuple[str, str]
@@ -62,6 +62,8 @@ def _print(recipe: "Recipe", planned: "Plan") -> None:
     render.heading(f"{planned.name}: {planned.batch.steps} PPO steps")
     _section("one step", _batch_rows(planned))
     _section("processes", _process_rows(recipe, planned))
+    if planned.critic_start is not None:
+        _section("critic starts from", _critic_rows(planned.critic_start))
     _section("updates", _role_rows(planned), ("", "", "actor", "critic"))
     _section("data", _data_rows(planned))
     _section("disk", _storage_rows(planned))
@@ -114,6 +116,13 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[Row]:
     if address is None and on_gpus and count > GPUS_PER_NODE:
         ray += "; several nodes: `--on slurm`, or `cluster.ray_address`"
     yield "Ray", ray
+
+
+def _critic_rows(start: "CriticStart") -> Iterator[Row]:
+    size = "not here" if start.parameters is None else f"{start.family}, {start.parameters:,} parameters"
+    yield "model", f"{start.path} ({size}, {start.dtype})"
+    if (came := start.saved_by) is not None:
+        yield "saved by", f"{came.run} at step {came.step}, lineage {came.lineage[:12]}; its optimizer stays there"
 
 
 def _role_rows(planned: "Plan") -> Iterator[tuple[str, str, str]]:

@@ -13,7 +13,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire.run_recipe import recipe_of
-from ppoctl.wire.sources import require_same_companions, run_of
+from ppoctl.wire.sources import run_of, same_companions
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role |
     kept: Role = "critic" if manifest.stage == "state/critic" else "actor"
     _require_role(kept, role, folder)
     manifests.verify(folder, manifest)
-    base = model_folder(like) if like is not None else _base(layout)
+    base = model_folder(like) if like is not None else _base(layout, kept)
     health = "a health rule stopped the run at this state: its last step was not healthy"
     notes = () if manifest.extra.get("healthy", True) else (health,)
     return FoundCheckpoint(
@@ -89,15 +89,13 @@ def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role |
     )
 
 
-def _base(layout: RunLayout) -> Path:
+def _base(layout: RunLayout, role: Role) -> Path:
     if not layout.recipe_toml.is_file():
         raise RecipeError(
             f"the state is in no run directory: `{layout.recipe_toml}` does not exist",
             hint="name a folder of the same model, for config and tokenizer: --like FOLDER",
         )
-    folder = model_folder(recipe_of(layout).model.path)
-    require_same_companions(layout, folder, otherwise=", or name a folder that has it: --like FOLDER")
-    return folder
+    return same_companions(layout, recipe_of(layout), role, otherwise=", or name a folder that has it: --like FOLDER")
 
 
 def _torch_dist(folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:

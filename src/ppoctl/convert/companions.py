@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # a login node asks for the digest
 
     from ppoctl.convert.tensors import Role
 
+CONFIG = "config.json"
 _COPIED = (
     "generation_config.json",
     "tokenizer*",
@@ -27,7 +28,7 @@ _COPIED = (
 
 def companions_digest(folder: Path) -> str:
     """Digest of the names and contents of all files beside a model's weights."""
-    files = [path for path in (folder / "config.json", *_copied(folder)) if path.is_file()]
+    files = [path for path in (folder / CONFIG, *_copied(folder)) if path.is_file()]
     listing = (f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()
 
@@ -42,15 +43,20 @@ class Companions:
 
     def write(self, folder: Path) -> None:
         """Write the files beside the weights. Raises OSError."""
-        text = json.dumps(self.config(), indent=2, sort_keys=True) + "\n"
-        (folder / "config.json").write_text(text, "utf-8")
+        self.write_config(folder)
         for path in _copied(self.source):
             shutil.copyfile(path, folder / path.name)
+
+    def write_config(self, folder: Path) -> Path:
+        """Write config.json beside the weights; returns its path. Raises OSError."""
+        file = folder / CONFIG
+        file.write_text(json.dumps(self.config(), indent=2, sort_keys=True) + "\n", "utf-8")
+        return file
 
     def config(self) -> dict[str, Any]:
         """config.json, naming the class that has these weights: a critic is the family's
         ...ForSequenceClassification with one label."""
-        config: dict[str, Any] = json.loads((self.source / "config.json").read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads((self.source / CONFIG).read_text(encoding="utf-8"))
         for stale in ("torch_dtype", "auto_map", "num_labels", "id2label", "label2id"):
             config.pop(stale, None)
         config["dtype"] = str(self.dtype).removeprefix("torch.")

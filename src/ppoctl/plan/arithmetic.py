@@ -4,19 +4,22 @@ Bytes are estimates from the model's config.json and say so; everything else is 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ppoctl.model.reading import shape_if_here
+from ppoctl.model.cost import count_parameters
+from ppoctl.model.folder import local_folder
 from ppoctl.plan.disk import StoragePlan, storage_of
-from ppoctl.plan.memory.estimate import Memory, estimate, with_totals
+from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.microbatches import microbatches
 from ppoctl.plan.schedule import learning_rate_of
 from ppoctl.recipe import sizes
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
+from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe, Rows, TrainedTable
+from ppoctl.store.saved_by import SavedBy, saved_by
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,19 @@ class RolePlan:
 
 
 @dataclass(frozen=True)
+class CriticStart:
+    """The model of its own that the critic starts from."""
+
+    path: str
+    dtype: str
+    family: str | None
+    """Family of the model; None: it is not on this machine."""
+    parameters: int | None
+    saved_by: SavedBy | None
+    """The run that saved it as a state; None: it is no saved state."""
+
+
+@dataclass(frozen=True)
 class DataPlan:
     """Size and use of one dataset. Rows are None where counting them needs more than reading lines."""
 
@@ -90,6 +106,8 @@ class Plan:
     batch: BatchPlan
     actor: RolePlan
     critic: RolePlan
+    critic_start: CriticStart | None
+    """Start of a critic with a model of its own; None: it starts from the actor's, its head at zero."""
     processes: Mapping[str, int]
     """Processes of each role; the generator's are those of all engines together."""
     is_one_process: bool
@@ -112,12 +130,12 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
     """The plan of a recipe that keeps the rules, for GPUs of `gpu_gib` GiB or for this machine's CPU."""
     rows, drawn = count_rows(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
     eval_sets = {name: DataPlan(table.path, count_rows(table)) for name, table in recipe.data.eval.items()}
-    shape = shape_if_here(recipe.model.path)
     return Plan(
         name=recipe.name,
         batch=_batch(recipe),
         actor=_role(recipe, "actor", recipe.actor),
         critic=_role(recipe, "critic", recipe.critic),
+        critic_start=_critic_start(recipe),
         processes=processes(recipe),
         is_one_process=is_one_process(recipe),
         devices=devices(recipe),
@@ -125,8 +143,21 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
         storage=storage_of(recipe),
-        memory=None if shape is None else estimate(recipe, shape, gpu_gib),
+        memory=estimate_here(recipe, gpu_gib),
     )
+
+
+def _critic_start(recipe: Recipe) -> CriticStart | None:
+    if recipe.model.critic is None:
+        return None
+    model = model_of(recipe, "critic")
+    folder, shape = local_folder(model.path), model.shape
+    came = None if folder is None else saved_by(folder)
+    if shape is None:
+        return CriticStart(model.path, model.dtype, None, None, came)
+    # As of a model whose output layer is its embedding, with a row of values.
+    parameters = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
+    return CriticStart(model.path, model.dtype, shape.family, parameters, came)
 
 
 def count_rows(table: Rows) -> int | None:

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from ppoctl.model.cost import count_parameters
-from ppoctl.model.reading import shape_if_here
 from ppoctl.plan.memory.driver import batch_of, records_of
-from ppoctl.plan.memory.estimate import weight_bytes
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.parallel import layouts
+from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
 
 
@@ -35,15 +34,19 @@ def storage_of(recipe: Recipe) -> StoragePlan:
     every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
     saves, records = ceil(recipe.steps / every), sum(records_of(batch_of(recipe)).values())
     found = StoragePlan(saves, keep, records, records * min(recipe.steps, keep * every))
-    shape = shape_if_here(recipe.model.path)
-    if shape is None:
+    models = {role: model_of(recipe, role) for role in layouts(recipe)}
+    shapes = {role: shape for role, model in models.items() if (shape := model.shape) is not None}
+    if shapes.keys() != models.keys():
         return found
-    weight = weight_bytes(recipe)
-    states = {role: state_bytes(shape, role, layout, weight) for role, layout in layouts(recipe).items()}
-    best = count_parameters(shape) * weight if recipe.checkpoint.best else 0
+    states = {
+        role: state_bytes(shapes[role], role, layout, models[role].weight_bytes)
+        for role, layout in layouts(recipe).items()
+    }
+    parameters = count_parameters(shapes["actor"])
+    best = parameters * models["actor"].weight_bytes if recipe.checkpoint.best else 0
     return replace(
         found,
-        parameters=count_parameters(shape),
+        parameters=parameters,
         state_bytes=states,
         states_bytes=(min(saves, keep) + 1) * sum(states.values()) + best,
     )

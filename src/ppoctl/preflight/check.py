@@ -52,13 +52,14 @@ def check(
     """
     found = Findings()
     model = getattr(recipe, "model", None)
-    path, critic = getattr(model, "path", None), getattr(model, "critic", None)
+    path, critic = getattr(model, "path", None), getattr(getattr(model, "critic", None), "path", None)
     if isinstance(path, str) and not path.startswith("$"):
         for error in model_faults(path, device or device_of_the_build()):
             found.problems.append(_problem(error, place(("model", "path"))))
         if isinstance(critic, str) and not critic.startswith("$"):
-            _try(found, place(("model", "critic")), lambda: require_critic(critic, path))
-        found.problems += _window_problems(recipe, path, place)
+            _try(found, place(("model", "critic")), lambda: found.notes.extend(require_critic(critic, path)))
+            found.problems += _window_problems(recipe, critic, "critic", place)
+        found.problems += _window_problems(recipe, path, "model", place)
     template = _template(path, found, place)
     if rows:
         uri = getattr(getattr(recipe, "tracking", None), "uri", None)
@@ -116,7 +117,7 @@ def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, Gsm8kRows | ColumnRows]
             yield key, table
 
 
-def _window_problems(recipe: Recipe, path: str, place: OriginOf) -> Iterator[Problem]:
+def _window_problems(recipe: Recipe, path: str, whose: str, place: OriginOf) -> Iterator[Problem]:
     """Problems of prompts and responses that are too long for the model: generator and trainer would fail at the
     first long response, or worse, go on without positions."""
     shape = shape_if_here(path)
@@ -126,6 +127,6 @@ def _window_problems(recipe: Recipe, path: str, place: OriginOf) -> Iterator[Pro
         return
     if shape is not None and window > shape.max_positions:
         parts = " + ".join(f"`rollout.{name}` `{getattr(recipe.rollout, name)}`" for name in _WINDOW)
-        says = f"a window of {window} tokens ({parts}) does not fit the model's {shape.max_positions} positions"
+        says = f"a window of {window} tokens ({parts}) does not fit the {whose}'s {shape.max_positions} positions"
         key = ("rollout", "max_new_tokens")
         yield Problem(place(key), says, f"shorten `{key[0]}.{key[1]}` or `rollout.max_prompt_tokens`")

@@ -1,8 +1,7 @@
 """Whether the recipe fits the memory that it is to run in."""
 
 from ppoctl import nvml
-from ppoctl.model.reading import shape_if_here
-from ppoctl.plan.memory.estimate import estimate, misfit
+from ppoctl.plan.memory.estimate import estimate_here, misfit
 from ppoctl.recipe.schema import Recipe
 
 
@@ -16,6 +15,6 @@ def gpu_gib_here() -> float | None:
 def require_fit(recipe: Recipe, gpu_gib: float | None, ray_bytes: int | None = None) -> None:
     """Raise OutOfMemoryError where a stage needs more than a GPU of `gpu_gib` GiB has, or, without one, this machine
     or all nodes of the joined Ray. A model that is not here is not judged."""
-    shape = shape_if_here(recipe.model.path)
-    if shape is not None and (error := misfit(estimate(recipe, shape, gpu_gib, ray_bytes))) is not None:
+    memory = estimate_here(recipe, gpu_gib, ray_bytes)
+    if memory is not None and (error := misfit(memory)) is not None:
         raise error

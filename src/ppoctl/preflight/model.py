@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.generator_limits import require_head_size, unread_router_bias
 
 _CHUNK_BYTES = 1 << 22
+_CRITIC = "model.critic.path"
+_SAME_TOKENIZER = "name a critic with the actor's tokenizer, or leave it out: it then starts from the actor's model"
 _URL = re.compile(r"(^|/)(s3|gs|hf|https?|file):/")
 
 
@@ -60,31 +61,60 @@ def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
             yield error
 
 
-def require_critic(path: str, base: str) -> None:
-    """Raise RecipeError unless the critic's start has a value head and the base's architecture: `plan` counts with
-    that architecture, and layouts are checked against it. Raises what `model_faults` yields for what it lacks."""
-    folder, base_folder = find_model(path, "model.critic"), local_folder(base)
-    _require_file(folder, "config.json", "model.critic")
-    shape = read_shape(folder)
-    wanted = {} if base_folder is None else asdict(read_shape(base_folder))
-    for name, value in wanted.items():
-        if name != "tied_embeddings" and asdict(shape)[name] != value:
-            raise RecipeError(
-                f"`model.critic` is `{path}`, whose `{name}` is `{asdict(shape)[name]}`; that of `model.path` is "
-                f"`{value}`",
-                hint="name a reward model that was made from the same base",
-            )
-    if (folder / ".metadata").is_file():
-        return  # Megatron's format: only torch reads it
-    if not has_weights(folder, SAFETENSORS):
-        raise MissingAssetError(f"`model.critic` is `{path}`: the folder has no weights", hint=f"ls {quoted(folder)}")
-    found = headers(folder)
-    if VALUE_HEAD not in found:
+def require_critic(path: str, base: str) -> list[str]:
+    """Notes on the critic's own model, which may have any architecture. Raises RecipeError unless it reads every
+    token of the actor as the actor does, and what `model_faults` yields for what it lacks."""
+    folder, base_folder = find_model(path, _CRITIC), local_folder(base)
+    is_megatron = (folder / ".metadata").is_file()
+    if is_megatron and not (folder / "config.json").is_file():
         raise RecipeError(
-            f"`model.critic` is `{path}`, which has no value head (`{VALUE_HEAD}`)",
-            hint="name a reward model or a saved critic; without it the critic starts at the base, its head at zero",
+            f"`{_CRITIC}` is `{path}`: the folder does not say what model it is: it has no config.json",
+            hint=f"ppoctl convert-ckpt {quoted(folder)} CRITIC --to hf",
         )
+    _require_file(folder, "config.json", _CRITIC)
+    shape = read_shape(folder)
+    if base_folder is not None:
+        _require_same_tokens(path, folder, shape, base_folder)
+    if is_megatron:
+        _require_megatron_critic(path, folder)
+        return []  # only torch reads the rest
+    if not has_weights(folder, SAFETENSORS):
+        raise MissingAssetError(f"`{_CRITIC}` is `{path}`: the folder has no weights", hint=f"ls {quoted(folder)}")
+    found = headers(folder)
     _require_bytes(found, folder, shape, "critic")
+    return [] if VALUE_HEAD in found else [f"`{_CRITIC}` is `{path}`, which has no value head: it starts at zero"]
+
+
+def _require_same_tokens(path: str, folder: Path, shape: ModelShape, base: Path) -> None:
+    wanted = read_shape(base).vocab_size
+    if shape.vocab_size < wanted:
+        raise RecipeError(
+            f"`{_CRITIC}` is `{path}`, whose `vocab_size` is `{shape.vocab_size}`; that of `model.path` is "
+            f"`{wanted}`, and the critic reads every token that the actor may choose",
+            hint=_SAME_TOKENIZER,
+        )
+    ours, its = (model / "tokenizer.json" for model in (base, folder))
+    if not (ours.is_file() and its.is_file()) or ours.read_bytes() == its.read_bytes():
+        return
+    known = _tokens(its)
+    for token, id in _tokens(ours).items():
+        if known.get(token) != id:
+            raise RecipeError(
+                f"`{_CRITIC}` is `{path}`, in whose tokenizer `{token}` is `{known.get(token, 'absent')}`; in that "
+                f"of `model.path` it is `{id}`",
+                hint=_SAME_TOKENIZER,
+            )
+
+
+def _require_megatron_critic(path: str, folder: Path) -> None:
+    """Raise RecipeError where the folder is of an actor, which has no place for a value head."""
+    classes = read_config(folder).get("architectures") or ()
+    if not any(name.endswith("ForSequenceClassification") for name in classes):
+        raise RecipeError(
+            f"`{_CRITIC}` is `{path}`, an actor's weights in Megatron's format",
+            hint="name a critic's, or convert it, its value head starts at zero: "
+            f"ppoctl convert-ckpt {quoted(folder)} CRITIC --to hf",
+        )
 
 
 def _require_file(folder: Path, name: str, key: str) -> None:
@@ -154,7 +184,7 @@ def _require_tokenizer(folder: Path, shape: ModelShape) -> None:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return  # of another kind, which only transformers reads
-    last = _last_token(file)
+    last = max(_tokens(file).values(), default=-1)
     if last >= shape.vocab_size:
         raise EnvironmentProblemError(
             f"`{file}` has tokens up to {last}, and the model's vocabulary ends at {shape.vocab_size - 1} "
@@ -163,13 +193,15 @@ def _require_tokenizer(folder: Path, shape: ModelShape) -> None:
         )
 
 
-def _last_token(file: Path) -> int:
-    """The largest id that the tokenizer can produce."""
+def _tokens(file: Path) -> dict[str, int]:
+    """Ids of all tokens that the tokenizer can produce."""
     written = read_json_object(file)
     try:
         vocabulary = written["model"]["vocab"]
-        ids = range(len(vocabulary)) if isinstance(vocabulary, list) else vocabulary.values()
-        return int(max((*ids, *(token["id"] for token in written.get("added_tokens") or ()))))
+        if isinstance(vocabulary, list):  # of pairs with a score, in the order of their ids
+            vocabulary = {str(entry[0]): id for id, entry in enumerate(vocabulary)}
+        added = {str(token["content"]): int(token["id"]) for token in written.get("added_tokens") or ()}
+        return {**{str(token): int(id) for token, id in vocabulary.items()}, **added}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EnvironmentProblemError(
             f"`{file}` is no tokenizer: it has no vocabulary of tokens and ids", hint="fetch the model again"

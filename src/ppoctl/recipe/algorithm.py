@@ -33,7 +33,8 @@ class PpoTable(Table):
     minibatch_seqs: Annotated[int, RESULTS, AtLeastOne]
     """Sequences per optimizer step of the actor (Megatron-Core's `global_batch_size`); divides those of a step."""
     critic_minibatch_seqs: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Sequences per optimizer step of the critic; divides those of a step. Absent: as many as the actor's."""
+    """Sequences per optimizer step of the critic; divides those of a step. Absent: as many as the actor's.
+    Default of: verl, NeMo-RL (the actor's)."""
     minibatch_order: Annotated[Literal["shuffled", "in_order"], RESULTS] = "shuffled"
     """Rows of a minibatch. shuffled: each epoch of each role cuts another random order of the step's sequences;
     in_order: all epochs cut them as they were drawn, the samples of a prompt side by side.

@@ -10,6 +10,9 @@ from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import Effect
 
+_KNOWN_AS = {"model.critic.path": "model.critic"}
+"""Keys that have another name in fingerprints: what they were called when there were runs."""
+
 
 def fingerprint(recipe: Recipe, paths: Sequence[str], *, without: Sequence[str] = ()) -> str:
     """sha256 (hex) of the keys at or below these dotted paths, and not at or below those in `without`, that change
@@ -24,7 +27,7 @@ def fingerprint(recipe: Recipe, paths: Sequence[str], *, without: Sequence[str] 
         if not tree.keys_at(tree.of(Recipe), tuple(path.split("."))):
             raise ValueError(f"`{path}` is no key of a recipe")
     chosen = {
-        dotted(found.path): found.value
+        _KNOWN_AS.get(dotted(found.path), dotted(found.path)): found.value
         for found in tree.values(recipe)
         if found.value != found.usual
         and found.key.effect is Effect.RESULTS

@@ -40,11 +40,13 @@ NO_KEYS = {
 }
 """Our variables that set no key of a recipe, with their meaning."""
 
-MODELS = (("model", "path"), ("model", "critic"))
+MODELS = (("model", "path"), ("model", "critic", "path"))
 """Paths of the keys that name a model folder or a hub id."""
 IMAGE = ("slurm", "container", "image")
 DATA = (("data", "train", "path"), ("data", "eval", tree.ANY_NAME, "path"))
 PATHS = (*MODELS, *DATA, IMAGE, ("slurm", "secrets"))
+BY_PATH: tuple[KeyPath, ...] = (("model", "critic"),)
+"""Paths of the tables that may be written as their `path` alone (`schema.PathOrTable`)."""
 COMPLETE = (("actor", "parallel"), ("critic", "parallel"))
 """Paths of the tables that say all there is to say (`ParallelTable`): writing one sets its other keys to 1 or off."""
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
@@ -108,6 +110,10 @@ class Layers:
         kept = _without_replaced(ROOT, layer.data, self.written, self.replaced)
         # Only now: a table that the layer writes whole hides those of weaker layers, and not its own.
         self.replaced.update(layer.whole)
+        for pattern in BY_PATH:
+            for path, table in _matching(kept, pattern):
+                if isinstance(table[path[-1]], str):
+                    table[path[-1]] = {"path": table[path[-1]]}
         for pattern in PATHS:
             for path, table in _matching(kept, pattern):
                 if isinstance(table[path[-1]], str):
@@ -201,6 +207,8 @@ def _from_settings(settings: Sequence[Setting]) -> Layer:
     whole: list[KeyPath] = []
     for path, text, _ in settings:
         value = _typed(text, path)
+        if path in BY_PATH and isinstance(value, str):
+            value = {"path": value}  # a later setting may be of a key inside it
         _put(data, path, value)
         whole += (inner for inner, table in _tables(value, path).items() if not table or inner in COMPLETE)
 

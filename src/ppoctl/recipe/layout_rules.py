@@ -4,43 +4,43 @@ import re
 from collections.abc import Iterator
 from math import gcd
 
-from ppoctl.model.reading import shape_if_here
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.problems import Conflict, rules_of
+from ppoctl.recipe.role_model import RoleModel, model_of
 from ppoctl.recipe.schema import ParallelTable, Recipe
 
 _END_KEYS = ("first_stage_layers", "last_stage_layers")
 
 
 def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
-    shape = shape_if_here(recipe.model.path)
-    parts = {} if shape is None else _what_tensor_ranks_split(shape)
-    asked: list[tuple[KeyPath, int]] = [
-        ((role, "parallel", "tensor"), table.tensor) for role, table in _written(recipe)
+    asked: list[tuple[KeyPath, int, RoleModel]] = [
+        ((role, "parallel", "tensor"), table.tensor, model) for role, table, model in _laid_out(recipe)
     ]
-    for key, tensor in [*asked, (("generator", "tensor"), recipe.generator.tensor)]:
+    for key, tensor, model in [*asked, (("generator", "tensor"), recipe.generator.tensor, model_of(recipe, "actor"))]:
+        parts = {} if model.shape is None else _what_tensor_ranks_split(model.shape)
         for name, count in parts.items():
             if count % tensor:
                 fits = max(size for size in range(1, tensor + 1) if not any(each % size for each in parts.values()))
                 yield Conflict(
                     f"{tensor} tensor ranks do not divide the model's {count} {name}",
-                    (key, ("model", "path")),
+                    (key, model.key),
                     f"--set {'.'.join(key)}={fits}",
                 )
                 break
 
 
 def every_pipeline_rank_has_layers(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table, layers in _with_layers(recipe):
+    for role, table, model, shape in _with_shapes(recipe):
+        layers = shape.num_layers
         says = _pipeline_problem(table, layers)
         if says is None:
             continue
         ends = [key for key in _END_KEYS if getattr(table, key) is not None]
         keys = tuple((role, "parallel", key) for key in (*ends, "pipeline"))
         fits = max(size for size in range(1, table.pipeline + 1) if layers % size == 0)
-        yield Conflict(says, (*keys, ("model", "path")), None if ends else f"--set {role}.parallel.pipeline={fits}")
+        yield Conflict(says, (*keys, model.key), None if ends else f"--set {role}.parallel.pipeline={fits}")
 
 
 def taking_turns_needs_a_shared_device(recipe: Recipe) -> Iterator[Conflict]:
@@ -91,14 +91,14 @@ def several_stages_per_rank_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict
 
 
 def stages_of_a_rank_have_the_same_number_of_layers(recipe: Recipe) -> Iterator[Conflict]:
-    for role, table, layers in _with_layers(recipe):
-        if _pipeline_problem(table, layers) is not None:
+    for role, table, model, shape in _with_shapes(recipe):
+        if _pipeline_problem(table, shape.num_layers) is not None:
             continue
-        for count in _layers_of_ranks(table, layers):
+        for count in _layers_of_ranks(table, shape.num_layers):
             if count % table.stages_per_rank:
                 yield Conflict(
                     f"{count} layers of a pipeline rank do not divide into {table.stages_per_rank} stages",
-                    ((role, "parallel", "stages_per_rank"), (role, "parallel", "pipeline"), ("model", "path")),
+                    ((role, "parallel", "stages_per_rank"), (role, "parallel", "pipeline"), model.key),
                 )
                 break
 
@@ -124,33 +124,31 @@ def states_that_fit_fewer_layouts_have_a_distributed_optimizer(recipe: Recipe) -
 
 
 def only_experts_are_shared(recipe: Recipe) -> Iterator[Conflict]:
-    shape = shape_if_here(recipe.model.path)
-    for role, table in _written(recipe):
+    for role, table, model, shape in _with_shapes(recipe):
         key = "expert" if table.expert > 1 else "expert_tensor"
-        if shape is not None and shape.experts is None and table.expert_ranks > 1:
+        if shape.experts is None and table.expert_ranks > 1:
             yield Conflict(
                 f"the model has no experts for {getattr(table, key)} ranks to share",
-                ((role, "parallel", key), ("model", "path")),
+                ((role, "parallel", key), model.key),
                 f"--set {role}.parallel.{key}=1",
             )
 
 
 def expert_ranks_divide_the_experts(recipe: Recipe) -> Iterator[Conflict]:
-    shape = shape_if_here(recipe.model.path)
-    if shape is None or shape.experts is None:
-        return
-    sizes = (
-        ("expert", "expert ranks", shape.experts.count, "experts of a layer"),
-        ("expert_tensor", "expert tensor ranks", shape.experts.ffn_hidden_size, "columns of an expert"),
-    )
-    for role, table in _written(recipe):
+    for role, table, model, shape in _with_shapes(recipe):
+        if shape.experts is None:
+            continue
+        sizes = (
+            ("expert", "expert ranks", shape.experts.count, "experts of a layer"),
+            ("expert_tensor", "expert tensor ranks", shape.experts.ffn_hidden_size, "columns of an expert"),
+        )
         for key, ranks, count, what in sizes:
             size = getattr(table, key)
             if count % size:
                 fits = max(fit for fit in range(1, size + 1) if count % fit == 0)
                 yield Conflict(
                     f"{size} {ranks} do not divide the model's {count} {what}",
-                    ((role, "parallel", key), ("model", "path")),
+                    ((role, "parallel", key), model.key),
                     f"--set {role}.parallel.{key}={fits}",
                 )
 
@@ -172,15 +170,12 @@ def expert_ranks_are_made_of_the_other_ranks(recipe: Recipe) -> Iterator[Conflic
 def experts_beside_tensor_ranks_need_sequence_parallelism(recipe: Recipe) -> Iterator[Conflict]:
     """Without sequence parallelism every tensor rank would send every token to the experts, and count its gradient
     again."""
-    shape = shape_if_here(recipe.model.path)
-    if shape is None or shape.experts is None:
-        return
-    for role, table in _written(recipe):
-        if table.tensor > 1 and not table.sequence:
+    for role, table, model, shape in _with_shapes(recipe):
+        if shape.experts is not None and table.tensor > 1 and not table.sequence:
             yield Conflict(
                 f"the model has experts, and {table.tensor} tensor ranks that do not split the tokens would all send "
                 "them the same ones",
-                ((role, "parallel", "sequence"), (role, "parallel", "tensor"), ("model", "path")),
+                ((role, "parallel", "sequence"), (role, "parallel", "tensor"), model.key),
                 f"--set {role}.parallel.sequence=true",
             )
 
@@ -197,12 +192,20 @@ def _written(recipe: Recipe) -> Iterator[tuple[str, ParallelTable]]:
             yield role, table
 
 
-def _with_layers(recipe: Recipe) -> Iterator[tuple[str, ParallelTable, int]]:
-    """Parallel tables that the recipe writes down, each with the model's number of layers; none where the model is
-    not here."""
-    shape = shape_if_here(recipe.model.path)
-    if shape is not None:
-        yield from ((role, table, shape.num_layers) for role, table in _written(recipe))
+def _laid_out(recipe: Recipe) -> Iterator[tuple[str, ParallelTable, RoleModel]]:
+    """Parallel tables that the recipe writes down, by role, each with the model that is laid out so; and the actor's
+    where a critic of another model follows it."""
+    written = dict(_written(recipe))
+    if "actor" in written and recipe.model.critic is not None:
+        written.setdefault("critic", written["actor"])
+    yield from ((role, table, model_of(recipe, role)) for role, table in written.items())
+
+
+def _with_shapes(recipe: Recipe) -> Iterator[tuple[str, ParallelTable, RoleModel, ModelShape]]:
+    """The tables of `_laid_out`, each with the architecture of its model; none of a model that is not here."""
+    for role, table, model in _laid_out(recipe):
+        if (shape := model.shape) is not None:
+            yield role, table, model, shape
 
 
 def _what_tensor_ranks_split(shape: ModelShape) -> dict[str, int]:

@@ -136,7 +136,8 @@ class ValueLossTable(Table):
     Source: PPO2 of OpenAI's baselines
     Default of: scale: verl, OpenRLHF, trlX (NeMo-RL's base recipe has 0.4, TRL 0.1). No clip is nobody's: verl and
     OpenRLHF have 0.5, NeMo-RL's base recipe, TRL and trlX 0.2
-    Figures: value/loss, value/explained_variance, value/clip_frac, value/value_error
+    Figures: value/loss, value/explained_variance, value/explained_variance_last_epoch, value/clip_frac,
+    value/value_error
     """
 
     clip: Annotated[float | None, RESULTS, Positive] = None
@@ -144,6 +145,8 @@ class ValueLossTable(Table):
     scale: Annotated[float, RESULTS, Positive] = 1.0
     """Factor of the value loss."""
     aggregation: Annotated[Aggregation, RESULTS] = "token_mean"
-    """How the losses of tokens become one number. token_mean: their mean over the minibatch (PPO2, NeMo-RL, verl);
-    sequence_mean_token_mean: the mean over sequences of each one's mean; sequence_mean_token_sum: the mean over
-    sequences of each one's sum; fixed_length: those sums over `rollout.max_new_tokens`."""
+    """How the losses of tokens become one number, over a whole minibatch. token_mean: the mean over all counted
+    tokens. sequence_mean_token_mean: the mean over sequences of each one's mean. sequence_mean_token_sum: the mean
+    over sequences of each one's sum. fixed_length: of each one's sum divided by rollout.max_new_tokens. Sequences in
+    which no token counts are in no mean.
+    Default of: PPO2, NeMo-RL, verl (token_mean)."""

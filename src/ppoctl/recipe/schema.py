@@ -43,17 +43,33 @@ from ppoctl.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegati
 from ppoctl.table import Table as Table
 
 
+class CriticModelTable(Table):
+    """The critic's own model: of any supported family and size, with the tokens of the actor's.
+
+    Default of: NeMo-RL and verl (none: the actor's model); OpenRLHF starts the critic from the reward model.
+    """
+
+    path: Annotated[str, RESULTS]
+    """Weights that the critic starts from: a reward model (a folder or hub id of a ...ForSequenceClassification with
+    one label), another language model (its value head starts at zero), a folder by `convert-ckpt --to megatron`, or a
+    critic that a run has saved, `runs/NAME/states/critic/STEP`, whose optimizer is left behind."""
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, RESULTS] = None
+    """Dtype of the critic's weights and activations; absent: `model.dtype`."""
+
+
+PathOrTable = BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
+"""A table that may be written as its path alone, as run directories of before have it."""
+
+
 class ModelTable(Table):
-    """The base model: actor, reference and critic start from it."""
+    """The base model: actor and reference start from it, and a critic without a model of its own."""
 
     path: Annotated[str, RESULTS]
     """Hugging Face folder (a relative path starts at the recipe file) or hub id."""
     dtype: Annotated[Literal["float32", "bfloat16"], RESULTS] = "bfloat16"
     """Dtype of weights and activations; main weights and optimizer are float32 either way."""
-    critic: Annotated[str | None, RESULTS] = None
-    """Weights that the critic starts from: a reward model made from the same base (a folder or hub id of a
-    ...ForSequenceClassification with one label, or a folder by `convert-ckpt --to megatron`); absent: `path`, with a
-    head of zero."""
+    critic: Annotated[CriticModelTable | None, PathOrTable] = None
+    """The critic's own model, as a table or as its path alone; absent: the base model, with a head of zero."""
 
 
 class Gsm8kRows(Table):
@@ -108,8 +124,16 @@ class DataTable(Table):
 
 
 class RolloutTable(Table):
-    """Sampling of responses. Truncated sampling (top-p, top-k) is left out on purpose: the trainer's log-probs are
-    those of the full distribution, and the ratio of the two would be biased."""
+    """Sampling of responses, and of what distribution log-probs are: the trainer divides logits and leaves ids out as
+    the generator does, in `logprobs` and in updates, so that a ratio compares like with like.
+
+    Formula: logits / temperature; of these min_p, top_k, top_p in this order (vLLM's); an id that was drawn always
+        counts as kept. The reference is scored at the same temperature and whole, so that KL from it is at least
+        -log(its probability of the ids that are kept)
+    Source: top-p: Holtzman et al. 2020 (arXiv:1904.09751); min-p: Nguyen et al. 2024 (arXiv:2407.01082)
+    Default of: all systems (nothing is left out); verl's and trlX's trainers score the whole distribution, whatever
+        the generator left out
+    """
 
     prompts_per_step: Annotated[int, RESULTS, AtLeastOne]
     """Prompts in one PPO step."""
@@ -121,6 +145,13 @@ class RolloutTable(Table):
     """Most tokens of a response (vLLM's `max_tokens`); one that reaches it is truncated."""
     temperature: Annotated[float, RESULTS, Positive] = 1.0
     """Sampling temperature: logits are divided by it in the generator and in the trainer alike."""
+    top_p: Annotated[float, RESULTS, Field(gt=0, le=1)] = 1.0
+    """Draw from the smallest set of likeliest ids that has this share of the probability; 1: from all. Evaluations do
+    not read it, nor the next two."""
+    top_k: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Draw from so many likeliest ids, and those as likely as the last of them; absent: from all."""
+    min_p: Annotated[float, RESULTS, Field(ge=0, le=1)] = 0.0
+    """Draw from ids at least this many times as likely as the likeliest; 0: from all."""
     stop_strings: Annotated[tuple[str, ...], RESULTS, Array] = ()
     """Texts that end a response where they appear (vLLM's `stop`); end-of-sequence tokens always end it."""
     keep_finished_every_s: Annotated[float, SPEED, Positive] = 5.0

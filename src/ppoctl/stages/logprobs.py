@@ -57,7 +57,7 @@ class LogprobsStage:
 
     models: Models
     scored: Asked
-    """How log-probs are taken: as the generator drew."""
+    """How log-probs are taken: as the generator drew. The reference is taken at that temperature, with all ids."""
     with_reference: bool
     fingerprint: str
     source: Literal["trainer", "sampler", "current"] = "trainer"
@@ -68,7 +68,8 @@ class LogprobsStage:
         said = self._by_trainer(actor, rollouts) if self.source == "trainer" else self._without(actor, rollouts)
         if not self.with_reference:
             return said
-        reference = self.models.actor_at(actor).reference_logprobs(rollouts.sequences, self.scored)
+        engine, whole = self.models.actor_at(actor), Asked(temperature=self.scored.temperature)
+        reference = engine.reference_logprobs(rollouts.sequences, whole)
         require_finite(reference, rollouts.mask, "a log-prob of the reference")
         return replace(said, reference=reference.where(rollouts.mask, 0.0))
 

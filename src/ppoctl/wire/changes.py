@@ -59,11 +59,12 @@ def _require_the_same_run(layout: RunLayout, recorded: Recipe, recipe: Recipe) -
     """Raise RecipeError where a recipe renames the run, is for another model, or ends the run before a step that it
     has done."""
     if recipe.model != recorded.model:
-        raise RecipeError(
-            f"`model` is `{recipe.model.path}` ({recipe.model.dtype}) and the run was made from "
-            f"`{recorded.model.path}` ({recorded.model.dtype})",
-            hint="start a new run with another `name`",
-        )
+        said = [
+            f"`{key}` is `{shown(new)}` and the run was made from `{shown(old)}`"
+            for key, old, new in differences(recorded, recipe)
+            if key.partition(".")[0] == "model"
+        ]
+        raise RecipeError("\n".join(said), hint="start a new run with another `name`")
     if recipe.name != recorded.name:
         raise RecipeError(
             f"`name` is `{recipe.name}`, and this run is `{recorded.name}`: a run keeps its name",

@@ -31,7 +31,7 @@ from ppoctl.wire import changes, engines, session
 from ppoctl.wire.new_run import ROLLOUT, TRAIN, create, exists, is_replaceable
 from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
 from ppoctl.wire.session import Ended, OpenedRun
-from ppoctl.wire.sources import require_same_companions, require_same_sources, run_of
+from ppoctl.wire.sources import require_same_sources, run_of, same_companions
 from ppoctl.wire.stages import evaluation_stage
 
 Only = Literal["rollout", "save"]
@@ -189,8 +189,6 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
 
     Raises RecipeError when it is none of them, StorageError where a run's model source is not what it was.
     """
-    from ppoctl.model.folder import model_folder
-
     if (path / "run.json").is_file():
         saved = saved_steps(RunLayout(path), outlines_of(RunLayout(path)).roles)
         if not saved:
@@ -202,7 +200,7 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
         recipe = load(files, sets, environ={}).recipe if files else recipe_of(layout, sets)
         manifests.verify(path, manifest)
         if layout.run_json.is_file():
-            require_same_companions(layout, model_folder(recipe.model.path))
+            same_companions(layout, recipe, "actor")
         state = State("actor", manifest.step, int(manifest.extra["updates"]), manifest.identity)
         return Checkpoint(recipe, state, path)
     if (path / "config.json").is_file():

@@ -12,6 +12,7 @@ import torch
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
 from ppoctl.ports import Generator, Scorer
+from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.probe import probe, require_sound
 from ppoctl.wire.processes import Placed, Say, place
@@ -74,7 +75,8 @@ def build_engines(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, mo
         ),
         scorer=scorer,
         questions=questions,
-        source_digest=f"{model_digest}:{recipe.model.dtype}",
+        # The digest is of both models' files. A dtype is the role's own.
+        source_digests={role: f"{model_digest}:{model_of(recipe, role).dtype}" for role in ("actor", "critic")},
         close_trainers=placed.close,
     )
 

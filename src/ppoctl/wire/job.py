@@ -104,7 +104,7 @@ def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Socke
         outlines=outlines,
         attempt=attempt,
         engines={"actor": sockets.actor, "critic": sockets.critic},
-        initial={role: initial_state(role, sockets.source_digest) for role in outlines.roles},
+        initial={role: initial_state(role, sockets.source_digests[role]) for role in outlines.roles},
         layouts={role: saved_layout(recipe, role) for role in outlines.roles},
         saves=Saves(around.say, recipe.checkpoint.asynchronous),
         versions=around.versions,

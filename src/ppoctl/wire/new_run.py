@@ -2,14 +2,17 @@
 node makes it for a job that starts days later."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from ppoctl.errors import RunExistsError, quoted
+from ppoctl.model.folder import model_folder
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.slurm.following import require_idle
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import jobs, resume_command
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.saved_by import saved_by
 from ppoctl.versions import versions
 from ppoctl.wire.stories import as_recorded
 
@@ -21,7 +24,8 @@ def create(
     layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, command: str, on: str | None = None
 ) -> None:
     """Make the run directory of a new run. `on`: the cluster's kind that it is made for, `slurm`; None: it runs at
-    once."""
+    once. Where the critic starts from a state that a run has saved, run.json says from which."""
+    came = saved_by(model_folder(recipe.model.critic.path)) if recipe.model.critic is not None else None
     run_dir.create(
         layout,
         recipe_toml=recipe_as_toml(recipe),
@@ -31,6 +35,7 @@ def create(
             "versions": versions(),
             "command": command,
             **({} if on is None else {"on": on}),
+            **({} if came is None else {"critic_from": asdict(came)}),
         },
     )
 

@@ -34,8 +34,8 @@ class Sockets:
     and was mended, and what is being waited for, to the second; its engines write their logs into the folder."""
     scorer: Scorer
     questions: PromptsByStep
-    source_digest: str
-    """Digest of the model source, which initial states descend from."""
+    source_digests: Mapping[str, str]
+    """Digest of the model source that the initial state of each role descends from."""
     close_trainers: Callable[[], None] = nothing_to_close
     """Ends the processes of actor and critic that are not this one."""
 

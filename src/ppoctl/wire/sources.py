@@ -7,14 +7,17 @@ from pathlib import Path
 from ppoctl.batch.digest import FileDigest, file_digest
 from ppoctl.data.source import PromptSource
 from ppoctl.errors import StorageError
+from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
+from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.saved_by import state_manifest
 
 CONFIGS = ("config.json", "generation_config.json")
 """Besides the weights, what of a model folder decides results."""
 
-COMPANIONS = "model.companions"
+COMPANIONS, CRITIC_COMPANIONS = "model.companions", "model.critic.companions"
 """Configuration, tokenizer and chat template: what goes along with exported weights."""
 
 
@@ -29,18 +32,30 @@ def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
 
 
 def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[str, str]:
-    """Digests of the model's files, and of those beside its weights."""
+    """Digests of the files of both roles' models, and of those beside their weights. Raises CorruptArtifactError
+    where the critic starts from a saved state that is not as it was written."""
     from ppoctl.convert.companions import companions_digest
     from ppoctl.model.folder import model_folder
 
-    folder, critic = model_folder(recipe.model.path), recipe.model.critic
-    files = [(path.name, path) for path in weights_and_configs(folder)]
-    if critic is not None:
-        files += [(f"critic/{path.name}", path) for path in weights_and_configs(model_folder(critic))]
-    found = ((name, digest_of_file(path)) for name, path in files)
-    listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found if digest is not None)
-    model = hashlib.sha256(listing.encode()).hexdigest()
-    return {"model": model, COMPANIONS: companions_digest(folder)}
+    folder = model_folder(recipe.model.path)
+    found = {path.name: digest_of_file(path) for path in weights_and_configs(folder)}
+    companions = {COMPANIONS: companions_digest(folder)}
+    if recipe.model.critic is not None:
+        own = model_folder(recipe.model.critic.path)
+        its = {path.name: digest_of_file(path) for path in weights_and_configs(own)}
+        _require_as_saved(own, its)
+        found |= {f"critic/{name}": digest for name, digest in its.items()}
+        companions[CRITIC_COMPANIONS] = companions_digest(own)
+    listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found.items() if digest is not None)
+    return {"model": hashlib.sha256(listing.encode()).hexdigest(), **companions}
+
+
+def _require_as_saved(folder: Path, found: Mapping[str, FileDigest | None]) -> None:
+    """Compare the files of a saved state with its manifest; any other folder has none."""
+    manifest = state_manifest(folder)
+    for name, expected in () if manifest is None else manifest.files.items():
+        if name in found:
+            manifests.verify_bytes(folder / name, found[name], expected)
 
 
 def weights_and_configs(folder: Path) -> list[Path]:
@@ -65,17 +80,22 @@ def require_same_sources(layout: RunLayout, digests: Mapping[str, str]) -> None:
             )
 
 
-def require_same_companions(layout: RunLayout, folder: Path, *, otherwise: str = "") -> None:
-    """Raise StorageError where what lies beside the weights of the run's model source is no longer what the run was
-    trained with: its states would be read under another configuration. `otherwise`: what else mends it."""
+def same_companions(layout: RunLayout, recipe: Recipe, role: str, *, otherwise: str = "") -> Path:
+    """Folder of the model that the role started from. Raises StorageError where what lies beside its weights is no
+    longer what the run was trained with: its states would be read under another configuration. `otherwise`: what else
+    mends it."""
     from ppoctl.convert.companions import companions_digest
+    from ppoctl.model.folder import model_folder
 
-    recorded = _recorded(layout).get(COMPANIONS)
+    model = model_of(recipe, role)
+    folder = model_folder(model.path)
+    recorded = _recorded(layout).get(CRITIC_COMPANIONS if "critic" in model.key else COMPANIONS)
     if recorded is not None and companions_digest(folder) != recorded:
         raise StorageError(
             f"config.json or the tokenizer in `{folder}` is not what run `{layout.root}` was made from",
             hint=f"put it back{otherwise}",
         )
+    return folder
 
 
 def _recorded(layout: RunLayout) -> dict[str, str]:

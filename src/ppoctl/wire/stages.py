@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.loop.stories import Stages
@@ -40,11 +40,14 @@ from ppoctl.wire.reward_steps import reward_steps
 ARITHMETIC = tuple(f"reward.{key}" for key in tree.of(RewardArithmetic).keys)
 """What becomes of scores: a change of it scores nothing again."""
 
+SCORED_AS = tuple(f"rollout.{key}" for key in ("temperature", "top_p", "top_k", "min_p"))
+"""Which distribution was drawn from."""
+
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
     "reward": ("reward",),
     "values": ("model",),
-    "logprobs": ("model", "rollout.temperature", "ppo.kl", "ppo.old_logprobs"),
+    "logprobs": ("model", *SCORED_AS, "ppo.kl", "ppo.old_logprobs"),
     "correction": ("ppo.rollout_correction", "ppo.rollout_rejection", "ppo.max_sequence_gap"),
     "advantages": ("ppo.advantages", "ppo.kl", *ARITHMETIC),
     "critic_update": (
@@ -62,7 +65,7 @@ READS: dict[str, tuple[str, ...]] = {
         "seed",
         "model",
         "actor.optimizer",
-        "rollout.temperature",
+        *SCORED_AS,
         "ppo.epochs",
         "ppo.minibatch_seqs",
         "ppo.minibatch_order",
@@ -116,7 +119,7 @@ class StageBuilder:
             rollout=RolloutStage(
                 models=self.models,
                 drawing=self.drawing,
-                params=_sampling(recipe, recipe.rollout.temperature, recipe.rollout.max_new_tokens),
+                params=_drawn(recipe),
                 samples_per_prompt=recipe.rollout.samples_per_prompt,
                 seed=recipe.seed,
                 fingerprint=read_by("rollout", recipe),
@@ -189,6 +192,13 @@ def evaluation_stage(recipe: Recipe, drawing: Drawing, scorer: Scorer, sets: Map
     )
 
 
+def _drawn(recipe: Recipe) -> SamplingParams:
+    """How a rollout samples; an evaluation leaves no id out."""
+    rollout = recipe.rollout
+    plain = _sampling(recipe, rollout.temperature, rollout.max_new_tokens)
+    return replace(plain, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p)
+
+
 def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> SamplingParams:
     return SamplingParams(
         temperature=temperature, max_new_tokens=max_new_tokens, stop_strings=recipe.rollout.stop_strings
@@ -197,7 +207,8 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
 
 def _scored(recipe: Recipe) -> Asked:
     """How the trainer takes log-probs: of the distribution that the generator drew from."""
-    return Asked(temperature=recipe.rollout.temperature)
+    rollout = recipe.rollout
+    return Asked(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p)
 
 
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:

@@ -163,7 +163,7 @@ def _syntax(text: str) -> tuple[int, str] | None:
 def _models(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
     yield ("model", "path"), recipe.model.path
     if recipe.model.critic is not None:
-        yield ("model", "critic"), recipe.model.critic
+        yield ("model", "critic", "path"), recipe.model.critic.path
 
 
 def _files(recipe: Recipe) -> Iterator[tuple[KeyPath, Path]]:

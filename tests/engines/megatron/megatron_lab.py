@@ -158,6 +158,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     ),
     "qwen2-six": (Qwen2ForCausalLM, Qwen2Config, {"num_hidden_layers": 6}),
     "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 6}),
+    "llama-small": (LlamaForCausalLM, LlamaConfig, {"num_hidden_layers": 1, "hidden_size": 24, "vocab_size": 130}),
     "llama-linear-rope": (
         LlamaForCausalLM,
         LlamaConfig,

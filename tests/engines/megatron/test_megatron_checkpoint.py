@@ -21,7 +21,9 @@ from ppoctl.errors import StorageError
 from ppoctl.recipe.schema import ParallelTable
 from tolerance import EXACT
 
-FILES = [".metadata", "__0_0.distcp", "common.pt", "metadata.json"]
+READ = [".metadata", "__0_0.distcp", "common.pt", "metadata.json"]
+"""Files that a load reads; whoever starts from the weights alone reads config.json too."""
+WRITTEN = sorted([*READ, "config.json"])
 
 
 DTYPES = ["float32", "bfloat16"]
@@ -93,7 +95,7 @@ def test_saving_starts_no_process_and_leaves_only_torch_dist_files(model, tmp_pa
     monkeypatch.setattr("os.fork", lambda: pytest.fail("forked"))
     monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda _: pytest.fail("started a process"))
     lab.save(lab.actor(model("llama")), tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == FILES
+    assert sorted(file.name for file in tmp_path.iterdir()) == WRITTEN
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def saved(tmp_path_factory, model):
     return folder
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", READ)
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_a_damaged_state_is_a_storage_error(model, saved, tmp_path, name, damage):
     folder = tmp_path / "state"
@@ -184,7 +186,7 @@ def digests_on_disk(folder):
 def test_a_save_tells_the_digest_of_every_file(model, tmp_path, in_background):
     trainer = lab.actor(model("qwen2-tied"), dtype="bfloat16")
     written = trainer.save(tmp_path, in_background=in_background).finish()
-    assert sorted(written) == FILES
+    assert sorted(written) == WRITTEN
     assert written == digests_on_disk(tmp_path)
 
 

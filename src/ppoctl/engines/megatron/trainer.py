@@ -8,10 +8,10 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl.batch.digest import FileDigest
+from ppoctl.batch.digest import FileDigest, flushed_digest
 from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences, one_sequence
-from ppoctl.convert.companions import Companions
+from ppoctl.convert.companions import CONFIG, Companions
 from ppoctl.convert.destination import flush_all
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
@@ -19,6 +19,7 @@ from ppoctl.convert.tensors import Role, placements, weight_names
 from ppoctl.engines.megatron.microbatches import Share, merge
 from ppoctl.engines.megatron.rank import StepShare, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
+from ppoctl.errors import StorageError
 from ppoctl.model.folder import model_folder
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
@@ -32,10 +33,10 @@ LOOK_EVERY_S = 0.2
 
 
 class MegatronSaving:
-    """A `ports.Saving`: all ranks write, each its part."""
+    """A `ports.Saving`: all ranks write, each its part; beside them goes what model they are of."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: Ranks, folder: Path, companions: Companions) -> None:
+        self.ranks, self.folder, self.companions = ranks, folder, companions
         self._looked = time.monotonic()
 
     def is_written(self) -> bool:
@@ -45,8 +46,13 @@ class MegatronSaving:
         return all(self.ranks.call("is_saved"))
 
     def finish(self) -> dict[str, FileDigest]:
-        """The files of all ranks. Raises StorageError."""
-        return {name: digest for files in self.ranks.call("finish_save") for name, digest in files.items()}
+        """The files of all ranks, and config.json, with which others start from the state. Raises StorageError."""
+        files = {name: digest for files in self.ranks.call("finish_save") for name, digest in files.items()}
+        try:
+            # At the end: Megatron-Core saves into an empty folder.
+            return {**files, CONFIG: flushed_digest(self.companions.write_config(self.folder))}
+        except OSError as error:
+            raise StorageError(f"state cannot be written to `{self.folder}`: {error}") from error
 
 
 class MegatronTrainer:
@@ -67,7 +73,7 @@ class MegatronTrainer:
         """Write weights and optimizer into an existing empty folder; in the background: copies of them. Raises
         StorageError."""
         self.ranks.call("begin_save", folder, in_background)
-        return MegatronSaving(self.ranks)
+        return MegatronSaving(self.ranks, folder, self._companions)
 
     def load(self, folder: Path) -> None:
         """Weights and optimizer bit for bit as `save` wrote them, whatever the layout. Raises StorageError."""
@@ -80,19 +86,18 @@ class MegatronTrainer:
     def export(self, folder: Path) -> SentChecksums:
         """Write the weights as `save_weights` does; checksums of what is written."""
         sent = SentChecksums()
-        source, shape = self.source
-        role: Role = "critic" if self.settings.role == "critic" else "actor"
+        shape, companions = self.source[1], self._companions
         held: dict[str, Spec] = {}
         for of_rank in self.ranks.call("weight_specs"):
             held |= {spec.name: Spec(spec.shape, spec.dtype) for spec in of_rank}
-        specs = {placement.name: held[placement.name] for placement in placements(shape, role)}
+        specs = {placement.name: held[placement.name] for placement in placements(shape, companions.role)}
         with closing(SafetensorsWriter(folder, specs, SHARD_BYTES)) as writer:
             for bucket in self.ranks.weights().buckets():
                 sent.add(bucket.checksums)
                 for name, tensor in bucket.tensors():
                     writer.write(name, tensor)
             writer.finish()
-        Companions(source, role, self.settings.dtype).write(folder)
+        companions.write(folder)
         flush_all(folder)
         return sent
 
@@ -111,6 +116,11 @@ class MegatronTrainer:
         """Folder of the model source, and the model its configuration describes."""
         folder = model_folder(self.settings.model)
         return folder, read_shape(folder)
+
+    @property
+    def _companions(self) -> Companions:
+        role: Role = "critic" if self.settings.role == "critic" else "actor"
+        return Companions(self.source[0], role, self.settings.dtype)
 
     def forward(self, method: str, sequences: Sequences, asked: Asked) -> Said:
         """What all ranks say about all rows."""

@@ -168,6 +168,7 @@ class Engine(ReceivingEngine):
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=-1 if params.top_k is None else params.top_k,
+            min_p=params.min_p,
             max_tokens=params.max_new_tokens,
             seed=draw.seed,
             stop=stops,

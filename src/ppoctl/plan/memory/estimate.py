@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from math import ceil, isqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppoctl.errors import OutOfMemoryError
 from ppoctl.loop.stories import outline, story_at
@@ -23,6 +23,7 @@ from ppoctl.plan.memory.residency import schedule_of
 from ppoctl.plan.memory.trainer import Training, role_bytes
 from ppoctl.plan.microbatches import microbatches, most_tokens
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts, processes
+from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import NoKl, Recipe, TrainedTable
 from ppoctl.recipe.sizes import longest_sequence, minibatch_seqs
 
@@ -45,6 +46,13 @@ class Memory(Sizes):
     """Lengths of sequences that do not fit, in words."""
 
 
+class _Computed(NamedTuple):
+    """The model of a role, and how it is computed."""
+
+    shape: ModelShape
+    at: Precision
+
+
 def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
     """Bytes of this machine's physical memory, or of the part that its container may have (the file `limit` says
     so)."""
@@ -55,17 +63,36 @@ def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
         return physical
 
 
-def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory:
-    """The memory of a recipe on GPUs of `gpu_gib` GiB; None: on CPUs. There the limit is this machine's memory, or
-    `ray_bytes`, that of all nodes of a running Ray, where it is known."""
-    at = Precision(weight_bytes(recipe), "cpu" if gpu_gib is None else "gpu")
+def estimate_here(recipe: Recipe, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory | None:
+    """The `estimate` of a recipe whose models are on this machine; None where one is not."""
+    actor, critic = (model_of(recipe, role).shape for role in ("actor", "critic"))
+    return None if actor is None or critic is None else estimate(recipe, actor, gpu_gib, ray_bytes, critic=critic)
+
+
+def estimate(
+    recipe: Recipe,
+    shape: ModelShape,
+    gpu_gib: float | None = None,
+    ray_bytes: int | None = None,
+    *,
+    critic: ModelShape | None = None,
+) -> Memory:
+    """The memory of a recipe whose actor has this architecture, on GPUs of `gpu_gib` GiB; None: on CPUs. There the
+    limit is this machine's memory, or `ray_bytes`, that of all nodes of a running Ray, where it is known. `critic`:
+    the critic's architecture; None: the actor's."""
+    device = "cpu" if gpu_gib is None else "gpu"
+    models = {
+        role: _Computed(own, Precision(model_of(recipe, role).weight_bytes, device))
+        for role, own in (("actor", shape), ("critic", critic or shape))
+    }
+    at = models["actor"].at
     told = outline(story_at(recipe, recipe.ppo.critic_only_steps + 1))  # when all learn
     batch, room = batch_of(recipe), None if gpu_gib is None else int(gpu_gib * GIB)
     new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
     window = recipe.rollout.max_prompt_tokens + new_tokens
     sizes = Sizes(
         device=at.device,
-        roles={role: role_bytes(training_of(recipe, role, shape, at)) for role in told.roles},
+        roles={role: role_bytes(training_of(recipe, role, *models[role])) for role in told.roles},
         generator=generator_bytes(shape, at.weight, recipe.generator, window, room),
         driver=driver_bytes(batch),
         sending=_sending(recipe, shape, at),
@@ -84,8 +111,8 @@ def estimate(recipe: Recipe, shape: ModelShape, gpu_gib: float | None = None, ra
         places=tuple(places),
         node=None if room is None else fullest_node(recipe, sizes),
         taking_turns=least,
-        assumptions=tuple(_assumptions(shape, room)),
-        warnings=tuple(_warnings(recipe, shape, at, room)),
+        assumptions=tuple(dict.fromkeys(says for each in models.values() for says in _assumptions(each.shape, room))),
+        warnings=tuple(_warnings(recipe, models, room)),
     )
 
 
@@ -149,11 +176,11 @@ def _assumptions(shape: ModelShape, room: int | None) -> Iterator[str]:
         )
 
 
-def _warnings(recipe: Recipe, shape: ModelShape, at: Precision, room: int | None) -> Iterator[str]:
+def _warnings(recipe: Recipe, models: Mapping[str, "_Computed"], room: int | None) -> Iterator[str]:
     """A line for each role whose attention keeps its scores, where sequences of full length do not fit a GPU."""
     longest = longest_sequence(recipe)
     for role, layout in layouts(recipe).items():
-        recompute = getattr(recipe, role).recompute
+        (shape, at), recompute = models[role], getattr(recipe, role).recompute
         stages = stages_of(shape, layout)
         keeps = max(sum(map(shape.keeps_scores, stage.layers)) for stage in stages)
         if room is None or not keeps:
@@ -177,11 +204,6 @@ def _taking_turns(recipe: Recipe, sizes: Sizes, room: int) -> StageBytes | None:
         return None
     [found] = gpu_pools(recipe, sizes, room, everyone)
     return found.fullest
-
-
-def weight_bytes(recipe: Recipe) -> int:
-    """Bytes of one number of the model."""
-    return 4 if recipe.model.dtype == "float32" else 2
 
 
 def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> Training:

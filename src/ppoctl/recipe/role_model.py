@@ -1,0 +1,39 @@
+"""The model that a role starts from: the critic may have one of its own."""
+
+from dataclasses import dataclass
+
+from ppoctl.model.reading import shape_if_here
+from ppoctl.model.shape import ModelShape
+from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class RoleModel:
+    """The model source of one role."""
+
+    path: str
+    """Folder or hub id."""
+    dtype: str
+    """Dtype of weights and activations, float32 or bfloat16."""
+    key: KeyPath
+    """Key of the recipe that names the path."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one number of the weights."""
+        return 4 if self.dtype == "float32" else 2
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """The architecture by its config.json; None where that is not on this machine."""
+        return shape_if_here(self.path)
+
+
+def model_of(recipe: Recipe, role: str) -> RoleModel:
+    """The model that actor or critic starts from."""
+    model = recipe.model
+    own = model.critic if role == "critic" else None
+    if own is None:
+        return RoleModel(model.path, model.dtype, ("model", "path"))
+    return RoleModel(own.path, own.dtype or model.dtype, ("model", "critic", "path"))

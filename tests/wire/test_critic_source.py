@@ -1,0 +1,73 @@
+"""A critic with a model of its own: what the run says that it is made from."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes.sockets import fake_recipe
+from ppoctl.batch.digest import flushed_digest
+from ppoctl.errors import CorruptArtifactError
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store import run_dir
+from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.manifest import Manifest
+from ppoctl.wire import new_run
+from ppoctl.wire.sources import COMPANIONS, CRITIC_COMPANIONS, model_digests
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "base").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "base" / name).write_text(json.dumps(name), "utf-8")
+    return tmp_path / "base"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """The critic that a run has saved at step 12."""
+    folder = RunLayout(tmp_path / "runs/first").state("critic", 12)
+    folder.mkdir(parents=True)
+    for name in ("config.json", "__0_0.distcp", "common.pt"):
+        (folder / name).write_text(json.dumps(name), "utf-8")
+    files = {path.name: flushed_digest(path) for path in folder.iterdir()}
+    state = Manifest(
+        "state/critic", 12, "abc", inputs=(), fingerprint="", files=files, seconds=0.0, committed_at=0.0, attempt=1
+    )
+    (folder / MANIFEST).write_text(state.to_text(), "ascii")
+    return folder
+
+
+def recipe(base: Path, critic: Path | None) -> Recipe:
+    own = {} if critic is None else {"critic": {"path": str(critic)}}
+    return fake_recipe(model={"path": str(base), "dtype": "float32", **own})
+
+
+def test_a_run_is_made_from_both_models(base: Path, state: Path) -> None:
+    alone, both = (model_digests(recipe(base, critic)) for critic in (None, state))
+    assert (alone.keys(), both.keys()) == ({"model", COMPANIONS}, {"model", COMPANIONS, CRITIC_COMPANIONS})
+    assert alone["model"] != both["model"]
+    assert alone[COMPANIONS] == both[COMPANIONS] != both[CRITIC_COMPANIONS]
+    (state / MANIFEST).unlink()
+    (state / "config.json").write_text("{}", "utf-8")
+    changed = model_digests(recipe(base, state))
+    assert {name for name in both if both[name] != changed[name]} == {"model", CRITIC_COMPANIONS}
+
+
+def test_a_saved_critic_that_is_not_as_it_was_written_is_no_start(base: Path, state: Path) -> None:
+    (state / "__0_0.distcp").write_text("other", "utf-8")
+    with pytest.raises(CorruptArtifactError, match=r"__0_0\.distcp"):
+        model_digests(recipe(base, state))
+
+
+def test_a_new_run_writes_down_whose_critic_it_starts_from(base: Path, state: Path, tmp_path: Path) -> None:
+    for name, critic in (("plain", None), ("other", base), ("saved", state)):
+        new_run.create(RunLayout(tmp_path / name), recipe(base, critic), {}, command="train")
+    assert run_dir.facts(RunLayout(tmp_path / "saved"))["critic_from"] == {
+        "run": str(tmp_path / "runs/first"),
+        "role": "critic",
+        "step": 12,
+        "lineage": "abc",
+    }
+    assert all("critic_from" not in run_dir.facts(RunLayout(tmp_path / name)) for name in ("plain", "other"))
