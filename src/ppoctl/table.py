@@ -5,6 +5,7 @@ them: a committed stage is recalled only under equal ones. SPEED keys (batching,
 keys are never fingerprinted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -28,9 +29,17 @@ Positive = Field(gt=0)
 AtLeastOne = Field(ge=1)
 NotNegative = Field(ge=0)
 Fraction = Field(ge=0, le=1)
-OFF = "off"
-OrOff = BeforeValidator(lambda value: None if value == OFF else value)
-"""Validator of keys that are not absent by default: "off" makes them absent, as TOML has no word for it."""
+OrOff = BeforeValidator(lambda value: None if value == "off" else value)
+OrAll = BeforeValidator(lambda value: None if value == "all" else value)
+"""Validators of keys that are not absent by default: a word makes them absent, as TOML has none for it."""
+_WORDS = {OrOff: "off", OrAll: "all"}
+
+
+def word_for_none(metadata: Sequence[object]) -> str | None:
+    """The word that makes a key with this metadata absent; None: leaving it out does."""
+    return next((word for validator, word in _WORDS.items() if validator in metadata), None)
+
+
 Array = Field(strict=False)
 """Field of a tuple that TOML and JSON write as an array."""
 

@@ -40,7 +40,7 @@ disk
   records     at most 412 KiB a step, 4.02 MiB at one time
   parameters  862,336
   one pair    9.87 MiB actor, 9.87 MiB critic
-  disk        59.2 MiB, one pair being written included
+  disk        79 MiB, one pair being written and one of a stop included
 
 memory (estimates, CPU)
   of the largest rank           actor     critic

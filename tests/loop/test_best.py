@@ -6,17 +6,24 @@ import pytest
 import torch
 
 from fakes.bigram import initial_table
-from fakes.job import Witness, open_run
+from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
 from ppoctl.errors import HealthStopError
 from ppoctl.loop.run import Job, run
 from ppoctl.recipe.schema import HealthRule, HealthTable
 from ppoctl.store import manifest as manifests
+from ppoctl.store.discard import go_back
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.states import saved_state
 from ppoctl.tracking.health import HealthMonitor
+from store.conftest import stop_at
 
 SAVED = {"every_steps": 1, "keep_last": 9}
+
+
+def all_kept(root: Path) -> list[int]:
+    """Steps of the best actors."""
+    return sorted(int(folder.name) for folder in RunLayout(root).best.iterdir())
 
 
 def kept(root: Path) -> tuple[int, str]:
@@ -64,6 +71,56 @@ def test_a_figure_of_training_measures_the_actor_that_the_step_began_with(
         else initial_table("actor").numpy().tobytes()
     )
     assert table.numpy().tobytes() == saved
+
+
+@pytest.mark.parametrize("direction", [None, "lower", "higher"])
+@pytest.mark.parametrize("keep", [2, 3])
+def test_as_many_best_actors_are_kept_as_the_recipe_asks_for(
+    tmp_path: Path, keep: int, direction: str | None
+) -> None:
+    best = {"best": "reward/score_mean", "best_keep": keep, "best_direction": direction, **SAVED}
+    job = played(tmp_path / "run", "", checkpoint=best)
+    values = series(job, "reward/score_mean")
+    assert len(set(values)) == 4
+    sign = -1 if direction == "lower" else 1
+    # A figure of training is the actor's that the step began with.
+    assert all_kept(tmp_path / "run") == sorted(sorted(range(4), key=lambda step: sign * values[step])[-keep:])
+
+
+def test_of_equal_figures_the_later_are_kept(tmp_path: Path) -> None:
+    best = {"best": "reward/error_frac", "best_keep": 2, "best_direction": "lower", **SAVED}
+    job = played(tmp_path / "run", "", checkpoint=best)
+    assert len(set(series(job, "reward/error_frac"))) == 1
+    assert all_kept(tmp_path / "run") == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["reward/score_mean", "eval/held/pass_at_1"])
+def test_a_run_that_goes_over_its_steps_again_keeps_the_same_actors(tmp_path: Path, name: str) -> None:
+    tables = {"steps": 5, "checkpoint": {"every_steps": 5, "best": name, "best_keep": 2}, "eval": {"every_steps": 1}}
+
+    def folders(root: Path) -> dict[int, bytes]:
+        best = RunLayout(root).best
+        return {step: (best / f"{step:06d}" / "table.bin").read_bytes() for step in all_kept(root)}
+
+    play(tmp_path / "whole", fake_recipe(**tables))
+    for number, moment in enumerate(
+        ("3 values starts", "3 actor_update starts", "4 eval renamed", "5 rollout starts")
+    ):
+        root = stop_at(tmp_path / f"{number}", moment, **tables).root
+        play(root, fake_recipe(**tables))
+        assert folders(root) == folders(tmp_path / "whole"), moment
+
+
+def test_actors_of_another_metric_make_way_and_dropped_steps_take_theirs_along(tmp_path: Path) -> None:
+    root, keys = tmp_path / "run", {"every_steps": 1, "keep_last": "all", "best_keep": 2}
+    play(root, fake_recipe(steps=4, checkpoint={**keys, "best": "reward/score_mean"}))
+    before = all_kept(root)
+    go_back(RunLayout(root), 2)
+    assert all_kept(root) == [step for step in before if step <= 2]
+    play(root, fake_recipe(steps=4, checkpoint={**keys, "best": "reward/score_std", "best_direction": "lower"}))
+    assert all_kept(root) == [2, 3]
+    extras = [manifests.require(RunLayout(root).best / f"{step:06d}").extra for step in (2, 3)]
+    assert [extra["metric"] for extra in extras] == ["reward/score_std"] * 2
 
 
 def test_an_evaluation_measures_the_actor_that_the_step_made(tmp_path: Path) -> None:

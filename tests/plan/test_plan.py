@@ -45,16 +45,16 @@ def test_batches_and_updates(smallest: Path) -> None:
 
 
 def test_a_warm_up_may_be_a_share_of_the_run_and_a_rate_may_move_with_steps(smallest: Path) -> None:
-    # Two updates a step; the actor trains in 7 of 10 steps: 0.4 of 7 steps is 2.8, so 3 of them.
-    schedule = "lr=1.0, lr_warmup_frac=0.4, lr_schedule='linear'"
+    # Two updates a step; the actor trains in 7 of 10 steps: 0.35 of 7 steps is 2.45, so 2 of them.
+    schedule = "lr=1.0, lr_warmup_frac=0.35, lr_schedule='linear'"
     sets = ["ppo.critic_only_steps=3", f"actor.optimizer={{{schedule}, lr_ticks='step', lr_warmup_init_frac=0.25}}"]
     planned = plan(load([smallest], [*sets, f"critic.optimizer={{{schedule}}}"], {}).recipe)
     actor, critic = planned.actor, planned.critic
-    assert (actor.warmup_updates, actor.warmup_steps) == (6, 3.0)
-    # Steps of the actor: 1/4, 1/2, 3/4 of the peak, then 1, 3/4, 1/2, 1/4.
-    assert (actor.lr_first, actor.lr_last) == (0.25, 0.25)
-    assert (critic.warmup_updates, critic.warmup_steps) == (8, 4.0)  # 0.4 of 20 updates
-    assert (critic.lr_first, critic.lr_last) == (1 / 8, pytest.approx(1 / 12))  # 19 of 8 ... 20
+    assert (actor.warmup_updates, actor.warmup_steps) == (4, 2.0)
+    # Steps of the actor: 1/4 and 5/8 of the peak, then 1, 4/5, 3/5, 2/5, 1/5.
+    assert (actor.lr_first, actor.lr_last) == (0.25, pytest.approx(0.2))
+    assert (critic.warmup_updates, critic.warmup_steps) == (7, 3.5)  # 0.35 of 20 updates
+    assert (critic.lr_first, critic.lr_last) == (1 / 7, pytest.approx(1 / 13))  # 19 of 7 ... 20
 
 
 def test_a_critic_with_minibatches_of_its_own_has_its_own_updates_and_microbatches(smallest: Path) -> None:
@@ -168,5 +168,9 @@ def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None
     assert storage.state_bytes["actor"] == storage.parameters * 12  # weights, two moments; no main weights in float32
     assert storage.state_bytes["critic"] == (storage.parameters + 128) * 12  # tied: a head of 128 numbers on top
     pair = sum(storage.state_bytes.values())
-    assert storage.states_bytes == pair * (min(ceil(10 / 4), 2) + 1)
+    assert storage.states_bytes == pair * (min(ceil(10 / 4), 2) + 2)  # one being written, one of a stop
+    more = ["checkpoint.keep_last=all", "checkpoint.best=reward/score_mean", "checkpoint.best_keep=4"]
+    kept = plan(load([smallest], [*sets, *more], {}).recipe).storage
+    assert kept.states_bytes == pair * (3 + 2) + 5 * storage.parameters * 4  # the fifth while one is replaced
+    assert kept.records_kept_bytes == storage.records_kept_bytes
     assert storage.records_kept_bytes == storage.records_bytes * 8  # two pairs, four steps apart

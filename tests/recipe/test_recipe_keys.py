@@ -113,8 +113,10 @@ def test_every_range_is_what_is_refused(line: KeyLine, key: tree.Key) -> None:
     number = int if line.type == "whole number" else float
     lowest, highest = -(10**9), 10**9
     for part in filter(None, line.range.split(", ")):
-        if part == 'or "off"':
-            assert accepts(key, "off")
+        if part.startswith("or "):
+            word = part.removeprefix("or ").strip('"')
+            assert accepts(key, word)
+            assert word in ("off", "all")
             continue
         [word] = [word for word in BOUNDS if part.startswith(word)]
         bound = number(float(part.removeprefix(word)))

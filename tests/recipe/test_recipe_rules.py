@@ -328,6 +328,17 @@ CASES: list[tuple[str, list[str], str]] = [
         '`"reward/mean"` (--set)',
     ),
     (
+        "how_best_actors_are_kept_is_said_where_some_are",
+        ["checkpoint.best_keep=3"],
+        "--set: `checkpoint.best_keep` is set, and no best actor is kept: `checkpoint.best_keep` = `3` (--set)",
+    ),
+    (
+        "how_best_actors_are_kept_is_said_where_some_are",
+        ["checkpoint.best_direction=lower"],
+        "--set: `checkpoint.best_direction` is set, and no best actor is kept: `checkpoint.best_direction` = "
+        '`"lower"` (--set)',
+    ),
+    (
         "a_set_name_is_part_of_a_metric_name",
         ["data.eval.'a/b'={format='gsm8k', path='e.jsonl'}"],
         "--set: `a/b` names an evaluation set and may not hold `/`",
@@ -363,7 +374,7 @@ def test_what_sits_on_the_edge_of_a_rule_is_right(smallest: Path) -> None:
         'expect."eval/e/pass_at_1"={min=0.5, max=0.5, at_step=8}',
         'expect."eval/e/greedy_pass_at_1"={rise_min=0.0, at_step=10}',
         'expect."time/rollout_s".max=9',
-        "checkpoint.best=eval/e/pass_at_1",
+        "checkpoint={best='policy/loss', best_direction='lower', best_keep=3, keep_last='all'}",
         "health.entropy={min=1.0, max=1.0, action='stop'}",
         "ppo.advantages={kind='gae', gamma=0, gae_lambda=0}",
     ]

@@ -7,9 +7,9 @@ from typing import cast
 import pytest
 
 from fakes.bigram import BigramTrainer
-from fakes.job import Witness, open_run, play, result
+from fakes.job import Stops, Witness, open_run, play, result, saved_pairs
 from fakes.sockets import fake_recipe
-from ppoctl.errors import StorageError
+from ppoctl.errors import PreemptedError, StorageError
 from ppoctl.loop.run import run, start_point
 from ppoctl.loop.stories import PPO, outline
 from ppoctl.store import manifest as manifests
@@ -120,6 +120,33 @@ def test_retention_keeps_two_pairs_and_what_they_need_and_a_sample_of_rollouts(t
         3: ["10-rollout", "20-reward", "30-values", "40-logprobs", "50-advantages"],
         6: sorted(layout.stage(6, stage).name for stage in (*outline(PPO).names, "eval")),
     }
+
+
+def test_all_pairs_stay_where_the_recipe_says_so_and_records_of_the_last_two_only(tmp_path: Path) -> None:
+    checkpoint = {"every_steps": 2, "keep_last": "all", "keep_rollouts_every_steps": 0}
+    recipe = fake_recipe(steps=8, checkpoint=checkpoint, eval={"at_start": False})
+    play(tmp_path / "run", recipe)
+    layout = RunLayout(tmp_path / "run")
+    assert layout.saved_steps("actor") == layout.saved_steps("critic") == [2, 4, 6, 8]
+    # What a stage leaves behind that the story does not tell, an evaluation, stays.
+    assert [step for step in layout.committed_steps() if layout.stage(step, "rollout").is_dir()] == [7, 8]
+
+
+def test_a_pair_of_a_stop_is_no_pair_of_the_last_and_goes_with_the_next(tmp_path: Path) -> None:
+    recipe = fake_recipe(steps=8, checkpoint={"every_steps": 2, "keep_last": 2, "asynchronous": False})
+    layout, found = RunLayout(tmp_path / "run"), []
+    for at in ((4, "rollout"), (6, "rollout"), (7, "values"), (8, "rollout")):
+        gate = Stops(when=lambda asked, at=at: asked.at == at)
+        with pytest.raises(PreemptedError):
+            run(open_run(layout.root, recipe, Witness(), gate=gate).job)
+        found.append(saved_pairs(layout))
+    # Of steps 3, 5 and 7, which the cadence does not save; step 6 stopped within 7 is a pair of the cadence.
+    assert found == [[2, 3], [2, 4, 5], [4, 6], [4, 6, 7]]
+    assert manifests.require(layout.state("actor", 7)).extra["at_stop"]
+    play(layout.root, recipe)
+    assert saved_pairs(layout) == [6, 8]
+    play(tmp_path / "whole", recipe)
+    assert result(layout.root) == result(tmp_path / "whole")
 
 
 def test_critic_only_steps_leave_the_actor_where_it_is(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def _rows(table: "DataPlan") -> str:
 def _storage_rows(planned: "Plan") -> Iterator[Row]:
     storage = planned.storage
     step, kept = render.size(storage.records_bytes), render.size(storage.records_kept_bytes)
-    yield "saves", f"{storage.saves}, of which {storage.keep_last} pairs are kept"
+    yield "saves", f"{storage.saves}, of which {storage.keep_last or 'all'} pairs are kept"
     yield "records", f"at most {step} a step, {kept} at one time"
     if storage.states_bytes is None:
         yield "size", "unknown: the model is no local folder of a known family"
@@ -180,4 +180,4 @@ def _storage_rows(planned: "Plan") -> Iterator[Row]:
     yield "parameters", f"{storage.parameters:,}"
     pair = (f"{render.size(size)} {role}" for role, size in storage.state_bytes.items())
     yield "one pair", ", ".join(pair)
-    yield "disk", f"{render.size(storage.states_bytes)}, one pair being written included"
+    yield "disk", f"{render.size(storage.states_bytes)}, one pair being written and one of a stop included"

@@ -105,5 +105,5 @@ def _show(loaded: "Loaded") -> None:
     rows = []
     for found in tree.values(loaded.recipe):
         key, effect = dotted(found.path), found.key.effect
-        rows.append((key, shown(found.value), loaded.origins[key], effect.value if effect else ""))
+        rows.append((key, shown(found.shown), loaded.origins[key], effect.value if effect else ""))
     render.table(rows, ("key", "value", "set by", "changes"))

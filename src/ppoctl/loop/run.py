@@ -13,11 +13,11 @@ from ppoctl.errors import (
     PpoctlError,
     PreemptedError,
 )
-from ppoctl.loop.expectations import history
 from ppoctl.loop.stories import Given, Outcome, Stages, Story
-from ppoctl.metrics import eval_set, find
+from ppoctl.metrics import eval_set
 from ppoctl.recipe.cadence import evaluates, saves
 from ppoctl.recipe.schema import Recipe
+from ppoctl.store.best import BestStates
 from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
@@ -64,6 +64,8 @@ class Job:
     ledger: Ledger
     states: States
     retention: Retention
+    best: BestStates | None
+    """None: no best actor is kept."""
     health: Health
     story: Callable[[int], Story]
     outlines: Outlines
@@ -143,7 +145,8 @@ def _save_at_stop(job: Job, done: Done) -> None:
     try:
         job.retention.apply()
         if done.step > 0 and all(job.states.is_at(state) for state in done.states.values()):
-            _save(job, done.step, done.states, done.carry, healthy=True)
+            lines = replace(_recorded(job, done.step), at_stop=True)
+            _save(job, done, lines, healthy=True)
             job.states.saves.finish()
         job.states.keep_residents()
     except (PreemptedError, InterruptedByUserError):
@@ -185,17 +188,20 @@ def _judge_and_save(job: Job, step: int, states: Mapping[str, State], carry: Car
         for state in states.values():
             job.states.take_up(state)
         job.retention.drop_kept_at_stop(step)  # before the new ones come: a disk may have no room for both
-        _save(job, step, states, carry, healthy=not stops)
+        _save(job, Done(step, states, carry), _recorded(job, step), healthy=not stops)
     if stops:
         job.states.saves.finish()
         raise HealthStopError("; ".join(stops), hint=_after_health_stop(job))
     job.retention.apply()
 
 
-def _save(job: Job, step: int, states: Mapping[str, State], carry: Carry, *, healthy: bool) -> None:
-    lines = Recorded(job.journal.seq, job.ledger.end_of(step))
-    for state in states.values():
-        job.states.save(state, carry, job.journal.figures(step), lines, healthy=healthy)
+def _recorded(job: Job, step: int) -> Recorded:
+    return Recorded(job.journal.seq, job.ledger.end_of(step))
+
+
+def _save(job: Job, done: Done, lines: Recorded, *, healthy: bool) -> None:
+    for state in done.states.values():
+        job.states.save(state, done.carry, job.journal.figures(done.step), lines, healthy=healthy)
 
 
 def _after_health_stop(job: Job) -> str:
@@ -248,12 +254,7 @@ class _BestBefore:
 
 
 def _save_best(job: Job, actor: State, figures: Mapping[str, float]) -> None:
-    """Keep the weights of the actor that the figures are of, if none before was as good."""
-    metric = job.recipe.checkpoint.best
-    if metric is None or metric not in figures:
-        return
-    seen = [value for _, value in history(job.journal.lines())[metric]]
-    registered = find(metric)
-    best = min(seen) if registered is not None and registered.better == "lower" else max(seen)
-    if figures[metric] == best:
-        job.states.save_best(actor, metric, figures[metric])
+    """Keep the weights of the actor that the figures are of, if they are among the best so far."""
+    best = job.best
+    if best is not None and best.metric in figures:
+        best.offer(actor, figures[best.metric], lambda folder: job.states.actor_at(actor).save_weights(folder))

@@ -10,6 +10,7 @@ from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.parallel import layouts
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
+from ppoctl.store.retention import LEAST_KEPT
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class StoragePlan:
     """Files of a run on disk. Bytes are estimates, None for a model that is not a local folder of a known family."""
 
     saves: int
-    keep_last: int
+    keep_last: int | None
+    """Pairs of states that are kept; None: all."""
     records_bytes: int
     """Bytes that the stages of one step commit, all responses of full length."""
     records_kept_bytes: int
@@ -26,14 +28,15 @@ class StoragePlan:
     state_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of one saved state, by role."""
     states_bytes: int | None = None
-    """Bytes of the kept pairs of states, of one more while it is written, and of the best actor's weights."""
+    """Bytes of the kept pairs of states, of one while it is written, of one that a stop leaves, and of the weights of
+    the best actors, with one more while these are replaced."""
 
 
 def storage_of(recipe: Recipe) -> StoragePlan:
     """Files that the run will have on disk, from its recipe alone."""
     every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
     saves, records = ceil(recipe.steps / every), sum(records_of(batch_of(recipe)).values())
-    found = StoragePlan(saves, keep, records, records * min(recipe.steps, keep * every))
+    found = StoragePlan(saves, keep, records, records * min(recipe.steps, (keep or LEAST_KEPT) * every))
     models = {role: model_of(recipe, role) for role in layouts(recipe)}
     shapes = {role: shape for role, model in models.items() if (shape := model.shape) is not None}
     if shapes.keys() != models.keys():
@@ -43,10 +46,11 @@ def storage_of(recipe: Recipe) -> StoragePlan:
         for role, layout in layouts(recipe).items()
     }
     parameters = count_parameters(shapes["actor"])
-    best = parameters * models["actor"].weight_bytes if recipe.checkpoint.best else 0
+    best = min(recipe.checkpoint.best_keep, recipe.steps) + 1 if recipe.checkpoint.best else 0
+    pairs = min(saves, keep or saves) + 2
     return replace(
         found,
         parameters=parameters,
         state_bytes=states,
-        states_bytes=(min(saves, keep) + 1) * sum(states.values()) + best,
+        states_bytes=pairs * sum(states.values()) + best * parameters * models["actor"].weight_bytes,
     )

@@ -45,7 +45,7 @@ def _is_below(path: KeyPath, tops: Sequence[str]) -> bool:
 def differences(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:
     """(dotted key, old value, new value) of every key that differs; None where one of the two does not have the key
     (another alternative was chosen, an evaluation set came or went)."""
-    before, after = ({found.path: found.value for found in tree.values(recipe)} for recipe in (old, new))
+    before, after = ({found.path: found.shown for found in tree.values(recipe)} for recipe in (old, new))
     differing = [path for path in {**before, **after} if before.get(path) != after.get(path)]
     return [(dotted(path), before.get(path), after.get(path)) for path in differing]
 

@@ -11,7 +11,7 @@ from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import as_toml, section
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
-from ppoctl.table import OFF, OrOff
+from ppoctl.table import word_for_none
 
 REQUIRED = "required"
 
@@ -124,6 +124,6 @@ def _range(key: tree.Key) -> str:
         parts += [f"{word} {getattr(constraint, bound)}" for bound, word in words if hasattr(constraint, bound)]
         if getattr(constraint, "pattern", None):
             parts.append(f"matches {constraint.pattern}")
-    if OrOff in key.field.metadata:
-        parts.append(f'or "{OFF}"')
+    if word := word_for_none(key.field.metadata):
+        parts.append(f'or "{word}"')
     return ", ".join(parts)

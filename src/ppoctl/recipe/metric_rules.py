@@ -7,7 +7,7 @@ from ppoctl import metrics
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.problems import Conflict, rules_of
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import CheckpointTable, Recipe
 from ppoctl.rewards.gsm8k import Gsm8kReward
 
 _CLIPS = {
@@ -135,8 +135,17 @@ def the_best_state_is_judged_by_a_metric_that_says_which_is_better(recipe: Recip
     metric, key = metrics.find(best), ("checkpoint", "best")
     if metric is None:
         yield Conflict(metrics.unknown(best), (key,), "ppoctl recipes metrics")
-    elif metric.better is None:
-        yield Conflict(f"`{best}` does not say which of two actors is better", (key,), "ppoctl recipes metrics")
+    elif metric.better is None and recipe.checkpoint.best_direction is None:
+        says = f"`{best}` does not say which of two actors is better"
+        yield Conflict(says, (key,), "--set checkpoint.best_direction=lower")
+
+
+def how_best_actors_are_kept_is_said_where_some_are(recipe: Recipe) -> Iterator[Conflict]:
+    checkpoint = recipe.checkpoint
+    for name in ("best_keep", "best_direction"):
+        if checkpoint.best is None and getattr(checkpoint, name) != type(checkpoint).model_fields[name].default:
+            says = f"`checkpoint.{name}` is set, and no best actor is kept"
+            yield Conflict(says, (("checkpoint", name),), "--set checkpoint.best=reward/score_mean")
 
 
 def a_set_name_is_part_of_a_metric_name(recipe: Recipe) -> Iterator[Conflict]:
@@ -146,6 +155,12 @@ def a_set_name_is_part_of_a_metric_name(recipe: Recipe) -> Iterator[Conflict]:
 
 
 METRIC_RULES = rules_of(globals())
+
+
+def is_lower_better(checkpoint: CheckpointTable) -> bool:
+    """Whether the actor with the lower figure is the best one: as written, else as the registry has it."""
+    metric = metrics.find(checkpoint.best or "")
+    return (checkpoint.best_direction or (metric.better if metric is not None else None)) == "lower"
 
 
 def _reported_at(recipe: Recipe, name: str) -> Sequence[int]:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
-from ppoctl.table import OFF, OrOff
+from ppoctl.table import word_for_none
 
 
 def partial(written: Mapping[str, Any], error: ValidationError) -> Recipe:
@@ -28,7 +28,7 @@ def _table(table: tree.TableNode, written: Mapping[str, Any], path: KeyPath, wro
         is_wrong = inner in wrong or (_is_value(key) and _is_within(inner, wrong))
         if is_wrong or (name not in written and key.required):
             absent.append(key.attribute)
-        elif OrOff in key.field.metadata and written.get(name) == OFF:
+        elif name in written and written[name] == word_for_none(key.field.metadata):
             usable[name] = None
         elif name in written:
             _keep(usable, absent, key, _value(key.node, written[name], inner, wrong))

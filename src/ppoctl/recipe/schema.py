@@ -39,7 +39,7 @@ from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable
 from ppoctl.recipe.slurm import SlurmTable as SlurmTable
 from ppoctl.rewards.kinds import KINDS
 from ppoctl.rewards.table import RewardTable
-from ppoctl.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrOff, Positive
+from ppoctl.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive
 from ppoctl.table import Table as Table
 
 
@@ -210,11 +210,17 @@ class CheckpointTable(Table):
     optimizer; a save gathers the state in host memory of the first data rank. dp: the same layout with any number of
     data ranks; each rank writes its own shard. The state of any other optimizer can be loaded under every layout
     without one, at no cost."""
-    keep_last: Annotated[int, SPEED, Field(ge=2)] = 2
-    """Healthy actor and critic pairs to keep; the last healthy one is never deleted."""
+    keep_last: Annotated[int | None, SPEED, Field(ge=2), OrAll] = 2
+    """Healthy actor and critic pairs to keep; the last healthy one is never deleted. "all": none is, while the
+    records of steps stay for the last two only. A pair that was saved because the run was stopped counts as none of
+    these, and goes when a later one is saved."""
     best: Annotated[str | None, REPORTING] = None
     """Metric whose best actor is kept besides, as weights only; absent: none. It is the actor that was measured: the
     one a step began with for figures of training, the one it made for evaluations."""
+    best_keep: Annotated[int, REPORTING, AtLeastOne] = 1
+    """Best actors to keep; of equal ones the later (NeMo-RL's `keep_top_k`, which counts whole states)."""
+    best_direction: Annotated[Literal["higher", "lower"] | None, REPORTING] = None
+    """Which value of the metric is better; absent: as `ppoctl recipes metrics` says."""
     keep_rollouts_every_steps: Annotated[int, REPORTING, NotNegative] = 10
     """Steps between those whose rollouts stay readable after their folder is no longer needed; 0: none stay."""
 

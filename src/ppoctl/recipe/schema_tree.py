@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from ppoctl.recipe.marks import Marked, marked
 from ppoctl.recipe.origins import KeyPath
-from ppoctl.table import Effect, KindOr
+from ppoctl.table import Effect, KindOr, word_for_none
 
 ANY_NAME = "*"
 
@@ -209,6 +209,11 @@ class Value:
     usual: Any
     """The value where the key is not written: the default of the table around it, or, where that is another table or
     none, of the key."""
+
+    @property
+    def shown(self) -> Any:
+        """The value as a person writes it: a word where that makes it absent."""
+        return word_for_none(self.key.field.metadata) if self.value is None else self.value
 
 
 def values(table: BaseModel, path: KeyPath = (), default: object = None) -> Iterator[Value]:

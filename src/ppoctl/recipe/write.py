@@ -3,19 +3,22 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import as_toml
 from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.schema import HealthTable, Recipe
-from ppoctl.table import OFF
+from ppoctl.recipe.schema import Recipe
 
 
 def recipe_as_toml(recipe: Recipe) -> str:
-    """TOML text; absent values are left out (TOML has no null) or, where they are not absent by default, `"off"`. So
-    loading it gives an equal recipe."""
+    """TOML text; absent values are left out (TOML has no null) or, where they are not absent by default, `"off"` or
+    `"all"`. So loading it gives an equal recipe."""
     values = recipe.model_dump(mode="json", by_alias=True)
-    for name, rule in HealthTable().model_dump().items():
-        bounds = values["health"][name]
-        bounds |= {side: OFF for side in ("min", "max") if bounds[side] is None and rule[side] is not None}
+    for found in tree.values(recipe):
+        if found.value is None and found.usual is not None:
+            table = values
+            for name in found.path[:-1]:
+                table = table[name]
+            table[found.path[-1]] = found.shown
     return "\n".join(_table(values, ())).lstrip("\n") + "\n"
 
 

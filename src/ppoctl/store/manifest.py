@@ -1,17 +1,21 @@
 """The manifest: the only definition of *complete*, read by one function, for data and states alike. Light."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppoctl.batch.digest import FileDigest, file_digest
 from ppoctl.batch.sealed import BrokenSealError, how_to_mend, seal, unseal
 from ppoctl.errors import CorruptArtifactError, quoted
 from ppoctl.store.disk import require_format, storage_error
 from ppoctl.store.layout import FORMAT, MANIFEST
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import State
 
 DIGEST_THREADS = 8
 """How many files are read side by side."""
@@ -38,11 +42,30 @@ class Manifest:
     figures: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
-    """States: `updates`, `carry`, `replay`, `healthy`, `layout`."""
+    """States: `updates`, `carry`, `replay`, `healthy`, `at_stop`, `layout`."""
 
     def to_text(self) -> str:
         """The file: JSON that ends with its own checksum."""
         return seal({"format": FORMAT, **asdict(self)}, indent=1)
+
+
+def of_state(
+    stage: str, state: "State", extra: Mapping[str, Any], attempt: int, versions: Mapping[str, str]
+) -> Manifest:
+    """The manifest of what is written of a state now, without its files."""
+    return Manifest(
+        stage=stage,
+        step=state.step,
+        identity=state.lineage,
+        inputs=(),
+        fingerprint="",
+        files={},
+        seconds=0.0,
+        committed_at=time.time(),
+        attempt=attempt,
+        versions=dict(versions),
+        extra=dict(extra),
+    )
 
 
 def read(folder: Path) -> Manifest | None:

@@ -4,6 +4,7 @@ on."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ppoctl.errors import CorruptArtifactError
 from ppoctl.store import manifest as manifests
@@ -19,8 +20,12 @@ def saved_steps(layout: RunLayout, roles: Sequence[str]) -> list[int]:
 
 def is_healthy(layout: RunLayout, roles: Sequence[str], step: int) -> bool:
     """Whether no health rule stopped the run at this step, of which the states are saved."""
-    found = [manifests.read(layout.state(role, step)) for role in roles]
-    return all(item is not None and bool(item.extra.get("healthy", True)) for item in found)
+    return all(extra.get("healthy", True) for extra in extras_of(layout, roles, step))
+
+
+def extras_of(layout: RunLayout, roles: Sequence[str], step: int) -> list[dict[str, Any]]:
+    """What the manifests of a saved step's states say besides, one for each role."""
+    return [manifests.require(layout.state(role, step)).extra for role in roles]
 
 
 def healthy_steps(layout: RunLayout, roles: Sequence[str]) -> list[int]:
@@ -28,10 +33,15 @@ def healthy_steps(layout: RunLayout, roles: Sequence[str]) -> list[int]:
     return [step for step in saved_steps(layout, roles) if is_healthy(layout, roles, step)]
 
 
+LEAST_KEPT = 2
+"""Pairs behind the oldest of which steps are not needed, where all states are kept."""
+
+
 @dataclass
 class Retention:
     """Deletes states older than those of the last `keep_last` healthy steps, and step folders that no kept state
-    needs.
+    needs. A step that was saved only because the run was stopped counts as none of these: its states go when later
+    ones are saved.
 
     Steps up to the oldest kept state are not needed to restore anything; a sample of them keeps what people look at.
     A folder is looked at once by each process, so that a step costs the same however long the run is.
@@ -39,7 +49,8 @@ class Retention:
 
     attempt: Attempt
     outlines: Outlines
-    keep_last: int
+    keep_last: int | None
+    """None: no state is deleted."""
     keep_rollouts_every_steps: int
     _retired: int = 0
     """Last step whose folder has been looked at."""
@@ -47,21 +58,39 @@ class Retention:
     def apply(self) -> list[int]:
         """Delete what may go by now. Returns the steps whose folders were looked at."""
         layout = self.attempt.layout
-        healthy = healthy_steps(layout, self.outlines.roles)
-        if healthy:
-            self.drop_kept_at_stop(healthy[-1])
-        if len(healthy) < self.keep_last:
-            return []
-        oldest_kept = healthy[-self.keep_last]
-        for role in self.outlines.roles:
-            for step in layout.saved_steps(role):
-                if step < oldest_kept:
-                    self.attempt.remove(layout.state(role, step))
+        count = self.keep_last or LEAST_KEPT
+        kept, stopped_at = self._newest_healthy(count)
+        if kept or stopped_at:
+            self.drop_kept_at_stop(max(*kept, *stopped_at, 0))
+        oldest_kept = kept[-1] if len(kept) == count else 0
+        if self.keep_last is not None:
+            self._drop_states([step for step in stopped_at if step < max(kept, default=0)], before=oldest_kept)
         gone = [step for step in range(self._retired + 1, oldest_kept + 1) if layout.step(step).is_dir()]
         for step in gone:
             self._retire(step)
         self._retired = max(self._retired, oldest_kept)
         return gone
+
+    def _newest_healthy(self, count: int) -> tuple[list[int], list[int]]:
+        """The newest `count` healthy saved steps, newest first, and those besides at which the run was stopped, back
+        to the oldest of them."""
+        kept: list[int] = []
+        stopped_at: list[int] = []
+        for step in reversed(saved_steps(self.attempt.layout, self.outlines.roles)):
+            if len(kept) == count:
+                break
+            extras = extras_of(self.attempt.layout, self.outlines.roles, step)
+            if all(extra.get("healthy", True) for extra in extras):
+                (stopped_at if any(extra.get("at_stop", False) for extra in extras) else kept).append(step)
+        return kept, stopped_at
+
+    def _drop_states(self, steps: Sequence[int], *, before: int) -> None:
+        """Delete the states of these steps, and of all before one."""
+        layout = self.attempt.layout
+        for role in self.outlines.roles:
+            for step in layout.saved_steps(role):
+                if step < before or step in steps:
+                    self.attempt.remove(layout.state(role, step))
 
     def drop_kept_at_stop(self, saved: int) -> None:
         """Delete what a stop left of steps up to one that is saved, or is about to be: engines are past it."""

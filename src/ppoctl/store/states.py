@@ -62,6 +62,8 @@ class Recorded:
 
     journal_seq: int
     ledger_bytes: int
+    at_stop: bool = False
+    """Whether the step was saved only because the run was stopped after it."""
 
 
 @dataclass
@@ -218,37 +220,11 @@ class States:
             resharded.append(role)
         return resharded
 
-    def save_best(self, state: State, metric: str, value: float) -> None:
-        """Keep the actor's weights, replacing the previous best."""
-        manifest = self._manifest("best", state, {"updates": state.updates, "metric": metric, "value": value})
-        folder = self.layout.best / f"{state.step:06d}"
-        existing = manifests.read(folder)
-        if existing is not None and existing.identity != state.lineage:
-            self.attempt.remove(folder)  # of a step that was dropped and drawn again
-            existing = None
-        if existing is None:
-            artifact.commit(folder, self.actor_at(state).save_weights, manifest, self.attempt, no_listener)
-        for other in self.layout.best.iterdir():
-            if other != folder:
-                self.attempt.remove(other)
-
     def _draft(self, folder: Path, state: State) -> Draft:
         return Draft(folder, self.attempt, moments(self.observers, state.step, f"state/{state.role}"))
 
-    def _manifest(self, stage: str, state: State, extra: dict[str, Any]) -> Manifest:
-        return Manifest(
-            stage=stage,
-            step=state.step,
-            identity=state.lineage,
-            inputs=(),
-            fingerprint="",
-            files={},
-            seconds=0.0,
-            committed_at=time.time(),
-            attempt=self.attempt.number,
-            versions=self.versions,
-            extra=extra,
-        )
+    def _manifest(self, stage: str, state: State, extra: Mapping[str, Any]) -> Manifest:
+        return manifests.of_state(stage, state, extra, self.attempt.number, self.versions)
 
     def _bring(self, state: State) -> Trainer:
         resident = self._resident[state.role]

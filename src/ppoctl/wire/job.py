@@ -10,11 +10,13 @@ from ppoctl.batch.records import Evaluation, State, Update
 from ppoctl.loop.run import Health, Job
 from ppoctl.loop.stories import Story, stage_of, story_at
 from ppoctl.ports import Gate, Generator
+from ppoctl.recipe.metric_rules import is_lower_better
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
 from ppoctl.stages.drawing import Drawing, Progress
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
+from ppoctl.store.best import BestStates
 from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger
@@ -87,6 +89,7 @@ def assemble(
             keep_last=newest.checkpoint.keep_last,
             keep_rollouts_every_steps=newest.checkpoint.keep_rollouts_every_steps,
         ),
+        best=_best(attempt, newest, around.versions),
         health=around.health,
         story=story,
         outlines=outlines,
@@ -96,6 +99,13 @@ def assemble(
         say=around.say,
     )
     return job, generator
+
+
+def _best(attempt: Attempt, recipe: Recipe, versions: Mapping[str, str]) -> BestStates | None:
+    checkpoint = recipe.checkpoint
+    if checkpoint.best is None:
+        return None
+    return BestStates(attempt, checkpoint.best, is_lower_better(checkpoint), checkpoint.best_keep, versions)
 
 
 def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Sockets, around: JobContext) -> States:

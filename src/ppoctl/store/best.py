@@ -1,0 +1,58 @@
+"""The best actors: weights alone, each with the figure that it was judged by."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ppoctl.errors import CorruptArtifactError
+from ppoctl.store import artifact
+from ppoctl.store import manifest as manifests
+from ppoctl.store.attempt import Attempt
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import State
+
+
+@dataclass(frozen=True)
+class BestStates:
+    """The actors of a run whose figures were best, one folder for each step that they are of. What is kept is judged
+    by what is there, so that a run that goes over its steps again keeps the same."""
+
+    attempt: Attempt
+    metric: str
+    lower_is_better: bool
+    keep: int
+    versions: Mapping[str, str]
+
+    def offer(self, state: "State", value: float, save_weights: Callable[[Path], None]) -> None:
+        """Keep the actor's weights unless as many as may be kept are better, and delete the worst that are too many;
+        of equal ones the later is better. One that was kept for another metric is worse than all."""
+        folder = self.attempt.layout.best / f"{state.step:06d}"
+        existing = manifests.read(folder)
+        if existing is not None and existing.identity != state.lineage:
+            self.attempt.remove(folder)  # of a step that was dropped and drawn again
+            existing = None
+        others = sorted((self._rank(other), other) for other in self.attempt.layout.best_states() if other != folder)
+        if sum(rank > (self._signed(value), state.step) for rank, _ in others) >= self.keep:
+            return
+        if existing is None:
+            extra = {"updates": state.updates, "metric": self.metric, "value": value}
+            manifest = manifests.of_state("best", state, extra, self.attempt.number, self.versions)
+            artifact.commit(folder, save_weights, manifest, self.attempt, lambda _: None)
+        for _, other in others[: max(len(others) + 1 - self.keep, 0)]:
+            self.attempt.remove(other)
+
+    def _rank(self, folder: Path) -> tuple[float, int]:
+        """What kept actors are compared by: the greater is the better."""
+        try:
+            manifest = manifests.read(folder)
+        except CorruptArtifactError:
+            manifest = None
+        if manifest is None or manifest.extra["metric"] != self.metric:
+            return -inf, int(folder.name)
+        return self._signed(manifest.extra["value"]), int(folder.name)
+
+    def _signed(self, value: float) -> float:
+        return -value if self.lower_is_better else value
