@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from ppoctl.recipe.features import SECTIONS, Feature, FeatureKey, features
 from ppoctl.recipe.foreign import systems
-from ppoctl.recipe.keys import KeyLine
+from ppoctl.recipe.keys import REQUIRED, KeyLine
 from ppoctl.recipe.marks import Marked
 
 HEAD = """# Algorithms
@@ -77,7 +77,8 @@ def _feature(feature: Feature) -> list[str]:
     lines += [f"{text}  " for text in _sentences(feature.told)]
     if feature.is_one_key:
         line = feature.keys[0].line
-        lines += [f"May be: {_allowed(line)}; default: `{line.default}`."]
+        usual = REQUIRED if line.default == REQUIRED else f"default: `{line.default}`"
+        lines += [f"May be: {_allowed(line)}; {usual}."]
     elif feature.keys:
         lines += ([""] if lines[-1] else []) + ["| key | default | may be | what it is |", "|---|---|---|---|"]
         lines += [_row(key) for key in feature.keys]
