@@ -121,7 +121,8 @@ def test_no_row_waits_for_a_key() -> None:
 
 PENDING = {
     'ppo.advantages.kind = "monte_carlo"', "ppo.advantages.gae_lambda_value", "ppo.advantages.length_adaptive_alpha",
-    'ppo.truncated = "filter"', "reward.clip.high", "reward.clip.low", "reward.moments.kind", 'reward.moments.kind = "reference"', "reward.moments.std",
+    'ppo.truncated = "filter"', "reward.clip.high", "reward.clip.low", "reward.moments.kind",
+    'reward.moments.kind = "reference"', "reward.moments.std",
     "reward.overlong", "reward.overlong.buffer_tokens", "reward.overlong.max_tokens", "reward.overlong.penalty",
     "reward.unfinished_factor", "epochs", "checkpoint.best_direction", "checkpoint.best_keep",
 }  # fmt: skip
