@@ -77,7 +77,13 @@ class PpoTable(Table):
     """Rejection of tokens or sequences on which sampler and trainer lie too far apart."""
     max_sequence_gap: Annotated[float | None, RESULTS, AboveOne] = None
     """Largest mean over a sequence's tokens of exp|trainer's - sampler's log-prob| (1: they agree) with which it
-    counts in the actor's loss (NeMo-RL's `seq_logprob_error_threshold`); absent: any."""
+    counts in the actor's loss (NeMo-RL's `seq_logprob_error_threshold`); absent: any.
+
+    Formula: counts where mean_t(exp(|trainer - sampler|)) <= max_sequence_gap
+    Source: NeMo-RL (`seq_logprob_error_threshold`)
+    Default of: NeMo-RL (off); nobody else has it
+    Figures: mismatch/gap_mean_abs
+    """
 
     @property
     def corrects_rollouts(self) -> bool:
