@@ -35,7 +35,7 @@ class Surrogate:
     needs_entropy: bool = False
 
     def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        old_logprobs = outputs.values.detach() if self.old_logprobs is None else outputs.of(self.old_logprobs)
+        old_logprobs = outputs.values if self.old_logprobs is None else outputs.of(self.old_logprobs)
         return self.kind.losses(outputs.values, old_logprobs, outputs.of(self.advantages), mask)
 
 
