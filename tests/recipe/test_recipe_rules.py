@@ -24,6 +24,24 @@ CASES: list[tuple[str, list[str], str]] = [
         '(default), `ppo.kl.estimator` = `"k1"` (--set)',
     ),
     (
+        "the_whole_divergence_is_no_estimate",
+        ["ppo.kl={place='reward', coef=0.1, estimator='full', input_clamp=20.0}"],
+        "--set: the sum over the vocabulary has no difference of two log-probs to clamp: `ppo.kl.estimator` = "
+        '`"full"` (--set), `ppo.kl.input_clamp` = `20.0` (--set)',
+    ),
+    (
+        "the_whole_divergence_is_no_estimate",
+        ["ppo.kl={place='loss', coef=0.1, estimator='full', gradient='k2'}"],
+        '--set: the sum over the vocabulary has its own gradient: `ppo.kl.estimator` = `"full"` (--set), '
+        '`ppo.kl.gradient` = `"k2"` (--set)',
+    ),
+    (
+        "the_whole_divergence_is_no_estimate",
+        ["ppo.kl={place='loss', coef=0.1, estimator='full'}", "ppo.old_logprobs=sampler"],
+        "--set: the sum over the vocabulary is read in a forward pass of the actor, and none is run: "
+        '`ppo.kl.estimator` = `"full"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
+    ),
+    (
         "a_coefficient_that_adapts_stays_positive",
         [
             "ppo.kl={place='reward', coef=0.1, adaptive={target_per_sequence=0.1, horizon_seqs=1}}",
