@@ -52,6 +52,19 @@ def test_k1_and_k3_average_to_the_divergence():
         FLOAT32.check((p.exp() * kl_estimate(p[None], q[None], kind=kind)[0]).sum(), divergence)
 
 
+def test_k2_averages_to_the_divergence_to_second_order():
+    # Half as far away, the divergence is a quarter and what k2 is off by an eighth.
+    logits, direction = normal(5, seed=0).double(), normal(5, seed=1).double()
+    off = []
+    for step in (0.02, 0.01):
+        p, q = logits.log_softmax(-1), (logits + step * direction).log_softmax(-1)
+        divergence = (p.exp() * (p - q)).sum()
+        estimate = (p.exp() * kl_estimate(p[None], q[None], kind="k2")[0]).sum()
+        off.append(((estimate - divergence).abs() / divergence).item())
+    assert off[0] < 0.02
+    assert 1.9 < off[0] / off[1] < 2.1
+
+
 def test_as_a_loss_k1_pulls_nowhere():
     FLOAT32.check(expected_gradient("k1", normal(5, seed=0), normal(5, seed=1)), torch.zeros(5))
 
