@@ -352,6 +352,12 @@ CASES: list[tuple[str, list[str], str]] = [
         '`expect."policy/loss".at_step` = `3` (--set), `ppo.critic_only_steps` = `3` (--set)',
     ),
     (
+        "an_expected_figure_is_reported_at_that_step",  # who asks for log-probs before the update has it at each
+        ["ppo.old_logprobs=sampler", "ppo.critic_only_steps=3", 'expect."mismatch/gap_k3"={max=9, at_step=3}'],
+        "--set: `mismatch/gap_k3` is expected at step 3, where only the critic trains: "
+        '`expect."mismatch/gap_k3".at_step` = `3` (--set), `ppo.critic_only_steps` = `3` (--set)',
+    ),
+    (
         "an_expected_figure_is_reported_at_that_step",
         ['expect."reward/score_mean"={min=0.1, at_step=0}'],
         "--set: `reward/score_mean` is expected at step 0, which is before the first; steps count from 1: "
