@@ -13,7 +13,7 @@ from ppoctl.batch.records import State
 from ppoctl.errors import MismatchError, NonFiniteError
 from ppoctl.ports import Asked, Minibatch, MinibatchResult, OptimizerStep, Said
 from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
-from ppoctl.ppo.correction import kept_by_ratio, plain_weights, truncated_weights
+from ppoctl.ppo.correction import inside_weights, kept_by_ratio, plain_weights, truncated_weights
 from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
@@ -245,6 +245,10 @@ def test_a_correction_that_leaves_nothing_stops_the_run_and_says_so() -> None:
     with pytest.raises(MismatchError, match=r"leaves `0` of the 5 tokens of step 5") as raised:
         corrected((nothing,))
     assert (raised.value.exit_code, str(raised.value.hint).startswith("ppoctl status")) == (5, True)
+    # All count, and none weighs anything.
+    weighs_nothing = replace(TIS, weigh=partial(inside_weights, min_ratio=8.0, max_ratio=9.0))
+    with pytest.raises(MismatchError, match="leaves `0` of the 5 tokens"):
+        weighs_nothing.run(hand.rollouts(stamps=["actor@4:a"] * 2), hand.logprobs())
     # The row that is kept has no score.
     kept = torch.tensor([[True, True, False], [False, False, False]])
     unscored = replace(hand.advantages(torch.zeros(2, 3)), mask=~kept & hand.MASK, returns=torch.zeros(2, 3))
