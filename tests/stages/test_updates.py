@@ -232,6 +232,14 @@ def test_each_test_of_a_sequence_sees_all_its_tokens() -> None:
         assert found.figures()["correction/dropped_seqs"] == 1.0
 
 
+def test_a_response_without_a_counted_token_is_not_dropped() -> None:
+    mask = hand.MASK & torch.tensor([[False], [True]])
+    below = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
+    stage = CorrectionStage(plain_weights, False, (below,), False, "keys")
+    found = stage.run(hand.rollouts(mask=mask, sampler_logprobs=hand.ACTOR * mask), hand.logprobs())
+    assert found.figures()["correction/dropped_seqs"] == 0.0
+
+
 def test_weights_are_normalized_over_what_is_left() -> None:
     whole = partial(kept_by_ratio, level="sequence_sum", min_ratio=None, max_ratio=5.0)
     found = corrected((whole,), normalize=True)
