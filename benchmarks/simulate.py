@@ -317,12 +317,14 @@ class Call:
 
 
 def calls(recipe: Recipe, batch: Batch) -> list[Call]:
-    """The calls of one step: values, log-probs with entropies, the reference's (with entropies too), updates."""
+    """The calls of one step: values, log-probs with entropies, the reference's (with entropies too), updates. Who
+    asks for no log-probs before the update has entropies of it."""
     sequences, ppo = sequences_bytes(batch), recipe.ppo
-    entropies = ppo.epochs if ppo.policy_loss.entropy_coef else 0
+    asks_before = ppo.old_logprobs == "trainer"
+    entropies = ppo.epochs if ppo.policy_loss.entropy_coef or not asks_before else 0
     return [
         Call(sequences, 1),  # which are in every node's store from then on
-        Call(0, 2),
+        *([Call(0, 2)] if asks_before else []),
         *([Call(0, 2)] if batch.has_reference else []),
         Call(update_input_bytes(batch, "critic") - sequences, ppo.critic_epochs or ppo.epochs),
         Call(update_input_bytes(batch, "actor") - sequences, ppo.epochs + entropies),

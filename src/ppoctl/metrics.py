@@ -96,6 +96,14 @@ ADVANTAGE_RAW_STD = Metric(
     "above 0, falling as the critic learns",
 )
 ADVANTAGE_RAW_ABS_MAX = Metric("advantage/raw_abs_max", "reward", "largest |advantage| before whitening")
+TRAINED_SEQS = Metric(
+    "trained/seqs", "sequences", "responses that have trained so far, this step and all before (those with a score)"
+)
+TRAINED_TOKENS = Metric(
+    "trained/tokens",
+    "tokens",
+    "response tokens that have counted in a loss so far; each once, whatever ppo.epochs is",
+)
 VALUE_EXPLAINED_VARIANCE = Metric(
     "value/explained_variance", "share", "1 - Var(return - value) / Var(return)", "rising towards 1"
 )

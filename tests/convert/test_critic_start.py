@@ -19,6 +19,7 @@ from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronCritic
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.model.reading import read_shape
+from ppoctl.preflight.check import check
 from ppoctl.preflight.model import require_critic
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import CriticModelTable, Recipe
@@ -145,6 +146,19 @@ def test_a_critic_reads_every_token_as_the_actor_does(model: Model, reward: Path
     edit_json(other / "config.json", vocab_size=100)
     with pytest.raises(RecipeError, match=r"whose `vocab_size` is `100`; that of `model\.path` is `101`"):
         require_critic(str(other), str(base))
+
+
+def test_a_critic_with_a_shorter_window_is_refused(model: Model, reward: Path, tmp_path: Path) -> None:
+    made = recipe(model("qwen2"), reward, tmp_path)
+
+    def said() -> list[str]:
+        return [problem.says for problem in check(made, rows=False).problems if "window" in problem.says]
+
+    edit_json(reward / "config.json", max_position_embeddings=33)  # 20 of a prompt and 13 of a response
+    assert said() == []
+    edit_json(reward / "config.json", max_position_embeddings=32)
+    assert [line.partition(" (")[0] for line in said()] == ["a window of 33 tokens"]
+    assert said()[0].endswith("does not fit the critic's 32 positions")
 
 
 def test_a_megatron_folder_says_whose_model_it_is(model: Model, tmp_path: Path) -> None:

@@ -198,7 +198,9 @@ class BigramTrainer:
         logs = filtered_logs(table[before], packed.targets, asked)
         chosen = logs.gather(1, packed.targets[:, None])[:, 0]
         entropy = packed.to_grid(-(logs.exp() * logs).sum(-1)) if asked.entropy else None
-        return Said(packed.to_grid(chosen), entropy)
+        others = torch.log_softmax(initial_table("actor")[before] / asked.temperature, -1)
+        full_kl = packed.to_grid((logs.exp() * (logs - others)).sum(-1)) if asked.full_kl else None
+        return Said(packed.to_grid(chosen), entropy, full_kl)
 
 
 def _tensor(path: Path) -> Tensor:

@@ -13,9 +13,9 @@ from tolerance import FLOAT32
 
 KINDS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
 
-# Three tokens in row 0, of which the middle one is a hole; three in row 1; none counts in row 2.
-LOSSES = torch.tensor([[6.0, 0.0, 1.0], [1.0, 2.0, 5.0], [0.0, 0.0, 0.0]])
-MASK = torch.tensor([[True, False, True], [True, True, True], [False, False, False]])
+# Three tokens in row 0, of which the middle one is a hole; three in row 1; none counts in row 2; one in row 3.
+LOSSES = torch.tensor([[6.0, 0.0, 1.0], [1.0, 2.0, 5.0], [0.0, 0.0, 0.0], [0.0, 4.0, 0.0]])
+MASK = torch.tensor([[True, False, True], [True, True, True], [False, False, False], [False, True, False]])
 
 
 def loss_of(found: Aggregation, losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -25,22 +25,22 @@ def loss_of(found: Aggregation, losses: torch.Tensor, mask: torch.Tensor) -> tor
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("token_mean", (7 + 8) / 5),  # five tokens count
-        ("sequence_mean_token_mean", (7 / 2 + 8 / 3) / 2),  # two tokens and three, two sequences
-        ("sequence_mean_token_sum", (7 + 8) / 2),
-        ("fixed_length", (7 / 4 + 8 / 4) / 2),  # a response may have four tokens
+        ("token_mean", (7 + 8 + 4) / 6),  # six tokens count
+        ("sequence_mean_token_mean", (7 / 2 + 8 / 3 + 4) / 3),  # two tokens, three and one; three sequences
+        ("sequence_mean_token_sum", (7 + 8 + 4) / 3),
+        ("fixed_length", (7 / 4 + 8 / 4 + 4 / 4) / 3),  # a response may have four tokens
     ],
 )
-def test_two_sequences_by_hand(kind, expected):
+def test_three_sequences_by_hand(kind, expected):
     FLOAT32.check(loss_of(aggregation(kind, max_new_tokens=4), LOSSES, MASK), expected)
 
 
-@pytest.mark.parametrize(("kind", "expected"), list(zip(KINDS, (5, 2, 2, 2), strict=True)))
+@pytest.mark.parametrize(("kind", "expected"), list(zip(KINDS, (6, 3, 3, 3), strict=True)))
 def test_a_row_in_which_nothing_counts_is_in_no_total(kind, expected):
     found = aggregation(kind, max_new_tokens=4)
-    assert found.total(MASK) == found.total(MASK[:2]) == expected
-    assert found.total(MASK[2:]) == 0
-    assert float(found.summed(LOSSES[2:], MASK[2:])) == 0.0
+    assert found.total(MASK) == found.total(MASK[[0, 1, 3]]) == expected
+    assert found.total(MASK[2:3]) == 0
+    assert float(found.summed(LOSSES[2:3], MASK[2:3])) == 0.0
 
 
 @settings(deadline=None, max_examples=30)

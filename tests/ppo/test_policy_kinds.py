@@ -149,6 +149,14 @@ def test_holes_empty_rows_single_tokens_and_huge_ratios_have_finite_losses(kind,
 
 
 @every_kind
+@pytest.mark.parametrize("nats", [300.0, -300.0])
+def test_sequences_hundreds_of_nats_away_have_finite_losses_and_gradients(kind, nats):
+    far, mask = torch.full((2, 3), nats), torch.ones(2, 3, dtype=torch.bool)
+    for found in losses_and_gradient(kind, far, OLD, ADVANTAGES, mask):
+        assert bool(found.isfinite().all())
+
+
+@every_kind
 def test_padding_the_order_of_rows_and_a_cut_change_nothing(kind):
     mask = holey_mask(6, 5, seed=3)
     grids = [*(normal(6, 5, seed=seed) / 2 for seed in range(3)), mask]

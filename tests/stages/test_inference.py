@@ -234,7 +234,7 @@ def test_a_penalty_in_the_reward_is_subtracted_from_every_token() -> None:
     found = advantages(penalty=penalty).run(*GATHERED)
     # k1 = actor - reference: 0.5, -0.5; 0, 0.5, -1. The reward of the answer stands at its last token.
     FLOAT32.check(found.token_rewards, torch.tensor([[-0.05, 1.05, 0.0], [0.0, -0.05, 2.1]]))
-    assert found.carry == Carry(0.1)
+    assert found.carry == Carry(0.1, 2.0, 5.0)
 
 
 def test_a_coefficient_that_adapts_is_the_one_before_in_its_step_and_the_next_in_the_carry() -> None:
@@ -256,6 +256,16 @@ def test_a_coefficient_that_adapts_is_the_one_before_in_its_step_and_the_next_in
     assert "kl/measured" not in found.figures()
 
 
+def test_what_has_trained_is_counted_on_from_the_steps_before() -> None:
+    # Two tokens and three; without a score the second response has trained nothing.
+    for outcomes, seqs, tokens in (((0, 0), 2, 5), ((0, 2), 1, 2)):
+        inputs = (hand.rollouts(), hand.rewards(1.0, 0.0, outcomes=outcomes), hand.values(), hand.logprobs())
+        found = advantages().run(*inputs, Carry(trained_seqs=7.0, trained_tokens=90.0))
+        assert (found.carry.trained_seqs, found.carry.trained_tokens) == (7 + seqs, 90 + tokens)
+        assert found.figures()["trained/seqs"] == 7 + seqs
+        assert found.figures()["trained/tokens"] == 90 + tokens
+
+
 def test_clamps_hold_the_penalty_in_the_reward() -> None:
     # k1: 0.5, -0.5; 0, 0.5, -1.
     for clamps in ({"input_clamp": 0.2}, {"output_clamp": 0.2}):
@@ -267,7 +277,7 @@ def test_a_penalty_in_the_loss_is_not_in_the_reward() -> None:
     penalty = KlPenalty(place="loss", estimator="k2", coef=0.1)
     found = advantages(penalty=penalty).run(*GATHERED)
     FLOAT32.check(found.token_rewards, torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]))
-    assert (found.carry, advantages().run(*GATHERED).carry) == (Carry(0.1), Carry(0.0))
+    assert (found.carry.kl_coef, advantages().run(*GATHERED).carry.kl_coef) == (0.1, 0.0)
 
 
 def test_a_penalty_without_a_reference_is_no_step_without_a_penalty() -> None:

@@ -75,6 +75,19 @@ def test_finished_samples_of_a_rollout_that_stopped_are_not_drawn_again(tmp_path
     assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
 
 
+@pytest.mark.parametrize("source", ["sampler", "current"])
+def test_a_run_without_log_probs_before_its_updates_ends_the_same_wherever_it_stopped(
+    tmp_path: Path, source: str
+) -> None:
+    kl = {"place": "loss", "coef": 0.05}
+    tables = {"steps": 2, "ppo": {"epochs": 1, "minibatch_seqs": 8, "kl": kl, "old_logprobs": source}}
+    play(tmp_path / "whole", fake_recipe(**tables))
+    for moment in ("2 logprobs starts", "2 logprobs renamed", "2 actor_update starts", "2 actor_update renamed"):
+        layout = stop_at(tmp_path / moment, moment, **tables)
+        play(layout.root, fake_recipe(**tables))
+        assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
+
+
 EVALUATED = 4 + 4 * 1
 """Samples of an evaluation on fakes: four prompts, greedy and sampled."""
 

@@ -63,7 +63,18 @@ def test_a_state_remembers_its_updates_its_carry_and_the_kl_of_its_step(tmp_path
         saved = saved_state(RunLayout(tmp_path / "run"), role, 4)
         assert saved is not None
         state, carry = saved
-        assert (state.role, state.step, state.updates, carry) == (role, 4, 16, Carry(kl_coef=0.05))
+        assert (state.role, state.step, state.updates, carry.kl_coef) == (role, 4, 16, 0.05)
+
+
+@pytest.mark.parametrize("moment", ["3 advantages renamed", "4 rollout starts"])
+def test_what_has_trained_is_counted_over_all_steps_and_resumes(tmp_path: Path, moment: str) -> None:
+    layout = stop_at(tmp_path / "run", moment, **EVERY_SECOND)
+    journal = play(layout.root, fake_recipe(**EVERY_SECOND)).job.journal
+    drawn = [journal.figures(step)["rollout/tokens"] for step in range(1, 5)]
+    counted = [journal.figures(step)["trained/tokens"] for step in range(1, 5)]
+    assert counted == [sum(drawn[: step + 1]) for step in range(4)]
+    assert [journal.figures(step)["trained/seqs"] for step in range(1, 5)] == [8, 16, 24, 32]
+    assert saved_state(layout, "actor", 4)[1].trained_tokens == counted[-1]
 
 
 def test_a_run_that_goes_on_from_a_pair_ends_like_one_that_never_stopped(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """What is checked once the model's folder is known."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,6 +13,7 @@ from ppoctl.plan.memory import driver
 from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.wire import processes
+from ppoctl.wire.engines import build_engines
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -39,6 +42,21 @@ def test_roles_leave_that_are_listed_and_a_ray_has_the_store_that_plan_says(monk
     assert placed.critic.turns is placed.actor.turns
     assert left == ["generator", "generator"]
     assert placed.close.__self__._object_store_bytes == driver.object_store_bytes(recipe) > OBJECT_STORE_BYTES
+
+
+def test_the_first_state_of_a_role_descends_from_the_models_in_its_own_dtype() -> None:
+    sets = ["generator.engines=2", "model.dtype=float32"]  # two engines: nothing is started here
+
+    def digests(*more: str) -> Mapping[str, str]:
+        recipe = load([RECIPES / "quickstart.toml"], [*sets, *more]).recipe
+        return build_engines(recipe, Mock(), Mock(), model_digest="files").source_digests
+
+    base = load([RECIPES / "quickstart.toml"]).recipe.model.path
+    assert digests() == {"actor": "files:float32", "critic": "files:float32"}
+    assert digests(f"model.critic={{path='{base}', dtype='bfloat16'}}") == {
+        "actor": "files:float32",
+        "critic": "files:bfloat16",
+    }
 
 
 def test_the_scorer_is_closed_where_the_trainers_do_not_end_in_order() -> None:

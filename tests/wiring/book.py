@@ -78,7 +78,11 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     has_kl = kl["place"] != "none"
     by = tables["ppo"]["old_logprobs"]
     old = drawn.sampler if by == "sampler" else actor
-    away = np.where(mask, divergence(old, reference, kl), 0.0) if has_kl else np.zeros_like(actor)
+    away = np.zeros_like(actor)
+    if has_kl:
+        whole = kl["estimator"] == "full"
+        found = whole_divergence(drawn, sampling, kl) if whole else divergence(old, reference, kl)
+        away = np.where(mask, found, 0.0)
     coef, next_coef, measured = coefficients(kl, away, mask, drawn.carried_coef)
     rewards = at_the_last(shaped, mask) - (coef * away if kl["place"] == "reward" else 0.0)
     gae_keys = tables["ppo"]["advantages"]
@@ -103,7 +107,7 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
     told |= figures_of_rewards(drawn.scores, shaped, valid) | figures_of_mismatch(actor, drawn, drawn.mask & seen)
     if has_kl:
-        told["reference"] = np.where(drawn.mask, reference, 0.0)
+        told |= {} if kl["estimator"] == "full" else {"reference": np.where(drawn.mask, reference, 0.0)}
         told["kl/reference_mean"] = away[mask].mean()
         told["kl/coef"] = coef
         told["kl/penalty_mean"] = coef * away[mask].mean()
@@ -164,6 +168,23 @@ def divergence(pi: Array, other: Array, kl: Tables) -> Array:
     log_r = np.clip(other - pi, -bound, bound)
     formulas = {"k1": -log_r, "k2": log_r**2 / 2, "k3": np.exp(log_r) - 1 - log_r, "abs": np.abs(log_r)}
     return np.clip(formulas[kl["estimator"]], -held, held)
+
+
+def whole_divergence(drawn: Drawn, sampling: Tables, kl: Tables) -> Array:
+    """KL(actor || reference) over all ids at each place, the actor as it draws and the reference whole."""
+    found = np.zeros(drawn.present.shape)
+    for place in zip(*np.nonzero(drawn.present), strict=True):
+        state, token = drawn.before[place], drawn.tokens[place]
+        found[place] = from_reference(drawn_from(drawn.actor[state], token, sampling), drawn, state, sampling)[0]
+    return np.minimum(found, kl["output_clamp"] or math.inf)
+
+
+def from_reference(logs: Array, drawn: Drawn, state: int, sampling: Tables) -> tuple[float, Array]:
+    """KL of this distribution from the reference's, and its slope by each logit at temperature 1:
+    p_k (log p_k - log q_k - KL)."""
+    apart = logs - log_softmax(drawn.reference[state][None] / sampling["temperature"])[0]
+    kl = float((np.exp(logs) * apart).sum())
+    return kl, np.exp(logs) * (apart - kl)
 
 
 def pull(pi: float, other: float, old: float, kl: Tables) -> tuple[float, float]:
@@ -357,7 +378,12 @@ def actor_update(
             share, chances = shares[row], np.exp(logs)
             log_prob = logs[token]
             surrogate, slope = surrogates[row, column], slopes[row, column]
-            if penalty["place"] == "loss":
+            if (penalty["place"], penalty["estimator"]) == ("loss", "full"):
+                bound = penalty["output_clamp"] or math.inf
+                kl, steep_by_logit = from_reference(logs, drawn, state, sampling)
+                loss += share * penalty["coef"] * min(kl, bound)
+                gradient[state] += share * penalty["coef"] * steep_by_logit * (kl <= bound) / temperature
+            elif penalty["place"] == "loss":
                 away, steep = pull(log_prob, reference[row, column], was[row, column], penalty)
                 surrogate, slope = surrogate + penalty["coef"] * away, slope + penalty["coef"] * steep
             entropy = -(chances * logs).sum()

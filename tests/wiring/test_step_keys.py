@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fakes.bigram import END
-from ppoctl.batch.records import Carry
 from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
 from ppoctl.recipe.schema import Recipe
@@ -61,6 +60,9 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.kl.estimator", "k1"),
     ("ppo.kl.estimator", "k2"),
     ("ppo.kl.estimator", "abs"),
+    ("ppo.kl.estimator", "full"),
+    ("ppo.kl", {**LOSS, "estimator": "full"}),
+    ("ppo.kl", {**LOSS, "estimator": "full", "output_clamp": 0.1}),
     ("ppo.kl.input_clamp", 0.3),
     ("ppo.kl.output_clamp", 0.05),
     ("ppo.kl.coef", 0.6),
@@ -390,7 +392,7 @@ def test_rows_without_a_score_and_holes_teach_nobody() -> None:
 
 def test_a_carry_goes_from_step_to_step_with_the_recipes_coefficient(tmp_path: Path) -> None:
     for kl, coef in (({"place": "none"}, 0.0), (LOSS, 0.4), (BASE["ppo"]["kl"], 0.15)):
-        assert played_and_told(with_keys({"ppo.kl": kl}))[0].advantages.carry == Carry(coef)
+        assert played_and_told(with_keys({"ppo.kl": kl}))[0].advantages.carry.kl_coef == coef
 
 
 def test_without_a_penalty_no_reference_is_read() -> None:

@@ -8,13 +8,18 @@ from ppoctl.batch import codec
 
 @dataclass(frozen=True)
 class Carry:
-    """What truly adapts from step to step, computed from committed data only and copied into every saved state.
+    """What truly adapts from step to step, and what is counted over all of them: computed from committed data only,
+    and copied into every saved state.
 
     Every field has a default, which is what a run had that was made before the field was.
     """
 
     kl_coef: float = 0.0
     """Coefficient of the KL penalty of the next step, where one adapts or is fixed; 0: there is none yet."""
+    trained_seqs: float = 0.0
+    """Responses that have trained so far."""
+    trained_tokens: float = 0.0
+    """Response tokens that have counted in a loss so far, each once however many epochs there are."""
 
     def as_dict(self) -> dict[str, float]:
         """The fields that have not their default."""

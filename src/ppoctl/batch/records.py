@@ -237,6 +237,8 @@ class Logprobs(Record["Logprobs"]):
     entropy: Float[Tensor, "B R"] | None = None
     """None where the trainer was not asked: the update then says what they are."""
     reference: Float[Tensor, "B R"] | None = None
+    full_kl: Float[Tensor, "B R"] | None = None
+    """KL(actor || reference) of the whole distributions, where a penalty reads it instead of `reference`."""
 
     def figures(self) -> dict[str, float]:
         return _gap_figures(self.gap)

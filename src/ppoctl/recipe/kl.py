@@ -52,7 +52,7 @@ Adaptive = Annotated[
     Discriminator(_target),
 ]
 
-Estimator = Literal["k1", "k2", "k3", "abs"]
+Estimator = Literal["k1", "k2", "k3", "abs", "full"]
 
 
 class NoKl(Table):
@@ -75,7 +75,8 @@ class KlInReward(Table):
     """The penalty is subtracted from the reward of each token."""
     estimator: Annotated[Estimator, RESULTS] = "k1"
     """Estimate of KL(actor, reference) from one token, with d = actor's - reference's log-prob. k1: d; k2: d^2 / 2;
-    k3: exp(-d) - 1 + d (all Schulman's); abs: |d|, a distance and no KL (verl's)."""
+    k3: exp(-d) - 1 + d (all Schulman's); abs: |d|, a distance and no KL (verl's). full: no estimate but the sum over
+    the vocabulary, of the filtered actor from the whole reference."""
     input_clamp: Annotated[float | None, RESULTS, Positive] = None
     """The difference of log-probs is held within +- this before the estimate; absent: off (NeMo-RL: 20). k3's exp is
     kept from overflowing either way."""
@@ -101,7 +102,9 @@ class KlInLoss(Table):
     estimator: Annotated[Estimator, RESULTS] = "k3"
     """Estimate of KL(actor, reference) from one token, with d = actor's - reference's log-prob. k1: d, which needs
     another `gradient` than its own (that averages to 0); k2: d^2 / 2; k3: exp(-d) - 1 + d (all Schulman's); abs: |d|,
-    a distance and no KL (verl's)."""
+    a distance and no KL (verl's). full: no estimate but the sum over the vocabulary, of the filtered actor from the
+    whole reference, which a forward of the reference reads in every update; its gradient is exact on these tokens'
+    states."""
     input_clamp: Annotated[float | None, RESULTS, Positive] = None
     """The difference of log-probs is held within +- this before the estimate; absent: off (NeMo-RL: 20). k3's exp is
     kept from overflowing either way."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.problems import Conflict, rules_of
 from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe
 from ppoctl.recipe.sizes import sequences_per_step
@@ -34,6 +35,27 @@ def a_coefficient_that_adapts_is_told_the_kl_before_the_update(recipe: Recipe) -
         yield Conflict(
             "a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them",
             (("ppo", "old_logprobs"), ("ppo", "kl", "adaptive")),
+            "--set ppo.old_logprobs=trainer",
+        )
+
+
+def the_whole_divergence_is_no_estimate(recipe: Recipe) -> Iterator[Conflict]:
+    kl = recipe.ppo.kl
+    if isinstance(kl, NoKl) or kl.estimator != "full":
+        return
+    full: KeyPath = ("ppo", "kl", "estimator")
+    if kl.input_clamp is not None:
+        key = ("ppo", "kl", "input_clamp")
+        yield Conflict("the sum over the vocabulary has no difference of two log-probs to clamp", (full, key))
+    if isinstance(kl, KlInLoss) and kl.gradient != "estimator":
+        key = ("ppo", "kl", "gradient")
+        yield Conflict(
+            "the sum over the vocabulary has its own gradient", (full, key), "--set ppo.kl.gradient=estimator"
+        )
+    if recipe.ppo.old_logprobs != "trainer":
+        yield Conflict(
+            "the sum over the vocabulary is read in a forward pass of the actor, and none is run",
+            (full, ("ppo", "old_logprobs")),
             "--set ppo.old_logprobs=trainer",
         )
 

@@ -17,7 +17,7 @@ from ppoctl.ppo.masking import masked_mean
 from ppoctl.ppo.policy_loss import PolicyLoss
 from ppoctl.stages.correction import counted_after
 from ppoctl.stages.logprobs import KlPenalty, kl_figures, reference_of
-from ppoctl.stages.objective import Outputs, Term, Terms
+from ppoctl.stages.objective import Outputs, Term, Terms, TokenLoss
 from ppoctl.stages.updates import UpdateStage
 
 Step = tuple[Minibatch, MinibatchResult]
@@ -35,7 +35,7 @@ class Surrogate:
     needs_entropy: bool = False
 
     def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        old_logprobs = outputs.values.detach() if self.old_logprobs is None else outputs.of(self.old_logprobs)
+        old_logprobs = outputs.values if self.old_logprobs is None else outputs.of(self.old_logprobs)
         return self.kind.losses(outputs.values, old_logprobs, outputs.of(self.advantages), mask)
 
 
@@ -78,6 +78,17 @@ class KlToReference:
         return kl_losses(estimates, outputs.values, reference, old_logprobs, mask, gradient=gradient)
 
 
+@dataclass(frozen=True)
+class WholeKlToReference:
+    """The KL divergence from the reference as the model's whole distribution says, in nats."""
+
+    penalty: KlPenalty
+    needs_entropy: bool = False
+
+    def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
+        return self.penalty.exact(outputs.full_kl, mask)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ActorUpdateStage(UpdateStage):
     """Every epoch of the actor. A correction says what tokens weigh, and which do not count."""
@@ -109,7 +120,7 @@ class ActorUpdateStage(UpdateStage):
             good = mask & _earned_more_than_nothing(advantages)[:, None]
             terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef))
         # Entropies are figures of every update: where no forward pass told them, the update itself does.
-        asked = replace(self.scored, entropy=logprobs.entropy is None)
+        asked = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self._reads_full_kl)
         trained = self.train(actor, rollouts, Terms(tuple(terms), asked), read=read)
         diagnostics = [
             policy_diagnostics(
@@ -125,6 +136,10 @@ class ActorUpdateStage(UpdateStage):
         record = trained.record("policy", diagnostics, of_the_step=of_the_step)
         return record if logprobs.entropy is not None else replace(record, gap=_gap(trained.steps[0], rollouts))
 
+    @property
+    def _reads_full_kl(self) -> bool:
+        return self.penalty is not None and (self.penalty.place, self.penalty.estimator) == ("loss", "full")
+
     def _terms(
         self, logprobs: Logprobs, weighted: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], kl_coef: float
     ) -> list[Term]:
@@ -132,7 +147,9 @@ class ActorUpdateStage(UpdateStage):
         if self.entropy_coef > 0:
             terms.append(Term(Entropy(), mask, coef=-self.entropy_coef, aggregation=self.aggregation))
         if self.penalty is not None and self.penalty.place == "loss":
-            kl = KlToReference(reference_of(logprobs), logprobs.actor, self.penalty)
+            kl: TokenLoss = WholeKlToReference(self.penalty)
+            if self.penalty.estimator != "full":
+                kl = KlToReference(reference_of(logprobs), logprobs.actor, self.penalty)
             terms.append(Term(kl, mask, coef=kl_coef, aggregation=self.aggregation))
         return terms
 

@@ -37,21 +37,29 @@ class AdvantagesStage:
         if kl.in_reward is not None:
             token_rewards = token_rewards - kl.in_reward
         raw, returns = gae(token_rewards, values.values, mask, gamma=self.gamma, lam=self.gae_lambda)
+        carry = replace(
+            earned.carry,
+            kl_coef=kl.next_coef,
+            trained_seqs=carry.trained_seqs + float(mask.any(1).sum()),
+            trained_tokens=carry.trained_tokens + float(mask.sum()),
+        )
         return Advantages(
             advantages=whiten(raw, mask) if self.whitened else raw,
             returns=returns,
             token_rewards=token_rewards,
             mask=mask,
-            carry_out=replace(earned.carry, kl_coef=kl.next_coef).as_dict(),
+            carry_out=carry.as_dict(),
             kl_coef=None if kl.coef == kl.next_coef else kl.coef,
-            summary=earned.figures | _summary(raw, mask) | kl.figures,
+            summary=earned.figures | _summary(raw, mask, carry) | kl.figures,
             shaped=earned.per_response,
         )
 
 
-def _summary(raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> dict[str, float]:
+def _summary(raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], carry: Carry) -> dict[str, float]:
     return {
         metrics.ADVANTAGE_RAW_MEAN.name: float(masked_mean(raw, mask)),
         metrics.ADVANTAGE_RAW_STD.name: float(masked_variance(raw, mask).sqrt()),
         metrics.ADVANTAGE_RAW_ABS_MAX.name: float(raw.where(mask, 0.0).abs().max()),
+        metrics.TRAINED_SEQS.name: carry.trained_seqs,
+        metrics.TRAINED_TOKENS.name: carry.trained_tokens,
     }

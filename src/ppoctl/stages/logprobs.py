@@ -26,7 +26,8 @@ class KlPenalty:
     """Where and how leaving the reference is penalised."""
 
     place: Literal["reward", "loss"]
-    estimator: KlKind
+    estimator: KlKind | Literal["full"]
+    """full: no estimate, but the sum over the vocabulary that the trainer says (`exact`)."""
     coef: float
     """The fixed coefficient, or the first of one that follows a target."""
     input_clamp: float | None = None
@@ -43,8 +44,22 @@ class KlPenalty:
         mask: Bool[Tensor, "B R"],
     ) -> Float[Tensor, "B R"]:
         """Estimates of KL(actor || reference) per token in nats; 0 under the mask, and so is their gradient."""
+        assert self.estimator != "full", "the whole divergence is not estimated"
         clamps = {"input_clamp": self.input_clamp, "output_clamp": self.output_clamp}
         return kl_estimate(logprobs, reference, kind=self.estimator, mask=mask, **clamps)
+
+    def exact(self, full_kl: Float[Tensor, "B R"] | None, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+        """The whole divergence per token in nats, up to the output clamp; 0 under the mask, as is its gradient."""
+        assert full_kl is not None, "the whole divergence from the reference is penalised, and was not computed"
+        held = full_kl if self.output_clamp is None else full_kl.clamp(max=self.output_clamp)
+        return held.where(mask, 0.0)
+
+    def before_update(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+        """The step's KL per token, of the actor that drew it."""
+        if self.estimator == "full":
+            return self.exact(logprobs.full_kl, mask)
+        assert logprobs.actor is not None, "the actor's log-probs were not taken"
+        return self.estimates(logprobs.actor, reference_of(logprobs), mask)
 
     def coef_at(self, carry: Carry) -> float:
         """The coefficient of a step that begins with this carry: a target's goes on from the one before."""
@@ -60,6 +75,8 @@ class LogprobsStage:
     """How log-probs are taken: as the generator drew. The reference is taken at that temperature, with all ids."""
     with_reference: bool
     fingerprint: str
+    with_full_kl: bool = False
+    """Whether the actor's forward pass also says how far its distributions are from the reference's."""
     source: Literal["trainer", "sampler", "current"] = "trainer"
     """Who says the old log-probs: a forward pass of the trainer, the sampler, or the update itself."""
     name: str = "logprobs"
@@ -73,16 +90,25 @@ class LogprobsStage:
         require_finite(reference, rollouts.mask, "a log-prob of the reference")
         return replace(said, reference=reference.where(rollouts.mask, 0.0))
 
+    @property
+    def _asked(self) -> Asked:
+        return replace(self.scored, entropy=True, full_kl=self.with_full_kl)
+
     def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
-        said = self.models.actor_at(actor).logprobs(rollouts.sequences, replace(self.scored, entropy=True))
+        said = self.models.actor_at(actor).logprobs(rollouts.sequences, self._asked)
         logprobs, entropy = said.outputs, said.entropy
         assert entropy is not None, "entropies were asked for"
         require_finite(logprobs, rollouts.mask, "a log-prob of the actor")
+        full_kl = said.full_kl
+        if full_kl is not None:
+            require_finite(full_kl, rollouts.mask, "a divergence from the reference")
+            full_kl = full_kl.where(rollouts.mask, 0.0)
         return Logprobs(
             actor=logprobs.where(rollouts.mask, 0.0),
             entropy=entropy.where(rollouts.mask, 0.0),
             stamp=actor.stamp,
             gap=sampler_gap(logprobs, rollouts.sampler_logprobs, rollouts.mask),
+            full_kl=full_kl,
         )
 
     def _without(self, actor: State, rollouts: Rollouts) -> Logprobs:

@@ -26,6 +26,8 @@ class Outputs:
     """Log-probs of the response tokens (actor) or values of the states before them (critic); 0 where not present."""
     entropy: Float[Tensor, "m R"] | None
     """Nats; absent where no term reads it."""
+    full_kl: Float[Tensor, "m R"] | None = None
+    """Whole KL from the reference in nats; absent where no term reads it."""
 
     def of(self, grid: Tensor) -> Tensor:
         """These rows of a `[B, R]` grid of the step, on the model's device."""
@@ -80,6 +82,6 @@ class Terms:
         return tuple(term.total(rows) for term in self.terms)
 
     def __call__(self, rows: Int[Tensor, " m"], said: Said, totals: Totals) -> Float[Tensor, ""]:
-        seen = Outputs(rows, said.outputs, said.entropy)
+        seen = Outputs(rows, said.outputs, said.entropy, said.full_kl)
         shares = [term.share(seen, total) for term, total in zip(self.terms, totals, strict=True) if total]
         return sum(shares, start=said.outputs.new_zeros(()))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Carry, Logprobs
-from ppoctl.stages.logprobs import KlPenalty, kl_figures, reference_of
+from ppoctl.stages.logprobs import KlPenalty, kl_figures
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def penalised(penalty: KlPenalty | None, logprobs: Logprobs, mask: Bool[Tensor, 
     if logprobs.actor is None:
         # The update says them, and reports the figures.
         return Penalised(None, coef, coef, {})
-    kl = penalty.estimates(logprobs.actor, reference_of(logprobs), mask)
+    kl = penalty.before_update(logprobs, mask)
     figures = kl_figures(kl, mask, coef)
     if penalty.target is not None:
         measured = penalty.target.measured(kl, mask)

@@ -134,7 +134,8 @@ class StageBuilder:
             logprobs=LogprobsStage(
                 models=self.models,
                 scored=_scored(recipe),
-                with_reference=penalty is not None,
+                with_reference=penalty is not None and penalty.estimator != "full",
+                with_full_kl=penalty is not None and penalty.estimator == "full",
                 source=recipe.ppo.old_logprobs,
                 fingerprint=read_by("logprobs", recipe),
             ),

@@ -3,7 +3,7 @@
 import pytest
 from vllm_bench import Bench, prompts
 
-from ppoctl.ports import SamplingParams
+from ppoctl.ports import Asked, SamplingParams
 
 pytestmark = pytest.mark.engines
 
@@ -20,6 +20,21 @@ def test_logprobs_equal_a_forward_pass_of_the_trainer_after_each_update(bench: B
 def test_logprobs_are_those_of_the_tempered_distribution(tied: Bench) -> None:
     assert tied.worst_gap(prompts(4), SamplingParams(temperature=0.6, max_new_tokens=16)) < 1e-3
     assert tied.worst_gap(prompts(4), SamplingParams(temperature=1.7, max_new_tokens=16)) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_p": 0.7}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": 0.8, "top_k": 20, "min_p": 0.02}],
+    ids=["top-p", "top-k", "min-p", "all"],
+)
+def test_logprobs_are_those_of_what_the_filters_leave(tied: Bench, filters: dict[str, float]) -> None:
+    params = SamplingParams(temperature=1.3, max_new_tokens=16, **filters)  # type: ignore[arg-type]
+    assert tied.worst_gap(prompts(4), params) < 1e-3
+    # Else the filters would leave everything, and the comparison would be of nothing.
+    samples = tied.draw(prompts(1), params)["p0"]
+    unfiltered = tied.trainer.logprobs(prompts(1)[0].prompt_tokens + samples.tokens, Asked(params.temperature))
+    ours = unfiltered[len(prompts(1)[0].prompt_tokens) - 1 :]
+    assert max(abs(a - b) for a, b in zip(ours, samples.logprobs, strict=True)) > 0.1
 
 
 def test_greedy_takes_the_most_likely_token_of_the_trainer(tied: Bench) -> None:

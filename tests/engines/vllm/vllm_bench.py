@@ -12,7 +12,7 @@ from ppoctl.batch.records import State
 from ppoctl.engines.vllm import VllmGenerator, VllmSettings, this_process
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.hosts import ThisProcess
-from ppoctl.ports import Sample, SampleRequest, SamplingParams, Stream
+from ppoctl.ports import Asked, Sample, SampleRequest, SamplingParams, Stream
 from ppoctl.recipe.schema import GeneratorTable
 from ppoctl.stages.drawing import one_turn
 from ppoctl.weights.bucket import Bucket, bucket_of
@@ -107,11 +107,17 @@ class HfTrainer:
     def save(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
 
-    def logprobs(self, tokens: tuple[int, ...], temperature: float = 1.0) -> list[float]:
-        """Of tokens 1.. of a sequence."""
-        ids = torch.tensor([tokens])
+    def logprobs(self, tokens: tuple[int, ...], asked: Asked | None = None) -> list[float]:
+        """Log-probs of tokens 1.. of a sequence; under filters as the Megatron engine takes them."""
+        ids, asked = torch.tensor([tokens]), asked or Asked()
         with torch.no_grad():
-            logits = self.model(ids).logits[0, :-1].float() / temperature
+            if asked.is_filtered:
+                from ppoctl.engines.megatron.logprobs import LogprobSettings, token_logprobs
+
+                hidden = self.model.model(ids).last_hidden_state[0, :-1]
+                settings = LogprobSettings(asked, 8)
+                return token_logprobs(hidden, self.model.lm_head.weight, ids[0, 1:], settings).outputs.tolist()
+            logits = self.model(ids).logits[0, :-1].float() / asked.temperature
         return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0].tolist()
 
     def most_likely(self, tokens: tuple[int, ...]) -> int:
@@ -181,7 +187,8 @@ class Bench:
         samples = self.draw(requests, params)
         for request in requests:
             sample = samples[request.key]
-            whole = self.trainer.logprobs(request.prompt_tokens + sample.tokens, params.temperature or 1.0)
+            asked = Asked(params.temperature or 1.0, params.top_p, params.top_k, params.min_p)
+            whole = self.trainer.logprobs(request.prompt_tokens + sample.tokens, asked)
             theirs = whole[len(request.prompt_tokens) - 1 :]
             worst = max(worst, max(abs(a - b) for a, b in zip(theirs, sample.logprobs, strict=True)))
         return worst

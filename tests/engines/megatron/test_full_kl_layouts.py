@@ -1,0 +1,70 @@
+"""The whole KL from the reference, and log-probs under filters, do not depend on how ranks split model and tokens."""
+
+from dataclasses import dataclass, replace
+
+import megatron_lab as lab
+import pytest
+import torch
+from layout_lab import GRADIENT_GAP, STEP, gap, settings, trainer
+from torch import Tensor
+
+from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.ports import Asked
+from ppoctl.recipe.schema import ParallelTable
+from ppoctl.stages.objective import Outputs, Term, Terms
+
+pytestmark = pytest.mark.engines
+
+LAYOUTS = {
+    "TP2": ParallelTable(tensor=2),
+    "PP2": ParallelTable(pipeline=2),
+    "CP2": ParallelTable(context=2),
+    "TP2 sequence": ParallelTable(tensor=2, sequence=True),
+    "PP2 interleaved": ParallelTable(pipeline=2, stages_per_rank=2),
+    "CP2 TP2": ParallelTable(context=2, tensor=2, sequence=True),
+    "DP2": ParallelTable(data=2),
+}
+WHOLE = Asked(temperature=0.8, entropy=True, full_kl=True)
+FILTERED = replace(WHOLE, top_p=0.9, top_k=40, min_p=0.002)
+
+
+@dataclass(frozen=True)
+class Everything:
+    """A loss that all that is said takes part in."""
+
+    weights: Tensor
+    needs_entropy: bool = True
+
+    def __call__(self, outputs: Outputs, mask: Tensor) -> Tensor:
+        assert outputs.entropy is not None
+        assert outputs.full_kl is not None
+        losses = outputs.full_kl - 0.2 * outputs.entropy - outputs.values * self.weights[outputs.rows]
+        return torch.where(mask, losses, 0.0)
+
+
+def told(pool, folder, parallel: ParallelTable, asked: Asked):
+    """Gradient of an actor that has moved, and what it says of itself before."""
+    actor = trainer(pool, settings(folder, "actor", parallel))
+    assert isinstance(actor, MegatronActor)
+    actor.start()
+    rollouts = lab.make_rollouts()
+    actor.update(rollouts, [lab.minibatch(rollouts, step=STEP)], lab.policy_objective(rollouts))
+    said = actor.logprobs(rollouts, asked)
+    objective = Terms((Term(Everything(lab.random_weights(rollouts)), rollouts.mask),), asked)
+    [result] = actor.update(rollouts, [lab.minibatch(rollouts, step=STEP)], objective)
+    for one, other in zip(vars(said).values(), vars(result.said).values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    return said, pool.gradients()
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("asked", [WHOLE, FILTERED], ids=["whole", "filtered"])
+def test_a_layout_says_the_same_and_has_the_same_gradient(pool, model, layout, asked):
+    folder = model("qwen2-deep")
+    said, gradient = told(pool, folder, LAYOUTS[layout], asked)
+    expected, of_one = told(pool, folder, ParallelTable(), asked)
+    assert float(expected.full_kl.max()) > 0.01
+    for one, other in zip(vars(said).values(), vars(expected).values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert gap(gradient, of_one) < GRADIENT_GAP

@@ -1,0 +1,156 @@
+"""What the actor's loss is made of beside the clip: averages, good responses, and whose the old log-probs are."""
+
+import math
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from ppoctl.batch.records import Logprobs
+from ppoctl.errors import NonFiniteError, RecipeError
+from ppoctl.ports import Asked, Minibatch, MinibatchResult, Said
+from ppoctl.ppo.aggregation import SequenceMean
+from ppoctl.stages.actor_update import NegativeLogLikelihood
+from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
+from ppoctl.stages.objective import Terms
+from stages import hand
+from stages.test_updates import BOTH, IN_LOSS, STATES, actor_stage, objective_of, plan
+from tolerance import EXACT, FLOAT32
+
+SAMPLER = (hand.ACTOR - 0.25) * hand.MASK
+ROLLOUTS = hand.rollouts(sampler_logprobs=SAMPLER)
+
+
+def logprobs_of(source: str, *, with_reference: bool = False) -> tuple[Logprobs, dict[str, object]]:
+    models = hand.Models()
+    stage = LogprobsStage(cast(Any, models), Asked(temperature=0.7), with_reference, "", cast(Any, source))
+    return stage.run(STATES["actor"], ROLLOUTS), models.engine.asked
+
+
+@pytest.mark.parametrize("source", ["sampler", "current"])
+def test_without_the_trainer_no_forward_pass_of_the_actor_is_run(source: str) -> None:
+    found, asked = logprobs_of(source, with_reference=True)
+    assert asked == {"reference": Asked(temperature=0.7)}
+    assert (found.entropy, found.gap, found.figures()) == (None, {}, {})
+    assert found.reference is not None
+    assert (found.actor is None) == (source == "current")
+    assert logprobs_of(source)[1] == {}
+
+
+def test_the_samplers_log_probs_are_committed_as_they_were_measured() -> None:
+    found, _ = logprobs_of("sampler")
+    assert found.actor is not None
+    EXACT.check(found.actor, SAMPLER)
+    other = replace(found, actor=SAMPLER * 1.5)
+    assert other.identity != found.identity
+
+
+def test_a_samplers_log_prob_that_is_none_stops() -> None:
+    models, broken = hand.Models(), SAMPLER.clone()
+    broken[1, 2] = math.nan
+    stage = LogprobsStage(cast(Any, models), Asked(), with_reference=False, fingerprint="", source="sampler")
+    with pytest.raises(NonFiniteError, match=r"log-prob of the sampler .*sequence 1, response token 2"):
+        stage.run(STATES["actor"], hand.rollouts(sampler_logprobs=broken))
+
+
+def current() -> Logprobs:
+    return replace(hand.logprobs(), actor=None, entropy=None)
+
+
+class Talking(hand.Engine):
+    """Says entropies where it is asked for them: 1 in the first minibatch, 2 in the second."""
+
+    def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
+        assert cast(Terms, objective).asks.entropy
+        self.asked["objective"], self.first = objective, minibatches[0].rows
+        return [
+            MinibatchResult(0.0, 1.0, Said(self.outputs[m.rows] + place, torch.full((1, 3), 1.0 + place)))
+            for place, m in enumerate(minibatches)
+        ]
+
+
+def test_current_log_probs_have_a_ratio_of_one_wherever_the_actor_is() -> None:
+    objective = objective_of(actor_stage(models=cast(Any, hand.Models(Talking()))), logprobs=current())
+    outputs = (hand.ACTOR * 1.7 - 3).requires_grad_()
+    loss = objective(BOTH, Said(outputs), objective.totals(BOTH))
+    loss.backward()  # type: ignore[no-untyped-call]
+    # Minus the advantages 1, 2, -1, 0.5, 3 over five tokens.
+    FLOAT32.check(loss.detach(), -5.5 / 5)
+    assert outputs.grad is not None
+    FLOAT32.check(outputs.grad, torch.tensor([[-1.0, -2.0, 0.0], [1.0, -0.5, -3.0]]) / 5)
+
+
+@pytest.mark.parametrize("source", ["sampler", "current"])
+def test_what_no_forward_pass_told_the_first_minibatch_tells(source: str) -> None:
+    engine = Talking()
+    stage = actor_stage(models=cast(Any, hand.Models(engine)), penalty=IN_LOSS)
+    old = current() if source == "current" else replace(current(), actor=SAMPLER)
+    advantages = hand.advantages(kl_coef=0.1)
+    record = stage.run(STATES["actor"], ROLLOUTS, old, advantages)
+    figures, row = record.figures(), engine.first.item()
+    assert figures["policy/entropy_mean"] == 1.0
+    # The sampler said 0.25 less of each token, row by row.
+    assert figures["mismatch/gap_mean_abs"] == pytest.approx(0.25)
+    assert record.identity == replace(record, gap={"gap_k3": 7.0}).identity
+    # k2 of d = reference - actor: 0.5, -0.5 in row 0; 0, 0.5, -1 in row 1.
+    mean = [0.125, (0.125 + 0.5) / 3][row]
+    told = {name: figure for name, figure in figures.items() if name.startswith("kl/")}
+    expected = {"kl/reference_mean": mean, "kl/coef": 0.1, "kl/penalty_mean": 0.1 * mean}
+    assert told == pytest.approx(expected if source == "current" else {})
+
+
+def test_a_trainer_that_was_asked_is_not_asked_for_entropies_again() -> None:
+    stage = actor_stage(plan=plan(epochs=2))
+    record = stage.run(STATES["actor"], ROLLOUTS, hand.logprobs(), hand.advantages())
+    assert record.gap is None
+    assert not cast(Terms, cast(Any, stage.models).engine.asked["objective"]).asks.entropy
+
+
+def test_entropy_and_penalty_are_averaged_as_the_loss_is() -> None:
+    stage = actor_stage(aggregation=SequenceMean(), entropy_coef=0.3, penalty=IN_LOSS)
+    objective = objective_of(stage)
+    assert objective.totals(BOTH) == (2, 2, 2)
+    entropy = torch.tensor([[1.0, 2.0, 50.0], [0.0, 1.0, 1.0]])
+    # Means of two tokens and of three, over two sequences; k2 as above.
+    loss = -((1 + 2) / 2 + (-1 + 0.5 + 3) / 3) / 2
+    bonus, kl = (3 / 2 + 2 / 3) / 2, (0.25 / 2 + 0.625 / 3) / 2
+    found = objective(BOTH, Said(hand.ACTOR, entropy), (2, 2, 2))
+    FLOAT32.check(found, loss - 0.3 * bonus + 0.1 * kl)
+
+
+def test_good_responses_are_made_likelier_over_the_count_of_all_their_tokens() -> None:
+    for shaped, tokens, expected in (
+        ([0.5, -1.0], 2, (0.5 + 2.5) / 2),
+        ([1.0, 2.0], 5, (0.5 + 2.5 + 3 + 1 + 1.5) / 5),
+    ):
+        advantages = replace(hand.advantages(kl_coef=0.1), shaped=torch.tensor(shaped))
+        # The average of the loss is another; the count of good tokens is not.
+        stage = actor_stage(positive_nll_coef=0.2, aggregation=SequenceMean())
+        objective = objective_of(stage, advantages=advantages)
+        only = replace(objective, terms=[t for t in objective.terms if isinstance(t.loss, NegativeLogLikelihood)])
+        assert only.totals(BOTH) == (tokens,)
+        shares = [only(BOTH[[row]], Said(hand.ACTOR[[row]]), (tokens,)) for row in (0, 1)]
+        FLOAT32.check(shares[0] + shares[1], 0.2 * expected)
+
+
+@pytest.mark.parametrize("shaped", [[0.0, -1.0], [-0.5, 0.0]])
+def test_where_no_response_is_good_nothing_is_made_likelier(shaped: list[float]) -> None:
+    advantages = replace(hand.advantages(kl_coef=0.1), shaped=torch.tensor(shaped))
+    with_nll = objective_of(actor_stage(positive_nll_coef=0.2), advantages=advantages)
+    without = objective_of(actor_stage(), advantages=advantages)
+    assert with_nll.totals(BOTH) == (5, 0)
+    EXACT.check(with_nll(BOTH, Said(hand.ACTOR), (5, 0)), without(BOTH, Said(hand.ACTOR), (5,)))
+
+
+def test_good_responses_are_not_guessed_where_nobody_kept_what_they_earned() -> None:
+    with pytest.raises(RecipeError, match="of a version that did not keep it"):
+        objective_of(actor_stage(positive_nll_coef=0.2), advantages=hand.advantages())
+
+
+def test_a_penalty_in_the_reward_has_no_figures_of_the_update() -> None:
+    in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
+    stage = actor_stage(models=cast(Any, hand.Models(Talking())), penalty=in_reward)
+    old = replace(current(), actor=SAMPLER)
+    figures = stage.run(STATES["actor"], ROLLOUTS, old, hand.advantages()).figures()
+    assert not [name for name in figures if name.startswith("kl/")]
