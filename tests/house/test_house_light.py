@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from house.conftest import ROOT
+from house.conftest import PACKAGE, ROOT
 
 HEAVY = (
     "torch",
@@ -61,6 +61,7 @@ def front(*words: str) -> dict[str, object]:
         (("stop", "/nowhere"), 2),
         (("doctor",), None),
         (("recipes", "list"), 0),
+        (("recipes", "algorithms"), 0),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -95,6 +96,7 @@ def test_every_package_the_recipes_and_the_batch_script_are_shipped() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
     source = ROOT / "src"
     packages = {".".join(file.parent.relative_to(source).parts) for file in source.rglob("__init__.py")}
+    assert settings["package-data"]["ppoctl.recipe"] == [file.name for file in PACKAGE.glob("recipe/*.toml")]
     outside = {"ppoctl._recipes": ROOT / "recipes", "ppoctl._slurm": ROOT / "slurm"}
     assert set(settings["packages"]) == packages | set(outside)
     for package, folder in outside.items():

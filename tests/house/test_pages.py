@@ -73,16 +73,21 @@ def test_no_section_is_empty_and_every_figure_that_is_named_is_reported() -> Non
 
 
 WITHOUT = (
-    "model", "rollout", "reward", "reward.kind", "steps", "epochs", "checkpoint", "checkpoint.best",
+    "model", "model.critic", "rollout", "reward", "reward.kind", "steps", "epochs", "checkpoint", "checkpoint.best",
     "checkpoint.keep_last", "checkpoint.best_keep", "checkpoint.best_direction",
 )  # fmt: skip
-"""Parts that compute nothing which anybody published, or that others have by another default."""
+"""Parts that compute nothing which anybody published."""
+LATER = (
+    "ppo.advantages", "ppo.advantages.kind", "ppo.truncated", "reward.scale", "reward.clip", "reward.moments",
+    "reward.moments.kind", "reward.overlong", "reward.length_penalty", "reward.unfinished_factor",
+)  # fmt: skip
+"""Parts that are being written."""
 
 
 def test_every_part_that_computes_says_its_formula_its_source_and_whose_default_it_has() -> None:
     for part in features():
         names = {name.partition(" = ")[0] for name in part.names}
-        if names <= set(WITHOUT) or any(name.endswith(' = "none"') for name in part.names):
+        if names <= {*WITHOUT, *LATER} or any(name.endswith(' = "none"') for name in part.names):
             continue
         of_keys = any(key.told.default_of for key in part.keys)
         assert part.told.formula, part.names
@@ -116,19 +121,10 @@ def test_no_row_waits_for_a_key() -> None:
 
 PENDING = {
     'ppo.advantages.kind = "monte_carlo"', "ppo.advantages.gae_lambda_value", "ppo.advantages.length_adaptive_alpha",
-    'ppo.truncated = "filter"', "reward.clip.high", "reward.clip.low", "reward.moments.kind", "reward.moments.std",
+    'ppo.truncated = "filter"', "reward.clip.high", "reward.clip.low", "reward.moments.kind",
+    'reward.moments.kind = "reference"', "reward.moments.std",
     "reward.overlong", "reward.overlong.buffer_tokens", "reward.overlong.max_tokens", "reward.overlong.penalty",
-    "reward.unfinished_factor", "ppo.kl.adaptive", "ppo.kl.adaptive.horizon_seqs",
-    "ppo.kl.adaptive.target_per_sequence", "ppo.kl.adaptive.target_per_token", 'ppo.kl.gradient = "importance"',
-    "ppo.kl.input_clamp", "ppo.kl.output_clamp", "ppo.max_sequence_gap", "ppo.minibatch_order",
-    'ppo.old_logprobs = "current"', 'ppo.old_logprobs = "sampler"', "ppo.policy_loss.aggregation",
-    'ppo.policy_loss.aggregation = "fixed_length"', "ppo.policy_loss.kind", 'ppo.policy_loss.kind = "cispo"',
-    'ppo.policy_loss.kind = "gspo"', 'ppo.policy_loss.kind = "reinforce"', "ppo.policy_loss.positive_nll_coef",
-    "ppo.rollout_correction.min_ratio", "ppo.rollout_correction.normalize", "ppo.rollout_rejection.kind",
-    "ppo.rollout_rejection.level", "ppo.rollout_rejection.max_ratio", "ppo.rollout_rejection.min_ratio",
-    "ppo.rollout_rejection.statistic", "ppo.value_loss.aggregation", "rollout.top_k", "rollout.top_p", "epochs",
-    "checkpoint.best_direction", "checkpoint.best_keep", "actor.optimizer.lr_warmup_frac",
-    "actor.optimizer.lr_warmup_init_frac", "critic.optimizer.lr_warmup_frac",
+    "reward.unfinished_factor", "epochs", "checkpoint.best_direction", "checkpoint.best_keep",
 }  # fmt: skip
 """Keys that are being made: rows that name them are not told yet."""
 

@@ -30,7 +30,13 @@ class Section:
 
 SECTIONS = (
     Section("What is drawn", ("model", "rollout")),
-    Section("What a response earns", ("reward", "reward.scale", "reward.clip", "reward.moments")),
+    Section(
+        "What a response earns",
+        (
+            "reward", "reward.scale", "reward.clip", "reward.moments", "reward.unfinished_factor", "reward.overlong",
+            "reward.length_penalty",
+        ),
+    ),
     Section("How far it may go from the reference", ("ppo.kl",)),
     Section("Advantages", ("ppo.advantages", "ppo.truncated")),
     Section(

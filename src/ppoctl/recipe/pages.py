@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from ppoctl.recipe.features import SECTIONS, Feature, FeatureKey, features
 from ppoctl.recipe.foreign import systems
-from ppoctl.recipe.keys import KeyLine
+from ppoctl.recipe.keys import REQUIRED, KeyLine
 from ppoctl.recipe.marks import Marked
 
 HEAD = """# Algorithms
@@ -72,15 +72,17 @@ def algorithms() -> str:
 def _feature(feature: Feature) -> list[str]:
     lines = [f"\n### {_coded(feature.names)}{' (the default)' if feature.is_default else ''}\n", feature.told.prose]
     if feature.told.formula:
-        lines += ["", *(f"    {part}" for part in feature.told.formula.split("; ")), ""]
+        lines += ["", *(f"    {part}" for part in feature.told.formula.split("; "))]
+    lines.append("")
     lines += [f"{text}  " for text in _sentences(feature.told)]
     if feature.is_one_key:
         line = feature.keys[0].line
-        lines += [f"May be: {_allowed(line)}; default: `{line.default}`."]
+        usual = REQUIRED if line.default == REQUIRED else f"default: `{line.default}`"
+        lines += [f"May be: {_allowed(line)}; {usual}."]
     elif feature.keys:
-        lines += ["", "| key | default | may be | what it is |", "|---|---|---|---|"]
+        lines += ([""] if lines[-1] else []) + ["| key | default | may be | what it is |", "|---|---|---|---|"]
         lines += [_row(key) for key in feature.keys]
-    return lines
+    return lines if lines[-1] else lines[:-1]
 
 
 def _sentences(said: Marked) -> list[str]:
