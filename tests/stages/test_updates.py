@@ -13,7 +13,7 @@ from ppoctl.batch.records import State
 from ppoctl.errors import MismatchError, NonFiniteError
 from ppoctl.ports import Asked, Minibatch, MinibatchResult, OptimizerStep, Said
 from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
-from ppoctl.ppo.correction import kept_by_ratio, plain_weights, truncated_weights
+from ppoctl.ppo.correction import inside_weights, kept_by_ratio, plain_weights, truncated_weights
 from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
@@ -232,6 +232,14 @@ def test_each_test_of_a_sequence_sees_all_its_tokens() -> None:
         assert found.figures()["correction/dropped_seqs"] == 1.0
 
 
+def test_a_response_without_a_counted_token_is_not_dropped() -> None:
+    mask = hand.MASK & torch.tensor([[False], [True]])
+    below = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
+    stage = CorrectionStage(plain_weights, False, (below,), False, "keys")
+    found = stage.run(hand.rollouts(mask=mask, sampler_logprobs=hand.ACTOR * mask), hand.logprobs())
+    assert found.figures()["correction/dropped_seqs"] == 0.0
+
+
 def test_weights_are_normalized_over_what_is_left() -> None:
     whole = partial(kept_by_ratio, level="sequence_sum", min_ratio=None, max_ratio=5.0)
     found = corrected((whole,), normalize=True)
@@ -245,6 +253,10 @@ def test_a_correction_that_leaves_nothing_stops_the_run_and_says_so() -> None:
     with pytest.raises(MismatchError, match=r"leaves `0` of the 5 tokens of step 5") as raised:
         corrected((nothing,))
     assert (raised.value.exit_code, str(raised.value.hint).startswith("ppoctl status")) == (5, True)
+    # All count, and none weighs anything.
+    weighs_nothing = replace(TIS, weigh=partial(inside_weights, min_ratio=8.0, max_ratio=9.0))
+    with pytest.raises(MismatchError, match="leaves `0` of the 5 tokens"):
+        weighs_nothing.run(hand.rollouts(stamps=["actor@4:a"] * 2), hand.logprobs())
     # The row that is kept has no score.
     kept = torch.tensor([[True, True, False], [False, False, False]])
     unscored = replace(hand.advantages(torch.zeros(2, 3)), mask=~kept & hand.MASK, returns=torch.zeros(2, 3))
