@@ -44,6 +44,19 @@ REWARD_SCORE_STD = Metric(
 REWARD_SHAPED_MEAN = Metric(
     "reward/shaped_mean", "reward", "mean reward of a response, before any KL penalty", "rising", "higher"
 )
+REWARD_CLAMPED_FRAC = Metric(
+    "reward/clamped_frac", "share", "scores outside reward.scale.from", "0, unless some are to be cut"
+)
+REWARD_CLIPPED_FRAC = Metric("reward/clipped_frac", "share", "rewards that reward.clip bounds", "near 0")
+REWARD_MOMENTS_MEAN = Metric("reward/moments_mean", "reward", "mean by which reward.moments centers, if it does")
+REWARD_MOMENTS_STD = Metric(
+    "reward/moments_std", "reward", "what reward.moments divides by; 0: nothing yet, all were equal", "steady"
+)
+REWARD_UNFINISHED_MEAN = Metric(
+    "reward/unfinished_mean", "reward", "mean change of the reward by reward.unfinished_factor", "near 0"
+)
+REWARD_OVERLONG_MEAN = Metric("reward/overlong_mean", "reward", "mean change by reward.overlong", "near 0")
+REWARD_LENGTH_MEAN = Metric("reward/length_mean", "reward", "mean change by reward.length_penalty")
 REWARD_ERROR_FRAC = Metric("reward/error_frac", "share", "samples whose scorer failed", "0")
 REWARD_TIMEOUT_FRAC = Metric(
     "reward/timeout_frac", "share", "samples whose scorer was killed at reward.timeout_s", "0"
@@ -103,6 +116,19 @@ TRAINED_TOKENS = Metric(
     "trained/tokens",
     "tokens",
     "response tokens that have counted in a loss so far; each once, whatever ppo.epochs is",
+)
+ADVANTAGE_LAMBDA_MEAN = Metric(
+    "advantage/lambda_mean",
+    "factor",
+    "mean lambda of the policy's advantages, over sequences (with length_adaptive_alpha)",
+)
+ADVANTAGE_BOOTSTRAP_MEAN = Metric(
+    "advantage/bootstrap_mean",
+    "reward",
+    "mean value behind the last token, 0 for finished responses (with ppo.truncated = bootstrap)",
+)
+ADVANTAGE_FILTERED_FRAC = Metric(
+    "advantage/filtered_frac", "share", "scored responses left out (with ppo.truncated = filter)", "below 0.1"
 )
 VALUE_EXPLAINED_VARIANCE = Metric(
     "value/explained_variance", "share", "1 - Var(return - value) / Var(return)", "rising towards 1"

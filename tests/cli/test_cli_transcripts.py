@@ -137,6 +137,9 @@ one step
   generated   at most 52 tokens
   trained on  at most 132 tokens, prompts included
 
+rewards, step by step
+  truncated  responses count as finished
+
 processes
   all roles  in the process of the command
 

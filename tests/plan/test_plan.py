@@ -13,6 +13,7 @@ from ppoctl.recipe.sizes import planned_updates
 from ppoctl.store.layout import MANIFEST, RunLayout
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.saved_by import SavedBy
+from ppoctl.wire.reward_steps import reward_steps
 from recipe.conftest import Write
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart"
@@ -42,6 +43,43 @@ def test_batches_and_updates(smallest: Path) -> None:
     assert (actor.replayed_updates_max, critic.replayed_updates_max) == (18, 27)  # three steps
     assert planned.storage.saves == 4  # after 3, 6, 9 and 10
     assert planned.storage.parameters is None
+
+
+def test_rewards_are_told_step_by_step_in_the_order_in_which_they_are_taken(smallest: Path) -> None:
+    assert plan(load([smallest], [], {}).recipe).rewards == {"truncated": "responses count as finished"}
+    sets = ["reward.scale={from=[0, 1], to=[-1, 1.5]}", "reward.clip={low=-1, high=1}", "reward.moments.kind=running"]
+    sets += [
+        "reward.overlong={buffer_tokens=4, penalty=0.5}",
+        "reward.length_penalty={per_token=0.01, free_tokens=8}",
+    ]
+    sets += ["reward.unfinished_factor=0.25", "ppo.truncated=bootstrap"]
+    recipe = load([smallest], sets, {}).recipe
+    told = {
+        "scale": "0 .. 1 becomes -1 .. 1.5",
+        "clip": "to -1 .. 1",
+        "moments": "divided by the standard deviation of the run so far",
+        "unfinished": "truncated responses x 0.25",
+        "overlong": "from 9 tokens on less, -0.5 at 13, no less beyond",
+        "length": "-0.01 for each token beyond 8",
+        "truncated": "responses go on with the critic's value",
+    }
+    assert list(plan(recipe).rewards.items()) == list(told.items())
+    taken = [type(step).__name__ for step in reward_steps(recipe.reward, max_new_tokens=13)]
+    assert taken == ["Scale", "Clip", "Running", "Unfinished", "Overlong", "Length"]
+
+
+def test_other_choices_of_the_arithmetic_are_told(smallest: Path) -> None:
+    sets = ["reward.clip={low=-1, high=1, place='after_moments'}", "reward.overlong={buffer_tokens=4, floor=false}"]
+    sets += ["reward.moments={kind='reference', std=2, center=true}", "ppo.truncated=filter"]
+    recipe = load([smallest], sets, {}).recipe
+    assert list(plan(recipe).rewards.items()) == [
+        ("moments", "minus the mean of the first step whose rewards differ, divided by 2"),
+        ("clip", "to -1 .. 1"),
+        ("overlong", "from 9 tokens on less, -1 at 13, and less beyond"),
+        ("truncated", "responses count in no loss"),
+    ]
+    taken = [type(step).__name__ for step in reward_steps(recipe.reward, max_new_tokens=13)]
+    assert taken == ["Reference", "Clip", "Overlong"]
 
 
 def test_a_warm_up_may_be_a_share_of_the_run_and_a_rate_may_move_with_steps(smallest: Path) -> None:

@@ -19,6 +19,8 @@ RECIPES: list[list[str]] = [
     [],
     ["ppo.kl.place=reward", "ppo.kl.coef=1"],
     ["ppo.kl.place=loss", "ppo.kl.coef=1"],
+    ["ppo.advantages.kind=monte_carlo", "reward.clip={low=0, high=1}", "reward.moments.kind=running"],
+    ["reward.moments.kind=reference", "reward.overlong.buffer_tokens=1", "reward.length_penalty.per_token=1"],
     ["ppo.kl={place='loss', coef=1, adaptive={target_per_token=1}}"],
     ["ppo.kl={place='reward', coef=1, adaptive={target_per_sequence=1}}"],
     *([f"ppo.rollout_correction.kind={kind}"] for kind in ("tis", "tis_sequence", "icepop")),

@@ -103,6 +103,13 @@ CASES: list[tuple[str, list[str], str]] = [
     ),
     (
         "a_microbatch_holds_the_longest_sequence",
+        ["ppo.truncated=bootstrap", "critic.batching.max_tokens_per_microbatch=32"],
+        "--set: a microbatch of 32 tokens cannot hold a sequence of 33 (prompt + response: the critic values what "
+        "comes after a truncated one): `critic.batching.max_tokens_per_microbatch` = `32` (--set), "
+        "`rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
+    ),
+    (
+        "a_microbatch_holds_the_longest_sequence",
         ["actor.batching={max_tokens_per_microbatch=32, forward_max_tokens_per_microbatch=31}"],
         "--set: a microbatch of 31 tokens cannot hold a sequence of 32 (prompt + response - 1: the last token is "
         "predicted and not read): `actor.batching.forward_max_tokens_per_microbatch` = `31` (--set), "
@@ -195,6 +202,43 @@ CASES: list[tuple[str, list[str], str]] = [
         "a_reward_scale_has_two_ends",
         ["reward.scale={from=[0, 1], to=[1, 1]}"],
         "--set: all scores become the same reward: `reward.scale.to` = `[1.0, 1.0]` (--set)",
+    ),
+    (
+        "the_bounds_of_rewards_are_in_order",
+        ["reward.clip={low=1, high=1}"],
+        "--set: the lowest reward is not below the highest: `reward.clip.low` = `1.0` (--set), "
+        "`reward.clip.high` = `1.0` (--set)",
+    ),
+    (
+        "an_overlong_response_can_be_drawn",
+        ["reward.overlong.buffer_tokens=200", "rollout.max_new_tokens=100"],
+        "--set: a buffer of 200 tokens is longer than a response of 100: `reward.overlong.buffer_tokens` = `200` "
+        "(--set), `rollout.max_new_tokens` = `100` (--set)",
+    ),
+    (
+        "an_overlong_response_can_be_drawn",
+        ["reward.overlong={buffer_tokens=50, max_tokens=150}", "rollout.max_new_tokens=100"],
+        "--set: no response of at most 100 tokens comes into the buffer, which begins at 100: "
+        "`reward.overlong.buffer_tokens` = `50` (--set), `reward.overlong.max_tokens` = `150` (--set), "
+        "`rollout.max_new_tokens` = `100` (--set)",
+    ),
+    (
+        "a_length_that_costs_can_be_drawn",
+        ["reward.length_penalty={per_token=1, free_tokens=100}", "rollout.max_new_tokens=100"],
+        "--set: no response of at most 100 tokens has more than the 100 that cost nothing: "
+        "`reward.length_penalty.free_tokens` = `100` (--set), `rollout.max_new_tokens` = `100` (--set)",
+    ),
+    (
+        "responses_that_are_left_out_have_no_factor",
+        ["ppo.truncated=filter", "reward.unfinished_factor=0.5"],
+        "--set: truncated responses are left out, so that no factor of their rewards has an effect: "
+        '`reward.unfinished_factor` = `0.5` (--set), `ppo.truncated` = `"filter"` (--set)',
+    ),
+    (
+        "whitening_has_more_than_one_sequence",
+        ["rollout.prompts_per_step=1", "ppo.minibatch_seqs=1", "ppo.advantages.kind=monte_carlo"],
+        "--set: whitening the advantages of one sequence removes its reward: `ppo.advantages.whiten` = `true` "
+        "(default), `rollout.prompts_per_step` = `1` (--set), `rollout.samples_per_prompt` = `1` (default)",
     ),
     (
         "the_reward_can_read_the_answers",
@@ -365,7 +409,11 @@ def test_what_sits_on_the_edge_of_a_rule_is_right(smallest: Path) -> None:
         EVAL,
         "ppo.minibatch_seqs=4",
         "actor.batching.microbatch_seqs=4",
-        "critic.batching.max_tokens_per_microbatch=32",
+        "ppo.truncated=bootstrap",
+        "critic.batching={max_tokens_per_microbatch=32, forward_max_tokens_per_microbatch=33}",
+        "reward.overlong={buffer_tokens=13, penalty=0.1}",
+        "reward.length_penalty={per_token=1, free_tokens=12}",
+        "reward.unfinished_factor=0.5",
         "critic.optimizer={lr=1.0, lr_ticks='step', lr_warmup_updates=10, lr_warmup_init_frac=0.0}",
         "ppo.critic_only_steps=9",
         "ppo.kl={place='loss', coef=0.1, estimator='k1', gradient='k2', adaptive={target_per_token=1.0, horizon_seqs=1}}",

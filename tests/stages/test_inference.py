@@ -10,13 +10,16 @@ import torch
 
 from fakes.job import Stops
 from fakes.sockets import EvenScorer, FakeStream
+from ppoctl.batch.grid import pack
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, State
-from ppoctl.errors import NonFiniteError, PreemptedError
+from ppoctl.batch.sequences import Sequences
+from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.ports import Asked, DrawnFor, Sample, SampleRequest, SamplingParams
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.drawing import Drawing
+from ppoctl.stages.estimators import Gae, MonteCarlo
 from ppoctl.stages.evaluate import EvaluateStage
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.rollout import RolloutStage, assemble, sample_requests
@@ -187,7 +190,7 @@ def test_a_counted_number_that_is_none_stops_and_one_under_the_mask_does_not(bad
     engine = hand.Engine()
     models = cast(Any, hand.Models(engine))
     logprobs = LogprobsStage(models, scored=Asked(), with_reference=True, fingerprint="")
-    values = ValuesStage(models, fingerprint="")
+    values = ValuesStage(models, truncated="terminal", fingerprint="")
     engine.outputs[0, 2] = engine.reference[0, 2] = bad
     assert float(values.run(ACTOR, hand.rollouts()).values[0, 2]) == 0.0
     found = logprobs.run(ACTOR, hand.rollouts())
@@ -204,11 +207,12 @@ def test_a_counted_number_that_is_none_stops_and_one_under_the_mask_does_not(bad
 
 
 def advantages(**changes: Any) -> AdvantagesStage:
+    estimator = Gae(changes.pop("gamma", 1.0), lam := changes.pop("gae_lambda", 1.0), lam, None)
     keys = {
         "reward_steps": (),
-        "gamma": 1.0,
-        "gae_lambda": 1.0,
+        "estimator": estimator,
         "whitened": False,
+        "truncated": "terminal",
         "penalty": None,
         "fingerprint": "",
     }
@@ -227,6 +231,130 @@ def test_returns_are_the_discounted_rewards_and_advantages_what_the_critic_misse
     # lambda 0: r + gamma V' - V of each token alone.
     found = advantages(gamma=0.5, gae_lambda=0.0).run(*inputs)
     FLOAT32.check(found.advantages, torch.tensor([[-0.5, 0.0, 0.0], [-0.5, -0.5, 1.0]]))
+
+
+def test_the_critics_returns_may_have_a_lambda_of_their_own() -> None:
+    ones = torch.ones(2, 3) * hand.MASK
+    inputs = (hand.rollouts(), hand.rewards(), hand.values(ones), hand.logprobs(), Carry(0.0))
+    # Row 0, policy (lambda 0): -V + V' = 0, 1 - 1 = 0. Critic (lambda 1): all returns are the reward.
+    found = advantages(estimator=Gae(1.0, 0.0, 1.0, None)).run(*inputs)
+    FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
+    FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0]]))
+    # The other way round.
+    found = advantages(estimator=Gae(1.0, 1.0, 0.0, None)).run(*inputs)
+    FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]))
+    FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 2.0]]))
+
+
+def test_lambda_by_length_is_the_policys_and_the_critics_stays() -> None:
+    ones = torch.ones(2, 3) * hand.MASK
+    inputs = (hand.rollouts(), hand.rewards(), hand.values(ones), hand.logprobs(), Carry(0.0))
+    # alpha 1: lambda 1 - 1/2 and 1 - 1/3. Row 1: A2 = 2 - 1 = 1, A1 = 0 + 2/3, A0 = 4/9; row 0 has no error.
+    found = advantages(estimator=Gae(1.0, 1.0, 1.0, 1.0)).run(*inputs)
+    FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [4 / 9, 2 / 3, 1.0]]))
+    FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0]]))
+    assert found.figures()["advantage/lambda_mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+
+
+def test_monte_carlo_asks_no_critic() -> None:
+    nines = torch.full((2, 3), 9.0) * hand.MASK
+    inputs = (hand.rollouts(), hand.rewards(), hand.values(nines), hand.logprobs(), Carry(0.0))
+    found = advantages(estimator=MonteCarlo(0.5)).run(*inputs)
+    for grid in (found.advantages, found.returns):
+        FLOAT32.check(grid, torch.tensor([[0.5, 1.0, 0.0], [0.5, 1.0, 2.0]]))
+
+
+CUT = torch.tensor([0, 1])
+"""The second response is truncated."""
+
+
+@pytest.mark.parametrize(("estimator", "first"), [(Gae(0.5, 1.0, 1.0, None), -1.0), (MonteCarlo(0.5), 0.0)])
+def test_the_return_of_a_truncated_response_goes_on_with_the_value_behind_it(estimator: Any, first: float) -> None:
+    values = replace(hand.values(torch.ones(2, 3) * hand.MASK), behind=torch.tensor([0.0, 8.0]))
+    drawn = hand.rollouts(finish=CUT)
+    stage = advantages(estimator=estimator, truncated="bootstrap")
+    found = stage.run(drawn, hand.rewards(), values, hand.logprobs(), Carry(0.0))
+    # Row 1: 2 + 8/2 = 6, 6/2 = 3, 3/2 = 1.5; row 0 has ended: 1, 1/2. A value is no reward.
+    returns = torch.tensor([[0.5, 1.0, 0.0], [1.5, 3.0, 6.0]])
+    FLOAT32.check(found.returns, returns)
+    FLOAT32.check(found.advantages, (returns + first) * hand.MASK)
+    FLOAT32.check(found.token_rewards, torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]))
+    assert found.figures()["advantage/bootstrap_mean"] == 4.0
+
+
+def test_a_truncated_response_without_a_score_goes_on_nowhere() -> None:
+    values = replace(hand.values(), behind=torch.tensor([0.0, 8.0]))
+    drawn, unscored = hand.rollouts(finish=CUT), hand.rewards(1.0, 0.0, outcomes=(0, 2))
+    found = advantages(truncated="bootstrap").run(drawn, unscored, values, hand.logprobs(), Carry(0.0))
+    FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert found.figures()["advantage/bootstrap_mean"] == 0.0
+
+
+def test_values_behind_the_last_token_are_not_forgotten_silently() -> None:
+    with pytest.raises(AssertionError, match="values behind the last token, and they were not taken"):
+        advantages(truncated="bootstrap").run(*GATHERED)
+
+
+def test_truncated_responses_may_be_left_out_of_everything() -> None:
+    penalty = KlPenalty(place="reward", estimator="k1", coef=0.1)
+    gathered = (hand.rollouts(finish=CUT), *GATHERED[1:])
+    found = advantages(truncated="filter", whitened=True, penalty=penalty).run(*gathered)
+    assert found.mask.tolist() == [[True, True, False], [False, False, False]]
+    for grid in (found.advantages, found.returns, found.token_rewards):
+        assert grid[0].any()
+        assert not grid[1].any()
+    # Two tokens alone: mean 0, variance 1.
+    whitened = found.advantages[0, :2]
+    FLOAT32.check(torch.stack([whitened.sum(), whitened.std()]), torch.tensor([0.0, 1.0]))
+    assert found.shaped is not None
+    assert found.shaped.tolist() == [1.0, 2.0]
+    figures = found.figures()
+    assert figures["advantage/filtered_frac"] == 0.5
+    # k1 of row 0: 0.5 and -0.5.
+    assert figures["kl/reference_mean"] == pytest.approx(0.0)
+
+
+def test_a_step_of_truncated_responses_only_is_no_step() -> None:
+    drawn = hand.rollouts(finish=torch.tensor([1, 1]), stamps=["actor@4:x", "actor@4:x"])
+    with pytest.raises(RewardError, match=r"all 2 scored responses of step 5 are truncated.*`filter`") as caught:
+        advantages(truncated="filter").run(drawn, *GATHERED[1:])
+    assert (caught.value.exit_code, caught.value.hint) == (4, "ppoctl resume RUN --set ppo.truncated=terminal")
+
+
+class TellsTheToken(hand.Engine):
+    """A critic whose value of a state is the token before it, and that remembers what it was asked."""
+
+    def values(self, sequences: Sequences) -> torch.Tensor:
+        self.asked["sequences"] = sequences
+        packed = pack(sequences, torch.arange(sequences.num_seqs))
+        return packed.to_grid(packed.tokens[packed.read_at].float()) + 0.5
+
+
+@pytest.mark.parametrize("cut", [[0, 0], [1, 0], [0, 1], [1, 1]])
+def test_the_value_behind_a_truncated_response_is_that_of_the_state_after_its_last_token(cut: list[int]) -> None:
+    engine = TellsTheToken()
+    drawn = hand.rollouts(finish=torch.tensor(cut))
+    stages = [ValuesStage(cast(Any, hand.Models(engine)), t, "") for t in ("terminal", "filter", "bootstrap")]
+    plain, other, found = (stage.run(ACTOR, drawn) for stage in stages)
+    # Prompts 5 and 6, responses 2 1 and 3 4 1: the last token of both is 1.
+    EXACT.check(plain.values, torch.tensor([[5.5, 2.5, 0.0], [6.5, 3.5, 4.5]]))
+    assert plain.behind is other.behind is None
+    EXACT.check(found.values, plain.values)
+    assert found.behind is not None
+    EXACT.check(found.behind, torch.tensor([1.5, 1.5]) * torch.tensor(cut))
+    asked = cast(Sequences, engine.asked["sequences"])
+    assert asked.lengths.tolist() == [2 + cut[0], 3 + cut[1]]
+    assert asked.tokens.shape[1] == 3 + cut[1]
+    assert torch.equal(asked.prompt_tokens, drawn.prompt_tokens)
+
+
+def test_a_value_behind_a_response_that_is_no_number_stops() -> None:
+    engine = hand.Engine(outputs=torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, math.nan]]))
+    stage = ValuesStage(cast(Any, hand.Models(engine)), "bootstrap", "")
+    with pytest.raises(NonFiniteError, match=r"value of the critic .*sequence 1, response token 3"):
+        stage.run(ACTOR, hand.rollouts(finish=torch.tensor([0, 1])))
+    engine.outputs = torch.tensor([[1.0, 1.0, math.nan], [1.0, 1.0, 1.0]])
+    assert stage.run(ACTOR, hand.rollouts(finish=torch.tensor([0, 0]))).behind is not None
 
 
 def test_a_penalty_in_the_reward_is_subtracted_from_every_token() -> None:

@@ -7,7 +7,18 @@ import pytest
 import torch
 
 from ppoctl.batch.records import Carry
-from ppoctl.stages.shaping import Earned, Scale, shape
+from ppoctl.stages.shaping import (
+    Clip,
+    Earned,
+    Length,
+    Overlong,
+    Reference,
+    RewardStep,
+    Running,
+    Scale,
+    Unfinished,
+    shape,
+)
 from stages import hand
 
 
@@ -43,7 +54,7 @@ def test_steps_are_taken_one_after_another_and_the_mean_is_of_rows_with_a_score(
     steps = (Scale((0.0, 1.0), (-1.0, 1.0)), Scale((-1.0, 1.0), (0.0, 10.0)))
     found = shape(hand.rewards(1.0, 0.0, outcomes=(0, 2)), hand.rollouts(), Carry(), steps)
     assert found.per_response.tolist() == [10.0, 0.0]
-    assert found.figures == {"reward/shaped_mean": 10.0}
+    assert found.figures == {"reward/clamped_frac": 0.0, "reward/shaped_mean": 10.0}
 
 
 def test_token_scores_are_what_training_sees_where_the_scorer_gives_them() -> None:
@@ -52,4 +63,97 @@ def test_token_scores_are_what_training_sees_where_the_scorer_gives_them() -> No
         replace(hand.rewards(), token_scores=scores), hand.rollouts(), Carry(), (Scale((0.0, 1.0), (0.0, 2.0)),)
     )
     assert found.per_token.tolist() == [[1.0, 2.0, 0.0], [0.0, 0.5, 1.0]]
-    assert found.figures == {"reward/shaped_mean": 2.25}
+    assert found.figures["reward/shaped_mean"] == 2.25
+
+
+NAN_HERE = [[0.5, 2.0, float("nan")], [0.0, -1.0, 3.0]]
+"""Token rewards with something under the mask."""
+
+
+@pytest.mark.parametrize(
+    ("step", "rewards", "after", "figure"),
+    [
+        # One of two is outside; of the five counted tokens 2, -1 and 3 are.
+        (Scale((0.0, 1.0), (0.0, 4.0)), [0.25, 7.0], [1.0, 4.0], 0.5),
+        (Scale((0.0, 1.0), (0.0, 4.0)), NAN_HERE, [[2.0, 4.0, 0.0], [0.0, 0.0, 4.0]], 0.6),
+        (Clip(-0.5, 1.0), [0.25, 7.0], [0.25, 1.0], 0.5),
+        (Clip(-0.5, 1.0), [-0.5, 1.0], [-0.5, 1.0], 0.0),
+        (Clip(-0.5, 1.0), NAN_HERE, [[0.5, 1.0, 0.0], [0.0, -0.5, 1.0]], 0.6),
+        # The second is truncated: 2 -> 0.5, so (-1.5 + 0) / 2; its tokens add up to 2, too.
+        (Unfinished(0.25), [1.0, 2.0], [1.0, 0.5], -0.75),
+        (Unfinished(0.25), NAN_HERE, [[0.5, 2.0, 0.0], [0.0, -0.25, 0.75]], -0.75),
+        # Two tokens and three: 0 and -(3 - 2) / 2 * 0.4.
+        (Overlong(4, 2, 0.4, floor=True), [1.0, 2.0], [1.0, 1.8], -0.1),
+        (Overlong(4, 2, 0.4, floor=True), NAN_HERE, [[0.5, 2.0, 0.0], [0.0, -1.0, 2.8]], -0.1),
+        # -(2 - 1) * 0.5 and -(3 - 1) * 0.5.
+        (Length(0.5, 1), [1.0, 2.0], [0.5, 1.0], -0.75),
+        (Length(0.5, 1), NAN_HERE, [[0.5, 1.5, 0.0], [0.0, -1.0, 2.0]], -0.75),
+    ],
+    ids=str,
+)
+def test_each_step_is_taken_alike_for_responses_and_tokens_and_tells_what_it_did(
+    step: RewardStep, rewards: Any, after: Any, figure: float
+) -> None:
+    found = step(earned(rewards, rollouts=hand.rollouts(finish=torch.tensor([0, 1]))))
+    assert (found.per_response if found.rewards.ndim == 1 else found.per_token).tolist() == [
+        pytest.approx(row) for row in after
+    ]
+    assert list(found.figures.values()) == [pytest.approx(figure)]
+
+
+def test_running_moments_are_those_of_all_steps_so_far() -> None:
+    # Step 1: 1, 3: mean 2, std sqrt(2). Step 2: 1, 3, 5, 7: mean 4, m2 = 9 + 1 + 1 + 9 = 20, std sqrt(20 / 3).
+    first = Running(center=False)(earned([1.0, 3.0]))
+    assert first.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])
+    assert first.figures == {"reward/moments_mean": 2.0, "reward/moments_std": pytest.approx(2**0.5)}
+    second = Running(center=False)(earned([5.0, 7.0], carry=first.carry))
+    assert second.carry == Carry(reward_count=4.0, reward_mean=4.0, reward_m2=20.0)
+    std = (20 / 3) ** 0.5
+    assert second.rewards.tolist() == pytest.approx([5 / std, 7 / std])
+    centered = Running(center=True)(earned([5.0, 7.0], carry=first.carry))
+    assert centered.rewards.tolist() == pytest.approx([1 / std, 3 / std])
+
+
+@pytest.mark.parametrize("center", [False, True])
+def test_moments_of_token_rewards_are_those_of_what_responses_earn(center: bool) -> None:
+    # Sums 2.5 and 2: mean 2.25, std 0.5 / sqrt(2). Centering takes it from the last token.
+    found = Running(center)(earned(NAN_HERE))
+    std, mean = 0.5 / 2**0.5, 2.25 * center
+    assert found.per_token.tolist() == [
+        pytest.approx([0.5 / std, (2.0 - mean) / std, 0.0]),
+        pytest.approx([0.0, -1.0 / std, (3.0 - mean) / std]),
+    ]
+    assert found.per_response.tolist() == pytest.approx([(2.5 - mean) / std, (2.0 - mean) / std])
+
+
+@pytest.mark.parametrize("step", [Running(center=True), Reference(None, center=True)])
+def test_rewards_that_have_all_been_equal_stay_as_they_are(step: RewardStep) -> None:
+    found = step(earned([3.0, 3.0]))
+    assert found.rewards.tolist() == [3.0, 3.0]
+    assert found.figures["reward/moments_std"] == 0.0
+    assert found.carry.reward_reference_std == 0.0
+
+
+@pytest.mark.parametrize("step", [Running(center=False), Reference(None, center=False)])
+def test_what_has_no_score_never_enters_moments(step: RewardStep) -> None:
+    found = step(earned([3.0, 100.0], valid=torch.tensor([True, False])))
+    assert found.rewards[0] == 3.0
+    assert found.carry.reward_count in (0.0, 1.0)
+    assert found.carry.reward_reference_std == 0.0
+
+
+def test_reference_moments_are_of_the_first_step_whose_rewards_differ() -> None:
+    step = Reference(None, center=False)
+    first = step(step(earned([3.0, 3.0])).told(rewards=torch.tensor([1.0, 3.0]), figures={}))
+    assert first.carry == Carry(reward_reference_mean=2.0, reward_reference_std=2**0.5)
+    assert first.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])
+    later = step(earned([10.0, 30.0], carry=first.carry))
+    assert later.carry == first.carry
+    assert later.rewards.tolist() == pytest.approx([10 / 2**0.5, 30 / 2**0.5])
+    centered = Reference(None, center=True)(earned([10.0, 30.0], carry=first.carry))
+    assert centered.rewards.tolist() == pytest.approx([8 / 2**0.5, 28 / 2**0.5])
+
+
+def test_a_reference_that_is_written_is_the_one_that_divides() -> None:
+    assert Reference(4.0, center=False)(earned([1.0, 3.0])).rewards.tolist() == [0.25, 0.75]
+    assert Reference(4.0, center=True)(earned([1.0, 3.0])).rewards.tolist() == [-0.25, 0.25]

@@ -49,6 +49,25 @@ HOW_SAVED = {
 }
 
 
+WITH = {
+    "all adapts": {
+        "reward": {
+            "kind": "exact_match",
+            "moments": {"kind": "running", "center": True},
+            "clip": {"low": -1.5, "high": 1.5, "place": "after_moments"},
+            "overlong": {"buffer_tokens": 3},
+        },
+        "ppo": {
+            "epochs": 2,
+            "minibatch_seqs": 4,
+            "kl": {"place": "reward", "coef": 0.05},
+            "advantages": {"kind": "gae", "gae_lambda_value": 0.9, "length_adaptive_alpha": 0.5},
+            "truncated": "bootstrap",
+        },
+    },
+}
+"""What is carried from step to step, and what a stage makes besides, is on."""
+
 STORIES = {"ppo": story_at, "no critic": lambda _, __: NO_CRITIC, "two rounds": lambda _, __: TWO_ROUNDS}
 """Two are told nowhere but here: nothing but the story may know what a step is."""
 
@@ -111,11 +130,16 @@ def contents(root: Path) -> dict[str, bytes | None]:
 
 @pytest.mark.parametrize(
     ("how", "told"),
-    [*((how, "ppo") for how in HOW_SAVED), ("every third", "no critic"), ("behind the rollout", "two rounds")],
+    [
+        *((how, "ppo") for how in HOW_SAVED),
+        ("every third", "no critic"),
+        ("behind the rollout", "two rounds"),
+        ("every third", "all adapts"),
+    ],
 )
 def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how: str, told: str) -> None:
-    (checkpoint, looks), choose = HOW_SAVED[how], STORIES[told]
-    recipe = fake_recipe(checkpoint=checkpoint, rollout=KEEPS_EACH)
+    (checkpoint, looks), choose = HOW_SAVED[how], STORIES.get(told, story_at)
+    recipe = fake_recipe(checkpoint=checkpoint, rollout=KEEPS_EACH, **WITH.get(told, {}))
     whole = Walk(folder / "whole")
     witness = Witness(act=whole.on_moment, looks=looks)
     play(whole.root, recipe, witness, choose)

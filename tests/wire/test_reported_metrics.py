@@ -19,6 +19,13 @@ from ppoctl.store.layout import RunLayout
 
 HELD = {"eval": {"held": {"format": "gsm8k", "path": "none"}}, "train": {"format": "gsm8k", "path": "none"}}
 PPO: Mapping[str, Any] = {"epochs": 2, "minibatch_seqs": 4}
+ARITHMETIC: Mapping[str, Any] = {
+    "clip": {"low": 0.0, "high": 0.7},
+    "moments": {"kind": "running"},
+    "unfinished_factor": 0.5,
+    "overlong": {"buffer_tokens": 2},
+    "length_penalty": {"per_token": 0.1},
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "no reference": {"ppo": PPO},
     "a reference in the reward": {"ppo": {**PPO, "kl": {"place": "reward", "coef": 0.05}}},
@@ -51,6 +58,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
     "a lenient reward": {"reward": {"kind": "gsm8k", "strict": False}},
     "a scaled reward": {"reward": {"kind": "exact_match", "scale": {"from": [0, 1], "to": [-1, 2]}}},
+    "all steps of the arithmetic": {"reward": {"kind": "exact_match", **ARITHMETIC}},
+    "reference moments": {"reward": {"kind": "exact_match", "moments": {"kind": "reference"}}},
+    "returns that go on": {"ppo": {**PPO, "truncated": "bootstrap"}},
+    "truncated responses left out": {"ppo": {**PPO, "truncated": "filter"}},
+    "lambda by length": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
+    "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo"}}},
     "evaluations": {"data": HELD},
 }
 

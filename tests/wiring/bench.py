@@ -46,6 +46,15 @@ UPDATES = {"actor": 2, "critic": 7}
 """Optimizer steps before it; two in the actor's warm-up."""
 CARRIED_COEF = 0.35
 """Coefficient of a KL penalty that the step before left."""
+CARRY = Carry(
+    CARRIED_COEF,
+    reward_count=4.0,
+    reward_mean=0.3,
+    reward_m2=1.9,
+    reward_reference_mean=0.2,
+    reward_reference_std=0.7,
+)
+"""What the step before left."""
 LOST = {3: Score(None, "error", "no number"), 6: Score(None, "timeout", "10 s")}
 """Samples that the scorer fails on, by their place."""
 
@@ -66,13 +75,30 @@ BASE: dict[str, Any] = {
         "min_p": 0.0,
         "stop_strings": ["7 3"],
     },
-    "reward": {"kind": "exact_match", "scale": {"from": [-0.3, 0.8], "to": [-1.0, 2.0]}, "max_error_frac": 0.3},
+    "reward": {
+        "kind": "exact_match",
+        "scale": {"from": [-0.3, 0.8], "to": [-1.0, 2.0]},
+        "clip": None,
+        "moments": {"kind": "none"},
+        "unfinished_factor": 1.0,
+        "overlong": None,
+        "length_penalty": None,
+        "max_error_frac": 0.3,
+    },
     "ppo": {
         "epochs": 2,
         "critic_epochs": 3,
         "minibatch_seqs": 6,
         "critic_only_steps": 1,
-        "advantages": {"kind": "gae", "gamma": 0.9, "gae_lambda": 0.7, "whiten": False},
+        "advantages": {
+            "kind": "gae",
+            "gamma": 0.9,
+            "gae_lambda": 0.7,
+            "gae_lambda_value": None,
+            "length_adaptive_alpha": None,
+            "whiten": False,
+        },
+        "truncated": "terminal",
         "kl": {
             "place": "reward",
             "estimator": "k3",
@@ -316,7 +342,7 @@ def play_step(bench: Bench) -> Played:
     values: Any = stages.values.run(critic, rollouts)
     logprobs: Any = stages.logprobs.run(actor, rollouts)
     correction = None if stages.correction is None else stages.correction.run(rollouts, logprobs)
-    advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, Carry(kl_coef=CARRIED_COEF))
+    advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, CARRY)
     critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages)
     actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages, correction)
     tables = {"actor": bench.actor.table, "critic": bench.critic.table}
@@ -346,6 +372,8 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
         "next kl/coef": advantages.carry.kl_coef,
         **figures,
     }
+    if played.values.behind is not None:
+        found["behind"] = played.values.behind
     said = {name: getattr(played.logprobs, field) for name, field in SAID_OF_TOKENS.items()}
     found |= {name: grid * played.rollouts.mask for name, grid in said.items() if grid is not None}
     for role, prefix, update in (("critic", "value", played.critic_update), ("actor", "policy", played.actor_update)):
@@ -378,6 +406,11 @@ def by_the_book(tables: Mapping[str, Any], played: Played) -> dict[str, np.ndarr
         mask=rollouts.mask.numpy(),
         sampler=rollouts.sampler_logprobs.double().numpy(),
         scores=scores,
+        truncated=rollouts.finish.numpy() == 1,
+        carry={
+            name: getattr(CARRY, f"reward_{name}")
+            for name in ("count", "mean", "m2", "reference_mean", "reference_std")
+        },
         step=STEP_NUMBER,
         updates=UPDATES,
         carried_coef=CARRIED_COEF,

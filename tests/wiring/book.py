@@ -38,6 +38,10 @@ class Drawn:
     sampler: Array
     scores: Sequence[float | None]
     """None: the sample has no score."""
+    truncated: Array
+    """Responses that the length limit ended."""
+    carry: Mapping[str, float]
+    """Moments of the rewards of the steps before."""
     step: int
     updates: Mapping[str, int]
     """Optimizer steps of each role so far."""
@@ -68,8 +72,9 @@ def derived(*parts: object) -> int:
 def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     """Every number of one step, by name."""
     valid = np.array([score is not None for score in drawn.scores])
-    shaped = np.array([0.0 if s is None else scaled(s, tables["reward"]["scale"]) for s in drawn.scores])
-    mask = drawn.mask & valid[:, None]
+    shaped, told = arithmetic(tables, drawn, valid)
+    truncated = tables["ppo"]["truncated"]
+    mask = drawn.mask & valid[:, None] & ~(drawn.truncated & (truncated == "filter"))[:, None]
     sampling = tables["rollout"]
     actor, entropy = said(drawn.actor, drawn, sampling)
     reference, _ = said(drawn.reference, drawn, {**sampling, **UNFILTERED})
@@ -86,11 +91,13 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     coef, next_coef, measured = coefficients(kl, away, mask, drawn.carried_coef)
     rewards = at_the_last(shaped, mask) - (coef * away if kl["place"] == "reward" else 0.0)
     gae_keys = tables["ppo"]["advantages"]
-    advantages, returns = gae(rewards, values, mask, gae_keys["gamma"], gae_keys["gae_lambda"])
+    last = drawn.critic[drawn.tokens[np.arange(len(mask)), drawn.present.sum(1) - 1]]
+    behind = np.where(drawn.truncated & (truncated == "bootstrap"), last, 0.0)
+    advantages, returns, lams = estimated(gae_keys, rewards, values, mask, np.where(valid, behind, 0.0))
     if gae_keys["whiten"]:
         counted = advantages[mask]
         advantages = np.where(mask, (advantages - counted.mean()) / np.sqrt(counted.var(ddof=1) + 1e-8), 0.0)
-    told = {
+    told |= {
         "scores": np.array([score or 0.0 for score in drawn.scores]),
         "shaped": shaped,
         "values": values,
@@ -102,6 +109,12 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         "mask": mask.astype(float),
         "next kl/coef": next_coef,
     }
+    if truncated == "bootstrap":
+        told |= {"behind": behind, "advantage/bootstrap_mean": np.where(valid, behind, 0.0)[valid].mean()}
+    if truncated == "filter":
+        told["advantage/filtered_frac"] = drawn.truncated[valid].mean()
+    if gae_keys.get("length_adaptive_alpha"):
+        told["advantage/lambda_mean"] = lams[mask.any(1)].mean()
     # Without a forward pass before the update, its first minibatch tells what that would have told.
     first = minibatches(tables, drawn, mask, role="actor")[0][0]
     seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
@@ -130,6 +143,62 @@ def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
         return score
     (low, high), (to_low, to_high) = scale["from"], scale["to"]
     return to_low + (min(max(score, low), high) - low) * (to_high - to_low) / (high - low)
+
+
+def arithmetic(tables: Tables, drawn: Drawn, valid: Array) -> tuple[Array, dict[str, Any]]:
+    """What each response earns, 0 without a score: scale, clip, moments, clip, unfinished, overlong, length."""
+    keys, lengths, told = tables["reward"], drawn.present.sum(1), {}
+    scores = np.array([0.0 if score is None else score for score in drawn.scores])
+    rewards = np.array([scaled(score, keys["scale"]) for score in scores])
+    if keys["scale"]:
+        low, high = keys["scale"]["from"]
+        told["reward/clamped_frac"] = ((scores < low) | (scores > high))[valid].mean()
+    clip, moments, overlong, per_length = (keys[name] for name in ("clip", "moments", "overlong", "length_penalty"))
+
+    def clipped(place: str) -> Array:
+        if not clip or clip["place"] != place:
+            return rewards
+        told["reward/clipped_frac"] = ((rewards < clip["low"]) | (rewards > clip["high"]))[valid].mean()
+        return np.clip(rewards, clip["low"], clip["high"])
+
+    rewards = clipped("before_moments")
+    if moments["kind"] != "none":
+        mean, std = drawn.carry["reference_mean"], moments.get("std") or drawn.carry["reference_std"]
+        if moments["kind"] == "running":
+            # As many numbers with that mean and that sum of squared deviations as there were.
+            count, old, m2 = drawn.carry["count"], drawn.carry["mean"], drawn.carry["m2"]
+            spread = math.sqrt(m2 / count)
+            all_of_them = [*[old - spread, old + spread] * (int(count) // 2), *rewards[valid]]
+            mean, std = np.mean(all_of_them), np.std(all_of_them, ddof=1)
+        rewards = (rewards - (mean if moments["center"] else 0.0)) / std
+        told |= {"reward/moments_mean": mean, "reward/moments_std": std}
+    rewards = clipped("after_moments")
+    before, rewards = rewards, np.where(drawn.truncated, rewards * keys["unfinished_factor"], rewards)
+    if keys["unfinished_factor"] != 1:
+        told["reward/unfinished_mean"] = (rewards - before)[valid].mean()
+    if overlong:
+        end = overlong["max_tokens"] or tables["rollout"]["max_new_tokens"]
+        over = [max(0.0, (length - end) / overlong["buffer_tokens"] + 1) for length in lengths]
+        lost = overlong["penalty"] * np.array([min(share, 1.0) if overlong["floor"] else share for share in over])
+        rewards, told["reward/overlong_mean"] = rewards - lost, -lost[valid].mean()
+    if per_length:
+        lost = per_length["per_token"] * np.maximum(lengths - per_length["free_tokens"], 0)
+        rewards, told["reward/length_mean"] = rewards - lost, -lost[valid].mean()
+    return np.where(valid, rewards, 0.0), told
+
+
+def estimated(keys: Tables, rewards: Array, values: Array, mask: Array, behind: Array) -> tuple[Array, Array, Array]:
+    """Advantages, returns, and the lambda of each row of the policy."""
+    if keys["kind"] == "monte_carlo":
+        _, returns = gae(rewards, 0 * values, mask, keys["gamma"], np.ones(len(mask)), behind)
+        return returns, returns, np.ones(len(mask))
+    lams = np.full(len(mask), keys["gae_lambda"])
+    if keys["length_adaptive_alpha"]:
+        lams = np.array([1 - 1 / max(1, keys["length_adaptive_alpha"] * counts.sum()) for counts in mask])
+    critics = keys["gae_lambda"] if keys["gae_lambda_value"] is None else keys["gae_lambda_value"]
+    advantages, _ = gae(rewards, values, mask, keys["gamma"], lams, behind)
+    _, returns = gae(rewards, values, mask, keys["gamma"], np.full(len(mask), critics), behind)
+    return advantages, returns, lams
 
 
 def said(table: Array, drawn: Drawn, sampling: Tables) -> tuple[Array, Array]:
@@ -225,14 +294,15 @@ def at_the_last(scores: Array, mask: Array) -> Array:
     return grid
 
 
-def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: float) -> tuple[Array, Array]:
-    """Schulman et al. 2016, equation 16, from the last counted token back; holes are not there."""
+def gae(rewards: Array, values: Array, mask: Array, gamma: float, lams: Array, behind: Array) -> tuple[Array, Array]:
+    """Schulman et al. 2016, equation 16, from the last counted token back; holes are not there. `behind` the last
+    token a return goes on with a value, where it does."""
     advantages, returns = np.zeros(mask.shape), np.zeros(mask.shape)
     for row, counts in enumerate(mask):
-        next_value, next_advantage = 0.0, 0.0
+        next_value, next_advantage = behind[row], 0.0
         for column in reversed(np.flatnonzero(counts)):
             delta = rewards[row, column] + gamma * next_value - values[row, column]
-            next_advantage = delta + gamma * lam * next_advantage
+            next_advantage = delta + gamma * lams[row] * next_advantage
             next_value = values[row, column]
             advantages[row, column] = next_advantage
             returns[row, column] = next_advantage + next_value

@@ -1,6 +1,7 @@
 """Two values of a recipe key give two steps, each as the book says: from the recipe through the wired stages."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from fakes.bigram import END
 from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
 from ppoctl.recipe.schema import Recipe
-from ppoctl.wire.stages import read_by
+from ppoctl.wire.stages import READS, read_by
 from wiring import bench, book
 from wiring.bench import BASE, STEP_NUMBER, found_in, open_bench, play_step, played_and_told, with_keys
 from wiring.cases import each_key, holds
@@ -29,6 +30,19 @@ GSPO = {"kind": "gspo", "clip_low": 0.02, "clip_high": 0.03, "ratio_gradient": "
 CISPO = {"kind": "cispo", "clip_low": 0.1, "clip_high": 0.15, **SHARED}
 POLICY_LOSSES: tuple[dict[str, Any], ...] = (GSPO, CISPO, {"kind": "reinforce", **SHARED})
 
+CLIP = {"low": -0.5, "high": 1.2, "place": "before_moments"}
+RUNNING = {"kind": "running", "center": False}
+REFERENCE = {"kind": "reference", "std": None, "center": False}
+OVERLONG = {"buffer_tokens": 3, "penalty": 0.7, "max_tokens": None, "floor": True}
+LENGTH = {"per_token": 0.2, "free_tokens": 1}
+ALL_STEPS = {
+    "clip": CLIP,
+    "moments": RUNNING,
+    "unfinished_factor": 0.3,
+    "overlong": OVERLONG,
+    "length_penalty": LENGTH,
+}
+
 CASES: list[tuple[str, Any]] = [
     ("seed", 6),
     ("rollout.prompts_per_step", 9),
@@ -42,6 +56,14 @@ CASES: list[tuple[str, Any]] = [
     ("reward.scale", None),
     ("reward.scale.from", [-0.1, 0.7]),
     ("reward.scale.to", [3.0, -0.5]),
+    ("reward.clip", CLIP),
+    ("reward.moments", RUNNING),
+    ("reward.moments", REFERENCE),
+    ("reward.unfinished_factor", 0.3),
+    ("reward.overlong", OVERLONG),
+    ("reward.length_penalty", LENGTH),
+    ("ppo.truncated", "bootstrap"),
+    ("ppo.truncated", "filter"),
     ("ppo.epochs", 3),
     ("ppo.epochs", 1),
     ("ppo.critic_epochs", 1),
@@ -52,7 +74,12 @@ CASES: list[tuple[str, Any]] = [
     ("ppo.critic_minibatch_seqs", 3),
     ("ppo.advantages.gamma", 0.6),
     ("ppo.advantages.gae_lambda", 0.2),
+    ("ppo.advantages.gae_lambda_value", 0.1),
+    ("ppo.advantages.gae_lambda_value", 0.0),
+    ("ppo.advantages.length_adaptive_alpha", 0.6),
     ("ppo.advantages.whiten", True),
+    ("ppo.advantages", {"kind": "monte_carlo", "gamma": 0.9, "whiten": False}),
+    ("ppo.advantages", {"kind": "monte_carlo", "gamma": 0.4, "whiten": True}),
     ("ppo.kl", {"place": "none"}),
     ("ppo.kl", LOSS),
     ("ppo.kl", {**LOSS, "estimator": "k2"}),
@@ -117,11 +144,11 @@ CASES: list[tuple[str, Any]] = [
 MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "rollout": ((), ("drawn",)),
     "reward": (("drawn",), ("scores",)),
-    "values": (("drawn",), ("values",)),
+    "values": (("drawn",), ("values", "behind")),
     "logprobs": (("drawn",), ("logprobs", "entropy", "reference")),
     "correction": (("drawn", "logprobs"), ("weights", "kept")),
     "advantages": (
-        ("drawn", "scores", "values", "logprobs", "reference"),
+        ("drawn", "scores", "values", "behind", "logprobs", "reference"),
         ("shaped", "advantages", "returns", "kl/coef", "next kl/coef"),
     ),
     "critic_update": (("drawn", "values", "advantages", "returns"), ("critic table",)),
@@ -151,6 +178,40 @@ def test_two_values_give_two_steps_each_as_the_book_says(key: str, value: Any) -
             assert before != after, f"{stage} makes something else of the same, and its fingerprint does not tell"
 
 
+ARITHMETIC_CASES: list[tuple[str, Any]] = [
+    ("reward.clip.low", 0.2),
+    ("reward.clip.high", 0.7),
+    ("reward.clip.place", "after_moments"),
+    ("reward.moments.kind", "reference"),
+    ("reward.moments.center", True),
+    ("reward.moments.std", 3.0),
+    ("reward.unfinished_factor", 0.8),
+    ("reward.overlong.buffer_tokens", 5),
+    ("reward.overlong.penalty", 1.5),
+    ("reward.overlong.max_tokens", 4),
+    ("reward.overlong.floor", False),
+    ("reward.length_penalty.per_token", 0.5),
+    ("reward.length_penalty.free_tokens", 3),
+]
+
+
+@each_key("key, value", ARITHMETIC_CASES)
+def test_each_step_of_the_arithmetic_is_taken_as_its_table_says_beside_all_others(key: str, value: Any) -> None:
+    tables = with_keys({f"reward.{name}": table for name, table in ALL_STEPS.items()})
+    table, name = key.split(".")[1:] if key.count(".") == 2 else (None, key.split(".")[1])
+    if key == "reward.moments.std":
+        tables["reward"]["moments"] = REFERENCE
+    if key == "reward.overlong.floor":
+        tables["reward"]["overlong"] = {**OVERLONG, "max_tokens": 4}
+    other = deepcopy(tables)
+    (other["reward"] if table is None else other["reward"][table])[name] = value
+    different = bench.differing(numbers(tables), numbers(other))
+    assert {"shaped", "returns", "actor table", "critic table"} <= different
+    assert "scores" not in different
+    before, after = (Recipe.model_validate(each) for each in (tables, other))
+    assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == {"advantages"}
+
+
 KL_KEYS = [f"ppo.kl.{name}" for name in ("place", "estimator", "coef")]
 
 
@@ -165,6 +226,17 @@ def test_the_penalty_is_where_the_recipe_puts_it(place: str, estimator: str) -> 
     assert ("token_rewards" in different) == (place == "reward")
     assert "policy minibatches loss" in different
     assert [float(told["kl/coef"]) for told in found] == list(coefs)
+
+
+@holds("ppo.advantages.kind")
+def test_advantages_are_of_the_kind_that_the_recipe_names() -> None:
+    kept = {"gamma": 0.9, "whiten": False}
+    found = [numbers(with_keys({"ppo.advantages": {"kind": "monte_carlo", **kept}}))]
+    whole = {"kind": "gae", "gae_lambda": 1.0, "gae_lambda_value": None, "length_adaptive_alpha": None, **kept}
+    found.append(numbers(with_keys({"ppo.advantages": whole})))
+    # The returns of lambda 1 are the discounted rewards, whatever the critic says.
+    assert bench.differing(*found) >= {"advantages", "actor table"}
+    assert "returns" not in bench.differing(*found)
 
 
 @holds("ppo.policy_loss.kind", "ppo.policy_loss.ratio_gradient")

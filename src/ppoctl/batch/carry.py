@@ -20,6 +20,13 @@ class Carry:
     """Responses that have trained so far."""
     trained_tokens: float = 0.0
     """Response tokens that have counted in a loss so far, each once however many epochs there are."""
+    reward_count: float = 0.0
+    """Rewards that the running moments have seen; mean and sum of squared deviations of them follow."""
+    reward_mean: float = 0.0
+    reward_m2: float = 0.0
+    reward_reference_mean: float = 0.0
+    reward_reference_std: float = 0.0
+    """Standard deviation of the rewards of the first step in which they differed; 0: there was none yet."""
 
     def as_dict(self) -> dict[str, float]:
         """The fields that have not their default."""

@@ -219,6 +219,8 @@ class Values(Record["Values"]):
 
     values: Float[Tensor, "B R"]
     stamp: str
+    behind: Float[Tensor, " B"] | None = None
+    """V of the state behind the last token of each truncated response, 0 for the others; None: it was not asked."""
 
 
 @dataclass(frozen=True)

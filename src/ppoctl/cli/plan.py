@@ -61,6 +61,7 @@ def plan(
 def _print(recipe: "Recipe", planned: "Plan") -> None:
     render.heading(f"{planned.name}: {planned.batch.steps} PPO steps")
     _section("one step", _batch_rows(planned))
+    _section("rewards, step by step", iter(planned.rewards.items()))
     _section("processes", _process_rows(recipe, planned))
     if planned.critic_start is not None:
         _section("critic starts from", _critic_rows(planned.critic_start))

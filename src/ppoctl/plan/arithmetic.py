@@ -13,6 +13,7 @@ from ppoctl.model.folder import local_folder
 from ppoctl.plan.disk import StoragePlan, storage_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.microbatches import microbatches
+from ppoctl.plan.rewards import reward_steps
 from ppoctl.plan.schedule import learning_rate_of
 from ppoctl.recipe import sizes
 from ppoctl.recipe.cadence import evaluates
@@ -114,6 +115,8 @@ class Plan:
     """Whether all roles live in the process of the command; otherwise they are processes of Ray."""
     devices: int
     """GPUs, or slots on CPUs, that the processes take."""
+    rewards: Mapping[str, str]
+    """Steps from a score to the reward of training, in their order, each in words."""
     train: DataPlan
     eval_sets: dict[str, DataPlan]
     evaluation: EvalPlan
@@ -139,6 +142,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
         processes=processes(recipe),
         is_one_process=is_one_process(recipe),
         devices=devices(recipe),
+        rewards=reward_steps(recipe),
         train=DataPlan(recipe.data.train.path, rows, drawn, drawn / rows if rows else None),
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),

@@ -14,8 +14,8 @@ Here the same numbers come from three ideas:
 2. Pack the counted tokens of a row side by side. A hole (tool output in mid-response) then does not exist.
 3. Sum by doubling: what reaches one token ahead, then two, then four (Hillis and Steele 1986).
 
-There is no bootstrap behind the last token: a truncated response is valued like a finished one (as in NeMo-RL
-and verl). Whitening is the caller's.
+There is no bootstrap behind the last token: for the recursion it is part of the last reward (`rewards.bootstrapped`).
+Whitening is the caller's.
 """
 
 import torch
@@ -53,6 +53,28 @@ def gae(
         parts = [_gae_of_chunk(r, v, m, of_row, gamma) for r, v, m, of_row in zip(*chunks, strict=True)]
     advantages, returns = (torch.cat(part) for part in zip(*parts, strict=True))
     return advantages, returns
+
+
+def monte_carlo(rewards: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, gamma: float) -> Float[Tensor, "B R"]:
+    """The discounted sum of the rewards from each counted token on, and 0 under the mask; no critic is asked.
+
+        G_t = sum_{l >= 0} gamma^l r_t+l
+
+    Source: Williams 1992 (REINFORCE); with gamma 1 and no KL in the reward NeMo-RL's `raw_reward`.
+    Raises ValueError when gamma lies outside 0 to 1.
+    """
+    return gae(rewards, torch.zeros_like(rewards), mask, gamma=gamma, lam=1.0)[1]
+
+
+def length_adaptive_lambda(mask: Bool[Tensor, "B R"], *, alpha: float) -> Float[Tensor, " B"]:
+    """GAE's lambda of each row from its number n of counted tokens, in float64.
+
+        1 - 1 / max(1, alpha n)
+
+    So 1 / (1 - lambda), over which rewards are spread, is alpha times the length; up to 1 / alpha tokens it is 0.
+    Source: VAPO, arXiv:2504.05118, eq. 7, with NeMo-RL's bound.
+    """
+    return 1.0 - 1.0 / (alpha * mask.sum(dim=1, dtype=torch.float64)).clamp(min=1.0)
 
 
 def _gae_of_chunk(rewards: Tensor, values: Tensor, mask: Tensor, lam: Tensor, gamma: float) -> tuple[Tensor, Tensor]:

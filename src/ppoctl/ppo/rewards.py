@@ -3,8 +3,11 @@
 Penalties per token (KL in the reward) are added by the caller.
 """
 
+import math
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -34,3 +37,72 @@ def scaled(
     # In float64, so that both ends land exactly.
     share = (scores.to(torch.float64).clamp(low, high) - low) / (high - low)
     return (to_low + share * (to_high - to_low)).to(scores.dtype)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations of some numbers."""
+
+    count: float
+    mean: float
+    m2: float
+
+    @property
+    def std(self) -> float:
+        """The unbiased standard deviation, sqrt(m2 / (count - 1)); 0 for fewer than two numbers."""
+        return math.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else 0.0
+
+
+def moments_of(numbers: Float[Tensor, " n"]) -> Moments:
+    """Moments of these numbers, computed in float64; all 0 where there are none."""
+    if len(numbers) == 0:
+        return Moments(0.0, 0.0, 0.0)
+    exact = numbers.to(torch.float64)
+    mean = exact.mean()
+    return Moments(float(len(numbers)), float(mean), float((exact - mean).square().sum()))
+
+
+def merged(one: Moments, other: Moments) -> Moments:
+    """Moments of both sets of numbers together, as if they had been taken at once.
+
+        n = n1 + n2    d = mean2 - mean1    mean = mean1 + d n2 / n    m2 = m2_1 + m2_2 + d^2 n1 n2 / n
+
+    Source: Chan, Golub and LeVeque 1979; the running moments of trlX.
+    """
+    count = one.count + other.count
+    if count == 0:
+        return one
+    gap = other.mean - one.mean
+    mean = one.mean + gap * other.count / count
+    return Moments(count, mean, one.m2 + other.m2 + gap * gap * one.count * other.count / count)
+
+
+def overlong_penalty(
+    lengths: Int[Tensor, " B"], *, max_tokens: int, buffer_tokens: int, penalty: float, floor: bool
+) -> Float[Tensor, " B"]:
+    """What a response of so many tokens gains, at most 0: nothing up to `max_tokens` - `buffer_tokens`, then linearly
+    less, -`penalty` at `max_tokens`, and beyond that no less where there is a `floor`.
+
+        min(0, (max_tokens - buffer_tokens - length) / buffer_tokens) penalty        floor: at least -penalty
+
+    Source: DAPO, arXiv:2503.14476, eq. 13 (with the floor); NeMo-RL has none.
+    """
+    over = (lengths - (max_tokens - buffer_tokens)).to(torch.float64) / buffer_tokens
+    return (-penalty * over.clamp(0.0, 1.0 if floor else math.inf)).to(torch.float32)
+
+
+def length_penalty(lengths: Int[Tensor, " B"], *, per_token: float, free_tokens: int) -> Float[Tensor, " B"]:
+    """What a response of so many tokens gains: -`per_token` for each one beyond `free_tokens`."""
+    return (-per_token * (lengths - free_tokens).clamp(min=0).to(torch.float64)).to(torch.float32)
+
+
+def bootstrapped(
+    rewards: Float[Tensor, "B R"], behind: Float[Tensor, " B"], mask: Bool[Tensor, "B R"], *, gamma: float
+) -> Float[Tensor, "B R"]:
+    """Token rewards whose returns go on with the value of the state `behind` a row's last token; 0: it has ended.
+
+        r_T + gamma V_T+1, which is the last return of an episode that was cut
+
+    Source: Pardo et al. 2018, arXiv:1712.00378, eq. 6.
+    """
+    return rewards + terminal_rewards(gamma * behind, mask)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from ppoctl.recipe.advantages import GaeAdvantages
+from ppoctl.recipe.advantages import Advantages, GaeAdvantages
 from ppoctl.recipe.correction import AboveOne, Correction, NoCorrection, NoRejection, Rejection
 from ppoctl.recipe.kl import Kl, NoKl
 from ppoctl.recipe.losses import ClippedLoss, OldLogprobs, PolicyLoss, ValueLossTable
@@ -44,8 +44,16 @@ class PpoTable(Table):
     """
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
     """Number of first steps in which only the critic trains."""
-    advantages: GaeAdvantages = GaeAdvantages(kind="gae")
+    advantages: Advantages = GaeAdvantages(kind="gae")
     """How rewards and values become advantages."""
+    truncated: Annotated[Literal["terminal", "bootstrap", "filter"], RESULTS] = "terminal"
+    """How a response that reached the length limit counts. terminal: as if it had ended there; bootstrap: its return
+    goes on with the critic's value of the state behind its last token; filter: in no loss and no whitening.
+    Formula: bootstrap: G_T = r_T + gamma V_T+1 at its last token, in which V_T+1 is 0 otherwise
+    Source: bootstrap: Pardo et al. 2018 (arXiv:1712.00378), eq. 6; filter: DAPO (arXiv:2503.14476), section 3.4
+    Default of: NeMo-RL, verl, trlX, TRL (terminal)
+    Figures: rollout/truncated_frac, advantage/bootstrap_mean, advantage/filtered_frac
+    """
     kl: Kl = NoKl(place="none")
     """Penalty for moving away from the reference model."""
     policy_loss: PolicyLoss = ClippedLoss()

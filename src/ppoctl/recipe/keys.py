@@ -67,7 +67,7 @@ def _of_choice(choice: tree.Choice, path: KeyPath, default: BaseModel | None) ->
     owners: dict[KeyLine, list[str]] = {}
     for name, table in choice.tables.items():
         for line in _of_table(table, path, default if isinstance(default, table.model) else None):
-            if line.key.rsplit(".", 1)[-1] != choice.tag:
+            if line.key != ".".join((*path, choice.tag or "")):  # the tables around it are alternatives too
                 owners.setdefault(line, []).append(name)
     for line, names in owners.items():
         is_in_all = len(names) == len(choice.tables)

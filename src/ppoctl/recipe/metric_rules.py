@@ -8,6 +8,7 @@ from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.problems import Conflict, rules_of
 from ppoctl.recipe.schema import CheckpointTable, Recipe
+from ppoctl.rewards.arithmetic import NoMoments
 from ppoctl.rewards.gsm8k import Gsm8kReward
 
 _CLIPS = {
@@ -17,6 +18,23 @@ _CLIPS = {
     "reinforce": (),
 }
 """Kind of policy loss -> its figures about clips; `clip` has all that there are."""
+
+
+_OF_A_REWARD_STEP = {
+    metrics.REWARD_CLAMPED_FRAC.name: ("scale", None),
+    metrics.REWARD_CLIPPED_FRAC.name: ("clip", None),
+    metrics.REWARD_MOMENTS_MEAN.name: ("moments", NoMoments(kind="none")),
+    metrics.REWARD_MOMENTS_STD.name: ("moments", NoMoments(kind="none")),
+    metrics.REWARD_UNFINISHED_MEAN.name: ("unfinished_factor", 1.0),
+    metrics.REWARD_OVERLONG_MEAN.name: ("overlong", None),
+    metrics.REWARD_LENGTH_MEAN.name: ("length_penalty", None),
+}
+"""Metric -> the key of `[reward]` that reports it, and its value where it does not."""
+_OF_TRUNCATED = {
+    metrics.ADVANTAGE_BOOTSTRAP_MEAN.name: "bootstrap",
+    metrics.ADVANTAGE_FILTERED_FRAC.name: "filter",
+}
+"""Metric -> the value of `ppo.truncated` that reports it."""
 
 
 def every_expectation_can_be_judged(recipe: Recipe) -> Iterator[Conflict]:
@@ -42,6 +60,7 @@ def metrics_that_are_watched_are_reported(recipe: Recipe) -> Iterator[Conflict]:
 def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
     """Reasons why no step of this recipe reports the metric."""
     named = metrics.eval_set(name)
+    yield from _not_of_the_advantages(recipe, name, key)
     if name.startswith("kl/") and recipe.ppo.kl.place == "none":
         yield Conflict(f"`{name}` needs a reference, and none is loaded", (key, ("ppo", "kl", "place")))
     elif name == metrics.KL_MEASURED.name and getattr(recipe.ppo.kl, "adaptive", None) is None:
@@ -59,6 +78,20 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
         yield Conflict(f"`{name}` needs an evaluation set, and [data.eval] has none", (key, ("data", "eval")))
     elif name in (metrics.REWARD_STRICT_MEAN.name, metrics.REWARD_LENIENT_MEAN.name):
         yield from _no_other_reading(recipe, name, key)
+
+
+def _not_of_the_advantages(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
+    """Reasons why the stage of the advantages does not report the metric: the step that would is not taken."""
+    step, without = _OF_A_REWARD_STEP.get(name, ("", None))
+    if step and getattr(recipe.reward, step) == without:
+        yield Conflict(f"`{name}` needs `reward.{step}`, which is not set", (key,), "ppoctl recipes metrics")
+    wanted = _OF_TRUNCATED.get(name, recipe.ppo.truncated)
+    if recipe.ppo.truncated != wanted:
+        yield Conflict(f"`{name}` needs `ppo.truncated` = `{wanted}`", (key, ("ppo", "truncated")))
+    adapts = getattr(recipe.ppo.advantages, "length_adaptive_alpha", None) is not None
+    if name == metrics.ADVANTAGE_LAMBDA_MEAN.name and not adapts:
+        says = f"`{name}` needs `ppo.advantages.length_adaptive_alpha`, which is not set"
+        yield Conflict(says, (key, ("ppo", "advantages", "kind")))
 
 
 def _not_corrected(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:

@@ -19,9 +19,10 @@ from ppoctl.recipe.metric_rules import METRIC_RULES
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.problems import Conflict, Problem, rules_of, trained_roles
+from ppoctl.recipe.reward_rules import REWARD_RULES
 from ppoctl.recipe.schedule_rules import SCHEDULE_RULES
 from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, HealthRule, Recipe
-from ppoctl.recipe.sizes import longest_sequence, minibatch_seqs, sequences_per_step
+from ppoctl.recipe.sizes import longest_sequence, microbatch_limit, minibatch_seqs, sequences_per_step
 from ppoctl.recipe.slurm_rules import SLURM_RULES
 from ppoctl.rewards.exact_match import ExactMatchReward
 
@@ -51,17 +52,20 @@ def a_microbatch_is_no_larger_than_its_minibatch(recipe: Recipe) -> Iterator[Con
 
 
 def a_microbatch_holds_the_longest_sequence(recipe: Recipe) -> Iterator[Conflict]:
-    longest = longest_sequence(recipe)
     for role, table in trained_roles(recipe):
         if not isinstance(table.batching, ByTokens):
             continue
         for name in ("max_tokens_per_microbatch", "forward_max_tokens_per_microbatch"):
+            # A truncated response is read to its end where its return goes on with the critic's value of it.
+            to_the_end = recipe.ppo.truncated == "bootstrap" and role == "critic"
+            scores = microbatch_limit(table.batching, with_gradient=False)[0] == name
+            longest = longest_sequence(recipe) + (to_the_end and scores)
             cap = getattr(table.batching, name)
             if cap is not None and cap < longest:
                 key = (role, "batching", name)
                 yield Conflict(
                     f"a microbatch of {cap} tokens cannot hold a sequence of "
-                    f"{longest} (prompt + response - 1: the last token is predicted and not read)",
+                    f"{longest} (prompt + response{_LAST_TOKEN[to_the_end and scores]})",
                     (key, _PROMPT_TOKENS, _NEW_TOKENS),
                     f"--set {dotted(key)}={longest}",
                 )
@@ -85,14 +89,6 @@ def whitening_has_more_than_one_sequence(recipe: Recipe) -> Iterator[Conflict]:
             (("ppo", "advantages", "whiten"), _PROMPTS, _SAMPLES),
             "--set ppo.advantages.whiten=false",
         )
-
-
-def a_reward_scale_has_two_ends(recipe: Recipe) -> Iterator[Conflict]:
-    scale = recipe.reward.scale
-    if scale is not None and scale.from_[0] >= scale.from_[1]:
-        yield Conflict("the lowest score is not below the highest", (("reward", "scale", "from"),))
-    if scale is not None and scale.to[0] == scale.to[1]:
-        yield Conflict("all scores become the same reward", (("reward", "scale", "to"),))
 
 
 def the_reward_can_read_the_answers(recipe: Recipe) -> Iterator[Conflict]:
@@ -146,6 +142,7 @@ def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
 
 RULES = (
     *rules_of(globals()),
+    *REWARD_RULES,
     *SCHEDULE_RULES,
     *KL_RULES,
     *LOSS_RULES,
@@ -155,6 +152,10 @@ RULES = (
     *SLURM_RULES,
 )
 
+_LAST_TOKEN = {
+    False: " - 1: the last token is predicted and not read",
+    True: ": the critic values what comes after a truncated one",
+}
 _MINIBATCH: KeyPath = ("ppo", "minibatch_seqs")
 _CRITIC_MINIBATCH: KeyPath = ("ppo", "critic_minibatch_seqs")
 _PROMPTS: KeyPath = ("rollout", "prompts_per_step")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 from pydantic import BeforeValidator, Field
 
 from ppoctl.recipe.advantages import GaeAdvantages as GaeAdvantages
+from ppoctl.recipe.advantages import MonteCarloAdvantages as MonteCarloAdvantages
 from ppoctl.recipe.algorithm import Batching as Batching
 from ppoctl.recipe.algorithm import BySequences as BySequences
 from ppoctl.recipe.algorithm import ByTokens as ByTokens

@@ -7,11 +7,14 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Carry, Logprobs, Rewards, Rollouts, Values
-from ppoctl.ppo.advantages import gae
+from ppoctl.errors import RewardError
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
+from ppoctl.ppo.rewards import bootstrapped
+from ppoctl.stages.estimators import Estimator
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.penalty import penalised
-from ppoctl.stages.shaping import RewardStep, shape
+from ppoctl.stages.shaping import Earned, RewardStep, shape
+from ppoctl.stages.values import Truncated, behind_of
 
 
 @dataclass(frozen=True)
@@ -19,9 +22,9 @@ class AdvantagesStage:
     """What the updates read, from what the step has gathered."""
 
     reward_steps: tuple[RewardStep, ...]
-    gamma: float
-    gae_lambda: float
+    estimator: Estimator
     whitened: bool
+    truncated: Truncated
     penalty: KlPenalty | None
     """KL in the reward or in the loss; None: no reference."""
     fingerprint: str
@@ -30,13 +33,19 @@ class AdvantagesStage:
     def run(
         self, rollouts: Rollouts, rewards: Rewards, values: Values, logprobs: Logprobs, carry: Carry
     ) -> Advantages:
-        mask = rollouts.mask & rewards.valid[:, None]
         earned = shape(rewards, rollouts, carry, self.reward_steps)
+        mask, figures = self._counted(earned)
         kl = penalised(self.penalty, logprobs, mask, earned.carry)
-        token_rewards = earned.per_token
+        token_rewards = earned.per_token.where(mask, 0.0)
         if kl.in_reward is not None:
             token_rewards = token_rewards - kl.in_reward
-        raw, returns = gae(token_rewards, values.values, mask, gamma=self.gamma, lam=self.gae_lambda)
+        goes_on = token_rewards
+        if self.truncated == "bootstrap":
+            behind = behind_of(values).where(earned.valid, 0.0)
+            goes_on = bootstrapped(token_rewards, behind, mask, gamma=self.estimator.gamma)
+            figures[metrics.ADVANTAGE_BOOTSTRAP_MEAN.name] = earned.mean(behind)
+        found = self.estimator(goes_on, values.values, mask)
+        raw = found.advantages
         carry = replace(
             earned.carry,
             kl_coef=kl.next_coef,
@@ -45,14 +54,27 @@ class AdvantagesStage:
         )
         return Advantages(
             advantages=whiten(raw, mask) if self.whitened else raw,
-            returns=returns,
+            returns=found.returns,
             token_rewards=token_rewards,
             mask=mask,
             carry_out=carry.as_dict(),
             kl_coef=None if kl.coef == kl.next_coef else kl.coef,
-            summary=earned.figures | _summary(raw, mask, carry) | kl.figures,
+            summary=earned.figures | figures | found.figures | _summary(raw, mask, carry) | kl.figures,
             shaped=earned.per_response,
         )
+
+    def _counted(self, earned: Earned) -> tuple[Bool[Tensor, "B R"], dict[str, float]]:
+        """Tokens that train, and what is left out. Raises RewardError where nothing is left."""
+        if self.truncated != "filter":
+            return earned.mask, {}
+        mask = earned.mask & ~earned.truncated[:, None]
+        if not bool(mask.any()):
+            raise RewardError(
+                f"all {int(earned.valid.sum())} scored responses of step {earned.rollouts.step} are truncated, and "
+                "`ppo.truncated` = `filter` leaves them out: there is nothing to learn from",
+                hint="ppoctl resume RUN --set ppo.truncated=terminal",
+            )
+        return mask, {metrics.ADVANTAGE_FILTERED_FRAC.name: earned.mean(earned.truncated.float())}
 
 
 def _summary(raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], carry: Carry) -> dict[str, float]:

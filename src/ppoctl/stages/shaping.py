@@ -5,13 +5,24 @@ Every step is a small class with the numbers of its table. Scores themselves are
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ppoctl import metrics
-from ppoctl.batch.records import Carry, Rewards, Rollouts
-from ppoctl.ppo.rewards import scaled, terminal_rewards
+from ppoctl.batch.records import TRUNCATED, Carry, Rewards, Rollouts
+from ppoctl.ppo.masking import masked_mean
+from ppoctl.ppo.rewards import (
+    Moments,
+    length_penalty,
+    merged,
+    moments_of,
+    overlong_penalty,
+    scaled,
+    terminal_rewards,
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,11 @@ class Earned:
         return self.rollouts.mask & self.valid[:, None]
 
     @property
+    def truncated(self) -> Bool[Tensor, " B"]:
+        """Responses that the length limit ended."""
+        return self.rollouts.finish == TRUNCATED
+
+    @property
     def per_token(self) -> Float[Tensor, "B R"]:
         """Rewards of tokens; one for a whole response stands at its last counted token."""
         if self.rewards.ndim == 1:
@@ -45,6 +61,24 @@ class Earned:
             return self.rewards.where(self.valid, 0.0)
         return self.per_token.sum(dim=1)
 
+    def plus(self, amounts: Float[Tensor, " B"]) -> "Earned":
+        """Each response with so much more, at its last counted token where rewards are of tokens."""
+        more = amounts if self.rewards.ndim == 1 else terminal_rewards(amounts, self.mask)
+        return replace(self, rewards=self.rewards + more.to(self.rewards.dtype))
+
+    def share(self, hit: Bool[Tensor, " B"] | Bool[Tensor, "B R"]) -> float:
+        """Share of the rewards that count, of responses or of tokens, that `hit` names."""
+        counted = self.valid if self.rewards.ndim == 1 else self.mask
+        return float(masked_mean(hit.to(torch.float32), counted))
+
+    def mean(self, amounts: Float[Tensor, " B"]) -> float:
+        """Mean over the responses that have a score."""
+        return float(amounts[self.valid].mean())
+
+    def told(self, **changes: Any) -> "Earned":
+        """The next of it, `figures` added to those of the steps before."""
+        return replace(self, **{**changes, "figures": self.figures | changes["figures"]})
+
 
 RewardStep = Callable[[Earned], Earned]
 """One step of the arithmetic."""
@@ -56,8 +90,7 @@ def shape(rewards: Rewards, rollouts: Rollouts, carry: Carry, steps: Sequence[Re
     earned = Earned(scores, rollouts, rewards.valid, carry)
     for step in steps:
         earned = step(earned)
-    mean = {metrics.REWARD_SHAPED_MEAN.name: float(earned.per_response[earned.valid].mean())}
-    return replace(earned, figures=earned.figures | mean)
+    return earned.told(figures={metrics.REWARD_SHAPED_MEAN.name: earned.mean(earned.per_response)})
 
 
 @dataclass(frozen=True)
@@ -68,4 +101,106 @@ class Scale:
     target: tuple[float, float]
 
     def __call__(self, earned: Earned) -> Earned:
-        return replace(earned, rewards=scaled(earned.rewards, source=self.source, target=self.target))
+        rewards = scaled(earned.rewards, source=self.source, target=self.target)
+        outside = (earned.rewards < self.source[0]) | (earned.rewards > self.source[1])
+        return earned.told(rewards=rewards, figures={metrics.REWARD_CLAMPED_FRAC.name: earned.share(outside)})
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Bounds every reward."""
+
+    low: float
+    high: float
+
+    def __call__(self, earned: Earned) -> Earned:
+        clipped = earned.rewards.clamp(self.low, self.high)
+        hit = earned.share(clipped != earned.rewards)
+        return earned.told(rewards=clipped, figures={metrics.REWARD_CLIPPED_FRAC.name: hit})
+
+
+@dataclass(frozen=True)
+class Running:
+    """Divides by the standard deviation of what all responses of the run have earned so far."""
+
+    center: bool
+
+    def __call__(self, earned: Earned) -> Earned:
+        carry = earned.carry
+        before = Moments(carry.reward_count, carry.reward_mean, carry.reward_m2)
+        now = merged(before, moments_of(earned.per_response[earned.valid]))
+        carry = replace(carry, reward_count=now.count, reward_mean=now.mean, reward_m2=now.m2)
+        return _divided(replace(earned, carry=carry), now.mean, now.std, center=self.center)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Divides by `std`, or by the standard deviation of the first step whose rewards differ."""
+
+    std: float | None
+    center: bool
+
+    def __call__(self, earned: Earned) -> Earned:
+        carry = earned.carry
+        if carry.reward_reference_std == 0:
+            now = moments_of(earned.per_response[earned.valid])
+            first = now if now.std > 0 else Moments(0.0, 0.0, 0.0)
+            carry = replace(carry, reward_reference_mean=first.mean, reward_reference_std=first.std)
+        std = self.std or carry.reward_reference_std
+        return _divided(replace(earned, carry=carry), carry.reward_reference_mean, std, center=self.center)
+
+
+def _divided(earned: Earned, mean: float, std: float, *, center: bool) -> Earned:
+    """Rewards divided by `std`; as they are where that is 0, as all have been equal so far."""
+    figures = {metrics.REWARD_MOMENTS_MEAN.name: mean, metrics.REWARD_MOMENTS_STD.name: std}
+    if std == 0:
+        return earned.told(figures=figures)
+    if center:
+        earned = earned.plus(torch.full_like(earned.per_response, -mean))
+    return earned.told(rewards=earned.rewards / std, figures=figures)
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Multiplies the rewards of truncated responses."""
+
+    factor: float
+
+    def __call__(self, earned: Earned) -> Earned:
+        cut = earned.truncated if earned.rewards.ndim == 1 else earned.truncated[:, None]
+        after = replace(earned, rewards=torch.where(cut, self.factor * earned.rewards, earned.rewards))
+        change = earned.mean(after.per_response - earned.per_response)
+        return after.told(figures={metrics.REWARD_UNFINISHED_MEAN.name: change})
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """Takes from responses that come near a length."""
+
+    max_tokens: int
+    buffer_tokens: int
+    penalty: float
+    floor: bool
+
+    def __call__(self, earned: Earned) -> Earned:
+        amounts = overlong_penalty(
+            earned.rollouts.lengths,
+            max_tokens=self.max_tokens,
+            buffer_tokens=self.buffer_tokens,
+            penalty=self.penalty,
+            floor=self.floor,
+        )
+        return earned.plus(amounts).told(figures={metrics.REWARD_OVERLONG_MEAN.name: earned.mean(amounts)})
+
+
+@dataclass(frozen=True)
+class Length:
+    """Takes from responses for each of their tokens."""
+
+    per_token: float
+    free_tokens: int
+
+    def __call__(self, earned: Earned) -> Earned:
+        lengths = earned.rollouts.lengths
+        amounts = length_penalty(lengths, per_token=self.per_token, free_tokens=self.free_tokens)
+        return earned.plus(amounts).told(figures={metrics.REWARD_LENGTH_MEAN.name: earned.mean(amounts)})

@@ -11,7 +11,7 @@ from ppoctl.ports import Asked, Models, OptimizerStep, SamplingParams, Scorer
 from ppoctl.ppo.aggregation import aggregation
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import GaeAdvantages, MonteCarloAdvantages, Recipe
 from ppoctl.recipe.sizes import (
     critic_only_steps,
     epochs,
@@ -26,6 +26,7 @@ from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.drawing import Drawing
+from ppoctl.stages.estimators import Estimator, Gae, MonteCarlo
 from ppoctl.stages.evaluate import EvaluateStage
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.reward import RewardStage
@@ -49,7 +50,7 @@ READS: dict[str, tuple[str, ...]] = {
     "values": ("model",),
     "logprobs": ("model", *SCORED_AS, "ppo.kl", "ppo.old_logprobs"),
     "correction": ("ppo.rollout_correction", "ppo.rollout_rejection", "ppo.max_sequence_gap"),
-    "advantages": ("ppo.advantages", "ppo.kl", *ARITHMETIC),
+    "advantages": ("ppo.advantages", "ppo.truncated", "ppo.kl", *ARITHMETIC),
     "critic_update": (
         "seed",
         "model",
@@ -85,7 +86,10 @@ def read_by(stage: str, recipe: Recipe) -> str:
         return ""
     role = stage.removesuffix("_update")
     without = () if stage == "advantages" else ARITHMETIC
-    elsewhere = _read_elsewhere(recipe, role) if role != stage else ()
+    elsewhere = tuple(_read_elsewhere(recipe, role)) if role != stage else ()
+    if stage == "values" and recipe.ppo.truncated == "bootstrap":
+        # Its other two values are the same here: a run that stops as all is left out is mended with one of them.
+        elsewhere = ("bootstrap",)
     return _hash(fingerprint(recipe, READS[stage], without=without), *elsewhere)
 
 
@@ -114,7 +118,6 @@ class StageBuilder:
 
     def stages(self, recipe: Recipe) -> Stages:
         penalty = penalty_of(recipe)
-        gae = recipe.ppo.advantages
         return Stages(
             rollout=RolloutStage(
                 models=self.models,
@@ -130,7 +133,9 @@ class StageBuilder:
                 fingerprint=read_by("reward", recipe),
                 between=self.drawing.gate.between,
             ),
-            values=ValuesStage(models=self.models, fingerprint=read_by("values", recipe)),
+            values=ValuesStage(
+                models=self.models, truncated=recipe.ppo.truncated, fingerprint=read_by("values", recipe)
+            ),
             logprobs=LogprobsStage(
                 models=self.models,
                 scored=_scored(recipe),
@@ -141,10 +146,10 @@ class StageBuilder:
             ),
             correction=correction_of(recipe, read_by("correction", recipe)),
             advantages=AdvantagesStage(
-                reward_steps=reward_steps(recipe.reward),
-                gamma=gae.gamma,
-                gae_lambda=gae.gae_lambda,
-                whitened=gae.whiten,
+                reward_steps=reward_steps(recipe.reward, max_new_tokens=recipe.rollout.max_new_tokens),
+                estimator=_estimator(recipe.ppo.advantages),
+                whitened=recipe.ppo.advantages.whiten,
+                truncated=recipe.ppo.truncated,
                 penalty=penalty,
                 fingerprint=read_by("advantages", recipe),
             ),
@@ -191,6 +196,13 @@ def evaluation_stage(recipe: Recipe, drawing: Drawing, scorer: Scorer, sets: Map
         seed=recipe.seed,
         fingerprint=_hash(read_by("eval", recipe), str(length), identities),
     )
+
+
+def _estimator(table: GaeAdvantages | MonteCarloAdvantages) -> Estimator:
+    if isinstance(table, MonteCarloAdvantages):
+        return MonteCarlo(table.gamma)
+    lam_value = table.gae_lambda if table.gae_lambda_value is None else table.gae_lambda_value
+    return Gae(table.gamma, table.gae_lambda, lam_value, table.length_adaptive_alpha)
 
 
 def _drawn(recipe: Recipe) -> SamplingParams:

@@ -1,0 +1,63 @@
+"""Rules about the arithmetic of rewards and about truncated responses: no step without an effect, no empty range. See
+`rules`."""
+
+from collections.abc import Iterator
+
+from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.problems import Conflict, rules_of
+from ppoctl.recipe.schema import Recipe
+
+_NEW_TOKENS: KeyPath = ("rollout", "max_new_tokens")
+
+
+def a_reward_scale_has_two_ends(recipe: Recipe) -> Iterator[Conflict]:
+    scale = recipe.reward.scale
+    if scale is not None and scale.from_[0] >= scale.from_[1]:
+        yield Conflict("the lowest score is not below the highest", (("reward", "scale", "from"),))
+    if scale is not None and scale.to[0] == scale.to[1]:
+        yield Conflict("all scores become the same reward", (("reward", "scale", "to"),))
+
+
+def the_bounds_of_rewards_are_in_order(recipe: Recipe) -> Iterator[Conflict]:
+    clip = recipe.reward.clip
+    if clip is not None and clip.low >= clip.high:
+        yield Conflict(
+            "the lowest reward is not below the highest", (("reward", "clip", "low"), ("reward", "clip", "high"))
+        )
+
+
+def an_overlong_response_can_be_drawn(recipe: Recipe) -> Iterator[Conflict]:
+    overlong, longest = recipe.reward.overlong, recipe.rollout.max_new_tokens
+    if overlong is None:
+        return
+    key: KeyPath = ("reward", "overlong", "buffer_tokens")
+    length = overlong.max_tokens or longest
+    keys = (key, ("reward", "overlong", "max_tokens"), _NEW_TOKENS)
+    if overlong.buffer_tokens > length:
+        says = f"a buffer of {overlong.buffer_tokens} tokens is longer than a response of {length}"
+        yield Conflict(says, keys, f"--set reward.overlong.buffer_tokens={length}")
+    elif length - overlong.buffer_tokens >= longest:
+        says = f"no response of at most {longest} tokens comes into the buffer, which begins at "
+        yield Conflict(f"{says}{length - overlong.buffer_tokens}", keys)
+
+
+def a_length_that_costs_can_be_drawn(recipe: Recipe) -> Iterator[Conflict]:
+    penalty = recipe.reward.length_penalty
+    if penalty is not None and penalty.free_tokens >= recipe.rollout.max_new_tokens:
+        yield Conflict(
+            f"no response of at most {recipe.rollout.max_new_tokens} tokens has more than the "
+            f"{penalty.free_tokens} that cost nothing",
+            (("reward", "length_penalty", "free_tokens"), _NEW_TOKENS),
+        )
+
+
+def responses_that_are_left_out_have_no_factor(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.truncated == "filter" and recipe.reward.unfinished_factor != 1:
+        yield Conflict(
+            "truncated responses are left out, so that no factor of their rewards has an effect",
+            (("reward", "unfinished_factor"), ("ppo", "truncated")),
+            "--set reward.unfinished_factor=1.0",
+        )
+
+
+REWARD_RULES = rules_of(globals())
