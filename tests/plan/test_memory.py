@@ -135,6 +135,21 @@ def test_states_of_ranks() -> None:
     assert state_bytes(SMALL, "actor", ParallelTable(distributed_optimizer=True), 4) == 16 * parameters
 
 
+def test_the_whole_kl_has_a_second_chunk_of_logits_and_the_reference_s_hidden_states() -> None:
+    """A chunk of 4 positions x 100 ids; 6 positions of 8 numbers in each microbatch, of the last rank alone."""
+    layout, batch = ParallelTable(pipeline=2), Microbatch(10, 6, 4, 5)
+    shape = replace(SMALL, num_layers=4)
+    training = Training("actor", shape, layout, Precision(4, "cpu"), batch, batch, 3, has_reference=True)
+    both = replace(training, full_kl_in=frozenset({"forward", "update"}))
+    (first, last), (first_of_both, last_of_both) = ranks_of(training), ranks_of(both)
+    assert first_of_both == first
+    assert last_of_both.backward - last.backward == 4 * (4 * 100 + 3 * 6 * 8)  # of all in the minibatch
+    assert last_of_both.forward - last.forward == 4 * (4 * 100 + 2 * 6 * 8)  # of those under way
+    [once] = ranks_of(replace(both, layout=ALONE, full_kl_in=frozenset({"forward"})))
+    [without] = ranks_of(replace(training, layout=ALONE))
+    assert (once.backward, once.forward - without.forward) == (without.backward, 4 * (4 * 100 + 6 * 8))
+
+
 def test_microbatches_under_way_in_a_pipeline() -> None:
     batch = Microbatch(10, 6, 4, 5)
     training = Training(

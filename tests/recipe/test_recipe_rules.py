@@ -24,6 +24,24 @@ CASES: list[tuple[str, list[str], str]] = [
         '(default), `ppo.kl.estimator` = `"k1"` (--set)',
     ),
     (
+        "the_whole_divergence_is_no_estimate",
+        ["ppo.kl={place='reward', coef=0.1, estimator='full', input_clamp=20.0}"],
+        "--set: the sum over the vocabulary has no difference of two log-probs to clamp: `ppo.kl.estimator` = "
+        '`"full"` (--set), `ppo.kl.input_clamp` = `20.0` (--set)',
+    ),
+    (
+        "the_whole_divergence_is_no_estimate",
+        ["ppo.kl={place='loss', coef=0.1, estimator='full', gradient='k2'}"],
+        '--set: the sum over the vocabulary has its own gradient: `ppo.kl.estimator` = `"full"` (--set), '
+        '`ppo.kl.gradient` = `"k2"` (--set)',
+    ),
+    (
+        "the_whole_divergence_is_no_estimate",
+        ["ppo.kl={place='loss', coef=0.1, estimator='full'}", "ppo.old_logprobs=sampler"],
+        "--set: the sum over the vocabulary is read in a forward pass of the actor, and none is run: "
+        '`ppo.kl.estimator` = `"full"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
+    ),
+    (
         "a_coefficient_that_adapts_stays_positive",
         [
             "ppo.kl={place='reward', coef=0.1, adaptive={target_per_sequence=0.1, horizon_seqs=1}}",
@@ -332,6 +350,12 @@ CASES: list[tuple[str, list[str], str]] = [
         ["ppo.critic_only_steps=3", 'expect."policy/loss"={max=9, at_step=3}'],
         "--set: `policy/loss` is expected at step 3, where only the critic trains: "
         '`expect."policy/loss".at_step` = `3` (--set), `ppo.critic_only_steps` = `3` (--set)',
+    ),
+    (
+        "an_expected_figure_is_reported_at_that_step",  # who asks for log-probs before the update has it at each
+        ["ppo.old_logprobs=sampler", "ppo.critic_only_steps=3", 'expect."mismatch/gap_k3"={max=9, at_step=3}'],
+        "--set: `mismatch/gap_k3` is expected at step 3, where only the critic trains: "
+        '`expect."mismatch/gap_k3".at_step` = `3` (--set), `ppo.critic_only_steps` = `3` (--set)',
     ),
     (
         "an_expected_figure_is_reported_at_that_step",

@@ -24,7 +24,9 @@ ROLLOUTS = hand.rollouts(sampler_logprobs=SAMPLER)
 
 def logprobs_of(source: str, *, with_reference: bool = False) -> tuple[Logprobs, dict[str, object]]:
     models = hand.Models()
-    stage = LogprobsStage(cast(Any, models), Asked(temperature=0.7), with_reference, "", cast(Any, source))
+    stage = LogprobsStage(
+        cast(Any, models), Asked(temperature=0.7), with_reference, fingerprint="", source=cast(Any, source)
+    )
     return stage.run(STATES["actor"], ROLLOUTS), models.engine.asked
 
 

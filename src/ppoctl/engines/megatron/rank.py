@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
@@ -284,11 +284,8 @@ class MegatronRank(SendingRank):
             with_gradient=with_gradient,
         )
 
-    def _microbatches(
-        self, sequences: Sequences, rows: Int[Tensor, " M"], asked: Asked, *, with_gradient: bool
-    ) -> list[Microbatch]:
-        """This rank's microbatches of these rows; with what the reference says of them, where full KL is asked."""
-        microbatches = cut_rows(sequences, rows, self._cut(asked, with_gradient=with_gradient))
+    def _with_reference(self, microbatches: list[Microbatch], asked: Asked) -> list[Microbatch]:
+        """The microbatches, with what the reference says of them where full KL is asked."""
         if not asked.full_kl:
             return microbatches
         stages = self._reference.stages()
@@ -304,13 +301,21 @@ class MegatronRank(SendingRank):
 
     def _forward(self, stages: Stages, sequences: Sequences, asked: Asked) -> Share | None:
         rows = torch.arange(sequences.num_seqs)
+        microbatches = cut_rows(sequences, rows, self._cut(asked, with_gradient=False))
+        # The reference's hidden states of a group are in memory together: as many as pipeline ranks have under way.
+        size = self.settings.parallel.pipeline if asked.full_kl else len(microbatches)
+        found: list[Found] = []
         with megatron_device(), self._named_out_of_memory(with_gradient=False):
-            microbatches = self._microbatches(sequences, rows, asked, with_gradient=False)
-            return self._share(microbatches, run_forward(stages, microbatches))
+            for start in range(0, len(microbatches), size):
+                group = self._with_reference(microbatches[start : start + size], asked)
+                found += run_forward(stages, group)
+        return self._share(microbatches, found)
 
     def _minibatch_step(
         self, sequences: Sequences, minibatch: Minibatch, objective: Objective, number: int
     ) -> StepShare:
+        microbatches = cut_rows(sequences, minibatch.rows, self._cut(objective.asks, with_gradient=True))
+
         def loss_of(microbatch: Microbatch, said: Said) -> Float[Tensor, ""]:
             return objective(microbatch.rows, said, minibatch.totals)
 
@@ -318,7 +323,7 @@ class MegatronRank(SendingRank):
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()
         with self._named_out_of_memory(with_gradient=True):
-            microbatches = self._microbatches(sequences, minibatch.rows, objective.asks, with_gradient=True)
+            microbatches = self._with_reference(microbatches, objective.asks)
             found = run_forward_backward(self.stages, microbatches, loss_of)
         loss = self._whole(sum(one.loss for one in found))
         self._require_finite("loss", loss, number)

@@ -119,6 +119,15 @@ def _made_again(part: Part, batch: Microbatch, layer: int) -> int:
     return whole.total - saved(replace(part, stage=stage), batch).total
 
 
+def beside_bytes(part: Part, batch: Microbatch, microbatches: int) -> int:
+    """Bytes of the reference where the whole KL from it is taken: a second chunk of logits, and the hidden states of
+    the positions read in all these microbatches."""
+    if not part.stage.is_last:
+        return 0
+    weight = part.precision.weight
+    return _chunk(part, batch) * weight + microbatches * batch.read * part.shape.hidden_size * weight
+
+
 def _projections(part: Part, batch: Microbatch, layer: int) -> int:
     """Bytes of the inputs of a layer's projections."""
     latent = part.shape.latent

@@ -227,7 +227,15 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
         microbatches=microbatches(recipe, role, longest)[1],
         recompute=table.recompute,
         has_reference=role == "actor" and not isinstance(recipe.ppo.kl, NoKl),
+        full_kl_in=_full_kl_in(recipe) if role == "actor" else frozenset(),
     )
+
+
+def _full_kl_in(recipe: Recipe) -> frozenset[str]:
+    kl = recipe.ppo.kl
+    if isinstance(kl, NoKl) or kl.estimator != "full":
+        return frozenset()
+    return frozenset({"forward", "update"} if kl.place == "loss" else {"forward"})
 
 
 def with_totals(value: Any) -> Any:

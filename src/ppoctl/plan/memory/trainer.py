@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, gather_bytes, saved
+from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
 from ppoctl.plan.memory.part import Microbatch, Part, Precision, SavedActivations
 from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, runs_of, stages_of, whole_model
 from ppoctl.recipe.schema import ParallelTable, Recompute
@@ -37,6 +37,8 @@ class Training:
     """Most microbatches that a data rank has in a minibatch."""
     recompute: Recompute = "none"
     has_reference: bool = False
+    full_kl_in: frozenset[str] = frozenset()
+    """Passes (forward, update) that take the whole KL from the reference."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,10 @@ def _rank(training: Training, number: int) -> RankBytes:
         kept=_together(keeps),
         microbatches_under_way=len(under_way) / len(runs),
         kept_under_way=sum(keeps[run].total for run in under_way),
-        backward=max(backward_bytes(run, training.microbatch) for run in runs),
-        forward=forward_bytes(whole, training.forward),
+        backward=max(backward_bytes(run, training.microbatch) for run in runs)
+        + ("update" in training.full_kl_in) * beside_bytes(whole, training.microbatch, training.microbatches),
+        forward=forward_bytes(whole, training.forward)
+        + ("forward" in training.full_kl_in) * beside_bytes(whole, training.forward, layout.pipeline),
     )
 
 
