@@ -46,6 +46,7 @@ class MonteCarloAdvantages(Table):
 
     Formula: A_t = G_t = sum over l of gamma^l r_t+l
     Source: Williams 1992 (REINFORCE)
+    Default of: nobody
     Figures: advantage/raw_mean, advantage/raw_std
     """
 

@@ -43,13 +43,24 @@ EXAMPLES = {
     "level": '"sequence_mean"',
     "from": "[0, 1]",
     "to": "[-1, 1]",
+    "low": "-10",
+    "high": "10",
+    "buffer_tokens": "512",
+    "per_token": "0.001",
     "microbatch_seqs": "4",
     "max_tokens_per_microbatch": "16384",
 }
 
 _TERM = re.compile(r"(?:Megatron-Core|vLLM)'s\s+`(\w+)`")
-TERMS = {term: path[-1] for path, key in tree.walk(ROOT) for term in _TERM.findall(key.field.description or "")}
-"""Keys of ours by the names that Megatron-Core and vLLM have for them, which the keys' docstrings give."""
+_OURS = {path[-1] for path, _ in tree.walk(ROOT)}
+TERMS = {
+    term: path[-1]
+    for path, key in tree.walk(ROOT)
+    for term in _TERM.findall(key.field.description or "")
+    if term not in _OURS
+}
+"""Keys of ours by the names that Megatron-Core and vLLM have for them, which the keys' docstrings give; not those that
+another key of ours has."""
 
 _TYPES = {
     "int_type": "must be a whole number",

@@ -14,6 +14,7 @@ class RewardScale(Table):
     """Affine map of scores: clamp to `from`, then map linearly to `to`.
 
     Formula: to_low + (clamp(score, from_low, from_high) - from_low) / (from_high - from_low) (to_high - to_low)
+    Source: NeMo-RL (`reward_scaling`)
     Default of: verl (off); NeMo-RL has 0 .. 1 to -1 .. 1
     Figures: reward/clamped_frac, reward/shaped_mean
     """
@@ -28,6 +29,7 @@ class RewardClip(Table):
     """Bounds of rewards: what lies outside becomes the bound.
 
     Formula: clamp(reward, low, high)
+    Source: trlX (`cliprange_reward`)
     Default of: verl, NeMo-RL, TRL (off); trlX and OpenRLHF have -10 .. 10, trlX's NeMo path after the moments
     Figures: reward/clipped_frac
     """
@@ -53,6 +55,7 @@ class RunningMoments(Table):
 
     Formula: reward / std of all rewards so far; with center (reward - mean) / std
     Source: Engstrom et al. 2020 (arXiv:2005.12729); merged as Chan, Golub and LeVeque 1979
+    Default of: nobody; trlX has it as `running`
     Figures: reward/moments_mean, reward/moments_std
     """
 
@@ -66,6 +69,8 @@ class ReferenceMoments(Table):
     """Rewards divided by a standard deviation that stays the same (trlX's `scale_reward = "ref"`).
 
     Formula: reward / std; with center (reward - mean of the first step) / std
+    Source: trlX (`ref`)
+    Default of: nobody; OpenRLHF divides by what its reward model was stored with, if asked
     Figures: reward/moments_mean, reward/moments_std
     """
 
@@ -105,6 +110,8 @@ class LengthPenalty(Table):
     """Penalty of each token of a response.
 
     Formula: reward - per_token max(0, length - free_tokens)
+    Source: none; the plainest there is
+    Default of: all systems (off)
     Figures: reward/length_mean
     """
 
@@ -127,8 +134,12 @@ class RewardArithmetic(Table):
     unfinished_factor: Annotated[float, RESULTS, Fraction] = 1.0
     """Factor of the reward of a truncated response (NeMo-RL's and OpenRLHF's `stop_properly_penalty_coef`); 1: none.
     It makes a reward below 0 less bad: it is meant for rewards from 0 up.
-    Default of: NeMo-RL, OpenRLHF (off)
-    Figures: reward/unfinished_mean"""
+
+    Formula: reward of a truncated response = unfinished_factor x reward
+    Source: NeMo-RL and OpenRLHF (`stop_properly_penalty_coef`)
+    Default of: all systems (off)
+    Figures: reward/unfinished_mean
+    """
     overlong: OverlongPenalty | None = None
     """Penalty of responses near the limit; absent: none."""
     length_penalty: LengthPenalty | None = None
