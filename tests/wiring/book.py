@@ -448,7 +448,7 @@ def actor_update(
             share, chances = shares[row], np.exp(logs)
             log_prob = logs[token]
             surrogate, slope = surrogates[row, column], slopes[row, column]
-            if (penalty["place"], penalty["estimator"]) == ("loss", "full"):
+            if penalty["place"] == "loss" and penalty["estimator"] == "full":
                 bound = penalty["output_clamp"] or math.inf
                 kl, steep_by_logit = from_reference(logs, drawn, state, sampling)
                 loss += share * penalty["coef"] * min(kl, bound)
