@@ -75,7 +75,10 @@ _BOUNDS = {
 
 def problems_of(error: ValidationError, layers: Layers) -> list[Problem]:
     """Every finding of pydantic as a problem, in the order of the schema."""
-    return [problem for details in error.errors(include_url=False) for problem in _explain(details, layers)]
+    found = error.errors(include_url=False)
+    if "epochs" in layers.written:  # which says how long the run is, once it can be counted
+        found = [details for details in found if details["loc"] != ("steps",)]
+    return [problem for details in found for problem in _explain(details, layers)]
 
 
 def as_toml(value: Any) -> str:
