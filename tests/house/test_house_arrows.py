@@ -78,7 +78,7 @@ FOREIGN: dict[str, set[str]] = {
     "preflight": set(),
     "device": {"torch"},
     "doctor": {"packaging"},
-    "recipe": {"pydantic", "pydantic_core"},
+    "recipe": {"pydantic", "pydantic_core", "pyarrow"},
     "table": {"pydantic"},
     "rewards": {"pydantic", "torch", "jaxtyping"},
     "cli": {"typer", "rich"},

@@ -36,6 +36,7 @@ def examined(
         loaded, problems = examine(files, sets, judges=(violations, assets))
     finally:
         render.passing()
+    notes += () if loaded is None else loaded.notes
     wrong, said = Findings(problems, notes).judged(strict=strict)
     for note in said:
         render.say(f"note: {note}")

@@ -5,7 +5,6 @@ Bytes are estimates from the model's config.json and say so; everything else is 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ppoctl.model.cost import count_parameters
@@ -19,7 +18,8 @@ from ppoctl.recipe import sizes
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
 from ppoctl.recipe.role_model import model_of
-from ppoctl.recipe.schema import Recipe, Rows, TrainedTable
+from ppoctl.recipe.run_length import rows_of
+from ppoctl.recipe.schema import Recipe, TrainedTable
 from ppoctl.store.saved_by import SavedBy, saved_by
 
 
@@ -131,8 +131,8 @@ class Plan:
 
 def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
     """The plan of a recipe that keeps the rules, for GPUs of `gpu_gib` GiB or for this machine's CPU."""
-    rows, drawn = count_rows(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
-    eval_sets = {name: DataPlan(table.path, count_rows(table)) for name, table in recipe.data.eval.items()}
+    rows, drawn = rows_of(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
+    eval_sets = {name: DataPlan(table.path, rows_of(table)) for name, table in recipe.data.eval.items()}
     return Plan(
         name=recipe.name,
         batch=_batch(recipe),
@@ -162,16 +162,6 @@ def _critic_start(recipe: Recipe) -> CriticStart | None:
     # As of a model whose output layer is its embedding, with a row of values.
     parameters = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
     return CriticStart(model.path, model.dtype, shape.family, parameters, came)
-
-
-def count_rows(table: Rows) -> int | None:
-    """Rows of a local JSONL file that are used, counted as lines that are not blank; None for any other file."""
-    path = Path(table.path)
-    if path.suffix != ".jsonl" or not path.is_file():
-        return None
-    with path.open("rb") as file:
-        rows = sum(1 for line in file if line.strip())
-    return rows if table.max_rows is None else min(rows, table.max_rows)
 
 
 def _batch(recipe: Recipe) -> BatchPlan:

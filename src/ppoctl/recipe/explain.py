@@ -59,8 +59,8 @@ TERMS = {
     for term in _TERM.findall(key.field.description or "")
     if term not in _OURS
 }
-"""Keys of ours by the names that Megatron-Core and vLLM have for them, which the keys' docstrings give; not those that
-another key of ours has."""
+"""Keys of ours by the names that Megatron-Core and vLLM have for them, which the keys' docstrings give; not those
+that another key of ours has."""
 
 _TYPES = {
     "int_type": "must be a whole number",
@@ -86,7 +86,10 @@ _BOUNDS = {
 
 def problems_of(error: ValidationError, layers: Layers) -> list[Problem]:
     """Every finding of pydantic as a problem, in the order of the schema."""
-    return [problem for details in error.errors(include_url=False) for problem in _explain(details, layers)]
+    found = error.errors(include_url=False)
+    if "epochs" in layers.written:  # which says how long the run is, once it can be counted
+        found = [details for details in found if details["loc"] != ("steps",)]
+    return [problem for details in found for problem in _explain(details, layers)]
 
 
 def as_toml(value: Any) -> str:

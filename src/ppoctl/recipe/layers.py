@@ -47,6 +47,8 @@ DATA = (("data", "train", "path"), ("data", "eval", tree.ANY_NAME, "path"))
 PATHS = (*MODELS, *DATA, IMAGE, ("slurm", "secrets"))
 BY_PATH: tuple[KeyPath, ...] = (("model", "critic"),)
 """Paths of the tables that may be written as their `path` alone (`schema.PathOrTable`)."""
+LENGTHS = {"steps", "epochs"}
+"""Keys that say how long a run is: a layer that writes one of them writes none of the other's."""
 COMPLETE = (("actor", "parallel"), ("critic", "parallel"))
 """Paths of the tables that say all there is to say (`ParallelTable`): writing one sets its other keys to 1 or off."""
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
@@ -84,6 +86,9 @@ class Layers:
     """Paths of alternatives that a stronger layer changed and of tables that it wrote whole; weaker layers have no
     say there."""
 
+    counts_epochs: bool = False
+    """Whether `steps` was counted from `epochs` (see `run_length`)."""
+
     def read(self) -> None:
         """Read and merge all layers; what is wrong with one of them is added to `problems`."""
         sets = _of_sets(self.sets, self.problems)
@@ -101,6 +106,7 @@ class Layers:
 
     def place(self, path: KeyPath) -> str:
         """Where the value at this path was set; for a table, where the strongest layer that has it writes it."""
+        path = ("epochs",) if path == ("steps",) and self.counts_epochs else path
         for source in self.sources:
             if _has(source.data, path):
                 return source.place(path)
@@ -108,6 +114,12 @@ class Layers:
 
     def _add(self, layer: Layer) -> None:
         kept = _without_replaced(ROOT, layer.data, self.written, self.replaced)
+        if LENGTHS & self.written.keys():
+            kept = {name: value for name, value in kept.items() if name not in LENGTHS}
+        elif kept.keys() >= LENGTHS:
+            says = "`steps` and `epochs` are both written, and each says how long the run is"
+            self.problems.append(Problem(layer.place(("epochs",)), says, "remove one of the two"))
+            del kept["epochs"]
         # Only now: a table that the layer writes whole hides those of weaker layers, and not its own.
         self.replaced.update(layer.whole)
         for pattern in BY_PATH:

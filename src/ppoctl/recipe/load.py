@@ -22,6 +22,7 @@ from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.partial import partial
 from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.rules import violations
+from ppoctl.recipe.run_length import put_steps_for_epochs
 from ppoctl.recipe.schema import Recipe
 
 MOST_BYTES = 1 << 20
@@ -39,6 +40,8 @@ class Loaded:
     origins: dict[str, str]
     """`file:line`, `environment PPOCTL_...`, `--set` or `default`, by dotted key; every key of the recipe is here."""
     files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+    """What came of settings that stand for others."""
 
     def resolved(self) -> dict[str, Any]:
         """The whole recipe, defaults included, as JSON; `from_resolved` reads it back."""
@@ -74,6 +77,7 @@ def examine(
         return None, unreadable or [Problem("", "no recipe given", "ppoctl recipes list")]
     wrong: list[Problem] = []
     layers.read()
+    note = put_steps_for_epochs(layers)
     try:
         recipe = Recipe.model_validate(layers.written)
     except ValidationError as error:
@@ -85,10 +89,10 @@ def examine(
         *(found for judge in judges for found in judge(recipe, layers.place)),
     ]
     # Something that is only missing here may be there where the run will be: the recipe itself is right.
-    if not all(problem.is_missing for problem in problems):
+    if "epochs" in layers.written or not all(problem.is_missing for problem in problems):
         return None, problems
     origins = {dotted(found.path): layers.place(found.path) for found in tree.values(recipe)}
-    return Loaded(recipe, origins, layers.files), problems
+    return Loaded(recipe, origins, layers.files, () if note is None else (note,)), problems
 
 
 def from_resolved(resolved: Mapping[str, Any]) -> Recipe:

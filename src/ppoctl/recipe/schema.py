@@ -370,6 +370,9 @@ class Recipe(Table):
     """Seed of the run: all randomness is a hash of it and of where it is used."""
     steps: Annotated[int, REPORTING, AtLeastOne, Field(le=1_000_000)]
     """PPO steps of the run. Raising it continues a finished run."""
+    epochs: Annotated[int | None, REPORTING, AtLeastOne] = None
+    """Passes over the training rows, in place of `steps`: the whole steps in them, counted when the recipe is read,
+    and kept by the run as `steps`. Rows that an epoch leaves over begin the next; those of the last are not drawn."""
     model: ModelTable
     data: DataTable
     rollout: RolloutTable

@@ -1,0 +1,68 @@
+"""`epochs` stands for `steps`: counted from the rows where the recipe is read, and one number from then on."""
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from ppoctl.errors import DataError, MissingAssetError, RecipeError
+from ppoctl.recipe.load import examine, load
+from ppoctl.recipe.write import recipe_as_toml
+from recipe.conftest import SMALLEST, Write
+
+IN_EPOCHS = SMALLEST.replace("steps = 10", "epochs = 3")
+ROW = '{"question": "1", "answer": "#### 1"}\n'
+PARQUET = 'format = "columns"\npath = "train.parquet"\nprompt = "q"\nanswer = "q"'
+
+
+def test_epochs_are_the_whole_steps_that_all_of_their_rows_fill(write: Write) -> None:
+    write(ROW * 5 + "\n" + ROW, "train.jsonl")  # a blank line is no row
+    loaded = load([write(IN_EPOCHS)], [], {})
+    # 3 x 6 rows are 4 steps of 4 prompts: two rows of an epoch begin the next, and of the last two are not drawn.
+    assert (loaded.recipe.steps, loaded.recipe.epochs) == (4, None)
+    assert loaded.notes == ("`epochs` = `3` of 6 rows: 4 steps of 4 prompts; 2 rows of the last epoch are left over",)
+    assert loaded.origins["steps"] == "r.toml:2"
+    assert load([write(recipe_as_toml(loaded.recipe), "kept.toml")], [], {}).recipe == loaded.recipe
+    fewer = load([write(IN_EPOCHS)], ["data.train.max_rows=4"], {})
+    assert (fewer.recipe.steps, fewer.notes) == (3, ("`epochs` = `3` of 4 rows: 3 steps of 4 prompts",))
+
+
+def test_rows_of_a_parquet_file_are_counted_too(write: Write) -> None:
+    file = write(IN_EPOCHS.replace('format = "gsm8k"\npath = "train.jsonl"', PARQUET))
+    parquet.write_table(pyarrow.table({"q": list("abcdefg")}), "train.parquet")
+    assert load([file], [], {}).recipe.steps == 3 * 7 // 4
+
+
+def test_the_stronger_layer_says_how_long_the_run_is(write: Write) -> None:
+    write(ROW * 8, "train.jsonl")
+    steps, epochs = write(SMALLEST, "steps.toml"), write(IN_EPOCHS, "epochs.toml")
+    found = [
+        load([steps], ["epochs=1"], {}),
+        load([epochs], ["steps=7"], {}),
+        load([steps, epochs], [], {}),
+        load([epochs], [], {"PPOCTL_STEPS": "9"}),
+    ]
+    assert [loaded.recipe.steps for loaded in found] == [2, 7, 6, 9]
+    with pytest.raises(RecipeError, match=r"^--set: `steps` and `epochs` are both written"):
+        load([steps], ["steps=7", "epochs=1"], {})
+
+
+def test_epochs_that_cannot_be_counted_are_told_once_and_nothing_goes_on_without_them(write: Write) -> None:
+    file = write(IN_EPOCHS)
+    with pytest.raises(
+        MissingAssetError, match=r"^r.toml:2: `epochs` counts the rows of `data.train.path`, `/[^\n]*$"
+    ):
+        load([file], [], {})
+    for sets in ([], ["data.train.path=$NOWHERE/x.jsonl"]):
+        loaded, problems = examine([file], sets, {})
+        assert (loaded, len(problems)) == (None, 1)
+    write(ROW, "train.jsonl")
+    with pytest.raises(DataError, match=r"^r.toml:2: `epochs` is `1`: 1 rows of `data.train` are no"):
+        load([write(IN_EPOCHS.replace("3", "1", 1))], [], {})
+
+
+@pytest.mark.parametrize(("value", "says"), [("0", "must be at least 1"), ("1.5", "must be a whole number")])
+def test_epochs_that_are_no_count_are_refused(write: Write, value: str, says: str) -> None:
+    write(ROW * 8, "train.jsonl")
+    with pytest.raises(RecipeError) as caught:
+        load([write(SMALLEST)], [f"epochs={value}"], {})
+    assert caught.value.message == f"--set: `epochs` is `{value}`: {says}"
