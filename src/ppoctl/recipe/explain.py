@@ -59,8 +59,8 @@ TERMS = {
     for term in _TERM.findall(key.field.description or "")
     if term not in _OURS
 }
-"""Keys of ours by the names that Megatron-Core and vLLM have for them, which the keys' docstrings give; not those that
-another key of ours has."""
+"""Keys of ours by the names that Megatron-Core and vLLM have for them, which the keys' docstrings give; not those
+that another key of ours has."""
 
 _TYPES = {
     "int_type": "must be a whole number",
