@@ -279,7 +279,7 @@ def test_an_invisible_mark_at_the_beginning_is_no_error(write: Write) -> None:
         (("actor.optimizer.Lr=1",), "--set: unknown key `actor.optimizer.Lr`; did you mean `lr`?"),
         (
             ("ppo.kl={place='loss', estimator='k7', coef=0.1}",),
-            '--set: `ppo.kl.estimator` is `"k7"`: must be one of `"k1"`, `"k2"`, `"k3"`, `"abs"`',
+            '--set: `ppo.kl.estimator` is `"k7"`: must be one of `"k1"`, `"k2"`, `"k3"`, `"abs"`, `"full"`',
         ),
     ],
 )
