@@ -89,15 +89,6 @@ def find(path: KeyPath) -> Answer | None:
     return found
 
 
-def is_there(ours: str) -> bool:
-    """Whether the schema has a key of ours, and allows the value that stands behind it."""
-    name, _, value = ours.partition(" = ")
-    keys = tree.keys_at(ROOT, tuple(name.split(".")))
-    if not value:
-        return bool(keys)
-    return any(tomllib.loads(f"value = {value}")["value"] in tree.allowed(key.field.annotation) for key in keys)
-
-
 def _closeness(written: str, their: str) -> tuple[int, bool]:
     """How many names two keys have in common, from the last; and whether that is all of one of them."""
     if their.endswith(BELOW):
@@ -123,5 +114,4 @@ def _rows(table: dict[str, Any]) -> Iterator[Row]:
         # For each role its name there and here; a key that no role has is told as it is.
         roles: dict[str, str] = table["roles"] if _ROLE in key else {"": ""}
         here = tuple(tuple(name.replace(_ROLE, role) for name in ours) for role in roles.values())
-        if all(is_there(name) for names in here for name in names):
-            yield Row(table["name"], tuple(key.replace(_ROLE, role) for role in roles), here, row.get("note", ""))
+        yield Row(table["name"], tuple(key.replace(_ROLE, role) for role in roles), here, row.get("note", ""))
