@@ -215,6 +215,8 @@ processes
 updates
                                  actor                 critic
   epochs                         1                     1
+  sequences of a minibatch       256                   256
+  minibatches per epoch          8                     8
   optimizer steps per PPO step   8                     8
   optimizer steps in all         320                   320
   warm-up                        80 updates, 10 steps  none
