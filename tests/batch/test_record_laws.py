@@ -172,7 +172,7 @@ def another(value: Any) -> Any:
     if isinstance(value, list):
         return value[::-1] if value[::-1] != value else None
     if isinstance(value, dict):
-        return {**value, "another": [0.0] * 4}
+        return {**value, "another": [0.0] * 4 if any(isinstance(each, list) for each in value.values()) else 0.0}
     return f"other {value}" if isinstance(value, str) else value + 1 if isinstance(value, int) else None
 
 

@@ -67,7 +67,15 @@ def test_a_kind_of_ones_own_goes_from_a_recipe_to_a_score(tmp_path: Path) -> Non
     )
     assert done.stderr == ""
     assert json.loads(done.stdout) == {
-        "reward": {"kind": "few_words", "at_most": 5, "workers": 2, "max_error_frac": 0.05, "timeout_s": 10.0},
+        "reward": {
+            "kind": "few_words",
+            "at_most": 5,
+            "workers": 2,
+            "max_error_frac": 0.05,
+            "timeout_s": 10.0,
+            "moments": {"kind": "none"},
+            "unfinished_factor": 1.0,
+        },
         "probed": [f"train/00000{row}: short scored 0, empty scored 1" for row in range(2)],
         "scores": [1.0, 0.0, 0.0],
         "unknown": '--set: `reward.kind` is `"nonsense"`: must be one of `"few_words"`, `"gsm8k"`, `"exact_match"`',
