@@ -408,6 +408,15 @@ def test_a_gpu_holds_one_rank_of_each_role_and_a_machine_holds_all(smallest: Pat
     assert "states being written" not in _all_items(_estimate(smallest, "checkpoint.asynchronous=false"))
 
 
+def test_an_update_that_reads_the_reference_has_it_on_the_device(smallest: Path) -> None:
+    leaving = "cluster.offload=['actor', 'critic', 'generator']"
+    for estimator, reads in (("k3", False), ("full", True)):
+        kl = f"ppo.kl={{place='loss', estimator='{estimator}', coef=0.1}}"
+        schedule = _estimate(smallest, leaving, kl, gpu_gib=80.0).schedule
+        assert ("actor_update" in schedule.of("reference")) == reads
+        assert not {"critic_update", "actor_save"} & set(schedule.of("reference"))
+
+
 def test_a_critic_that_trains_alone_first_makes_no_run_smaller(smallest: Path) -> None:
     """What counts is the step in which all learn, though the first ones leave the actor as it is."""
     learning, waiting = (

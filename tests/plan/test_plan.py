@@ -47,7 +47,7 @@ def test_batches_and_updates(smallest: Path) -> None:
 
 def test_rewards_are_told_step_by_step_in_the_order_in_which_they_are_taken(smallest: Path) -> None:
     assert plan(load([smallest], [], {}).recipe).rewards == {"truncated": "responses count as finished"}
-    sets = ["reward.scale={from=[0, 1], to=[-1, 1.5]}", "reward.clip={low=-1, high=1}", "reward.moments.kind=running"]
+    sets = ["reward.scale={from=[0, 1], to=[0, 1.5]}", "reward.clip={low=-1, high=1}", "reward.moments.kind=running"]
     sets += [
         "reward.overlong={buffer_tokens=4, penalty=0.5}",
         "reward.length_penalty={per_token=0.01, free_tokens=8}",
@@ -55,7 +55,7 @@ def test_rewards_are_told_step_by_step_in_the_order_in_which_they_are_taken(smal
     sets += ["reward.unfinished_factor=0.25", "ppo.truncated=bootstrap"]
     recipe = load([smallest], sets, {}).recipe
     told = {
-        "scale": "0 .. 1 becomes -1 .. 1.5",
+        "scale": "0 .. 1 becomes 0 .. 1.5",
         "clip": "to -1 .. 1",
         "moments": "divided by the standard deviation of the run so far",
         "unfinished": "truncated responses x 0.25",

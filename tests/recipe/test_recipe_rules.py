@@ -182,6 +182,30 @@ CASES: list[tuple[str, list[str], str]] = [
         "`steps` = `10` (r.toml:2)",
     ),
     (
+        "a_factor_of_truncated_responses_takes_from_them",
+        ["reward.scale={from=[0, 1], to=[-1, 1]}", "reward.unfinished_factor=0.5"],
+        "--set: a factor of 0.5 makes the negative reward of a truncated response better: "
+        "`reward.unfinished_factor` = `0.5` (--set), `reward.scale.to` = `[-1.0, 1.0]` (--set)",
+    ),
+    (
+        "some_response_can_be_good",
+        ["reward.scale={from=[0, 1], to=[-1, 0]}", "ppo.policy_loss.positive_nll_coef=0.1"],
+        "--set: the likelihood of responses with a reward above 0 is raised, and none can have one: "
+        "`ppo.policy_loss.positive_nll_coef` = `0.1` (--set), `reward.scale.to` = `[-1.0, 0.0]` (--set)",
+    ),
+    (
+        "an_estimate_is_of_the_distribution_that_was_drawn_from",
+        ["ppo.kl={place='reward', estimator='k3', coef=0.1}", "rollout.top_p=0.9"],
+        "--set: k3 does not average to the KL of a filtered actor from the whole reference: "
+        '`ppo.kl.estimator` = `"k3"` (--set), `rollout.top_p` = `0.9` (--set)',
+    ),
+    (
+        "the_best_state_is_judged_by_a_metric_that_says_which_is_better",
+        ["checkpoint={best='policy/entropy_mean', best_direction='higher'}"],
+        "--set: `policy/entropy_mean` is told by the update of the actor that it is of, whose weights are gone by "
+        'then: `checkpoint.best` = `"policy/entropy_mean"` (--set)',
+    ),
+    (
         "whitening_has_more_than_one_sequence",
         ["rollout.prompts_per_step=1", "ppo.minibatch_seqs=1"],
         "--set: whitening the advantages of one sequence removes its reward: `ppo.advantages.whiten` = `true` "
@@ -251,6 +275,30 @@ CASES: list[tuple[str, list[str], str]] = [
         ["ppo.truncated=filter", "reward.unfinished_factor=0.5"],
         "--set: truncated responses are left out, so that no factor of their rewards has an effect: "
         '`reward.unfinished_factor` = `0.5` (--set), `ppo.truncated` = `"filter"` (--set)',
+    ),
+    (
+        "a_factor_of_truncated_responses_takes_from_them",
+        ["reward.scale={from=[0, 1], to=[-1, 1]}", "reward.unfinished_factor=0.5"],
+        "--set: a factor of 0.5 makes the negative reward of a truncated response better: "
+        "`reward.unfinished_factor` = `0.5` (--set), `reward.scale.to` = `[-1.0, 1.0]` (--set)",
+    ),
+    (
+        "some_response_can_be_good",
+        ["reward.scale={from=[0, 1], to=[-1, 0]}", "ppo.policy_loss.positive_nll_coef=0.1"],
+        "--set: the likelihood of responses with a reward above 0 is raised, and none can have one: "
+        "`ppo.policy_loss.positive_nll_coef` = `0.1` (--set), `reward.scale.to` = `[-1.0, 0.0]` (--set)",
+    ),
+    (
+        "an_estimate_is_of_the_distribution_that_was_drawn_from",
+        ["ppo.kl={place='reward', estimator='k3', coef=0.1}", "rollout.top_p=0.9"],
+        "--set: k3 does not average to the KL of a filtered actor from the whole reference: "
+        '`ppo.kl.estimator` = `"k3"` (--set), `rollout.top_p` = `0.9` (--set)',
+    ),
+    (
+        "the_best_state_is_judged_by_a_metric_that_says_which_is_better",
+        ["checkpoint={best='policy/entropy_mean', best_direction='higher'}"],
+        "--set: `policy/entropy_mean` is told by the update of the actor that it is of, whose weights are gone by "
+        'then: `checkpoint.best` = `"policy/entropy_mean"` (--set)',
     ),
     (
         "whitening_has_more_than_one_sequence",
@@ -446,7 +494,7 @@ def test_what_sits_on_the_edge_of_a_rule_is_right(smallest: Path) -> None:
         'expect."eval/e/pass_at_1"={min=0.5, max=0.5, at_step=8}',
         'expect."eval/e/greedy_pass_at_1"={rise_min=0.0, at_step=10}',
         'expect."time/rollout_s".max=9',
-        "checkpoint={best='policy/loss', best_direction='lower', best_keep=3, keep_last='all'}",
+        "checkpoint={best='advantage/raw_std', best_direction='lower', best_keep=3, keep_last='all'}",
         "health.entropy={min=1.0, max=1.0, action='stop'}",
         "ppo.advantages={kind='gae', gamma=0, gae_lambda=0}",
     ]

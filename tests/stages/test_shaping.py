@@ -157,3 +157,5 @@ def test_reference_moments_are_of_the_first_step_whose_rewards_differ() -> None:
 def test_a_reference_that_is_written_is_the_one_that_divides() -> None:
     assert Reference(4.0, center=False)(earned([1.0, 3.0])).rewards.tolist() == [0.25, 0.75]
     assert Reference(4.0, center=True)(earned([1.0, 3.0])).rewards.tolist() == [-0.25, 0.25]
+    # Until there is a mean to take away, rewards stay as they are: targets would jump otherwise.
+    assert Reference(4.0, center=True)(earned([3.0, 3.0])).rewards.tolist() == [3.0, 3.0]

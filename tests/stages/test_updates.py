@@ -13,7 +13,13 @@ from ppoctl.batch.records import State
 from ppoctl.errors import MismatchError, NonFiniteError
 from ppoctl.ports import Asked, Minibatch, MinibatchResult, OptimizerStep, Said
 from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
-from ppoctl.ppo.correction import inside_weights, kept_by_ratio, plain_weights, truncated_weights
+from ppoctl.ppo.correction import (
+    inside_weights,
+    kept_by_ratio,
+    plain_weights,
+    truncated_sequence_weights,
+    truncated_weights,
+)
 from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.stages.actor_update import ActorUpdateStage, Entropy, KlToReference, Surrogate
@@ -262,6 +268,22 @@ def test_a_correction_that_leaves_nothing_stops_the_run_and_says_so() -> None:
     unscored = replace(hand.advantages(torch.zeros(2, 3)), mask=~kept & hand.MASK, returns=torch.zeros(2, 3))
     with pytest.raises(MismatchError, match=r"leaves `0` of the 3 tokens that have an advantage"):
         objective_of(actor_stage(), advantages=unscored, correction=hand.correction(torch.ones(2, 3), kept))
+
+
+def test_a_sequence_weighs_the_ratio_of_all_its_tokens_whichever_are_rejected() -> None:
+    above = partial(kept_by_ratio, level="token", min_ratio=0.8, max_ratio=None)
+    gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
+    rollouts = hand.rollouts(sampler_logprobs=(hand.ACTOR - gap) * hand.MASK, stamps=["actor@4:a"] * 2)
+    weigh = partial(truncated_sequence_weights, min_ratio=0.0, max_ratio=9.0)
+    found = CorrectionStage(weigh, True, (above,), False, "keys").run(rollouts, hand.logprobs())
+    # 1.5 x 4; 1 x 0.5 x 2, of which the second token does not count.
+    FLOAT32.check(found.weights, torch.tensor([[6.0, 6.0, 0.0], [1.0, 0.0, 1.0]]))
+    assert found.mask.tolist() == [[True, True, False], [True, False, True]]
+
+
+def test_tokens_that_weigh_nothing_are_nothing_to_learn_from() -> None:
+    with pytest.raises(MismatchError, match=r"leaves `0` of the 5 tokens that have an advantage"):
+        objective_of(actor_stage(), correction=hand.correction(torch.zeros(2, 3), hand.MASK))
 
 
 def test_a_samplers_log_prob_that_is_no_number_is_named() -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ class Companions:
     def config(self) -> dict[str, Any]:
         """config.json, naming the class that has these weights: a critic is the family's
         ...ForSequenceClassification with one label."""
-        config: dict[str, Any] = json.loads((self.source / CONFIG).read_text(encoding="utf-8"))
+        config = dict(self._config_of_the_source)
         for stale in ("torch_dtype", "auto_map", "num_labels", "id2label", "label2id"):
             config.pop(stale, None)
         config["dtype"] = str(self.dtype).removeprefix("torch.")
@@ -65,6 +66,12 @@ class Companions:
             return config | {"architectures": [f"{prefix}ForCausalLM"]}
         config |= {"architectures": [f"{prefix}ForSequenceClassification"], "num_labels": 1}
         return config | {"id2label": {"0": "value"}, "label2id": {"value": 0}}
+
+    @cached_property
+    def _config_of_the_source(self) -> dict[str, Any]:
+        """Read once: a source that is another run's state may go before this run does."""
+        found: dict[str, Any] = json.loads((self.source / CONFIG).read_text(encoding="utf-8"))
+        return found
 
 
 def _copied(folder: Path) -> list[Path]:

@@ -19,8 +19,8 @@ class KlTarget:
     horizon_seqs: int
 
     def measured(self, kl: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> float:
-        """What is held against the target, in nats: the mean over sequences of a sequence's sum (per sequence: trlX,
-        OpenRLHF) or of its mean over tokens (per token: verl). Sequences without a counted token are left out. Raises
+        """What is held against the target, in nats: the mean over sequences of a sequence's sum (per sequence: trlX)
+        or of its mean over tokens (per token: verl). Sequences without a counted token are left out. Raises
         ValueError when there is no other."""
         lengths = mask.sum(1)
         has_tokens = lengths > 0

@@ -35,7 +35,8 @@ class TruncatedImportance(Table):
     min_ratio: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.0
     """Smallest importance weight of a token."""
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the step, so that they average 1 (as verl can)."""
+    """Whether the weights are divided by their mean over all drawn tokens that are kept, so that they average 1 (as
+    verl can)."""
 
 
 class TruncatedSequenceImportance(Table):
@@ -55,8 +56,8 @@ class TruncatedSequenceImportance(Table):
     min_ratio: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.0
     """Smallest importance weight of a sequence."""
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the tokens of the step, so that they average 1 (as verl
-    can)."""
+    """Whether the weights are divided by their mean over all drawn tokens that are kept, so that they average 1 (as
+    verl can)."""
 
 
 class IcePop(Table):
@@ -77,7 +78,8 @@ class IcePop(Table):
     max_ratio: Annotated[float, RESULTS, AboveOne] = 5.0
     """Largest ratio of a token with a weight (the paper's and verl's)."""
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the step, so that they average 1 (as verl can)."""
+    """Whether the weights are divided by their mean over all drawn tokens that are kept, so that they average 1 (as
+    verl can)."""
 
 
 class SequenceMask(Table):

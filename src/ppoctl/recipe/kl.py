@@ -14,7 +14,7 @@ class AdaptivePerToken(Table):
     Formula: e = clip(KL / target_per_token - 1, -0.2, 0.2); coef of the next step = coef (1 + e n / horizon_seqs),
         n = sequences of the step; KL = mean over sequences of the mean over their tokens
     Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2
-    Default of: verl (its unit and its horizon); its coefficient is lost on a restart
+    Default of: verl (its unit and its horizon); OpenRLHF weighs sequences by their length; both lose it on a restart
     Figures: kl/coef, kl/measured
     """
 
@@ -31,7 +31,7 @@ class AdaptivePerSequence(Table):
     Formula: e = clip(KL / target_per_sequence - 1, -0.2, 0.2); coef of the next step = coef (1 + e n / horizon_seqs),
         n = sequences of the step; KL = mean over sequences of the sum over their tokens
     Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2
-    Default of: trlX and OpenRLHF (their unit and their horizon); the coefficient is lost on a restart
+    Default of: trlX (its unit and its horizon); the coefficient is lost on a restart
     Figures: kl/coef, kl/measured
     """
 

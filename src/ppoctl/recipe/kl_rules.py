@@ -39,6 +39,22 @@ def a_coefficient_that_adapts_is_told_the_kl_before_the_update(recipe: Recipe) -
         )
 
 
+def an_estimate_is_of_the_distribution_that_was_drawn_from(recipe: Recipe) -> Iterator[Conflict]:
+    """Estimates k2 and k3 of a filtered actor and the whole reference average to something else than KL; as a loss
+    they pull right."""
+    kl, rollout = recipe.ppo.kl, recipe.rollout
+    if isinstance(kl, NoKl) or (kl.place == "loss" and kl.adaptive is None) or kl.estimator not in ("k2", "k3"):
+        return
+    usual = type(rollout).model_fields
+    for name in ("top_p", "top_k", "min_p"):
+        if getattr(rollout, name) != usual[name].default:
+            yield Conflict(
+                f"{kl.estimator} does not average to the KL of a filtered actor from the whole reference",
+                (("ppo", "kl", "estimator"), ("rollout", name)),
+                "--set ppo.kl.estimator=full",
+            )
+
+
 def the_whole_divergence_is_no_estimate(recipe: Recipe) -> Iterator[Conflict]:
     kl = recipe.ppo.kl
     if isinstance(kl, NoKl) or kl.estimator != "full":

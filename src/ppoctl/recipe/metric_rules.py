@@ -171,6 +171,9 @@ def the_best_state_is_judged_by_a_metric_that_says_which_is_better(recipe: Recip
     elif metric.better is None and recipe.checkpoint.best_direction is None:
         says = f"`{best}` does not say which of two actors is better"
         yield Conflict(says, (key,), "--set checkpoint.best_direction=lower")
+    elif _is_told_by_the_actors_update(recipe, best):
+        says = f"`{best}` is told by the update of the actor that it is of, whose weights are gone by then"
+        yield Conflict(says, (key,), "ppoctl recipes metrics")
 
 
 def how_best_actors_are_kept_is_said_where_some_are(recipe: Recipe) -> Iterator[Conflict]:
@@ -200,18 +203,21 @@ def _reported_at(recipe: Recipe, name: str) -> Sequence[int]:
     """Steps at which a run reports this metric; 0 is before the first."""
     if _is_of_an_evaluation(name):
         return [step for step in range(recipe.steps + 1) if evaluates(recipe, step)]
-    return range(1 + recipe.ppo.critic_only_steps * _is_of_the_actors_update(recipe, name), recipe.steps + 1)
+    return range(1 + recipe.ppo.critic_only_steps * _needs_the_actors_update(recipe, name), recipe.steps + 1)
 
 
 def _is_of_an_evaluation(name: str) -> bool:
     return metrics.eval_set(name) is not None or name == metrics.TIME_EVAL_S.name
 
 
-def _is_of_the_actors_update(recipe: Recipe, name: str) -> bool:
+def _needs_the_actors_update(recipe: Recipe, name: str) -> bool:
+    return _is_told_by_the_actors_update(recipe, name) or _is_of_a_correction(name)
+
+
+def _is_told_by_the_actors_update(recipe: Recipe, name: str) -> bool:
     # Of which log-probs there are before the update depends who says them.
     untold = {"trainer": (), "sampler": ("mismatch/",), "current": ("mismatch/", "kl/")}[recipe.ppo.old_logprobs]
-    is_told = name.startswith(("policy/", *untold)) or name == metrics.TIME_ACTOR_UPDATE_S.name
-    return is_told or _is_of_a_correction(name)
+    return name.startswith(("policy/", *untold)) or name == metrics.TIME_ACTOR_UPDATE_S.name
 
 
 def _is_of_a_correction(name: str) -> bool:

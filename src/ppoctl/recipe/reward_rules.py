@@ -60,4 +60,27 @@ def responses_that_are_left_out_have_no_factor(recipe: Recipe) -> Iterator[Confl
         )
 
 
+def a_factor_of_truncated_responses_takes_from_them(recipe: Recipe) -> Iterator[Conflict]:
+    """Less of a negative reward is more."""
+    reward, keys = recipe.reward, [KeyPath(("reward", "unfinished_factor"))]
+    if reward.unfinished_factor >= 1:
+        return
+    if reward.scale is not None and min(reward.scale.to) < 0:
+        keys.append(("reward", "scale", "to"))
+    if getattr(reward.moments, "center", False):
+        keys.append(("reward", "moments", "center"))
+    if len(keys) > 1:
+        says = f"a factor of {reward.unfinished_factor:g} makes the negative reward of a truncated response better"
+        yield Conflict(says, tuple(keys), "--set reward.unfinished_factor=1.0")
+
+
+def some_response_can_be_good(recipe: Recipe) -> Iterator[Conflict]:
+    scale, coef = recipe.reward.scale, recipe.ppo.policy_loss.positive_nll_coef
+    if coef > 0 and scale is not None and max(scale.to) <= 0:
+        yield Conflict(
+            "the likelihood of responses with a reward above 0 is raised, and none can have one",
+            (("ppo", "policy_loss", "positive_nll_coef"), ("reward", "scale", "to")),
+        )
+
+
 REWARD_RULES = rules_of(globals())

@@ -164,7 +164,9 @@ def _named(member: Any, tag: str | None) -> Iterator[tuple[str, type[BaseModel]]
 
 
 def allowed(annotation: Any) -> tuple[Any, ...]:
-    """The values a `Literal` key may have; empty for any other."""
+    """The values a `Literal` key may have, if it is there; empty for any other."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(value for member in get_args(annotation) for value in allowed(member))
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 

@@ -28,8 +28,8 @@ _HINT = "ppoctl status RUN  # see `mismatch/`: mend the sampler, or resume with 
 
 @dataclass(frozen=True)
 class CorrectionStage:
-    """Which tokens count in the actor's loss, and what they weigh. Each test of `keeps` sees all tokens of the
-    rollouts; `weigh` sees those that pass them all."""
+    """Which tokens count in the actor's loss, and what they weigh. Each test of `keeps`, and `weigh`, see all
+    tokens of the rollouts; only those that pass all tests count."""
 
     weigh: Weigh
     bounded: bool
@@ -49,17 +49,18 @@ class CorrectionStage:
         mask = drawn
         for keep in self.keeps:
             mask = mask & keep(ratios, drawn)
-        weighed = self.weigh(ratios, mask)
-        if not bool((weighed.weights > 0).any()):
+        weighed = self.weigh(ratios, drawn)
+        weights, outside = weighed.weights.where(mask, 0.0), weighed.outside & mask
+        if not bool((weights > 0).any()):
             raise MismatchError(
                 f"the correction leaves `0` of the {int(drawn.sum())} tokens of step {rollouts.step}: sampler and "
                 "trainer disagree on all of them",
                 hint=_HINT,
             )
-        weights = normalized(weighed.weights, mask) if self.normalize else weighed.weights
+        weights = normalized(weights, mask) if self.normalize else weights
         figures = {metrics.CORRECTION_WEIGHT_MEAN.name: float(masked_mean(weights, mask))}
         if self.bounded:
-            figures[metrics.CORRECTION_CAPPED_FRAC.name] = float(masked_mean(weighed.outside.float(), mask))
+            figures[metrics.CORRECTION_CAPPED_FRAC.name] = float(masked_mean(outside.float(), mask))
         if self.keeps:
             figures[metrics.CORRECTION_REJECTED_FRAC.name] = float(masked_mean((~mask).float(), drawn))
             dropped = drawn.any(1) & ~mask.any(1)
@@ -68,12 +69,13 @@ class CorrectionStage:
 
 
 def counted_after(correction: Correction, mask: Bool[Tensor, "B R"]) -> Bool[Tensor, "B R"]:
-    """The tokens of the mask, those with an advantage, that the correction keeps. Raises MismatchError when there is
-    none."""
+    """The tokens of the mask, those with an advantage, that the correction keeps. Raises MismatchError when none of
+    them weighs anything."""
     kept = mask & correction.mask
-    if not bool(kept.any()):
+    if not bool((kept & (correction.weights > 0)).any()):
         raise MismatchError(
             f"the correction leaves `0` of the {int(mask.sum())} tokens that have an advantage",
-            hint=_HINT,
+            hint="ppoctl status RUN  # see `mismatch/`; for other bounds remove this step's folder 45-correction in "
+            "RUN/steps, and resume with --set",
         )
     return kept

@@ -147,6 +147,8 @@ class Reference:
             first = now if now.std > 0 else Moments(0.0, 0.0, 0.0)
             carry = replace(carry, reward_reference_mean=first.mean, reward_reference_std=first.std)
         std = self.std or carry.reward_reference_std
+        if self.center and carry.reward_reference_std == 0:
+            std = 0.0  # whose mean to take away is not known yet
         return _divided(replace(earned, carry=carry), carry.reward_reference_mean, std, center=self.center)
 
 

@@ -76,7 +76,7 @@ READS: dict[str, tuple[str, ...]] = {
     "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
 }
 """The recipe keys each stage reads; who scores does not read the arithmetic of rewards. See `_read_elsewhere` for
-what an update reads besides."""
+what is read besides."""
 
 
 def read_by(stage: str, recipe: Recipe) -> str:
@@ -84,18 +84,25 @@ def read_by(stage: str, recipe: Recipe) -> str:
     stage = stage.partition(".")[0]
     if stage not in READS:
         return ""
-    role = stage.removesuffix("_update")
     without = () if stage == "advantages" else ARITHMETIC
-    elsewhere = tuple(_read_elsewhere(recipe, role)) if role != stage else ()
+    return _hash(fingerprint(recipe, READS[stage], without=without), *_read_elsewhere(recipe, stage))
+
+
+def _read_elsewhere(recipe: Recipe, stage: str) -> Iterator[str]:
+    """What a stage reads of keys that it otherwise does not."""
     if stage == "values" and recipe.ppo.truncated == "bootstrap":
         # Its other two values are the same here: a run that stops as all is left out is mended with one of them.
-        elsewhere = ("bootstrap",)
-    return _hash(fingerprint(recipe, READS[stage], without=without), *elsewhere)
+        yield "bootstrap"
+    if stage == "advantages" and recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
+        yield f"{recipe.rollout.max_new_tokens} tokens"
+    role = stage.removesuffix("_update")
+    if role != stage:
+        yield from _read_by_an_update(recipe, role)
 
 
-def _read_elsewhere(recipe: Recipe, role: str) -> Iterator[str]:
-    """What an update of the role reads of keys that it otherwise does not: of how many steps there are, where a
-    learning rate follows them; of how long a response may be, where a loss divides by it."""
+def _read_by_an_update(recipe: Recipe, role: str) -> Iterator[str]:
+    """How many steps there are, where a learning rate follows them; how long a response may be, where a loss divides
+    by it."""
     table = optimizer_of(recipe, role)
     if table.lr_schedule != "constant":
         yield f"{table.lr_decay_updates or planned_updates(recipe, role)} updates"

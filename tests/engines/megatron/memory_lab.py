@@ -140,7 +140,7 @@ class _Watched:
                 continue
             seen.add(node)
             if hasattr(node, "last_logits"):
-                self.logits = node.last_logits.untyped_storage().nbytes()
+                self.logits = sum(buffer.untyped_storage().nbytes() for buffer in node.last_logits)
                 break
             nodes += [parent for parent, _ in node.next_functions]
         return self.inner(rows, said, totals)

@@ -14,6 +14,7 @@ from ppoctl.ppo.aggregation import AggregationKind, aggregation
 from ppoctl.ppo.policy_loss import Cispo, Gspo, PolicyClip, Reinforce
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
 from ppoctl.stages.actor_update import Entropy, KlToReference, NegativeLogLikelihood, Surrogate
+from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.objective import Term, Terms
 
 LAYOUTS = {
@@ -46,7 +47,7 @@ def objective(kind: AggregationKind, rollouts: lab.Drawn, old: torch.Tensor) -> 
         (
             Term(surrogate, mask, aggregation=how),
             Term(Entropy(), mask, coef=-0.2, aggregation=how),
-            Term(KlToReference(old - 0.5, "k3"), mask, coef=0.3, aggregation=how),
+            Term(KlToReference(old - 0.5, old, KlPenalty("loss", "k3", coef=0.3)), mask, coef=0.3, aggregation=how),
             Term(NegativeLogLikelihood(), good, coef=0.1),
         ),
         ASKED,

@@ -204,7 +204,7 @@ def test_a_state_for_any_number_of_data_ranks_is_the_same_files_each_time(pool, 
         digests.append(first.save(tmp_path / name, in_background=False).finish())
         digests[-1].pop(".metadata")
     assert digests[0] == digests[1]
-    assert len(digests[0]) == 4
+    assert len(digests[0]) == 5
 
 
 def test_a_state_for_some_layouts_is_refused_under_others_and_can_be_saved_for_all(pool, model, tmp_path):

@@ -33,7 +33,7 @@ def thresholds(x: Float[Tensor, "n v"], asked: Asked, *, num_ids: int, group: Gr
     smallest = torch.full_like(peak, -torch.inf)
     if asked.min_p > 0:
         smallest = peak + math.log(asked.min_p)
-    if asked.top_k is not None:
+    if asked.top_k is not None and asked.top_k < num_ids:
         smallest = torch.maximum(smallest, _kth_largest(x, asked.top_k, group))
     if asked.top_p < 1:
         mass = (x - peak[:, None]).exp_().masked_fill_(x < smallest[:, None], 0.0)

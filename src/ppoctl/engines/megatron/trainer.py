@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 
 from jaxtyping import Float
@@ -68,6 +69,7 @@ class MegatronTrainer:
         Raises EnvironmentProblemError or RecipeError when the source is missing, broken or not supported.
         """
         self.ranks.call("start")
+        self._companions.config()  # of which saves write a copy, whatever becomes of the source
 
     def save(self, folder: Path, *, in_background: bool) -> "MegatronSaving":
         """Write weights and optimizer into an existing empty folder; in the background: copies of them. Raises
@@ -78,6 +80,7 @@ class MegatronTrainer:
     def load(self, folder: Path) -> None:
         """Weights and optimizer bit for bit as `save` wrote them, whatever the layout. Raises StorageError."""
         self.ranks.call("load", folder)
+        self._companions.config()
 
     def save_weights(self, folder: Path) -> None:
         """Write the weights alone into an existing empty folder, as a Hugging Face model."""
@@ -111,13 +114,13 @@ class MegatronTrainer:
         by_rank: list[list[StepShare]] = self.ranks.call("update", sequences, minibatches, objective)
         return [_result(steps) for steps in zip(*by_rank, strict=True)]
 
-    @property
+    @cached_property
     def source(self) -> tuple[Path, ModelShape]:
-        """Folder of the model source, and the model its configuration describes."""
+        """Folder of the model source, and the model its configuration describes, as they were when first asked."""
         folder = model_folder(self.settings.model)
         return folder, read_shape(folder)
 
-    @property
+    @cached_property
     def _companions(self) -> Companions:
         role: Role = "critic" if self.settings.role == "critic" else "actor"
         return Companions(self.source[0], role, self.settings.dtype)

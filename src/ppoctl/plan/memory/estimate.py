@@ -97,7 +97,7 @@ def estimate(
         driver=driver_bytes(batch),
         sending=_sending(recipe, shape, at),
         batch=batch,
-        schedule=schedule_of(told),
+        schedule=schedule_of(told, update_reads_reference="update" in _full_kl_in(recipe)),
     )
     if room is None:
         host = machine_bytes() if recipe.cluster.ray_address is None else ray_bytes

@@ -32,10 +32,10 @@ class Schedule:
         return tuple(stage for stage in self.stages if all(stage not in self.of(part) for part in parts))
 
 
-def schedule_of(outline: Outline) -> Schedule:
+def schedule_of(outline: Outline, *, update_reads_reference: bool = False) -> Schedule:
     """Schedule of the roles, from what each stage reads and trains. Whoever had a turn last stays until the next one
     needs the device: rewards and advantages need none. Roles are saved and, by a resume,
-    loaded one after the other."""
+    loaded one after the other. The actor's update may read the reference."""
     saves, loads = (
         [ToldStage(f"{role}_{does}", (role,), role) for role in outline.roles] for does in ("save", "load")
     )
@@ -52,6 +52,8 @@ def schedule_of(outline: Outline) -> Schedule:
             working, last = ("generator", *weights), ("generator",)
         elif stage.trains is not None:
             working = last = (*weights, f"{stage.trains} training")
+            if update_reads_reference and stage.trains == "actor" and stage not in (*saves, *loads):
+                working = last = (*working, "reference")
         elif roles:
             working = last = (*weights, *(["reference"] if "actor" in roles else []))
         does = [f"{role} scores" for role in roles]
