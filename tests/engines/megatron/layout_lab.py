@@ -19,6 +19,7 @@ CHANGE_GAP = 1e-3
 """Of the change of the weights over three steps."""
 LOSS_GAP = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 """Of the loss."""
+TEMPERATURE = 0.8
 STEP = replace(lab.STEP, lr=1e-2, grad_clip=0.5, weight_decay=0.1, eps=1e-6)
 """Moves weights by far more than 1e-3, and makes clipping bite. The gradient of a key bias is 0 but for rounding:
 `eps` keeps Adam from blowing that up to a step."""
@@ -45,7 +46,7 @@ def trainer(pool: RankPool, made_from: TrainerSettings) -> MegatronTrainer:
 
 
 def policy_objective(rollouts: lab.Drawn) -> Terms:
-    return lab.policy_objective(rollouts, needs_entropy=True, temperature=0.8)
+    return lab.policy_objective(rollouts, needs_entropy=True, temperature=TEMPERATURE)
 
 
 def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[str, Tensor]]:
@@ -88,7 +89,8 @@ def goes_on(pool: RankPool, saved_under: TrainerSettings, loaded_under: TrainerS
     """Saved after one step under a layout and loaded under another, weights are equal to the bit, and the next step
     has the same loss. How far its change of the weights is from that of the run that was never interrupted."""
     rollouts = lab.make_rollouts()
-    objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
+    objective = lab.policy_objective(rollouts, temperature=TEMPERATURE)
+    minibatches = [lab.minibatch(rollouts, step=STEP)]
     first = trainer(pool, saved_under)
     first.start()
     first.update(rollouts, minibatches, objective)
