@@ -50,7 +50,12 @@ FILES = (
     *(f"stages/{path.name}" for path in sorted((PACKAGE / "stages").glob("[a-z]*.py"))),
     "wire/stages.py",
     "wire/job.py",
+    "wire/losses.py",
+    "wire/corrections.py",
+    "wire/penalties.py",
+    "wire/reward_steps.py",
     "batch/records.py",
+    "batch/carry.py",
     *(f"ppo/{path.name}" for path in sorted((PACKAGE / "ppo").glob("[a-z]*.py"))),
 )
 WIRING = (

@@ -1,3 +1,37 @@
-"""PPO for language models that you can plan, kill, resume and prove."""
+"""PPO for language models that you can plan, kill, resume and prove.
+
+import ppoctl
+
+run = ppoctl.train("recipes/quickstart.toml", keys={"steps": 4})
+run.metrics().to_pandas()
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ppoctl.api.commands import evaluate as evaluate
+    from ppoctl.api.commands import resume as resume
+    from ppoctl.api.commands import rollout as rollout
+    from ppoctl.api.commands import train as train
+    from ppoctl.api.run import Run as Run
 
 __version__ = "0.1.0"
+
+_HOMES = {"evaluate": "commands", "resume": "commands", "rollout": "commands", "train": "commands", "Run": "run"}
+"""The names of Python's way in, and where in `ppoctl.api` they are."""
+
+__all__ = ["Run", "__version__", "evaluate", "resume", "rollout", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """A name of Python's way in, when it is first asked for: the commands import this package too, and must start
+    fast."""
+    if name not in _HOMES:
+        raise AttributeError(f"module `ppoctl` has no attribute `{name}`")
+    from importlib import import_module
+
+    return getattr(import_module(f"ppoctl.api.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

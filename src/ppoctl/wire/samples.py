@@ -1,4 +1,4 @@
-"""One sample of a committed step, gathered from its artifacts, for people."""
+"""Samples of a committed step, gathered from its artifacts, for people."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -46,37 +46,59 @@ class ShownSample:
 
 def read_sample(layout: RunLayout, step: int, choice: int | Literal["worst", "best"]) -> ShownSample:
     """The sample in that row, or the one with the lowest or highest reward. Raises RecipeError when there is none."""
-    rollouts = _read(layout, step, "rollout")
-    if not isinstance(rollouts, Rollouts):
-        raise _no_rollouts(layout, step)
-    rewards, values, advantages = (_read(layout, step, name) for name in ("reward", "values", "advantages"))
-    assert rewards is None or isinstance(rewards, Rewards)
-    row = _row(rollouts, rewards, choice)
-    length = int(rollouts.lengths[row])
-    tokens = rollouts.tokens[row, :length].tolist()
-    recipes = run_dir.recipes(layout)
-    tokenizer = load_tokenizer(recipes[max(recipes)]["model"]["path"])
-    start = int(rollouts.prompt_lengths[:row].sum())
-    prompt = rollouts.prompt_tokens[start : start + int(rollouts.prompt_lengths[row])].tolist()
-    outcome = "not scored" if rewards is None else REWARD_OUTCOMES[int(rewards.outcomes[row])]
-    return ShownSample(
-        step=step,
-        row=row,
-        prompt_id=rollouts.prompt_ids[row],
-        sample=rollouts.sample_indices[row],
-        stamp=rollouts.stamps[row],
-        prompt=tokenizer.decode(prompt),
-        response=rollouts.texts[row],
-        answer=(rewards.truths[row] or "") if rewards is not None else "",
-        finish=FINISH_REASONS[int(rollouts.finish[row])],
-        outcome=outcome,
-        score=float(rewards.scores[row]) if rewards is not None and outcome == "ok" else None,
-        tokens=tokens,
-        pieces=[tokenizer.decode([token]) for token in tokens],
-        logprobs=rollouts.sampler_logprobs[row, :length].tolist(),
-        values=values.values[row, :length].tolist() if isinstance(values, Values) else None,
-        advantages=advantages.advantages[row, :length].tolist() if isinstance(advantages, Advantages) else None,
-    )
+    read = _ReadStep(layout, step)
+    return read.sample(_row(read.rollouts, read.rewards, choice))
+
+
+def read_samples(layout: RunLayout, step: int) -> list[ShownSample]:
+    """All samples of a step, in their order. Raises RecipeError when it has no rollouts."""
+    read = _ReadStep(layout, step)
+    return [read.sample(row) for row in range(read.rollouts.num_seqs)]
+
+
+class _ReadStep:
+    """The records of a step, and the tokenizer that makes text of them."""
+
+    def __init__(self, layout: RunLayout, step: int) -> None:
+        rollouts = _read(layout, step, "rollout")
+        if not isinstance(rollouts, Rollouts):
+            raise _no_rollouts(layout, step)
+        self.rollouts = rollouts
+        rewards, self.values, self.advantages = (
+            _read(layout, step, name) for name in ("reward", "values", "advantages")
+        )
+        assert rewards is None or isinstance(rewards, Rewards)
+        self.rewards = rewards
+        self.values, self.advantages = _read(layout, step, "values"), _read(layout, step, "advantages")
+        recipes = run_dir.recipes(layout)
+        self.tokenizer = load_tokenizer(recipes[max(recipes)]["model"]["path"])
+        self.step = step
+
+    def sample(self, row: int) -> ShownSample:
+        rollouts, rewards, values, advantages = self.rollouts, self.rewards, self.values, self.advantages
+        length = int(rollouts.lengths[row])
+        tokens = rollouts.tokens[row, :length].tolist()
+        start = int(rollouts.prompt_lengths[:row].sum())
+        prompt = rollouts.prompt_tokens[start : start + int(rollouts.prompt_lengths[row])].tolist()
+        outcome = "not scored" if rewards is None else REWARD_OUTCOMES[int(rewards.outcomes[row])]
+        return ShownSample(
+            step=self.step,
+            row=row,
+            prompt_id=rollouts.prompt_ids[row],
+            sample=rollouts.sample_indices[row],
+            stamp=rollouts.stamps[row],
+            prompt=self.tokenizer.decode(prompt),
+            response=rollouts.texts[row],
+            answer=(rewards.truths[row] or "") if rewards is not None else "",
+            finish=FINISH_REASONS[int(rollouts.finish[row])],
+            outcome=outcome,
+            score=float(rewards.scores[row]) if rewards is not None and outcome == "ok" else None,
+            tokens=tokens,
+            pieces=[self.tokenizer.decode([token]) for token in tokens],
+            logprobs=rollouts.sampler_logprobs[row, :length].tolist(),
+            values=values.values[row, :length].tolist() if isinstance(values, Values) else None,
+            advantages=advantages.advantages[row, :length].tolist() if isinstance(advantages, Advantages) else None,
+        )
 
 
 def _no_rollouts(layout: RunLayout, step: int) -> RecipeError:

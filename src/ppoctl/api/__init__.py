@@ -1,0 +1,1 @@
+"""Python's way in: what the commands do, as functions, and a run as tables."""

@@ -1,0 +1,142 @@
+"""`train`, `rollout`, `resume` and `evaluate` from Python: the same checks, the same run directory and the same work
+as on the command line. What ends a command with an exit code is raised: every error is a `PpoctlError` with a
+message, a hint and that code."""
+
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ppoctl.api.run import Run
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from ppoctl.launch.signals import SignalGate
+    from ppoctl.wire.session import Ended
+
+RUNS = "runs"
+"""Default folder of run directories, below the working directory."""
+
+Recipe = str | Path | Iterable[str | Path]
+"""A recipe file, or several of which later ones overlay earlier ones."""
+Keys = Mapping[str, Any] | None
+"""Recipe keys with dots and their values, as `--set` takes them: `{"ppo.kl.coef": 0.01}`."""
+
+
+def train(
+    recipe: Recipe, keys: Keys = None, *, runs: str | Path = RUNS, or_resume: bool = False, force: bool = False
+) -> Run:
+    """Create the run RUNS/NAME and train it; the run, for its figures and samples. One that exists is refused, or
+    with `or_resume` continued. With `force` memory and disk may be judged too small.
+
+    Raises ExpectationError where the recipe expects what the run does not reach, and what `ppoctl train` ends with.
+    """
+    from ppoctl.cli import preflight
+    from ppoctl.wire import commands
+
+    with _gate("train") as gate:
+        loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
+        ended = commands.train(loaded, gate, runs=Path(runs), or_resume=or_resume, verbose=False)
+    return _run_of(ended)
+
+
+def rollout(recipe: Recipe, keys: Keys = None, *, runs: str | Path = RUNS, force: bool = False) -> Run:
+    """Draw and score the responses of the first step, and stop; `train` with the same recipe goes on from them.
+
+    Raises what `ppoctl rollout` ends with.
+    """
+    from ppoctl.cli import preflight
+    from ppoctl.wire import commands
+
+    with _gate("rollout") as gate:
+        loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
+        ended = commands.rollout(loaded, gate, runs=Path(runs), verbose=False)
+    return Run(ended.layout.root)
+
+
+def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> Run:
+    """Continue a run from wherever it stopped. Changed keys hold from the first step that has no rollout yet.
+
+    Raises StorageError where something that it needs is missing or corrupt, and what `ppoctl resume` ends with.
+    """
+    from ppoctl.cli import preflight
+    from ppoctl.slurm.following import require_idle
+    from ppoctl.store.resume_plan import plan_resume
+    from ppoctl.wire import commands
+
+    layout = (run if isinstance(run, Run) else Run(run)).layout
+    with _gate("resume") as gate:
+        require_idle(layout)
+        plan = plan_resume(layout)
+        plan.require_whole(layout)
+        preflight.require_room_to_go_on(layout, _sets(keys), force=force)
+        ended = commands.resume(layout, plan, _sets(keys), gate, only=None, verbose=False)
+    return _run_of(ended)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation found."""
+
+    state: str
+    """Stamp of the actor state that was evaluated."""
+    figures: Mapping[str, float]
+    """Figures by their names in a run's journal: `eval/heldout/pass_at_1`."""
+    rows: list[dict[str, Any]]
+    """What was drawn and scored, one row per sample."""
+
+    def samples(self) -> "pyarrow.Table":
+        """One row per sample; `.to_pandas()` makes a data frame of it."""
+        from ppoctl.api.run import as_table
+
+        return as_table(self.rows)
+
+
+def evaluate(checkpoint: str | Path | Run, recipe: Recipe = (), keys: Keys = None) -> Evaluated:
+    """Measure a run, one of its `states/actor/STEP` folders, or a model folder (with a recipe) on the recipe's
+    evaluation sets, the same way `train` evaluates.
+
+    Raises RecipeError where the checkpoint is none of these, and what `ppoctl eval` ends with.
+    """
+    from ppoctl.wire import commands
+
+    path = checkpoint.path if isinstance(checkpoint, Run) else Path(checkpoint)
+    with _gate("eval"):
+        found = commands.evaluate(commands.find_checkpoint(path, _files(recipe), _sets(keys)), _say)
+    return Evaluated(found.stamp, found.figures(), found.rows)
+
+
+def _gate(command: str) -> "AbstractContextManager[SignalGate]":
+    """A gate that signals shut; signals reach the main thread only, so that elsewhere nobody shuts it."""
+    from ppoctl.launch.signals import SignalGate, signal_gate
+
+    goes_on = f"call ppoctl.{command} again"
+    if threading.current_thread() is threading.main_thread():
+        return signal_gate(goes_on)
+    return nullcontext(SignalGate(goes_on))
+
+
+def _run_of(ended: "Ended") -> Run:
+    from ppoctl.loop.expectations import require_met
+
+    require_met(ended.verdicts)
+    return Run(ended.layout.root)
+
+
+def _files(recipe: Recipe) -> list[Path]:
+    return [Path(recipe)] if isinstance(recipe, str | Path) else [Path(file) for file in recipe]
+
+
+def _sets(keys: Keys) -> list[str]:
+    from ppoctl.recipe.explain import as_toml
+
+    return [f"{key}={as_toml(value)}" for key, value in (keys or {}).items()]
+
+
+def _say(text: str) -> None:
+    from ppoctl.cli import render
+
+    render.say(text)

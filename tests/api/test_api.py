@@ -1,0 +1,130 @@
+"""Python's way in: the commands as functions, and a run as tables; runs on fakes."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ppoctl
+from fakes.sockets import fake_recipe, fake_sockets
+from ppoctl.errors import ExpectationError, RecipeError, RunExistsError
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import ResumePlan
+from ppoctl.wire import new_run, session
+
+QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
+LITTLE = {
+    "steps": 1,
+    "rollout.prompts_per_step": 4,
+    "rollout.max_new_tokens": 6,
+    "data.eval.heldout.max_rows": 3,
+    "ppo.minibatch_seqs": 4,
+    "expect": {},
+    "tracking": {"kind": "none"},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> ppoctl.Run:
+    """Three steps on fakes, whose last keeps its rollouts; their tokens are read with the quickstart's tokenizer."""
+    model = {"path": str(QUICKSTART.parent / "quickstart/model"), "dtype": "float32"}
+    recipe = fake_recipe(model=model, checkpoint={"keep_rollouts_every_steps": 0})
+    layout = RunLayout(tmp_path_factory.mktemp("api") / "fake")
+    new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+    session.attempt_run(
+        session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
+    )
+    return ppoctl.Run(layout.root)
+
+
+@pytest.fixture
+def on_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A working directory in which whatever is trained is trained on fakes."""
+
+    def prepared(recipe: Recipe) -> tuple[Any, dict[str, str]]:
+        return fake_sockets(recipe), {"model": "a" * 64, "data": "b" * 64}
+
+    monkeypatch.setattr(session, "prepare", prepared)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_table_of_figures_has_a_row_for_each_step(run: ppoctl.Run) -> None:
+    figures = run.metrics()
+    assert figures["step"].to_pylist() == [0, 1, 2, 3]
+    means = figures["reward/score_mean"].to_pylist()
+    assert means[0] is None
+    samples = run.samples(3)
+    assert means[3] == pytest.approx(sum(samples["score"].to_pylist()) / 8)
+    assert [value is not None for value in figures["eval/held/pass_at_1"].to_pylist()] == [True, False, True, True]
+
+
+def test_a_table_of_samples_has_all_that_is_known_of_each_response(run: ppoctl.Run) -> None:
+    assert run.steps_with_samples() == [3]
+    samples = run.samples()
+    assert samples.num_rows == 8
+    assert samples["step"].to_pylist() == [3] * 8
+    assert samples["row"].to_pylist() == list(range(8))
+    for row in samples.to_pylist():
+        assert len(row["tokens"]) == len(row["logprobs"]) == len(row["values"]) == len(row["advantages"])
+    assert list(samples.to_pandas()["finish"].unique()) != []
+    with pytest.raises(RecipeError, match="kept are those of 3"):
+        run.samples(1)
+
+
+def test_the_ledger_and_evaluations_are_tables_too(run: ppoctl.Run) -> None:
+    assert run.ledger().num_rows == 24
+    evaluations = run.evaluations()
+    assert sorted(set(evaluations["step"].to_pylist())) == [0, 2, 3]
+    assert set(evaluations["mode"].to_pylist()) == {"greedy", "sampled"}
+    assert run.recipe["rollout"]["prompts_per_step"] == 4
+    assert run.facts["name"] == "fake"
+    assert run.journal()[-1]["event"] == "attempt_ended"
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is not a run directory"):
+        ppoctl.Run(tmp_path)
+
+
+def test_training_from_python_is_training_from_the_command_line(on_fakes: Path) -> None:
+    found = ppoctl.train(QUICKSTART, {**LITTLE, "name": "mine"})
+    assert found.path == on_fakes / "runs/mine"
+    assert found.recipe["steps"] == 1
+    assert found.metrics()["step"].to_pylist()[-1] == 1
+    with pytest.raises(RunExistsError):
+        ppoctl.train([QUICKSTART], {**LITTLE, "name": "mine"})
+    longer = ppoctl.resume(found, {"steps": 2})
+    assert longer.metrics()["step"].to_pylist()[-1] == 2
+    again = ppoctl.train(str(QUICKSTART), {**LITTLE, "name": "mine", "steps": 2}, or_resume=True)
+    assert again.ledger() == longer.ledger()
+
+
+def test_rollouts_from_python_are_what_training_goes_on_from(on_fakes: Path) -> None:  # noqa: ARG001
+    keys = {**LITTLE, "name": "drawn"}
+    drawn = ppoctl.rollout(QUICKSTART, keys)
+    assert drawn.steps_with_samples() == [1]
+    assert "policy/approx_kl" not in drawn.metrics().column_names
+    assert "policy/approx_kl" in ppoctl.train(QUICKSTART, keys).metrics().column_names
+
+
+def test_a_contract_that_is_not_met_is_raised_and_the_run_is_there(on_fakes: Path) -> None:
+    keys = {**LITTLE, "name": "short", "expect": {"reward/score_mean": {"min": 2.0}}}
+    with pytest.raises(ExpectationError):
+        ppoctl.train(QUICKSTART, keys, runs="elsewhere")
+    assert ppoctl.Run(on_fakes / "elsewhere/short").metrics().num_rows
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, ppoctl; ppoctl.train, ppoctl.Run, ppoctl.evaluate; "
+        "print([name for name in ('torch', 'pyarrow', 'ray', 'mlflow', 'pydantic', 'typer') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert {"train", "resume", "rollout", "evaluate", "Run"} <= {*dir(ppoctl)}
+    with pytest.raises(AttributeError, match="has no attribute `trian`"):
+        ppoctl.trian  # noqa: B018
