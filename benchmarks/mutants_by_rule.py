@@ -213,15 +213,15 @@ def line_of(verdict: Verdict) -> str:
     """A line of the table."""
     words = verdict.mutant.words
     if verdict.killed_by:
-        return f"killed      {words} | {verdict.killed_by}"
+        return f"killed      {words} # {verdict.killed_by}"
     kind, why = reasons().get(words, ("SURVIVED", ""))
-    return f"{kind:11} {words} | {why}".removesuffix(" | ")
+    return f"{kind:11} {words} # {why}".removesuffix(" # ")
 
 
 def read_table() -> dict[str, str]:
     """The lines of the last table by their mutants."""
     lines = TABLE.read_text(encoding="ascii").splitlines() if TABLE.exists() else []
-    return {line[12:].partition(" | ")[0]: line for line in lines if not line.startswith("#")}
+    return {line[12:].partition(" # ")[0]: line for line in lines if not line.startswith("#")}
 
 
 def write_table(lines: Sequence[str], share: int) -> tuple[str, bool]:

@@ -103,7 +103,7 @@ def test_training_from_python_is_training_from_the_command_line(on_fakes: Path) 
     assert again.ledger() == longer.ledger()
 
 
-def test_rollouts_from_python_are_what_training_goes_on_from(on_fakes: Path) -> None:  # noqa: ARG001
+def test_rollouts_from_python_are_what_training_goes_on_from(on_fakes: Path) -> None:
     keys = {**LITTLE, "name": "drawn"}
     drawn = ppoctl.rollout(QUICKSTART, keys)
     assert drawn.steps_with_samples() == [1]

@@ -49,6 +49,11 @@ def test_token_weights_by_hand():
     assert without.outside.tolist() == [[True, False, False], [False, False, False]]
 
 
+def test_a_ratio_at_a_bound_is_inside():
+    found = truncated_weights(torch.zeros(2, 3), MASK, min_ratio=1.0, max_ratio=1.0)
+    assert not found.outside.any()
+
+
 def test_sequence_weights_by_hand():
     # 4 x 0.25 x 1.5 = 1.5; 0.5 x 0.8 = 0.4, which is held at 0.45
     found = truncated_sequence_weights(LOGS, MASK, min_ratio=0.45, max_ratio=2.0)
@@ -80,6 +85,8 @@ def test_normalized_weights_average_one():
     # The mean is over the tokens that count: 4, 1.5, 0.8 have 2.1.
     kept = torch.tensor([[True, False, True], [False, False, True]])
     FLOAT32.check(normalized(weights * kept, kept), weights * kept / 2.1)
+    # A weight of a token that does not count is none.
+    FLOAT32.check(normalized(weights, kept), weights * kept / 2.1)
 
 
 @pytest.mark.parametrize(

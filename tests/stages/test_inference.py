@@ -15,7 +15,7 @@ from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, State
 from ppoctl.batch.sequences import Sequences
 from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
-from ppoctl.ports import Asked, DrawnFor, Sample, SampleRequest, SamplingParams
+from ppoctl.ports import Asked, DrawnFor, Said, Sample, SampleRequest, SamplingParams
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.stages.advantages import AdvantagesStage
 from ppoctl.stages.drawing import Drawing
@@ -282,6 +282,15 @@ def test_the_return_of_a_truncated_response_goes_on_with_the_value_behind_it(est
     assert found.figures()["advantage/bootstrap_mean"] == 4.0
 
 
+def test_a_truncated_response_that_is_shorter_than_others_goes_on_behind_its_own_last_token() -> None:
+    values = replace(hand.values(), behind=torch.tensor([8.0, 0.0]))
+    drawn = hand.rollouts(finish=torch.tensor([1, 0]))
+    stage = advantages(estimator=MonteCarlo(0.5), truncated="bootstrap")
+    found = stage.run(drawn, hand.rewards(), values, hand.logprobs(), Carry(0.0))
+    # Row 0: 1 + 8/2 = 5 at its second and last token, 5/2 before.
+    FLOAT32.check(found.returns, torch.tensor([[2.5, 5.0, 0.0], [0.5, 1.0, 2.0]]))
+
+
 def test_a_truncated_response_without_a_score_goes_on_nowhere() -> None:
     values = replace(hand.values(), behind=torch.tensor([0.0, 8.0]))
     drawn, unscored = hand.rollouts(finish=CUT), hand.rewards(1.0, 0.0, outcomes=(0, 2))
@@ -522,3 +531,20 @@ def test_two_rounds_of_one_step_draw_with_other_seeds() -> None:
     first, second = (sample_requests(prompts(), samples=2, seed=3, stage=name) for name in ("rollout", "rollout.2"))
     assert {request.seed for request in first} & {request.seed for request in second} == set()
     assert [request.key for request in first] == [request.key for request in second]
+
+
+def test_the_whole_divergence_is_committed_where_tokens_count_and_asked_for_nowhere_else() -> None:
+    holed = torch.tensor([[True, False, False], [True, True, True]])
+
+    class Told(hand.Engine):
+        def logprobs(self, sequences: Sequences, asked: Asked) -> Said:
+            told = super().logprobs(sequences, asked)
+            return replace(told, full_kl=torch.tensor([[0.5, math.nan, math.inf], [0.25, 1.5, 2.0]]))
+
+    models = cast(Any, hand.Models(Told()))
+    stage = LogprobsStage(models, Asked(), with_reference=False, with_full_kl=True, source="trainer", fingerprint="")
+    found = stage.run(ACTOR, hand.rollouts(mask=holed, sampler_logprobs=hand.ACTOR * holed))
+    assert found.full_kl is not None
+    assert found.full_kl.tolist() == [[0.5, 0.0, 0.0], [0.25, 1.5, 2.0]]
+    with pytest.raises(NonFiniteError, match="a divergence from the reference"):
+        stage.run(ACTOR, hand.rollouts())

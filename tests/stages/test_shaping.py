@@ -159,3 +159,13 @@ def test_a_reference_that_is_written_is_the_one_that_divides() -> None:
     assert Reference(4.0, center=True)(earned([1.0, 3.0])).rewards.tolist() == [-0.25, 0.25]
     # Until there is a mean to take away, rewards stay as they are: targets would jump otherwise.
     assert Reference(4.0, center=True)(earned([3.0, 3.0])).rewards.tolist() == [3.0, 3.0]
+    # One that takes no mean away divides from the first step on.
+    assert Reference(4.0, center=False)(earned([3.0, 3.0])).rewards.tolist() == [0.75, 0.75]
+
+
+def test_rewards_that_are_all_equal_are_no_reference() -> None:
+    step = Reference(None, center=False)
+    equal = step(earned([3.0, 3.0]))
+    assert (equal.carry, equal.figures["reward/moments_mean"]) == (Carry(), 0.0)
+    later = step(earned([1.0, 3.0], carry=equal.carry))
+    assert later.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])

@@ -106,6 +106,24 @@ def test_a_loss_over_the_longest_length_reads_that_length_and_no_other_does() ->
         assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
 
 
+def test_a_penalty_of_long_responses_reads_the_longest_length_where_it_has_none_of_its_own() -> None:
+    longer, overlong = {**ROLLOUT, "max_new_tokens": 7}, {"buffer_tokens": 2}
+    for own, readers in (({}, {"rollout", "advantages"}), ({"max_tokens": 5}, {"rollout"})):
+        reward = {"kind": "exact_match", "overlong": {**overlong, **own}}
+        before, after = (fake_recipe(reward=reward, rollout=each) for each in (ROLLOUT, longer))
+        assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
+
+
+def test_ids_are_left_out_in_rollouts_as_the_trainer_scores_them_and_not_in_evaluations(tmp_path: Path) -> None:
+    rollout = {**ROLLOUT, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.125}
+    job = open_run(tmp_path / "run", fake_recipe(rollout=rollout), Witness()).job
+    drawn, scored = job.stages(1).rollout.params, job.stages(1).logprobs.scored  # type: ignore[attr-defined]
+    measured = job.evaluate(1).sampled  # type: ignore[attr-defined]
+    for asked in (drawn, scored):
+        assert (asked.temperature, asked.top_p, asked.top_k, asked.min_p) == (0.5, 0.9, 3, 0.125)
+    assert (measured.top_p, measured.top_k, measured.min_p) == (1.0, None, 0.0)
+
+
 def stages_of(folder: Path, **tables: Any) -> tuple[ActorUpdateStage, CriticUpdateStage]:
     stages = open_run(folder / "run", fake_recipe(**tables), Witness()).job.stages(1)
     assert isinstance(stages.actor_update, ActorUpdateStage)
