@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu quickstart test fakes screens drills engines runs clusters story story-sample docs check check-gpu pin-gpu format clean
+.PHONY: help setup setup-gpu quickstart test fakes screens drills engines runs clusters story story-sample contracts docs check check-gpu pin-gpu format clean
 
 help: ## Explain the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -71,9 +71,13 @@ SEED ?= $(shell git rev-parse HEAD)
 story-sample: setup ## The quickstart, kills on the real engines, and of the other stories one in eight, drawn with SEED
 	$(BIN)/python -m pytest -m story --one-in 8 --seed "$(SEED)" $(ARGS)
 
-docs: setup ## Write docs/algorithms.md and docs/coming-from.md anew, which are made of docstrings and of a table
+contracts: setup ## Run the recipes whose figure is published, where their GPUs are, and write one table (days)
+	PYTHONPATH=src $(BIN)/python benchmarks/contracts.py $(ARGS)
+
+docs: setup ## Write docs/algorithms.md, coming-from.md and recipes.md anew, made of docstrings, a table and recipes
 	$(BIN)/ppoctl recipes algorithms > docs/algorithms.md
 	$(BIN)/ppoctl recipes coming-from > docs/coming-from.md
+	$(BIN)/ppoctl recipes table > docs/recipes.md
 
 check: setup ## Lint, format, types: exactly what CI gates on
 	$(BIN)/ruff check src tests benchmarks recipes

@@ -25,7 +25,7 @@ from ppoctl.cli import render
 from ppoctl.engines.vllm.engine import MOST_STEPS
 from ppoctl.errors import PpoctlError, RecipeError
 from ppoctl.model.cost import count_parameters, token_cost
-from ppoctl.model.reading import shape_if_here
+from ppoctl.model.reading import shape_if_known
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.assumed import GIB
 from ppoctl.plan.memory.driver import Batch, batch_of, driver_bytes, records_of, sequences_bytes, update_input_bytes
@@ -391,7 +391,7 @@ WORK = {"rollout_s", "forward_s", "critic_update_s", "actor_update_s"}
 def show(recipe: Recipe, gpu_gib: float) -> None:
     """Print the step of the recipe's size, one that grows with the GPUs, and the units. Raises RecipeError when the
     model is not known here, or when no number of GPUs holds it."""
-    shape = shape_if_here(recipe.model.path)
+    shape = shape_if_known(recipe.model.path)
     if shape is None:
         raise RecipeError(
             f"`model.path = {recipe.model.path}` is no local folder of a known family: nothing to simulate with",

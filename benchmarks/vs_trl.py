@@ -205,7 +205,8 @@ def make_model(size: str, folder: Path, *, vocabulary: int, ragged: bool) -> int
     """A random Qwen2 and a tokenizer with a token per letter; returns the number of parameters.
 
     `vocabulary` words beyond the letters are "(1)", "(2)", ...: no prompt has them. With `ragged` the model can draw
-    the end token, as often as any letter.
+    the end token, as often as any letter. Without, it cannot, nor the padding: along one direction, in which all
+    states lie alike, their rows point the other way.
     """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
@@ -218,7 +219,7 @@ def make_model(size: str, folder: Path, *, vocabulary: int, ragged: bool) -> int
     end, pad = len(pieces), len(pieces) + 1
     model = Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=len(pieces) + ragged,
+            vocab_size=len(pieces) + 2,
             hidden_size=shape["hidden_size"],
             intermediate_size=shape["intermediate_size"],
             num_hidden_layers=shape["layers"],
@@ -232,11 +233,12 @@ def make_model(size: str, folder: Path, *, vocabulary: int, ragged: bool) -> int
             dtype="float32",
         )
     )
+    with torch.no_grad():
+        rows = model.get_input_embeddings().weight
+        rows[:, 0] = 2.0
+        rows[end if not ragged else pad :, 0] = -20.0
     model.save_pretrained(folder)
-    # An empty list: no token ends a response.
-    (folder / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": [end] if ragged else []}), encoding="utf-8"
-    )
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}), encoding="utf-8")
     Qwen2Tokenizer(
         vocab={**{piece: id for id, piece in enumerate(pieces)}, "<end>": end, "<pad>": pad},
         merges=[],

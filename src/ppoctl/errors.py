@@ -87,8 +87,8 @@ class EnvironmentProblemError(PpoctlError):
 
 
 class MissingAssetError(EnvironmentProblemError):
-    """A model folder, a hub model that was not fetched, or a data file is not here. It may be elsewhere: `validate`
-    and `plan` only note it."""
+    """A model folder, a hub model that was not fetched, a data file, or a sandbox for programs is not here. It may be
+    elsewhere: `validate` and `plan` only note it."""
 
 
 class ProcessLostError(EnvironmentProblemError):

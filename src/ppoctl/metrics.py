@@ -1,10 +1,11 @@
 """Every figure that a run reports: name, unit, what it says, what a healthy run shows, and which way is better.
 
 This is the one place where a name is written. Emitters, console, health rules and final table take it from here; a
-test holds the registry against the journals of fake runs, both ways. A part in braces stands for a name that a person
-chose: `eval/{set}/pass_at_1`. `recipe.metric_rules` says which of them a recipe's settings report. Light.
+test holds the registry against the journals of fake runs, both ways. A part in braces stands for what a person chose:
+`eval/{set}/pass_at_{k}`. `recipe.metric_rules` says which of them a recipe's settings report. Light.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -58,6 +59,13 @@ REWARD_UNFINISHED_MEAN = Metric(
 REWARD_OVERLONG_MEAN = Metric("reward/overlong_mean", "reward", "mean change by reward.overlong", "near 0")
 REWARD_LENGTH_MEAN = Metric("reward/length_mean", "reward", "mean change by reward.length_penalty")
 REWARD_ERROR_FRAC = Metric("reward/error_frac", "share", "samples whose scorer failed", "0")
+REWARD_PART_MEAN = Metric(
+    "reward/{part}_mean",
+    "score",
+    "mean of a part's score, or of a figure that a function of one's own gives beside it",
+)
+REWARD_SECONDS_MEAN = Metric("reward/seconds_mean", "s", "time a scorer took for a sample, mean")
+REWARD_SECONDS_MAX = Metric("reward/seconds_max", "s", "time a scorer took for the slowest sample")
 REWARD_TIMEOUT_FRAC = Metric(
     "reward/timeout_frac", "share", "samples whose scorer was killed at reward.timeout_s", "0"
 )
@@ -172,8 +180,30 @@ POLICY_RATIO_MAX = Metric("policy/ratio_max", "factor", "largest ratio", "below 
 POLICY_ENTROPY_MEAN = Metric(
     "policy/entropy_mean", "nats", "entropy of the next-token distribution", "falling slowly, not to 0"
 )
-EVAL_PASS_AT_1 = Metric("eval/{set}/pass_at_1", "share", "mean score of sampled responses", "rising", "higher")
+EVAL_PASS_AT_1 = Metric(
+    "eval/{set}/pass_at_1", "share", "mean score of sampled responses (mean@n), or share that passes", "rising",
+    "higher",
+)  # fmt: skip
 EVAL_PASS_AT_1_STDERR = Metric("eval/{set}/pass_at_1_stderr", "share", "standard error of pass_at_1, over prompts")
+EVAL_PASS_AT_K = Metric(
+    "eval/{set}/pass_at_{k}", "share", "what the best of k sampled responses scores (with eval.pass_at)", "rising",
+    "higher",
+)  # fmt: skip
+EVAL_PASS_AT_K_STDERR = Metric("eval/{set}/pass_at_{k}_stderr", "share", "standard error of pass_at_k, over prompts")
+EVAL_MAJ_AT_K = Metric(
+    "eval/{set}/maj_at_{k}", "share", "what the answer that most of k give scores (with eval.maj_at)", "rising",
+    "higher",
+)  # fmt: skip
+EVAL_MAJ_AT_K_STDERR = Metric("eval/{set}/maj_at_{k}_stderr", "share", "standard error of maj_at_k, over prompts")
+EVAL_SCORE_MEAN = Metric(
+    "eval/{set}/score_mean", "score", "mean score of sampled responses (with eval.pass_score)", "rising", "higher"
+)
+EVAL_SCORE_MEAN_STDERR = Metric("eval/{set}/score_mean_stderr", "score", "standard error of score_mean, over prompts")
+EVAL_BEST_AT_K = Metric(
+    "eval/{set}/best_at_{k}", "score", "mean of the best score of k (with eval.pass_score and pass_at)", "rising",
+    "higher",
+)  # fmt: skip
+EVAL_BEST_AT_K_STDERR = Metric("eval/{set}/best_at_{k}_stderr", "score", "standard error of best_at_k, over prompts")
 EVAL_TRUNCATED_FRAC = Metric(
     "eval/{set}/truncated_frac", "share", "sampled responses cut by the length limit", "below 0.1", "lower"
 )
@@ -187,6 +217,13 @@ EVAL_GREEDY_PASS_AT_1 = Metric(
 EVAL_GREEDY_PASS_AT_1_STDERR = Metric(
     "eval/{set}/greedy_pass_at_1_stderr", "share", "standard error of greedy_pass_at_1, over prompts"
 )
+EVAL_GREEDY_SCORE_MEAN = Metric(
+    "eval/{set}/greedy_score_mean", "score", "mean score of greedy responses (with eval.pass_score)", "rising",
+    "higher",
+)  # fmt: skip
+EVAL_GREEDY_SCORE_MEAN_STDERR = Metric(
+    "eval/{set}/greedy_score_mean_stderr", "score", "standard error of greedy_score_mean, over prompts"
+)
 EVAL_GREEDY_TRUNCATED_FRAC = Metric(
     "eval/{set}/greedy_truncated_frac", "share", "greedy responses cut by the length limit", "below 0.1", "lower"
 )
@@ -194,6 +231,10 @@ EVAL_GREEDY_RESPONSE_TOKENS_MEAN = Metric(
     "eval/{set}/greedy_response_tokens_mean", "tokens", "mean length of the greedy responses"
 )
 EVAL_GREEDY_ERROR_FRAC = Metric("eval/{set}/greedy_error_frac", "share", "greedy responses without a score", "0")
+EVAL_CUSTOM = Metric("eval/{set}/custom_{name}", "figure", "what `eval.metrics` makes of the sampled responses")
+EVAL_GREEDY_CUSTOM = Metric(
+    "eval/{set}/greedy_custom_{name}", "figure", "what `eval.metrics` makes of the greedy responses"
+)
 TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, weights sent to the engines included")
 TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
 TIME_VALUES_S = Metric("time/values_s", "s", "time of the critic's values")
@@ -232,9 +273,56 @@ def reported(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def find(name: str) -> Metric | None:
-    """The registry's entry for a metric name, of any evaluation set too."""
+    """The registry's entry for a metric name, of any evaluation set and any number of responses too."""
+    if is_custom(name):
+        return EVAL_GREEDY_CUSTOM if "/greedy_" in name else EVAL_CUSTOM
     named = eval_set(name)
-    return _BY_NAME.get(name.replace(f"/{named}/", "/{set}/") if named else name)
+    general = name.replace(f"/{named}/", "/{set}/") if named else name
+    found = _BY_NAME.get(general) or _BY_NAME.get(_OF_NUMBER.sub("_at_{k}", general))
+    return REWARD_PART_MEAN if found is None and reward_part(name) else found
+
+
+def is_custom(name: str) -> bool:
+    """Whether a metric is of a function of the user's own."""
+    return _CUSTOM.fullmatch(name) is not None
+
+
+_CUSTOM = re.compile(r"eval/[^/]+/(greedy_)?custom_[A-Za-z0-9_]+")
+_OF_NUMBER = re.compile(r"_at_[1-9][0-9]*(?=(_stderr)?$)")
+
+
+def responses_asked(name: str) -> int | None:
+    """The number of responses that a metric such as `eval/SET/pass_at_8` speaks of; None for any other."""
+    found = _OF_NUMBER.search(name) if eval_set(name) else None
+    return int(found.group().removeprefix("_at_")) if found else None
+
+
+def reward_part(name: str) -> str | None:
+    """The part of a reward that `reward/PART_mean` speaks of; None for any other metric."""
+    found = _OF_PART.fullmatch(name)
+    return found[1] if found and name not in _BY_NAME else None
+
+
+def is_of_a_scorer(name: str) -> bool:
+    """Whether a scorer may give a figure of this name beside its score: `reward/NAME_mean` is no other figure's
+    name, and its letters are such that tracking takes it."""
+    told = f"reward/{name}_mean"
+    return _OF_PART.fullmatch(told) is not None and told not in _OF_THE_STEP
+
+
+_OF_THE_STEP = {
+    each.name
+    for each in (
+        REWARD_SCORE_MEAN,
+        REWARD_SHAPED_MEAN,
+        REWARD_MOMENTS_MEAN,
+        REWARD_UNFINISHED_MEAN,
+        REWARD_OVERLONG_MEAN,
+        REWARD_LENGTH_MEAN,
+        REWARD_SECONDS_MEAN,
+    )
+}
+_OF_PART = re.compile(r"reward/([A-Za-z0-9_-]+)_mean")
 
 
 def eval_set(name: str) -> str | None:
@@ -246,7 +334,7 @@ def eval_set(name: str) -> str | None:
 def unknown(name: str) -> str:
     """What to say of a name that no metric has."""
     named = eval_set(name)
-    known = [metric.name.replace("{set}", named or "SET") for metric in METRICS]
+    known = [metric.name.replace("{set}", named or "SET") for metric in METRICS if metric is not REWARD_PART_MEAN]
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     last = [other for other in known if other.rsplit("/", 1)[-1] == name.rsplit("/", 1)[-1]]
     near = close or last

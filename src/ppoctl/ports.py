@@ -8,6 +8,7 @@ B sequences, R response positions. Every row index a port takes is a row of the 
             ->  Models.critic_at(state) -> Critic  (Megatron-Core)
             ->  Generator                          (vLLM)
             ->  Scorer                             (child processes; in `batch.scores`, where light rooms find it)
+                  -> RewardModel                   (Megatron-Core; likewise)
             ->  SampleParts                        (finished samples of an unfinished stage)
             ->  Gate                               (whoever may stop the job)
 """
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.records import State
+from ppoctl.batch.scores import RewardModel as RewardModel
 from ppoctl.batch.scores import Scorer as Scorer
 from ppoctl.batch.sequences import Sequences
 
@@ -38,6 +40,18 @@ class SamplingParams:
     top_k: int | None = None
     min_p: float = 0.0
     stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end a response besides the model's own end tokens."""
+    min_new_tokens: int = 0
+    """Nothing ends a response among its first so many tokens: ids that would are left out, stop strings not seen."""
+    max_window_tokens: int | None = None
+    """Most tokens of prompt and response together; None: the engine's own window."""
+
+    def new_tokens(self, prompt_tokens: int) -> int:
+        """Most tokens of a response to a prompt of this length."""
+        if self.max_window_tokens is None:
+            return self.max_new_tokens
+        return min(self.max_new_tokens, self.max_window_tokens - prompt_tokens)
 
 
 @dataclass(frozen=True)
@@ -145,6 +159,10 @@ class Asked:
     """Only so many likeliest ids can be drawn; None: all."""
     min_p: float = 0.0
     """Only ids at least so many times as likely as the likeliest can be drawn; 0: all."""
+    min_new_tokens: int = 0
+    """At the first so many response positions no id can be drawn that ends a response."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Such ids, besides the model's own end tokens."""
     entropy: bool = False
     """Whether the entropy of each distribution is asked for too."""
     full_kl: bool = False

@@ -10,7 +10,7 @@ from ppoctl.plan.memory import driver, estimate
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.toml")
-PUBLISHED = [str(ROOT / "recipes" / "dsr1-7b.toml"), "--set", f"model.path={ROOT / 'docs' / 'dsr1-7b'}"]
+PUBLISHED = [str(ROOT / "recipes" / "dsr1-7b.toml")]
 PUBLISHED += ["--set", "generator.compile=true"]
 ONE_PROCESS = ["actor.parallel={}", "critic.parallel={}", "generator.engines=1", "cluster.offload=[]"]
 LARGE = [*PUBLISHED, *(word for key in ONE_PROCESS for word in ("--set", key))]
@@ -220,7 +220,7 @@ updates
   optimizer steps per PPO step   8                     8
   optimizer steps in all         320                   320
   warm-up                        80 updates, 10 steps  none
-  learning rate, first           1.25e-08              2e-05
+  learning rate, first           0                     2e-05
   learning rate, peak            1e-06                 2e-05
   learning rate, last            1e-06                 2e-05
   microbatches per minibatch     1 to 128              1 to 128

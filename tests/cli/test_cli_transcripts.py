@@ -117,9 +117,9 @@ def test_a_dataset_is_a_file_with_something_in_it(ask: Ask) -> None:
     here = Path.cwd()
     assert said.code == 2
     assert said.err.splitlines()[1:4] == [
-        f"error: --set: `data.train.path` is `{here}/rows.csv`: must end in `.jsonl`",
-        f"error: --set: `data.eval.folder.path` is `{here}/folder.jsonl`: a folder",
-        f"error: --set: `data.eval.empty.path` is `{here}/empty.jsonl`: the file has no rows",
+        f"error: --set: `data.train.path` is `{here}/rows.csv`: must end in `.jsonl`, `.jsonl.gz` or `.parquet`",
+        f"error: --set: `data.eval.folder.path` is `{here}/folder.jsonl`: a folder without `.jsonl` or `.parquet`",
+        f"error: --set: [data.eval.empty] has no rows: `{here}/empty.jsonl` holds none",
     ]
 
 
@@ -136,6 +136,14 @@ one step
   window      33 tokens
   generated   at most 52 tokens
   trained on  at most 132 tokens, prompts included
+
+algorithm
+  advantages     gae: gamma 1, gae_lambda 1, whiten
+  actor's loss   clip: aggregation token_mean, clip_low 0.2, clip_high 0.2
+  critic's loss  scale 1, aggregation token_mean
+  old log-probs  the actor's, by a forward pass before its update
+  KL             none; no reference is loaded
+  correction     none of what sampler and trainer differ by
 
 rewards, step by step
   truncated  responses count as finished
@@ -214,6 +222,32 @@ def test_with_json_an_error_is_one_object_on_stdout(ask: Ask, words: list[str], 
     assert said.err == ""
     error = json.loads(said.out)["error"]
     assert (error["message"], error["problems"], error["hint"], error["exit_code"]) == (message, [message], hint, 2)
+
+
+def test_validate_tries_the_reward_on_rows_of_the_training_set(ask: Ask) -> None:
+    said = ask("validate", "r.toml", "--set", f"model.path={MODEL}", "--reward", "--rows", "2")
+    lines = said.out.splitlines()
+    assert (said.code, lines[0]) == (0, "reward (gsm8k): 2 rows, 43 responses")
+    assert lines[1].split() == ["response", "score", "as", "gold", "no", "score", "slowest"]
+    assert [line.split()[:3] for line in lines[2:6]] == [
+        ["gold", "1.000", "100%"], ["wrong", "0.000", "0%"], ["empty", "0.000", "0%"], ["cut", "0.000", "0%"],
+    ]  # fmt: skip
+    assert "ok    gold beats wrong, empty and cut answers on all 2 rows" in lines
+    assert lines[-2].startswith("time of a response: p50 ")
+    assert said.err.endswith("ok: r.toml\n")
+
+
+def test_validate_refuses_a_reward_that_does_not_prefer_gold(ask: Ask) -> None:
+    words = ("validate", "r.toml", "--set", f"model.path={MODEL}", "--set", "reward.last_chars=1", "--reward")
+    said = ask(*words)
+    assert said.code == 4
+    assert "\nwrong  gold does not win on 100.0% of 4 rows; first `" in said.out
+    assert "error: reward (gsm8k): gold does not win on 100.0% of 4 rows; first " in said.err
+    answer = json.loads(ask(*words, "--json").out)
+    assert (answer["error"]["exit_code"], answer["ok"]) == (4, False)
+    (report,) = answer["reward"]
+    assert report["responses"][0] == {**report["responses"][0], "response": "gold", "rows": 4, "mean": 0.0}
+    assert {found["level"] for found in report["findings"]} == {"wrong"}
 
 
 def test_json_answers_are_one_object(ask: Ask) -> None:

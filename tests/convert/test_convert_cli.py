@@ -93,7 +93,7 @@ check                  compared
 names, shapes, dtypes        27
 digests                      27  bit for bit
 padding rows                 54  zero
-configuration                24
+configuration                25
 log-probs                   112  largest gap X, allowed 0.00077
 entropies                   112  largest gap X, allowed 0.00043
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import megatron_lab as lab
 import pytest
@@ -23,6 +24,10 @@ from ppoctl.preflight.check import check
 from ppoctl.preflight.model import require_critic
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import CriticModelTable, Recipe
+from ppoctl.store import run_dir
+from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.manifest import Manifest
+from ppoctl.wire.stories import as_recorded
 from recipe.conftest import SMALLEST
 
 Model = Callable[[str], Path]
@@ -102,9 +107,10 @@ def test_a_critic_of_another_family_and_size_learns_beside_the_actor(model: Mode
         folder.mkdir()
     lab.save(critic, tmp_path / "state")
     critic.export(tmp_path / "exported")
-    for folder in (tmp_path / "state", tmp_path / "exported"):
+    for folder, is_state in ((tmp_path / "state", True), (tmp_path / "exported", False)):
         assert read_shape(folder) == read_shape(other)
-        assert require_critic(str(folder), str(base)) == []
+        notes = require_critic(str(folder), str(base))
+        assert ["nobody compares its tokenizer" in note for note in notes] == [True] * is_state
         again = opened(recipe(base, folder, tmp_path))
         again.start()
         assert torch.equal(again.values(rollouts), values)
@@ -146,6 +152,24 @@ def test_a_critic_reads_every_token_as_the_actor_does(model: Model, reward: Path
     edit_json(other / "config.json", vocab_size=100)
     with pytest.raises(RecipeError, match=r"whose `vocab_size` is `100`; that of `model\.path` is `101`"):
         require_critic(str(other), str(base))
+
+
+def test_a_saved_critic_reads_as_the_model_that_its_run_made_it_from(
+    model: Model, reward: Path, tmp_path: Path
+) -> None:
+    base, layout = shutil.copytree(model("qwen2"), tmp_path / "base"), RunLayout(tmp_path / "first")
+    state = layout.state("critic", 2)
+    run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe(base, reward, tmp_path)), facts={})
+    state.parent.mkdir(parents=True, exist_ok=True)
+    run(reward, "megatron", state, verify=False)
+    rest: dict[str, Any] = {"inputs": (), "fingerprint": "", "files": {}, "seconds": 0.0, "committed_at": 0.0}
+    (state / MANIFEST).write_text(Manifest("state/critic", 2, "abc", attempt=1, **rest).to_text(), "ascii")
+    for folder, ids in ((base, {"a": 0, "b": 1}), (reward, {"a": 0, "b": 1})):
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}}), "utf-8")
+    assert require_critic(str(state), str(base)) == []
+    (reward / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0, "a": 1}}}), "utf-8")
+    with pytest.raises(RecipeError, match=r"in whose tokenizer `a` is `1`; .* it is `0`"):
+        require_critic(str(state), str(base))
 
 
 def test_a_critic_with_a_shorter_window_is_refused(model: Model, reward: Path, tmp_path: Path) -> None:

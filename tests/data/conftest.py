@@ -63,3 +63,16 @@ def gsm8k(tmp_path: Path) -> Callable[..., Gsm8kRows]:
         return Gsm8kRows(**{"format": "gsm8k", "path": str(tmp_path / "gsm8k.jsonl"), **keys})
 
     return write
+
+
+@pytest.fixture(scope="session")
+def byte_level() -> Any:
+    """A byte-level tokenizer as Qwen's, without merges and without a chat template: one token per byte."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={char: n for n, char in enumerate(alphabet)}, merges=[]))
+    core.normalizer = normalizers.NFC()
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=core)

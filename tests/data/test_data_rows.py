@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ppoctl.batch.prompts import Message
-from ppoctl.data.rows import digest_of, read_datasets, read_rows, require_enough
+from ppoctl.data.index import read_set
+from ppoctl.data.rows import read_rows, require_enough, tables_of
 from ppoctl.data.tables import columns_of, lookup
 from ppoctl.errors import DataError, ExitCode, MissingAssetError, RecipeError
 from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
@@ -47,8 +48,8 @@ def test_the_digest_of_a_dataset_changes_with_anything_in_it(jsonl: MakeTable, t
         ['{"q": "one", "a": "1"}'],
         ['{"q": [{"role": "user", "content": "one"}], "a": "1"}'],
     ]
-    digests = [digest_of(read_rows(jsonl(*lines), name="train")) for lines in datasets]
-    again = digest_of(read_rows(jsonl(*datasets[0], name="copy.jsonl"), name="train"))
+    digests = [read_set(jsonl(*lines), name="train").digest for lines in datasets]
+    again = read_set(jsonl(*datasets[0], name="copy.jsonl"), name="train").digest
     assert len(set(digests)) == len(datasets)
     assert again == digests[0]
 
@@ -67,7 +68,7 @@ def test_further_columns_are_kept_where_the_table_names_them(jsonl: MakeTable, t
     line = '{"q": "one", "a": "1", "level": 3, "tags": ["x", null], "x": {"y": 0.5}, "unread": "u"}'
     (row,) = read_rows(jsonl(line, fields=("level", "tags", "x.y")), name="train")
     assert row.fields == {"level": 3, "tags": ["x", None], "x.y": 0.5}
-    digests = {digest_of(read_rows(jsonl(line, fields=fields), name="train")) for fields in ((), ("level",))}
+    digests = {read_set(jsonl(line, fields=fields), name="train").digest for fields in ((), ("level",))}
     assert len(digests) == 2
     with pytest.raises(DataError, match=r"rows.jsonl` line 1 has no column `y`"):
         read_rows(jsonl(line, fields=("y",)), name="train")
@@ -101,7 +102,7 @@ def test_a_recipe_names_its_datasets_by_key(jsonl: MakeTable, tmp_path: Path) ->
     data = DataTable(
         train=jsonl('{"q": "one", "a": "1"}'), eval={"small": jsonl('{"q": "two", "a": "2"}', name="e.jsonl")}
     )
-    rows = read_datasets(data)
+    rows = {name: read_rows(table, name=name) for name, table in tables_of(data).items()}
     assert {name: [row.question for row in dataset] for name, dataset in rows.items()} == {
         "train": ["one"],
         "eval.small": ["two"],
@@ -117,10 +118,11 @@ def test_a_path_that_leads_nowhere_is_one_clear_error(tmp_path: Path) -> None:
     assert caught.value.exit_code == ExitCode.ENVIRONMENT
 
 
-def test_a_folder_is_no_dataset(tmp_path: Path) -> None:
+def test_a_folder_without_rows_is_no_dataset(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no rows")
     with pytest.raises(RecipeError) as caught:
         read_rows(Gsm8kRows(format="gsm8k", path=str(tmp_path)), name="train")
-    assert caught.value.message == f"`data.train.path` is `{tmp_path}`: a folder"
+    assert caught.value.message == (f"`data.train.path` is `{tmp_path}`: a folder without `.jsonl` or `.parquet`")
 
 
 @pytest.mark.parametrize(
@@ -191,11 +193,11 @@ def test_bytes_that_are_no_text_are_an_error(jsonl: MakeTable, tmp_path: Path) -
 
 
 def test_an_empty_dataset_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"rows.jsonl`: the file has no rows"):
+    with pytest.raises(DataError, match=r"rows.jsonl` holds none"):
         read_rows(jsonl("", " "), name="train")
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}], keep=0)
     table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a")
-    with pytest.raises(DataError, match=r"x.parquet`: the file has no rows"):
+    with pytest.raises(DataError, match=r"x.parquet` holds none"):
         read_rows(table, name="train")
 
 
@@ -226,7 +228,7 @@ def test_a_column_for_the_reward_must_be_json(tmp_path: Path) -> None:
     ("table", "name", "message"),
     [
         (Gsm8kRows, "x.parquet", "must end in `.jsonl`"),
-        (partial(ColumnRows, prompt="q", answer="a"), "x.csv", "must end in `.jsonl` or `.parquet`"),
+        (partial(ColumnRows, prompt="q", answer="a"), "x.csv", "must end in `.jsonl`, `.jsonl.gz` or `.parquet`"),
     ],
 )
 def test_a_file_of_another_kind_is_an_error(tmp_path: Path, table: MakeTable, name: str, message: str) -> None:

@@ -13,6 +13,7 @@ from ppoctl.batch.prompts import Message, Prompt
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
+from ppoctl.recipe.rows import MixRows
 from ppoctl.recipe.schema import DataTable, RolloutTable
 
 MakeTable = Callable[..., Any]
@@ -130,6 +131,34 @@ def test_a_recipe_with_a_prompt_too_long_or_too_few_rows_is_refused(
         PromptSource.load(data, _rollout(max_prompt_tokens=3), template, seed=1)
     with pytest.raises(DataError, match=r"`data.train` has 2 rows, and a step takes 3"):
         PromptSource.load(data, _rollout(prompts_per_step=3), template, seed=1)
+
+
+def test_a_source_whose_weight_leaves_no_row_of_it_is_refused(
+    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
+) -> None:
+    lines = ('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}')
+    mix = MixRows(format="mix", sources={"much": jsonl(*lines), "little": jsonl(*lines, name="l.jsonl", weight=0.1)})
+    with pytest.raises(DataError) as caught:
+        PromptSource.load(DataTable(train=mix), _rollout(), PromptTemplate(make_tokenizer()), seed=1)
+    assert caught.value.message == (
+        "none of the 2 rows of `data.train.sources.little` comes in an epoch: its weight is `0.1`"
+    )
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("--set data.train.sources.little.weight=0.5 ")
+
+
+@pytest.mark.parametrize("fields", [("source",), None])
+def test_a_column_that_the_name_of_the_source_would_hide_is_refused(
+    jsonl: MakeTable, make_tokenizer: Callable[..., Any], fields: tuple[str, ...] | None
+) -> None:
+    row = '{"q": "one", "a": "1", "source": "olympiads"}'
+    template = PromptTemplate(make_tokenizer())
+    mix = MixRows(format="mix", sources={"a": jsonl(row, fields=fields)})
+    with pytest.raises(DataError, match="line 1 has a field `source`, and in a mix that is the name of the row's"):
+        PromptSource.load(DataTable(train=mix), _rollout(), template, seed=1)
+    named = MixRows(format="mix", sources={"a": jsonl(row)})
+    found = PromptSource.load(DataTable(train=named), _rollout(prompts_per_step=1), template, seed=1)
+    assert found.train[0].fields == {"source": "a"}
 
 
 def _rollout(prompts_per_step: int = 2, max_prompt_tokens: int = 8) -> RolloutTable:

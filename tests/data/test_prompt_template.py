@@ -8,7 +8,7 @@ import pytest
 
 from ppoctl.batch.prompts import Message
 from ppoctl.data.rows import Row
-from ppoctl.data.template import PromptTemplate, Rendered, load_tokenizer, require_fits
+from ppoctl.data.template import PromptTemplate, load_tokenizer
 from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.schema import ColumnRows
 
@@ -97,24 +97,6 @@ def test_what_cannot_be_framed_is_one_clear_error(
         PromptTemplate(make_tokenizer()).render([row], rows_table, name="eval.x")
     assert caught.value.message == message
     assert caught.value.hint is not None
-
-
-def test_a_prompt_over_the_limit_is_an_error_that_one_setting_mends() -> None:
-    rows = [QUESTION, CHAT, QUESTION]
-    prompts = [Rendered((), "", (1,) * length) for length in (5, 7, 6)]
-    require_fits(rows, prompts, max_prompt_tokens=7, name="train")
-    with pytest.raises(DataError) as caught:
-        require_fits(rows, prompts, max_prompt_tokens=5, name="train")
-    assert caught.value.message == (
-        "row `train/000001-1` (`f` line 2) has 7 prompt tokens, and `rollout.max_prompt_tokens` is 5; "
-        "2 of 3 rows of `data.train` are over it"
-    )
-    assert caught.value.hint == "--set rollout.max_prompt_tokens=7"
-
-
-def test_a_prompt_without_tokens_is_an_error() -> None:
-    with pytest.raises(DataError, match="renders to no tokens"):
-        require_fits([QUESTION], [Rendered((), "", ())], max_prompt_tokens=5, name="train")
 
 
 def test_the_digest_changes_with_the_tokenizer_and_with_the_template(make_tokenizer: MakeTokenizer) -> None:

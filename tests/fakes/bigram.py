@@ -50,6 +50,15 @@ def filtered_logs(logits: Tensor, drawn: Tensor | None, asked: Asked) -> Tensor:
     return torch.log_softmax(x.masked_fill(~kept, -1e9), -1)
 
 
+def without_ends(logits: Tensor, early: Tensor, drawn: Tensor | None, asked: Asked) -> Tensor:
+    """Logits of early positions without the ids that end a response, unless one was drawn. [n V]"""
+    ends = torch.zeros(logits.shape, dtype=torch.bool)
+    ends[:, [END, *asked.stop_token_ids]] = True
+    if drawn is not None:
+        ends.scatter_(1, drawn[:, None], value=False)
+    return logits.masked_fill(ends & early[:, None], -1e9)
+
+
 class BigramSaving:
     """Writes half a file, then the other half, each after it has been looked at so many times; the rest when it is
     waited for. So a drill knows exactly what is on disk at each moment of an asynchronous save."""
@@ -195,7 +204,8 @@ class BigramTrainer:
         before = packed.tokens[packed.read_at]
         if self.role == "critic":
             return Said(packed.to_grid(table[before]))
-        logs = filtered_logs(table[before], packed.targets, asked)
+        early = packed.column < asked.min_new_tokens
+        logs = filtered_logs(without_ends(table[before], early, packed.targets, asked), packed.targets, asked)
         chosen = logs.gather(1, packed.targets[:, None])[:, 0]
         entropy = packed.to_grid(-(logs.exp() * logs).sum(-1)) if asked.entropy else None
         others = torch.log_softmax(initial_table("actor")[before] / asked.temperature, -1)

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from fakes.bigram import END, VOCABULARY, BigramTrainer, Tell, filtered_logs, tell_nobody
+from fakes.bigram import END, VOCABULARY, BigramTrainer, Tell, filtered_logs, tell_nobody, without_ends
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import State
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.ports import Actor, Asked, Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.gsm8k import Gsm8kReward
+from ppoctl.rewards.gsm8k import Gsm8kScorer
+from ppoctl.rewards.summed import SumReward
 from ppoctl.wire.sockets import Sockets
 
 
@@ -67,15 +68,18 @@ class BigramGenerator:
     def draw(self, request: SampleRequest, params: SamplingParams) -> Sample:
         generator = torch.Generator().manual_seed(request.seed)
         tokens, logprobs, text, stopped = [request.prompt_tokens[-1]], [], "", False
-        for _ in range(params.max_new_tokens):
-            asked = Asked(params.temperature, params.top_p, params.top_k, params.min_p)
-            [logs] = filtered_logs(self.table[tokens[-1]][None], None, asked)
+        filters = (params.temperature, params.top_p, params.top_k, params.min_p)
+        asked = Asked(*filters, params.min_new_tokens, params.stop_token_ids)
+        ends = {END, *params.stop_token_ids}
+        for number in range(params.new_tokens(len(request.prompt_tokens))):
+            early = torch.tensor([number < params.min_new_tokens])
+            [logs] = filtered_logs(without_ends(self.table[tokens[-1]][None], early, None, asked), None, asked)
             token = int(torch.multinomial(logs.exp(), 1, generator=generator))
             tokens.append(token)
             logprobs.append(float(logs[token]))
             text = " ".join(map(str, tokens[1:]))
             found = [text.index(stop) for stop in params.stop_strings if stop in text]
-            stopped = bool(found) or token == END
+            stopped = (bool(found) and number >= params.min_new_tokens) or token in ends
             if stopped:
                 text = text[: min(found)] if found else text
                 break
@@ -102,7 +106,9 @@ class EvenScorer:
     def _score(self, request: ScoreRequest) -> Score:
         tokens = [int(word) for word in request.response.split()]
         extras = {} if self.other_reading is None else {self.other_reading: float(tokens[0] % 2 == 0)}
-        return Score(sum(token % 2 == 0 for token in tokens) / len(tokens), "ok", extras=extras)
+        return Score(
+            sum(token % 2 == 0 for token in tokens) / len(tokens), "ok", extras=extras, answer=str(tokens[0])
+        )
 
 
 class CountingQuestions:
@@ -149,7 +155,9 @@ def fake_sockets(
 
 def _other_reading(recipe: Recipe) -> str | None:
     """What the recipe's reward reports beside the score."""
-    if not isinstance(recipe.reward, Gsm8kReward):
+    if isinstance(recipe.reward, SumReward):
+        return next(iter(recipe.reward.parts))
+    if not isinstance(recipe.reward, Gsm8kScorer):
         return None
     return "lenient" if recipe.reward.strict else "strict"
 

@@ -8,6 +8,7 @@ are common words (`path`, `name`, `min`) are found easily: this test is a net wi
 import ast
 from collections.abc import Iterator
 from functools import cache
+from inspect import get_annotations
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from ppoctl.recipe.schema import Recipe
 
 ASKED = {
     Path("recipe/sizes.py"): ("microbatch_limit", "epochs", "minibatch_seqs", "updates_per_tick", "warmup_updates"),
+    Path("recipe/capabilities.py"): ("wanting",),
     Path("recipe/cadence.py"): ("evaluates", "saves"),
     Path("recipe/metric_rules.py"): ("is_lower_better",),
     Path("plan/schedule.py"): ("learning_rate_of",),
@@ -52,12 +54,15 @@ def read_names() -> frozenset[str]:
 
 
 def alternatives() -> list[tuple[str, str]]:
-    """(key, class) of every table that is one of several."""
+    """(key, class) of every table that is one of several; a class without keys of its own joins the class that is
+    meant with what it is used as."""
     found: list[tuple[str, str]] = []
     for path, key in tree.walk(tree.of(Recipe)):
         choice = key.node.each if isinstance(key.node, tree.NamedTables) else key.node
         if isinstance(choice, tree.Choice):
-            found += [(".".join(path), table.model.__name__) for table in choice.tables.values()]
+            for table in choice.tables.values():
+                written = next(each for each in table.model.__mro__ if get_annotations(each))
+                found.append((".".join(path), written.__name__))
     return found
 
 

@@ -22,7 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "device": {"nvml", "errors"},
     "cuda_memory": set(),
     "recipe": {"rewards", "table", "model", "metrics", "errors"},
-    "plan": {"loop", "store", "convert", "ppo", "recipe", "model", "errors"},
+    "plan": {"loop", "store", "convert", "ppo", "rewards", "recipe", "table", "model", "errors"},
     "launch": {"errors"},
     "slurm": {"recipe", "store", "clock", "errors"},
     "ppo": set(),
@@ -46,7 +46,9 @@ ARROWS: dict[str, set[str]] = {
     },
     "engines.ray": {"clock", "weights", "errors"},
     "convert": {"batch", "model", "errors"},
-    "preflight": {"batch", "convert", "data", "plan", "recipe", "store", "model", "device", "nvml", "errors"},
+    "preflight": {
+        "batch", "convert", "data", "plan", "recipe", "rewards", "store", "model", "device", "nvml", "errors",
+    },
     "doctor": {"preflight", "recipe", "store", "device", "nvml", "errors"},
     "conversion": {
         "convert", "engines.megatron", "store", "wire", "batch", "model", "versions", "errors",
@@ -64,8 +66,8 @@ ARROWS: dict[str, set[str]] = {
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
     "cli": {
-        "clock", "conversion", "doctor", "launch", "loop", "metrics", "plan", "preflight", "recipe", "slurm", "store",
-        "tracking", "wire",
+        "clock", "conversion", "doctor", "launch", "loop", "metrics", "model", "plan", "preflight", "recipe", "slurm",
+        "store", "tracking", "wire",
     },
     "api": {"batch", "cli", "launch", "loop", "recipe", "slurm", "store", "wire"},
 }  # fmt: skip
@@ -82,11 +84,11 @@ FOREIGN: dict[str, set[str]] = {
     "doctor": {"packaging"},
     "recipe": {"pydantic", "pydantic_core", "pyarrow"},
     "table": {"pydantic"},
-    "rewards": {"pydantic", "torch", "jaxtyping"},
+    "rewards": {"pydantic", "torch", "jaxtyping", "math_verify"},
     "cli": {"typer", "rich"},
     "ppo": {"torch", "jaxtyping"},
     "ports": {"torch", "jaxtyping"},
-    "stages": {"torch", "jaxtyping"},
+    "stages": {"torch", "jaxtyping", "numpy"},
     "loop": {"torch", "jaxtyping"},
     "batch": {"torch", "jaxtyping", "safetensors"},
     "weights": {"torch"},
@@ -100,6 +102,7 @@ HOMES = {
     "mlflow": {"tracking"},
     "typer": {"cli"},
     "pynvml": {"nvml"},
+    "math_verify": {"rewards"},
 }
 
 

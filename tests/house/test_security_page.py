@@ -22,6 +22,8 @@ STATEMENTS = [
     ("and then as data only", "convert/test_conversion.py", "test_a_pickle_that_runs_code_does_not"),
     ("(`auto_map`) is not run", "data/test_untrusted_model.py", "test_code_of_a_tokenizer_is_not_run"),
     ("Jinja in a sandbox", "data/test_untrusted_model.py", "test_a_chat_template_is_rendered_in_a_sandbox"),
+    ("in a [sandbox](sandbox.md)", "rewards/test_sandbox_attacks.py", "test_an_attack_is_contained"),
+    ("or not at all", "rewards/test_sandbox.py", "test_where_a_machine_forbids_it_that_is_a_named_refusal"),
     ("folders of others in `/tmp`", PRIVATE, "test_folders_of_another_user_are_left_alone"),
     ("shared memory of others", PRIVATE, "test_shared_memory_of_another_user_is_left_alone"),
     (
@@ -51,6 +53,11 @@ STATEMENTS = [
         "looked up where MLflow is opened",
         "tracking/test_secret_uris.py",
         "test_the_variable_is_looked_up_where_mlflow_is_opened",
+    ),
+    (
+        "in the variable that `reward.token_env` names",
+        "rewards/test_http_reward.py",
+        "test_a_token_comes_from_the_environment_and_stands_in_no_recipe",
     ),
     ("have its name", SECRETS, "test_a_variable_is_kept_by_name_wherever_a_recipe_is_written"),
     ("Messages, logs and tracebacks lose", SECRETS, "test_a_text_loses_its_secrets_and_nothing_else"),

@@ -16,7 +16,7 @@ from ppoctl.recipe.load import load
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart" / "model"
-DEEPSEEK_7B = ROOT / "docs" / "dsr1-7b"
+DEEPSEEK_7B = ROOT / "recipes/models/deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"
 MIB, GIB = 2**20, 2**30
 REALLY_FREE = driver.free_shared_memory
 

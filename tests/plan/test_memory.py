@@ -29,7 +29,7 @@ def _much_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "free_shared_memory", lambda: 2**40)
 
 
-DEEPSEEK_7B = Path(__file__).parents[2] / "docs" / "dsr1-7b"
+DEEPSEEK_7B = Path(__file__).parents[2] / "recipes/models/deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"
 
 SMALL = replace(DENSE, family="qwen2", num_layers=3, qkv_bias=True)
 # Of a layer: query and output 8 x 16 each, key and value 8 x 8 each, biases 16 + 8 + 8; three matrices 8 x 20.
@@ -148,6 +148,18 @@ def test_the_whole_kl_has_a_second_chunk_of_logits_and_the_reference_s_hidden_st
     [once] = ranks_of(replace(both, layout=ALONE, full_kl_in=frozenset({"forward"})))
     [without] = ranks_of(replace(training, layout=ALONE))
     assert (once.backward, once.forward - without.forward) == (without.backward, 4 * (4 * 100 + 6 * 8))
+
+
+def test_a_filter_by_top_p_has_a_third_copy_of_a_block_of_logits_at_work(smallest: Path) -> None:
+    """4 positions of 100 ids, all in one block: a number of 4 bytes and a bit in a byte each."""
+    batch = Microbatch(10, 6, 4, 5)
+    training = Training("actor", SMALL, ALONE, Precision(4, "cpu"), batch, batch, 1)
+    [plain], [filtered] = ranks_of(training), ranks_of(replace(training, filtered=True))
+    assert filtered.forward - plain.forward == filtered.backward - plain.backward == 5 * 4 * 100
+    for key, value, reads in (("top_p", 0.9, True), ("top_k", 20, False), ("top_p", 1.0, False)):
+        recipe = load([smallest], [f"rollout.{key}={value}"], {}).recipe
+        for role, filters in (("actor", reads), ("critic", False)):
+            assert training_of(recipe, role, SMALL, Precision(4, "cpu")).filtered == filters
 
 
 def test_microbatches_under_way_in_a_pipeline() -> None:
@@ -417,6 +429,21 @@ def test_an_update_that_reads_the_reference_has_it_on_the_device(smallest: Path)
         assert not {"critic_update", "actor_save"} & set(schedule.of("reference"))
 
 
+def test_log_probs_that_nobody_computes_need_no_model(smallest: Path) -> None:
+    leaving = "cluster.offload=['actor', 'critic', 'generator']"
+    kl = "ppo.kl={{place='loss', coef=0.1, estimator='{}'}}"
+    for sets, scored in (
+        (["ppo.old_logprobs=trainer"], True),
+        (["ppo.old_logprobs=sampler"], False),
+        (["ppo.old_logprobs=sampler", kl.format("k3")], True),
+        (["ppo.old_logprobs=sampler", kl.format("full")], False),
+    ):
+        schedule = _estimate(smallest, leaving, *sets, gpu_gib=80.0).schedule
+        assert ("logprobs" in schedule.of("actor scores")) == scored
+        # Who was there before stays.
+        assert ("logprobs" in schedule.of("critic weights")) != scored
+
+
 def test_a_critic_that_trains_alone_first_makes_no_run_smaller(smallest: Path) -> None:
     """What counts is the step in which all learn, though the first ones leave the actor as it is."""
     learning, waiting = (
@@ -592,3 +619,43 @@ def test_a_generator_that_leaves_alone_makes_room_for_trainers_that_stay(smalles
     assert "moved out" not in _items(leave.node)  # weights are sent again after a sleep
     assert leave.taking_turns is not None
     assert _estimate(smallest, "cluster.offload=['actor', 'critic', 'generator']", gpu_gib=80.0).taking_turns is None
+
+
+def test_a_reward_model_is_on_the_device_when_responses_are_scored(smallest: Path) -> None:
+    judge = f"reward={{kind='model', path='{DEEPSEEK_7B}', max_tokens=2048}}"
+    leaving = "cluster.offload=['actor', 'critic', 'generator', 'reward']"
+    memory = _estimate(smallest, judge, leaving, gpu_gib=80.0)
+    scored = ("reward", "eval_scores")
+    assert memory.schedule.of("scoring") == scored
+    assert "reward" not in memory.schedule.of("generator")
+    [place] = memory.places
+    weights = next(item for item in place.items if item.name == "reward model weights")
+    assert (weights.role, weights.stages) == ("reward", scored)
+    # As large as the critic, which is the same model with a head of one output; nothing is trained.
+    critic = next(item for item in place.items if item.name == "critic weights")
+    assert weights.bytes == critic.bytes
+    assert not any(item.role == "reward" and "optimizer" in item.name for item in place.items)
+    stays = _estimate(smallest, judge, gpu_gib=80.0).places[0]
+    assert all(item.stages is None for item in stays.items if item.name == "reward model weights")
+    halves = _estimate(smallest, judge.replace("}", ", parallel={tensor=2}}"), gpu_gib=80.0)
+    assert halves.scoring["reward"].weights == pytest.approx(weights.bytes / 2, rel=0.01)
+
+
+def test_vllm_keeps_keys_and_values_of_what_a_reward_model_reads_at_once(smallest: Path) -> None:
+    """2 x 4 heads of 128 channels of 28 layers in bfloat16: 8,192 tokens, and a block of 128 for each of 64 texts."""
+    ours, theirs = (
+        _estimate(
+            smallest,
+            f"reward={{kind='model', path='{DEEPSEEK_7B}', max_tokens=2048, engine='{engine}'}}",
+            gpu_gib=80.0,
+        ).scoring["reward"]
+        for engine in ("megatron", "vllm")
+    )
+    assert theirs.forward - ours.forward == 2 * 512 * 28 * 2 * (8192 + 64 * 128)
+    assert theirs.weights == ours.weights
+
+
+def test_a_run_without_a_reward_model_has_the_memory_that_it_had(smallest: Path) -> None:
+    memory = _estimate(smallest, gpu_gib=80.0)
+    assert memory.schedule == OF_PPO
+    assert memory.scoring == {}

@@ -1,6 +1,7 @@
 """The arithmetic of a plan, worked by hand."""
 
 import json
+import shutil
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ppoctl.recipe.load import load
 from ppoctl.recipe.sizes import planned_updates
 from ppoctl.store.layout import MANIFEST, RunLayout
 from ppoctl.store.manifest import Manifest
-from ppoctl.store.saved_by import SavedBy
+from ppoctl.store.saved_by import SavedBy, saved_by
 from ppoctl.wire.reward_steps import reward_steps
 from recipe.conftest import Write
 
@@ -185,6 +186,27 @@ def test_a_critic_of_another_model_has_its_own_bytes(smallest: Path, tmp_path: P
     assert (gone.memory, gone.storage.states_bytes) == (None, None)
 
 
+def test_the_algorithm_is_told_with_the_numbers_that_are_on(smallest: Path) -> None:
+    sets = [
+        "ppo.advantages={kind='gae', gamma=0.0, gae_lambda=0.9, whiten=false}",
+        "ppo.policy_loss={kind='gspo', entropy_coef=0.01}",
+        "ppo.kl={place='reward', coef=0.05, estimator='k1', adaptive={target_per_token=0.1, horizon_seqs=200}}",
+        "ppo.rollout_correction={kind='tis'}",
+        "ppo.rollout_rejection={kind='ratio', level='token', max_ratio=3.0}",
+        "ppo.max_sequence_gap=1.5",
+    ]
+    told = plan(load([smallest], sets, {}).recipe).algorithm
+    assert told["advantages"] == "gae: gamma 0, gae_lambda 0.9, whiten off"
+    assert told["actor's loss"].startswith("gspo: aggregation sequence_mean_token_mean, entropy_coef 0.01, clip_low")
+    assert told["KL"].endswith("adaptive (target_per_token 0.1, horizon_seqs 200)")
+    assert told["KL"].startswith("in the reward: estimator k1, coef 0.05")
+    assert (
+        told["correction"] == "tis: max_ratio 2; ratio: statistic k1, level token, max_ratio 3; max_sequence_gap 1.5"
+    )
+    told = plan(load([smallest], ["ppo.old_logprobs=sampler"], {}).recipe).algorithm
+    assert told["old log-probs"] == "the generator's, without a forward pass of the actor"
+
+
 def test_a_critic_from_a_saved_state_says_whose_it_was(smallest: Path, tmp_path: Path) -> None:
     layout = RunLayout(tmp_path / "runs/first")
     folder = small_critic(layout.state("critic", 12))
@@ -193,7 +215,12 @@ def test_a_critic_from_a_saved_state_says_whose_it_was(smallest: Path, tmp_path:
     (folder / MANIFEST).write_text(state.to_text(), "ascii")
     start = plan(load([smallest], [f"model.critic={folder}"], {}).recipe).critic_start
     assert start is not None
-    assert start.saved_by == SavedBy(str(layout.root), "critic", 12, "abc")
+    assert start.saved_by == SavedBy(None, "critic", 12, "abc")
+    layout.run_json.write_text("{}", "ascii")
+    assert saved_by(folder) == SavedBy(str(layout.root), "critic", 12, "abc")
+    elsewhere = tmp_path / "elsewhere/states/critic/12"
+    shutil.copytree(folder, elsewhere)
+    assert saved_by(elsewhere) == SavedBy(None, "critic", 12, "abc")
 
 
 def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None:

@@ -14,15 +14,25 @@ import pytest
 from fakes.nvml import FakeNvml
 from ppoctl.batch.prompts import Message
 from ppoctl.cli.app import run
-from ppoctl.cli.evaluate import _write
-from ppoctl.errors import DataError, EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, StorageError
+from ppoctl.data import index
+from ppoctl.errors import (
+    DataError,
+    EnvironmentProblemError,
+    MissingAssetError,
+    OutOfMemoryError,
+    PpoctlError,
+    RecipeError,
+    RewardError,
+    StorageError,
+)
 from ppoctl.plan.memory import estimate
-from ppoctl.preflight import folders, prompts
+from ppoctl.preflight import folders
 from ppoctl.preflight.check import check
 from ppoctl.preflight.fit import gpu_gib_here, require_fit
 from ppoctl.preflight.folders import require_new, require_space, require_writable
 from ppoctl.preflight.gpus import require_gpus
 from ppoctl.preflight.model import find_model
+from ppoctl.preflight.prompts import RowChecks
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import Recipe
 from preflight.conftest import ROWS
@@ -40,7 +50,7 @@ WRONG_ROWS: dict[str, tuple[str | bytes, str]] = {
     "too deep": ("[" * 100_000 + "\n", "line 1 is nested too deep"),
     "a boss": (GOOD + CHAT % "boss", "line 6: message 1 in `question` has the role `boss`"),
     "an assistant": (GOOD + CHAT % "assistant", "line 6: the last message in `question` is the assistant's"),
-    "nothing": ("\n\n", "`data.train.path` is `{file}`: the file has no rows"),
+    "nothing": ("\n\n", "[data.train] has no rows: `{file}` holds none"),
     "too few": (ROWS[0], "`data.train` has 1 rows, and a step takes 4 (`rollout.prompts_per_step`)"),
 }
 
@@ -55,6 +65,81 @@ def test_a_wrong_row_is_refused_by_its_line(folder: Path, case: str) -> None:
     assert (found.kind, bool(found.hint)) == (DataError, True)
 
 
+def test_rows_that_no_scorer_is_for_are_counted(folder: Path) -> None:
+    columns = "data.train={format='columns', path='train.jsonl', prompt='question', answer='answer', fields=['of']}"
+    rows = [{**json.loads(row), "of": "a" if number else "b"} for number, row in enumerate(ROWS)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = [columns, "reward={kind='choose', by='of', cases={b={kind='gsm8k'}}}"]
+    [found] = check(load([Path("r.toml")], sets).recipe).problems
+    assert "of [data.train]: 4 rows, first `train/000001-" in found.says
+    assert "`of` is `a`, and no case of the reward is called so (cases: `b`)" in found.says
+    assert found.kind is RewardError
+    assert not check(load([Path("r.toml")], [*sets, "reward.cases.a.kind=gsm8k"]).recipe).problems
+
+
+def test_rows_of_an_evaluation_that_have_no_score_are_counted(folder: Path) -> None:
+    """Which rows need a ground truth is known row by row where they choose their scorer."""
+    rows = [{"q": "2+2?", "of": of, **truth} for of in "ab" for truth in ({"answer": "#### 4"}, {})]
+    (folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rows.py").write_text(
+        "import json, pathlib\ndef rows():\n for line in pathlib.Path('held.jsonl').read_text().splitlines():\n"
+        "  row = json.loads(line)\n  yield {**row, 'prompt': row['q']}\n"
+    )
+    cases = "cases={a={kind='gsm8k'}, b={kind='length', at_most=9}}, otherwise={kind='gsm8k'}"
+    sets = [f"reward={{kind='choose', by='of', {cases}}}"]
+    some = check(load([Path("r.toml")], [*sets, "data.eval.x={format='python', function='rows.py:rows'}"]).recipe)
+    lacks = "rows are not scored: their reward compares with a ground truth, and they have none"
+    assert not some.problems
+    assert f"`data.eval.x`: responses to 1 of 4 {lacks}" in some.notes
+    columns = "data.eval.x={format='columns', path='held.jsonl', prompt='q', fields=['of']}"
+    none = check(load([Path("r.toml")], [*sets, columns]).recipe).notes
+    assert f"`data.eval.x`: responses to 2 of 4 {lacks}; if they have: --set data.eval.x.answer=COLUMN" in none
+
+
+def test_the_file_of_a_reward_is_there_and_the_one_that_was_read(folder: Path) -> None:
+    sets = ["reward={kind='python', function='mine.py:score'}"]
+    [found] = check(load([Path("r.toml")], sets).recipe).problems
+    assert f"there is no file `{folder}/mine.py`" in found.says
+    (folder / "mine.py").write_text("def score(sample): return 1.0\n")
+    recipe = load([Path("r.toml")], sets).recipe
+    assert not check(recipe).problems
+    (folder / "mine.py").write_text("def score(sample): return 2.0\n")
+    [found] = check(recipe).problems
+    assert "the reward's function has changed" in found.says
+    parts = load([Path("r.toml")], ["reward={kind='sum', parts={mine={kind='python', function='mine.py:score'}}}"])
+    (folder / "mine.py").write_text("def score(sample): return 3.0\n")
+    [found] = check(parts.recipe).problems
+    assert f"--set reward.parts.mine.function={folder}/mine.py:score`" in (found.hint or "")
+
+
+def test_the_file_of_a_metric_function_is_there_and_the_one_that_was_read(folder: Path) -> None:
+    sets = ["eval.metrics=mine.py:measure"]
+    [found] = check(load([Path("r.toml")], sets).recipe).problems
+    assert f"the evaluation's function is `{folder}/mine.py:measure`, and there is no file" in found.says
+    (folder / "mine.py").write_text("def measure(samples): return {}\n")
+    recipe = load([Path("r.toml")], [*sets, "eval.metrics.timeout_s=5"]).recipe
+    assert recipe.eval.metrics is not None
+    assert (len(recipe.eval.metrics.digest), recipe.eval.metrics.timeout_s) == (64, 5.0)
+    assert not check(recipe).problems
+    (folder / "mine.py").write_text("def measure(samples): return {'n': 1}\n")
+    [found] = check(recipe, lambda path: ".".join(path)).problems
+    assert (found.where, "has changed" in found.says) == ("eval.metrics.function", True)
+    assert f"--set eval.metrics.function={folder}/mine.py:measure`" in (found.hint or "")
+
+
+def test_a_machine_without_a_sandbox_for_programs_is_noted_and_refused_where_it_is_to_train(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    code = ["data.train={format='columns', path='rows.jsonl', prompt='q', answer='a'}", "reward.kind=code"]
+    found = check(load([Path("r.toml")], code).recipe, rows=False)
+    errors, [note] = found.judged(strict=False)
+    assert not errors
+    assert "gives programs no safe sandbox (`reward.sandbox` is `namespaces`)" in note
+    [error], _ = found.judged(strict=True)
+    assert error.kind is MissingAssetError
+
+
 def test_each_kind_of_chat_is_rendered_once(folder: Path) -> None:
     """The third row is the first of its roles: it is the one that is refused."""
 
@@ -62,7 +147,8 @@ def test_each_kind_of_chat_is_rendered_once(folder: Path) -> None:
         text = "refuses systems"
         asked: ClassVar[list[tuple[str, ...]]] = []
 
-        def render(self, chat: tuple[Message, ...]) -> str:
+        def render(self, chat: tuple[Message, ...], arguments: object) -> str:
+            assert not arguments
             self.asked.append(tuple(message.role for message in chat))
             if chat[0].role == "system":
                 raise ValueError("no system here")
@@ -76,12 +162,12 @@ def test_each_kind_of_chat_is_rendered_once(folder: Path) -> None:
     (folder / "train.jsonl").write_text("\n".join(lines), "utf-8")
     table = load([Path("r.toml")]).recipe.data.train
     with pytest.raises(DataError, match=r"refuses row `train/000002-.{8}` \(`.*` line 3\): no system here"):
-        prompts.require_rows(table, "train", Template(), at_least=1)  # type: ignore[arg-type]
+        list(RowChecks(None, Template(), None, None).require(table, "train", at_least=1))  # type: ignore[arg-type]
     assert Template.asked == [("user",), ("user",), ("system", "user")]
 
 
 def test_reading_says_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "EVERY_ROWS", 2)
+    monkeypatch.setattr(index, "EVERY_ROWS", 2)
     told: list[tuple[str, int]] = []
     check(load([Path("r.toml")]).recipe, counted=lambda name, rows: told.append((name, rows)))
     assert told == [("train", 2), ("train", 4)]
@@ -249,13 +335,6 @@ def test_a_container_has_what_it_may_have(tmp_path: Path) -> None:
     for said, wanted in (("max\n", physical), (f"{2**28}\n", 2**28), (f"{2**60}\n", physical)):
         limit.write_text(said, "ascii")
         assert estimate.machine_bytes(limit) == wanted
-
-
-def test_samples_that_cannot_be_written_are_a_named_error(tmp_path: Path) -> None:
-    _write(tmp_path / "out.jsonl", b"x\n")
-    assert (tmp_path / "out.jsonl").read_bytes() == b"x\n"
-    with pytest.raises(StorageError, match=r"cannot write `.*/gone/out\.jsonl`: No such file or directory"):
-        _write(tmp_path / "gone" / "out.jsonl", b"x\n")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import RecipeError
+from ppoctl.errors import RecipeError, quoted
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import layouts, processes
@@ -257,6 +257,13 @@ def test_a_critic_of_another_model_is_laid_out_by_its_own_heads_and_layers(
     [line] = caught.value.message.splitlines()
     assert says in line
     assert f'`model.critic.path` = `"{tmp_path}"`' in line
+    # A critic that follows the actor keeps the rest of its layout.
+    follows = [f"model.critic={tmp_path}", "actor.parallel={tensor=2, data=3}"]
+    with pytest.raises(RecipeError) as caught:
+        load([QUICKSTART], follows)
+    hint = "critic.parallel={data=3}"
+    assert f"--set {quoted(hint)}" in str(caught.value.hint)
+    assert load([QUICKSTART], [*follows, hint]).recipe.critic.parallel == ParallelTable(data=3)
     fits = [f"model.critic={tmp_path}", "actor.parallel={tensor=2}", "critic.parallel={pipeline=3}"]
     assert load([QUICKSTART], fits).recipe.critic.parallel == ParallelTable(pipeline=3)
 

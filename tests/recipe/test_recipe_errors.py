@@ -23,6 +23,9 @@ def said(
     return caught.value.message.splitlines(), caught.value.hint
 
 
+FORMATS = '`"gsm8k"`, `"columns"`, `"verl"`, `"dialogues"`, `"python"`, `"mix"`'
+
+
 def test_all_errors_of_all_layers_come_in_one_pass(write: Write) -> None:
     file = write("""\
 name = "bad run"
@@ -61,8 +64,8 @@ uri = "x"
 "reward/score_men" = { min = 1 }
 """)
     lines, hint = said(file, sets=("ppo.kl.x", "nothing=1"), environ={"PPOCTL_SEED": "-1", "PPOCTL_ACTR__LR": "1"})
-    top = "`name`, `seed`, `steps`, `epochs`, `model`, `data`, `rollout`, `reward`, `ppo`, `actor`, `critic`, "
-    top += "`generator`, `checkpoint`, `eval`, `health`, `tracking`, `cluster`, `slurm`, `expect`"
+    top = "`name`, `seed`, `steps`, `epochs`, `requires`, `without`, `model`, `data`, `rollout`, `reward`, `ppo`, "
+    top += "`actor`, `critic`, `generator`, `checkpoint`, `eval`, `health`, `tracking`, `cluster`, `slurm`, `expect`"
     name = "must be letters, digits, `.`, `_` and `-`, and begin with a letter or digit"
     first = "before the first [section]"
     assert lines == [
@@ -72,7 +75,7 @@ uri = "x"
         f"r.toml: missing `steps`; add it at the top of the file, {first}, e.g. `steps = 100`",
         'r.toml:4: `model.dtype` is `"float16"`: must be one of `"float32"`, `"bfloat16"`; did you mean `bfloat16`?',
         f"r.toml:5: unknown key `model.steps`; `steps` belongs at the top of the file, {first}",
-        'r.toml:7: `data.train.format` is `"gsm8"`: must be one of `"gsm8k"`, `"columns"`; did you mean `gsm8k`?',
+        f'r.toml:7: `data.train.format` is `"gsm8"`: must be one of {FORMATS}; did you mean `gsm8k`?',
         'r.toml:10: `rollout.prompts_per_step` is `"32"`: must be a whole number',
         "r.toml:11: `rollout.max_prompt_tokens` is `20.5`: must be a whole number",
         "r.toml:9: missing `rollout.max_new_tokens`; add it under [rollout], e.g. `max_new_tokens = 1024`",
@@ -140,6 +143,17 @@ BROUGHT = [
     (
         "algo.kl.init_coef=0.01",
         'it is OpenRLHF\'s, and `ppo.kl.coef` here: 0.01 there, with k1 in the reward (`place = "reward"`)',
+        "ppoctl recipes keys ppo.kl.coef",
+    ),
+    (
+        "ppo.reward_scaling.enabled=false",
+        "it is NeMo-RL's, and `reward.scale` here: on where the table is written; as it is `false`, leave it out",
+        "ppoctl recipes keys reward.scale",
+    ),
+    (
+        "loss_fn.reference_policy_kl_penalty=0",
+        "it is NeMo-RL's, and `ppo.kl.coef` here: in the loss unless `use_kl_in_reward`: write `ppo.kl.place` too; "
+        "as it is `0`, leave it out",
         "ppoctl recipes keys ppo.kl.coef",
     ),
     (
@@ -221,11 +235,11 @@ def test_a_wrong_policy_loss_names_the_alternatives(smallest: Path, table: str, 
 
 def test_a_missing_choice_lists_what_may_be_chosen(write: Write) -> None:
     lines, _ = said(write(SMALLEST.replace('[reward]\nkind = "gsm8k"\n', "")))
-    assert lines == [
-        'r.toml: missing table [reward]; its `kind` is one of `"gsm8k"`, `"exact_match"`, e.g. `kind = "gsm8k"`',
-    ]
+    (line,) = lines
+    assert line.startswith('r.toml: missing table [reward]; its `kind` is one of `"gsm8k"`, `"math"`, ')
+    assert line.endswith(', e.g. `kind = "gsm8k"`')
     lines, _ = said(write(SMALLEST.replace('format = "gsm8k"\n', "")))
-    assert lines == ['r.toml:5: [data.train] needs `format`: one of `"gsm8k"`, `"columns"`']
+    assert lines == [f"r.toml:5: [data.train] needs `format`: one of {FORMATS}"]
 
 
 def test_the_limit_of_forwards_goes_with_its_own_kind(write: Write) -> None:
@@ -285,6 +299,14 @@ def test_an_invisible_mark_at_the_beginning_is_no_error(write: Write) -> None:
 )
 def test_what_may_be_written_instead_is_said(smallest: Path, sets: tuple[str, ...], line: str) -> None:
     assert said(smallest, sets=sets)[0] == [line]
+
+
+@pytest.mark.parametrize("name", ["verl/gemma", "verl/gemma.toml", "recipes/verl/gemma.toml"])
+def test_who_names_a_shipped_recipe_is_told_how_to_get_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said(Path(name)) == ([f"{name}: no such recipe"], "ppoctl recipes copy verl/gemma my-recipes")
 
 
 def test_every_file_that_cannot_be_read_is_named(write: Write, tmp_path: Path) -> None:

@@ -14,7 +14,17 @@ from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 
 LINES = key_lines()
+LINES_OF = {key: [line for line in LINES if line.key == key] for key in {line.key for line in LINES}}
 COLUMNS = "{format='columns', path='x.jsonl', prompt='p', answer='a'}"
+DATASET = "{format='columns', prompt='p', answer='a', dataset={path='org/rows'}}"
+SINGLE = [
+    COLUMNS,
+    DATASET,
+    "{format='gsm8k', path='x.jsonl'}",
+    "{format='verl', path='x.jsonl'}",
+    "{format='python', function='x.py:rows'}",
+]
+ROWS = [*SINGLE, *(f"{{format='mix', sources={{one={table}}}}}" for table in SINGLE)]
 RECIPES: list[list[str]] = [
     [],
     ["ppo.kl.place=reward", "ppo.kl.coef=1"],
@@ -23,12 +33,14 @@ RECIPES: list[list[str]] = [
     ["reward.moments.kind=reference", "reward.overlong.buffer_tokens=1", "reward.length_penalty.per_token=1"],
     ["ppo.kl={place='loss', coef=1, adaptive={target_per_token=1}}"],
     ["ppo.kl={place='reward', coef=1, adaptive={target_per_sequence=1}}"],
+    *([f"data.{name}={table}"] for name in ("train", "eval.e") for table in ROWS),
     *([f"ppo.rollout_correction.kind={kind}"] for kind in ("tis", "tis_sequence", "icepop")),
     ["ppo.rollout_correction={kind='sequence_mask', min_ratio=0.9, max_ratio=1.1}"],
     ["ppo.rollout_rejection={kind='ratio', level='token', min_ratio=0.5}"],
     ["ppo.rollout_rejection={kind='ratio', level='token', max_ratio=2.0}"],
     ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1}"],
     *([f"ppo.policy_loss.kind={kind}"] for kind in ("gspo", "cispo", "reinforce")),
+    ["eval.metrics=package:measure"],
     ["tracking.kind=none"],
     ["tracking.uri=x"],
     ["model.critic=org/judge"],
@@ -36,6 +48,15 @@ RECIPES: list[list[str]] = [
     ["data.eval.e={format='gsm8k', path='x.jsonl'}", 'expect."eval/e/pass_at_1".min=0'],
     ['expect."reward/score_mean".max=1'],
     ["reward.kind=exact_match", "data.train.instruction=x"],
+    ["reward={kind='python', function='package:score'}"],
+    *([f"reward={{kind='{kind}'}}"] for kind in ("math", "dapo_math", "code")),
+    ["reward={kind='length', at_most=9}"],
+    ["reward={kind='length', at_least=9}"],
+    ["reward={kind='http', url='http://h'}"],
+    ["reward={kind='format', pattern='a'}"],
+    ["reward={kind='model', path='org/judge', parallel={}}"],
+    ["reward={kind='sum', parts={a={kind='gsm8k'}}}"],
+    ["reward={kind='choose', cases={a={kind='gsm8k'}}, otherwise={kind='gsm8k'}}"],
     ["actor.batching.microbatch_seqs=1", "critic.batching.microbatch_seqs=1"],
     ["actor.batching.logits_chunk_tokens=8", "health.explained_variance.max=2", "health.kl.min=0"],
     ["actor.parallel={}", "critic.parallel={}"],
@@ -51,9 +72,13 @@ def fits(line: KeyLine, written: dict[str, Any]) -> bool:
     if not equals:
         return True
     here: Any = written
+    around: list[Any] = []
     for name in line.key.split(".")[:-1]:
-        here = next(iter(here.values())) if name == tree.ANY_NAME else here[name]
-    return f'"{here[tag]}"' in names.split(" or ")
+        here = next(iter(here.values())) if name == tree.ANY_NAME else here.get(name)
+        if not isinstance(here, dict):
+            return False
+        around.append(here)
+    return any(f'"{table[tag]}"' in names.split(" or ") for table in around if tag in table)
 
 
 def test_every_default_is_what_a_recipe_has_that_leaves_the_key_out(smallest: Path) -> None:
@@ -65,19 +90,34 @@ def test_every_default_is_what_a_recipe_has_that_leaves_the_key_out(smallest: Pa
             path, key, value = found.path, found.key, found.value
             if loaded.origins[dotted(path)] != DEFAULT or not isinstance(key.node, tree.Leaf):
                 continue
-            lines = [line for line in LINES if line.key == ".".join(with_stars(path)) and fits(line, written)]
+            lines = [line for line in LINES_OF[".".join(with_stars(path))] if fits(line, written)]
             assert [line.default for line in lines] == [as_toml(value)], path
             held |= {*lines}
     left = [line for line in LINES if line.default != REQUIRED and line not in held]
     # No reward that ships can do without a ground truth; a name that nobody wrote has no value.
-    named = ["slurm.options.*", "slurm.environment.*"]
-    assert [line.key for line in left] == ["data.train.answer", "data.eval.*.answer", *named]
+    named = ["reward.options.*", "eval.metrics.options.*", "slurm.options.*", "slurm.environment.*"]
+    sets = [f"data.{name}{inside}" for name in ("train", "eval.*") for inside in ("", ".sources.*")]
+    rows = [f"{each}.{key}" for each in sets for key in ("template_args.*", "answer", "options.*")]
+    # A digest is read with its function. The keys of a scorer are the same as a part, or as a case.
+    told = [line.key for line in left if not line.key.endswith(".digest") and not line.key.startswith(_SCORERS)]
+    assert told == [*rows, *named]
+
+
+_SCORERS = ("reward.parts.*.", "reward.cases.*.", "reward.otherwise.")
 
 
 def with_stars(path: KeyPath) -> KeyPath:
     """The path with `*` for what a person named."""
-    named = {"expect": 1, "data": 2 if path[1:2] == ("eval",) else None}.get(path[0])
-    return path if named is None else (*path[:named], tree.ANY_NAME, *path[named + 1 :])
+    named = {
+        "expect": 1,
+        "data": 2 if path[1:2] == ("eval",) else None,
+        "reward": 2 if path[1:2] in (("parts",), ("cases",)) else None,
+    }.get(path[0])
+    starred = path if named is None else (*path[:named], tree.ANY_NAME, *path[named + 1 :])
+    if "sources" in starred:
+        inside = starred.index("sources") + 1
+        starred = (*starred[:inside], tree.ANY_NAME, *starred[inside + 1 :])
+    return starred
 
 
 def test_every_key_has_a_line_and_no_line_is_told_twice() -> None:
@@ -104,8 +144,9 @@ def accepts(key: tree.Key, value: object) -> bool:
 NUMBERS = [
     (line, key)
     for line in LINES
-    for path, key in tree.walk(tree.of(Recipe))
-    if ".".join(path) == line.key and line.type in ("number", "whole number") and key.description == line.meaning
+    if line.type in ("number", "whole number")
+    for key in tree.keys_at(tree.of(Recipe), tuple(line.key.split(".")))
+    if key.description == line.meaning
 ]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.errors import RecipeError
+from ppoctl.errors import MissingAssetError, RecipeError
 from ppoctl.recipe.load import examine, from_resolved, load
 from ppoctl.recipe.schema import (
     BySequences,
@@ -187,6 +187,13 @@ def test_a_path_may_begin_with_a_variable(write: Write) -> None:
     assert recipe.model.path == "/data/m"
 
 
+def test_a_path_that_is_replaced_needs_no_variable(write: Write) -> None:
+    file = write(SMALLEST.replace('"train.jsonl"', '"$NOBODY/train.jsonl"'))
+    assert load([file], ["data.train.path=/other.jsonl"], {}).recipe.data.train.path == "/other.jsonl"
+    with pytest.raises(MissingAssetError, match="no `NOBODY`"):
+        load([file], [], {})
+
+
 def test_a_variable_that_another_layer_names_is_no_key(write: Write) -> None:
     file = write(SMALLEST)
     models = {"PPOCTL_MODELS": "/models"}
@@ -226,6 +233,9 @@ def test_the_critics_model_may_be_written_as_its_path_alone(write: Write, tmp_pa
     line = base.read_text("utf-8").splitlines().index('critic = "judge"') + 1
     assert loaded.origins["model.critic.path"] == f"{base}:{line}"
     assert load([base], ["model.critic=org/other"], {}).origins["model.critic.path"] == "--set"
+    sets = ["model.critic.dtype=float32", "model.critic=org/other"]
+    for order in (sets, sets[::-1]):
+        assert load([base], order, {}).recipe.model.critic == CriticModelTable(path="org/other", dtype="float32")
     resolved = load([base], [], {}).resolved()
     assert resolved["model"]["critic"] == {"path": str(tmp_path / "judge"), "dtype": None}
     resolved["model"]["critic"] = str(tmp_path / "judge")  # what runs of before have

@@ -17,19 +17,29 @@ def test_names_are_unique_and_explained() -> None:
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_every_name_finds_its_own_entry(metric: Metric) -> None:
-    assert find(metric.name.replace("{set}", "my-set")) is metric
+    assert find(metric.name.replace("{set}", "my-set").replace("{k}", "12")) is metric
 
 
 @pytest.mark.parametrize(
     "name",
-    ["eval/a/b/pass_at_1", "eval//pass_at_1", "time/_s", "time/rollouts_s", "throughput/x", "reward/score_mean "],
+    [
+        "eval/a/b/pass_at_1",
+        "eval//pass_at_1",
+        "eval/a/pass_at_0",
+        "eval/a/pass_at_x",
+        "eval/a/greedy_pass_at_2",
+        "time/_s",
+        "time/rollouts_s",
+        "throughput/x",
+        "reward/score_mean ",
+    ],
 )
 def test_a_pattern_matches_one_part_and_no_more(name: str) -> None:
     assert find(name) is None
 
 
 def test_a_misspelt_metric_is_refused_with_the_nearest() -> None:
-    assert unknown("eval/x/pass_at_2") == "no metric is called `eval/x/pass_at_2`; did you mean `eval/x/pass_at_1`?"
+    assert unknown("eval/x/pas_at_1") == "no metric is called `eval/x/pas_at_1`; did you mean `eval/x/pass_at_1`?"
     assert unknown("train/entropy_mean").endswith("did you mean `policy/entropy_mean`?")
 
 

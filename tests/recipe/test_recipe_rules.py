@@ -18,6 +18,44 @@ EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"
 # of each role), and what is said about it.
 CASES: list[tuple[str, list[str], str]] = [
     (
+        "rows_are_named_once",
+        ["data.train={format='columns', prompt='q', answer='a'}"],
+        '--set: [data.train] names no rows: it has no `path`: `data.train.format` = `"columns"` (--set)',
+    ),
+    (
+        "rows_are_named_once",
+        ["data.train={format='gsm8k', path='/x.jsonl', dataset={path='org/x'}}"],
+        '--set: [data.train] names its rows twice, by `path` and by `dataset`: `data.train.path` = `"/x.jsonl"` '
+        '(--set), `data.train.dataset.path` = `"org/x"` (--set)',
+    ),
+    (
+        "a_weight_is_of_a_source_that_trains",
+        ["data.train.weight=2.0"],
+        "--set: [data.train] is no source of a mix, and only such have a weight: `data.train.weight` = `2.0` (--set)",
+    ),
+    (
+        "a_weight_is_of_a_source_that_trains",
+        ["data.eval.e={format='mix', sources={a={format='gsm8k', path='/x.jsonl', weight=0.5}}}"],
+        "--set: an evaluation asks every row of each source once: `data.eval.e.sources.a.weight` = `0.5` (--set)",
+    ),
+    (
+        "a_question_is_framed_once",
+        ["data.train={format='gsm8k', path='/x.jsonl', prompt_file='/p.txt', instruction='i'}"],
+        "--set: a prompt file says all that is said besides the question: `data.train.prompt_file` = "
+        '`"/p.txt"` (--set), `data.train.instruction` = `"i"` (--set)',
+    ),
+    (
+        "arguments_of_a_template_are_its_own",
+        ["data.train.template_args.tools=1"],
+        "--set: `tools` of the chat template is set by whoever renders: `data.train.template_args.tools` = `1` (--set)",
+    ),
+    (
+        "the_reward_can_read_the_answers",
+        ["data.train={format='dialogues', path='/x.jsonl'}"],
+        "--set: the reward compares with a ground truth, and [data.train] has none: it is made of dialogues: "
+        '`data.train.format` = `"dialogues"` (--set), `reward.kind` = `"gsm8k"` (r.toml:13)',
+    ),
+    (
         "a_penalty_in_the_loss_pulls_somewhere",
         ["ppo.kl={place='loss', coef=0.1, estimator='k1'}"],
         '--set: as a loss k1 has a gradient that averages to 0: it pulls nowhere: `ppo.kl.gradient` = `"estimator"` '
@@ -37,7 +75,7 @@ CASES: list[tuple[str, list[str], str]] = [
     ),
     (
         "the_whole_divergence_is_no_estimate",
-        ["ppo.kl={place='loss', coef=0.1, estimator='full'}", "ppo.old_logprobs=sampler"],
+        ["ppo.kl={place='reward', coef=0.1, estimator='full'}", "ppo.old_logprobs=sampler"],
         "--set: the sum over the vocabulary is read in a forward pass of the actor, and none is run: "
         '`ppo.kl.estimator` = `"full"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
     ),
@@ -59,6 +97,15 @@ CASES: list[tuple[str, list[str], str]] = [
         ],
         "--set: a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them: "
         '`ppo.old_logprobs` = `"current"` (--set)',
+    ),
+    (
+        "a_coefficient_that_adapts_is_told_the_kl_before_the_update",
+        [
+            "ppo.kl={place='loss', coef=0.1, estimator='full', adaptive={target_per_token=0.1}}",
+            "ppo.old_logprobs=sampler",
+        ],
+        "--set: a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them: "
+        '`ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
         "a_correction_compares_the_sampler_with_the_trainer",
@@ -134,6 +181,12 @@ CASES: list[tuple[str, list[str], str]] = [
         "`rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
+        "a_share_of_warm_up_is_some_updates",
+        ["actor.optimizer.lr_warmup_frac=0.02"],
+        "--set: the warm-up of the actor is none: the nearest number of updates to this share of 20 is 0: "
+        "`actor.optimizer.lr_warmup_frac` = `0.02` (--set)",
+    ),
+    (
         "a_warm_up_ends_before_the_run_does",
         ["actor.optimizer.lr_warmup_updates=21"],
         "--set: a warm-up of 21 updates never ends: the run has 20 updates of the actor: "
@@ -186,6 +239,46 @@ CASES: list[tuple[str, list[str], str]] = [
         ["reward.scale={from=[0, 1], to=[-1, 1]}", "reward.unfinished_factor=0.5"],
         "--set: a factor of 0.5 makes the negative reward of a truncated response better: "
         "`reward.unfinished_factor` = `0.5` (--set), `reward.scale.to` = `[-1.0, 1.0]` (--set)",
+    ),
+    (
+        "a_part_is_reported_under_a_name_of_its_own",
+        ["reward={kind='sum', parts={score={kind='gsm8k'}}}"],
+        "--set: `reward/score_mean` is the name of another figure",
+    ),
+    (
+        "programs_have_a_place_to_run",
+        ["reward={kind='code', sandbox='fusion'}"],
+        '--set: an endpoint that runs programs needs its address: `reward.sandbox` = `"fusion"` (--set)',
+    ),
+    (
+        "programs_have_a_place_to_run",
+        ["reward={kind='code', url='http://host:8080/run_code'}"],
+        '--set: programs run on this machine, and no endpoint is asked: `reward.sandbox` = `"namespaces"` (default), '
+        '`reward.url` = `"http://host:8080/run_code"` (--set)',
+    ),
+    (
+        "programs_have_a_place_to_run",
+        ["reward={kind='sum', parts={tests={kind='code', language='rust'}}}"],
+        "--set: programs in `rust` run at an endpoint only: "
+        '`reward.parts.tests.sandbox` = `"namespaces"` (default), `reward.parts.tests.language` = `"rust"` (--set)',
+    ),
+    (
+        "a_reward_model_in_vllm_is_one_process",
+        ["reward={kind='sum', parts={judge={kind='model', path='judge', engine='vllm', parallel={tensor=2}}}}"],
+        "--set: vLLM runs a reward model in one process; Megatron-Core in as many as its layout has: "
+        '`reward.parts.judge.engine` = `"vllm"` (--set)',
+    ),
+    (
+        "of_two_engines_in_a_process_one_stays",
+        ["reward={kind='model', path='judge', engine='vllm'}", "cluster.offload=['generator', 'reward']"],
+        "--set: of two engines of vLLM in the process of the command only one can leave its device: "
+        '`reward.engine` = `"vllm"` (--set), `cluster.offload` = `["generator", "reward"]` (--set)',
+    ),
+    (
+        "a_reward_without_a_model_leaves_no_device",
+        ["cluster.offload=['actor', 'reward']"],
+        '--set: the reward has no model that could leave: `cluster.offload` = `["actor", "reward"]` (--set), '
+        '`reward.kind` = `"gsm8k"` (r.toml:13)',
     ),
     (
         "some_response_can_be_good",
@@ -320,6 +413,92 @@ CASES: list[tuple[str, list[str], str]] = [
         '`data.train.format` = `"columns"` (--set), `reward.kind` = `"gsm8k"` (r.toml:13)',
     ),
     (
+        "a_response_has_room_for_its_fewest_tokens",
+        ["rollout.min_new_tokens=14"],
+        "--set: a response has more tokens at least than it has at most: `rollout.min_new_tokens` = `14` (--set), "
+        "`rollout.max_new_tokens` = `13` (r.toml:11)",
+    ),
+    (
+        "a_response_has_room_for_its_fewest_tokens",
+        ["rollout.min_new_tokens=4", "rollout.max_window_tokens=23"],
+        "--set: the window has no room for the longest prompt and the shortest response: "
+        "`rollout.max_window_tokens` = `23` (--set), `rollout.max_prompt_tokens` = `20` (r.toml:10), "
+        "`rollout.min_new_tokens` = `4` (--set)",
+    ),
+    (
+        "a_window_is_reached_by_some_sequence",
+        ["rollout.max_window_tokens=34"],
+        "--set: no prompt and response are as long as the window together: `rollout.max_window_tokens` = `34` "
+        "(--set), `rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
+    ),
+    (
+        "a_token_that_ends_a_response_is_an_id",
+        ["rollout.stop_token_ids=[-1]"],
+        "--set: a token that ends a response is an id, from 0, and stands there once: `rollout.stop_token_ids` = "
+        "`[-1]` (--set)",
+    ),
+    (
+        "an_estimate_has_the_responses_it_takes",
+        ["eval.pass_at=[1, 8]", "eval.samples_per_prompt=4"],
+        "--set: `eval.pass_at` speaks of 8 responses to a prompt, and fewer are drawn: `eval.pass_at` = `[1, 8]` "
+        "(--set), `eval.samples_per_prompt` = `4` (--set)",
+    ),
+    (
+        "an_estimate_has_the_responses_it_takes",
+        ["eval.pass_at=[0]"],
+        "--set: `eval.pass_at` has a number of responses below 1: `eval.pass_at` = `[0]` (--set)",
+    ),
+    (
+        "an_estimate_has_the_responses_it_takes",
+        ["eval.maj_at=[2, 2]", "eval.samples_per_prompt=1001"],
+        "--set: `eval.maj_at` has a number twice: `eval.maj_at` = `[2, 2]` (--set)\n"
+        "--set: votes of more than 1000 responses are not counted: `eval.maj_at` = `[2, 2]` (--set), "
+        "`eval.samples_per_prompt` = `1001` (--set)",
+    ),
+    (
+        "an_estimate_has_the_responses_it_takes",
+        ["eval.maj_at=[2]", "eval.samples_per_prompt=2", "reward={kind='format', pattern='x'}"],
+        "--set: `eval.maj_at` counts votes for answers, and this reward reads none out of a response: `eval.maj_at` = "
+        '`[2]` (--set), `reward.kind` = `"format"` (--set)',
+    ),
+    (
+        "keys_of_the_sampled_pass_are_written_where_there_is_one",
+        ["eval.passes=greedy", "eval.top_p=0.9"],
+        "--set: `eval.top_p` is of the sampled pass, and there is none: `eval.top_p` = `0.9` (--set), `eval.passes` = "
+        '`"greedy"` (--set)',
+    ),
+    (
+        "metrics_that_are_watched_are_reported",
+        [EVAL, "eval.passes=greedy", "expect={'eval/e/pass_at_1' = {min=0.0}}"],
+        '--set: `eval/e/pass_at_1` is of the sampled pass, and there is none: `eval.passes` = `"greedy"` (--set)',
+    ),
+    (
+        "metrics_that_are_watched_are_reported",
+        [EVAL, "eval.samples_per_prompt=4", "eval.pass_at=[4]", "expect={'eval/e/pass_at_2' = {min=0.0}}"],
+        "--set: `eval/e/pass_at_2` needs 2 in `eval.pass_at`",
+    ),
+    (
+        "metrics_that_are_watched_are_reported",
+        [EVAL, "expect={'eval/e/custom_words' = {min=0.0}}"],
+        "--set: `eval/e/custom_words` is of a function of one's own, and there is none",
+    ),
+    (
+        "metrics_that_are_watched_are_reported",
+        [EVAL, "eval.metrics=m.py:f", "eval.passes=sampled", "expect={'eval/e/greedy_custom_w' = {min=0.0}}"],
+        '--set: `eval/e/greedy_custom_w` is of the greedy pass, and there is none: `eval.passes` = `"sampled"` (--set)',
+    ),
+    (
+        "metrics_that_are_watched_are_reported",
+        [EVAL, "eval.pass_at=[1]", "expect={'eval/e/best_at_1' = {min=0.0}}"],
+        "--set: `eval/e/best_at_1` needs `eval.pass_score`; without it scores are what passes",
+    ),
+    (
+        "metrics_that_are_watched_are_reported",
+        ["data.eval.e={format='columns', path='e.jsonl', prompt='q'}", "expect={'eval/e/pass_at_1' = {min=0.0}}"],
+        "--set: `eval/e/pass_at_1` is of scores, and the rows of this set have no ground truth to compare with: "
+        '`reward.kind` = `"gsm8k"` (r.toml:13)',
+    ),
+    (
         "bounds_of_a_health_rule_are_in_order",
         ["health.entropy={min=2.0, max=1.0}"],
         "--set: nothing is at least 2.0 and at most 1.0: `health.entropy.min` = `2.0` (--set), `health.entropy.max` = "
@@ -342,6 +521,12 @@ CASES: list[tuple[str, list[str], str]] = [
         ["health.reference_kl.max=1.0"],
         "--set: `health.reference_kl` bounds the distance to a reference, and none is loaded: `ppo.kl.place` = "
         '`"none"` (default)',
+    ),
+    (
+        "a_distance_that_is_always_0_is_not_bounded",
+        ["health.kl.max=0.02", "ppo.old_logprobs=current", "ppo.minibatch_seqs=4"],
+        "--set: `health.kl` bounds how far an update moves the actor from its old log-probs, and with those of the "
+        'update itself that is always 0: `health.kl.max` = `0.02` (--set), `ppo.old_logprobs` = `"current"` (--set)',
     ),
     (
         "every_expectation_can_be_judged",
@@ -458,6 +643,17 @@ CASES: list[tuple[str, list[str], str]] = [
         "a_set_name_is_part_of_a_metric_name",
         ["data.eval.'a/b'={format='gsm8k', path='e.jsonl'}"],
         "--set: `a/b` names an evaluation set and may not hold `/`",
+    ),
+    (
+        "what_is_required_is_known",
+        ['requires=["tools", "magic"]'],
+        '--set: nothing is called `magic`; known are freezing, pf-ppo, tools: `requires` = `["tools", "magic"]` '
+        "(--set)",
+    ),
+    (
+        "only_what_is_required_is_done_without",
+        ['without=["tools"]'],
+        '--set: the recipe does not require `tools`: `without` = `["tools"]` (--set), `requires` = `[]` (default)',
     ),
 ]
 

@@ -1,5 +1,7 @@
 """`epochs` stands for `steps`: counted from the rows where the recipe is read, and one number from then on."""
 
+from pathlib import Path
+
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -66,3 +68,37 @@ def test_epochs_that_are_no_count_are_refused(write: Write, value: str, says: st
     with pytest.raises(RecipeError) as caught:
         load([write(SMALLEST)], [f"epochs={value}"], {})
     assert caught.value.message == f"--set: `epochs` is `{value}`: {says}"
+
+
+def test_rows_of_several_files_and_of_a_mix_are_counted_by_their_weights(write: Write) -> None:
+    write(ROW * 5, "rows/a.jsonl")
+    write(ROW * 3, "rows/b.jsonl")
+    file = write(IN_EPOCHS)
+    assert load([file], ["data.train.path=rows"], {}).recipe.steps == 3 * 8 // 4
+    assert load([file], ["data.train.path=['rows/*.jsonl', 'rows/a.jsonl']"], {}).recipe.steps == 3 * 13 // 4
+    source = "{format='gsm8k', path='rows/%s.jsonl', weight=%s}"
+    mix = f"data.train={{format='mix', sources={{a={source % ('a', 0.4)}, b={source % ('b', 2.0)}}}}}"
+    assert load([file], [mix], {}).recipe.steps == 3 * (2 + 6) // 4
+
+
+def test_rows_that_only_reading_counts_are_no_epochs(write: Write) -> None:
+    write(ROW * 5, "train.jsonl")
+    file = write(IN_EPOCHS)
+    with pytest.raises(RecipeError, match=r'those of \[data.train\], with `duplicates = "drop"`, are counted only'):
+        load([file], ["data.train.duplicates=drop"], {})
+    with pytest.raises(
+        RecipeError, match=r"those of \[data.train\], which are in no file, are counted only when they are"
+    ):
+        load([file], ["data.train={format='python', function='x.py:rows'}"], {})
+
+
+def test_paths_of_rows_start_at_their_file_or_where_a_variable_says(write: Write, tmp_path: Path) -> None:
+    text = SMALLEST.replace('path = "train.jsonl"', 'path = ["a/*.jsonl", "$ROWS/b"]\nprompt_file = "frame.txt"')
+    file = write(text + "[data.eval.x]\nformat = 'python'\nfunction = 'load.py:rows'\n", "deep/r.toml")
+    table = "{format='columns', prompt='q', answer='a', dataset={path='%s'}}"
+    sets = [f"data.eval.{name}={table % path}" for name, path in (("hub", "org/rows"), ("own", "./rows"))]
+    data = load([file], sets, {"ROWS": "/rows"}).recipe.data
+    assert data.train.path == (f"{tmp_path}/deep/a/*.jsonl", "/rows/b")
+    assert data.train.prompt_file == f"{tmp_path}/deep/frame.txt"
+    assert data.eval["x"].function == f"{tmp_path}/deep/load.py:rows"
+    assert [data.eval[name].dataset.path for name in ("hub", "own")] == ["org/rows", f"{tmp_path}/rows"]

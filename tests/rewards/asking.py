@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 
-from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.batch.scores import Finish, Score, ScoreRequest
 from ppoctl.ports import Scorer
 
 
 def request(response: str, truth: str | None = "good", *, prompt_id: str = "train/0") -> ScoreRequest:
     """A response to a question that scorers here do not read."""
     return ScoreRequest(prompt_id, "", (), response, truth, {}, "terminated")
+
+
+def word_ids(text: str, finish: Finish) -> tuple[int, ...]:
+    """A token for each word, and one for the end."""
+    return tuple(range(len(text.split()) + (finish == "terminated")))
 
 
 def scores(scorer: Scorer, requests: Sequence[ScoreRequest]) -> list[Score]:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from ppoctl.batch.scores import ScoreRequest
-from ppoctl.rewards.function import RewardValue
+from ppoctl.rewards.function import NoScoreError, RewardValue
 
 
 def score(request: ScoreRequest) -> RewardValue:
@@ -98,6 +98,15 @@ def _sleep(detail: str) -> RewardValue:
     return RewardValue(1.0)
 
 
+def _tokens(detail: str) -> RewardValue:
+    figures = [float(word) for word in detail.split()]
+    return RewardValue(sum(figures), token_values=figures)
+
+
+def _unreachable(detail: str) -> RewardValue:
+    raise NoScoreError("unreachable", detail)
+
+
 def _meet(detail: str) -> RewardValue:
     """Wait until as many processes as `COUNT FOLDER` says are in this function."""
     count, folder = detail.split(" ", 1)
@@ -123,4 +132,6 @@ MISDEEDS = {
     "start-and-hang": _start_a_process_and_hang,
     "sleep": _sleep,
     "meet": _meet,
+    "tokens": _tokens,
+    "unreachable": _unreachable,
 }

@@ -43,10 +43,19 @@ GOLD = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+2
     ],
 )
 def test_the_strict_and_the_lenient_reading_of_a_response(response: str, strict: int, lenient: int) -> None:
-    assert gsm8k.score(request(response, GOLD)) == RewardValue(float(strict), {"lenient": float(lenient)})
-    assert gsm8k.score(request(response, GOLD), strict=False) == RewardValue(
-        float(lenient), {"strict": float(strict)}
-    )
+    found = gsm8k.score(request(response, GOLD))
+    assert (found.value, found.extras) == (float(strict), {"lenient": float(lenient)})
+    assert found.answer == gsm8k.strict_number(response)
+    found = gsm8k.score(request(response, GOLD), strict=False)
+    assert (found.value, found.extras) == (float(lenient), {"strict": float(strict)})
+    assert (found.answer is None) == (gsm8k.lenient_number(response) is None)
+
+
+def test_equal_numbers_of_the_lenient_reading_are_one_answer() -> None:
+    said = [
+        gsm8k.score(request(text, GOLD), strict=False).answer for text in ("1,200", "1200.0", "01200.", "-.5", "x")
+    ]
+    assert said == ["1200", "1200", "1200", "-0.5", None]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +90,7 @@ def test_an_answer_far_from_the_end_still_counts_unlike_in_verl() -> None:
     response = "#### 72\n" + "and so on " * 40
     assert gsm8k.score(request(response, GOLD)).value == 1
     assert _verl_strict(response) is None
+    assert gsm8k.score(request(response, GOLD), last_chars=300) == RewardValue(0.0, {"lenient": 0.0})
 
 
 _PIECES = st.sampled_from(["#### ", "####", "#", " ", "$", ",", ".", "-", "7", "72", "1,000", "x", "\n"])
@@ -89,16 +99,27 @@ _PIECES = st.sampled_from(["#### ", "####", "#", " ", "$", ",", ".", "-", "7", "
 @given(st.lists(_PIECES, max_size=40).map("".join))
 def test_within_the_last_300_characters_the_strict_reading_is_verls(response: str) -> None:
     assert gsm8k.strict_number(response[-300:]) == _verl_strict(response)
+    is_right = float(_verl_strict(response) == "72")
+    assert gsm8k.score(request(response, GOLD), last_chars=300).value == is_right
 
 
-def test_every_gold_answer_of_gsm8k_scores_1_and_every_wrong_one_0(ppoctl_data: Path) -> None:
-    lines = (ppoctl_data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+@pytest.mark.sampled(4)  # a tenth of either part, read in either way
+@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize(("part", "count"), [("train", 7473), ("test", 1319)])
+@pytest.mark.parametrize("last_chars", [None, 300])
+def test_every_gold_answer_of_gsm8k_scores_1_and_with_another_number_0(
+    tenth: int, part: str, count: int, last_chars: int | None, ppoctl_data: Path
+) -> None:
+    lines = (ppoctl_data / "gsm8k" / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()
     answers = [json.loads(line)["answer"] for line in lines]
-    assert len(answers) == 7473
-    for answer in answers:
+    assert len(answers) == count
+    for answer in answers[tenth::10]:
         wrong = f"{answer.rpartition('#### ')[0]}#### {int(gsm8k.gold_number(answer)) + 1}"
-        assert gsm8k.score(request(answer, answer)) == RewardValue(1.0, {"lenient": 1.0})
-        assert gsm8k.score(request(wrong, answer)) == RewardValue(0.0, {"lenient": 0.0})
+        for strict, other in ((True, "lenient"), (False, "strict")):
+            keys = {"strict": strict, "last_chars": last_chars}
+            right, off = gsm8k.score(request(answer, answer), **keys), gsm8k.score(request(wrong, answer), **keys)
+            assert (right.value, right.extras) == (1.0, {other: 1.0})
+            assert (off.value, off.extras) == (0.0, {other: 0.0})
 
 
 def _verl_strict(response: str) -> str | None:

@@ -8,29 +8,31 @@ from pathlib import Path
 import pytest
 
 from ppoctl.batch.scores import Score
-from ppoctl.rewards.exact_match import ExactMatchReward
+from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.rewards.gsm8k import Gsm8kReward
-from ppoctl.rewards.table import ProcessReward
+from ppoctl.rewards.gsm8k import Gsm8kScorer
+from ppoctl.rewards.table import ProcessScorer
 from rewards.asking import request, scores
 
 
 def test_a_table_names_its_function_and_options() -> None:
-    assert Gsm8kReward(kind="gsm8k").scores_by == ScorerSpec("ppoctl.rewards.gsm8k:score", {"strict": True})
-    exact = ExactMatchReward(kind="exact_match", ignore_case=True)
+    assert Gsm8kScorer(kind="gsm8k").scores_by == ScorerSpec(
+        "ppoctl.rewards.gsm8k:score", {"strict": True, "last_chars": None}
+    )
+    exact = ExactMatchScorer(kind="exact_match", ignore_case=True)
     assert exact.scores_by == ScorerSpec("ppoctl.rewards.exact_match:score", {"ignore_case": True})
 
 
 @pytest.mark.parametrize(
     ("reward", "expected"),
     [
-        (Gsm8kReward(kind="gsm8k"), Score(0.0, "ok", "", {"lenient": 1.0})),
-        (Gsm8kReward(kind="gsm8k", strict=False), Score(1.0, "ok", "", {"strict": 0.0})),
-        (ExactMatchReward(kind="exact_match"), Score(0.0, "ok", "", {})),
-        (ExactMatchReward(kind="exact_match", ignore_case=True), Score(0.0, "ok", "", {})),
+        (Gsm8kScorer(kind="gsm8k"), Score(0.0, "ok", "", {"lenient": 1.0}, answer=None)),
+        (Gsm8kScorer(kind="gsm8k", strict=False), Score(1.0, "ok", "", {"strict": 0.0}, answer="42")),
+        (ExactMatchScorer(kind="exact_match"), Score(0.0, "ok", answer="it is 42.")),
+        (ExactMatchScorer(kind="exact_match", ignore_case=True), Score(0.0, "ok", answer="it is 42.")),
     ],
 )
-def test_a_table_opens_its_scorer(reward: ProcessReward, expected: Score) -> None:
+def test_a_table_opens_its_scorer(reward: ProcessScorer, expected: Score) -> None:
     scorer = reward.open()
     try:
         assert scores(scorer, [request("it is 42.", "42")]) == [expected]
@@ -46,7 +48,7 @@ def test_a_table_opens_its_scorer(reward: ProcessReward, expected: Score) -> Non
     ],
 )
 def test_an_unreadable_truth_is_an_error_and_never_a_score_of_0(truth: str | None, message: str) -> None:
-    scorer = Gsm8kReward(kind="gsm8k").open()
+    scorer = Gsm8kScorer(kind="gsm8k").open()
     try:
         (score,) = scores(scorer, [request("#### 42", truth)])
     finally:
@@ -78,13 +80,13 @@ def test_a_kind_of_ones_own_goes_from_a_recipe_to_a_score(tmp_path: Path) -> Non
         },
         "probed": [f"train/00000{row}: short scored 0, empty scored 1" for row in range(2)],
         "scores": [1.0, 0.0, 0.0],
-        "unknown": '--set: `reward.kind` is `"nonsense"`: must be one of `"few_words"`, `"gsm8k"`, `"exact_match"`',
+        "unknown": '--set: `reward.kind` is `"nonsense"`: must be one of `"few_words"`',
     }
 
 
 def test_what_validate_and_the_children_import_is_light() -> None:
-    modules = "child, gsm8k, exact_match, kinds, pool, probe"
-    heavy = "{'torch', 'transformers', 'numpy', 'pyarrow'} & sys.modules.keys()"
+    modules = "child, reward, boxed, pool, probe"
+    heavy = "{'torch', 'transformers', 'numpy', 'pyarrow', 'sympy', 'math_verify'} & sys.modules.keys()"
     code = f"import sys; from ppoctl.rewards import {modules}; print({heavy} or '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout == "\n"

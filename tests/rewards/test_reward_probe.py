@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
@@ -12,22 +12,26 @@ import pytest
 from ppoctl.batch.prompts import Prompt
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import RewardError
-from ppoctl.rewards.exact_match import ExactMatchReward
+from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.rewards.gsm8k import Gsm8kReward
+from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.pool import ScorerPool
 from ppoctl.rewards.probe import ProbeRow, probe, require_sound
-from ppoctl.rewards.table import Candidates, ProcessReward
+from ppoctl.rewards.python import PythonScorer
+from ppoctl.rewards.summed import SumReward
+from ppoctl.rewards.table import Candidates, ProcessScorer
+from rewards.asking import word_ids
 
 OpenPool = Callable[..., ScorerPool]
 
-STRICT = Gsm8kReward(kind="gsm8k")
-LENIENT = Gsm8kReward(kind="gsm8k", strict=False)
-EXACT = ExactMatchReward(kind="exact_match")
+FUNCTIONS = Path(__file__).with_name("users_functions.py")
+STRICT = Gsm8kScorer(kind="gsm8k")
+LENIENT = Gsm8kScorer(kind="gsm8k", strict=False)
+EXACT = ExactMatchScorer(kind="exact_match")
 WORKED = "48+24 = <<48+24=72>>72 clips.\n#### 72"
 
 
-class WithoutGold(ProcessReward):
+class WithoutGold(ProcessScorer):
     """A kind that knows no good response."""
 
     @property
@@ -39,9 +43,9 @@ def row(truth: str | None, number: int = 0) -> Prompt:
     return Prompt(f"train/{number}", (), "", truth)
 
 
-def probed(reward: ProcessReward, *truths: str | None) -> list[ProbeRow]:
+def probed(reward: ProcessScorer, *truths: str | None) -> list[ProbeRow]:
     with closing(ScorerPool(reward.scores_by)) as pool:
-        return probe(pool, reward, [row(truth, number) for number, truth in enumerate(truths)])
+        return probe(pool, reward, [row(truth, number) for number, truth in enumerate(truths)], word_ids)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +65,7 @@ def probed(reward: ProcessReward, *truths: str | None) -> list[ProbeRow]:
     ],
 )
 def test_candidates_keep_the_format_of_the_truth(
-    reward: ProcessReward, truth: str, gold: str, wrong: str, truncated: str
+    reward: ProcessScorer, truth: str, gold: str, wrong: str, truncated: str
 ) -> None:
     assert reward.candidates(truth) == Candidates(gold, wrong, "", truncated)
     require_sound(probed(reward, truth))
@@ -77,10 +81,17 @@ def test_the_outcome_of_each_candidate_is_kept_by_name() -> None:
     }
 
 
+def test_a_service_that_is_not_there_is_what_is_told_and_not_that_gold_scores_nothing() -> None:
+    scores = {"gold": Score(None, "unreachable", "Connection refused"), "empty": Score(0.0, "ok")}
+    with pytest.raises(RewardError, match="row `train/0` has no score: Connection refused") as refused:
+        require_sound([ProbeRow("train/0", "72", {"gold": "72", "empty": ""}, scores)])
+    assert "start the service" in (refused.value.hint or "")
+
+
 def test_a_reward_that_does_not_know_the_format_is_refused_with_what_each_scored() -> None:
     # The dataset holds worked answers, the reward compares the whole response with one number.
     with closing(ScorerPool(EXACT.scores_by)) as pool:
-        rows = probe(pool, STRICT, [row("72", 3)])
+        rows = probe(pool, STRICT, [row("72", 3)], word_ids)
     with pytest.raises(RewardError) as caught:
         require_sound(rows)
     assert caught.value.message == (
@@ -100,7 +111,7 @@ def test_a_reward_that_does_not_know_the_format_is_refused_with_what_each_scored
 )
 def test_a_reward_that_prefers_another_or_fails_is_refused(drill_pool: OpenPool, truth: str, said: str) -> None:
     # The drill scorer's score is the length of the response, so `not constant` beats `constant`.
-    rows = probe(drill_pool(), EXACT, [row(truth)])
+    rows = probe(drill_pool(), EXACT, [row(truth)], word_ids)
     with pytest.raises(RewardError) as caught:
         require_sound(rows)
     assert said in caught.value.message
@@ -115,10 +126,10 @@ def test_a_reward_that_prefers_another_or_fails_is_refused(drill_pool: OpenPool,
     ],
 )
 def test_a_truth_the_reward_cannot_read_is_refused_before_anything_is_scored(
-    reward: ProcessReward, truth: str | None, message: str
+    reward: ProcessScorer, truth: str | None, message: str
 ) -> None:
     with closing(ScorerPool(reward.scores_by)) as pool, pytest.raises(RewardError) as caught:
-        probe(pool, reward, [row("72"), row(truth, 1)])
+        probe(pool, reward, [row("72"), row(truth, 1)], word_ids)
     assert caught.value.message.startswith(message)
     assert caught.value.hint is not None
     assert pool.pids == []
@@ -126,14 +137,14 @@ def test_a_truth_the_reward_cannot_read_is_refused_before_anything_is_scored(
 
 def test_a_long_truth_is_shown_by_its_end(drill_pool: OpenPool) -> None:
     # The drill scorer's score is the length of the response, and the wrong one is as long as the gold one.
-    rows = probe(drill_pool(), STRICT, [row("so it goes\n" * 50 + "#### 72")])
+    rows = probe(drill_pool(), STRICT, [row("so it goes\n" * 50 + "#### 72")], word_ids)
     with pytest.raises(RewardError, match=r"ground truth `\.\.\..{53}#### 72`"):
         require_sound(rows)
 
 
 def test_a_number_that_must_not_train_is_the_rewards_fault(drill_pool: OpenPool) -> None:
     with pytest.raises(RewardError, match=r"the scorer gave `inf` as reward of a response to prompt `train/0`"):
-        probe(drill_pool(), EXACT, [row("number inf")])
+        probe(drill_pool(), EXACT, [row("number inf")], word_ids)
 
 
 class Overflowing:
@@ -149,28 +160,59 @@ class Overflowing:
 
 
 @pytest.mark.parametrize(("reward", "name"), [(EXACT, "gold"), (WithoutGold(), "short")])
-def test_a_number_of_any_scorer_that_must_not_train_is_refused(reward: ProcessReward, name: str) -> None:
+def test_a_number_of_any_scorer_that_must_not_train_is_refused(reward: ProcessScorer, name: str) -> None:
     with pytest.raises(RewardError, match=f"{name} scored inf"):
-        require_sound(probe(Overflowing(), reward, [row("A")]))
+        require_sound(probe(Overflowing(), reward, [row("A")], word_ids))
+
+
+class Judge:
+    """A reward model that likes long responses."""
+
+    def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
+        return tuple(map(ord, request.response)) or (0,)
+
+    def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
+        return [float(len(text)) for text in texts]
+
+
+def test_a_reward_model_is_asked_at_start_also_as_a_part_of_a_sum() -> None:
+    parts = {"judge": {"kind": "model", "path": "judge", "weight": 2.0}, "right": {"kind": "gsm8k"}}
+    table = SumReward.model_validate({"kind": "sum", "parts": parts})
+    with closing(table.open(lambda _: Judge())) as scorer:
+        [found] = probe(scorer, table, [row("#### 4")], word_ids)
+    require_sound([found])
+    # Gold need not win: a model may like the longer one.
+    assert {name: score.value for name, score in found.scores.items()} == {"short": 34.0, "empty": 2.0}
 
 
 @pytest.mark.parametrize("truth", [None, "good"])
 def test_a_kind_without_gold_needs_only_some_score(drill_pool: OpenPool, truth: str | None) -> None:
-    (found,) = probe(drill_pool(), WithoutGold(), [row(truth)])
+    (found,) = probe(drill_pool(), WithoutGold(), [row(truth)], word_ids)
     require_sound([found])
     assert found.scores == {"short": Score(17.0, "ok"), "empty": Score(0.0, "ok")}
 
 
+@pytest.mark.parametrize("function", ["of_tokens", "of_the_last_token"])
+def test_a_function_that_looks_at_tokens_is_given_some(function: str) -> None:
+    reward = PythonScorer(kind="python", function=f"{FUNCTIONS}:{function}")
+    with closing(reward.open()) as scorer:
+        (found,) = probe(scorer, reward, [row("A")], word_ids)
+    require_sound([found])
+    assert [score.outcome for score in found.scores.values()] == ["ok", "ok"]
+
+
 def test_a_kind_without_gold_that_scores_nothing_is_refused(drill_pool: OpenPool) -> None:
     with pytest.raises(RewardError) as caught:
-        require_sound(probe(drill_pool(), WithoutGold(), [row("raise")]))
+        require_sound(probe(drill_pool(), WithoutGold(), [row("raise")], word_ids))
     assert caught.value.message.startswith(
         "the reward has no score to train on for row `train/0`: short gave no score (ValueError: cannot parse"
     )
 
 
+@pytest.mark.sampled(2)  # a tenth for either reward
+@pytest.mark.parametrize("tenth", range(10))
 @pytest.mark.parametrize("reward", [STRICT, LENIENT])
-def test_gold_wins_on_every_row_of_gsm8k(reward: Gsm8kReward, ppoctl_data: Path) -> None:
+def test_gold_wins_on_every_row_of_gsm8k(tenth: int, reward: Gsm8kScorer, ppoctl_data: Path) -> None:
     lines = (ppoctl_data / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1319
-    require_sound(probed(reward, *(json.loads(line)["answer"] for line in lines)))
+    require_sound(probed(reward, *(json.loads(line)["answer"] for line in lines[tenth::10])))

@@ -5,6 +5,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -44,9 +45,34 @@ def test_each_request_gets_its_own_score(drill_pool: OpenPool) -> None:
 
 def test_a_scorer_is_given_all_that_the_request_says(drill_pool: OpenPool) -> None:
     chat = (Message("system", "be brief"), Message("user", "why?\u2028\ud800"))
-    asked = ScoreRequest("p7", "why?\n", chat, "42\n", None, {"level": 3, "tags": ["a", None]}, "truncated")
+    asked = ScoreRequest("p7", "why?\n", chat, "42\n", None, {"level": 3, "tags": ["a", None]}, "truncated", (5, 1))
     (score,) = scores(drill_pool("drill_scorers:all_that_it_is_given"), [asked])
     assert score == Score(None, "error", f"ValueError: {asked!r}")
+
+
+def test_a_scorer_may_give_one_figure_for_each_token(drill_pool: OpenPool) -> None:
+    asked = [
+        replace(request("", f"tokens {figures}"), token_ids=(7, 8, 1)) for figures in ("0 0.5 1", "1 2", "0 0 nan")
+    ]
+    pool = drill_pool()
+    good, short = scores(pool, asked[:2])
+    assert (good.value, good.token_values) == (1.5, (0.0, 0.5, 1.0))
+    assert (short.outcome, short.message) == (
+        "error",
+        "the scorer returned 2 figures for the 3 tokens of the response",
+    )
+    with pytest.raises(NonFiniteError, match="gave `nan` as"):
+        scores(pool, asked[2:])
+
+
+def test_how_long_a_sample_took_is_measured(drill_pool: OpenPool) -> None:
+    quick, slow = scores(drill_pool(), [GOOD[1], request("", "sleep 0.2")])
+    assert 0 < quick.seconds < 0.2 <= slow.seconds
+
+
+def test_a_scorer_may_say_what_kept_it_from_scoring(drill_pool: OpenPool) -> None:
+    (score,) = scores(drill_pool(), [request("", "unreachable no answer after 3 tries")])
+    assert score == Score(None, "unreachable", "no answer after 3 tries")
 
 
 def test_a_request_may_be_submitted_while_others_are_scored(drill_pool: OpenPool, tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.rewards import kinds
 from ppoctl.rewards.function import RewardValue, ScorerSpec
-from ppoctl.rewards.table import ProcessReward
+from ppoctl.rewards.table import ProcessScorer
 from ppoctl.table import RESULTS
 
 
-class FewWordsReward(ProcessReward):
+class FewWordsScorer(ProcessScorer):
     """1 where the response has no more words than the row and the recipe allow."""
 
     kind: Annotated[Literal["few_words"], RESULTS]
@@ -49,8 +49,8 @@ workers = 2
 
 def main(folder: Path) -> dict[str, Any]:
     from ppoctl.batch.prompts import Prompt
+    from ppoctl.data.framing import Framing
     from ppoctl.data.rows import read_rows
-    from ppoctl.data.template import chat_of
     from ppoctl.errors import RecipeError
     from ppoctl.recipe.load import load
     from ppoctl.rewards.probe import probe, require_sound
@@ -60,13 +60,13 @@ def main(folder: Path) -> dict[str, Any]:
     quickstart = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
     recipe = load([quickstart, file]).recipe
     train = recipe.data.train
+    framing = Framing(train, name="train")
     prompts = [
-        Prompt(row.id, (), "", row.answer, chat_of(row, train, name="train"), row.fields)
-        for row in read_rows(train, name="train")
+        Prompt(row.id, (), "", row.answer, framing.chat(row), row.fields) for row in read_rows(train, name="train")
     ]
     scorer = recipe.reward.open()
     try:
-        probed = probe(scorer, recipe.reward, prompts)
+        probed = probe(scorer, recipe.reward, prompts, lambda text, _: tuple(range(len(text.split()))))
         asked = [ScoreRequest.about(prompts[0], text, "terminated") for text in ("yes", "yes it is", "a b c d e f")]
         futures = [scorer.submit(each) for each in asked]
         scores = [future.result().value for future in futures]
@@ -77,7 +77,7 @@ def main(folder: Path) -> dict[str, Any]:
         "reward": recipe.reward.model_dump(exclude_none=True),
         "probed": [f"{row.id.split('-')[0]}: {row.describe()}" for row in probed],
         "scores": scores,
-        "unknown": _refused(lambda: load([quickstart, file], ["reward.kind=nonsense"]), RecipeError),
+        "unknown": _refused(lambda: load([quickstart, file], ["reward.kind=nonsense"]), RecipeError).split(", ")[0],
     }
 
 
@@ -90,6 +90,6 @@ def _refused(do: Any, kind: type[Exception]) -> str:
 
 
 if __name__ == "__main__":
-    kinds.KINDS = (FewWordsReward, *kinds.KINDS)
+    kinds.SCORERS = (FewWordsScorer, *kinds.SCORERS)
     sys.modules["third_kind"] = sys.modules["__main__"]
     print(json.dumps(main(Path(sys.argv[1]))))

@@ -11,9 +11,10 @@ from ppoctl.batch.records import Logprobs
 from ppoctl.errors import NonFiniteError, RecipeError
 from ppoctl.ports import Asked, Minibatch, MinibatchResult, Said
 from ppoctl.ppo.aggregation import SequenceMean
-from ppoctl.stages.actor_update import NegativeLogLikelihood
+from ppoctl.ppo.kl_coefficient import KlTarget
+from ppoctl.stages.actor_update import Entropy, NegativeLogLikelihood
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
-from ppoctl.stages.objective import Terms
+from ppoctl.stages.objective import Outputs, Terms
 from stages import hand
 from stages.test_updates import BOTH, IN_LOSS, STATES, actor_stage, objective_of, plan
 from tolerance import EXACT, FLOAT32
@@ -102,11 +103,37 @@ def test_what_no_forward_pass_told_the_first_minibatch_tells(source: str) -> Non
     assert told == pytest.approx(expected if source == "current" else {})
 
 
+def test_the_whole_divergence_is_read_before_the_update_where_rewards_or_a_target_read_it() -> None:
+    alone = KlPenalty("loss", "full", 0.1)
+    followed = replace(alone, target=KlTarget(0.1, "token", 100))
+    said = hand.logprobs(reference=None)
+    assert [p.reads_full_kl_first for p in (alone, followed, replace(alone, place="reward"))] == [False, True, True]
+    assert alone.before_update(said, ROLLOUTS.mask) is None
+    first = followed.before_update(replace(said, full_kl=torch.full((2, 3), 0.5)), ROLLOUTS.mask)
+    assert first is not None
+    EXACT.check(first, 0.5 * hand.MASK)
+
+
 def test_a_trainer_that_was_asked_is_not_asked_for_entropies_again() -> None:
     stage = actor_stage(plan=plan(epochs=2))
     record = stage.run(STATES["actor"], ROLLOUTS, hand.logprobs(), hand.advantages())
     assert record.gap is None
     assert not cast(Terms, cast(Any, stage.models).engine.asked["objective"]).asks.entropy
+
+
+@pytest.mark.parametrize("term", [NegativeLogLikelihood(), Entropy()], ids=["nll", "entropy"])
+def test_terms_have_the_gradient_of_their_formula(term: NegativeLogLikelihood | Entropy) -> None:
+    """In float64, over masks with holes and an empty row; entropy through the distribution that it is of."""
+    logits = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+
+    def losses(logits: torch.Tensor) -> torch.Tensor:
+        logp = logits.log_softmax(-1)
+        said = Said(logp[..., 2], -(logp.exp() * logp).sum(-1))
+        return term(Outputs(torch.arange(3), said.outputs, said.entropy), mask)
+
+    assert torch.autograd.gradcheck(losses, (logits,))
+    assert not losses(logits)[~mask].any()
 
 
 def test_entropy_and_penalty_are_averaged_as_the_loss_is() -> None:

@@ -387,9 +387,15 @@ def test_a_coefficient_that_adapts_is_the_one_before_in_its_step_and_the_next_in
             assert found.penalty_coef == found.figures()["kl/coef"] == used
             assert found.figures()["kl/measured"] == pytest.approx(measured)
             FLOAT32.check(found.token_rewards[0], torch.tensor([-0.5 * used, 1 - 0.5 * used, 0.0]))
+            assert found.carry.kl_first_coef == 0.1
+        # It goes on while the recipe has what it began from, and begins anew where that was changed.
+        for began, used in ((0.0, 0.4), (0.1, 0.4), (0.3, 0.1)):
+            found = advantages(penalty=penalty).run(*GATHERED[:-1], Carry(0.4, kl_first_coef=began))
+            assert found.penalty_coef == used
     # A fixed one is the recipe's, whatever was.
     found = advantages(penalty=fixed).run(*GATHERED[:-1], Carry(0.4))
     assert (found.carry.kl_coef, found.kl_coef, found.penalty_coef) == (0.1, None, 0.1)
+    assert found.carry.kl_first_coef == 0.0
     assert "kl/measured" not in found.figures()
 
 

@@ -17,8 +17,8 @@ from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.loop.run import Job, run
 from ppoctl.ports import OptimizerStep
 from ppoctl.ppo.learning_rate import LearningRate
-from ppoctl.stages.evaluate import summarise
-from ppoctl.stages.reward import RewardStage, collect, score_all
+from ppoctl.stages.eval_figures import Estimates, summarise
+from ppoctl.stages.reward import RewardStage, collect, score_all, slowest
 from ppoctl.stages.updates import MinibatchPlan, Schedule
 from stages import hand
 
@@ -35,6 +35,50 @@ def test_a_missing_score_is_no_score_of_zero() -> None:
     assert rewards.scores.tolist() == [1.0, 0.0, 0.0, 0.0]
     assert rewards.figures()["reward/score_mean"] == 0.5
     assert rewards.figures()["reward/error_frac"] == 0.25
+
+
+def test_a_figure_that_some_scorers_give_is_averaged_over_what_they_scored() -> None:
+    scores = [Score(1.0, "ok", extras={"passed": 0.5}), Score(0.0, "ok"), Score(None, "error", "boom")]
+    rewards = collect(scores, requests("a", "b", "c"))
+    assert rewards.extras == {"passed": [0.5, None, 0.0]}
+    assert rewards.figures()["reward/passed_mean"] == 0.5
+    nobody = replace(rewards, extras={"passed": [None, None, 0.0]})
+    assert "reward/passed_mean" not in nobody.figures()
+
+
+def test_scores_of_tokens_reach_the_grid_and_other_scores_stand_at_the_last_token() -> None:
+    ids = ((2, 4), (3, 4, 1), (1,))
+    asked = [replace(one, token_ids=its) for one, its in zip(requests("a", "b", "c"), ids, strict=True)]
+    scores = [Score(1.5, "ok", token_values=(0.5, 1.0)), Score(2.0, "ok"), Score(None, "unreachable", "no answer")]
+    rewards = collect(scores, asked)
+    assert rewards.token_scores is not None
+    assert rewards.token_scores.tolist() == [[0.5, 1.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0]]
+    assert rewards.valid.tolist() == [True, True, False]
+    assert rewards.figures()["reward/error_frac"] == pytest.approx(1 / 3)
+    assert collect(scores[1:], asked[1:]).token_scores is None
+
+
+def test_a_sample_that_is_much_slower_than_the_others_is_named() -> None:
+    asked = requests("a", "b", "c", "d", "e")
+    scores = [Score(1.0, "ok", seconds=0.1)] * 4
+    late = Score(None, "timeout", "10 s", seconds=10.0)
+    assert slowest([*scores, late], asked) == (
+        "the slowest sample took 10.0 s to score (mean 2.1 s): of prompt `e`, timeout"
+    )
+    assert slowest([*scores, replace(late, seconds=0.9)], asked) is None
+    assert slowest([late] * 5, asked) is None
+    figures = collect([*scores, late], asked).clocked()
+    assert figures == {"reward/seconds_mean": pytest.approx(2.08), "reward/seconds_max": 10.0}
+
+
+def test_a_scorer_that_gathers_requests_is_told_when_it_has_them_all() -> None:
+    class Gathers(SlowScorer):
+        def settle(self) -> None:
+            for future in self.futures[1:]:
+                future.set_result(Score(float(len(self.futures)), "ok"))
+
+    scored = score_all(Gathers(), requests("a", "b", "c"), lambda: None)
+    assert [score.value for score in scored] == [1.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -63,8 +107,10 @@ def test_the_scorer_is_told_all_that_is_known_of_a_response() -> None:
     drawn = hand.rollouts(finish=torch.tensor([0, 1]), prompt_ids=["b", "a"])
     rewards = stage.run(Prompts(1, (row, replace(row, id="b", answer=None, fields={}))), drawn)
     assert scorer.asked == [
-        ScoreRequest("b", "[user] why?", (Message("user", "why?"),), "2 1", None, {}, "terminated"),
-        ScoreRequest("a", "[user] why?", (Message("user", "why?"),), "3 4 1", "x", {"level": 3}, "truncated"),
+        ScoreRequest("b", "[user] why?", (Message("user", "why?"),), "2 1", None, {}, "terminated", (2, 1)),
+        ScoreRequest(
+            "a", "[user] why?", (Message("user", "why?"),), "3 4 1", "x", {"level": 3}, "truncated", (3, 4, 1)
+        ),
     ]
     assert rewards.truths == [None, "x"]
 
@@ -176,14 +222,14 @@ def test_a_minibatch_in_which_one_term_counts_something_is_trained_on() -> None:
 def test_pass_at_1_and_its_error_are_over_prompts() -> None:
     # Prompt a: 1, 0 -> 0.5; prompt b: 1, 1 -> 1; prompt c: no score. Mean 0.75, variance of (0.5, 1) = 0.125.
     rows = [
-        {"prompt_id": p, "score": s, "terminated": True, "response_tokens": 4}
+        {"prompt_id": p, "score": s, "outcome": "ok", "terminated": True, "response_tokens": 4}
         for p, s in [("a", 1.0), ("a", 0.0), ("b", 1.0), ("b", 1.0), ("c", None)]
     ]
-    figures = summarise("held", "sampled", rows)
+    figures = summarise("held", "sampled", rows, Estimates())
     assert figures["eval/held/pass_at_1"] == 0.75
     assert figures["eval/held/pass_at_1_stderr"] == pytest.approx(math.sqrt(0.125 / 2))
     assert figures["eval/held/error_frac"] == 0.2
-    assert "eval/held/greedy_pass_at_1" in summarise("held", "greedy", rows)
+    assert "eval/held/greedy_pass_at_1" in summarise("held", "greedy", rows, Estimates())
 
 
 def plan_of(*, epochs: int) -> MinibatchPlan:

@@ -169,3 +169,15 @@ def test_of_racing_claims_each_gets_its_own_number_and_the_last_one_the_run(layo
             if attempt is not newest:
                 with pytest.raises(SupersededError):
                     replace(attempt, layout=Stale(layout.root, (attempt.number,))).require_newest()
+
+
+def test_what_nobody_could_know_when_the_run_was_made_is_added_once(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path / "run")
+    made = {"sources": {"model": "m"}}
+    run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts=made)
+    attempt = claim(layout)
+    run_dir.complete(attempt, {"model": "m", "tokenizer": "t"}, {"data.train": {"read": 3, "used": 2}})
+    run_dir.complete(attempt, {"model": "m", "tokenizer": "t"}, {"data.train": {"read": 9, "used": 9}})
+    found = run_dir.facts(layout)
+    assert found["sources"] == {"model": "m", "tokenizer": "t"}
+    assert found["rows"] == {"data.train": {"read": 3, "used": 2}}

@@ -1,4 +1,5 @@
-"""A run on the real engines, killed and resumed: python -m story.real_drill FOLDER WHOLE CHECKPOINT MOMENTS (JSON).
+"""A run on the real engines, killed and resumed: python -m story.real_drill FOLDER WHOLE TABLES MOMENTS (JSON), with
+tables that take the place of the recipe's.
 
 One chain of attempts: each is killed at the next moment on the list, the last one ends the run. Then ledger, final
 Megatron states (weights and optimizer, every file) and the figures of every stage must be those of the run that was
@@ -135,10 +136,10 @@ def moments_of_the_grid(every_steps: int) -> list[str]:
     return grid
 
 
-def main(folder: Path, whole_run: Path, checkpoint: dict[str, object], moments: list[str]) -> None:
+def main(folder: Path, whole_run: Path, tables: dict[str, object], moments: list[str]) -> None:
     preload()  # the imports cost more than a whole attempt; nothing computes in this process
     ray_forks.show_ray()
-    recipe = real_recipe(every_steps=1, checkpoint=checkpoint)
+    recipe = real_recipe(every_steps=1, **tables)
     if not whole_run.exists():
         drill(whole_run, recipe, [])
     reached = drill(folder / "killed", recipe, moments)

@@ -62,6 +62,10 @@ def test_rollout_train_show_eval_and_resume(tmp_path: Path, ppoctl_data: Path, f
     last = status["figures"]
     assert evaluated["figures"]["eval/gsm8k/pass_at_1"] == last["eval/gsm8k/pass_at_1"]
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2 * 16
+    assert forked(tmp_path, "convert-ckpt", "runs/gsm8k-smoke", "trained", "--to", "hf").returncode == 0
+    exported = answer(forked, tmp_path, "eval", str(SMOKE), "--ckpt", "trained", "--out", "exported.jsonl")
+    assert exported["figures"] == evaluated["figures"]
+    assert (tmp_path / "exported.jsonl").read_bytes() == (tmp_path / "samples.jsonl").read_bytes()
 
     plan = answer(fresh, tmp_path, "resume", "runs/gsm8k-smoke", "--plan")
     assert plan == {

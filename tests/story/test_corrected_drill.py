@@ -38,7 +38,7 @@ EVERYTHING = {
     "rollout_rejection": {"kind": "ratio", "level": "token", "max_ratio": 1.4},
     "max_sequence_gap": 1.35,
 }
-RECIPE = fake_recipe(checkpoint={"every_steps": 3}, rollout=KEEPS_EACH, ppo=EVERYTHING)
+RECIPE = fake_recipe(checkpoint={"every_steps": 3}, rollout={**KEEPS_EACH, "prompts_per_step": 4}, ppo=EVERYTHING)
 
 
 class SkewedGenerator(BigramGenerator):

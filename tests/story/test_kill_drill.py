@@ -5,8 +5,9 @@ states saved every step and every third while training waits, and in the backgro
 that the real engines replay bit-equal (see `tests/story/test_real_engines.py`).
 
 All that a kill leaves is what is on disk. So the run directory is copied at every moment of one run, and every state
-of it, byte by byte, is gone on from once; two neighbouring moments may share one. That a process which is really
-killed leaves such a directory, and that another process goes on from it, is seen at every twenty-fourth moment.
+of it, byte by byte, is gone on from once; two neighbouring moments may share one, and so may moments of two paces,
+where clocks alone tell what they leave apart. That a process which is really killed leaves such a directory, and that
+another process goes on from it, is seen at every twenty-fourth moment.
 """
 
 import os
@@ -39,17 +40,19 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-HOW_SAVED = {
-    "every step": ({"every_steps": 1, "asynchronous": False}, 1),
-    "every third": ({"every_steps": 3, "asynchronous": False}, 1),
-    # Half a file more is written each time a save in the background is looked at, every fifth time, or never.
-    "behind the rollout": ({"every_steps": 1}, 1),
-    "behind the whole step": ({"every_steps": 1}, 4),
-    "when the next one waits": ({"every_steps": 1}, inf),
+HOW_SAVED: dict[str, tuple[dict[str, object], tuple[float, ...]]] = {
+    "every step": ({"every_steps": 1, "asynchronous": False}, (1,)),
+    "every third": ({"every_steps": 3, "asynchronous": False}, (1,)),
+    "behind the rollout": ({"every_steps": 1}, (1,)),
+    # Half a file more is written each time a save in the background is looked at (it ends behind the rollout), every
+    # fifth time (behind the whole step), or never (when the next one waits).
+    "at three paces": ({"every_steps": 1}, (1, 4, inf)),
 }
 
 
-WITH = {
+TWO_MINIBATCHES = {"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}}
+
+WITH: dict[str, dict[str, object]] = {
     "all adapts": {
         "reward": {
             "kind": "exact_match",
@@ -58,9 +61,7 @@ WITH = {
             "overlong": {"buffer_tokens": 3},
         },
         "ppo": {
-            "epochs": 2,
-            "minibatch_seqs": 4,
-            "kl": {"place": "reward", "coef": 0.05},
+            **TWO_MINIBATCHES,
             "advantages": {"kind": "gae", "gae_lambda_value": 0.9, "length_adaptive_alpha": 0.5},
             "truncated": "bootstrap",
         },
@@ -72,7 +73,7 @@ STORIES = {"ppo": story_at, "no critic": lambda _, __: NO_CRITIC, "two rounds": 
 """Two are told nowhere but here: nothing but the story may know what a step is."""
 
 KEEPS_EACH = {
-    "prompts_per_step": 4,
+    "prompts_per_step": 2,
     "samples_per_prompt": 2,
     "max_prompt_tokens": 4,
     "max_new_tokens": 6,
@@ -83,6 +84,10 @@ EACH = 24
 """Of so many moments one is a real kill."""
 
 
+CLOCKS = re.compile(rb'"(at|seconds|committed_at|created|id|name|seal|throughput/[a-z_]+)": ("[^"]*"|[0-9.e+-]+)')
+"""What differs in the files of two equal runs."""
+
+
 @dataclass
 class Left:
     """What a kill leaves at these moments: files with their bytes, folders with None."""
@@ -90,6 +95,11 @@ class Left:
     number: int
     files: dict[str, bytes | None]
     moments: list[str]
+
+    def without_clocks(self) -> int:
+        """A number that two moments of different walks share where the same is left at both."""
+        parts = (f"{name} {data if data is None else CLOCKS.sub(b'', data)!r}" for name, data in self.files.items())
+        return hash("\n".join(sorted(parts)))
 
     def restore(self, root: Path) -> None:
         for name, data in self.files.items():
@@ -131,45 +141,53 @@ def contents(root: Path) -> dict[str, bytes | None]:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        *((how, "ppo") for how in HOW_SAVED),
+        *((how, "ppo") for how in ("every step", "every third", "at three paces")),
         ("every third", "no critic"),
         ("behind the rollout", "two rounds"),
         ("every third", "all adapts"),
     ],
 )
 def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how: str, told: str) -> None:
-    (checkpoint, looks), choose = HOW_SAVED[how], STORIES.get(told, story_at)
-    recipe = fake_recipe(checkpoint=checkpoint, rollout=KEEPS_EACH, **WITH.get(told, {}))
-    whole = Walk(folder / "whole")
-    witness = Witness(act=whole.on_moment, looks=looks)
-    play(whole.root, recipe, witness, choose)
-    expected = result(whole.root)
-    stages = {moment.split()[1] for moment in witness.moments}
-    assert {"rollout", "actor_update", "state/actor", "eval"} <= stages
-    assert {"rollout", "eval"} <= {moment.split()[1] for moment in witness.moments if moment.endswith("samples")}
+    (checkpoint, paces), choose = HOW_SAVED[how], STORIES.get(told, story_at)
+    recipe = fake_recipe(checkpoint=checkpoint, rollout=KEEPS_EACH, **{"ppo": TWO_MINIBATCHES, **WITH.get(told, {})})
+    walks = {looks: Walk(folder / f"whole {looks}") for looks in paces}
+    witnesses = {looks: Witness(act=walk.on_moment, looks=looks) for looks, walk in walks.items()}
+    for looks, witness in witnesses.items():
+        play(walks[looks].root, recipe, witness, choose)
+        stages = {moment.split()[1] for moment in witness.moments}
+        assert {"rollout", "actor_update", "state/actor", "eval"} <= stages
+        assert {"rollout", "eval"} <= {moment.split()[1] for moment in witness.moments if moment.endswith("samples")}
+    expected = [result(walk.root) for walk in walks.values()]
+    assert all(each == expected[0] for each in expected)
 
-    def go_on(left: Left) -> None:
-        root = folder / f"{left.number}"
+    def go_on(root: Path, left: Left) -> None:
         left.restore(root)
         try:
             play(root, recipe, choose=choose)
-            assert result(root) == expected
+            assert result(root) == expected[0]
         except Exception as error:
             error.add_note(f"killed at: {left.moments}")
             raise
         shutil.rmtree(root)
 
-    def die_and_go_on(number: int, name: str) -> None:
-        root = folder / f"{number} killed"
+    def die_and_go_on(looks: float, number: int, name: str) -> None:
+        root = folder / f"{looks} {number} killed"
         died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=looks), choose))
         assert died == signal.SIGKILL, f"not killed at {name}"
-        assert contents(root).keys() == whole.left_at(number).files.keys(), f"killed at: {name}"
+        assert contents(root).keys() == walks[looks].left_at(number).files.keys(), f"killed at: {name}"
         assert in_a_process(lambda: play(root, recipe, choose=choose)) == 0
-        assert result(root) == expected, f"killed at: {name}"
+        assert result(root) == expected[0], f"killed at: {name}"
 
-    killed = list(enumerate(witness.moments))[len(how) % EACH :: EACH]
+    killed = [
+        (looks, *moment)
+        for looks, witness in witnesses.items()
+        for moment in list(enumerate(witness.moments))[(len(how) + 7 * paces.index(looks)) % EACH :: EACH]
+    ]
+    lefts = {left.without_clocks(): left for walk in walks.values() for left in walk.all}
+    assert len(lefts) >= max(len(walk.all) for walk in walks.values()), "what differs was taken for the same"
     side_by_side(
-        [partial(die_and_go_on, *moment) for moment in killed] + [partial(go_on, left) for left in whole.all]
+        [partial(die_and_go_on, *moment) for moment in killed]
+        + [partial(go_on, folder / f"{number}", left) for number, left in enumerate(lefts.values())]
     )
 
 

@@ -41,9 +41,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("whole") / "run"
 
 
-def start_drill(forked: Forked, folder: Path, whole: Path, checkpoint: dict[str, object], moments: list[str]) -> int:
+def start_drill(
+    forked: Forked, folder: Path, whole: Path, checkpoint: dict[str, object], moments: list[str], **tables: object
+) -> int:
     """In a process of its own, because this one may hold engines whose threads do not survive a fork."""
-    words = ["story.real_drill", str(folder), str(whole), json.dumps(checkpoint), json.dumps(moments)]
+    changed = json.dumps({"checkpoint": checkpoint, **tables})
+    words = ["story.real_drill", str(folder), str(whole), changed, json.dumps(moments)]
     with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
         return forked.start(TESTS, words, out, log)
 

@@ -13,14 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 SITES = sorted((ROOT / "slurm").glob("*.toml"))
 NAMES = ("modules", "pyxis", "apptainer", "offline")
 ENVIRON = {"PPOCTL_DATA": "/data", "MLFLOW_AT": "http://host"}
-NODES = {("modules", "dsr1-7b"): 8, ("pyxis", "dsr1-7b"): 8, ("apptainer", "dsr1-7b"): 16, ("offline", "dsr1-7b"): 16}
+LARGE = "dsr1-7b"
+NODES = {("modules", LARGE): 8, ("pyxis", LARGE): 8, ("apptainer", LARGE): 16, ("offline", LARGE): 16}
 
 
 def with_site(site: Path, recipe: str) -> Loaded:
     return load([ROOT / "recipes" / f"{recipe}.toml"], (), ENVIRON | {"PPOCTL_SITE": str(site)})
 
 
-@pytest.mark.parametrize("recipe", ["quickstart", "dsr1-7b"])
+@pytest.mark.parametrize("recipe", ["quickstart", LARGE])
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.stem)
 def test_a_site_file_loads_under_a_recipe_and_gives_a_script(site: Path, recipe: str, tmp_path: Path) -> None:
     loaded = with_site(site, recipe)

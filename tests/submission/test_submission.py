@@ -92,7 +92,8 @@ def test_rollouts_that_are_still_in_the_queue_are_not_trained_from(
 
 
 def test_submitting_loads_no_engine(cluster: Programs) -> None:
-    found = front("train", str(QUICKSTART), "--on", "slurm")
+    words = ("train", str(QUICKSTART), "--on", "slurm")
+    found = front(words)[words]
     assert found["code"] == 0
     assert isinstance(found["loaded"], list)
     assert not set(HEAVY) & set(found["loaded"])

@@ -108,6 +108,37 @@ def test_critic_only_steps_may_be_added_on_the_way(tmp_path: Path) -> None:
     assert not plan_resume(layout).broken
 
 
+@pytest.mark.parametrize(
+    ("was", "asked", "fits"),
+    [
+        (0, 0, None),
+        (0, 2, 0),  # after a step that trained the actor, its first would be another one
+        (3, 1, 2),  # two steps are done: it begins no earlier than in the third
+        (3, 2, None),
+        (3, 5, None),
+    ],
+)
+def test_a_rate_that_counts_steps_counts_them_from_the_first_that_trains(
+    tmp_path: Path, was: int, asked: int, fits: int | None
+) -> None:
+    counted = {"optimizer": {"lr": 0.05, "lr_schedule": "linear", "lr_ticks": "step"}}
+    constant = {"optimizer": {"lr": 0.05, "lr_ticks": "step"}}
+
+    def recipe(steps: int, actor: dict[str, Any]) -> Recipe:
+        return fake_recipe(**REDO, ppo={**PPO, "critic_only_steps": steps}, actor=actor)
+
+    tables = recipe(was, counted).model_dump(mode="json", by_alias=True)
+    layout = stopped_at(tmp_path / "run", "3 rollout starts", **{**REDO, "ppo": tables["ppo"], "actor": counted})
+    if fits is None:
+        change(layout, recipe(asked, counted))
+        return
+    with pytest.raises(RecipeError, match=f"`{asked}`, was `{was}`, and 2 steps are done") as raised:
+        change(layout, recipe(asked, counted))
+    assert raised.value.hint.endswith(f"--set ppo.critic_only_steps={fits}")
+    change(layout, recipe(fits, counted))
+    change(layout, recipe(asked, constant))
+
+
 def test_equal_recipes_change_nothing(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "2 values starts", **REDO)
     adopt(claim(layout), fake_recipe(**REDO))

@@ -1,19 +1,22 @@
 """A critic with a model of its own: what the run says that it is made from."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from fakes.sockets import fake_recipe
 from ppoctl.batch.digest import flushed_digest
-from ppoctl.errors import CorruptArtifactError
+from ppoctl.errors import CorruptArtifactError, RecipeError
+from ppoctl.preflight.critic_state import require_kept
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
 from ppoctl.store.layout import MANIFEST, RunLayout
 from ppoctl.store.manifest import Manifest
 from ppoctl.wire import new_run
 from ppoctl.wire.sources import COMPANIONS, CRITIC_COMPANIONS, model_digests
+from ppoctl.wire.stories import as_recorded
 
 
 @pytest.fixture
@@ -27,8 +30,10 @@ def base(tmp_path: Path) -> Path:
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     """The critic that a run has saved at step 12."""
-    folder = RunLayout(tmp_path / "runs/first").state("critic", 12)
+    run = RunLayout(tmp_path / "runs/first")
+    folder = run.state("critic", 12)
     folder.mkdir(parents=True)
+    run.run_json.write_text("{}", "ascii")
     for name in ("config.json", "__0_0.distcp", "common.pt"):
         (folder / name).write_text(json.dumps(name), "utf-8")
     files = {path.name: flushed_digest(path) for path in folder.iterdir()}
@@ -56,9 +61,40 @@ def test_a_run_is_made_from_both_models(base: Path, state: Path) -> None:
 
 
 def test_a_saved_critic_that_is_not_as_it_was_written_is_no_start(base: Path, state: Path) -> None:
-    (state / "__0_0.distcp").write_text("other", "utf-8")
-    with pytest.raises(CorruptArtifactError, match=r"__0_0\.distcp"):
-        model_digests(recipe(base, state))
+    for name in ("__0_0.distcp", "common.pt", "config.json"):
+        was = (state / name).read_text("utf-8")
+        (state / name).write_text("other", "utf-8")
+        with pytest.raises(CorruptArtifactError, match=name):
+            model_digests(recipe(base, state))
+        (state / name).write_text(was, "utf-8")
+    model_digests(recipe(base, state))
+
+
+@pytest.mark.parametrize(
+    ("steps", "keep_last", "stays"), [(12, 2, True), (13, 2, False), (13, "all", True), (100, 3, False)]
+)
+def test_a_state_that_its_run_will_delete_is_no_start(
+    base: Path, state: Path, tmp_path: Path, steps: int, keep_last: object, stays: bool
+) -> None:
+    first = RunLayout(tmp_path / "runs/first")
+    theirs = fake_recipe(steps=steps, checkpoint={"keep_last": keep_last})
+    first.recipes.mkdir()
+    first.recipe_from(1).write_text(run_dir._sealed(as_recorded(theirs)), "ascii")
+    shutil.copytree(state, first.state("actor", 12))
+    if stays:
+        require_kept(recipe(base, state))
+        return
+    with pytest.raises(RecipeError, match=f"has done 12 of its {steps} steps") as raised:
+        new_run.create(RunLayout(tmp_path / "second"), recipe(base, state), {}, command="train")
+    assert raised.value.hint == f"cp -a {state} critic-12  # and --set model.critic.path=critic-12"
+    assert not (tmp_path / "second").exists()
+    shutil.copytree(state, tmp_path / "critic-12")
+    copied = recipe(base, tmp_path / "critic-12")
+    require_kept(copied)
+    new_run.create(RunLayout(tmp_path / "second"), copied, {}, command="train")
+    # Whose it was is known, where it lay is not.
+    told = {"run": None, "role": "critic", "step": 12, "lineage": "abc"}
+    assert run_dir.facts(RunLayout(tmp_path / "second"))["critic_from"] == told
 
 
 def test_a_new_run_writes_down_whose_critic_it_starts_from(base: Path, state: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What is checked once the model's folder is known."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -8,12 +9,15 @@ from unittest.mock import Mock
 import pytest
 
 from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
+from ppoctl.batch.scores import Score
 from ppoctl.engines.megatron.factory import trainer_settings
+from ppoctl.errors import RewardError
 from ppoctl.plan.memory import driver
 from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
-from ppoctl.wire import processes
-from ppoctl.wire.engines import build_engines
+from ppoctl.rewards.probe import ProbeRow
+from ppoctl.wire import engines, processes
+from ppoctl.wire.engines import build_engines, encoder, place_roles
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -35,8 +39,7 @@ def test_roles_leave_that_are_listed_and_a_ray_has_the_store_that_plan_says(monk
     monkeypatch.setattr(driver, "free_shared_memory", lambda: 2**40)
     sets = ["generator.engines=2", "cluster.offload=['generator']", "rollout.prompts_per_step=1000000"]
     recipe = load([RECIPES / "quickstart.toml"], sets).recipe
-    settings = (trainer_settings(recipe, role) for role in ("actor", "critic"))
-    placed, left = processes.place(recipe, *settings), list[str]()
+    placed, left = place_roles(recipe), list[str]()
     for role in ("actor", "generator", "critic", "generator", "actor"):
         placed.actor.turns.take(role, lambda role=role: left.append(role))
     assert placed.critic.turns is placed.actor.turns
@@ -49,7 +52,8 @@ def test_the_first_state_of_a_role_descends_from_the_models_in_its_own_dtype() -
 
     def digests(*more: str) -> Mapping[str, str]:
         recipe = load([RECIPES / "quickstart.toml"], [*sets, *more]).recipe
-        return build_engines(recipe, Mock(), Mock(), model_digest="files").source_digests
+        placed = place_roles(recipe)
+        return build_engines(recipe, Mock(counts={}), Mock(), placed, {"model": "files"}).source_digests
 
     base = load([RECIPES / "quickstart.toml"]).recipe.model.path
     assert digests() == {"actor": "files:float32", "critic": "files:float32"}
@@ -57,6 +61,28 @@ def test_the_first_state_of_a_role_descends_from_the_models_in_its_own_dtype() -
         "actor": "files:float32",
         "critic": "files:bfloat16",
     }
+
+
+def test_what_a_reward_is_tried_on_has_the_tokens_of_a_response() -> None:
+    encode = encoder(load([RECIPES / "quickstart.toml"]).recipe)
+    whole, cut = encode("1+2=3", "terminated"), encode("1+2=3", "truncated")
+    assert (len(cut), whole) == (5, (*cut, 1))
+    assert encode("", "terminated") == (1,)
+
+
+@pytest.mark.parametrize(("name", "other"), [("length", "my_length"), ("shaped", "my_shaped"), ("a b!", "my_a_b")])
+def test_a_figure_beside_the_score_has_a_name_of_its_own(
+    name: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened_with(*extras: str) -> object:
+        tried = ProbeRow("a", None, {"short": ""}, {"short": Score(1.0, "ok", extras=dict.fromkeys(extras, 1.0))})
+        monkeypatch.setattr(engines, "opened_and_probed", lambda *_: nullcontext(("scorer", [tried])))
+        return engines.open_scorer(fake_recipe(), Mock(), Mock())
+
+    with pytest.raises(RewardError, match=f"gives a figure `{name}` beside its score") as caught:
+        opened_with(name)
+    assert (caught.value.hint or "").endswith(f"such as `{other}`")
+    assert opened_with("right", "lenient", "style_length") == "scorer"
 
 
 def test_the_scorer_is_closed_where_the_trainers_do_not_end_in_order() -> None:

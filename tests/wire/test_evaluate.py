@@ -1,16 +1,35 @@
-"""`eval`: in which order what it needs is asked for."""
+"""`eval`: in which order what it needs is asked for, and that all ways to one actor end in one evaluation."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from fakes.sockets import BigramGenerator, fake_recipe, fake_sockets
+import fakes.sockets
+from fakes.bigram import BigramTrainer
+from fakes.job import play
+from fakes.sockets import BigramGenerator, CountingQuestions, fake_recipe, fake_sockets
 from ppoctl.batch.lineage import initial_state
-from ppoctl.batch.records import State
+from ppoctl.batch.prompts import Prompts
+from ppoctl.batch.records import Evaluation, State
+from ppoctl.errors import RewardError
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.store.layout import RunLayout
 from ppoctl.wire import commands, engines
 from ppoctl.wire.commands import Checkpoint
+from ppoctl.wire.sockets import Sockets
+
+
+def on_fakes(monkeypatch: pytest.MonkeyPatch, sockets: Sockets) -> None:
+    """Let `evaluate` find fake engines."""
+    monkeypatch.setattr(commands.preflight, "require", lambda recipe: None)
+    monkeypatch.setattr(engines, "set_threads", lambda recipe: None)
+    monkeypatch.setattr(engines, "read_questions", lambda recipe: sockets.questions)
+    monkeypatch.setattr(engines, "open_engines", lambda *_: sockets)
 
 
 @pytest.mark.parametrize("folder", [None, Path("states/actor/000002")], ids=["the model source", "a saved state"])
@@ -33,15 +52,67 @@ def test_the_engine_starts_before_the_actor_is_loaded_and_finds_the_devices_memo
             order.append("engine starts")
             super().prepare(state)
 
-    def built(*_: Any, **__: Any) -> Any:
-        return replace(sockets, generator=lambda actor_at, *_: Starting(actor_at))
-
-    monkeypatch.setattr(commands.preflight, "require", lambda recipe: None)
-    monkeypatch.setattr(engines, "set_threads", lambda recipe: None)
-    monkeypatch.setattr(engines, "read_questions", lambda recipe: sockets.questions)
-    monkeypatch.setattr(engines, "open_scorer", lambda recipe, questions: sockets.scorer)
-    monkeypatch.setattr(engines, "build_engines", built)
+    on_fakes(monkeypatch, replace(sockets, generator=lambda actor_at, *_: Starting(actor_at)))
     checkpoint = Checkpoint(recipe, initial_state("actor", "bigram"), folder)
     assert commands.evaluate(checkpoint, print).figures
     assert order[:2] == ["engine starts", "actor starts" if folder is None else f"actor loads {folder}"]
     assert sum(line.startswith("actor") for line in order) == 1
+
+
+GSM8K = {"kind": "gsm8k"}
+
+
+def test_a_metric_function_is_tried_before_engines_start() -> None:
+    function = Path(__file__).parents[1] / "rewards" / "users_metrics.py"
+    not_asked: Any = None
+    with pytest.raises(RewardError, match="has no `missing`"):
+        engines.open_scorer(fake_recipe(eval={"metrics": f"{function}:missing"}), not_asked, not_asked)
+
+
+class TwoSets(CountingQuestions):
+    """A set more than a fake run has."""
+
+    def evaluation_sets(self) -> dict[str, Prompts]:
+        return {**super().evaluation_sets(), "far": self.prompts_for(9)}
+
+
+class FromFolder(BigramTrainer):
+    """An actor whose model source is a folder that `save_weights` wrote."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__("actor")
+        self.folder = Path(recipe.model.path)
+
+    def start(self) -> None:
+        super().start()
+        table = torch.frombuffer(bytearray((self.folder / "table.bin").read_bytes()), dtype=torch.float32)
+        self.table = table.reshape(self.table.shape).clone()
+
+
+@pytest.mark.parametrize("checkpoint", ["run", "state", "export"])
+def test_a_run_its_state_and_its_export_are_evaluated_as_the_run_did_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str
+) -> None:
+    monkeypatch.setattr(fakes.sockets, "CountingQuestions", TwoSets)
+    monkeypatch.setattr(commands, "same_companions", lambda *_: None)
+    rows = {"format": "gsm8k", "path": "none"}
+    table = {"samples_per_prompt": 2, "top_k": 3, "pass_at": [2]}
+    recipe = fake_recipe(data={"train": rows, "eval": {"held": rows, "far": rows}}, eval=table, reward=GSM8K)
+    layout, export = RunLayout(tmp_path / "run"), tmp_path / "export"
+    play(layout.root, recipe)
+    layout.recipe_toml.write_text(recipe_as_toml(recipe))
+    export.mkdir()
+    (export / "config.json").write_text("{}")
+    trained = BigramTrainer("actor")
+    trained.load(layout.state("actor", 3))
+    trained.save_weights(export)
+    place = {"run": layout.root, "state": layout.state("actor", 3), "export": export}[checkpoint]
+    found = commands.find_checkpoint(place, [layout.recipe_toml] if checkpoint == "export" else [], [])
+    sockets = fake_sockets(found.recipe)
+    on_fakes(monkeypatch, replace(sockets, actor=FromFolder(found.recipe)))
+    evaluated: Evaluation = commands.evaluate(found, print)
+    samples = (layout.stage(3, "eval") / "samples.jsonl").read_text().splitlines()
+    assert [dict(row) for row in evaluated.rows] == [json.loads(line) for line in samples]
+    assert {name.split("/")[1] for name in evaluated.figures()} == {"held", "far"}
+    before = [json.loads(line) for line in (layout.stage(0, "eval") / "samples.jsonl").read_text().splitlines()]
+    assert [row["response"] for row in before] != [row["response"] for row in evaluated.rows]

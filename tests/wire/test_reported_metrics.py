@@ -18,6 +18,7 @@ from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 
 HELD = {"eval": {"held": {"format": "gsm8k", "path": "none"}}, "train": {"format": "gsm8k", "path": "none"}}
+TESTS = Path(__file__).parents[1]
 PPO: Mapping[str, Any] = {"epochs": 2, "minibatch_seqs": 4}
 ARITHMETIC: Mapping[str, Any] = {
     "clip": {"low": 0.0, "high": 0.7},
@@ -57,6 +58,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "the critic first": {"ppo": {**PPO, "critic_only_steps": 1}},
     "a strict reward": {"reward": {"kind": "gsm8k", "strict": True}},
     "a lenient reward": {"reward": {"kind": "gsm8k", "strict": False}},
+    "a sum": {"reward": {"kind": "sum", "parts": {"number": {"kind": "gsm8k"}}}},
     "a scaled reward": {"reward": {"kind": "exact_match", "scale": {"from": [0, 1], "to": [-1, 2]}}},
     "all steps of the arithmetic": {"reward": {"kind": "exact_match", **ARITHMETIC}},
     "reference moments": {"reward": {"kind": "exact_match", "moments": {"kind": "reference"}}},
@@ -65,6 +67,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lambda by length": {"ppo": {**PPO, "advantages": {"kind": "gae", "length_adaptive_alpha": 0.5}}},
     "monte carlo": {"ppo": {**PPO, "advantages": {"kind": "monte_carlo"}}},
     "evaluations": {"data": HELD},
+    "greedy evaluations": {"data": HELD, "eval": {"every_steps": 2, "passes": "greedy", "pass_score": 0.5}},
+    "evaluations of two samples": {
+        "data": HELD,
+        "eval": {"passes": "sampled", "samples_per_prompt": 2, "pass_at": [2], "maj_at": [2], "pass_score": 0.5},
+    },
+    "figures of one's own": {"data": HELD, "eval": {"metrics": f"{TESTS}/rewards/users_metrics.py:measure"}},
 }
 
 
@@ -86,7 +94,7 @@ def names_of(setting: str) -> frozenset[str]:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_is_reported_is_registered_and_nothing_else_may_be_expected(setting: str) -> None:
     recipe = recipe_of(setting)
-    known = [metric.name.replace("{set}", "held") for metric in METRICS]
+    known = [metric.name.format(set="held", k=2, part="number", name="words") for metric in METRICS]
     wanted = {name: {"max": 1.0} for name in known}
     asking = Recipe.model_validate({**recipe.model_dump(by_alias=True), "expect": wanted})
     refused = {conflict.keys[0][1] for conflict in metrics_that_are_watched_are_reported(asking)}

@@ -215,31 +215,37 @@ class RiddleScorer:
         self.lost = lost
         self.asked: list[ScoreRequest] = []
         self.handed: list[HandedScore] = []
+        self.taken = 0
 
     def submit(self, request: ScoreRequest) -> "HandedScore":
         self.asked.append(request)
-        if all(future.is_taken for future in self.handed):
-            self.handed = []
         words = len(request.response.split())
         score = Score(riddle(request.response, request.required_truth()), "ok", extras={"words": words})
-        self.handed.append(HandedScore(self.lost.get(len(self.handed), score)))
+        self.handed.append(HandedScore(score, self.take))
         return self.handed[-1]
+
+    def take(self, score: Score) -> Score:
+        """The score at the next place: responses are asked about in the order in which they finish, and their scores
+        are taken in that of the rollouts."""
+        place, self.taken = self.taken, self.taken + 1
+        if self.taken == len(self.handed):
+            self.handed, self.taken = [], 0
+        return self.lost.get(place, score)
 
     def close(self) -> None:
         pass
 
 
 class HandedScore(Future[Score]):
-    """A score that is there, and knows whether somebody has taken it."""
+    """A score that is there, and says so when somebody takes it."""
 
-    def __init__(self, score: Score) -> None:
+    def __init__(self, score: Score, take: Callable[[Score], Score]) -> None:
         super().__init__()
-        self.is_taken = False
+        self.take = take
         self.set_result(score)
 
     def result(self, timeout: float | None = None) -> Score:
-        self.is_taken = True
-        return super().result(timeout)
+        return self.take(super().result(timeout))
 
 
 def riddle(response: str, truth: str) -> float:

@@ -121,9 +121,12 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     told |= figures_of_rewards(drawn.scores, shaped, valid) | figures_of_mismatch(actor, drawn, drawn.mask & seen)
     if has_kl:
         told |= {} if kl["estimator"] == "full" else {"reference": np.where(drawn.mask, reference, 0.0)}
-        told["kl/reference_mean"] = away[mask].mean()
+        # A sum over the vocabulary that only the loss reads is told by the update alone.
+        update_tells = (kl["place"], kl["estimator"], kl["adaptive"]) == ("loss", "full", None)
+        rows = first if update_tells else range(len(mask))
+        told["kl/reference_mean"] = away[mask & np.isin(np.arange(len(mask)), rows)[:, None]].mean()
         told["kl/coef"] = coef
-        told["kl/penalty_mean"] = coef * away[mask].mean()
+        told["kl/penalty_mean"] = coef * told["kl/reference_mean"]
         told |= {} if measured is None else {"kl/measured": measured}
     weights, kept, figures = corrected(tables["ppo"], actor, drawn)
     told |= figures

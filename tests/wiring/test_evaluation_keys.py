@@ -1,20 +1,26 @@
 """An evaluation does what the recipe says, and its figures are those of its samples."""
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fakes.sockets import fake_sockets
 from ppoctl.batch.records import Evaluation
 from ppoctl.batch.scores import Score
+from ppoctl.errors import RewardError
+from ppoctl.ports import SamplingParams
 from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.python import digest_of
 from ppoctl.wire.stages import evaluation_stage
 from wiring import book
-from wiring.bench import Bench, open_bench, riddle, with_keys
-from wiring.cases import holds
+from wiring.bench import Bench, open_bench, riddle, with_key, with_keys
+from wiring.cases import each_key, holds
 
+METRICS = Path(__file__).parents[1] / "rewards" / "users_metrics.py"
 LOST = {1: Score(None, "error", "no number"), 2: Score(None, "timeout", "10 s")}
 
 
@@ -29,35 +35,165 @@ def evaluated(folder: Path, **changes: Any) -> tuple[Bench, Evaluation]:
     return played, record
 
 
-@holds("eval.samples_per_prompt", "eval.temperature", "eval.max_new_tokens", "seed", "rollout.stop_strings")
-@pytest.mark.parametrize(
-    ("changes", "count", "temperature", "length", "seed"),
-    [
-        ({}, 3, 0.6, 4, 5),
-        ({"eval__samples_per_prompt": 2}, 2, 0.6, 4, 5),
-        ({"eval__temperature": 1.7}, 3, 1.7, 4, 5),
-        ({"eval__max_new_tokens": 2}, 3, 0.6, 2, 5),
-        ({"eval__max_new_tokens": None}, 3, 0.6, 6, 5),
-        ({"seed": 8}, 3, 0.6, 4, 8),
-    ],
-    ids=str,
-)
-def test_each_set_is_drawn_greedily_and_sampled_as_the_recipe_says(
-    tmp_path: Path, changes: dict[str, Any], count: int, temperature: float, length: int, seed: int
-) -> None:
-    played, _ = evaluated(tmp_path, **changes)
+SAMPLED = [
+    ("eval.samples_per_prompt", 2), ("eval.temperature", 1.7), ("eval.max_new_tokens", 2),
+    ("eval.max_new_tokens", None),
+    ("eval.top_p", 0.7), ("eval.top_k", 3), ("eval.min_p", 0.1), ("seed", 8),
+]  # fmt: skip
+
+
+@holds("rollout.stop_strings", "eval.passes")
+@each_key("key, value", [*SAMPLED, ("eval.passes", "greedy"), ("eval.passes", "sampled")])
+def test_each_set_is_drawn_as_the_recipe_says(tmp_path: Path, key: str, value: Any) -> None:
+    told = {"eval.samples_per_prompt": 3, "eval.temperature": 0.6, "eval.max_new_tokens": 4, "seed": 5}
+    told = {**told, "eval.top_p": 1.0, "eval.top_k": None, "eval.min_p": 0.0, "eval.passes": "both", key: value}
+    played, _ = evaluated(tmp_path, **{key: value})
+    count, seed, length = told["eval.samples_per_prompt"], told["seed"], told["eval.max_new_tokens"] or 6
+    plain = SamplingParams(0.0, length, stop_strings=("7 3",))
+    filters = {name: told[f"eval.{name}"] for name in ("temperature", "top_p", "top_k", "min_p")}
     wanted = []
     for name, prompts in played.questions.evaluation_sets().items():
-        for mode, times, heat in (("greedy", 1, 0.0), ("sampled", count, temperature)):
-            for prompt in prompts.rows:
+        for mode, times, params in (("greedy", 1, plain), ("sampled", count, replace(plain, **filters))):
+            for prompt in prompts.rows if told["eval.passes"] in (mode, "both") else ():
                 for index in range(times):
                     drawn = book.derived(seed, "eval", mode, prompt.id, index)
-                    key = f"{name}/{mode}/{prompt.id}#{index}"
-                    wanted.append((key, prompt.token_ids, drawn, heat, length, ("7 3",)))
-    assert [
-        (r.key, r.prompt_tokens, r.seed, p.temperature, p.max_new_tokens, p.stop_strings)
-        for r, p, _ in played.generator.asked
-    ] == wanted
+                    wanted.append((f"{name}/{mode}/{prompt.id}#{index}", prompt.token_ids, drawn, params))
+    assert [(r.key, r.prompt_tokens, r.seed, p) for r, p, _ in played.generator.asked] == wanted
+
+
+@holds("eval.pass_at", "eval.pass_score", "eval.maj_at")
+def test_estimates_are_those_that_the_recipe_asks_for(tmp_path: Path) -> None:
+    plain = set(evaluated(tmp_path / "plain", eval__passes="sampled")[1].figures())
+    for key, value, more in (
+        ("pass_at", [2, 3], {"pass_at_2", "pass_at_3"}),
+        ("maj_at", [2], {"maj_at_2"}),
+        ("pass_score", 0.5, {"score_mean"}),
+    ):
+        changes = {"eval__passes": "sampled", f"eval__{key}": value}
+        figures = evaluated(tmp_path / key, **changes)[1].figures()
+        sets, endings = ("held", "far"), ("", "_stderr")
+        assert set(figures) - plain == {f"eval/{name}/{m}{end}" for name in sets for m in more for end in endings}
+        passed = figures["eval/far/pass_at_1"] * 15
+        assert (passed == pytest.approx(round(passed))) == (key == "pass_score")
+
+
+def test_a_row_has_the_answer_that_the_scorer_read(tmp_path: Path) -> None:
+    played = open_bench(tmp_path, with_keys({"eval.passes": "sampled", "eval.maj_at": [3]}), lost={})
+    stage: Any = played.job.evaluate(2)
+    submit = played.scorer.submit
+
+    def reading(request: Any) -> Any:
+        handed = submit(request)
+        handed._result = replace(handed._result, answer=request.response[:1] or None)
+        return handed
+
+    played.scorer.submit = reading  # type: ignore[method-assign]
+    record = stage.run(played.state("actor"))
+    assert [row.get("given") for row in record.rows] == [row["response"][:1] or None for row in record.rows]
+    told = []
+    for name in ("held", "far"):
+        asked = defaultdict(list)
+        for row in record.rows:
+            if row["set"] == name:
+                asked[row["prompt_id"]].append((row["response"][:1], row["score"]))
+        for given in asked.values():
+            votes = [sum(other == answer for other, _ in given) for answer, _ in given]
+            # Each of the leaders is led by as many: their mean is that of their answers.
+            told.append(
+                (name, np.mean([score for (_, score), n in zip(given, votes, strict=True) if n == max(votes)]))
+            )
+    for name in ("held", "far"):
+        mean = np.mean([value for of, value in told if of == name])
+        assert record.figures()[f"eval/{name}/maj_at_3"] == pytest.approx(mean)
+
+
+def test_the_first_samples_of_each_set_and_pass_are_told(tmp_path: Path) -> None:
+    played = open_bench(tmp_path, with_key("eval.print_samples", 2))
+    told: list[str] = []
+    stage = replace(played.job.evaluate(2), say=told.append)  # type: ignore[type-var]
+    record: Any = stage.run(played.state("actor"))
+    assert [text.split(":")[0] for text in told] == [
+        f"eval {name} {mode} riddle {number}"
+        for name, first in (("held", 100), ("far", 200))
+        for mode, numbers in (("greedy", (0, 1)), ("sampled", (0, 0)))
+        for number in (first + numbers[0], first + numbers[1])
+    ]
+    assert all(part in told[0] for part in (record.rows[0]["prompt"], record.rows[0]["response"], "score "))
+
+
+@holds("eval.metrics.function", "eval.metrics.options.*")
+@pytest.mark.parametrize("unit", [None, 4.0])
+def test_figures_of_ones_own_are_of_the_samples_of_each_set_and_pass(tmp_path: Path, unit: float | None) -> None:
+    options = {} if unit is None else {"options": {"unit": unit}}
+    _, record = evaluated(tmp_path, eval__metrics={"function": f"{METRICS}:measure", **options})
+    for name in ("held", "far"):
+        for mode, prefix in (("greedy", "greedy_"), ("sampled", "")):
+            words = [len(row["response"].split()) for row in record.rows if (row["set"], row["mode"]) == (name, mode)]
+            assert record.figures()[f"eval/{name}/{prefix}custom_words"] == pytest.approx(
+                np.mean(words) / (unit or 1)
+            )
+
+
+def test_a_function_of_ones_own_sees_the_fields_of_rows_and_only_it(tmp_path: Path) -> None:
+    played = open_bench(tmp_path, with_key("eval.metrics", f"{METRICS}:of_fields"), lost={})
+    stage: Any = played.job.evaluate(2)
+    held = stage.sets["held"]
+    rows = tuple(replace(row, fields={"level": number}) for number, row in enumerate(held.rows))
+    record = replace(stage, sets={"held": replace(held, rows=rows)}).run(played.state("actor"))
+    levels = sum(range(len(rows)))
+    figures = {name: value for name, value in record.figures().items() if "custom_" in name}
+    assert figures == {
+        "eval/held/greedy_custom_level": levels,
+        "eval/held/greedy_custom_sampled": 0,
+        "eval/held/custom_level": 3 * levels,
+        "eval/held/custom_sampled": 1,
+    }
+    assert not any("fields" in row for row in record.rows)
+
+
+def test_figures_of_ones_own_that_fail_are_left_out_and_said(tmp_path: Path) -> None:
+    played = open_bench(tmp_path, with_key("eval.metrics", f"{METRICS}:raises"))
+    stage: Any = played.job.evaluate(2)
+    told: list[str] = []
+    recipe = Recipe.model_validate(with_key("eval.metrics", f"{METRICS}:raises"))
+    sockets = replace(fake_sockets(recipe), scorer=stage.scorer)
+    stage = evaluation_stage(recipe, stage.drawing, sockets, stage.sets, told.append)
+    figures = stage.run(played.state("actor")).figures()
+    assert set(figures) == set(evaluated(tmp_path / "plain")[1].figures())
+    assert [text.rpartition("; ")[2] for text in told] == [
+        f"its figures of `{name}` {mode} are left out" for name in ("held", "far") for mode in ("greedy", "sampled")
+    ]
+    assert "ZeroDivisionError" in told[0]
+
+
+@holds("eval.metrics.digest")
+def test_another_metric_function_than_the_recipe_was_read_with_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def measure(samples): return {}\n")
+    digest = digest_of(f"{file}:measure")
+    for noted in (digest, "0" * 64):
+        keys = {"function": f"{file}:measure", "digest": noted}
+        table = Recipe.model_validate(with_key("eval.metrics", keys)).eval.metrics
+        assert table is not None
+        if noted == digest:
+            table.require_there()
+            continue
+        with pytest.raises(RewardError, match="the evaluation's function has changed"):
+            table.require_there()
+
+
+def test_rows_without_a_ground_truth_are_drawn_and_not_scored_where_the_reward_needs_one(tmp_path: Path) -> None:
+    played = open_bench(tmp_path, with_keys({}), lost={})
+    stage: Any = played.job.evaluate(2)
+    far = stage.sets["far"]
+    without = replace(far, rows=tuple(replace(row, answer=None) for row in far.rows))
+    record = replace(stage, sets={"held": stage.sets["held"], "far": without}).run(played.state("actor"))
+    assert {row["outcome"] for row in record.rows if row["set"] == "far"} == {"unscored"}
+    assert {row["outcome"] for row in record.rows if row["set"] == "held"} == {"ok"}
+    assert {name for name in record.figures() if "/far/" in name and "greedy" not in name} == {
+        "eval/far/truncated_frac",
+        "eval/far/response_tokens_mean",
+    }
 
 
 def test_what_changes_an_evaluation_changes_its_fingerprint(tmp_path: Path) -> None:
@@ -67,6 +203,11 @@ def test_what_changes_an_evaluation_changes_its_fingerprint(tmp_path: Path) -> N
         {"eval.temperature": 1.7},
         {"eval.max_new_tokens": 2},
         {"eval.max_new_tokens": None},
+        *({key: value} for key, value in SAMPLED[4:7]),
+        {"eval.passes": "greedy"},
+        {"eval.pass_at": [2]},
+        {"eval.metrics": f"{METRICS}:measure"},
+        {"eval.metrics": {"function": f"{METRICS}:measure", "digest": "0" * 64}},
         {"rollout.stop_strings": ["1"]},
         {"seed": 8},
     ]
@@ -75,10 +216,12 @@ def test_what_changes_an_evaluation_changes_its_fingerprint(tmp_path: Path) -> N
     assert len({stage.fingerprint for stage in stages}) == len(changes)
     benches[0].questions.first_held += 1
     first = stages[0]
-    other = evaluation_stage(
-        Recipe.model_validate(with_keys({})), first.drawing, first.scorer, benches[0].questions.evaluation_sets()
-    )
+    recipe, sets = Recipe.model_validate(with_keys({})), benches[0].questions.evaluation_sets()
+    sockets = replace(fake_sockets(recipe), scorer=first.scorer)
+    other = evaluation_stage(recipe, first.drawing, sockets, sets)
     assert other.fingerprint != first.fingerprint
+    judged = evaluation_stage(recipe, first.drawing, replace(sockets, reward_digest="a judge"), sets)
+    assert judged.fingerprint not in (other.fingerprint, first.fingerprint)
 
 
 def test_figures_of_an_evaluation_are_those_of_its_samples(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import Effect
 from wiring.cases import HELD
@@ -22,8 +23,17 @@ def result_keys() -> dict[str, set[str]]:
         if key.effect is Effect.RESULTS:
             annotation = key.field.annotation
             options = {str(option) for option in get_args(annotation)} if get_origin(annotation) is Literal else {"*"}
-            found.setdefault(".".join(path), set()).update(options)
+            found.setdefault(_known_as(path), set()).update(options)
     return found
+
+
+def _known_as(path: KeyPath) -> str:
+    """The keys of a scorer are the same wherever it stands: as the reward, a part of one, or a case."""
+    scorers = (("reward", "parts", tree.ANY_NAME), ("reward", "cases", tree.ANY_NAME), ("reward", "otherwise"))
+    around = next((table for table in scorers if path[: len(table)] == table), None)
+    if around is None or not tree.keys_at(tree.of(Recipe), ("reward", *path[len(around) :])):
+        return ".".join(path)
+    return ".".join(("reward", *path[len(around) :]))
 
 
 TWO_VALUED = [key for key, options in result_keys().items() if options == {"*"} or len(options) > 1]

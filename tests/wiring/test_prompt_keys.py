@@ -2,15 +2,19 @@
 asked."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
+from ppoctl.recipe.row_rules import a_weight_is_of_a_source_that_trains
 from ppoctl.recipe.schema import Recipe
 from wiring.bench import BASE
 from wiring.cases import each_key, holds
@@ -48,24 +52,67 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "more.jsonl").write_text("".join(json.dumps({**row, "q": "more " + row["q"]}) + "\n" for row in rows))
     maths = [{"question": f"sum {n}", "answer": f"thus #### {n}"} for n in range(4)]
     (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in maths))
+    (tmp_path / "frame.txt").write_text("Say: {question}!\n")
+    lengths = [{"q": "short", "a": {"gold": "0"}}, {"q": " ".join("abcdefghij"), "a": {"gold": "1"}}]
+    (tmp_path / "lengths.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lengths))
+    (tmp_path / "twice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2] * 2))
+    (tmp_path / "rows.py").write_text(
+        "def numbers(word='number', count=4):\n"
+        "    return [{'prompt': f'{word} {n}', 'answer': n, 'b': '7'} for n in range(count)]\n"
+        "def others(): return numbers('other')\n"
+    )
     (tmp_path / "gsm8k2.jsonl").write_text("".join(json.dumps({**r, "question": "two"}) + "\n" for r in maths[:2]))
 
 
-def asked(data: dict[str, Any], **rollout: Any) -> PromptSource:
+class Templated(Words):
+    """A tokenizer whose template says its arguments."""
+
+    chat_template = "there is one"
+
+    def apply_chat_template(self, messages: Any, *, add_generation_prompt: bool, tokenize: bool, **told: Any) -> str:
+        assert add_generation_prompt
+        assert not tokenize
+        return f"{messages[0]['content']} {told}"
+
+
+DATASET = ("path", "name", "split")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders that the library `datasets` reads, with a cache of its own."""
+    folder = tmp_path_factory.mktemp("library")
+    for name in ("one", "other"):
+        (folder / name).mkdir()
+        for split in ("train", "test"):
+            (folder / name / f"{split}.jsonl").write_text(json.dumps({"q": f"{name} {split}"}) + "\n")
+    (folder / "named").mkdir()
+    configs = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in "ab")
+    (folder / "named" / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    for name in "ab":
+        (folder / "named" / f"{name}.jsonl").write_text(json.dumps({"q": f"{name} train"}) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+        yield folder
+
+
+def asked(data: dict[str, Any], tokenizer: Words | None = None, **rollout: Any) -> PromptSource:
     tables = {**BASE, "data": data, "rollout": {**BASE["rollout"], "prompts_per_step": 1, **rollout}}
     recipe = Recipe.model_validate(tables)
-    template = PromptTemplate(Words())
+    template = PromptTemplate(tokenizer or Words())
     return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed)
 
 
-def read(rows: tuple[Any, ...]) -> list[tuple[str, str]]:
+def read(rows: Any) -> list[tuple[str, str]]:
     return [(row.text, row.answer) for row in rows]
 
 
 NUMBERS = [(f"number {n}", f"{n}") for n in range(4)]
 SUMS = [(f"sum {n}", f"thus #### {n}") for n in range(4)]
+PYTHON = {"format": "python", "function": "rows.py:numbers"}
 CASES: list[tuple[str, dict[str, Any], Any, list[tuple[str, str]]]] = [
     ("path", COLUMNS, "more.jsonl", [(f"more {q}", a) for q, a in NUMBERS]),
+    ("path", COLUMNS, ["more.jsonl", "columns.jsonl"], [*((f"more {q}", a) for q, a in NUMBERS), *NUMBERS]),
     ("path", GSM8K, "gsm8k2.jsonl", [("two", "thus #### 0"), ("two", "thus #### 1")]),
     ("prompt", COLUMNS, "other", [(f"other {n}", f"{n}") for n in range(4)]),
     ("answer", COLUMNS, "a.silver", [(f"number {n}", f"-{n}") for n in range(4)]),
@@ -74,34 +121,122 @@ CASES: list[tuple[str, dict[str, Any], Any, list[tuple[str, str]]]] = [
     ("system", GSM8K, "Be brief.", [(f"Be brief.\n\n{q}", a) for q, a in SUMS]),
     ("instruction", COLUMNS, "Think.", [(f"{q}\nThink.", a) for q, a in NUMBERS]),
     ("instruction", GSM8K, "Think.", [(f"{q}\nThink.", a) for q, a in SUMS]),
+    ("prompt_file", COLUMNS, "frame.txt", [(f"Say: {q}!", a) for q, a in NUMBERS]),
     ("max_rows", COLUMNS, 3, NUMBERS[:3]),
     ("max_rows", GSM8K, 2, SUMS[:2]),
+    ("max_rows", PYTHON, 2, NUMBERS[:2]),
+    ("function", PYTHON, "rows.py:others", [(f"other {n}", f"{n}") for n in range(4)]),
+    ("options", PYTHON, {"count": 1}, NUMBERS[:1]),
+    ("long_prompts", {**COLUMNS, "path": "lengths.jsonl", "long_prompts": "cut"}, "drop", [("short", "0")]),
+    ("duplicates", {**COLUMNS, "path": "twice.jsonl"}, "drop", NUMBERS[:2]),
 ]
+PLAIN = {"lengths.jsonl": [("short", "0"), (" ".join("abcdefghij"), "1")], "twice.jsonl": NUMBERS[:2] * 2}
 
 
-@holds(*(f"data.{name}.{case[0]}" for case in CASES for name in ("train", "eval.*")))
+NAMED = {"options": "options.*"}
+
+
+def as_source(table: dict[str, Any]) -> dict[str, Any]:
+    """A mix of nothing else."""
+    return {"format": "mix", "sources": {"only": table}}
+
+
+@holds(
+    *(
+        f"data.{name}.{key}{NAMED.get(case[0], case[0])}"
+        for case in CASES
+        for name in ("train", "eval.*")
+        for key in ("", "sources.*.")
+    )
+)
+@pytest.mark.parametrize("wrapped", [dict, as_source], ids=["alone", "source"])
 @pytest.mark.parametrize(("key", "table", "value", "told"), CASES, ids=[f"{c[0]}={c[2]}" for c in CASES])
 def test_rows_are_read_as_the_recipe_says(
-    key: str, table: dict[str, Any], value: Any, told: list[tuple[str, str]]
+    key: str, table: dict[str, Any], value: Any, told: list[tuple[str, str]], wrapped: Any
 ) -> None:
-    plain = NUMBERS if table is COLUMNS else SUMS
-    changed = asked({"train": {**table, key: value}, "eval": {"held": table}}, max_prompt_tokens=9)
-    assert (read(changed.train), read(changed.evaluations["held"])) == (told, plain)
-    changed = asked({"train": table, "eval": {"held": {**table, key: value}}}, max_prompt_tokens=9)
-    assert (read(changed.train), read(changed.evaluations["held"])) == (plain, told)
+    plain = PLAIN.get(table.get("path", ""), SUMS if table is GSM8K else NUMBERS)
+    changed = {**table, key: value}
+    for tables in (
+        {"train": wrapped(changed), "eval": {"held": table}},
+        {"train": table, "eval": {"held": wrapped(changed)}},
+    ):
+        found = asked(tables, max_prompt_tokens=9)
+        both = (read(found.train), read(found.evaluations["held"]))
+        assert both == ((told, plain) if tables["eval"]["held"] is table else (plain, told))
 
 
-@holds("data.train.fields", "data.eval.*.fields")
-def test_a_prompt_has_the_columns_that_the_recipe_names_for_the_reward() -> None:
-    def fields(rows: tuple[Any, ...]) -> list[dict[str, Any]]:
+@holds(*(f"data.{name}{inside}.fields" for name in ("train", "eval.*") for inside in ("", ".sources.*")))
+@pytest.mark.parametrize(
+    ("wrapped", "source"), [(dict, {}), (as_source, {"source": "only"})], ids=["alone", "source"]
+)
+def test_a_prompt_has_the_columns_that_the_recipe_names_for_the_reward(wrapped: Any, source: dict[str, Any]) -> None:
+    def fields(rows: Any) -> list[dict[str, Any]]:
         return [row.fields for row in rows]
 
-    named = {**COLUMNS, "fields": ["b", "a.silver"]}
-    silver, nothing = [{"b": "7", "a.silver": f"-{n}"} for n in range(4)], [{}] * 4
-    source = asked({"train": named, "eval": {"held": COLUMNS}})
-    assert (fields(source.train), fields(source.evaluations["held"])) == (silver, nothing)
-    source = asked({"train": COLUMNS, "eval": {"held": named}})
-    assert (fields(source.train), fields(source.evaluations["held"])) == (nothing, silver)
+    named, every = {**COLUMNS, "fields": ["b", "a.silver"]}, {**PYTHON, "fields": ["b"]}
+    silver, nothing = [{"b": "7", "a.silver": f"-{n}", **source} for n in range(4)], [{}] * 4
+    found = asked({"train": wrapped(named), "eval": {"held": COLUMNS}})
+    assert (fields(found.train), fields(found.evaluations["held"])) == (silver, nothing)
+    found = asked({"train": COLUMNS, "eval": {"held": wrapped(named)}})
+    assert (fields(found.train), fields(found.evaluations["held"])) == (nothing, silver)
+    found = asked({"train": every, "eval": {"held": {**PYTHON, "fields": []}}})
+    assert (fields(found.train), fields(found.evaluations["held"])) == ([{"b": "7"}] * 4, nothing)
+
+
+@holds("data.train.weight", "data.eval.*.weight", "data.eval.*.sources.*.weight")
+@pytest.mark.parametrize("place", ["train", "eval.held", "eval.held.sources.one"])
+def test_only_sources_of_training_have_a_weight(place: str) -> None:
+    table = {**COLUMNS, "weight": 2.0}
+    data: dict[str, Any] = {"train": COLUMNS, "eval": {"held": COLUMNS}}
+    if place == "train":
+        data["train"] = table
+    else:
+        data["eval"]["held"] = table if place == "eval.held" else {"format": "mix", "sources": {"one": table}}
+    recipe = Recipe.model_validate({**BASE, "data": data})
+    (conflict,) = a_weight_is_of_a_source_that_trains(recipe)
+    assert conflict.keys == ((*("data", *place.split(".")), "weight"),)
+
+
+@holds("data.train.sources.*.weight")
+def test_a_source_comes_in_an_epoch_as_often_as_its_weight_says() -> None:
+    mix = {"format": "mix", "sources": {"a": {**COLUMNS, "weight": 2.5}, "b": GSM8K}}
+    found = asked({"train": mix}, prompts_per_step=14)  # 2.5 * 4 + 4
+    for step in (1, 2):
+        texts = Counter(row.text for row in found.prompts_for(step).rows)
+        assert sorted(texts.values()) == [1, 1, 1, 1, 2, 2, 3, 3]
+        assert all(texts[q] == 1 for q, _ in SUMS)
+    both = Counter(row.text for step in (1, 2) for row in found.prompts_for(step).rows)
+    assert all(both[q] == 5 for q, _ in NUMBERS)
+    assert {row.fields["source"] for row in found.prompts_for(1).rows} == {"a", "b"}
+
+
+@holds(*(f"data.{name}{inside}.template_args.*" for name in ("train", "eval.*") for inside in ("", ".sources.*")))
+@pytest.mark.parametrize("wrapped", [dict, as_source], ids=["alone", "source"])
+def test_arguments_of_the_chat_template_are_given_to_it(wrapped: Any) -> None:
+    changed = wrapped({**COLUMNS, "template_args": {"thinks": False}})
+    found = asked({"train": changed, "eval": {"held": COLUMNS}}, tokenizer=Templated())
+    assert (found.train[0].text, found.evaluations["held"][0].text) == ("number 0 {'thinks': False}", "number 0 {}")
+    found = asked({"train": COLUMNS, "eval": {"held": changed}}, tokenizer=Templated())
+    assert (found.train[0].text, found.evaluations["held"][0].text) == ("number 0 {}", "number 0 {'thinks': False}")
+
+
+@holds(*(f"data.{n}{i}.dataset.{key}" for n in ("train", "eval.*") for i in ("", ".sources.*") for key in DATASET))
+@pytest.mark.parametrize("wrapped", [dict, as_source], ids=["alone", "source"])
+def test_rows_of_the_library_datasets_are_read_as_the_recipe_says(wrapped: Any, library: Path) -> None:
+    def table(**keys: str) -> dict[str, Any]:
+        named = {"path": str(library / "one"), **keys}
+        return wrapped({"format": "columns", "prompt": "q", "dataset": named})
+
+    def texts(**keys: str) -> list[str]:
+        found = asked({"train": table(**keys), "eval": {"held": table(**keys)}})
+        trained, held = ([row.text for row in rows] for rows in (found.train, found.evaluations["held"]))
+        assert trained == held
+        return trained
+
+    assert texts() == ["one train"]
+    assert texts(split="test") == ["one test"]
+    assert texts(path=str(library / "other")) == ["other train"]
+    assert texts(path=str(library / "named"), name="b") == ["b train"]
 
 
 def test_a_prompt_has_the_chat_that_was_rendered() -> None:
@@ -110,10 +245,11 @@ def test_a_prompt_has_the_chat_that_was_rendered() -> None:
     assert first == [("system", "Be brief."), ("user", "number 0\nThink.")]
 
 
-@holds("data.train.format", "data.eval.*.format")
-def test_each_format_reads_its_own_columns() -> None:
+@holds(*(f"data.{name}{inside}.format" for name in ("train", "eval.*") for inside in ("", ".sources.*")))
+@pytest.mark.parametrize("wrapped", [dict, as_source], ids=["alone", "source"])
+def test_each_format_reads_its_own_columns(wrapped: Any) -> None:
     for train, held in ((COLUMNS, GSM8K), (GSM8K, COLUMNS)):
-        source = asked({"train": train, "eval": {"held": held}})
+        source = asked({"train": wrapped(train), "eval": {"held": wrapped(held)}})
         found = (read(source.train), read(source.evaluations["held"]))
         assert found == ((NUMBERS, SUMS) if train is COLUMNS else (SUMS, NUMBERS))
 

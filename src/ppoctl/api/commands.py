@@ -90,7 +90,7 @@ class Evaluated:
 
     def samples(self) -> "pyarrow.Table":
         """One row per sample; `.to_pandas()` makes a data frame of it."""
-        from ppoctl.api.run import as_table
+        from ppoctl.store.tables import as_table
 
         return as_table(self.rows)
 

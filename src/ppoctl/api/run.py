@@ -1,7 +1,6 @@
 """A run directory as tables. It is only read, and may be at work. Tables are pyarrow's; `.to_pandas()` makes data
 frames of them."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +51,7 @@ class Run:
         has none. Step 0 is the evaluation before the first step."""
         from ppoctl.loop.expectations import history
         from ppoctl.store.journal import read_lines
+        from ppoctl.store.tables import as_table
 
         rows: dict[int, dict[str, float]] = {}
         for name, points in history(read_lines(self.layout.journal)).items():
@@ -69,6 +69,7 @@ class Run:
         """One row per sample and step: what it was drawn with, and which updates used it."""
         from ppoctl.batch.sealed import whole_lines
         from ppoctl.store.append import read_whole
+        from ppoctl.store.tables import as_table
 
         path = self.layout.ledger
         return as_table([line.body for line in whole_lines(path, read_whole(path))])
@@ -84,6 +85,7 @@ class Run:
         """One row per response of a step (absent: of the last with rollouts), with prompt, reward and, per token,
         ids, log-probs, values and advantages as far as the step has come. Raises RecipeError where it has no
         rollouts."""
+        from ppoctl.store.tables import as_table
         from ppoctl.wire.samples import read_samples
 
         if step is None:
@@ -96,6 +98,7 @@ class Run:
         from ppoctl.store import manifest as manifests
         from ppoctl.store.once import load_record
         from ppoctl.store.outline import EVAL
+        from ppoctl.store.tables import as_table
 
         rows: list[dict[str, Any]] = []
         for step in self.layout.committed_steps():
@@ -105,24 +108,3 @@ class Run:
                 assert isinstance(record, Evaluation)
                 rows += [{"step": step, **row} for row in record.rows]
         return as_table(rows)
-
-
-def as_table(rows: Sequence[Mapping[str, Any]]) -> "pyarrow.Table":
-    """Rows as a table with a column for every key that any of them has, in the order in which they come."""
-    import pyarrow
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {name: _column([row.get(name) for row in rows]) for name in names}
-    return pyarrow.table(columns)
-
-
-def _column(values: list[Any]) -> "pyarrow.Array":
-    """A column; mappings, whose keys may differ from row to row, become JSON, as empty ones have no place in a
-    table."""
-    import json
-
-    import pyarrow
-
-    if any(isinstance(value, Mapping) for value in values):
-        values = [None if value is None else json.dumps(value, sort_keys=True) for value in values]
-    return pyarrow.array(values)

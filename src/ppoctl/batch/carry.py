@@ -27,6 +27,8 @@ class Carry:
     reward_reference_mean: float = 0.0
     reward_reference_std: float = 0.0
     """Standard deviation of the rewards of the first step in which they differed; 0: there was none yet."""
+    kl_first_coef: float = 0.0
+    """The recipe's coefficient from which that of the KL penalty has adapted; 0: none adapts, or it was not kept."""
 
     def as_dict(self) -> dict[str, float]:
         """The fields that have not their default."""

@@ -31,7 +31,7 @@ TRUNCATED = 1
 REWARD_OK = 0
 REWARD_TIMEOUT = 1
 REWARD_ERROR = 2
-REWARD_OUTCOMES: tuple[Outcome, ...] = ("ok", "timeout", "error")
+REWARD_OUTCOMES: tuple[Outcome, ...] = ("ok", "timeout", "error", "unreachable", "refused")
 FINISH_REASONS: tuple[Finish, ...] = ("terminated", "truncated")
 
 
@@ -167,30 +167,29 @@ class Rewards(Record["Rewards"]):
 
     kind: ClassVar[str] = "rewards"
     dropped: ClassVar[tuple[str, ...]] = ("shaped",)
+    unsaved: ClassVar[tuple[str, ...]] = ("timing",)
 
     scores: Float[Tensor, " B"]
     """What the scorer gave; 0 where there is no score (see `outcomes`)."""
     outcomes: Int[Tensor, " B"]
-    extras: dict[str, list[float]]
-    """Further scorer figures by name, one per sequence (for instance `lenient`)."""
+    extras: dict[str, list[float | None]]
+    """Further scorer figures by name, one per sequence (`lenient`, say); 0 without a score, None: not given."""
     outcome_messages: list[str]
     """Why a row has no score; "" where it has one."""
     truths: list[str | None]
     """Ground truth that each was scored against, for people: prompts are not stored. None: there is none."""
     token_scores: Float[Tensor, "B R"] | None = None
     """The score of each token, where the scorer gives such; training then sees these instead of `scores`."""
+    timing: dict[str, float] | None = None
+    """Figures of how long scoring took here; None: the record was recalled."""
 
     def __post_init__(self) -> None:
-        ok = self.outcomes == REWARD_OK
+        ok = self.valid
         require(not bool(self.scores[~ok].any()), "a missing score is stored as 0")
         if self.token_scores is not None:
             require(not bool(self.token_scores[~ok].any()), "missing token scores are stored as 0")
-        columns: dict[str, list[Any]] = {
-            "outcome_messages": self.outcome_messages,
-            "truths": self.truths,
-            **self.extras,
-        }
-        for name, column in columns.items():
+        columns: dict[str, list[Any]] = {"outcome_messages": self.outcome_messages, "truths": self.truths}
+        for name, column in (columns | self.extras).items():
             require(len(column) == len(self.scores), f"{name} has one entry per sequence")
 
     @property
@@ -198,17 +197,19 @@ class Rewards(Record["Rewards"]):
         return self.outcomes == REWARD_OK
 
     def figures(self) -> dict[str, float]:
-        ok = self.valid
-        figures = {
-            metrics.REWARD_ERROR_FRAC.name: float((self.outcomes == REWARD_ERROR).float().mean()),
-            metrics.REWARD_TIMEOUT_FRAC.name: float((self.outcomes == REWARD_TIMEOUT).float().mean()),
-        }
+        ok, failed, late = self.valid, self.outcomes >= REWARD_ERROR, self.outcomes == REWARD_TIMEOUT
+        figures = {metrics.REWARD_ERROR_FRAC.name: float(failed.float().mean())}
+        figures[metrics.REWARD_TIMEOUT_FRAC.name] = float(late.float().mean())
         if bool(ok.any()):
             figures[metrics.REWARD_SCORE_MEAN.name] = float(self.scores[ok].mean())
             figures[metrics.REWARD_SCORE_STD.name] = float(self.scores[ok].std(unbiased=False))
             for name, column in sorted(self.extras.items()):
-                figures[f"reward/{name}_mean"] = float(torch.tensor(column)[ok].mean())
+                if given := [each for each, fine in zip(column, ok, strict=True) if fine and each is not None]:
+                    figures[f"reward/{name}_mean"] = float(torch.tensor(given).mean())
         return figures
+
+    def clocked(self) -> dict[str, float]:
+        return self.timing or {}
 
 
 @dataclass(frozen=True)

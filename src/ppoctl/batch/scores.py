@@ -1,6 +1,6 @@
 """What a scorer is asked about one response, and what it says. Imported in its processes: standard library only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
@@ -9,7 +9,9 @@ from ppoctl.batch.prompts import Json, Message, Prompt
 
 Finish = Literal["terminated", "truncated"]
 """Whether the model ended the response itself, or the length limit did."""
-Outcome = Literal["ok", "timeout", "error"]
+Outcome = Literal["ok", "timeout", "error", "unreachable", "refused"]
+"""What came of a request: a score; the deadline passed; the scorer failed; the service that scores did not answer; it
+would not score this."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,13 @@ class ScoreRequest:
     """Further columns of the row that the recipe names."""
     finish: Finish
     """How the response ended."""
+    token_ids: tuple[int, ...] = ()
+    """Ids of the response, its end token included."""
 
     @classmethod
-    def about(cls, prompt: Prompt, response: str, finish: Finish) -> "ScoreRequest":
+    def about(cls, prompt: Prompt, response: str, finish: Finish, token_ids: tuple[int, ...] = ()) -> "ScoreRequest":
         """Request to score this response to the prompt."""
-        return cls(prompt.id, prompt.text, prompt.messages, response, prompt.answer, prompt.fields, finish)
+        return cls(prompt.id, prompt.text, prompt.messages, response, prompt.answer, prompt.fields, finish, token_ids)
 
     def required_truth(self) -> str:
         """The ground truth. Raises ValueError where there is none."""
@@ -52,6 +56,35 @@ class Score:
     """Why there is no value."""
     extras: Mapping[str, float] = field(default_factory=dict)
     """Further figures of the scorer by name."""
+    token_values: tuple[float, ...] | None = None
+    """One figure for each token of the response, whose sum is `value`; None: the response has one score."""
+    answer: str | None = None
+    """What the scorer read out of the response as its answer, spelt the same for equal answers; None: nothing."""
+    seconds: float = field(default=0.0, compare=False)
+    """How long it took, where somebody measured it."""
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A scorer that gathers what is submitted, to score it together."""
+
+    def settle(self) -> None:
+        """Score what was submitted: whoever waits for it submits nothing before it is there."""
+        ...
+
+
+@runtime_checkable
+class RewardModel(Protocol):
+    """A model that scores texts, in this process or spread over others. It never changes."""
+
+    def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
+        """Ids of the text that the model reads of a prompt with its response. Raises ValueError where there is none,
+        or it is too long."""
+        ...
+
+    def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
+        """Score of each text, at its last token. The first call loads the model."""
+        ...
 
 
 @runtime_checkable

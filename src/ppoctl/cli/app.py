@@ -25,6 +25,7 @@ from ppoctl.cli import (
     evaluate,
     logs,
     plan,
+    preview,
     recipes,
     render,
     resume,
@@ -52,6 +53,7 @@ app.command()(train.rollout)
 app.command("eval")(evaluate.evaluate)
 app.command()(resume.resume)
 app.command()(validate.validate)
+app.command()(preview.preview)
 app.command()(plan.plan)
 app.command()(doctor.doctor)
 app.command()(status.status)

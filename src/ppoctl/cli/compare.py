@@ -1,4 +1,4 @@
-"""`ppoctl compare`: how far two runs drew the same samples."""
+"""`ppoctl compare`: how far two runs drew the same samples, or by how much one evaluation is better than another."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -13,9 +13,21 @@ from ppoctl.cli.options import Json, Run
 def compare(
     run: Run,
     other: Annotated[Path, typer.Argument(metavar="OTHER", help="Another run directory.")],
+    evaluations: Annotated[
+        bool,
+        typer.Option(
+            "--eval",
+            help="Compare evaluations: each a run (its newest), an 80-eval folder, or a file by `eval --out`.",
+        ),
+    ] = False,
+    shown: Annotated[int, typer.Option("--show", min=0, help="With --eval: changed prompts of a set to list.")] = 10,
     json: Json = False,
 ) -> None:
-    """Compare two runs sample by sample, in the order of their ledgers, up to the first difference."""
+    """Compare two runs sample by sample, in the order of their ledgers, up to the first difference; with --eval, two
+    evaluations prompt by prompt: difference, its interval, and whether it may be chance."""
+    if evaluations:
+        _compare_evaluations(run, other, shown, as_json=json)
+        return
     from ppoctl.store import run_dir
     from ppoctl.store.compare import compare as side_by_side
     from ppoctl.store.layout import RunLayout
@@ -38,3 +50,39 @@ def compare(
     first = found.first
     render.line(f"first difference: step {first.step}, prompt {first.prompt}, sample {first.sample}")
     render.table([(name, *map(str, values)) for name, values in first.what.items()], ("", str(run), str(other)))
+
+
+def _compare_evaluations(left: Path, right: Path, shown: int, *, as_json: bool) -> None:
+    from ppoctl.store import eval_samples
+    from ppoctl.store.compare_evaluations import compare_evaluations, not_compared
+
+    both = eval_samples.read(left), eval_samples.read(right)
+    found = compare_evaluations(*both)
+    alone = not_compared(*both, found)
+    if as_json:
+        render.json({"sets": [asdict(each) for each in found], "not_compared": alone})
+        return
+    rows = []
+    for each in found:
+        of = each.difference
+        scores = (f"{score:.4g}" for score in each.scores)
+        interval = "" if of.low is None else f" [{of.low:+.4f}, {of.high:+.4f}]"
+        effect = "-" if of.effect is None else f"{of.effect:+.2f}"
+        numbers = (f"{of.mean:+.4f}{interval}", effect, f"{of.p_value:.2g}")
+        rows.append((f"{each.set} {each.mode}", str(of.pairs), *scores, *numbers))
+    head = ("set", "prompts", str(left), str(right), "difference [95 %]", "effect", "p")
+    render.table(rows, head)
+    for each in found:
+        of = each.difference
+        render.line()
+        left_out = f", {each.left_out} not compared (no score in one of the two)" if each.left_out else ""
+        equal = of.pairs - of.better - of.worse
+        render.line(f"{each.set} {each.mode}: {of.better} better, {of.worse} worse, {equal} equal{left_out}")
+        changed = [(one.prompt, *(f"{score:.4g}" for score in one.scores)) for one in each.changed[:shown]]
+        if changed:
+            render.table(changed, ("prompt", str(left), str(right)))
+        if len(each.changed) > shown:
+            render.line(f"and {len(each.changed) - shown} more: --show {len(each.changed)}")
+    if alone:
+        render.line()
+        render.line(f"not compared, no prompt has a score in both: {', '.join(alone)}")

@@ -9,7 +9,7 @@ import typer
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, On, Sets, TestOnly, as_typed
 from ppoctl.cli.submission import Submission
-from ppoctl.errors import RecipeError, StorageError, quoted
+from ppoctl.errors import RecipeError, quoted
 
 _OF_A_RUN = ("run.json", "manifest.json")
 
@@ -21,7 +21,9 @@ def evaluate(
     ],
     files: Annotated[list[Path] | None, typer.Argument(metavar="[RECIPE]...", help="Default: the run's own.")] = None,
     sets: Sets = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write every sample to this JSONL file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write every sample to this file, JSONL or .parquet.")
+    ] = None,
     on: On = "here",
     test_only: TestOnly = False,
     json: Json = False,
@@ -44,10 +46,11 @@ def evaluate(
 
     with signal_gate(as_typed("eval", [*(files or ()), "--ckpt", ckpt], sets or ())) as gate:
         gate.at, gate.keeps = "", "an evaluation keeps nothing before it is done"
+        from ppoctl.store import eval_samples
         from ppoctl.wire import commands
 
         checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())
-        evaluation = commands.evaluate(checkpoint, render.say)
+        evaluation = commands.evaluate(checkpoint, lambda text: render.say(render.printable(text)))
     figures = evaluation.figures()
     if json:
         render.json({"checkpoint": str(ckpt), "state": evaluation.stamp, "figures": figures})
@@ -57,7 +60,7 @@ def evaluate(
         render.line(f"state: {evaluation.stamp}")
     # Last: figures that took hours are printed whatever happens to the samples.
     if out is not None:
-        _write(out, evaluation.readable_files()["samples.jsonl"])
+        eval_samples.write(out, evaluation.rows)
         if not json:
             render.line(f"samples: {out}")
 
@@ -80,11 +83,3 @@ def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | 
     if layout.run_json.is_file():
         folder, log = layout.root, f"logs/{log}"
     submission.other(loaded, Work((*words, "--on", "here"), folder, log, is_run=False))
-
-
-def _write(out: Path, samples: bytes) -> None:
-    try:
-        out.write_bytes(samples)
-    except OSError as error:
-        out.unlink(missing_ok=True)
-        raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"df -h {quoted(out.parent)}") from error

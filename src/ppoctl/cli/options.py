@@ -1,5 +1,6 @@
 """Arguments and options that several commands share, so that they are spelled and explained alike."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -47,6 +48,17 @@ TakeOver = Annotated[
     bool,
     typer.Option("--take-over", help="Go on although another process of this host, or a job, is at work on the run."),
 ]
+
+
+Without = Annotated[
+    list[str] | None,
+    typer.Option("--without", metavar="NAME", help="Train without something that the recipe requires; repeatable."),
+]
+
+
+def with_accepted(sets: Sequence[str] | None, without: Sequence[str] | None) -> list[str]:
+    """The settings of `--set`, and those of `--without` as one of them, so that the run keeps what was accepted."""
+    return [*(sets or ()), *([f"without={json.dumps(list(without))}"] if without else [])]
 
 
 def as_typed(command: str, words: Sequence[str | Path], sets: Sequence[str]) -> str:

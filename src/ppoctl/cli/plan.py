@@ -1,6 +1,6 @@
 """`ppoctl plan`: the numbers of a run, without touching anything."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +10,7 @@ from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Runs, Sets
 from ppoctl.cli.plan_memory import print_memory
 
 if TYPE_CHECKING:
-    from ppoctl.plan.arithmetic import CriticStart, DataPlan, Plan, RolePlan
+    from ppoctl.plan.arithmetic import CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
     from ppoctl.recipe.schema import Recipe
 
 Row = tuple[str, str]
@@ -61,10 +61,13 @@ def plan(
 def _print(recipe: "Recipe", planned: "Plan") -> None:
     render.heading(f"{planned.name}: {planned.batch.steps} PPO steps")
     _section("one step", _batch_rows(planned))
+    _section("algorithm", iter(planned.algorithm.items()))
     _section("rewards, step by step", iter(planned.rewards.items()))
     _section("processes", _process_rows(recipe, planned))
     if planned.critic_start is not None:
         _section("critic starts from", _critic_rows(planned.critic_start))
+    if planned.reward_models:
+        _section("reward models", _reward_model_rows(planned.reward_models))
     _section("updates", _role_rows(planned), ("", "", "actor", "critic"))
     _section("data", _data_rows(planned))
     _section("disk", _storage_rows(planned))
@@ -110,6 +113,7 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[Row]:
     idle = count - sizes["generator"] if recipe.cluster.placement == "colocated" else 0
     says += f"; {idle} of {count} devices have none" if idle else ""
     yield "generator", f"{sizes['generator']}: {says}"
+    yield from ((role, f"{sizes[role]}: {model.layout}") for role, model in planned.reward_models.items())
     shares = {"colocated": "a process of each role shares one", "apart": "each process has one of its own"}
     yield "devices", f"{count}: {shares[recipe.cluster.placement]}"
     ray = "the run's own, on this machine" if address is None else f"the one at `{address}`"
@@ -123,7 +127,17 @@ def _critic_rows(start: "CriticStart") -> Iterator[Row]:
     size = "not here" if start.parameters is None else f"{start.family}, {start.parameters:,} parameters"
     yield "model", f"{start.path} ({size}, {start.dtype})"
     if (came := start.saved_by) is not None:
-        yield "saved by", f"{came.run} at step {came.step}, lineage {came.lineage[:12]}; its optimizer stays there"
+        by = came.run or "a run that is not beside it,"
+        yield "saved by", f"{by} at step {came.step}, lineage {came.lineage[:12]}; its optimizer stays there"
+
+
+def _reward_model_rows(models: Mapping[str, "RewardModelPlan"]) -> Iterator[Row]:
+    for key, model in models.items():
+        size = "not here" if model.parameters is None else f"{model.family}, {model.parameters:,} parameters"
+        yield key, f"{model.path} ({size}, {model.dtype})"
+        if model.passes_per_step_max is not None:
+            work = f"{model.passes_per_step_max:,} of {model.max_tokens:,} tokens a step"
+            yield "", f"texts of at most {model.max_tokens:,} tokens; at most {work} on each data rank"
 
 
 def _role_rows(planned: "Plan") -> Iterator[tuple[str, str, str]]:

@@ -111,7 +111,8 @@ def _print_too_much(memory: "Memory") -> None:
         most = f"{render.size(least.bytes)} ({least.stage})"
         enough = "" if least.fits else ", still too much"
         render.line(f"  with everything offloaded no stage needs more than {most}{enough}:")
-        render.line("""    --set 'cluster.offload=["actor", "critic", "generator"]'""")
+        reward = ', "reward"' if memory.scoring else ""
+        render.line(f"""    --set 'cluster.offload=["actor", "critic", "generator"{reward}]'""")
 
 
 def _rank_rows(memory: "Memory") -> list[tuple[str, ...]]:
@@ -137,6 +138,10 @@ def _other_rows(recipe: "Recipe", memory: "Memory") -> list[tuple[str, str]]:
     room += " in each engine" if recipe.generator.engines > 1 else ""
     samples = f"{render.size(driver.samples)} for samples of a step, then {render.size(driver.records)} of records"
     rows = [
+        *(
+            (role, f"{render.size(of.weights)} weights and {render.size(of.forward)} at work, in each process")
+            for role, of in memory.scoring.items()
+        ),
         ("generator", f"{render.size(generator.weights)} weights{each}"),
         ("KV cache", f"{render.size(generator.kv_cache)}{each}: {room}"),
         ("driver", samples),

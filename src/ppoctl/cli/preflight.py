@@ -48,7 +48,10 @@ def examined(
 def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
     """The recipe that `train` and `rollout` start with: nothing is known that would stop it. With `force` memory and
     disk may be judged too small."""
+    from ppoctl.recipe.capabilities import require_capable
+
     loaded, _ = examined(files, sets, strict=True)
+    require_capable(loaded.recipe)
     require_room(loaded.recipe, runs / loaded.recipe.name, force=force)
     return loaded
 
@@ -57,8 +60,10 @@ def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force
     """The recipe of a job. What its nodes have is not known here: folders and disk are asked, memory and GPUs are
     not."""
     from ppoctl.preflight.folders import require_space, require_writable
+    from ppoctl.recipe.capabilities import require_capable
 
     loaded, _ = examined(files, sets, strict=True)
+    require_capable(loaded.recipe)
     run = runs / loaded.recipe.name
     require_writable(run)
     if not force:

@@ -22,11 +22,22 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="As `ppoctl recipes li
 @app.command("list")
 def list_(json: Json = False) -> None:
     """Print the name and purpose of each recipe."""
-    found = {path.stem: describe(path) for path in sorted(folder().glob("*.toml"))}
+    from ppoctl.recipe.head import head_of
+
+    found = {name: head_of(path.read_text("utf-8")) for name, path in shipped().items()}
     if json:
-        render.json({"recipes": [{"name": name, "description": text} for name, text in found.items()]})
+        rows = [{"name": name, "purpose": head.purpose, **head.parts} for name, head in found.items()]
+        render.json({"recipes": [{key.lower(): text for key, text in row.items()} for row in rows]})
     else:
-        render.table([(name, text.partition("\n")[0]) for name, text in found.items()])
+        render.table([(name, head.purpose) for name, head in found.items()])
+
+
+@app.command("table")
+def table() -> None:
+    """Print the page of the shipped recipes (docs/recipes.md)."""
+    from ppoctl.recipe.head import page
+
+    render.line(page(shipped()).rstrip("\n"))
 
 
 @app.command()
@@ -52,7 +63,7 @@ def copy(
     # The folder keeps its name: the recipe refers to it.
     pairs = [(source, target)]
     if source.with_suffix("").is_dir():
-        pairs.append((source.with_suffix(""), target.parent / name))
+        pairs.append((source.with_suffix(""), target.parent / source.stem))
     for _, new in pairs:
         if new.exists():
             aside = f"mv {quoted(new)} {quoted(f'{new}.old')}"
@@ -179,30 +190,30 @@ def _as_json(feature: "Feature") -> dict[str, object]:
 
 
 def folder() -> Path:
-    """Folder of the shipped recipes: inside the installed package, or at the top of a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    for candidate in (package / "_recipes", package.parents[1] / "recipes"):
-        if candidate.is_dir():
-            return candidate
-    raise RecipeError("this installation has no recipes", hint="pip install --force-reinstall ppoctl")
+    """Folder of the shipped recipes. Raises RecipeError where there is none."""
+    from ppoctl.model.carried import recipes_folder
+
+    if (found := recipes_folder()) is None:
+        raise RecipeError("this installation has no recipes", hint="pip install --force-reinstall ppoctl")
+    return found
+
+
+def shipped() -> dict[str, Path]:
+    """Files of all shipped recipes by name, as `quickstart` or, where they lie in a folder, `verl/gemma`; those
+    outside folders come first."""
+    files = sorted(folder().rglob("*.toml"), key=lambda file: (len(file.parts), file))
+    return {file.relative_to(folder()).with_suffix("").as_posix(): file for file in files}
 
 
 def find(name: str) -> Path:
     """File of a shipped recipe. Raises RecipeError with the nearest name when there is none."""
-    path = folder() / f"{name.removesuffix('.toml')}.toml"
-    if path.is_file() and path.parent == folder():
-        return path
+    known, wanted = shipped(), name.removesuffix(".toml")
+    if wanted in known:
+        return known[wanted]
     from ppoctl.recipe.explain import similar
 
-    near = similar(name, [other.stem for other in folder().glob("*.toml")])
+    # A script of another system is called as its recipe, but for what it runs.
+    bare = wanted.rpartition("/")[2].removeprefix("run_").removesuffix(".sh")
+    inside = next((each for each in known if each.rpartition("/")[2] == bare), None)
+    near = f"; did you mean `{inside}`?" if inside else similar(name, list(known))
     raise RecipeError(f"no recipe is called `{name}`{near}", hint="ppoctl recipes list")
-
-
-def describe(path: Path) -> str:
-    """The comment a recipe begins with; its first line says what it is for."""
-    lines: list[str] = []
-    for text in path.read_text("utf-8").splitlines():
-        if not text.startswith("#"):
-            break
-        lines.append(text.lstrip("# ").strip())
-    return "\n".join(lines)

@@ -5,13 +5,27 @@ from typing import Annotated
 import typer
 
 from ppoctl.cli import preflight, summary
-from ppoctl.cli.options import Chain, Force, Json, On, Recipes, Runs, Sets, TestOnly, Verbose, as_typed
+from ppoctl.cli.options import (
+    Chain,
+    Force,
+    Json,
+    On,
+    Recipes,
+    Runs,
+    Sets,
+    TestOnly,
+    Verbose,
+    Without,
+    as_typed,
+    with_accepted,
+)
 from ppoctl.cli.submission import Submission
 
 
 def train(
     files: Recipes,
     sets: Sets = None,
+    without: Without = None,
     runs: Runs = summary.RUNS,
     or_resume: Annotated[
         bool, typer.Option("--or-resume", help="Continue the run if it exists (batch scripts use this).")
@@ -24,14 +38,15 @@ def train(
     json: Json = False,
 ) -> None:
     """Train: create the run RUNS/NAME and do it. An existing one is refused; `resume` continues it."""
+    sets = with_accepted(sets, without)
     if on == "slurm":
         submission = Submission(test_only=test_only, chain=chain, as_json=json, force=force)
-        submission.new_run(files, sets or (), runs, "train", or_resume=or_resume)
+        submission.new_run(files, sets, runs, "train", or_resume=or_resume)
         return
     from ppoctl.launch.signals import signal_gate
 
-    with signal_gate(as_typed("train", files, sets or ())) as gate:
-        loaded = preflight.startable(files, sets or (), runs, force=force)
+    with signal_gate(as_typed("train", files, sets)) as gate:
+        loaded = preflight.startable(files, sets, runs, force=force)
         from ppoctl.wire import commands
 
         ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, verbose=verbose)
@@ -41,6 +56,7 @@ def train(
 def rollout(
     files: Recipes,
     sets: Sets = None,
+    without: Without = None,
     runs: Runs = summary.RUNS,
     on: On = "here",
     test_only: TestOnly = False,
@@ -49,14 +65,15 @@ def rollout(
     json: Json = False,
 ) -> None:
     """Draw and score the responses of the first step, and stop. `train` with the same recipe goes on from them."""
+    sets = with_accepted(sets, without)
     if on == "slurm":
         submission = Submission(test_only=test_only, chain=1, as_json=json, force=force)
-        submission.new_run(files, sets or (), runs, "rollout")
+        submission.new_run(files, sets, runs, "rollout")
         return
     from ppoctl.launch.signals import signal_gate
 
-    with signal_gate(as_typed("rollout", files, sets or ())) as gate:
-        loaded = preflight.startable(files, sets or (), runs, force=force)
+    with signal_gate(as_typed("rollout", files, sets)) as gate:
+        loaded = preflight.startable(files, sets, runs, force=force)
         from ppoctl.wire import commands
 
         ended = commands.rollout(loaded, gate, runs=runs, verbose=verbose)

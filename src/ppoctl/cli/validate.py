@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppoctl.cli import preflight, render
+from ppoctl.cli import preflight, render, reward_trial
 from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Sets
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ def validate(
     sets: Sets = None,
     show: Annotated[bool, typer.Option("--show", help="Print every value and where it was set.")] = False,
     reward: Annotated[
-        bool, typer.Option("--reward", help="Ask the scorer: gold answers must beat wrong ones.")
+        bool, typer.Option("--reward", help="Try the reward: gold answers must beat all that is cheap to write.")
     ] = False,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Training rows that --reward tries.")] = 64,
     assets: Assets = False,
     gpu_gib: GpuGib = None,
     here: Here = False,
@@ -41,34 +42,31 @@ def validate(
     staged = _staged(loaded) if stage else None
     if here or gpu_gib is not None:
         require_fit(loaded.recipe, gpu_gib or gpu_gib_here())
-    probe = None
-    if reward:
-        from ppoctl.wire.session import probe_reward
-
-        probe = list(probe_reward(loaded.recipe))
+    reports = reward_trial.tried(loaded.recipe, rows) if reward else []
     if json:
         answer: dict[str, Any] = {
-            "ok": True,
+            "ok": reward_trial.is_worth_training_on(reports),
             "name": loaded.recipe.name,
             "files": [str(file) for file in files],
             "notes": notes,
         }
         if show:
             answer |= {"recipe": loaded.resolved(), "origins": loaded.origins}
-        if probe is not None:
-            answer["reward"] = probe
+        if reward:
+            answer["reward"] = [report.as_json() for report in reports]
         if staged is not None:
             answer["assets"] = [asdict(asset) for asset in staged]
         render.json(answer)
+        reward_trial.require_worth_training_on(reports)
         return
     if show:
         _show(loaded)
-    for text in probe or ():
-        render.line(text)
+    reward_trial.told(reports)
     if staged is not None:
         sizes = ["" if asset.size is None else render.size(asset.size) for asset in staged]
-        rows = [(asset.key, asset.where, size, asset.sha256[:12]) for asset, size in zip(staged, sizes, strict=True)]
-        render.table(rows, ("asset", "where", "size", "sha256"))
+        lines = [(asset.key, asset.where, size, asset.sha256[:12]) for asset, size in zip(staged, sizes, strict=True)]
+        render.table(lines, ("asset", "where", "size", "sha256"))
+    reward_trial.require_worth_training_on(reports)
     for note in unused(loaded.recipe):
         render.say(f"note: {note}")
     render.say(f"ok: {' + '.join(str(file) for file in files)}")

@@ -12,7 +12,7 @@ from typing import Protocol
 from ppoctl.convert.headers import TRAINABLE
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, ROPE_CONSTANTS, VALUE_HEAD, Placement, Role, placements
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.model.folder import read_config
+from ppoctl.model.labels import has_head
 from ppoctl.model.shape import ModelShape
 
 VALUE_BIAS = "score.bias"
@@ -53,7 +53,7 @@ def account(found: Mapping[str, Described], folder: Path, shape: ModelShape, rol
     expected, of another shape or quantised."""
     result = Account(list(placements(shape, role)))
     missing = [part.name for part in result.parts if part.name not in found]
-    if VALUE_HEAD in missing and not _should_have_a_head(folder):
+    if VALUE_HEAD in missing and not has_head(folder):
         missing.remove(VALUE_HEAD)
         result.made_up = True
         result.notes.append(f"`{VALUE_HEAD}` is not in `{folder}`: the value head is zero")
@@ -100,12 +100,6 @@ def _leave_out(result: Account, names: Iterable[str], folder: Path, shape: Model
             result.notes.append(f"`{name}` is left out: it is zero")
         else:
             raise not_part_of(name, folder, role)
-
-
-def _should_have_a_head(folder: Path) -> bool:
-    """Whether config.json names a class with a head: a missing head was then lost, and must not be made zero."""
-    classes = read_config(folder).get("architectures") or ()
-    return any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in classes)
 
 
 def _require_fitting(part: Placement, found: Described, folder: Path) -> None:

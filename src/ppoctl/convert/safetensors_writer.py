@@ -6,10 +6,10 @@ bytes. The header comes first, so all tensors are known before the first is writ
 
 import json
 from collections.abc import Mapping
+from ctypes import c_ubyte
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
 from torch import Tensor
 
 from ppoctl.convert.headers import SAFETENSORS
@@ -53,7 +53,9 @@ class SafetensorsWriter:
             self._open = path, path.open("r+b")
         file = self._open[1]
         file.seek(start)
-        file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        here = tensor.detach().cpu().contiguous()
+        # Not by `numpy()`, after which torch would refuse to free the storage when its role leaves the memory.
+        file.write((c_ubyte * here.nbytes).from_address(here.data_ptr()))
         self._missing.discard(name)
 
     def finish(self) -> None:

@@ -60,8 +60,8 @@ def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
             yield _placement(row, shape, layer, expert)
     yield _placement(Row(FINAL_NORM, "decoder.final_layernorm.weight", "hidden"), shape)
     if role == "critic":
-        # A critic is transformers' ...ForSequenceClassification with one label.
-        yield _placement(Row(VALUE_HEAD, OUTPUT_LAYER, "one hidden"), shape)
+        # A critic is transformers' ...ForSequenceClassification with one label, a reward model one with any number.
+        yield _placement(Row(VALUE_HEAD, OUTPUT_LAYER, "labels hidden"), shape)
     elif not shape.tied_embeddings:
         yield _placement(Row(LM_HEAD, OUTPUT_LAYER, "vocab* hidden"), shape)
 
@@ -92,6 +92,7 @@ def sizes(shape: ModelShape) -> dict[str, int]:
     """Sizes of the dimensions that rows name."""
     found = {
         "one": 1,
+        "labels": shape.labels,
         "vocab": shape.vocab_size,
         "hidden": shape.hidden_size,
         "ffn": shape.ffn_hidden_size,

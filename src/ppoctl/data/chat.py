@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -31,17 +32,19 @@ class ChatTemplate:
         self._folder = folder
         config = read_json_object(folder / "tokenizer_config.json")
         special = {**read_json_object(folder / "special_tokens_map.json"), **config}
-        self._special = {name: _token(special[name]) for name in _SPECIAL if special.get(name) is not None}
+        self.special = {name: _token(special[name]) for name in _SPECIAL if special.get(name) is not None}
+        """Texts of the special tokens by name (`bos_token`)."""
         self.text = _text(folder, config)
         self._compiled = None if self.text is None else self._compile(self.text)
 
-    def render(self, chat: Sequence[Message]) -> str:
-        """The chat as text, with what opens the assistant's turn. Raises whatever the template raises, which may be
-        anything; the model must have a template."""
+    def render(self, chat: Sequence[Message], arguments: Mapping[str, object] = MappingProxyType({})) -> str:
+        """The chat as text, with what opens the assistant's turn. `arguments`: those of the recipe's own
+        (`template_args`). Raises whatever the template raises, which may be anything; the model must have a
+        template."""
         assert self._compiled is not None
         messages = [{"role": message.role, "content": message.content} for message in chat]
         return self._compiled.render(
-            messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
+            messages=messages, tools=None, documents=None, add_generation_prompt=True, **{**self.special, **arguments}
         )
 
     def _compile(self, text: str) -> jinja2.Template:

@@ -4,14 +4,15 @@ prompts in order of use:   | epoch 0: a permutation of all rows | epoch 1: anoth
 step s (from 1) takes positions (s - 1) * prompts_per_step ... s * prompts_per_step - 1, over epoch borders too
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from ppoctl.batch.prompts import Prompt, Prompts
-from ppoctl.batch.seeds import derive_seed
-from ppoctl.data.rows import digest_of, read_datasets, require_enough
-from ppoctl.data.template import PromptTemplate, require_fits
+from ppoctl.data.index import RowSet, digest_of, read_set
+from ppoctl.data.order import Order, Share
+from ppoctl.data.prompt_set import Counts, Mixed, PromptSet
+from ppoctl.data.rows import require_enough, require_in_an_epoch, single_tables, tables_of
+from ppoctl.data.template import PromptTemplate
 from ppoctl.recipe.schema import DataTable, RolloutTable
 
 
@@ -19,60 +20,70 @@ from ppoctl.recipe.schema import DataTable, RolloutTable
 class PromptSource:
     """Prompts of a run: the training set's by step, the evaluation sets' by name."""
 
-    train: tuple[Prompt, ...]
-    evaluations: Mapping[str, tuple[Prompt, ...]]
+    train: Sequence[Prompt]
+    evaluations: Mapping[str, Sequence[Prompt]]
     seed: int
     prompts_per_step: int
     digests: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 digests that `run.json` remembers: of `data.train`, `data.eval.NAME` and `tokenizer`."""
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+    """Numbers of rows by the keys of their tables: `data.train`, `data.eval.NAME`, `data.train.sources.NAME`."""
+    rows: Mapping[str, tuple[RowSet, ...]] = field(default_factory=dict)
+    """Rows of each set's sources, read and not rendered: of `data.train`, `data.eval.NAME`."""
+    shares: tuple[Share, ...] = ()
+    """Shares of the training set's sources; empty: it has one."""
 
     @classmethod
     def load(cls, data: DataTable, rollout: RolloutTable, template: PromptTemplate, *, seed: int) -> "PromptSource":
-        """Read, render and check all datasets of a recipe. Raises DataError."""
-        datasets = read_datasets(data)
-        require_enough(len(datasets["train"]), rollout.prompts_per_step)
-        prompts: dict[str, tuple[Prompt, ...]] = {}
-        for name, rows in datasets.items():
-            table = data.train if name == "train" else data.eval[name.removeprefix("eval.")]
-            rendered = template.render(rows, table, name=name)
-            require_fits(rows, rendered, max_prompt_tokens=rollout.max_prompt_tokens, name=name)
-            prompts[name] = tuple(
-                Prompt(row.id, prompt.token_ids, prompt.text, row.answer, prompt.messages, row.fields)
-                for row, prompt in zip(rows, rendered, strict=True)
-            )
-        return cls(
-            train=prompts.pop("train"),
-            evaluations={name.removeprefix("eval."): rows for name, rows in prompts.items()},
+        """Read and check all datasets of a recipe. Raises DataError."""
+        most = rollout.max_prompt_tokens
+        sets = {
+            name: {
+                source: PromptSet(read_set(single, name=its, source=source), single, template, most)
+                for source, (its, single) in single_tables(table, name=name).items()
+            }
+            for name, table in tables_of(data).items()
+        }
+        joined = {name: Mixed(tuple(inside.values())) for name, inside in sets.items()}
+        found = cls(
+            train=joined.pop("train"),
+            evaluations={name.removeprefix("eval."): prompts for name, prompts in joined.items()},
             seed=seed,
             prompts_per_step=rollout.prompts_per_step,
             digests={
-                **{f"data.{name}": digest_of(rows) for name, rows in datasets.items()},
+                **{
+                    f"data.{name}": digest_of({source: each.rows for source, each in inside.items()})
+                    for name, inside in sets.items()
+                },
                 "tokenizer": template.digest,
             },
+            counts={f"data.{each.rows.name}": each.counts for inside in sets.values() for each in inside.values()},
+            rows={f"data.{name}": tuple(each.rows for each in inside.values()) for name, inside in sets.items()},
+            shares=tuple(Share(len(each), each.weight) for each in sets["train"].values()),
         )
+        for each in sets["train"].values():
+            require_in_an_epoch(each.rows.name, len(each), each.weight)
+        require_enough(found.order.epoch_rows, rollout.prompts_per_step)
+        return found
+
+    @property
+    def order(self) -> Order:
+        """Order in which the training set's rows come."""
+        return Order(self.shares or (Share(len(self.train)),), self.seed)
 
     def prompts_for(self, step: int) -> Prompts:
         """Prompts of one step, counted from 1. Ids are unique within a step: a prompt that comes twice (before and
-        after an epoch border) is `ID` and `ID#2`."""
+        after an epoch border, or by its weight) is `ID` and `ID#2`."""
         assert step >= 1, "steps count from 1"
-        num_rows = len(self.train)
-        chosen: list[Prompt] = []
+        order, chosen = self.order, list[Prompt]()
         seen: dict[str, int] = {}
         first = (step - 1) * self.prompts_per_step
         for position in range(first, first + self.prompts_per_step):
-            epoch, offset = divmod(position, num_rows)
-            prompt = self.train[_permutation(self.seed, epoch, num_rows)[offset]]
+            prompt = self.train[order.row(position)]
             seen[prompt.id] = times = seen.get(prompt.id, 0) + 1
             chosen.append(prompt if times == 1 else replace(prompt, id=f"{prompt.id}#{times}"))
         return Prompts(step, tuple(chosen))
 
     def evaluation_sets(self) -> dict[str, Prompts]:
         """All rows of each evaluation set, in the dataset's order, as step 0."""
-        return {name: Prompts(0, rows) for name, rows in self.evaluations.items()}
-
-
-@lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, num_rows: int) -> tuple[int, ...]:
-    """A random order of the rows. Sorting by hash depends on no library's generator, and so on no version of one.
-    Cached because it costs some microseconds a row, and neighbouring steps share it."""
-    return tuple(sorted(range(num_rows), key=lambda row: (derive_seed(seed, "prompts", epoch, row), row)))
+        return {name: Prompts(0, tuple(prompts)) for name, prompts in self.evaluations.items()}

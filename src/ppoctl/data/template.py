@@ -1,6 +1,6 @@
 """The way from questions to token ids, through the model's own tokenizer and chat template.
 
-With a chat template: [system message,] user message "question[\\ninstruction]", then what opens the assistant's turn.
+With a chat template: the messages of `framing`, then what opens the assistant's turn.
 Without one (base models): the same parts as plain text, a blank line between messages, after the tokenizer's
 beginning-of-sequence token where it adds one. No other token is added.
 
@@ -10,15 +10,17 @@ rules of the architecture in `config.json`, and then cut the same text different
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.prompts import Message
+from ppoctl.data.framing import Framing
 from ppoctl.data.rows import Row
 from ppoctl.errors import DataError, EnvironmentProblemError
-from ppoctl.recipe.schema import ColumnRows, Gsm8kRows
+from ppoctl.recipe.rows import SingleTable
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,9 @@ class Rendered:
     token_ids: tuple[int, ...]
 
 
-def load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str, key: str = "model.path") -> Any:
     """Tokenizer of a model folder, or of a hub model in the local cache; nothing is downloaded. Raises
-    EnvironmentProblemError where there is none."""
+    EnvironmentProblemError where there is none; `key` names the folder."""
     try:
         # Imported apart: the automatic one brings every architecture, which takes seconds.
         if _has_tokenizer_json(path):
@@ -46,7 +48,7 @@ def load_tokenizer(path: str) -> Any:
     except Exception as error:  # tokenizers raises Exception itself for a file that it cannot read
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise EnvironmentProblemError(
-            f"`model.path` is `{path}`, and no tokenizer can be loaded from it: {first}",
+            f"`{key}` is `{path}`, and no tokenizer can be loaded from it: {first}",
             hint="name a folder with `tokenizer.json`; a hub model is fetched first, with `hf download MODEL`",
         ) from error
 
@@ -76,42 +78,78 @@ class PromptTemplate:
         parts = json.dumps([core, sorted(special.items()), self._chat_template])
         return hashlib.sha256(parts.encode()).hexdigest()
 
-    def render(self, rows: Sequence[Row], table: Gsm8kRows | ColumnRows, *, name: str) -> list[Rendered]:
+    def render(self, rows: Sequence[Row], table: SingleTable, *, name: str) -> list[Rendered]:
         """Render rows in order. `name` is the dataset's key below `data`.
 
-        Raises DataError where the table's system message or instruction meets a chat that has its own, and where the
-        template refuses a row.
+        Raises what `Framing.chat` raises, and DataError where the template refuses a row.
         """
-        chats = [chat_of(row, table, name=name) for row in rows]
+        framing = Framing(table, name=name)
+        chats = [framing.chat(row) for row in rows]
+        texts = [self.text(chat, row, table.template_args) for chat, row in zip(chats, rows, strict=True)]
+        told = zip(chats, texts, self.token_ids(texts), strict=True)
+        return [Rendered(chat, text, ids) for chat, text, ids in told]
+
+    def text(self, chat: Sequence[Message], row: Row, arguments: Mapping[str, object]) -> str:
+        """The chat as text, with what opens the assistant's turn. Raises DataError where the template refuses it."""
         if self._chat_template is None:
-            texts = ["\n\n".join(message.content for message in chat) for chat in chats]
-            opening = self._opening_ids()
-        else:
-            texts = [self._apply(chat, row) for chat, row in zip(chats, rows, strict=True)]
-            opening = ()
-        # The template writes its special tokens itself; the tokenizer must not add a second beginning.
-        # Lengths are our own check's business (`require_fits`), so it need not warn of them.
-        encoded = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return [Rendered(chat, text, (*opening, *ids)) for chat, text, ids in zip(chats, texts, encoded, strict=True)]
-
-    @property
-    def _chat_template(self) -> Any:
-        return getattr(self._tokenizer, "chat_template", None)
-
-    def _apply(self, chat: tuple[Message, ...], row: Row) -> str:
+            return "\n\n".join(message.content for message in chat)
         messages = [{"role": message.role, "content": message.content} for message in chat]
         try:
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False, **arguments
+            )
         except Exception as error:  # a template is code: it can fail in any way
             raise refused(row, error) from error
         return str(text)
 
-    def _opening_ids(self) -> tuple[int, ...]:
-        """Ids of the beginning-of-sequence token where this tokenizer adds one. The tokenizer itself is asked,
-        because what it adds at the *end* (some add an end token) must not end up in a prompt."""
+    def token_ids(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Token ids of texts that `text` gave."""
+        # The template writes its special tokens itself; the tokenizer must not add a second beginning.
+        # Lengths are our own check's business (`index`), so it need not warn of them.
+        encoded = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        return [(*self.opening, *ids) for ids in encoded]
+
+    def most_tokens(self, text: str) -> int | None:
+        """A bound on the tokens of a text that costs no look at its merges; None: the tokenizer allows none.
+
+        A token of a byte-level vocabulary is at least one byte. Unicode's composed form (NFC) leaves ASCII alone, and
+        makes at most three bytes of one.
+        """
+        if not self._is_byte_level:
+            return None
+        return len(self.opening) + (len(text) if text.isascii() else 3 * len(text.encode()))
+
+    @cached_property
+    def opening(self) -> tuple[int, ...]:
+        """Ids of the beginning-of-sequence token where there is no template to write it, and this tokenizer adds
+        one. The tokenizer itself is asked, because what it adds at the *end* (some add an end token) must not end up
+        in a prompt."""
         bos = self._tokenizer.bos_token_id
+        if self._chat_template is not None or bos is None:
+            return ()
         with_special = self._tokenizer("x", add_special_tokens=True)["input_ids"]
-        return (bos,) if bos is not None and with_special[:1] == [bos] else ()
+        return (bos,) if with_special[:1] == [bos] else ()
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return False
+        told = json.loads(backend.to_str())
+        before = told.get("pre_tokenizer") or {}
+        steps = before.get("pretokenizers", [before])
+        cuts = ("Split", "Digits", "Punctuation", "Whitespace")  # which add nothing
+        byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
+        return (
+            (told.get("normalizer") or {"type": "NFC"})["type"] == "NFC"
+            and len(byte_level) == 1
+            and not byte_level[0].get("add_prefix_space")
+            and all(step in byte_level or step.get("type") in cuts for step in steps)
+        )
+
+    @property
+    def _chat_template(self) -> Any:
+        return getattr(self._tokenizer, "chat_template", None)
 
 
 def refused(row: Row, error: Exception) -> DataError:
@@ -120,40 +158,3 @@ def refused(row: Row, error: Exception) -> DataError:
         f"the model's chat template refuses row `{row.id}` ({row.place}): {error}",
         hint="many templates take no system message, or want user and assistant to take turns",
     )
-
-
-def chat_of(row: Row, table: Gsm8kRows | ColumnRows, *, name: str) -> tuple[Message, ...]:
-    """Messages of a row: its own, or system message and question with instruction. Raises DataError on a conflict of
-    the two."""
-    system = (Message("system", table.system),) if table.system else ()
-    if isinstance(row.question, str):
-        question = f"{row.question}\n{table.instruction}" if table.instruction else row.question
-        return (*system, Message("user", question))
-    if table.instruction:
-        raise DataError(
-            f"`data.{name}.instruction` is set, and the prompt of row `{row.id}` ({row.place}) is a chat",
-            hint=f'--set data.{name}.instruction=""; a chat says everything itself',
-        )
-    if system and row.question[0].role == "system":
-        raise DataError(
-            f"`data.{name}.system` is set, and row `{row.id}` ({row.place}) has a system message of its own",
-            hint=f'--set data.{name}.system=""',
-        )
-    return (*system, *row.question)
-
-
-def require_fits(rows: Sequence[Row], rendered: Sequence[Rendered], *, max_prompt_tokens: int, name: str) -> None:
-    """Raises DataError on the longest prompt where it is over the limit, and on a prompt without tokens."""
-    lengths = [len(prompt.token_ids) for prompt in rendered]
-    if not min(lengths):
-        row = rows[lengths.index(0)]
-        raise DataError(f"row `{row.id}` ({row.place}) renders to no tokens", hint="look at the chat template")
-    longest = max(lengths)
-    if longest > max_prompt_tokens:
-        row = rows[lengths.index(longest)]
-        too_long = sum(length > max_prompt_tokens for length in lengths)
-        raise DataError(
-            f"row `{row.id}` ({row.place}) has {longest} prompt tokens, and `rollout.max_prompt_tokens` is "
-            f"{max_prompt_tokens}; {too_long} of {len(lengths)} rows of `data.{name}` are over it",
-            hint=f"--set rollout.max_prompt_tokens={longest}",
-        )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import EnvironmentProblemError, PpoctlError, RecipeError
+from ppoctl.model.carried import carried_folder
 from ppoctl.model.config import NOT_OF_THE_MODEL, InvalidFieldError, completed
 from ppoctl.model.families import FAMILIES
 from ppoctl.model.fields import Family, UnsupportedValueError
@@ -12,10 +13,10 @@ from ppoctl.model.folder import local_folder, read_config
 from ppoctl.model.shape import ModelShape
 
 
-def shape_if_here(path: str) -> ModelShape | None:
-    """The model at a path of a recipe; None where it is not on this machine or cannot be trained, which `preflight`
-    reports."""
-    folder = local_folder(path)
+def shape_if_known(path: str) -> ModelShape | None:
+    """The model at a path of a recipe, by its own config.json or by the one that ships with ppoctl; None where there
+    is neither, or it cannot be trained, which `preflight` reports."""
+    folder = local_folder(path) or carried_folder(path)
     try:
         return None if folder is None else read_shape(folder)
     except PpoctlError:

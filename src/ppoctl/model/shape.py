@@ -122,6 +122,8 @@ class ModelShape:
     latent: LatentShape | None = None
     """Latent attention; None: plain attention, every head with queries of its own, groups of them with keys and
     values."""
+    labels: int = 1
+    """Outputs of the head where the model has one in place of logits: 1 for a critic."""
 
     @property
     def padded_vocab_size(self) -> int:

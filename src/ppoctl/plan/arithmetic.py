@@ -5,10 +5,12 @@ Bytes are estimates from the model's config.json and say so; everything else is 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from ppoctl.model.cost import count_parameters
 from ppoctl.model.folder import local_folder
+from ppoctl.plan.algorithm import algorithm
 from ppoctl.plan.disk import StoragePlan, storage_of
 from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.microbatches import microbatches
@@ -16,10 +18,11 @@ from ppoctl.plan.rewards import reward_steps
 from ppoctl.plan.schedule import learning_rate_of
 from ppoctl.recipe import sizes
 from ppoctl.recipe.cadence import evaluates
-from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes
-from ppoctl.recipe.role_model import model_of
-from ppoctl.recipe.run_length import rows_of
-from ppoctl.recipe.schema import Recipe, TrainedTable
+from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes, reward_models
+from ppoctl.recipe.role_model import model_of, reward_model_of
+from ppoctl.recipe.row_files import rows_of
+from ppoctl.recipe.schema import ParallelTable, Recipe, TrainedTable
 from ppoctl.store.saved_by import SavedBy, saved_by
 
 
@@ -79,6 +82,23 @@ class CriticStart:
 
 
 @dataclass(frozen=True)
+class RewardModelPlan:
+    """A reward model, and its work in a step."""
+
+    path: str
+    dtype: str
+    layout: str
+    """Parallel layout, in words."""
+    family: str | None
+    """Family of the model; None: it is not on this machine, and what follows is not known."""
+    parameters: int | None
+    max_tokens: int | None
+    """Most tokens of a text, and of the texts of one pass."""
+    passes_per_step_max: int | None
+    """Passes of each data rank in a step whose texts are of full length."""
+
+
+@dataclass(frozen=True)
 class DataPlan:
     """Size and use of one dataset. Rows are None where counting them needs more than reading lines."""
 
@@ -109,12 +129,16 @@ class Plan:
     critic: RolePlan
     critic_start: CriticStart | None
     """Start of a critic with a model of its own; None: it starts from the actor's, its head at zero."""
+    reward_models: Mapping[str, RewardModelPlan]
+    """Models that score, by the key of their table."""
     processes: Mapping[str, int]
     """Processes of each role; the generator's are those of all engines together."""
     is_one_process: bool
     """Whether all roles live in the process of the command; otherwise they are processes of Ray."""
     devices: int
     """GPUs, or slots on CPUs, that the processes take."""
+    algorithm: Mapping[str, str]
+    """What was chosen of the mathematics, each choice in words."""
     rewards: Mapping[str, str]
     """Steps from a score to the reward of training, in their order, each in words."""
     train: DataPlan
@@ -132,18 +156,20 @@ class Plan:
 def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
     """The plan of a recipe that keeps the rules, for GPUs of `gpu_gib` GiB or for this machine's CPU."""
     rows, drawn = rows_of(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
-    eval_sets = {name: DataPlan(table.path, rows_of(table)) for name, table in recipe.data.eval.items()}
+    eval_sets = {name: DataPlan(table.named, rows_of(table)) for name, table in recipe.data.eval.items()}
     return Plan(
         name=recipe.name,
         batch=_batch(recipe),
         actor=_role(recipe, "actor", recipe.actor),
         critic=_role(recipe, "critic", recipe.critic),
         critic_start=_critic_start(recipe),
+        reward_models={dotted(key): _reward_model(recipe, key) for key in reward_models(recipe)},
         processes=processes(recipe),
         is_one_process=is_one_process(recipe),
         devices=devices(recipe),
+        algorithm=algorithm(recipe),
         rewards=reward_steps(recipe),
-        train=DataPlan(recipe.data.train.path, rows, drawn, drawn / rows if rows else None),
+        train=DataPlan(recipe.data.train.named, rows, drawn, drawn / rows if rows else None),
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
         storage=storage_of(recipe),
@@ -164,10 +190,23 @@ def _critic_start(recipe: Recipe) -> CriticStart | None:
     return CriticStart(model.path, model.dtype, shape.family, parameters, came)
 
 
+def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
+    table, model = reward_models(recipe)[key], reward_model_of(recipe, key)
+    layout, shape = table.parallel or ParallelTable(), model.shape
+    if shape is None:
+        return RewardModelPlan(model.path, model.dtype, layout.describe(), None, None, table.max_tokens, None)
+    # Texts of a step are about as long as its sequences, in the words of another tokenizer.
+    most = sizes.reward_tokens(table, shape)
+    at_once = max(most // min(sizes.longest_sequence(recipe) + 1, most), 1)
+    passes = ceil(ceil(sizes.sequences_per_step(recipe) / layout.data) / at_once)
+    count = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
+    return RewardModelPlan(model.path, model.dtype, layout.describe(), shape.family, count, most, passes)
+
+
 def _batch(recipe: Recipe) -> BatchPlan:
     rollout = recipe.rollout
     sequences = sizes.sequences_per_step(recipe)
-    window = rollout.max_prompt_tokens + rollout.max_new_tokens
+    window = sizes.window_tokens(rollout, rollout.max_new_tokens)
     return BatchPlan(
         steps=recipe.steps,
         prompts_per_step=rollout.prompts_per_step,
@@ -210,5 +249,5 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
 def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:
     rows = [table.rows for table in sets.values()]
     known = [number for number in rows if number is not None]
-    responses = sum(known) * (1 + recipe.eval.samples_per_prompt) if len(known) == len(rows) else None
+    responses = sum(known) * recipe.eval.responses_per_prompt if len(known) == len(rows) else None
     return EvalPlan(tuple(step for step in range(recipe.steps + 1) if evaluates(recipe, step)), responses)

@@ -1,8 +1,18 @@
 """The arithmetic of rewards in words: each step with its numbers, in the order in which they are taken."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.arithmetic import (
+    LengthPenalty,
+    OverlongPenalty,
+    ReferenceMoments,
+    RewardClip,
+    RewardScale,
+    RunningMoments,
+    Step,
+    steps_of,
+)
 
 TRUNCATED = {
     "terminal": "count as finished",
@@ -13,32 +23,31 @@ TRUNCATED = {
 
 def reward_steps(recipe: Recipe) -> Mapping[str, str]:
     """Name of each step -> what it does; the last says how truncated responses count."""
-    return dict(_steps(recipe))
+    told = dict(_words(step, recipe.rollout.max_new_tokens) for step in steps_of(recipe.reward))
+    return told | {"truncated": f"responses {TRUNCATED[recipe.ppo.truncated]}"}
 
 
-def _steps(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    table = recipe.reward
-    clip = table.clip
-    bounds = None if clip is None else f"to {clip.low:g} .. {clip.high:g}"
-    if (scale := table.scale) is not None:
-        (low, high), (to_low, to_high) = scale.from_, scale.to
-        yield "scale", f"{low:g} .. {high:g} becomes {to_low:g} .. {to_high:g}"
-    if bounds is not None and clip is not None and clip.place == "before_moments":
-        yield "clip", bounds
-    if table.moments.kind != "none":
-        std = getattr(table.moments, "std", None)
-        of = "of the run so far" if table.moments.kind == "running" else "of the first step whose rewards differ"
-        minus = f"minus the mean {of}, " if table.moments.center else ""
-        yield "moments", f"{minus}divided by {f'{std:g}' if std else f'the standard deviation {of}'}"
-    if bounds is not None and clip is not None and clip.place == "after_moments":
-        yield "clip", bounds
-    if table.unfinished_factor != 1:
-        yield "unfinished", f"truncated responses x {table.unfinished_factor:g}"
-    if (overlong := table.overlong) is not None:
-        end = overlong.max_tokens or recipe.rollout.max_new_tokens
-        beyond = "no less beyond" if overlong.floor else "and less beyond"
-        start = end - overlong.buffer_tokens
-        yield "overlong", f"from {start} tokens on less, {-overlong.penalty:g} at {end}, {beyond}"
-    if (length := table.length_penalty) is not None:
-        yield "length", f"{-length.per_token:g} for each token beyond {length.free_tokens}"
-    yield "truncated", f"responses {TRUNCATED[recipe.ppo.truncated]}"
+def _words(step: Step, longest: int) -> tuple[str, str]:
+    match step:
+        case RewardScale():
+            (low, high), (to_low, to_high) = step.from_, step.to
+            return "scale", f"{low:g} .. {high:g} becomes {to_low:g} .. {to_high:g}"
+        case RewardClip():
+            return "clip", f"to {step.low:g} .. {step.high:g}"
+        case RunningMoments():
+            return "moments", _divided(step.center, "of the run so far", None)
+        case ReferenceMoments():
+            return "moments", _divided(step.center, "of the first step whose rewards differ", step.std)
+        case OverlongPenalty():
+            end, beyond = step.max_tokens or longest, "no less beyond" if step.floor else "and less beyond"
+            start = end - step.buffer_tokens
+            return "overlong", f"from {start} tokens on less, {-step.penalty:g} at {end}, {beyond}"
+        case LengthPenalty():
+            return "length", f"{-step.per_token:g} for each token beyond {step.free_tokens}"
+        case factor:
+            return "unfinished", f"truncated responses x {factor:g}"
+
+
+def _divided(center: bool, of: str, std: float | None) -> str:  # noqa: FBT001 - a key's value
+    minus = f"minus the mean {of}, " if center else ""
+    return f"{minus}divided by {f'{std:g}' if std else f'the standard deviation {of}'}"

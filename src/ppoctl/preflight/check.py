@@ -5,16 +5,26 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ppoctl.data.chat import ChatTemplate
+from ppoctl.data.index import Counted
 from ppoctl.errors import PpoctlError
+from ppoctl.model.carried import carried_folder, source_of
 from ppoctl.model.folder import local_folder
-from ppoctl.model.reading import shape_if_here
-from ppoctl.preflight.model import model_faults, require_critic
-from ppoctl.preflight.prompts import Counted, require_rows
+from ppoctl.model.reading import shape_if_known
+from ppoctl.preflight.model import model_faults, require_critic, require_reward_model
+from ppoctl.preflight.prompts import RowChecks
+from ppoctl.recipe.capabilities import says, wanting
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.layers import told_uri
-from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.problems import Problem, as_error
-from ppoctl.recipe.schema import ColumnRows, Gsm8kRows, Recipe
+from ppoctl.recipe.rows import StoredRows, sources_of
+from ppoctl.recipe.schema import AnyRows, Recipe
+from ppoctl.recipe.schema_tree import values
+from ppoctl.recipe.sizes import window_tokens
+from ppoctl.rewards.metric_function import MetricFunction
+from ppoctl.rewards.model import ModelScorer
+from ppoctl.rewards.python import PythonScorer
+from ppoctl.rewards.table import RewardTable
 
 _WINDOW = ("max_prompt_tokens", "max_new_tokens")
 OriginOf = Callable[[KeyPath], str]
@@ -56,18 +66,35 @@ def check(
     if isinstance(path, str) and not path.startswith("$"):
         for error in model_faults(path, device or device_of_the_build()):
             found.problems.append(_problem(error, place(("model", "path"))))
+        found.notes += _carried(path)
         if isinstance(critic, str) and not critic.startswith("$"):
             _try(found, place(("model", "critic")), lambda: found.notes.extend(require_critic(critic, path)))
             found.problems += _window_problems(recipe, critic, "critic", place)
         found.problems += _window_problems(recipe, path, "model", place)
-    template = _template(path, found, place)
+    template, rollout = _template(path, found, place), getattr(recipe, "rollout", None)
+    if hasattr(recipe, "requires") and hasattr(recipe, "without"):
+        found.notes += (f"{says(name)}; not trained without `--without {name}`" for name in wanting(recipe))
+    reward = _reward(recipe)
+    for below, scorer in () if reward is None else reward.scorers.items():
+        key = ("reward", *below)
+        if isinstance(scorer, ModelScorer):
+            found.problems += _reward_model_problems(scorer, key, place)
+            continue
+        what = "function" if isinstance(scorer, PythonScorer) else "kind"
+        _try(found, place((*key, what)), partial(scorer.require_there, dotted(key)))
+    measures = getattr(getattr(recipe, "eval", None), "metrics", None)
+    if isinstance(measures, MetricFunction):
+        _try(found, place(("eval", "metrics", "function")), measures.require_there)
     if rows:
         uri = getattr(getattr(recipe, "tracking", None), "uri", None)
         _try(found, place(("tracking", "uri")), lambda: told_uri(uri))
+        folder = local_folder(path) if isinstance(path, str) else None
+        checks = RowChecks(folder, template, getattr(rollout, "max_prompt_tokens", None), counted)
         for key, table in _datasets(recipe):
-            enough = getattr(getattr(recipe, "rollout", None), "prompts_per_step", 1) if key[1] == "train" else 1
-            ask = partial(require_rows, table, ".".join(key[1:]), template, at_least=enough, counted=counted)
-            _try(found, place((*key, "path")), ask)
+            enough = getattr(rollout, "prompts_per_step", 1) if key[1] == "train" else 1
+            ask = partial(checks.require, table, ".".join(key[1:]), at_least=enough, reward=reward)
+            where = place((*key, "path" if getattr(table, "path", None) else "format"))
+            _try(found, where, lambda ask=ask: found.notes.extend(ask()))  # type: ignore[misc]
     return found
 
 
@@ -89,6 +116,13 @@ def _problem(error: PpoctlError, where: str) -> Problem:
     return Problem(where, error.message, error.hint, type(error))
 
 
+def _carried(path: str) -> Iterator[str]:
+    """A note where the numbers of the model are not its own file's."""
+    folder = None if local_folder(path) else carried_folder(path)
+    if folder is not None:
+        yield f"numbers of `{path}` are those of a config.json that ships with the recipes ({source_of(folder)})"
+
+
 def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | None:
     """The model's chat template; None where there is no model to ask, or none that can be used."""
     folder = local_folder(path) if isinstance(path, str) else None
@@ -105,24 +139,51 @@ def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | 
     return template
 
 
-def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, Gsm8kRows | ColumnRows]]:
+def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, AnyRows]]:
     """Tables of the data that are whole. A path with a variable that is not set was reported when the recipe was
     read."""
     data = getattr(recipe, "data", None)
-    tables: dict[KeyPath, Gsm8kRows | ColumnRows | None] = {("data", "train"): getattr(data, "train", None)}
+    tables: dict[KeyPath, AnyRows | None] = {("data", "train"): getattr(data, "train", None)}
     tables.update({("data", "eval", name): table for name, table in (getattr(data, "eval", None) or {}).items()})
     for key, table in tables.items():
-        is_whole = table is not None and all(hasattr(table, name) for name in type(table).model_fields)
-        if table is not None and is_whole and not table.path.startswith("$"):
+        if table is not None and _is_whole(table) and all(map(_is_whole, sources_of(table).values())):
             yield key, table
+
+
+def _is_whole(table: AnyRows) -> bool:
+    if not all(hasattr(table, name) for name in type(table).model_fields):
+        return False
+    if not isinstance(table, StoredRows):
+        return True
+    named = (table.path or "",) if isinstance(table.path, str | None) else table.path
+    return (table.path is None) != (table.dataset is None) and not any(path.startswith("$") for path in named)
+
+
+def _reward(recipe: Recipe) -> RewardTable | None:
+    """The reward, where all of it is right."""
+    try:
+        all(True for _ in values(recipe.reward))
+    except AttributeError:
+        return None
+    return recipe.reward
+
+
+def _reward_model_problems(table: ModelScorer, key: KeyPath, place: OriginOf) -> Iterator[Problem]:
+    """What keeps a reward model from scoring. A path with a variable that is not set was reported when the recipe was
+    read."""
+    if not table.path.startswith("$"):
+        try:
+            require_reward_model(table, dotted(key))
+        except PpoctlError as error:
+            yield _problem(error, place((*key, "path")))
 
 
 def _window_problems(recipe: Recipe, path: str, whose: str, place: OriginOf) -> Iterator[Problem]:
     """Problems of prompts and responses that are too long for the model: generator and trainer would fail at the
     first long response, or worse, go on without positions."""
-    shape = shape_if_here(path)
+    shape = shape_if_known(path)
     try:
-        window = recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens
+        window = window_tokens(recipe.rollout, recipe.rollout.max_new_tokens)
     except AttributeError:  # part of the recipe is wrong (`partial`)
         return
     if shape is not None and window > shape.max_positions:

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,17 @@ from typing import Any
 from ppoctl.convert.account import account, not_part_of, not_tied
 from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, headers
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD
+from ppoctl.data.chat import ChatTemplate
 from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
+from ppoctl.model.carried import carried_folder
 from ppoctl.model.end_tokens import end_token_ids
 from ppoctl.model.folder import is_hub_id, local_folder, read_config, read_json_object
+from ppoctl.model.labels import label_number, labels_of
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
+from ppoctl.preflight.critic_state import tokenizer_folder
 from ppoctl.recipe.generator_limits import require_head_size, unread_router_bias
+from ppoctl.rewards.model import ModelScorer
 
 _CHUNK_BYTES = 1 << 22
 _CRITIC = "model.critic.path"
@@ -46,15 +52,22 @@ def find_model(path: str, key: str) -> Path:
 def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
     """Errors of everything that is wrong with the base model; `device`: what the generator computes on, None where
     that is unknown."""
+    checks: tuple[Callable[[Path, ModelShape], None], ...]
+    generator = partial(_require_generator, device=device)
     try:
-        folder = find_model(path, "model.path")
+        folder, checks = find_model(path, "model.path"), (_require_weights, _require_end_tokens, _require_tokenizer)
+    except PpoctlError as error:
+        yield error
+        if (carried := carried_folder(path)) is None:
+            return
+        folder, checks = carried, ()
+    try:
         _require_file(folder, "config.json", "model.path")
         shape = read_shape(folder)
     except PpoctlError as error:
         yield error
         return
-    generator = partial(_require_generator, device=device)
-    for check in (_require_weights, _require_end_tokens, _require_tokenizer, generator):
+    for check in (*checks, generator):
         try:
             check(folder, shape)
         except PpoctlError as error:
@@ -73,16 +86,45 @@ def require_critic(path: str, base: str) -> list[str]:
         )
     _require_file(folder, "config.json", _CRITIC)
     shape = read_shape(folder)
+    spoken = tokenizer_folder(folder) if is_megatron else folder
     if base_folder is not None:
-        _require_same_tokens(path, folder, shape, base_folder)
+        _require_same_tokens(path, spoken or folder, shape, base_folder)
     if is_megatron:
-        _require_megatron_critic(path, folder)
-        return []  # only torch reads the rest
+        _require_megatron_critic(path, folder)  # only torch reads the rest
+        unknown = f"`{_CRITIC}` is `{path}`, whose run is not here: nobody compares its tokenizer to the actor's"
+        return [] if spoken is not None else [unknown]
     if not has_weights(folder, SAFETENSORS):
         raise MissingAssetError(f"`{_CRITIC}` is `{path}`: the folder has no weights", hint=f"ls {quoted(folder)}")
     found = headers(folder)
     _require_bytes(found, folder, shape, "critic")
     return [] if VALUE_HEAD in found else [f"`{_CRITIC}` is `{path}`, which has no value head: it starts at zero"]
+
+
+def require_reward_model(table: ModelScorer, key: str) -> None:
+    """Raise what keeps a reward model from scoring: no folder, no head or no label of that name, weights that are not
+    whole, fewer positions than `max_tokens`, no tokenizer, no template. `key` is that of the table."""
+    folder = find_model(table.path, f"{key}.path")
+    _require_file(folder, "config.json", f"{key}.path")
+    label_number(folder, table.label, key)
+    shape = replace(read_shape(folder), labels=len(labels_of(folder)))
+    if not (folder / ".metadata").is_file():  # of that only torch reads more
+        if not has_weights(folder, SAFETENSORS):
+            raise MissingAssetError(
+                f"`{key}.path` is `{folder}`: the folder has no *.safetensors", hint=f"ls {quoted(folder)}"
+            )
+        _require_bytes(headers(folder), folder, shape, "critic")
+    if table.max_tokens is not None and table.max_tokens > shape.max_positions:
+        raise RecipeError(
+            f"`{key}.max_tokens` is `{table.max_tokens}`, and the reward model in `{folder}` has "
+            f"{shape.max_positions} positions",
+            hint=f"--set {key}.max_tokens={shape.max_positions}",
+        )
+    _require_tokenizer(folder, shape, f"{key}.path")
+    if table.template == "own" and ChatTemplate(folder).text is None:
+        raise EnvironmentProblemError(
+            f"the reward model in `{folder}` has no chat template",
+            hint=f"put it beside its tokenizer, or let it read plain text: --set {key}.template=text",
+        )
 
 
 def _require_same_tokens(path: str, folder: Path, shape: ModelShape, base: Path) -> None:
@@ -175,11 +217,9 @@ def _require_end_tokens(folder: Path, shape: ModelShape) -> None:
             )
 
 
-def _require_tokenizer(folder: Path, shape: ModelShape) -> None:
+def _require_tokenizer(folder: Path, shape: ModelShape, key: str = "model.path") -> None:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise MissingAssetError(
-            f"`model.path` is `{folder}`: the folder has no tokenizer", hint=f"ls {quoted(folder)}"
-        )
+        raise MissingAssetError(f"`{key}` is `{folder}`: the folder has no tokenizer", hint=f"ls {quoted(folder)}")
     read_json_object(folder / "tokenizer_config.json")
     file = folder / "tokenizer.json"
     if not file.is_file():

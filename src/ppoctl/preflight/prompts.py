@@ -1,48 +1,88 @@
 """Checks of every row of the data, read as training reads it, and of the chat template on each kind of row."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
 
 from ppoctl.batch.prompts import Message
 from ppoctl.data.chat import ChatTemplate
-from ppoctl.data.rows import Row, require_enough, stream_rows
-from ppoctl.data.template import chat_of, refused
+from ppoctl.data.framing import Framing
+from ppoctl.data.index import Counted, RowSet, read_set
+from ppoctl.data.light_tokenizer import light_tokenizer
+from ppoctl.data.prompt_set import PromptSet
+from ppoctl.data.rows import Row, require_enough, require_in_an_epoch, single_tables
+from ppoctl.data.template import PromptTemplate, refused
 from ppoctl.errors import DataError, EnvironmentProblemError
-from ppoctl.recipe.schema import ColumnRows, Gsm8kRows
-
-Counted = Callable[[str, int], None]
-"""Callback that hears how many rows of a dataset have been read, every `EVERY_ROWS` of them."""
-EVERY_ROWS = 10_000
-
-
-def require_rows(
-    table: Gsm8kRows | ColumnRows,
-    name: str,
-    template: ChatTemplate | None,
-    *,
-    at_least: int,
-    counted: Counted | None = None,
-) -> None:
-    """Raise what `data.rows.stream_rows` raises, and DataError on fewer rows than `at_least` (those of a step) or on
-    a row that the template refuses. One row for each sequence of roles is rendered, as templates refuse sequences of
-    roles."""
-    tried: set[tuple[str, ...]] = set()
-    number = 0
-    for number, row in enumerate(stream_rows(table, name=name), start=1):
-        chat = chat_of(row, table, name=name)
-        roles = tuple(message.role for message in chat)
-        if template is not None and template.text is not None and roles not in tried:
-            tried.add(roles)
-            _require_rendered(template, chat, row)
-        if counted is not None and number % EVERY_ROWS == 0:
-            counted(name, number)
-    require_enough(number, at_least)
+from ppoctl.recipe.row_files import in_an_epoch
+from ppoctl.recipe.rows import ColumnRows
+from ppoctl.recipe.schema import AnyRows, SingleTable
+from ppoctl.rewards.rows import RowCheck
+from ppoctl.rewards.table import ScorerTable
 
 
-def _require_rendered(template: ChatTemplate, chat: tuple[Message, ...], row: Row) -> None:
+class RowChecks:
+    """Checks of the rows of a recipe, for a model whose folder is here or not."""
+
+    def __init__(
+        self, folder: Path | None, template: ChatTemplate | None, max_tokens: int | None, counted: Counted | None
+    ) -> None:
+        """`template`: the model's; None: it is not here, or cannot be used. `max_tokens` of a prompt; None: the
+        recipe does not say. `counted`: told how many rows were read."""
+        self._template, self._max_tokens, self._counted = template, max_tokens, counted
+        tokenizer = None if folder is None or template is None else light_tokenizer(folder, template)
+        self._renderer = None if tokenizer is None else PromptTemplate(tokenizer)
+
+    def require(
+        self, table: AnyRows, name: str, *, at_least: int, reward: ScorerTable | None = None
+    ) -> Iterator[str]:
+        """Notes on the rows of a table. Raises what `data.index.read_set` and `data.prompt_set.PromptSet` raise,
+        DataError on fewer rows than `at_least` (those of a step) or on a row that the template refuses, and
+        RewardError on rows that `reward`, if it is given, cannot score."""
+        read, rows, scored = 0, 0, None if reward is None else RowCheck(reward, f"data.{name}")
+        for source, (its, single) in single_tables(table, name=name).items():
+            found = read_set(single, name=its, source=source, counted=self._counted)
+            self._require_rendered(found, single)
+            if scored is not None:
+                for row, times in found.different_rows():
+                    scored.see(row.id, row.answer, row.fields, times)
+            used = len(found)
+            read += used
+            if self._renderer is not None and self._max_tokens is not None:
+                counts = PromptSet(found, single, self._renderer, self._max_tokens).counts
+                used = counts.used
+                if remarks := counts.remarks():
+                    yield f"`data.{its}`: {remarks}"
+            require_in_an_epoch(its, used, single.weight)
+            rows += in_an_epoch(used, single.weight)
+        require_enough(rows, at_least)
+        if scored is not None:
+            scored.require()
+            if scored.unscored:
+                yield (
+                    f"`data.{name}`: responses to {scored.unscored} of {read} rows are not scored: their reward "
+                    f"compares with a ground truth, and they have none{_how_to_name(table, name)}"
+                )
+
+    def _require_rendered(self, rows: RowSet, table: SingleTable) -> None:
+        """Frame every question, and render one for each sequence of roles, as templates refuse sequences of roles."""
+        framing, tried = Framing(table, name=rows.name), set[tuple[str, ...]]()
+        for row in rows.first_rows():
+            chat = framing.chat(row)
+            roles = tuple(message.role for message in chat)
+            if self._template is not None and self._template.text is not None and roles not in tried:
+                tried.add(roles)
+                _require_rendered(self._template, chat, row, table)
+
+
+def _how_to_name(table: AnyRows, name: str) -> str:
+    names_none = isinstance(table, ColumnRows) and table.answer is None
+    return f"; if they have: --set data.{name}.answer=COLUMN" if names_none else ""
+
+
+def _require_rendered(template: ChatTemplate, chat: tuple[Message, ...], row: Row, table: SingleTable) -> None:
     try:
-        text = template.render(chat)
+        text = template.render(chat, table.template_args)
         last = Message(chat[-1].role, f"{chat[-1].content} Or not?")
-        other = template.render((*chat[:-1], last))
+        other = template.render((*chat[:-1], last), table.template_args)
     except Exception as error:  # a template is code: it can fail in any way
         raise refused(row, error) from error
     if not text.strip():

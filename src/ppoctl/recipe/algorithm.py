@@ -1,4 +1,4 @@
-"""The recipe's tables of PPO as a whole, and of one trained role: optimizer, batching, parallel layout.
+"""The recipe's tables of PPO as a whole, and of one trained role: optimizer, batching.
 
 The parts of PPO have a file each: `advantages`, `kl`, `losses`, `correction`; so has the `optimizer`. Import all of
 these classes from `schema`.
@@ -14,6 +14,7 @@ from ppoctl.recipe.kl import Kl, NoKl
 from ppoctl.recipe.losses import ClippedLoss, OldLogprobs, PolicyLoss, ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable
 from ppoctl.table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
+from ppoctl.table import ParallelTable as ParallelTable
 
 
 class PpoTable(Table):
@@ -77,7 +78,7 @@ class PpoTable(Table):
     """Rejection of tokens or sequences on which sampler and trainer lie too far apart."""
     max_sequence_gap: Annotated[float | None, RESULTS, AboveOne] = None
     """Largest mean over a sequence's tokens of exp|trainer's - sampler's log-prob| (1: they agree) with which it
-    counts in the actor's loss (NeMo-RL's `seq_logprob_error_threshold`); absent: any.
+    counts in the actor's loss; the critic learns from it, and whitening sees it, all the same. Absent: any.
 
     Formula: counts where mean_t(exp(|trainer - sampler|)) <= max_sequence_gap
     Source: NeMo-RL (`seq_logprob_error_threshold`)
@@ -129,79 +130,6 @@ _TOKEN_KEYS = frozenset(ByTokens.model_fields) - frozenset(BySequences.model_fie
 Batching = Annotated[
     Annotated[BySequences, Tag("sequences")] | Annotated[ByTokens, Tag("tokens")], Discriminator(_batching_kind)
 ]
-
-
-class ParallelTable(Table):
-    """Megatron-Core's parallel layout of one role. A written table is complete: keys not given are 1 or off."""
-
-    tensor: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split each layer (Megatron-Core's `tensor_model_parallel_size`); divides attention heads and
-    key/value heads."""
-    pipeline: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split the layers among them (Megatron-Core's `pipeline_model_parallel_size`)."""
-    stages_per_rank: Annotated[int, SPEED, AtLeastOne] = 1
-    """Runs of layers on each pipeline rank (Megatron-Core's `virtual_pipeline_model_parallel_size`). More than one,
-    the interleaved schedule, shortens the wait at the ends of a minibatch and costs more messages."""
-    context: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split the tokens of a microbatch, within a sequence too (Megatron-Core's `context_parallel_size`).
-    Raise it when one sequence is too long for a device."""
-    data: Annotated[int, SPEED, AtLeastOne] = 1
-    """Copies of the model that share the rows of a minibatch (Megatron-Core's `data_parallel_size`)."""
-    sequence: Annotated[bool, SPEED] = False
-    """Split norms and residuals over the tensor ranks too (Megatron-Core's `sequence_parallel`); a model with experts
-    needs it where there are tensor ranks."""
-    expert: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that share the experts of a layer (Megatron-Core's `expert_model_parallel_size`); divides their number.
-    They are the data, context and tensor ranks seen another way: no more processes."""
-    expert_tensor: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split each expert (Megatron-Core's `expert_tensor_parallel_size`); they too are those ranks seen
-    another way. Experts are small: 1, each whole on its rank, suits nearly all models (Megatron-Core's own default is
-    `tensor`)."""
-    first_stage_layers: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Layers of the first pipeline rank, which also holds the embedding (Megatron-Core's
-    `num_layers_in_first_pipeline_stage`); absent: as many as the others."""
-    last_stage_layers: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Layers of the last pipeline rank, which also holds the output layer (Megatron-Core's
-    `num_layers_in_last_pipeline_stage`); absent: as many as the others."""
-    distributed_optimizer: Annotated[bool, SPEED] = False
-    """Split main weights and moments over the data and context ranks (Megatron-Core's
-    `use_distributed_optimizer`)."""
-
-    @property
-    def expert_ranks(self) -> int:
-        """Ranks of a pipeline stage that hold one copy of all its experts."""
-        return self.expert * self.expert_tensor
-
-    @property
-    def experts_span_data(self) -> bool:
-        """Whether data ranks exchange tokens: then each must run as many microbatches as the others."""
-        return self.tensor * self.context % self.expert_ranks != 0
-
-    @property
-    def virtual_pipeline(self) -> int | None:
-        """Runs of layers on a rank as Megatron-Core takes it: None where there is only one."""
-        return self.stages_per_rank if self.stages_per_rank > 1 else None
-
-    @property
-    def model_ranks(self) -> int:
-        """Processes that hold one copy of the model."""
-        return self.tensor * self.pipeline
-
-    @property
-    def stage_ranks(self) -> int:
-        """Processes of one pipeline stage."""
-        return self.tensor * self.context * self.data
-
-    @property
-    def world_size(self) -> int:
-        """Processes of the role."""
-        return self.stage_ranks * self.pipeline
-
-    def describe(self) -> str:
-        """Settings that are not 1, off or absent, in words; `one process` where there are none."""
-        set_here = {name: value for name, value in self if value != type(self).model_fields[name].default}
-        words = [name if value is True else f"{name} {value}" for name, value in set_here.items()]
-        return ", ".join(words).replace("_", " ") or "one process"
 
 
 class TrainedTable(Table):

@@ -67,7 +67,7 @@ class IcePop(Table):
 
     Formula: w = r where min_ratio <= r <= max_ratio, else 0; r = exp(trainer - sampler)
     Source: Zhao et al. 2025, Small Leak Can Sink a Great Ship (IcePop)
-    Default of: the authors and verl (0.5 and 5); NeMo-RL has no default
+    Default of: the authors, a preset of verl, OpenRLHF (0.5 and 5); NeMo-RL has no default
     Figures: correction/weight_mean, correction/capped_frac
     """
 

@@ -27,6 +27,9 @@ EXAMPLES = {
     "name": '"my-run"',
     "steps": "100",
     "path": '"path/from/this/file"',
+    "function": '"rows.py:rows"',
+    "url": '"http://127.0.0.1:8000/score"',
+    "pattern": "'(?s)<think>.*</think>.*'",
     "prompt": '"question"',
     "answer": '"answer"',
     "image": '"/images/ppoctl.sqsh"',
@@ -154,11 +157,28 @@ def _brought_along(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
     return [
         Problem(
             layers.place(key),
-            f"unknown key `{dotted(key)}`" + (f"; {found.says}" if found else ""),
+            f"unknown key `{dotted(key)}`" + (f"; {found.says}{_off(found, _in(value, key, path))}" if found else ""),
             f"ppoctl recipes keys {quoted(found.ours[0].partition(' = ')[0])}" if found and found.ours else None,
         )
         for key, found in answers.items()
     ]
+
+
+def _in(value: Any, key: KeyPath, path: KeyPath) -> Any:
+    """The value at a key, where that at `path`, which is at or above it, is known."""
+    for name in key[len(path) :]:
+        value = value[name]
+    return value
+
+
+def _off(found: foreign.Answer, value: Any) -> str:
+    """The end of the sentence where the value is false or 0, and what it switches off is off here by default."""
+    if not found.ours or isinstance(value, Mapping) or value != 0:
+        return ""
+    name, chosen, _ = found.ours[0].partition(" = ")
+    usual = [key.field.default for key in tree.keys_at(ROOT, tuple(name.split(".")))]
+    is_off = bool(chosen) or name.endswith("coef") or any(default in (None, False, 0) for default in usual)
+    return f"; as it is `{shown(value)}`, leave it out" if is_off else ""
 
 
 def _look_up(path: KeyPath) -> str:
@@ -175,7 +195,8 @@ def _wrong_value(path: KeyPath, details: ErrorDetails) -> str:
     elif kind == "missing":  # pydantic names the entry that is not there
         return f"`{dotted(path[:-1])}` is `{shown(details['input'])}`: must have more entries"
     else:
-        wrong = _TYPES.get(kind) or details["msg"][0].lower() + details["msg"][1:]
+        said = details["msg"].removeprefix("Value error, ")  # by a validator of ours
+        wrong = _TYPES.get(kind) or said[0].lower() + said[1:]
     return f"`{dotted(path)}` is `{shown(details['input'])}`: {wrong}"
 
 

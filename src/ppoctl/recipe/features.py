@@ -65,6 +65,10 @@ class FeatureKey:
     """The docstring of the key; of a part that is one key, all of it is said there already."""
 
 
+_TOLD_ELSEWHERE: tuple[KeyPath, ...] = (("reward", "otherwise"),)
+"""Tables that may be whatever another one may be."""
+
+
 @dataclass(frozen=True)
 class Feature:
     """One part of the algorithm."""
@@ -147,6 +151,8 @@ def _places(here: tree.TableNode, path: KeyPath) -> Iterator[_Place]:
     """Every table below a path, each alternative by itself; not those whose names a person chooses."""
     for name, key in here.keys.items():
         inner = (*path, name)
+        if inner in _TOLD_ELSEWHERE:
+            continue
         if isinstance(key.node, tree.TableNode):
             yield _Place(inner, key.node, "", is_default=False)
             yield from _places(key.node, inner)
@@ -180,7 +186,7 @@ def _add(parts: dict[object, _Part], place: _Place, path: KeyPath, new: _Part, *
         told = marked("")
     else:
         part = parts.setdefault(owner, replace(new, docstring=owner.__doc__ or ""))
-        is_whole = owner is place.table.model
+        is_whole = owner is _declared(place.table.model)
         part.names[place.alternative if is_whole and place.alternative else dotted(place.path)] = None
         part.is_default |= is_whole and place.is_default
         if place.alternative.startswith(f"{dotted(path)} = "):
@@ -196,6 +202,11 @@ def _merged(keys: list[FeatureKey]) -> FeatureKey:
 def _owner(model: type[BaseModel], attribute: str) -> type:
     """The class that declares a key: alternatives have the keys that all of them share from one."""
     return next(each for each in model.__mro__ if attribute in get_annotations(each))
+
+
+def _declared(model: type[BaseModel]) -> type:
+    """The class in which a table is written: those that only join others have no keys of their own."""
+    return next(each for each in model.__mro__ if get_annotations(each))
 
 
 def _where(path: str) -> tuple[str, Section | None, int]:

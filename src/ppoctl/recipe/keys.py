@@ -3,7 +3,7 @@
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -48,8 +48,12 @@ def _of_table(table: tree.TableNode, path: KeyPath, default: BaseModel | None) -
             yield from _of_shape(key.node.each, (*inner, tree.ANY_NAME), None)
         else:
             lines = _of_shape(key.node, inner, value if isinstance(value, BaseModel) else None)
-            # A table that may be absent says nothing until it is written.
-            yield from lines if value is not None else (replace(line, only=section(inner)) for line in lines)
+            # A table that may be absent says nothing until it is written; whoever names its kind has written it.
+            yield from (
+                lines
+                if value is not None
+                else (line if " = " in line.only else replace(line, only=section(inner)) for line in lines)
+            )
 
 
 def _of_shape(here: tree.Node, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
@@ -105,15 +109,17 @@ def key_line(path: KeyPath, key: tree.Key, value: Any) -> KeyLine:
 
 def _type(annotation: Any) -> str:
     """The type of a key in a person's words."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, types.UnionType):
-        annotation = next(member for member in get_args(annotation) if member is not type(None))
+        return " | ".join(_type(member) for member in get_args(annotation) if member is not type(None))
     allowed = tree.allowed(annotation)
     if allowed:
         return " | ".join(f'"{value}"' for value in allowed)
     if get_origin(annotation) is tuple:
         first, *rest = get_args(annotation)
         return f"array of {_type(first)}" if rest == [...] else f"array of {1 + len(rest)} {_type(first)}s"
-    return {bool: "true | false", int: "whole number", float: "number", str: "text"}[annotation]
+    return {bool: "true | false", int: "whole number", float: "number", str: "text", Any: "any value"}[annotation]
 
 
 def _range(key: tree.Key) -> str:

@@ -78,12 +78,13 @@ class KlInReward(Table):
     k3: exp(-d) - 1 + d (all Schulman's); abs: |d|, a distance and no KL (verl's). full: no estimate but the sum over
     the vocabulary, of the filtered actor from the whole reference."""
     input_clamp: Annotated[float | None, RESULTS, Positive] = None
-    """The difference of log-probs is held within +- this before the estimate; absent: off (NeMo-RL: 20). k3's exp is
-    kept from overflowing either way."""
+    """The difference of log-probs is held within +- this before the estimate; absent: off (NeMo-RL, and verl for k3:
+    20). k3's exp is kept from overflowing either way."""
     output_clamp: Annotated[float | None, RESULTS, Positive] = None
     """The estimate of a token is held within +- this; absent: off (NeMo-RL, and verl for k3: 10)."""
     coef: Annotated[float, RESULTS, Positive]
-    """Coefficient of the penalty; with `adaptive` that of the first step with a penalty."""
+    """Coefficient of the penalty; with `adaptive` that of the first step with a penalty, and of the first after a
+    change of this key."""
     adaptive: Adaptive | None = None
     """Target that the coefficient follows; absent: it is fixed."""
 
@@ -93,7 +94,8 @@ class KlInLoss(Table):
 
     Formula: loss += coef mean(estimate(d)), d = actor's - reference's log-prob
     Source: Shao et al. 2024 (arXiv:2402.03300); estimators: Schulman, http://joschu.net/blog/kl-approx.html
-    Default of: verl (k3 with the gradient of its formula); NeMo-RL has score_function and clamps of 20 and 10
+    Default of: verl (k3 with the gradient of its formula, and clamps of 20 and 10); NeMo-RL has the clamps, and
+        score_function
     Figures: kl/reference_mean, kl/coef
     """
 
@@ -104,10 +106,10 @@ class KlInLoss(Table):
     another `gradient` than its own (that averages to 0); k2: d^2 / 2; k3: exp(-d) - 1 + d (all Schulman's); abs: |d|,
     a distance and no KL (verl's). full: no estimate but the sum over the vocabulary, of the filtered actor from the
     whole reference, which a forward of the reference reads in every update; its gradient is exact on these tokens'
-    states."""
+    states, and its figures are of the step's first minibatch, unless a coefficient adapts to it."""
     input_clamp: Annotated[float | None, RESULTS, Positive] = None
-    """The difference of log-probs is held within +- this before the estimate; absent: off (NeMo-RL: 20). k3's exp is
-    kept from overflowing either way."""
+    """The difference of log-probs is held within +- this before the estimate; absent: off (NeMo-RL, and verl for k3:
+    20). k3's exp is kept from overflowing either way."""
     output_clamp: Annotated[float | None, RESULTS, Positive] = None
     """The estimate of a token is held within +- this; absent: off (NeMo-RL, and verl for k3: 10)."""
     gradient: Annotated[Literal["estimator", "k2", "score_function", "importance"], RESULTS] = "estimator"
@@ -116,7 +118,8 @@ class KlInLoss(Table):
     exp(logp - stop(logp)), on average that of what the estimate averages to (NeMo-RL). importance: the estimate times
     new / old probability, which stays right when the actor has moved within the step."""
     coef: Annotated[float, RESULTS, Positive]
-    """Coefficient of the penalty; with `adaptive` that of the first step with a penalty."""
+    """Coefficient of the penalty; with `adaptive` that of the first step with a penalty, and of the first after a
+    change of this key."""
     adaptive: Adaptive | None = None
     """Target that the coefficient follows; absent: it is fixed."""
 

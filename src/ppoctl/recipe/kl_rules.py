@@ -31,7 +31,10 @@ def a_coefficient_that_adapts_stays_positive(recipe: Recipe) -> Iterator[Conflic
 
 def a_coefficient_that_adapts_is_told_the_kl_before_the_update(recipe: Recipe) -> Iterator[Conflict]:
     kl = recipe.ppo.kl
-    if not isinstance(kl, NoKl) and kl.adaptive is not None and recipe.ppo.old_logprobs == "current":
+    by = recipe.ppo.old_logprobs
+    if isinstance(kl, NoKl) or kl.adaptive is None or by == "trainer":
+        return
+    if by == "current" or kl.estimator == "full":
         yield Conflict(
             "a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them",
             (("ppo", "old_logprobs"), ("ppo", "kl", "adaptive")),
@@ -46,7 +49,7 @@ def an_estimate_is_of_the_distribution_that_was_drawn_from(recipe: Recipe) -> It
     if isinstance(kl, NoKl) or (kl.place == "loss" and kl.adaptive is None) or kl.estimator not in ("k2", "k3"):
         return
     usual = type(rollout).model_fields
-    for name in ("top_p", "top_k", "min_p"):
+    for name in ("top_p", "top_k", "min_p", "min_new_tokens"):
         if getattr(rollout, name) != usual[name].default:
             yield Conflict(
                 f"{kl.estimator} does not average to the KL of a filtered actor from the whole reference",
@@ -68,7 +71,7 @@ def the_whole_divergence_is_no_estimate(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict(
             "the sum over the vocabulary has its own gradient", (full, key), "--set ppo.kl.gradient=estimator"
         )
-    if recipe.ppo.old_logprobs != "trainer":
+    if recipe.ppo.old_logprobs != "trainer" and kl.place == "reward":
         yield Conflict(
             "the sum over the vocabulary is read in a forward pass of the actor, and none is run",
             (full, ("ppo", "old_logprobs")),

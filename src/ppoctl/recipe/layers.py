@@ -26,6 +26,7 @@ from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of, paths_in
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.slurm import is_image_file
+from ppoctl.rewards.python import digest_of, file_of
 from ppoctl.table import Effect
 
 ROOT = tree.of(Recipe)
@@ -40,17 +41,24 @@ NO_KEYS = {
 }
 """Our variables that set no key of a recipe, with their meaning."""
 
-MODELS = (("model", "path"), ("model", "critic", "path"))
+_SCORERS = ((), ("parts", tree.ANY_NAME), ("cases", tree.ANY_NAME), ("otherwise",))
+MODELS = (("model", "path"), ("model", "critic", "path"), *(("reward", *path, "path") for path in _SCORERS))
 """Paths of the keys that name a model folder or a hub id."""
 IMAGE = ("slurm", "container", "image")
-DATA = (("data", "train", "path"), ("data", "eval", tree.ANY_NAME, "path"))
-PATHS = (*MODELS, *DATA, IMAGE, ("slurm", "secrets"))
-BY_PATH: tuple[KeyPath, ...] = (("model", "critic"),)
-"""Paths of the tables that may be written as their `path` alone (`schema.PathOrTable`)."""
+_SETS = (("data", "train"), ("data", "eval", tree.ANY_NAME))
+ROWS = (*_SETS, *((*path, "sources", tree.ANY_NAME) for path in _SETS))
+"""Paths of the tables that name rows."""
+DATASETS = tuple((*path, "dataset", "path") for path in ROWS)
+FILES = tuple((*path, key) for path in ROWS for key in ("path", "prompt_file", "function"))
+FUNCTIONS = (*(("reward", *path, "function") for path in _SCORERS), ("eval", "metrics", "function"))
+"""Paths of the keys that name a function that scores or measures, each with the digest of its file beside it."""
+PATHS = (*MODELS, *DATASETS, *FILES, IMAGE, ("slurm", "secrets"))
+BY_ONE_KEY: dict[KeyPath, str] = {("model", "critic"): "path", ("eval", "metrics"): "function"}
+"""Paths of the tables that may be written as the value of one of their keys (`schema.PathOrTable`), with that key."""
 LENGTHS = {"steps", "epochs"}
 """Keys that say how long a run is: a layer that writes one of them writes none of the other's."""
-COMPLETE = (("actor", "parallel"), ("critic", "parallel"))
-"""Paths of the tables that say all there is to say (`ParallelTable`): writing one sets its other keys to 1 or off."""
+COMPLETE = "parallel"
+"""Name of the tables that say all there is to say (`ParallelTable`): writing one sets its other keys to 1 or off."""
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
 _NAMED = re.compile(r"\$\{?(\w+)")
 
@@ -106,6 +114,7 @@ class Layers:
 
     def place(self, path: KeyPath) -> str:
         """Where the value at this path was set; for a table, where the strongest layer that has it writes it."""
+        path = (*path[:-1], "function") if path[-1:] == ("digest",) else path
         path = ("epochs",) if path == ("steps",) and self.counts_epochs else path
         for source in self.sources:
             if _has(source.data, path):
@@ -122,35 +131,57 @@ class Layers:
             del kept["epochs"]
         # Only now: a table that the layer writes whole hides those of weaker layers, and not its own.
         self.replaced.update(layer.whole)
-        for pattern in BY_PATH:
+        for pattern, key in BY_ONE_KEY.items():
             for path, table in _matching(kept, pattern):
                 if isinstance(table[path[-1]], str):
-                    table[path[-1]] = {"path": table[path[-1]]}
-        for pattern in PATHS:
-            for path, table in _matching(kept, pattern):
-                if isinstance(table[path[-1]], str):
-                    self._resolve(layer, path, table)
+                    table[path[-1]] = {key: table[path[-1]]}
+        self._resolve_paths(layer, kept)
         self.sources.append(replace(layer, data=kept))
         self.written = _merged(kept, self.written)
 
-    def _resolve(self, layer: Layer, path: KeyPath, table: dict[str, Any]) -> None:
-        """Make the path of a folder or a file absolute, unless it is a hub id or names an image elsewhere."""
-        text, base = table[path[-1]], layer.base
+    def _resolve_paths(self, layer: Layer, kept: dict[str, Any]) -> None:
+        """Make absolute what is a path in the layer's data."""
+        for pattern in PATHS:
+            for path, table in _matching(kept, pattern):
+                # One that a stronger layer has in its place is read by nobody: its variable need not be set.
+                if _has(self.written, path):
+                    continue
+                value, may_be_hub = table[path[-1]], pattern in (*MODELS, *DATASETS)
+                if isinstance(value, str):
+                    table[path[-1]] = self._resolved(layer, path, value, may_be_hub=may_be_hub)
+                elif isinstance(value, list):
+                    table[path[-1]] = [
+                        self._resolved(layer, path, each, may_be_hub=False) if isinstance(each, str) else each
+                        for each in value
+                    ]
+        for pattern in FUNCTIONS:
+            for path, table in _matching(kept, pattern):
+                if isinstance(table["function"], str):
+                    self._resolve_function(layer, path, table)
+
+    def _resolved(self, layer: Layer, path: KeyPath, text: str, *, may_be_hub: bool) -> str:
+        """The path of a folder or a file as an absolute one, unless it is a hub id or names an image elsewhere."""
+        base = layer.base
         if path == IMAGE and not is_image_file(text):
-            return
+            return text
         if VARIABLE.match(text):
             base = Path.cwd()  # where somebody typed it
             try:
                 text = _expanded(dotted(path), text, self.environ)
             except MissingAssetError as error:
                 self.problems.append(Problem(layer.place(path), error.message, error.hint, MissingAssetError))
-                return
-        folder = (base / Path(text).expanduser()).absolute()
-        if path in MODELS and is_hub_id(text) and not (base / text.split("/")[0]).exists():
-            table[path[-1]] = text
-        else:
-            # Without `..`, and without following links: a run keeps the name a person gave.
-            table[path[-1]] = os.path.normpath(folder)
+                return text
+        if may_be_hub and is_hub_id(text) and not (base / text.split("/")[0]).exists():
+            return text
+        # Without `..`, and without following links: a run keeps the name a person gave.
+        return os.path.normpath((base / Path(text).expanduser()).absolute())
+
+    def _resolve_function(self, layer: Layer, path: KeyPath, table: dict[str, Any]) -> None:
+        """Make the path of a function's file absolute, and note its digest where the layer does not have it."""
+        if (file := file_of(table["function"])) is not None:
+            whole = self._resolved(layer, path, str(file), may_be_hub=False)
+            table["function"] = f"{whole}:{table['function'].rpartition(':')[2]}"
+        table.setdefault("digest", digest_of(table["function"]))
 
 
 def site_file(environ: Mapping[str, str]) -> Path | None:
@@ -181,7 +212,7 @@ def _from_file(file: Path) -> Layer:
         known = (path[:length] for length in range(len(path), 0, -1) if path[:length] in lines)
         return next((f"{file}:{lines[key]}" for key in known), str(file))
 
-    return Layer(data, place, file.parent, tuple(path for path in COMPLETE if path in lines))
+    return Layer(data, place, file.parent, tuple(path for path in lines if path[-1] == COMPLETE))
 
 
 Setting = tuple[KeyPath, str, str]
@@ -219,10 +250,10 @@ def _from_settings(settings: Sequence[Setting]) -> Layer:
     whole: list[KeyPath] = []
     for path, text, _ in settings:
         value = _typed(text, path)
-        if path in BY_PATH and isinstance(value, str):
-            value = {"path": value}  # a later setting may be of a key inside it
+        if path in BY_ONE_KEY and isinstance(value, str):
+            path = (*path, BY_ONE_KEY[path])  # other settings may be of keys beside it
         _put(data, path, value)
-        whole += (inner for inner, table in _tables(value, path).items() if not table or inner in COMPLETE)
+        whole += (inner for inner, table in _tables(value, path).items() if not table or inner[-1] == COMPLETE)
 
     def place(path: KeyPath) -> str:
         return [where for given, _, where in settings if given[: len(path)] == path[: len(given)]][-1]

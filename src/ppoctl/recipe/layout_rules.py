@@ -4,11 +4,13 @@ import re
 from collections.abc import Iterator
 from math import gcd
 
+from ppoctl.errors import quoted
 from ppoctl.model.shape import ModelShape
-from ppoctl.recipe.origins import KeyPath
-from ppoctl.recipe.parallel import layouts
+from ppoctl.recipe.explain import as_toml
+from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.parallel import layouts, reward_models
 from ppoctl.recipe.problems import Conflict, rules_of
-from ppoctl.recipe.role_model import RoleModel, model_of
+from ppoctl.recipe.role_model import RoleModel, model_of, reward_model_of
 from ppoctl.recipe.schema import ParallelTable, Recipe
 
 _END_KEYS = ("first_stage_layers", "last_stage_layers")
@@ -16,7 +18,7 @@ _END_KEYS = ("first_stage_layers", "last_stage_layers")
 
 def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
     asked: list[tuple[KeyPath, int, RoleModel]] = [
-        ((role, "parallel", "tensor"), table.tensor, model) for role, table, model in _laid_out(recipe)
+        ((*role, "parallel", "tensor"), table.tensor, model) for role, table, model in _laid_out(recipe)
     ]
     for key, tensor, model in [*asked, (("generator", "tensor"), recipe.generator.tensor, model_of(recipe, "actor"))]:
         parts = {} if model.shape is None else _what_tensor_ranks_split(model.shape)
@@ -26,7 +28,7 @@ def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
                 yield Conflict(
                     f"{tensor} tensor ranks do not divide the model's {count} {name}",
                     (key, model.key),
-                    f"--set {'.'.join(key)}={fits}",
+                    _with_key(recipe, key, fits),
                 )
                 break
 
@@ -38,9 +40,10 @@ def every_pipeline_rank_has_layers(recipe: Recipe) -> Iterator[Conflict]:
         if says is None:
             continue
         ends = [key for key in _END_KEYS if getattr(table, key) is not None]
-        keys = tuple((role, "parallel", key) for key in (*ends, "pipeline"))
+        keys = tuple((*role, "parallel", key) for key in (*ends, "pipeline"))
         fits = max(size for size in range(1, table.pipeline + 1) if layers % size == 0)
-        yield Conflict(says, (*keys, model.key), None if ends else f"--set {role}.parallel.pipeline={fits}")
+        hint = None if ends else _with_key(recipe, (*role, "parallel", "pipeline"), fits)
+        yield Conflict(says, (*keys, model.key), hint)
 
 
 def taking_turns_needs_a_shared_device(recipe: Recipe) -> Iterator[Conflict]:
@@ -76,7 +79,7 @@ def layers_of_an_end_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
         for key in _END_KEYS:
             if getattr(table, key) is not None and table.pipeline == 1:
                 yield Conflict(
-                    "one pipeline rank has all layers", ((role, "parallel", key), (role, "parallel", "pipeline"))
+                    "one pipeline rank has all layers", ((*role, "parallel", key), (*role, "parallel", "pipeline"))
                 )
 
 
@@ -85,8 +88,8 @@ def several_stages_per_rank_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict
         if table.stages_per_rank > 1 and table.pipeline == 1:
             yield Conflict(
                 "one pipeline rank has nobody to interleave with",
-                ((role, "parallel", "stages_per_rank"), (role, "parallel", "pipeline")),
-                f"--set {role}.parallel.stages_per_rank=1",
+                ((*role, "parallel", "stages_per_rank"), (*role, "parallel", "pipeline")),
+                f"--set {dotted(role)}.parallel.stages_per_rank=1",
             )
 
 
@@ -98,7 +101,7 @@ def stages_of_a_rank_have_the_same_number_of_layers(recipe: Recipe) -> Iterator[
             if count % table.stages_per_rank:
                 yield Conflict(
                     f"{count} layers of a pipeline rank do not divide into {table.stages_per_rank} stages",
-                    ((role, "parallel", "stages_per_rank"), (role, "parallel", "pipeline"), model.key),
+                    ((*role, "parallel", "stages_per_rank"), (*role, "parallel", "pipeline"), model.key),
                 )
                 break
 
@@ -108,8 +111,8 @@ def sequence_parallelism_needs_tensor_ranks(recipe: Recipe) -> Iterator[Conflict
         if table.sequence and table.tensor == 1:
             yield Conflict(
                 "sequence parallelism splits over the tensor ranks, and there is one",
-                ((role, "parallel", "sequence"), (role, "parallel", "tensor")),
-                f"--set {role}.parallel.sequence=false",
+                ((*role, "parallel", "sequence"), (*role, "parallel", "tensor")),
+                f"--set {dotted(role)}.parallel.sequence=false",
             )
 
 
@@ -129,8 +132,8 @@ def only_experts_are_shared(recipe: Recipe) -> Iterator[Conflict]:
         if shape.experts is None and table.expert_ranks > 1:
             yield Conflict(
                 f"the model has no experts for {getattr(table, key)} ranks to share",
-                ((role, "parallel", key), model.key),
-                f"--set {role}.parallel.{key}=1",
+                ((*role, "parallel", key), model.key),
+                _with_key(recipe, (*role, "parallel", key), 1),
             )
 
 
@@ -148,8 +151,8 @@ def expert_ranks_divide_the_experts(recipe: Recipe) -> Iterator[Conflict]:
                 fits = max(fit for fit in range(1, size + 1) if count % fit == 0)
                 yield Conflict(
                     f"{size} {ranks} do not divide the model's {count} {what}",
-                    ((role, "parallel", key), model.key),
-                    f"--set {role}.parallel.{key}={fits}",
+                    ((*role, "parallel", key), model.key),
+                    _with_key(recipe, (*role, "parallel", key), fits),
                 )
 
 
@@ -162,8 +165,8 @@ def expert_ranks_are_made_of_the_other_ranks(recipe: Recipe) -> Iterator[Conflic
             yield Conflict(
                 f"{table.expert} expert ranks of {table.expert_tensor} each do not divide the {table.tensor} tensor "
                 f"x {table.context} context x {table.data} data ranks they are made of",
-                tuple((role, "parallel", key) for key in keys),
-                f"--set {role}.parallel.data={table.data * missing}",
+                tuple((*role, "parallel", key) for key in keys),
+                f"--set {dotted(role)}.parallel.data={table.data * missing}",
             )
 
 
@@ -175,33 +178,51 @@ def experts_beside_tensor_ranks_need_sequence_parallelism(recipe: Recipe) -> Ite
             yield Conflict(
                 f"the model has experts, and {table.tensor} tensor ranks that do not split the tokens would all send "
                 "them the same ones",
-                ((role, "parallel", "sequence"), (role, "parallel", "tensor"), model.key),
-                f"--set {role}.parallel.sequence=true",
+                ((*role, "parallel", "sequence"), (*role, "parallel", "tensor"), model.key),
+                _with_key(recipe, (*role, "parallel", "sequence"), value=True),
             )
 
 
 LAYOUT_RULES = rules_of(globals())
 
 
-def _written(recipe: Recipe) -> Iterator[tuple[str, ParallelTable]]:
-    """Parallel tables that the recipe writes down, by role; a critic that follows the actor has no problem of its
-    own."""
+def _with_key(recipe: Recipe, key: KeyPath, value: object) -> str:
+    """The setting that changes one key of a layout. A critic that follows the actor gets a table of its own by it,
+    which names the other keys too."""
+    if key[0] != "critic" or recipe.critic.parallel is not None:
+        return f"--set {'.'.join(key)}={as_toml(value)}"
+    usual = ParallelTable()
+    table = layouts(recipe)["critic"].model_copy(update={key[-1]: value}).model_dump()
+    unusual = {name: number for name, number in table.items() if number != getattr(usual, name)} or {key[-1]: value}
+    pairs = ", ".join(f"{name}={as_toml(number)}" for name, number in unusual.items())
+    return f"--set {quoted(f'critic.parallel={{{pairs}}}')}"
+
+
+def _written(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable]]:
+    """Parallel tables that the recipe writes down, by the key of their role; a critic that follows the actor has no
+    problem of its own."""
     for role in ("actor", "critic"):
         table = getattr(getattr(recipe, role, None), "parallel", None)
         if table is not None:
-            yield role, table
+            yield (role,), table
+    try:
+        models = reward_models(recipe)
+    except AttributeError:  # the reward is not whole, and says nothing about the others
+        models = {}
+    yield from ((key, scorer.parallel) for key, scorer in models.items() if scorer.parallel is not None)
 
 
-def _laid_out(recipe: Recipe) -> Iterator[tuple[str, ParallelTable, RoleModel]]:
+def _laid_out(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable, RoleModel]]:
     """Parallel tables that the recipe writes down, by role, each with the model that is laid out so; and the actor's
     where a critic of another model follows it."""
     written = dict(_written(recipe))
-    if "actor" in written and recipe.model.critic is not None:
-        written.setdefault("critic", written["actor"])
-    yield from ((role, table, model_of(recipe, role)) for role, table in written.items())
+    if ("actor",) in written and recipe.model.critic is not None:
+        written.setdefault(("critic",), written[("actor",)])
+    for role, table in written.items():
+        yield role, table, reward_model_of(recipe, role) if role[0] == "reward" else model_of(recipe, role[0])
 
 
-def _with_shapes(recipe: Recipe) -> Iterator[tuple[str, ParallelTable, RoleModel, ModelShape]]:
+def _with_shapes(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable, RoleModel, ModelShape]]:
     """The tables of `_laid_out`, each with the architecture of its model; none of a model that is not here."""
     for role, table, model in _laid_out(recipe):
         if (shape := model.shape) is not None:

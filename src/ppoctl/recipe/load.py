@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ppoctl.errors import RecipeError, quoted
+from ppoctl.model.carried import recipes_folder
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import problems_of
 from ppoctl.recipe.layers import SITE, Layers, site_file
@@ -120,7 +121,7 @@ def _unreadable(file: Path) -> list[Problem]:
         text = file.read_text("utf-8-sig")
         tomllib.loads(text)
     except FileNotFoundError:
-        return [Problem(str(file), "no such recipe", "ppoctl recipes list")]
+        return [Problem(str(file), "no such recipe", _shipped(file))]
     except UnicodeDecodeError as error:
         return [Problem(str(file), f"is no UTF-8 text (byte {error.start})", f"file {file}")]
     except OSError as error:
@@ -132,6 +133,14 @@ def _unreadable(file: Path) -> list[Problem]:
     except ValueError as error:  # an integer of thousands of digits, which Python refuses to read
         return [Problem(str(file), f"not valid TOML: {str(error).split(';')[0]}", _open(file, 1))]
     return []
+
+
+def _shipped(file: Path) -> str:
+    """Command that leads from the name of a shipped recipe to its file."""
+    folder, name = recipes_folder(), file.as_posix().removeprefix("recipes/").removesuffix(".toml")
+    if folder is None or file.is_absolute() or not (folder / f"{name}.toml").is_file():
+        return "ppoctl recipes list"
+    return f"ppoctl recipes copy {name} my-recipes"
 
 
 def _unreadable_site(site: Path) -> list[Problem]:

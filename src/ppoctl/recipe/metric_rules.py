@@ -4,12 +4,14 @@ ask for it only where it is reported. See `rules`."""
 from collections.abc import Iterator, Sequence
 
 from ppoctl import metrics
+from ppoctl.recipe import evaluation_rules
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.problems import Conflict, rules_of
-from ppoctl.recipe.schema import CheckpointTable, Recipe
+from ppoctl.recipe.schema import CheckpointTable, NoKl, Recipe
 from ppoctl.rewards.arithmetic import NoMoments
-from ppoctl.rewards.gsm8k import Gsm8kReward
+from ppoctl.rewards.gsm8k import Gsm8kScorer
+from ppoctl.rewards.summed import SumReward
 
 _CLIPS = {
     "clip": ("clip_frac", "clip_frac_high", "clip_frac_low", "dual_clip_frac"),
@@ -74,10 +76,14 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
         have = ", ".join(f"`{other}`" for other in recipe.data.eval) or "none"
         says = f"`{name}` speaks of an evaluation set `{named}`; [data.eval] has {have}"
         yield Conflict(says, (key, ("data", "eval")))
+    elif named is not None:
+        yield from evaluation_rules.not_evaluated(recipe, name, key)
     elif name == metrics.TIME_EVAL_S.name and not recipe.data.eval:
         yield Conflict(f"`{name}` needs an evaluation set, and [data.eval] has none", (key, ("data", "eval")))
     elif name in (metrics.REWARD_STRICT_MEAN.name, metrics.REWARD_LENIENT_MEAN.name):
         yield from _no_other_reading(recipe, name, key)
+    elif (part := metrics.reward_part(name)) is not None and not recipe.reward.reports(part):
+        yield Conflict(metrics.unknown(name), (key,), "ppoctl recipes metrics")
 
 
 def _not_of_the_advantages(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
@@ -116,10 +122,11 @@ def _is_of_another_clip(figure: str, recipe: Recipe) -> bool:
 def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]:
     """Reasons why a reading of an answer is not reported beside the score: only the reading that does not score
     is."""
-    if not isinstance(recipe.reward, Gsm8kReward):
+    scorer, *others = recipe.reward.singles
+    if others or isinstance(recipe.reward, SumReward) or not isinstance(scorer, Gsm8kScorer):
         says = f"`{name}` is one of the two readings of `gsm8k`, and this reward has one"
         yield Conflict(says, (key, ("reward", "kind")), "ppoctl recipes metrics")
-    elif (name == metrics.REWARD_STRICT_MEAN.name) == recipe.reward.strict:
+    elif (name == metrics.REWARD_STRICT_MEAN.name) == scorer.strict:
         says = f"`{name}` is the score itself, which is reported as `{metrics.REWARD_SCORE_MEAN.name}`"
         yield Conflict(says, (key, ("reward", "strict")), "ppoctl recipes metrics")
 
@@ -158,6 +165,17 @@ def health_speaks_of_figures_the_run_has(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict(
             "`health.reference_kl` bounds the distance to a reference, and none is loaded",
             (("health", "reference_kl"), ("ppo", "kl", "place")),
+        )
+
+
+def a_distance_that_is_always_0_is_not_bounded(recipe: Recipe) -> Iterator[Conflict]:
+    rule, usual = recipe.health.kl, type(recipe.health).model_fields["kl"].default
+    if recipe.ppo.old_logprobs == "current" and rule != usual and (rule.min is not None or rule.max is not None):
+        yield Conflict(
+            "`health.kl` bounds how far an update moves the actor from its old log-probs, and with those of the "
+            "update itself that is always 0",
+            (("health", "kl", "max" if rule.min is None else "min"), ("ppo", "old_logprobs")),
+            "--set health.kl.max=0.5",
         )
 
 
@@ -217,6 +235,9 @@ def _needs_the_actors_update(recipe: Recipe, name: str) -> bool:
 def _is_told_by_the_actors_update(recipe: Recipe, name: str) -> bool:
     # Of which log-probs there are before the update depends who says them.
     untold = {"trainer": (), "sampler": ("mismatch/",), "current": ("mismatch/", "kl/")}[recipe.ppo.old_logprobs]
+    kl = recipe.ppo.kl
+    if not isinstance(kl, NoKl) and kl.estimator == "full" and kl.place == "loss" and kl.adaptive is None:
+        untold = (*untold, "kl/")
     return name.startswith(("policy/", *untold)) or name == metrics.TIME_ACTOR_UPDATE_S.name
 
 

@@ -55,7 +55,7 @@ class OptimizerTable(Table):
 
     Formula: lr (init + (1 - init) t / w) in tick t = 0 ... w - 1 of w
     Source: Megatron-Core's `lr_warmup_init`, there a rate
-    Default of: verl, transformers, NeMo-RL (0, or nearly)
+    Default of: nobody; verl and transformers begin at 0, NeMo-RL at a tenth of lr (critic: a twentieth)
     """
     lr_decay_updates: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Optimizer step at which linear and cosine reach their minimum; absent: the last one planned."""

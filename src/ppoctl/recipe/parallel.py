@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import ParallelTable, Recipe
+from ppoctl.rewards.model import ModelScorer
 
 GPUS_PER_NODE = 8
 """GPUs that a node is taken to have, where `plan` has to know."""
@@ -22,10 +24,27 @@ def layouts(recipe: Recipe) -> dict[str, ParallelTable]:
     return {"actor": actor, "critic": recipe.critic.parallel or actor}
 
 
+def reward_models(recipe: Recipe) -> dict[KeyPath, ModelScorer]:
+    """The reward's tables that have a model, by their keys. Joined by dots a key is the name of the model's role."""
+    found = {("reward", *below): scorer for below, scorer in recipe.reward.scorers.items()}
+    return {key: scorer for key, scorer in found.items() if isinstance(scorer, ModelScorer)}
+
+
 def processes(recipe: Recipe) -> dict[str, int]:
-    """Processes of each role: actor, critic, generator."""
+    """Processes of each role: actor, critic, generator, and each reward model by its key."""
     sizes = {role: layout.world_size for role, layout in layouts(recipe).items()}
-    return {**sizes, "generator": recipe.generator.engines * recipe.generator.tensor}
+    sizes["generator"] = recipe.generator.engines * recipe.generator.tensor
+    for key, table in reward_models(recipe).items():
+        sizes[dotted(key)] = (table.parallel or ParallelTable()).world_size
+    return sizes
+
+
+def leaving(recipe: Recipe) -> tuple[str, ...]:
+    """Roles that leave shared devices while another one works: what `cluster.offload` lists, each reward model by its
+    key."""
+    listed = recipe.cluster.offload
+    models = tuple(map(dotted, reward_models(recipe))) if "reward" in listed else ()
+    return (*(role for role in listed if role != "reward"), *models)
 
 
 def devices(recipe: Recipe) -> int:

@@ -1,12 +1,19 @@
 """Rules about the arithmetic of rewards and about truncated responses: no step without an effect, no empty range. See
 `rules`."""
 
+import json
+import re
 from collections.abc import Iterator
 
-from ppoctl.recipe.origins import KeyPath
+from ppoctl import metrics
+from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.parallel import is_one_process, reward_models
 from ppoctl.recipe.problems import Conflict, rules_of
 from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.code import CodeScorer
+from ppoctl.rewards.summed import SumReward
 
+_PART = re.compile(r"[A-Za-z0-9_-]+")
 _NEW_TOKENS: KeyPath = ("rollout", "max_new_tokens")
 
 
@@ -80,6 +87,61 @@ def some_response_can_be_good(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict(
             "the likelihood of responses with a reward above 0 is raised, and none can have one",
             (("ppo", "policy_loss", "positive_nll_coef"), ("reward", "scale", "to")),
+        )
+
+
+def a_part_is_reported_under_a_name_of_its_own(recipe: Recipe) -> Iterator[Conflict]:
+    for name in recipe.reward.parts if isinstance(recipe.reward, SumReward) else ():
+        key: KeyPath = ("reward", "parts", name)
+        if not _PART.fullmatch(name):
+            yield Conflict(f"`{name}` names a part of the reward, and may hold letters, digits, `_` and `-`", (key,))
+        elif metrics.reward_part(f"reward/{name}_mean") is None:
+            yield Conflict(f"`reward/{name}_mean` is the name of another figure", (key,))
+
+
+def programs_have_a_place_to_run(recipe: Recipe) -> Iterator[Conflict]:
+    for below, scorer in recipe.reward.scorers.items():
+        if not isinstance(scorer, CodeScorer):
+            continue
+        key = KeyPath(("reward", *below))
+        place, url = (*key, "sandbox"), (*key, "url")
+        if scorer.sandbox == "fusion" and scorer.url is None:
+            says = "an endpoint that runs programs needs its address"
+            yield Conflict(says, (place, url), f"--set {dotted(url)}=http://HOST:8080/run_code")
+        elif scorer.sandbox != "fusion" and scorer.url is not None:
+            says = "programs run on this machine, and no endpoint is asked"
+            yield Conflict(says, (place, url), f"--set {dotted(place)}=fusion")
+        if scorer.sandbox != "fusion" and scorer.language != "python":
+            says = f"programs in `{scorer.language}` run at an endpoint only"
+            yield Conflict(says, (place, (*key, "language")), f"--set {dotted(place)}=fusion")
+
+
+def a_reward_model_in_vllm_is_one_process(recipe: Recipe) -> Iterator[Conflict]:
+    for key, table in reward_models(recipe).items():
+        if table.engine == "vllm" and table.parallel is not None and table.parallel.world_size > 1:
+            says = "vLLM runs a reward model in one process; Megatron-Core in as many as its layout has"
+            yield Conflict(says, ((*key, "engine"), (*key, "parallel")), f"--set {dotted(key)}.engine=megatron")
+
+
+def of_two_engines_in_a_process_one_stays(recipe: Recipe) -> Iterator[Conflict]:
+    """vLLM's memory for sleeping is one for a process."""
+    leaving = recipe.cluster.offload
+    for key, table in reward_models(recipe).items():
+        if table.engine == "vllm" and "reward" in leaving and "generator" in leaving and is_one_process(recipe):
+            yield Conflict(
+                "of two engines of vLLM in the process of the command only one can leave its device",
+                ((*key, "engine"), ("cluster", "offload")),
+                f"--set {dotted(key)}.engine=megatron",
+            )
+
+
+def a_reward_without_a_model_leaves_no_device(recipe: Recipe) -> Iterator[Conflict]:
+    if "reward" in recipe.cluster.offload and not reward_models(recipe):
+        listed = [role for role in recipe.cluster.offload if role != "reward"]
+        yield Conflict(
+            "the reward has no model that could leave",
+            (("cluster", "offload"), ("reward", "kind")),
+            f"--set 'cluster.offload={json.dumps(listed)}'",
         )
 
 

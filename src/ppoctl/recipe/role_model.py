@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from ppoctl.model.reading import shape_if_here
+from ppoctl.model.reading import shape_if_known
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.schema import Recipe
 
 
@@ -26,8 +27,8 @@ class RoleModel:
 
     @property
     def shape(self) -> ModelShape | None:
-        """The architecture by its config.json; None where that is not on this machine."""
-        return shape_if_here(self.path)
+        """The architecture by its config.json, or by the one that ships with ppoctl; None where there is neither."""
+        return shape_if_known(self.path)
 
 
 def model_of(recipe: Recipe, role: str) -> RoleModel:
@@ -37,3 +38,9 @@ def model_of(recipe: Recipe, role: str) -> RoleModel:
     if own is None:
         return RoleModel(model.path, model.dtype, ("model", "path"))
     return RoleModel(own.path, own.dtype or model.dtype, ("model", "critic", "path"))
+
+
+def reward_model_of(recipe: Recipe, key: KeyPath) -> RoleModel:
+    """The model of the reward's table at this key."""
+    table = reward_models(recipe)[key]
+    return RoleModel(table.path, table.dtype, (*key, "path"))

@@ -10,7 +10,9 @@ from typing import Any
 
 from ppoctl.errors import holds_secret
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.capabilities import CAPABILITY_RULES
 from ppoctl.recipe.correction_rules import CORRECTION_RULES
+from ppoctl.recipe.evaluation_rules import EVALUATION_RULES
 from ppoctl.recipe.explain import shown
 from ppoctl.recipe.kl_rules import KL_RULES
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
@@ -20,11 +22,14 @@ from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.problems import Conflict, Problem, rules_of, trained_roles
 from ppoctl.recipe.reward_rules import REWARD_RULES
+from ppoctl.recipe.row_rules import ROW_RULES, has_truth, tables_of_rows
+from ppoctl.recipe.sampling_rules import SAMPLING_RULES
 from ppoctl.recipe.schedule_rules import SCHEDULE_RULES
-from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, HealthRule, Recipe
+from ppoctl.recipe.schema import ByTokens, DialogueRows, Gsm8kRows, HealthRule, Recipe
 from ppoctl.recipe.sizes import longest_sequence, microbatch_limit, minibatch_seqs, sequences_per_step
 from ppoctl.recipe.slurm_rules import SLURM_RULES
-from ppoctl.rewards.exact_match import ExactMatchReward
+from ppoctl.rewards.chosen import ChooseReward
+from ppoctl.rewards.exact_match import ExactMatchScorer
 
 
 def sequences_of_a_step_fill_whole_minibatches(recipe: Recipe) -> Iterator[Conflict]:
@@ -93,16 +98,18 @@ def whitening_has_more_than_one_sequence(recipe: Recipe) -> Iterator[Conflict]:
 
 def the_reward_can_read_the_answers(recipe: Recipe) -> Iterator[Conflict]:
     """GSM8K's rows hold the number behind `####`, which a whole response hardly ever equals."""
-    paths: list[KeyPath] = [("data", "train"), *(("data", "eval", name) for name in recipe.data.eval)]
-    for path, table in zip(paths, (recipe.data.train, *recipe.data.eval.values()), strict=True):
-        if recipe.reward.needs_truth and isinstance(table, ColumnRows) and table.answer is None:
+    for path, table in tables_of_rows(recipe):
+        if recipe.reward.reads_truth and path[1] == "train" and not has_truth(table):
+            is_chat = isinstance(table, DialogueRows)
             yield Conflict(
-                f"the reward compares with a ground truth, and [{dotted(path)}] names no column that has it",
+                f"the reward compares with a ground truth, and [{dotted(path)}] "
+                + ("has none: it is made of dialogues" if is_chat else "names no column that has it"),
                 ((*path, "format"), ("reward", "kind")),
-                f"--set {dotted(path)}.answer=COLUMN",
+                None if is_chat else f"--set {dotted(path)}.answer=COLUMN",
             )
     is_bare = isinstance(recipe.data.train, Gsm8kRows) and not recipe.data.train.instruction
-    if is_bare and isinstance(recipe.reward, ExactMatchReward):
+    scorers = () if isinstance(recipe.reward, ChooseReward) else recipe.reward.singles
+    if is_bare and any(isinstance(scorer, ExactMatchScorer) for scorer in scorers):
         yield Conflict(
             "an exact match with GSM8K's bare number needs an instruction that asks for the bare number",
             (("reward", "kind"), ("data", "train", "format"), ("data", "train", "instruction")),
@@ -142,12 +149,16 @@ def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
 
 RULES = (
     *rules_of(globals()),
+    *CAPABILITY_RULES,
     *REWARD_RULES,
+    *ROW_RULES,
     *SCHEDULE_RULES,
     *KL_RULES,
     *LOSS_RULES,
     *CORRECTION_RULES,
     *METRIC_RULES,
+    *EVALUATION_RULES,
+    *SAMPLING_RULES,
     *LAYOUT_RULES,
     *SLURM_RULES,
 )
@@ -182,7 +193,7 @@ def violations(recipe: Recipe, place: Callable[[KeyPath], str]) -> list[Problem]
 
 
 def unused(recipe: Recipe) -> list[str]:
-    """Notes on settings that nothing would read: they are not wrong, and not what was meant either."""
+    """Notes on settings that nothing would read: they are not wrong, and may not be what was meant either."""
     if recipe.cluster.ray_address is not None and is_one_process(recipe):
         return [
             f"`cluster.ray_address` (`{recipe.cluster.ray_address}`) is not used: each role is one process, and all "

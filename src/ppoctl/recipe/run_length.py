@@ -4,55 +4,29 @@ Steps draw the training rows epoch after epoch (`data.source`): rows that an epo
 next one ends, so that only the last epoch leaves some undrawn.
 """
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from ppoctl.errors import DataError, MissingAssetError, quoted
 from ppoctl.recipe.layers import Layers
+from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.problems import Problem
-from ppoctl.recipe.schema import ColumnRows, Gsm8kRows
-
-
-def count_rows(path: str, max_rows: int | None) -> int | None:
-    """Rows of a local file that are used: lines of JSONL that are not blank, or what a parquet file says it has.
-    None: there is no such file, or it is neither."""
-    file = Path(path)
-    if not file.is_file():
-        return None
-    if file.suffix == ".parquet":
-        from pyarrow import parquet
-
-        try:
-            rows = int(parquet.read_metadata(file).num_rows)
-        except (OSError, ValueError):  # pyarrow's own are of these
-            return None
-    elif file.suffix == ".jsonl":
-        with file.open("rb") as lines:
-            rows = sum(1 for line in lines if line.strip())
-    else:
-        return None
-    return rows if max_rows is None else min(rows, max_rows)
-
-
-def rows_of(table: Gsm8kRows | ColumnRows) -> int | None:
-    """Rows of a dataset that are used; None where they cannot be counted."""
-    return count_rows(table.path, table.max_rows)
+from ppoctl.recipe.row_files import rows_of
+from ppoctl.recipe.rows import AnyRows, Rows, StoredRows, sources_of
 
 
 def put_steps_for_epochs(layers: Layers) -> str | None:
     """Write `steps` in place of `epochs`; returns a note on what came of it. What keeps them from being counted is
     added to the problems; `epochs` then stays."""
     epochs, per_step = _at(layers.written, "epochs"), _at(layers.written, "rollout", "prompts_per_step")
-    path, most = _at(layers.written, "data", "train", "path"), _at(layers.written, "data", "train", "max_rows")
-    if not (
-        _is_count(epochs) and _is_count(per_step) and isinstance(path, str) and (most is None or _is_count(most))
-    ):
+    table = _train(layers.written)
+    if table is None or not (_is_count(epochs) and _is_count(per_step)):
         return None  # whoever checks the values says so
-    rows, place = count_rows(path, most), layers.place(("epochs",))
+    rows, place = rows_of(table), layers.place(("epochs",))
     if rows is None:
-        if not path.startswith("$"):  # a variable that is not set has been told
-            says = f"`epochs` counts the rows of `data.train.path`, `{path}`, which cannot be read"
-            layers.problems.append(Problem(place, says, f"ls -l {quoted(path)}", MissingAssetError))
+        layers.problems += _uncounted(table, place)
         return None
     steps, left = divmod(epochs * rows, per_step)
     if not steps:
@@ -64,6 +38,33 @@ def put_steps_for_epochs(layers: Layers) -> str | None:
     layers.counts_epochs = True
     over = f"; {left} rows of the last epoch are left over" if left else ""
     return f"`epochs` = `{epochs}` of {rows} rows: {steps} steps of {per_step} prompts{over}"
+
+
+def _train(written: Any) -> AnyRows | None:
+    """The table of the training rows; None where it is not right yet."""
+    try:
+        table: AnyRows = TypeAdapter(Rows).validate_python(_at(written, "data", "train"))
+    except ValidationError:
+        return None
+    return table
+
+
+def _uncounted(table: AnyRows, place: str) -> Iterator[Problem]:
+    """The problem that keeps rows from being counted. A variable that is not set has been told."""
+    for key, single in sources_of(table).items():
+        name = dotted(("data", "train", *(("sources", key) if key else ())))
+        if isinstance(single, StoredRows) and single.path is not None and single.duplicates == "keep":
+            paths = single.path if isinstance(single.path, tuple) else (single.path,)
+            if any(path.startswith("$") for path in paths) or rows_of(single) is not None:
+                continue
+            says = f"`epochs` counts the rows of `{name}.path`, `{single.named}`, which cannot be read"
+            yield Problem(place, says, f"ls -l {quoted(paths[0])}", MissingAssetError)
+            continue
+        why = (
+            'with `duplicates = "drop"`' if isinstance(single, StoredRows) and single.path else "which are in no file"
+        )
+        says = f"`epochs` counts rows, and those of [{name}], {why}, are counted only when they are read"
+        yield Problem(place, says, "write `steps` in place of `epochs`; `ppoctl preview` counts the rows")
 
 
 def _is_count(value: object) -> bool:

@@ -27,6 +27,17 @@ def a_warm_up_is_written_in_one_way(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
+def a_share_of_warm_up_is_some_updates(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in trained_roles(recipe):
+        if table.optimizer.lr_warmup_frac and not warmup_updates(recipe, role):
+            planned, per_tick = planned_updates(recipe, role), updates_per_tick(recipe, role)
+            yield Conflict(
+                f"the warm-up of the {role} is none: the nearest number of updates to this share of {planned} is 0",
+                _keys(role, "lr_warmup_frac"),
+                f"--set {role}.optimizer.lr_warmup_frac={ceil(100 * per_tick / max(planned, per_tick)) / 100}",
+            )
+
+
 def a_rate_that_moves_with_steps_moves_after_whole_ones(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in trained_roles(recipe):
         per_tick = updates_per_tick(recipe, role)

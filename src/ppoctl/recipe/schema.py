@@ -4,7 +4,7 @@ Alternatives are tagged tables (`kind = "..."`). `None` appears only where absen
 (`rules`), never corrected. Every key declares its effect (`table`).
 """
 
-from typing import TYPE_CHECKING, Annotated, Literal, Union
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -24,6 +24,7 @@ from ppoctl.recipe.correction import RatioRejection as RatioRejection
 from ppoctl.recipe.correction import SequenceMask as SequenceMask
 from ppoctl.recipe.correction import TruncatedImportance as TruncatedImportance
 from ppoctl.recipe.correction import TruncatedSequenceImportance as TruncatedSequenceImportance
+from ppoctl.recipe.evaluation import EvalTable as EvalTable
 from ppoctl.recipe.kl import AdaptivePerSequence as AdaptivePerSequence
 from ppoctl.recipe.kl import AdaptivePerToken as AdaptivePerToken
 from ppoctl.recipe.kl import Kl as Kl
@@ -37,9 +38,17 @@ from ppoctl.recipe.losses import PolicyLoss as PolicyLoss
 from ppoctl.recipe.losses import ReinforceLoss as ReinforceLoss
 from ppoctl.recipe.losses import ValueLossTable as ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable
+from ppoctl.recipe.rows import AnyRows as AnyRows
+from ppoctl.recipe.rows import ColumnRows as ColumnRows
+from ppoctl.recipe.rows import DataTable as DataTable
+from ppoctl.recipe.rows import DialogueRows as DialogueRows
+from ppoctl.recipe.rows import Gsm8kRows as Gsm8kRows
+from ppoctl.recipe.rows import MixRows as MixRows
+from ppoctl.recipe.rows import PythonRows as PythonRows
+from ppoctl.recipe.rows import SingleTable as SingleTable
+from ppoctl.recipe.rows import VerlRows as VerlRows
 from ppoctl.recipe.slurm import SlurmTable as SlurmTable
-from ppoctl.rewards.kinds import KINDS
-from ppoctl.rewards.table import RewardTable
+from ppoctl.rewards.reward import Reward
 from ppoctl.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive
 from ppoctl.table import Table as Table
 
@@ -73,64 +82,14 @@ class ModelTable(Table):
     """The critic's own model, as a table or as its path alone; absent: the base model, with a head of zero."""
 
 
-class Gsm8kRows(Table):
-    """Rows of GSM8K's JSONL: `question`, and `answer` ending in `#### N`."""
-
-    format: Annotated[Literal["gsm8k"], RESULTS]
-    """JSONL with GSM8K's own keys."""
-    path: Annotated[str, RESULTS]
-    """JSONL file. `$NAME` at the start is an environment variable; if its value is relative, it starts where the
-    command was typed. Other relative paths start at the recipe file."""
-    system: Annotated[str, RESULTS] = ""
-    """System message of each prompt; empty: none."""
-    instruction: Annotated[str, RESULTS] = ""
-    """Text appended to each question after a line break; empty: none."""
-    max_rows: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Number of first rows to use; absent: all."""
-
-
-class ColumnRows(Table):
-    """Rows of JSONL or parquet with a prompt and an answer in columns of any name."""
-
-    format: Annotated[Literal["columns"], RESULTS]
-    """JSONL or parquet with the columns named by `prompt` and `answer`."""
-    path: Annotated[str, RESULTS]
-    """JSONL or parquet file. `$NAME` at the start is an environment variable; if its value is relative, it starts
-    where the command was typed. Other relative paths start at the recipe file."""
-    prompt: Annotated[str, RESULTS]
-    """Column of the question (text, or a list of chat messages)."""
-    answer: Annotated[str | None, RESULTS] = None
-    """Column of the ground truth; dots reach into nested columns (`reward_model.ground_truth`). Absent: there is
-    none, for rewards that need none."""
-    fields: Annotated[tuple[str, ...], RESULTS, Array] = ()
-    """Further columns that the reward is given, by these names."""
-    system: Annotated[str, RESULTS] = ""
-    """System message of each prompt; empty: none."""
-    instruction: Annotated[str, RESULTS] = ""
-    """Text appended to each text question after a line break; empty: none."""
-    max_rows: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Number of first rows to use; absent: all."""
-
-
-Rows = Annotated[Gsm8kRows | ColumnRows, Field(discriminator="format")]
-
-
-class DataTable(Table):
-    """Prompts: one training set, any number of named evaluation sets."""
-
-    train: Rows
-    """Training prompts, drawn in a seeded order, epoch after epoch."""
-    eval: dict[str, Rows] = Field(default_factory=dict)
-    """Evaluation sets by name."""
-
-
 class RolloutTable(Table):
     """Sampling of responses, and of what distribution log-probs are: the trainer divides logits and leaves ids out as
     the generator does, in `logprobs` and in updates, so that a ratio compares like with like.
 
-    Formula: logits / temperature; of these min_p, top_k, top_p in this order (vLLM's); an id that was drawn always
-        counts as kept. The reference is scored at the same temperature and whole, so that KL from it is at least
-        -log(its probability of the ids that are kept)
+    Formula: logits / temperature, at the first min_new_tokens positions without the ids that end a response; of these
+        min_p, top_k, top_p in this order (vLLM's); an id that was drawn always counts as kept. The reference is
+        scored at the same temperature and whole, so that KL from it is at least -log(its probability of the ids that
+        are kept)
     Source: top-p: Holtzman et al. 2020 (arXiv:1904.09751); min-p: Nguyen et al. 2024 (arXiv:2407.01082)
     Default of: all systems (nothing is left out); verl's and trlX's trainers score the whole distribution, whatever
         the generator left out
@@ -141,28 +100,31 @@ class RolloutTable(Table):
     samples_per_prompt: Annotated[int, RESULTS, AtLeastOne] = 1
     """Responses per prompt; sequences in a step = prompts_per_step x samples_per_prompt."""
     max_prompt_tokens: Annotated[int, RESULTS, AtLeastOne]
-    """Most tokens of a prompt; a longer one is an error at start (it is neither cut nor dropped)."""
+    """Most tokens of a prompt; what becomes of a longer one the rows say (`long_prompts`: an error at start)."""
     max_new_tokens: Annotated[int, RESULTS, AtLeastOne]
     """Most tokens of a response (vLLM's `max_tokens`); one that reaches it is truncated."""
     temperature: Annotated[float, RESULTS, Positive] = 1.0
     """Sampling temperature: logits are divided by it in the generator and in the trainer alike."""
     top_p: Annotated[float, RESULTS, Field(gt=0, le=1)] = 1.0
-    """Draw from the smallest set of likeliest ids that has this share of the probability; 1: from all. Evaluations do
-    not read it, nor the next two."""
+    """Draw from the smallest set of likeliest ids that has this share of the probability; 1: from all. Evaluations
+    have filters of their own."""
     top_k: Annotated[int | None, RESULTS, AtLeastOne] = None
     """Draw from so many likeliest ids, and those as likely as the last of them; absent: from all."""
     min_p: Annotated[float, RESULTS, Field(ge=0, le=1)] = 0.0
     """Draw from ids at least this many times as likely as the likeliest; 0: from all."""
     stop_strings: Annotated[tuple[str, ...], RESULTS, Array] = ()
     """Texts that end a response where they appear (vLLM's `stop`); end-of-sequence tokens always end it."""
+    stop_token_ids: Annotated[tuple[int, ...], RESULTS, Array] = ()
+    """Ids that end a response besides the model's own end-of-sequence tokens, and are left out of its text as those
+    are."""
+    min_new_tokens: Annotated[int, RESULTS, NotNegative] = 0
+    """Fewest tokens of a response before one may end it (vLLM's `min_tokens`): up to there ids that would are not
+    drawn, and the trainer leaves them out too; stop strings are not looked for. Evaluations do not read it."""
+    max_window_tokens: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Most tokens of prompt and response together, evaluations included: a long prompt leaves its response less than
+    `max_new_tokens`. Absent: there is no such limit."""
     keep_finished_every_s: Annotated[float, SPEED, Positive] = 5.0
     """Seconds between writes of the finished samples of an unfinished rollout or evaluation; a kill loses no more."""
-
-
-if TYPE_CHECKING:
-    Reward = RewardTable
-else:
-    Reward = Annotated[Union[KINDS], Field(discriminator="kind")]  # noqa: UP007 - the members are known by now only
 
 
 class GeneratorTable(Table):
@@ -226,21 +188,6 @@ class CheckpointTable(Table):
     """Steps between those whose rollouts stay readable after their folder is no longer needed; 0: none stay."""
 
 
-class EvalTable(Table):
-    """Evaluation of the actor on every set of `data.eval`: greedy, and sampled at `temperature`."""
-
-    every_steps: Annotated[int, REPORTING, NotNegative] = 0
-    """Steps between evaluations; 0: only one at the end."""
-    at_start: Annotated[bool, REPORTING] = True
-    """Evaluate before the first step too."""
-    samples_per_prompt: Annotated[int, RESULTS, AtLeastOne] = 1
-    """Responses per prompt in the sampled pass."""
-    temperature: Annotated[float, RESULTS, Positive] = 1.0
-    """Sampling temperature of the sampled pass."""
-    max_new_tokens: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Most tokens of a response in an evaluation; absent: as in rollouts."""
-
-
 class HealthRule(Table):
     """Bounds on one figure."""
 
@@ -260,7 +207,8 @@ class HealthTable(Table):
     """Bounds of a healthy run. The reward's error share has its own hard limit in `[reward]`."""
 
     kl: HealthRule = HealthRule(max=0.5)
-    """Bounds on policy/approx_kl: how far one step moved the actor (nats per token)."""
+    """Bounds on policy/approx_kl: how far one step moved the actor (nats per token); 0 where `ppo.old_logprobs` is
+    "current"."""
     reference_kl: HealthRule = HealthRule()
     """Bounds on kl/reference_mean, where a reference is read."""
     entropy: HealthRule = HealthRule()
@@ -275,7 +223,8 @@ class HealthTable(Table):
     """Bounds on reward/score_std: where all scores of a step are equal there is nothing to learn from."""
     mismatch_k3: HealthRule = HealthRule(max=0.1, action="stop", for_steps=2)
     """Bounds on mismatch/gap_k3 (nats per token): what the sampler computes, from what the trainer does. Few tokens
-    weigh much in it, hence two steps."""
+    weigh much in it, hence two steps. A step is judged as it ends, after its update; `resume --back-to` leads before
+    it."""
     mismatch_abs: HealthRule = HealthRule(max=0.3, action="stop")
     """Bounds on mismatch/gap_mean_abs (nats per token), which no few tokens move. docs/gpu.md has what bfloat16
     reaches."""
@@ -316,10 +265,10 @@ class ClusterTable(Table):
     placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
     """Whether roles share devices. colocated: one process of each role on a device; apart: each process has a device
     of its own."""
-    offload: Annotated[tuple[Literal["actor", "critic", "generator"], ...], SPEED, Array, AllOrNone] = ()
-    """Roles that leave the memory of shared devices while another one is at work: actor and critic move to the host,
-    engines drop their cache and sleep (vLLM's `enable_sleep_mode`). A role that is not listed never leaves. `plan`
-    says what each stage needs."""
+    offload: Annotated[tuple[Literal["actor", "critic", "generator", "reward"], ...], SPEED, Array, AllOrNone] = ()
+    """Roles that leave the memory of shared devices while another one is at work: actor, critic and reward models
+    move to the host, engines drop their cache and sleep (vLLM's `enable_sleep_mode`). A role that is not listed never
+    leaves. `plan` says what each stage needs."""
     weights: Annotated[Literal["shared", "store", "broadcast"], SPEED] = "shared"
     """How weights reach engines in other processes. shared: engines read memory of the actor's ranks on their node
     (CUDA IPC on GPUs); store: one rank sends all through Ray's object store, as shared does for nodes without such a
@@ -373,6 +322,12 @@ class Recipe(Table):
     epochs: Annotated[int | None, REPORTING, AtLeastOne] = None
     """Passes over the training rows, in place of `steps`: the whole steps in them, counted when the recipe is read,
     and kept by the run as `steps`. Rows that an epoch leaves over begin the next; those of the last are not drawn."""
+    requires: Annotated[tuple[str, ...], REPORTING, Array] = ()
+    """What the run needs that ppoctl cannot do yet (freezing, pf-ppo, tools): `validate` and `plan` name it, `train`
+    refuses."""
+    without: Annotated[tuple[str, ...], REPORTING, Array] = ()
+    """Names of `requires` that the run does without, which `train --without NAME` adds: its result is then its
+    own."""
     model: ModelTable
     data: DataTable
     rollout: RolloutTable

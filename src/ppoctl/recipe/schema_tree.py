@@ -7,7 +7,7 @@ Keys are spelled as in TOML (`from`, not `from_`). A path is a tuple of such nam
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Discriminator, Tag
@@ -62,7 +62,7 @@ class Key:
     def required(self) -> bool:
         return self.field.is_required()
 
-    @property
+    @cached_property
     def default(self) -> Any:
         """The value where the key is not written; None for a required key."""
         return None if self.required else self.field.get_default(call_default_factory=True)

@@ -1,6 +1,8 @@
 """Sizes that follow from several keys of a recipe: sequences and updates of a step, of the run, of a microbatch."""
 
-from ppoctl.recipe.schema import BySequences, ByTokens, OptimizerTable, Recipe
+from ppoctl.model.shape import ModelShape
+from ppoctl.recipe.schema import BySequences, ByTokens, OptimizerTable, Recipe, RolloutTable
+from ppoctl.rewards.model import USUAL_TOKENS, ModelScorer
 
 
 def sequences_per_step(recipe: Recipe) -> int:
@@ -53,9 +55,25 @@ def warmup_updates(recipe: Recipe, role: str) -> int:
     return round(table.lr_warmup_frac * (planned_updates(recipe, role) // per_tick)) * per_tick
 
 
+def reward_tokens(table: ModelScorer, shape: ModelShape) -> int:
+    """Most tokens of a text that a reward model reads, and of the texts that it reads at once."""
+    return table.max_tokens or min(USUAL_TOKENS, shape.max_positions)
+
+
 def longest_sequence(recipe: Recipe) -> int:
     """Tokens a forward pass reads at most: the last response token is predicted and never read."""
-    return recipe.rollout.max_prompt_tokens + recipe.rollout.max_new_tokens - 1
+    return window_tokens(recipe.rollout, recipe.rollout.max_new_tokens) - 1
+
+
+def window_tokens(rollout: RolloutTable, new_tokens: int) -> int:
+    """Most tokens of a prompt and a response of at most so many."""
+    window = rollout.max_prompt_tokens + new_tokens
+    return window if rollout.max_window_tokens is None else min(window, rollout.max_window_tokens)
+
+
+def generator_window(recipe: Recipe) -> int:
+    """Most tokens of a prompt and its response, in a rollout or an evaluation."""
+    return window_tokens(recipe.rollout, max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0))
 
 
 def microbatch_limit(batching: BySequences | ByTokens, *, with_gradient: bool) -> tuple[str, int]:

@@ -1,8 +1,8 @@
 """The arithmetic between scores and the rewards of training, which every reward has: one table of the recipe for each
-step. The order of the steps is that of the keys: scale, clip, moments, clip where it comes after them, unfinished,
-overlong, length. `stages.shaping` takes them.
+step. `steps_of` has their order; `stages.shaping` takes them.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -144,3 +144,22 @@ class RewardArithmetic(Table):
     """Penalty of responses near the limit; absent: none."""
     length_penalty: LengthPenalty | None = None
     """Penalty of long responses; absent: none."""
+
+
+Step = RewardScale | RewardClip | RunningMoments | ReferenceMoments | float | OverlongPenalty | LengthPenalty
+"""One step, as its table has it; the factor of truncated responses is a number."""
+
+
+def steps_of(table: RewardArithmetic) -> Iterator[Step]:
+    """The steps that the table asks for, in the one order in which they are taken."""
+    place = None if table.clip is None else table.clip.place
+    order = (
+        table.scale,
+        table.clip if place == "before_moments" else None,
+        None if isinstance(table.moments, NoMoments) else table.moments,
+        table.clip if place == "after_moments" else None,
+        None if table.unfinished_factor == 1 else table.unfinished_factor,
+        table.overlong,
+        table.length_penalty,
+    )
+    return (step for step in order if step is not None)

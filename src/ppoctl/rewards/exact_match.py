@@ -5,14 +5,15 @@ from typing import Annotated, ClassVar, Literal
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.errors import RewardError
 from ppoctl.rewards.function import RewardValue, ScorerSpec
-from ppoctl.rewards.table import Candidates, ProcessReward
+from ppoctl.rewards.table import Candidates, ProcessScorer
 from ppoctl.table import RESULTS
 
 
-class ExactMatchReward(ProcessReward):
+class ExactMatchScorer(ProcessScorer):
     """Reward 1 where the stripped response equals the stripped answer, else 0."""
 
     needs_truth: ClassVar[bool] = True
+    finds_answers: ClassVar[bool] = True
 
     kind: Annotated[Literal["exact_match"], RESULTS]
     """The whole response is compared."""
@@ -38,7 +39,7 @@ def score(request: ScoreRequest, *, ignore_case: bool = False) -> RewardValue:
         raise ValueError("the ground truth is empty")
     if ignore_case:
         wanted, given = wanted.casefold(), given.casefold()
-    return RewardValue(float(given == wanted))
+    return RewardValue(float(given == wanted), answer=given)
 
 
 def _other_text(text: str) -> str:

@@ -7,8 +7,8 @@ Strict reading, as verl's (`verl/utils/reward_score/gsm8k.py`), so that curves c
     "#### $42", "####42"      nothing   a digit, dot, comma or minus follows `#### `, or it is no answer
     "#### 42."                "42."     compared as text: it is not "42"; neither is "42.0"
 
-One difference: verl looks at the last 300 characters of the response, we at all of it. The two differ only where a
-response goes on for that long after its last answer: verl gives it 0.
+One difference: verl looks at the last 300 characters of the response, we at all of it unless `last_chars = 300`. The
+two differ only where a response goes on for that long after its last answer: verl gives it 0.
 
 Lenient reading, ours: the last number anywhere, compared as a number ("$42", "42." and "42.0" are all 42). verl's
 `flexible` compares text here too, and so fails an answer at the end of a sentence.
@@ -20,9 +20,9 @@ from typing import Annotated, ClassVar, Literal
 
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.errors import RewardError
-from ppoctl.rewards.function import RewardValue, ScorerSpec
-from ppoctl.rewards.table import Candidates, ProcessReward
-from ppoctl.table import RESULTS
+from ppoctl.rewards.function import RewardValue, ScorerSpec, ending
+from ppoctl.rewards.table import Candidates, ProcessScorer
+from ppoctl.table import RESULTS, AtLeastOne
 
 MARK = "####"
 
@@ -31,21 +31,24 @@ _LENIENT = re.compile(r"-?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 _BARE = re.compile(r"-?[0-9.,]*[0-9][0-9.,]*")
 
 
-class Gsm8kReward(ProcessReward):
+class Gsm8kScorer(ProcessScorer):
     """Reward 1 where the number after the last `####` equals the answer's, else 0 (commas removed, string
     equality)."""
 
     needs_truth: ClassVar[bool] = True
+    finds_answers: ClassVar[bool] = True
 
     kind: Annotated[Literal["gsm8k"], RESULTS]
     """The number after `####` is compared."""
     strict: Annotated[bool, RESULTS] = True
     """Read the number after `####` only; false: the last number anywhere in the response. The other reading is
     reported beside it."""
+    last_chars: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Characters at the end of a response that are read (verl: 300); absent: all."""
 
     @property
     def scores_by(self) -> ScorerSpec:
-        return ScorerSpec("ppoctl.rewards.gsm8k:score", {"strict": self.strict})
+        return ScorerSpec("ppoctl.rewards.gsm8k:score", {"strict": self.strict, "last_chars": self.last_chars})
 
     def candidates(self, truth: str) -> Candidates:
         try:
@@ -61,17 +64,21 @@ class Gsm8kReward(ProcessReward):
         return Candidates(gold=worked, wrong=wrong, empty="", truncated=truncated.rstrip())
 
 
-def score(request: ScoreRequest, *, strict: bool = True) -> RewardValue:
+def score(request: ScoreRequest, *, strict: bool = True, last_chars: int | None = None) -> RewardValue:
     """1 or 0 by the chosen reading; `extras` has the other one under its name.
 
     Raises ValueError on a truth without a number: that is a fault of the data, not a wrong response.
     """
     gold = gold_number(request.required_truth())
-    by_strict = float(strict_number(request.response) == gold)
-    by_lenient = float(_same_number(lenient_number(request.response), gold))
+    read = ending(request.response, last_chars)
+    marked, last = strict_number(read), lenient_number(read)
+    by_strict = float(marked == gold)
+    by_lenient = float(_same_number(last, gold))
     if strict:
-        return RewardValue(by_strict, {"lenient": by_lenient})
-    return RewardValue(by_lenient, {"strict": by_strict})
+        return RewardValue(by_strict, {"lenient": by_lenient}, answer=marked)
+    # 42, 42.0 and 42.00 are one answer.
+    answer = None if last is None else f"{Decimal(last).normalize():f}"
+    return RewardValue(by_lenient, {"strict": by_strict}, answer=answer)
 
 
 def strict_number(text: str) -> str | None:

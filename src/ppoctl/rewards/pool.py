@@ -22,6 +22,7 @@ class ScorerPool:
 
     def __init__(self, spec: ScorerSpec, *, workers: int = 1, timeout_s: float = 10.0) -> None:
         self._processes = [ScorerProcess(spec, timeout_s) for _ in range(workers)]
+        self._batch_size = spec.batch_size
         self._waiting: SimpleQueue[tuple[Future[Score], ScoreRequest] | None] = SimpleQueue()
         """Requests that no child has begun with; None ends a thread."""
         self._threads: list[Thread] = []
@@ -63,32 +64,52 @@ class ScorerPool:
             process.reap()
 
     def _serve(self, process: ScorerProcess) -> None:
-        while (given := self._waiting.get()) is not None:
-            future, request = given
-            if not future.set_running_or_notify_cancel():
+        while (first := self._waiting.get()) is not None:
+            given = [one for one in self._together_with(first) if one[0].set_running_or_notify_cancel()]
+            if not given:
                 continue
             try:
-                future.set_result(self._scored(process, request))
+                scores = self._scored(process, [request for _, request in given])
             except Exception as error:  # noqa: BLE001 - whoever asks for the result hears of it
-                future.set_exception(error)
+                for future, _ in given:
+                    future.set_exception(error)
+                continue
+            for (future, request), score in zip(given, scores, strict=True):
+                if (fault := not_finite(score, request)) is not None:
+                    future.set_exception(fault)
+                else:
+                    future.set_result(score)
 
-    def _scored(self, process: ScorerProcess, request: ScoreRequest) -> Score:
+    def _together_with(self, first: tuple[Future[Score], ScoreRequest]) -> list[tuple[Future[Score], ScoreRequest]]:
+        """The request and those that wait behind it, as many as a child is given together."""
+        batch = [first]
+        with suppress(Empty):
+            while len(batch) < self._batch_size:
+                if (behind := self._waiting.get_nowait()) is None:
+                    self._waiting.put(None)  # it ends a thread, and this one has work
+                    break
+                batch.append(behind)
+        return batch
+
+    def _scored(self, process: ScorerProcess, requests: list[ScoreRequest]) -> list[Score]:
         if self._cannot_start is not None:
             raise self._cannot_start
         try:
-            return _finite(process.score(request), request)
+            return process.score(requests)
         except RewardError as error:
             self._cannot_start = error
             raise
 
 
-def _finite(score: Score, request: ScoreRequest) -> Score:
-    if score.value is not None:
-        for name, figure in {"reward": score.value, **score.extras}.items():
-            if not is_trainable(figure):
-                raise NonFiniteError(
-                    f"the scorer gave `{figure}` as {name} of a response to prompt `{request.prompt_id}`",
-                    hint="let the scorer raise where it has no score: the sample then counts as an error and is left "
-                    "out",
-                )
-    return score
+def not_finite(score: Score, request: ScoreRequest) -> NonFiniteError | None:
+    """The error of a score that cannot be trained on; None: it can."""
+    if score.value is None:
+        return None
+    tokens = {f"the figure of token {number}": figure for number, figure in enumerate(score.token_values or ())}
+    for name, figure in {"reward": score.value, **score.extras, **tokens}.items():
+        if not is_trainable(figure):
+            return NonFiniteError(
+                f"the scorer gave `{figure}` as {name} of a response to prompt `{request.prompt_id}`",
+                hint="let the scorer raise where it has no score: the sample then counts as an error and is left out",
+            )
+    return None

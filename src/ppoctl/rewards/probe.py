@@ -6,16 +6,25 @@ gets a score, and that all scores are numbers. Imports no torch. It cannot tell 
 be *read* well: look at the first rollouts for that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 
 from ppoctl.batch.prompts import Prompt
-from ppoctl.batch.scores import Score, Scorer, ScoreRequest
+from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
 from ppoctl.errors import NonFiniteError, RewardError
+from ppoctl.rewards.combined import settle_all
 from ppoctl.rewards.function import is_trainable
-from ppoctl.rewards.table import RewardTable
+from ppoctl.rewards.table import ScorerTable
 
+Encode = Callable[[str, Finish], tuple[int, ...]]
+"""The token ids that a response of this text has, which ended so; the id that ends it is the last where it did."""
+
+PROBED_ROWS = 4
+"""Gold answers are tried on so many rows before the first step."""
+_LOOKED_AT = 10_000
 _SHOWN_CHARS = 60
 _WITHOUT_GOLD = {"short": "The answer is 42.", "empty": ""}
 """Responses that are tried where nobody knows a good one."""
@@ -47,24 +56,41 @@ class ProbeRow:
         return ", ".join(f"{name} {_said(score)}" for name, score in self.scores.items())
 
 
-def probe(scorer: Scorer, reward: RewardTable, prompts: Sequence[Prompt]) -> list[ProbeRow]:
+def probed_rows(reward: ScorerTable, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The first rows, and where rows choose their scorer, the first of each among the first `_LOOKED_AT`."""
+    found = dict.fromkeys(range(min(PROBED_ROWS, len(prompts))))
+    chosen: dict[int, int] = {}
+    if len(reward.singles) > 1:
+        for number, prompt in enumerate(islice(prompts, _LOOKED_AT)):
+            with suppress(RewardError):  # of all rows without a scorer `RowCheck` tells
+                chosen.setdefault(id(reward.of_row(prompt.fields)), number)
+    return [prompts[number] for number in found | dict.fromkeys(chosen.values())]
+
+
+def probe(scorer: Scorer, reward: ScorerTable, prompts: Sequence[Prompt], encode: Encode) -> list[ProbeRow]:
     """Score all responses that are tried on the prompts, in order. Raises RewardError naming the row that lacks a
     ground truth, or whose truth the reward cannot read."""
     tried = [_tried(reward, prompt) for prompt in prompts]
     asked = [
-        {name: scorer.submit(ScoreRequest.about(prompt, text, "terminated")) for name, text in texts.items()}
+        {name: scorer.submit(_ended(prompt, text, encode)) for name, text in texts.items()}
         for prompt, texts in zip(prompts, tried, strict=True)
     ]
+    settle_all([scorer])
     return [
-        ProbeRow(prompt.id, prompt.answer, texts, {name: _result(future) for name, future in futures.items()})
+        ProbeRow(prompt.id, prompt.answer, texts, {name: result_of(future) for name, future in futures.items()})
         for prompt, texts, futures in zip(prompts, tried, asked, strict=True)
     ]
 
 
 def require_sound(probed: Sequence[ProbeRow]) -> None:
     """Raises RewardError naming the first row whose gold answer does not beat all others, or of which no response has
-    a score that can be trained on, with what each scored."""
+    a score that can be trained on, with what each scored; or whose scorer could not be asked."""
     for row in probed:
+        if unasked := [score.message for score in row.scores.values() if score.outcome == "unreachable"]:
+            raise RewardError(
+                f"row `{row.id}` has no score: {unasked[0]}",
+                hint="start the service; `ppoctl recipes keys reward` names the key of its address",
+            )
         if row.is_sound:
             continue
         if "gold" in row.tried:
@@ -79,22 +105,26 @@ def require_sound(probed: Sequence[ProbeRow]) -> None:
         )
 
 
-def _result(future: Future[Score]) -> Score:
+def result_of(future: Future[Score]) -> Score:
+    """The score that was asked for. Raises RewardError of one that cannot be trained on."""
     try:
         return future.result()
     except NonFiniteError as error:  # here it is the reward that is wrong, and no run that is unhealthy
         raise RewardError(error.message, hint=error.hint) from error
 
 
-def _tried(reward: RewardTable, prompt: Prompt) -> dict[str, str]:
-    if reward.needs_truth and prompt.answer is None:
-        raise RewardError(f"row `{prompt.id}` has no ground truth", hint="name its column as `data.train.answer`")
-    if prompt.answer is None:
-        return _WITHOUT_GOLD
+def _ended(prompt: Prompt, text: str, encode: Encode) -> ScoreRequest:
+    return ScoreRequest.about(prompt, text, "terminated", encode(text, "terminated"))
+
+
+def _tried(reward: ScorerTable, prompt: Prompt) -> dict[str, str]:
     try:
-        candidates = reward.candidates(prompt.answer)
+        scorer = reward.of_row(prompt.fields)
+        candidates = None if prompt.answer is None else scorer.candidates(prompt.answer)
     except RewardError as error:
         raise RewardError(f"row `{prompt.id}`: {error.message}", hint=error.hint) from error
+    if scorer.reads_truth and prompt.answer is None:
+        raise RewardError(f"row `{prompt.id}` has no ground truth", hint="name its column as `data.train.answer`")
     return _WITHOUT_GOLD if candidates is None else asdict(candidates)
 
 

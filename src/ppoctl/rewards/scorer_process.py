@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -49,8 +51,9 @@ class ScorerProcess:
         process = self._process
         return None if process is None else process.pid
 
-    def score(self, request: ScoreRequest) -> Score:
-        """What the child says of a response. One that hangs or dies over it is killed, and costs this request only.
+    def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
+        """What the child says of each response. One that hangs or dies over them is killed, and costs these requests
+        only.
 
         Raises RewardError when no child can be started.
         """
@@ -59,19 +62,20 @@ class ScorerProcess:
         if self._process is None:
             self._start()
         self._asked += 1
-        told = {**vars(request), "messages": [vars(message) for message in request.messages]}
-        line = json.dumps({"number": self._asked, "request": told}).encode() + b"\n"
+        asked = [{**vars(each), "messages": [vars(message) for message in each.messages]} for each in requests]
+        line = json.dumps({"number": self._asked, "requests": asked}).encode() + b"\n"
+        began = time.monotonic()
         try:
             reply = self._exchange(line, self._timeout_s)
         except TimeoutError:
             if how := self._stop():
-                return Score(None, "error", how)
-            return Score(None, "timeout", f"no score within {self._timeout_s:g} s")
+                return [Score(None, "error", how)] * len(requests)
+            late = f"no score within {self._timeout_s:g} s"
+            return [Score(None, "timeout", late, seconds=self._timeout_s)] * len(requests)
         if reply is None or reply.get("number") != self._asked:  # the end, or something else writes into its pipe
-            return Score(None, "error", self._ended())
-        if "error" in reply:
-            return Score(None, "error", str(reply["error"]))
-        return Score(float(reply["value"]), "ok", extras=dict(reply["extras"]))
+            return [Score(None, "error", self._ended())] * len(requests)
+        seconds = (time.monotonic() - began) / len(requests)
+        return [replace(_heard(told), seconds=seconds) for told in reply["scores"]]
 
     def close(self) -> None:
         """Kill the child, whatever it is doing, for good; another thread that waits for it hears that it is gone."""
@@ -104,7 +108,7 @@ class ScorerProcess:
         raise self._cannot_start(how)
 
     def _spawn(self) -> None:
-        spec = {"entry": self.spec.entry, "options": dict(self.spec.options), "parent": os.getpid()}
+        spec = {**vars(self.spec), "options": dict(self.spec.options), "parent": os.getpid()}
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             if self._closed:
@@ -171,9 +175,18 @@ class ScorerProcess:
 
     def _cannot_start(self, why: str) -> RewardError:
         return RewardError(
-            f"the scorer `{self.spec.entry}` does not start: {why}",
-            hint=f"python -m {self.spec.entry.partition(':')[0]} shows why it cannot be imported",
+            f"the scorer `{self.spec.known_as or self.spec.entry}` does not start: {why}",
+            hint=self.spec.hint or f"python -m {self.spec.entry.partition(':')[0]} shows why it cannot be imported",
         )
+
+
+def _heard(told: dict[str, Any]) -> Score:
+    if "error" in told:
+        return Score(None, told.get("outcome", "error"), str(told["error"]))
+    tokens = tuple(told["tokens"]) if "tokens" in told else None
+    return Score(
+        float(told["value"]), "ok", extras=dict(told["extras"]), token_values=tokens, answer=told.get("answer")
+    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

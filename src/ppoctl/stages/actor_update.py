@@ -158,13 +158,14 @@ class ActorUpdateStage(UpdateStage):
     ) -> dict[str, float]:
         """Figures of the actor before its update. Where no forward pass has told them, its first minibatch does,
         which still sees the actor that drew."""
-        if logprobs.entropy is not None:
-            return {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(logprobs.entropy, mask))}
-        rows, seen = first[0].rows, first[1]
-        assert seen.said.entropy is not None, "entropies are to be reported, and were not computed"
-        figures = {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(seen.said.entropy, mask[rows]))}
-        if logprobs.actor is None and self.penalty is not None:
-            kl = self.penalty.estimates(seen.said.outputs, reference_of(logprobs)[rows], mask[rows])
+        rows, said = first[0].rows, first[1].said
+        entropy, counted = logprobs.entropy, mask
+        if entropy is None:
+            assert said.entropy is not None, "entropies are to be reported, and were not computed"
+            entropy, counted = said.entropy, mask[rows]
+        figures = {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(entropy, counted))}
+        if self.penalty is not None and self.penalty.before_update(logprobs, mask) is None:
+            kl = self.penalty.in_update(said, logprobs, rows, mask[rows])
             figures |= kl_figures(kl, mask[rows], advantages.penalty_coef)
         return figures
 

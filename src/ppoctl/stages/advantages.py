@@ -49,6 +49,7 @@ class AdvantagesStage:
         carry = replace(
             earned.carry,
             kl_coef=kl.next_coef,
+            kl_first_coef=0.0 if self.penalty is None else self.penalty.first_coef,
             trained_seqs=carry.trained_seqs + float(mask.any(1).sum()),
             trained_tokens=carry.trained_tokens + float(mask.sum()),
         )

@@ -10,7 +10,21 @@ from ppoctl.ports import DrawnFor, Gate, Generator, Sample, SampleParts, SampleR
 
 Progress = Callable[[int, int, int], None]
 """(finished samples, all samples, tokens drawn so far; recalled ones are not)."""
+Heard = Callable[[Sample], None]
+"""Told of each finished sample, in the order in which they finish; those that are recalled first."""
 Turn = tuple[SamplingParams, Sequence[SampleRequest]]
+
+
+def _both(first: Heard, then: Heard) -> Heard:
+    def told(sample: Sample) -> None:
+        first(sample)
+        then(sample)
+
+    return told
+
+
+def nobody(_: Sample) -> None:
+    """Nobody is told."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +49,27 @@ class Drawing:
     progress: Progress
 
     @contextmanager
-    def drawn(self, turns: Sequence[Turn], drawn_for: DrawnFor, at: Callable[[], State]) -> Iterator[Drawn]:
+    def drawn(
+        self, turns: Sequence[Turn], drawn_for: DrawnFor, at: Callable[[], State], heard: Heard = nobody
+    ) -> Iterator[Drawn]:
         """Samples of all turns, one turn after the other; keys are unique over all of them. Those that an earlier
-        attempt kept are not drawn again, and where none is left to draw nobody asks for the state (`at`).
+        attempt kept are not drawn again, and where none is left to draw nobody asks for the state (`at`). Each sample
+        is `heard` once it is kept.
 
         What the stage does with them belongs into the context: where that fails, the last ones are kept, too.
         """
         done = self.parts.recall(drawn_for)
+        for sample in done.values():
+            heard(sample)
         missing = [(params, [request for request in asked if request.key not in done]) for params, asked in turns]
         left = [(params, requests) for params, requests in missing if requests]
         if not left:
             yield Drawn(done)
             return
         with self.parts.keep(drawn_for) as keep:
-            yield self._draw(left, done, keep, at)
+            yield self._draw(left, done, _both(keep, heard), at)
 
-    def _draw(
-        self, left: Sequence[Turn], done: dict[str, Sample], keep: Callable[[Sample], None], at: Callable[[], State]
-    ) -> Drawn:
+    def _draw(self, left: Sequence[Turn], done: dict[str, Sample], keep: Heard, at: Callable[[], State]) -> Drawn:
         total = len(done) + sum(len(requests) for _, requests in left)
         self.generator.prepare(at())
         tokens, started = 0, WORK.now()

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Carry, Logprobs, Rollouts, State
 from ppoctl.errors import NonFiniteError
-from ppoctl.ports import Asked, Models
+from ppoctl.ports import Asked, Models, Said
 from ppoctl.ppo.diagnostics import sampler_gap
 from ppoctl.ppo.kl import KlGradient, KlKind, kl_estimate
 from ppoctl.ppo.kl_coefficient import KlTarget
@@ -54,16 +54,33 @@ class KlPenalty:
         held = full_kl if self.output_clamp is None else full_kl.clamp(max=self.output_clamp)
         return held.where(mask, 0.0)
 
-    def before_update(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
-        """The step's KL per token, of the actor that drew it."""
+    @property
+    def reads_full_kl_first(self) -> bool:
+        """Whether the whole divergence is read before the update: by rewards, or by a coefficient that follows it."""
+        return self.estimator == "full" and (self.place == "reward" or self.target is not None)
+
+    def before_update(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"] | None:
+        """The step's KL per token, of the actor that drew it; None where the update is the first to say it."""
         if self.estimator == "full":
-            return self.exact(logprobs.full_kl, mask)
-        assert logprobs.actor is not None, "the actor's log-probs were not taken"
-        return self.estimates(logprobs.actor, reference_of(logprobs), mask)
+            return None if logprobs.full_kl is None else self.exact(logprobs.full_kl, mask)
+        return None if logprobs.actor is None else self.estimates(logprobs.actor, reference_of(logprobs), mask)
+
+    def in_update(self, said: Said, logprobs: Logprobs, rows: Int[Tensor, " m"], mask: Bool[Tensor, "m R"]) -> Tensor:
+        """The KL per token of some rows, as an update said it of them. [m, R]"""
+        if self.estimator == "full":
+            return self.exact(said.full_kl, mask)
+        return self.estimates(said.outputs, reference_of(logprobs)[rows], mask)
 
     def coef_at(self, carry: Carry) -> float:
-        """The coefficient of a step that begins with this carry: a target's goes on from the one before."""
-        return self.coef if self.target is None else carry.kl_coef or self.coef
+        """The coefficient of a step that begins with this carry: one that adapts goes on from the step before, unless
+        the recipe's has been changed since it began."""
+        begins = self.target is None or carry.kl_first_coef not in (0.0, self.coef)
+        return self.coef if begins else carry.kl_coef or self.coef
+
+    @property
+    def first_coef(self) -> float:
+        """What a coefficient that adapts has begun from; 0: it is fixed."""
+        return 0.0 if self.target is None else self.coef
 
 
 @dataclass(frozen=True)

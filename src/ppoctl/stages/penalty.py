@@ -27,10 +27,10 @@ def penalised(penalty: KlPenalty | None, logprobs: Logprobs, mask: Bool[Tensor, 
     if penalty is None:
         return Penalised(None, 0.0, 0.0, {})
     coef = following = penalty.coef_at(carry)
-    if logprobs.actor is None:
-        # The update says them, and reports the figures.
-        return Penalised(None, coef, coef, {})
     kl = penalty.before_update(logprobs, mask)
+    if kl is None:
+        # The update says it, and reports the figures.
+        return Penalised(None, coef, coef, {})
     figures = kl_figures(kl, mask, coef)
     if penalty.target is not None:
         measured = penalty.target.measured(kl, mask)

@@ -1,16 +1,16 @@
 """10-rollout: draw responses from the actor."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from ppoctl.batch.prompts import Prompts
+from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import DrawnFor, Models, Sample, SampleRequest, SamplingParams
-from ppoctl.stages.drawing import Drawing
+from ppoctl.stages.drawing import Drawing, Heard, nobody
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,26 @@ class RolloutStage:
     samples_per_prompt: int
     seed: int
     fingerprint: str
+    heard: Callable[[Prompt, Sample], None] | None = None
+    """Told of each finished response; None: nobody is."""
     name: str = "rollout"
 
     def run(self, actor: State, prompts: Prompts) -> Rollouts:
         requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed, stage=self.name)
         key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
         drawn_for = DrawnFor(prompts.step, self.name, key)
-        with self.drawing.drawn([(self.params, requests)], drawn_for, lambda: self.models.stamped(actor)) as drawn:
+        heard = self._heard(prompts, requests)
+        turns = [(self.params, requests)]
+        with self.drawing.drawn(turns, drawn_for, lambda: self.models.stamped(actor), heard) as drawn:
             record = assemble(prompts, requests, drawn.samples, samples=self.samples_per_prompt)
             return replace(record, drawing=(drawn.tokens, drawn.seconds))
+
+    def _heard(self, prompts: Prompts, requests: Sequence[SampleRequest]) -> Heard:
+        if (told := self.heard) is None:
+            return nobody
+        owners = (prompt for prompt in prompts.rows for _ in range(self.samples_per_prompt))
+        prompt_of = {request.key: owner for request, owner in zip(requests, owners, strict=True)}
+        return lambda sample: told(prompt_of[sample.key], sample)
 
 
 def sample_requests(prompts: Prompts, *, samples: int, seed: int, stage: str = "rollout") -> list[SampleRequest]:

@@ -70,11 +70,14 @@ def facts(layout: RunLayout) -> dict[str, Any]:
     return found
 
 
-def complete_sources(attempt: Attempt, digests: Mapping[str, str]) -> None:
-    """Add the digests that nobody could take when the run was made: a login node has no tokenizer."""
+def complete(attempt: Attempt, digests: Mapping[str, str], rows: Mapping[str, Mapping[str, int]]) -> None:
+    """Add the digests, and the numbers of rows, that nobody could take when the run was made: a login node has no
+    tokenizer."""
     known = facts(attempt.layout)
-    if missing := {name: digest for name, digest in digests.items() if name not in known["sources"]}:
-        told = {**known, "sources": {**known["sources"], **missing}}
+    missing = {name: digest for name, digest in digests.items() if name not in known["sources"]}
+    counted = {"rows": dict(rows)} if rows and "rows" not in known else {}
+    if missing or counted:
+        told = {**known, "sources": {**known["sources"], **missing}, **counted}
         attempt.write(attempt.layout.run_json, _sealed(told).encode("ascii"))
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppoctl.store import manifest as manifests
+from ppoctl.store.layout import RunLayout
 from ppoctl.store.manifest import Manifest
 
 
@@ -11,21 +12,23 @@ from ppoctl.store.manifest import Manifest
 class SavedBy:
     """The run that saved a state, and when."""
 
-    run: str
-    """Path of the run directory."""
+    run: str | None
+    """Path of the run directory; None: the state is a copy that lies elsewhere."""
     role: str
     step: int
     lineage: str
 
 
 def saved_by(folder: Path) -> SavedBy | None:
-    """The run that saved the state in this folder, wherever the command stands; None: it is no saved state. Raises
+    """What saved the state in this folder, wherever the command stands; None: it is no saved state. Raises
     CorruptArtifactError where its manifest is not as it was written."""
     manifest = state_manifest(folder)
     if manifest is None:
         return None
-    root = folder.resolve().parent.parent.parent
-    return SavedBy(str(root), manifest.stage.partition("/")[2], manifest.step, manifest.identity)
+    role, place = manifest.stage.partition("/")[2], folder.resolve()
+    layout = RunLayout(place.parent.parent.parent)
+    is_there = layout.run_json.is_file() and place == layout.state(role, manifest.step)
+    return SavedBy(str(layout.root) if is_there else None, role, manifest.step, manifest.identity)
 
 
 def state_manifest(folder: Path) -> Manifest | None:

@@ -11,8 +11,10 @@ from typing import Any
 from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.recipe.explain import shown
 from ppoctl.recipe.fingerprint import differences, result_differences
-from ppoctl.recipe.parallel import saved_layout, what_differs
+from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.parallel import reward_models, saved_layout, what_differs
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import warmup_updates
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -21,6 +23,7 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.store.retention import saved_steps
 from ppoctl.wire.run_recipe import recorded_recipes
+from ppoctl.wire.sources import recorded_reward_digest
 from ppoctl.wire.stages import read_by
 from ppoctl.wire.stories import as_recorded
 
@@ -52,7 +55,25 @@ def change(layout: RunLayout, recipe: Recipe) -> Change | None:
     _require_fitting_states(layout, recipe)
     if recipe == recorded:
         return None
-    return Change(differences(recorded, recipe), _holds_from(layout, recorded, recipe), recipe.steps)
+    found = Change(differences(recorded, recipe), _holds_from(layout, recorded, recipe), recipe.steps)
+    _require_a_rate_that_goes_on(layout, recorded, recipe, found.from_step - 1)
+    return found
+
+
+def _require_a_rate_that_goes_on(layout: RunLayout, recorded: Recipe, recipe: Recipe, done: int) -> None:
+    """Raise RecipeError where the actor's learning rate counts PPO steps, and the recipe has it count them from
+    another one than the first that has trained or will train the actor."""
+    was, asked = recorded.ppo.critic_only_steps, recipe.ppo.critic_only_steps
+    table = recipe.actor.optimizer
+    moves = table.lr_schedule != "constant" or warmup_updates(recipe, "actor") > 0
+    if was == asked or table.lr_ticks != "step" or not moves or done <= min(was, asked):
+        return
+    step = min(was, done)
+    raise RecipeError(
+        f"`ppo.critic_only_steps` is `{asked}`, was `{was}`, and {done} steps are done: the learning rate of the "
+        'actor counts steps from there (`actor.optimizer.lr_ticks` = `"step"`), and would jump',
+        hint=f"ppoctl resume {quoted(layout.root)} --set ppo.critic_only_steps={step}",
+    )
 
 
 def _require_the_same_run(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> None:
@@ -65,6 +86,15 @@ def _require_the_same_run(layout: RunLayout, recorded: Recipe, recipe: Recipe) -
             if key.partition(".")[0] == "model"
         ]
         raise RecipeError("\n".join(said), hint="start a new run with another `name`")
+    before, after = (
+        {dotted(key): table.path for key, table in reward_models(each).items()} for each in (recorded, recipe)
+    )
+    if before != after:
+        says = [f"{key} `{path}`" for key, path in after.items()]
+        raise RecipeError(
+            f"the reward models are {', '.join(says) or 'none'}, and a run keeps those that it was made with",
+            hint="start a new run with another `name`",
+        )
     if recipe.name != recorded.name:
         raise RecipeError(
             f"`name` is `{recipe.name}`, and this run is `{recorded.name}`: a run keeps its name",
@@ -150,7 +180,10 @@ def _is_mendable(layout: RunLayout, step: int, recipe: Recipe) -> bool:
         return False
     names = (*outlines_of(layout).at(step).names, EVAL)
     committed = {name: manifests.read(layout.stage(step, name)) for name in names}
-    return all(item is None or item.fingerprint == read_by(name, recipe) for name, item in committed.items())
+    scored_by = recorded_reward_digest(layout)
+    return all(
+        item is None or item.fingerprint == read_by(name, recipe, scored_by) for name, item in committed.items()
+    )
 
 
 def _is_of_the_whole_run(key: str) -> bool:

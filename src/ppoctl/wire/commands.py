@@ -70,7 +70,7 @@ def _begin(opening: Opening, command: str, do: Callable[[Job], None]) -> Ended:
     with engines.closed_if_it_fails(sockets):
         if layout.root.exists() and is_replaceable(layout):
             run_dir.remove(layout)
-        create(layout, recipe, digests, command=command)
+        create(layout, recipe, digests, command=command, rows=sockets.rows)
     plan = ResumePlan(start=0, items=())
     opened = OpenedRun(layout, {1: recipe}, sockets, plan, verbose=opening.verbose)
     return session.attempt_run(opened, do, opening.gate)
@@ -153,7 +153,7 @@ def _continue(opening: Opening, plan: ResumePlan, do: Callable[[Job], None] = ru
     with engines.closed_if_it_fails(sockets):
         require_same_sources(layout, digests)
         attempt = claim(layout)  # before anything is written: an older attempt may still be at it
-        run_dir.complete_sources(attempt, digests)
+        run_dir.complete(attempt, digests, sockets.rows)
         change = changes.adopt(attempt, recipe)
         recipes = recorded_recipes(layout)
     notes = tuple(change.lines()) if change is not None else ()
@@ -222,9 +222,7 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     sets = questions.evaluation_sets()
     if not sets:
         raise RecipeError("the recipe has no table under `[data.eval]`", hint="ppoctl recipes keys data.eval")
-    scorer = engines.open_scorer(recipe, questions)
-    with engines.closed_if_it_fails(scorer):
-        sockets = engines.build_engines(recipe, questions, scorer, model_digest="")
+    sockets = engines.open_engines(recipe, questions, {"model": ""})
 
     @cache  # when the engine first asks: until it has started it finds the device's memory free
     def actor_at(state: State) -> Actor:
@@ -237,7 +235,7 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
 
     with closing(sockets), closing(sockets.generator(actor_at, say, None)) as generator:
         drawing = Drawing(generator, Nowhere(), Nowhere(), lambda *_: None)
-        return evaluation_stage(recipe, drawing, scorer, sets).run(checkpoint.state)
+        return evaluation_stage(recipe, drawing, sockets, sets, say).run(checkpoint.state)
 
 
 class Nowhere:

@@ -1,7 +1,7 @@
 """The real engines: Megatron-Core, vLLM and child processes, plugged into the sockets."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,21 +9,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ppoctl.batch.scores import Finish
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
 from ppoctl.ports import Generator, Scorer
+from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.probe import probe, require_sound
+from ppoctl.recipe.sizes import generator_window
+from ppoctl.rewards.probe import Encode, ProbeRow, probe, probed_rows, require_sound
+from ppoctl.rewards.rows import RowCheck
+from ppoctl.stages.reward import require_own_names
 from ppoctl.wire.processes import Placed, Say, place
+from ppoctl.wire.reward_models import RewardModelsOf, settings_of
 from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sources import reward_digest
 
 if TYPE_CHECKING:
     from ppoctl.engines.vllm import VllmSettings
     from ppoctl.weights.sync import TrainerSide
-
-PROBED_ROWS = 4
-"""Gold answers are tried on so many rows before the first step."""
 
 
 def read_questions(recipe: Recipe) -> PromptSource:
@@ -32,16 +37,62 @@ def read_questions(recipe: Recipe) -> PromptSource:
     return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed)
 
 
-def open_scorer(recipe: Recipe, questions: PromptSource) -> Scorer:
-    """The reward's scorer, after gold answers have won over wrong, empty and truncated ones."""
-    scorer = recipe.reward.open()
-    with closed_if_it_fails(scorer):
-        require_sound(probe(scorer, recipe.reward, questions.train[:PROBED_ROWS]))
+def place_roles(recipe: Recipe) -> Placed:
+    """Where actor, critic, generator and reward models run. Nothing is started."""
+    from ppoctl.engines.megatron.factory import trainer_settings
+
+    trained = {role: trainer_settings(recipe, role) for role in ("actor", "critic")}
+    return place(recipe, {**trained, **{dotted(key): settings_of(recipe, key) for key in reward_models(recipe)}})
+
+
+def open_scorer(recipe: Recipe, questions: PromptSource, placed: Placed) -> Scorer:
+    """The reward's scorer, after gold answers have won over wrong, empty and truncated ones. Raises RewardError where
+    some rows cannot be scored, and where the metric function of evaluations cannot be called."""
+    if len(recipe.reward.singles) > 1:
+        for key, sets in questions.rows.items():
+            check = RowCheck(recipe.reward, key)
+            for row, times in (found for rows in sets for found in rows.different_rows()):
+                check.see(row.id, row.answer, row.fields, times)
+            check.require()
+    if recipe.eval.metrics is not None:
+        recipe.eval.metrics.require_sound()
+    with opened_and_probed(recipe, questions, placed) as (scorer, probed):
+        require_sound(probed)
+        require_own_names(score for row in probed for score in row.scores.values())
     return scorer
 
 
 @contextmanager
-def closed_if_it_fails(opened: Scorer | Sockets) -> Iterator[None]:
+def opened_and_probed(
+    recipe: Recipe, questions: PromptSource, placed: Placed
+) -> Iterator[tuple[Scorer, list[ProbeRow]]]:
+    """The reward's scorer, and what it said of the answers that it was tried on; closed if the context fails. Reward
+    models have then left the devices, so that engines which start find them free."""
+    models = RewardModelsOf(recipe, placed.rewards)
+    scorer = recipe.reward.open(models)
+    with closed_if_it_fails(scorer):
+        probed = probe(scorer, recipe.reward, probed_rows(recipe.reward, questions.train), encoder(recipe))
+        models.leave()
+        yield scorer, probed
+
+
+def encoder(recipe: Recipe) -> Encode:
+    """The way from a text to the ids that the actor's response would have."""
+    from ppoctl.model.end_tokens import end_token_ids
+    from ppoctl.model.folder import model_folder
+
+    tokenizer, end = load_tokenizer(recipe.model.path), end_token_ids(model_folder(recipe.model.path))[:1]
+
+    def encode(text: str, finish: Finish) -> tuple[int, ...]:
+        readable = text.encode(errors="replace").decode()  # tokenizers takes no lone surrogates
+        ids = tokenizer(readable, add_special_tokens=False, verbose=False)["input_ids"]
+        return (*ids, *(end if finish == "terminated" else ()))
+
+    return encode
+
+
+@contextmanager
+def closed_if_it_fails(opened: Scorer | Sockets | Placed) -> Iterator[None]:
     """Context of what is done between opening something and handing it on."""
     try:
         yield
@@ -57,14 +108,25 @@ def set_threads(recipe: Recipe) -> None:
     torch.set_num_threads(threads)
 
 
-def build_engines(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, model_digest: str) -> Sockets:
-    """Real engines, none of them at a state yet. Nothing heavy is built before it is first asked."""
+def open_engines(recipe: Recipe, questions: PromptSource, digests: Mapping[str, str]) -> Sockets:
+    """Real engines, none of them at a state yet, and a scorer that was tried; `digests` of what the run is made from.
+    Nothing heavy is built before it is first asked, but for reward models."""
+    placed = place_roles(recipe)
+    with closed_if_it_fails(placed):
+        scorer = open_scorer(recipe, questions, placed)
+        with closed_if_it_fails(scorer):
+            return build_engines(recipe, questions, scorer, placed, digests)
+
+
+def build_engines(
+    recipe: Recipe, questions: PromptSource, scorer: Scorer, placed: Placed, digests: Mapping[str, str]
+) -> Sockets:
+    """Real engines where they are placed, with this scorer; see `open_engines`."""
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, trainer_side
     from ppoctl.model.folder import model_folder
 
     of_actor, of_critic = (trainer_settings(recipe, role) for role in ("actor", "critic"))
-    placed = place(recipe, of_actor, of_critic)
     settings = _vllm_settings(recipe, str(model_folder(recipe.model.path)))
     actor = MegatronActor(of_actor, placed.actor)
     return Sockets(
@@ -76,7 +138,9 @@ def build_engines(recipe: Recipe, questions: PromptSource, scorer: Scorer, *, mo
         scorer=scorer,
         questions=questions,
         # The digest is of both models' files. A dtype is the role's own.
-        source_digests={role: f"{model_digest}:{model_of(recipe, role).dtype}" for role in ("actor", "critic")},
+        source_digests={role: f"{digests['model']}:{model_of(recipe, role).dtype}" for role in ("actor", "critic")},
+        reward_digest=reward_digest(digests),
+        rows={name: counts.as_dict() for name, counts in questions.counts.items()},
         close_trainers=placed.close,
     )
 
@@ -85,11 +149,10 @@ def _vllm_settings(recipe: Recipe, folder: str) -> "VllmSettings":
     from ppoctl.engines.vllm import VllmSettings
     from ppoctl.model.end_tokens import end_token_ids
 
-    new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
     return VllmSettings(
         model=folder,
         dtype=recipe.model.dtype,
-        max_model_len=recipe.rollout.max_prompt_tokens + new_tokens,
+        max_model_len=generator_window(recipe),
         eos_token_ids=end_token_ids(Path(folder)),
         table=recipe.generator,
         sleeps="generator" in recipe.cluster.offload,

@@ -13,6 +13,7 @@ from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.metric_rules import is_lower_better
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
+from ppoctl.stages.beside import ScoredBeside
 from ppoctl.stages.drawing import Drawing, Progress
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
@@ -63,7 +64,8 @@ def assemble(
     generator = sockets.generator(states.actor_at, around.say, layout.attempt(attempt.number))
     parts = PartFiles(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
     drawing = Drawing(generator, parts, gate, _to_all(around.observers))
-    builder = StageBuilder(states, drawing, sockets.scorer)
+    scorer = ScoredBeside(sockets.scorer) if newest.reward.beside_drawing else sockets.scorer
+    builder = StageBuilder(states, drawing, scorer, around.say, sockets.reward_digest)
     by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
     stages = partial(_holding_at, by_start)
 
@@ -73,7 +75,7 @@ def assemble(
     sets = sockets.questions.evaluation_sets()
 
     def evaluate(step: int) -> Stage[Evaluation]:
-        return evaluation_stage(_holding_at(recipes, step), drawing, sockets.scorer, sets)
+        return evaluation_stage(_holding_at(recipes, step), drawing, sockets, sets, around.say)
 
     states.replay = _replayer(layout, outlines, lambda step, name: stage_of(story(step), stages(step), name))
     job = Job(

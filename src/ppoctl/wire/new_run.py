@@ -3,9 +3,11 @@ node makes it for a job that starts days later."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 
 from ppoctl.errors import RunExistsError, quoted
 from ppoctl.model.folder import model_folder
+from ppoctl.preflight.critic_state import require_kept
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.slurm.following import require_idle
@@ -21,10 +23,18 @@ TRAIN = "train"
 
 
 def create(
-    layout: RunLayout, recipe: Recipe, digests: Mapping[str, str], *, command: str, on: str | None = None
+    layout: RunLayout,
+    recipe: Recipe,
+    digests: Mapping[str, str],
+    *,
+    command: str,
+    on: str | None = None,
+    rows: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> None:
     """Make the run directory of a new run. `on`: the cluster's kind that it is made for, `slurm`; None: it runs at
-    once. Where the critic starts from a state that a run has saved, run.json says from which."""
+    once. `rows`: how many there are of each table, where that is known. Where the critic starts from a state that a
+    run has saved, run.json says from which; raises RecipeError where that run deletes it."""
+    require_kept(recipe)
     came = saved_by(model_folder(recipe.model.critic.path)) if recipe.model.critic is not None else None
     run_dir.create(
         layout,
@@ -34,6 +44,7 @@ def create(
             "sources": dict(digests),
             "versions": versions(),
             "command": command,
+            **({"rows": dict(rows)} if rows else {}),
             **({} if on is None else {"on": on}),
             **({} if came is None else {"critic_from": asdict(came)}),
         },

@@ -1,6 +1,6 @@
 """Which process runs what: everything in this one, or each role in processes of Ray."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ import torch
 from ppoctl.engines.turns import Turns
 from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.plan.memory.driver import object_store_bytes
-from ppoctl.recipe.parallel import is_one_process, processes
+from ppoctl.recipe.parallel import is_one_process, leaving, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.script import in_container
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import Deadline, RayProcesses
     from ppoctl.engines.ray.steps import JobNodes
-    from ppoctl.engines.vllm import VllmSettings
+    from ppoctl.engines.vllm import PoolingSettings, VllmSettings
     from ppoctl.weights.calls import EngineHandle
     from ppoctl.weights.sync import EngineSide
+
+    RankSettings = TrainerSettings | PoolingSettings
+    """What a process of a role is made from: actor, critic, or a reward model of either engine."""
 
 Say = Callable[[str], None]
 
@@ -34,35 +37,54 @@ class Placed:
 
     actor: "Ranks"
     critic: "Ranks"
+    rewards: Mapping[str, "Ranks"]
+    """Reward models by the key of their table."""
     generator: Callable[["VllmSettings", Say], "EngineSide"]
     """Lines about what is being waited for go to the second argument from then on."""
     close: Callable[[], None] = nothing_to_close
 
 
-def place(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings") -> Placed:
-    """Where the roles of this recipe run."""
-    return _here(recipe, actor, critic) if is_one_process(recipe) else _in_ray(recipe, actor, critic)
+def place(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
+    """Where the roles of this recipe run; given are actor, critic, and each reward model by the key of its table."""
+    return _here(recipe, roles) if is_one_process(recipe) else _in_ray(recipe, roles)
 
 
-def _here(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings") -> Placed:
+def _here(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     from ppoctl.engines.megatron.rank import MegatronRank
     from ppoctl.engines.megatron.ranks import TakingTurns, ThisProcess
-    from ppoctl.engines.vllm import this_process
+    from ppoctl.engines.vllm import PoolingEngine, PoolingHere, PoolingSettings, this_process
 
-    turns = Turns(recipe.cluster.offload)
+    turns, pooling = Turns(leaving(recipe)), list[PoolingEngine]()
 
-    def ranks(settings: "TrainerSettings") -> "Ranks":
-        return TakingTurns(ThisProcess(MegatronRank(settings)), settings.role, turns)
+    def ranks(settings: "RankSettings") -> "Ranks":
+        if not isinstance(settings, PoolingSettings):
+            return TakingTurns(ThisProcess(MegatronRank(settings)), settings.role, turns)
+        pooling.append(PoolingEngine(settings))
+        return TakingTurns(PoolingHere(pooling[-1]), settings.role, turns)
 
-    return Placed(ranks(actor), ranks(critic), lambda settings, _: this_process(settings, turns))
+    def close() -> None:
+        for engine in pooling:
+            engine.close()
+
+    return _placed(roles, ranks, lambda settings, _: this_process(settings, turns), close)
 
 
-def _in_ray(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings") -> Placed:
+def _placed(
+    roles: Mapping[str, "RankSettings"],
+    ranks: "Callable[[RankSettings], Ranks]",
+    generator: "Callable[[VllmSettings, Say], EngineSide]",
+    close: Callable[[], None] = nothing_to_close,
+) -> Placed:
+    found = {role: ranks(settings) for role, settings in roles.items()}
+    return Placed(found.pop("actor"), found.pop("critic"), found, generator, close)
+
+
+def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     from ppoctl.engines.megatron.ranks import ManyProcesses, OpenRank, TakingTurns
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.placement import DevicePlacement
     from ppoctl.engines.ray.processes import first_done
-    from ppoctl.engines.vllm import OpenEngine
+    from ppoctl.engines.vllm import OpenEngine, OpenPooling, PoolingSettings
     from ppoctl.weights.links import BroadcastWay
     from ppoctl.weights.sync import EngineSide
 
@@ -70,15 +92,20 @@ def _in_ray(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings")
     placement = DevicePlacement(sizes, colocated=table.placement == "colocated")
     where = table.ray_address or job_nodes(recipe)
     cluster = RayCluster(placement, where, table.start_deadline_s, object_store_bytes(recipe))
-    turns = Turns(recipe.cluster.offload)
+    turns = Turns(leaving(recipe))
     fleet: list[RayProcesses] = []
 
     def engine_nodes() -> set[str]:
         return {node for engine in fleet for node in engine.nodes()}
 
-    def ranks(settings: "TrainerSettings") -> "Ranks":
+    def ranks(settings: "RankSettings") -> "Ranks":
         role = settings.role
-        made = _group(recipe, cluster, role, OpenRank(settings, table.start_deadline_s), size=sizes[role])
+        opened = (
+            OpenPooling(settings)
+            if isinstance(settings, PoolingSettings)
+            else OpenRank(settings, table.start_deadline_s)
+        )
+        made = _group(recipe, cluster, role, opened, size=sizes[role])
         read_near = engine_nodes if table.weights != "store" else None
         bucket_bytes = table.weights_bucket_mib * 2**20
         return TakingTurns(ManyProcesses(made, settings.parallel, bucket_bytes, read_near), role, turns)
@@ -108,7 +135,7 @@ def _in_ray(recipe: Recipe, actor: "TrainerSettings", critic: "TrainerSettings")
             begin_on if settings.sleeps else None,
         )
 
-    return Placed(ranks(actor), ranks(critic), engines, cluster.close)
+    return _placed(roles, ranks, engines, cluster.close)
 
 
 def job_nodes(recipe: Recipe) -> "JobNodes | None":
@@ -134,6 +161,7 @@ _KEYS = {
     "advance": "draw_deadline_s",
     "forward": "forward_deadline_s",
     "reference_forward": "forward_deadline_s",
+    "scores": "forward_deadline_s",
     "update": "update_deadline_s",
     "begin_save": "save_deadline_s",
     "finish_save": "save_deadline_s",

@@ -1,31 +1,38 @@
-"""The recipe's arithmetic of rewards -> its steps, in the one order that they have."""
+"""The recipe's arithmetic of rewards -> its steps."""
 
-from collections.abc import Iterator
-
-from ppoctl.rewards.arithmetic import ReferenceMoments, RewardArithmetic, RunningMoments
+from ppoctl.rewards.arithmetic import (
+    LengthPenalty,
+    OverlongPenalty,
+    ReferenceMoments,
+    RewardArithmetic,
+    RewardClip,
+    RewardScale,
+    RunningMoments,
+    Step,
+    steps_of,
+)
 from ppoctl.stages.shaping import Clip, Length, Overlong, Reference, RewardStep, Running, Scale, Unfinished
 
 
 def reward_steps(table: RewardArithmetic, *, max_new_tokens: int) -> tuple[RewardStep, ...]:
     """The steps that the table asks for, for responses of at most so many tokens."""
-    return tuple(_steps(table, max_new_tokens))
+    return tuple(_step(step, max_new_tokens) for step in steps_of(table))
 
 
-def _steps(table: RewardArithmetic, max_new_tokens: int) -> Iterator[RewardStep]:
-    if table.scale is not None:
-        yield Scale(table.scale.from_, table.scale.to)
-    if table.clip is not None and table.clip.place == "before_moments":
-        yield Clip(table.clip.low, table.clip.high)
-    if isinstance(table.moments, RunningMoments):
-        yield Running(table.moments.center)
-    elif isinstance(table.moments, ReferenceMoments):
-        yield Reference(table.moments.std, table.moments.center)
-    if table.clip is not None and table.clip.place == "after_moments":
-        yield Clip(table.clip.low, table.clip.high)
-    if table.unfinished_factor != 1:
-        yield Unfinished(table.unfinished_factor)
-    if (overlong := table.overlong) is not None:
-        length = overlong.max_tokens or max_new_tokens
-        yield Overlong(length, overlong.buffer_tokens, overlong.penalty, overlong.floor)
-    if table.length_penalty is not None:
-        yield Length(table.length_penalty.per_token, table.length_penalty.free_tokens)
+def _step(step: Step, max_new_tokens: int) -> RewardStep:
+    match step:
+        case RewardScale():
+            return Scale(step.from_, step.to)
+        case RewardClip():
+            return Clip(step.low, step.high)
+        case RunningMoments():
+            return Running(step.center)
+        case ReferenceMoments():
+            return Reference(step.std, step.center)
+        case OverlongPenalty():
+            length = step.max_tokens or max_new_tokens
+            return Overlong(length, step.buffer_tokens, step.penalty, step.floor)
+        case LengthPenalty():
+            return Length(step.per_token, step.free_tokens)
+        case factor:
+            return Unfinished(factor)

@@ -30,10 +30,10 @@ from ppoctl.loop.expectations import ExpectationResult, judge
 from ppoctl.loop.run import Job, run
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.cadence import evaluates
+from ppoctl.recipe.capabilities import require_capable
 from ppoctl.recipe.layers import told_uri
 from ppoctl.recipe.rules import unused
 from ppoctl.recipe.schema import MlflowTracking, Recipe
-from ppoctl.rewards.probe import probe, require_sound
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.disk import refused
@@ -154,13 +154,12 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str]]:
     run directory is made."""
     if isinstance(recipe.tracking, MlflowTracking):
         told_uri(recipe.tracking.uri)
+    require_capable(recipe)
     preflight.require(recipe)
     engines.set_threads(recipe)
     questions = engines.read_questions(recipe)
     digests = source_digests(recipe, questions)
-    scorer = engines.open_scorer(recipe, questions)
-    with engines.closed_if_it_fails(scorer):
-        return engines.build_engines(recipe, questions, scorer, model_digest=digests["model"]), digests
+    return engines.open_engines(recipe, questions, digests), digests
 
 
 def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run, gate: SignalGate | None = None) -> Ended:
@@ -287,13 +286,3 @@ def _status(error: PpoctlError) -> str:
         SupersededError: "superseded",
     }
     return next((word for kind, word in words.items() if isinstance(error, kind)), "failed")
-
-
-def probe_reward(recipe: Recipe) -> list[str]:
-    """What the scorer says to gold, wrong, empty and truncated answers, a line per row; raises RewardError when gold
-    does not win, or a kind that knows no gold has no score to train on."""
-    questions = engines.read_questions(recipe)
-    with closing(recipe.reward.open()) as scorer:
-        probed = probe(scorer, recipe.reward, questions.train[: engines.PROBED_ROWS])
-    require_sound(probed)
-    return [f"{row.id}: {row.describe()}" for row in probed]

@@ -1,7 +1,7 @@
 """What is plugged in: the ports' implementations, as one record. Real engines in `engines.py`, fakes in tests."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -36,8 +36,12 @@ class Sockets:
     questions: PromptsByStep
     source_digests: Mapping[str, str]
     """Digest of the model source that the initial state of each role descends from."""
+    reward_digest: str = ""
+    """Digest of the reward models; empty: there is none."""
+    rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Numbers of rows that were read, repeated, too long, left out, cut and used, by the key of their table."""
     close_trainers: Callable[[], None] = nothing_to_close
-    """Ends the processes of actor and critic that are not this one."""
+    """Ends the processes of actor, critic and reward models that are not this one."""
 
     def close(self) -> None:
         try:

@@ -7,6 +7,8 @@ from pathlib import Path
 from ppoctl.batch.digest import FileDigest, file_digest
 from ppoctl.data.source import PromptSource
 from ppoctl.errors import StorageError
+from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
@@ -32,8 +34,8 @@ def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
 
 
 def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[str, str]:
-    """Digests of the files of both roles' models, and of those beside their weights. Raises CorruptArtifactError
-    where the critic starts from a saved state that is not as it was written."""
+    """Digests of the files of both roles' models, of those beside their weights, and of each reward model. Raises
+    CorruptArtifactError where one of them is a saved state that is not as it was written."""
     from ppoctl.convert.companions import companions_digest
     from ppoctl.model.folder import model_folder
 
@@ -47,15 +49,39 @@ def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[
         found |= {f"critic/{name}": digest for name, digest in its.items()}
         companions[CRITIC_COMPANIONS] = companions_digest(own)
     listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found.items() if digest is not None)
-    return {"model": hashlib.sha256(listing.encode()).hexdigest(), **companions}
+    found_here = {"model": hashlib.sha256(listing.encode()).hexdigest(), **companions}
+    return found_here | _reward_model_digests(recipe, digest_of_file)
+
+
+def _reward_model_digests(recipe: Recipe, digest_of_file: Digest) -> dict[str, str]:
+    """Digest of each reward model with what lies beside its weights, by the key of its path."""
+    from ppoctl.convert.companions import companions_digest
+    from ppoctl.model.folder import model_folder
+
+    digests: dict[str, str] = {}
+    for key, table in reward_models(recipe).items():
+        folder = model_folder(table.path)
+        files = {path.name: digest_of_file(path) for path in weights_and_configs(folder)}
+        _require_as_saved(folder, files)
+        lines = [f"{name} {digest.sha256}" for name, digest in files.items() if digest is not None]
+        listing = "\n".join([*lines, companions_digest(folder)])
+        digests[f"{dotted(key)}.path"] = hashlib.sha256(listing.encode()).hexdigest()
+    return digests
+
+
+def reward_digest(digests: Mapping[str, str]) -> str:
+    """Digest of all reward models among those of a run's sources; empty: there is none."""
+    found = sorted(f"{name} {digest}" for name, digest in digests.items() if name.startswith("reward."))
+    return hashlib.sha256("\n".join(found).encode()).hexdigest() if found else ""
 
 
 def _require_as_saved(folder: Path, found: Mapping[str, FileDigest | None]) -> None:
-    """Compare the files of a saved state with its manifest; any other folder has none."""
+    """Compare all files of a saved state with its manifest; any other folder has none."""
     manifest = state_manifest(folder)
     for name, expected in () if manifest is None else manifest.files.items():
-        if name in found:
-            manifests.verify_bytes(folder / name, found[name], expected)
+        # What is no part of a model's digest is small: where which tensor stands, and what all ranks have.
+        digest = found[name] if name in found else file_digest(folder / name)
+        manifests.verify_bytes(folder / name, digest, expected)
 
 
 def weights_and_configs(folder: Path) -> list[Path]:
@@ -101,3 +127,8 @@ def same_companions(layout: RunLayout, recipe: Recipe, role: str, *, otherwise: 
 def _recorded(layout: RunLayout) -> dict[str, str]:
     found: dict[str, str] = run_dir.facts(layout).get("sources", {})
     return found
+
+
+def recorded_reward_digest(layout: RunLayout) -> str:
+    """The `reward_digest` of what the run was made from."""
+    return reward_digest(_recorded(layout))

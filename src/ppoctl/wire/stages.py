@@ -1,10 +1,12 @@
 """Recipe tables -> stages, each with the fingerprint of what it reads."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ppoctl.batch.prompts import Prompts
+from ppoctl.errors import RewardError
 from ppoctl.loop.stories import Stages
 from ppoctl.plan.schedule import learning_rate_of
 from ppoctl.ports import Asked, Models, OptimizerStep, SamplingParams, Scorer
@@ -22,12 +24,15 @@ from ppoctl.recipe.sizes import (
     warmup_updates,
 )
 from ppoctl.rewards.arithmetic import RewardArithmetic
+from ppoctl.rewards.metric_function import MetricFunction
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
+from ppoctl.stages.beside import ScoredBeside
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.drawing import Drawing
 from ppoctl.stages.estimators import Estimator, Gae, MonteCarlo
-from ppoctl.stages.evaluate import EvaluateStage
+from ppoctl.stages.eval_figures import Estimates
+from ppoctl.stages.evaluate import EvaluateStage, nobody
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import RolloutStage
@@ -37,11 +42,13 @@ from ppoctl.wire.corrections import correction_of
 from ppoctl.wire.losses import policy_loss
 from ppoctl.wire.penalties import penalty_of
 from ppoctl.wire.reward_steps import reward_steps
+from ppoctl.wire.sockets import Sockets
 
 ARITHMETIC = tuple(f"reward.{key}" for key in tree.of(RewardArithmetic).keys)
 """What becomes of scores: a change of it scores nothing again."""
 
-SCORED_AS = tuple(f"rollout.{key}" for key in ("temperature", "top_p", "top_k", "min_p"))
+_SCORED_AS = ("temperature", "top_p", "top_k", "min_p", "min_new_tokens", "stop_token_ids")
+SCORED_AS = tuple(f"rollout.{key}" for key in _SCORED_AS)
 """Which distribution was drawn from."""
 
 READS: dict[str, tuple[str, ...]] = {
@@ -73,19 +80,29 @@ READS: dict[str, tuple[str, ...]] = {
         "ppo.policy_loss",
         "ppo.kl",
     ),
-    "eval": ("seed", "model", "eval", "reward", "rollout.stop_strings"),
+    "eval": (
+        "seed",
+        "model",
+        "eval",
+        "reward",
+        "rollout.stop_strings",
+        "rollout.stop_token_ids",
+        "rollout.max_window_tokens",
+    ),
 }
 """The recipe keys each stage reads; who scores does not read the arithmetic of rewards. See `_read_elsewhere` for
 what is read besides."""
 
 
-def read_by(stage: str, recipe: Recipe) -> str:
-    """Fingerprint of the result keys that a stage reads; "" for one that no recipe describes."""
+def read_by(stage: str, recipe: Recipe, reward_digest: str = "") -> str:
+    """Fingerprint of the result keys that a stage reads, and of the reward models where it scores; "" for one that no
+    recipe describes."""
     stage = stage.partition(".")[0]
     if stage not in READS:
         return ""
     without = () if stage == "advantages" else ARITHMETIC
-    return _hash(fingerprint(recipe, READS[stage], without=without), *_read_elsewhere(recipe, stage))
+    scored_by = [reward_digest] if reward_digest and stage in ("reward", "eval") else []
+    return _hash(fingerprint(recipe, READS[stage], without=without), *_read_elsewhere(recipe, stage), *scored_by)
 
 
 def _read_elsewhere(recipe: Recipe, stage: str) -> Iterator[str]:
@@ -122,6 +139,10 @@ class StageBuilder:
     models: Models
     drawing: Drawing
     scorer: Scorer
+    """Who scores; it hears of responses while others are drawn where it is one that does."""
+    say: Callable[[str], None]
+    reward_digest: str = ""
+    """Digest of the reward models; empty: there is none."""
 
     def stages(self, recipe: Recipe) -> Stages:
         penalty = penalty_of(recipe)
@@ -133,12 +154,14 @@ class StageBuilder:
                 samples_per_prompt=recipe.rollout.samples_per_prompt,
                 seed=recipe.seed,
                 fingerprint=read_by("rollout", recipe),
+                heard=self.scorer.heard if isinstance(self.scorer, ScoredBeside) else None,
             ),
             reward=RewardStage(
                 scorer=self.scorer,
                 max_error_frac=recipe.reward.max_error_frac,
-                fingerprint=read_by("reward", recipe),
+                fingerprint=read_by("reward", recipe, self.reward_digest),
                 between=self.drawing.gate.between,
+                say=self.say,
             ),
             values=ValuesStage(
                 models=self.models, truncated=recipe.ppo.truncated, fingerprint=read_by("values", recipe)
@@ -147,7 +170,7 @@ class StageBuilder:
                 models=self.models,
                 scored=_scored(recipe),
                 with_reference=penalty is not None and penalty.estimator != "full",
-                with_full_kl=penalty is not None and penalty.estimator == "full",
+                with_full_kl=penalty is not None and penalty.reads_full_kl_first,
                 source=recipe.ppo.old_logprobs,
                 fingerprint=read_by("logprobs", recipe),
             ),
@@ -190,19 +213,51 @@ class StageBuilder:
         )
 
 
-def evaluation_stage(recipe: Recipe, drawing: Drawing, scorer: Scorer, sets: Mapping[str, Prompts]) -> EvaluateStage:
+def evaluation_stage(
+    recipe: Recipe,
+    drawing: Drawing,
+    sockets: Sockets,
+    sets: Mapping[str, Prompts],
+    say: Callable[[str], None] = nobody,
+) -> EvaluateStage:
     """The evaluation of the given sets (there must be some)."""
     identities = "".join(prompts.identity for prompts in sets.values())
-    length = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+    table = recipe.eval
+    length = table.max_new_tokens or recipe.rollout.max_new_tokens
+    plain = _sampling(recipe, table.temperature, length)
     return EvaluateStage(
         drawing=drawing,
-        scorer=scorer,
+        scorer=sockets.scorer,
         sets=sets,
-        sampled=_sampling(recipe, recipe.eval.temperature, length),
-        samples_per_prompt=recipe.eval.samples_per_prompt,
+        sampled=replace(plain, top_p=table.top_p, top_k=table.top_k, min_p=table.min_p),
+        samples_per_prompt=table.samples_per_prompt,
         seed=recipe.seed,
-        fingerprint=_hash(read_by("eval", recipe), str(length), identities),
+        fingerprint=_hash(read_by("eval", recipe, sockets.reward_digest), str(length), identities),
+        modes=table.modes,
+        estimates=Estimates(table.pass_at, table.maj_at, table.pass_score),
+        needs_truth=lambda prompt: recipe.reward.of_row(prompt.fields).reads_truth,
+        measured=_measured(table.metrics, say),
+        printed=table.print_samples,
+        say=say,
     )
+
+
+def _measured(
+    function: MetricFunction | None, say: Callable[[str], None]
+) -> Callable[[Sequence[dict[str, Any]]], Mapping[str, float]]:
+    """Figures of one's own, if there are any. Where they fail that is said: an evaluation that took hours is worth
+    more than they are, and its samples are kept."""
+
+    def figures(rows: Sequence[dict[str, Any]]) -> Mapping[str, float]:
+        if function is None:
+            return {}
+        try:
+            return function.figures(rows)
+        except RewardError as error:
+            say(f"warning: {error.message}; its figures of `{rows[0]['set']}` {rows[0]['mode']} are left out")
+            return {}
+
+    return figures
 
 
 def _estimator(table: GaeAdvantages | MonteCarloAdvantages) -> Estimator:
@@ -213,22 +268,27 @@ def _estimator(table: GaeAdvantages | MonteCarloAdvantages) -> Estimator:
 
 
 def _drawn(recipe: Recipe) -> SamplingParams:
-    """How a rollout samples; an evaluation leaves no id out."""
+    """How a rollout samples."""
     rollout = recipe.rollout
     plain = _sampling(recipe, rollout.temperature, rollout.max_new_tokens)
-    return replace(plain, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p)
+    filtered = replace(plain, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p)
+    return replace(filtered, min_new_tokens=rollout.min_new_tokens)
 
 
 def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> SamplingParams:
+    rollout = recipe.rollout
     return SamplingParams(
-        temperature=temperature, max_new_tokens=max_new_tokens, stop_strings=recipe.rollout.stop_strings
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        stop_strings=rollout.stop_strings,
+        stop_token_ids=rollout.stop_token_ids,
+        max_window_tokens=rollout.max_window_tokens,
     )
 
 
 def _scored(recipe: Recipe) -> Asked:
     """How the trainer takes log-probs: of the distribution that the generator drew from."""
-    rollout = recipe.rollout
-    return Asked(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p)
+    return Asked(**{key: getattr(recipe.rollout, key) for key in _SCORED_AS})
 
 
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:

@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppoctl.batch.kept_digests import Progress, kept_digest
+from ppoctl.data.loaders import load_dataset
 from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
 from ppoctl.model.folder import is_hub_id, local_folder
 from ppoctl.recipe.layers import IMAGE, VARIABLE
 from ppoctl.recipe.load import Loaded
 from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.problems import Problem
+from ppoctl.recipe.row_files import files_of
+from ppoctl.recipe.row_rules import tables_of_rows
+from ppoctl.recipe.rows import PythonRows, StoredRows
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.recipe.slurm import Apptainer, Pyxis, is_image_file
 from ppoctl.slurm.script import PASSED_ON
@@ -42,11 +47,15 @@ class Asset:
 
 
 def fetch(recipe: Recipe, say: Callable[[str], None]) -> None:
-    """Fetch the hub models that are not here. Raises MissingAssetError where a model cannot be had."""
+    """Fetch the hub models and data sets that are not here. Raises MissingAssetError where one cannot be had."""
     for key, path in _models(recipe):
         if local_folder(path) is None and is_hub_id(path):
             say(f"fetching `{path}`")
             _download(key, path)
+    for key, table in tables_of_rows(recipe):
+        if isinstance(table, StoredRows) and table.dataset is not None:
+            say(f"fetching `{table.dataset.path}`")
+            load_dataset(table.dataset, dotted(key))
 
 
 def assets(recipe: Recipe, told: Progress | None = None) -> Iterator[Asset]:
@@ -164,14 +173,28 @@ def _models(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
     yield ("model", "path"), recipe.model.path
     if recipe.model.critic is not None:
         yield ("model", "critic", "path"), recipe.model.critic.path
+    yield from (((*key, "path"), table.path) for key, table in reward_models(recipe).items())
 
 
 def _files(recipe: Recipe) -> Iterator[tuple[KeyPath, Path]]:
-    yield ("data", "train", "path"), Path(recipe.data.train.path)
-    yield from ((("data", "eval", name, "path"), Path(table.path)) for name, table in recipe.data.eval.items())
+    for key, table in tables_of_rows(recipe):
+        if isinstance(table, StoredRows) and table.path is not None:
+            yield from (((*key, "path"), file) for file in _files_if_there(table, dotted(key)))
+        if isinstance(table, PythonRows):
+            yield (*key, "function"), Path(table.function.rpartition(":")[0])
+        if table.prompt_file is not None:
+            yield (*key, "prompt_file"), Path(table.prompt_file)
     container = recipe.slurm.container
     if isinstance(container, Pyxis | Apptainer) and is_image_file(container.image):
         yield IMAGE, Path(container.image)
+
+
+def _files_if_there(table: StoredRows, key: str) -> list[Path]:
+    """Files of a table; where they are not all there, what names them."""
+    try:
+        return files_of(table, key=key)
+    except (MissingAssetError, RecipeError):
+        return [Path(table.path)] if isinstance(table.path, str) else [Path(each) for each in table.path or ()]
 
 
 def _folder(key: str, folder: Path, files: Sequence[Path], told: Progress | None) -> Asset:

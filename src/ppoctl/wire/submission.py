@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.batch.kept_digests import Progress, kept_digest
-from ppoctl.data.rows import digest_of, read_datasets
+from ppoctl.data.index import digests_of
 from ppoctl.errors import RecipeError, SlurmError, quoted
 from ppoctl.recipe.explain import as_toml
 from ppoctl.recipe.layers import path_of
@@ -96,8 +96,7 @@ def submit_new(
     RecipeError, SlurmError, StorageError."""
     slurm = outside()
     make_way(layout)
-    rows = {f"data.{name}": digest_of(found) for name, found in read_datasets(recipe.data).items()}
-    digests = {**model_digests(recipe, partial(kept_digest, progress=progress)), **rows}
+    digests = {**model_digests(recipe, partial(kept_digest, progress=progress)), **digests_of(recipe.data)}
     create(layout, recipe, digests, command=command, on="slurm")
     try:
         return _submit_run(slurm, recipe, layout, command, options, links)

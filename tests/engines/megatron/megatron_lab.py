@@ -1,6 +1,8 @@
 """Tiny random models, made-up rollouts and simple objectives for the tests of the Megatron engine."""
 
 import copy
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -190,6 +192,13 @@ def model_folder(kind: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     hugging_face_model(kind).save_pretrained(folder)
     return folder
+
+
+def with_ends(folder: Path, copy: Path, ends: Sequence[int]) -> Path:
+    """A copy of a model folder that names the tokens which end a response."""
+    shutil.copytree(folder, copy)
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ends)}))
+    return copy
 
 
 def wider_vocabulary(folder: Path) -> Path:

@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ppoctl.batch.grid import pack
+from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron import logprobs as module
 from ppoctl.engines.megatron.filters import thresholds
-from ppoctl.engines.megatron.logprobs import FrozenOutputs, LogprobSettings, TokenOutputs, token_logprobs
+from ppoctl.engines.megatron.logprobs import Barred, FrozenOutputs, LogprobSettings, TokenOutputs, token_logprobs
+from ppoctl.engines.megatron.packed_input import ReadSettings, packed_input
 from ppoctl.ports import Asked
 
 NUM, HIDDEN, VOCABULARY = 23, 8, 57
@@ -93,6 +96,56 @@ def test_values_and_gradients_are_those_of_the_float64_formula(monkeypatch, filt
     loss = sum(a.float() @ one for a, one in zip(along, found, strict=True))
     for one, of_it in zip(torch.autograd.grad(loss, leaves), slopes, strict=True):
         assert (one - of_it).norm() <= 1e-5 * of_it.norm()
+
+
+@pytest.mark.parametrize("filters", ["none", "all"])
+def test_barred_ids_are_left_out_where_they_are_barred(filters):
+    """Before the filters, and not the target. One of them is another rank's."""
+    asked = asked_of(filters)
+    hidden, weight, other, moved, targets = inputs()
+    hidden.requires_grad_()
+    at, ids = torch.arange(NUM) < 12, torch.tensor([3, 11, 40])
+    targets[0] = 11
+    closed = at[:, None] & torch.zeros(NUM, VOCABULARY, dtype=torch.bool).index_fill(1, ids, value=True)
+    closed = closed.scatter(1, targets[:, None], value=False)
+    logits = (hidden @ weight.T).masked_fill(closed, -1e9)
+    wanted = expected(logits, other @ moved.T, targets, asked)
+    along = torch.randn(3, NUM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    slope = torch.autograd.grad(sum(a @ w for a, w in zip(along, wanted, strict=True)), hidden)[0]
+    leaf = hidden.detach().float().requires_grad_()
+    settings = LogprobSettings(asked, 5, barred=Barred(at, torch.cat([ids, torch.tensor([VOCABULARY + 7])])))
+    frozen = FrozenOutputs(other.float(), moved.float())
+    found = token_logprobs(leaf, weight.float(), targets, settings, None, frozen)
+    for one, of_it in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), of_it.detach(), atol=2e-6, rtol=1e-6)
+    [ours] = torch.autograd.grad(sum(a.float() @ one for a, one in zip(along, found, strict=True)), leaf)
+    assert (ours - slope).norm() <= 1e-5 * slope.norm()
+    free = token_logprobs(leaf, weight.float(), targets, LogprobSettings(asked, 5), None, frozen).outputs
+    assert (found.outputs[:12] - free[:12]).abs().max() > 1e-3
+    assert torch.equal(found.outputs[12:], free[12:])
+
+
+def test_a_rank_bars_the_columns_that_it_has():
+    barred = Barred(torch.ones(2, dtype=torch.bool), torch.tensor([3, 11, 40]))
+    found = module._with_own_columns(LogprobSettings(Asked(), 5, barred=barred), 10, 20).barred
+    assert found is not None
+    assert found.ids.tolist() == [1]
+
+
+def test_ends_are_barred_at_the_first_positions_of_each_response():
+    """Two rows of two and of four tokens, of which three are early."""
+    sequences = Sequences(
+        torch.tensor([5, 6, 7], dtype=torch.int32),
+        torch.tensor([1, 2]),
+        torch.tensor([[8, 9, 0, 0], [3, 3, 3, 3]], dtype=torch.int32),
+        torch.tensor([2, 4]),
+    )
+    packed = pack(sequences, torch.arange(2))
+    reading = ReadSettings(torch.device("cpu"), Asked(min_new_tokens=3), (1, 9))
+    found = packed_input(packed, reading).barred
+    assert found is not None
+    assert (found.at.tolist(), found.ids.tolist()) == ([True, True, True, True, True, False], [1, 9])
+    assert packed_input(packed, ReadSettings(torch.device("cpu"), Asked())).barred is None
 
 
 @pytest.mark.parametrize("filters", FILTERS)

@@ -25,7 +25,7 @@ LAYOUTS = {
     "DP2": ParallelTable(data=2),
 }
 WHOLE = Asked(temperature=0.8, entropy=True, full_kl=True)
-FILTERED = replace(WHOLE, top_p=0.9, top_k=40, min_p=0.002)
+FILTERED = replace(WHOLE, top_p=0.9, top_k=40, min_p=0.002, min_new_tokens=3, stop_token_ids=(7, 90))
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,15 @@ def told(pool, actor: MegatronActor, asked: Asked):
 @pytest.mark.parametrize("asked", [WHOLE, FILTERED], ids=["whole", "filtered"])
 def test_a_layout_says_the_same_and_has_the_same_gradient(pool, model, tmp_path, layout, asked):
     """Of an actor that has moved away from its reference: one state, loaded under both layouts."""
-    folder, rollouts = model("qwen2-deep"), lab.make_rollouts()
+    folder, rollouts = lab.with_ends(model("qwen2-deep"), tmp_path / "model", (5, 33)), lab.make_rollouts()
     actor = opened(pool, folder, ParallelTable())
     actor.start()
     actor.update(rollouts, [lab.minibatch(rollouts, step=STEP)], lab.policy_objective(rollouts))
-    actor.save(tmp_path, in_background=False).finish()
+    (tmp_path / "state").mkdir()
+    actor.save(tmp_path / "state", in_background=False).finish()
     expected, of_one = told(pool, actor, asked)
     actor = opened(pool, folder, LAYOUTS[layout])
-    actor.load(tmp_path)
+    actor.load(tmp_path / "state")
     said, gradient = told(pool, actor, asked)
     assert float(expected.full_kl.max()) > 0.01
     for one, other in zip(vars(said).values(), vars(expected).values(), strict=True):

@@ -34,6 +34,26 @@ def test_logprobs_and_entropies_are_those_of_transformers_on_a_padded_batch(mode
     assert logprobs.dtype == entropy.dtype == torch.float32
 
 
+def test_what_ends_a_response_is_left_out_at_its_first_positions(model, tmp_path):
+    """The model's own ends and one more; not one that was drawn all the same. At the first position, where nothing
+    that was drawn stands before it, their chances are missing in the sum."""
+    folder = lab.with_ends(model("llama"), tmp_path / "model", (5, 33))
+    drawn, asked = lab.make_rollouts(), Asked(min_new_tokens=3, stop_token_ids=(9,))
+    tokens = drawn.tokens.clone()
+    tokens[1, 0] = 9
+    rollouts, actor = replace(drawn, tokens=tokens), lab.actor(folder)
+    plain, said = actor.logprobs(rollouts, Asked()).outputs, actor.logprobs(rollouts, asked).outputs
+    chances = {}
+    for end in (5, 33, 9):
+        tokens[:, 0] = end
+        chances[end] = actor.logprobs(replace(drawn, tokens=tokens.clone()), Asked()).outputs[:, 0].exp()
+    missing = sum(chances.values())
+    missing[1] -= chances[9][1]
+    FLOAT32.check(said[:, 0], plain[:, 0] - torch.log1p(-missing))
+    EXACT.check(said[:, 3:], plain[:, 3:])
+    assert bool((said[:, :3] > plain[:, :3])[rollouts.mask[:, :3]].all())
+
+
 DEFECTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], None]]] = {
     "q and k swapped": ("llama", lambda t: swap(t, "layers.1.self_attn.q_proj", "layers.1.self_attn.k_proj")),
     "gate and up swapped": ("gemma2", lambda t: swap(t, "layers.0.mlp.gate_proj", "layers.0.mlp.up_proj")),

@@ -6,7 +6,7 @@ import pytest
 from vllm_bench import END, FOLDER_EOS, WINDOW, Bench, prompts
 
 from ppoctl.errors import DataError, RecipeError
-from ppoctl.ports import SamplingParams
+from ppoctl.ports import Asked, SamplingParams
 
 pytestmark = pytest.mark.engines
 
@@ -46,10 +46,65 @@ def test_a_stop_string_ends_a_response_and_leaves_its_text(tied: Bench) -> None:
             assert sample.text == whole.text[: whole.text.index(stop)]
             # One byte a token here: the tokens end with the one that completes the stop string.
             assert len(sample.tokens) < len(whole.tokens)
-            before_last = tied.generator._detokenizer.text(sample.tokens[:-1], ())
+            before_last = tied.generator._detokenizer.text(sample.tokens[:-1], params)
             assert stop not in before_last
         else:
             assert sample == whole
+
+
+def test_nothing_ends_a_response_among_its_first_tokens(tied: Bench) -> None:
+    """Neither ids nor stop strings; log-probs are of what could be drawn."""
+    params = SamplingParams(temperature=2.0, max_new_tokens=40, stop_token_ids=(FOLDER_EOS, 45, 46, 47, 48))
+    for stop_strings in ((), ("a", "e", "o")):
+        plain = dataclasses.replace(params, stop_strings=stop_strings)
+        asked = dataclasses.replace(plain, min_new_tokens=12)
+        free, samples = (tied.draw(prompts(16), each) for each in (plain, asked))
+        assert min(len(sample.tokens) for sample in free.values()) < 12
+        assert min(len(sample.tokens) for sample in samples.values()) >= 12
+        ends = {END, *params.stop_token_ids}
+        assert not ends & {token for sample in samples.values() for token in sample.tokens[:12]}
+        for sample in samples.values():
+            assert not ends & {*sample.tokens[:-1]}
+            assert sample.terminated == (len(sample.tokens) < 40 or sample.tokens[-1] in ends) or stop_strings
+            text = tied.generator._detokenizer.text(sample.tokens[:12], SamplingParams(1.0, 1))
+            assert sample.text.startswith(text[:-1])
+        assert tied.worst_gap(prompts(16), asked) < 1e-3
+        whole = dataclasses.replace(asked, min_new_tokens=0)
+        assert any(
+            abs(a - b) > 1e-3
+            for request in prompts(16)
+            for a, b in zip(
+                tied.trainer.logprobs(request.prompt_tokens + samples[request.key].tokens, Asked(whole.temperature))[
+                    len(request.prompt_tokens) - 1 :
+                ],
+                samples[request.key].logprobs,
+                strict=True,
+            )
+        )
+
+
+def test_a_stop_token_ends_a_response_and_is_not_its_text(tied: Bench) -> None:
+    params = SamplingParams(temperature=1.5, max_new_tokens=40)
+    free = tied.draw(prompts(6), params)
+    stop = free["p0"].tokens[5]
+    for key, sample in tied.draw(prompts(6), dataclasses.replace(params, stop_token_ids=(stop,))).items():
+        place = free[key].tokens.index(stop) if stop in free[key].tokens else None
+        if place is None:
+            assert sample == free[key]
+            continue
+        assert (sample.terminated, sample.tokens) == (True, free[key].tokens[: place + 1])
+        assert sample.text == tied.generator._detokenizer.text(sample.tokens[:-1], params)
+    with pytest.raises(RecipeError, match=r"`rollout.stop_token_ids` has id 99999"):
+        tied.draw(prompts(1), dataclasses.replace(params, stop_token_ids=(99999,)))
+
+
+def test_a_long_prompt_leaves_its_response_what_the_window_has_left(tied: Bench) -> None:
+    params = SamplingParams(temperature=1.0, max_new_tokens=20, min_new_tokens=8, max_window_tokens=40)
+    requests = [dataclasses.replace(prompts(1, length=length)[0], key=f"{length}") for length in (12, 25, 32)]
+    found = {key: len(sample.tokens) for key, sample in tied.draw(requests, params).items()}
+    assert found["32"] == 8
+    assert found["25"] <= 15
+    assert found["12"] <= 20
 
 
 def test_no_stop_string_is_left_over_from_an_earlier_call(tied: Bench) -> None:

@@ -91,7 +91,7 @@ def test_what_fails_in_a_forward_pass_is_named_with_its_key(tmp_path: Path) -> N
     found = drawing_error(settings, RuntimeError("Unsupported CPU attention configuration\nmore"))
     assert isinstance(found, EnvironmentProblemError)
     assert found.message == (
-        f"vLLM failed while drawing from `model.path` `{tmp_path}`: RuntimeError: Unsupported CPU attention "
+        f"vLLM failed while it computed with `model.path` `{tmp_path}`: RuntimeError: Unsupported CPU attention "
         "configuration"
     )
     full = torch.OutOfMemoryError("CUDA out of memory")

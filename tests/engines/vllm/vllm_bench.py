@@ -107,15 +107,17 @@ class HfTrainer:
     def save(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
 
-    def logprobs(self, tokens: tuple[int, ...], asked: Asked | None = None) -> list[float]:
+    def logprobs(self, tokens: tuple[int, ...], asked: Asked | None = None, prompt_tokens: int = 1) -> list[float]:
         """Log-probs of tokens 1.. of a sequence; under filters as the Megatron engine takes them."""
         ids, asked = torch.tensor([tokens]), asked or Asked()
         with torch.no_grad():
-            if asked.is_filtered:
-                from ppoctl.engines.megatron.logprobs import LogprobSettings, token_logprobs
+            if asked.is_filtered or asked.min_new_tokens:
+                from ppoctl.engines.megatron.logprobs import Barred, LogprobSettings, token_logprobs
 
                 hidden = self.model.model(ids).last_hidden_state[0, :-1]
-                settings = LogprobSettings(asked, 8)
+                # Tokens 1.. of the prompt come before the response's.
+                early = torch.arange(len(hidden)) < prompt_tokens - 1 + asked.min_new_tokens
+                settings = LogprobSettings(asked, 8, barred=Barred(early, torch.tensor([END, *asked.stop_token_ids])))
                 return token_logprobs(hidden, self.model.lm_head.weight, ids[0, 1:], settings).outputs.tolist()
             logits = self.model(ids).logits[0, :-1].float() / asked.temperature
         return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0].tolist()
@@ -187,8 +189,9 @@ class Bench:
         samples = self.draw(requests, params)
         for request in requests:
             sample = samples[request.key]
-            asked = Asked(params.temperature or 1.0, params.top_p, params.top_k, params.min_p)
-            whole = self.trainer.logprobs(request.prompt_tokens + sample.tokens, asked)
+            filters = (params.top_p, params.top_k, params.min_p, params.min_new_tokens, params.stop_token_ids)
+            asked, prompt_tokens = Asked(params.temperature or 1.0, *filters), len(request.prompt_tokens)
+            whole = self.trainer.logprobs(request.prompt_tokens + sample.tokens, asked, prompt_tokens)
             theirs = whole[len(request.prompt_tokens) - 1 :]
             worst = max(worst, max(abs(a - b) for a, b in zip(theirs, sample.logprobs, strict=True)))
         return worst

@@ -3,18 +3,21 @@
 import torch
 
 from ppoctl.engines.megatron.rank import TrainerSettings
-from ppoctl.recipe.parallel import layouts, saved_layout
+from ppoctl.model.folder import model_folder
+from ppoctl.model.reading import read_shape
+from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.parallel import layouts, reward_models, saved_layout
 from ppoctl.recipe.role_model import model_of
-from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.schema import ByTokens, ParallelTable, Recipe
+from ppoctl.recipe.sizes import reward_tokens
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
     """What each process of the role is made from."""
-    table, cluster = recipe.actor if role == "actor" else recipe.critic, recipe.cluster
+    table = recipe.actor if role == "actor" else recipe.critic
     model = model_of(recipe, role)
-    own = (cluster.forward_deadline_s, cluster.update_deadline_s, cluster.save_deadline_s)
     return TrainerSettings(
         role=role,
         model=model.path,
@@ -23,6 +26,29 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         recompute=table.recompute,
         parallel=layouts(recipe)[role],
         reshardable=saved_layout(recipe, role)["reshardable"],
-        # The driver's deadline of one answer comes first, and then a minute to say who is late.
-        collective_s=max(filter(None, (cluster.call_deadline_s, *own))) + cluster.start_deadline_s + 60.0,
+        collective_s=_patience_s(recipe),
     )
+
+
+def reward_settings(recipe: Recipe, key: KeyPath) -> TrainerSettings:
+    """What each process of the reward model at this key is made from. Raises MissingAssetError where its folder is
+    not here."""
+    table = reward_models(recipe)[key]
+    most = reward_tokens(table, read_shape(model_folder(table.path)))
+    return TrainerSettings(
+        role=dotted(key),
+        model=table.path,
+        dtype=DTYPES[table.dtype],
+        batching=ByTokens(max_tokens_per_microbatch=most),
+        parallel=table.parallel or ParallelTable(),
+        collective_s=_patience_s(recipe),
+        label=table.label,
+    )
+
+
+def _patience_s(recipe: Recipe) -> float:
+    """How long ranks wait for each other: the driver's deadline of one answer comes first, and then a minute to say
+    who is late."""
+    cluster = recipe.cluster
+    own = (cluster.forward_deadline_s, cluster.update_deadline_s, cluster.save_deadline_s)
+    return max(filter(None, (cluster.call_deadline_s, *own))) + cluster.start_deadline_s + 60.0

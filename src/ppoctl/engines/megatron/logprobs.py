@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ppoctl.engines.megatron.filters import LEFT_OUT, lowered_to, thresholds
@@ -24,6 +24,15 @@ _BAND_ELEMENTS = 2**22
 """Weight-gradient numbers in the model's dtype at a time, on their way to a float32 buffer."""
 
 
+class Barred(NamedTuple):
+    """Ids that could not be drawn at some positions."""
+
+    at: Bool[Tensor, " n"]
+    """The positions."""
+    ids: Int[Tensor, " k"]
+    """Columns of the logits; such as no logits have stand for ids of other ranks."""
+
+
 class LogprobSettings(NamedTuple):
     """How the output layer is read."""
 
@@ -32,6 +41,8 @@ class LogprobSettings(NamedTuple):
     """Positions whose logits exist at one time."""
     softcap: float | None = None
     """c of c tanh(logit / c), before the temperature (Gemma 2); None: logits as they are."""
+    barred: Barred | None = None
+    """Ids that are left out before the filters; a target never is. None: all may be drawn."""
 
 
 class TokenOutputs(NamedTuple):
@@ -86,8 +97,9 @@ def token_logprobs(
     """log p(target) of each position and, where asked, the entropy of p and KL(p || reference) (nats); float32,
     differentiable.
 
-    p = softmax(cap(hidden @ weight^T) / temperature), over the ids that the filters keep (`filters.thresholds`), of
-    which the target is always one; which they are has no gradient. The reference's distribution is whole.
+    p = softmax(cap(hidden @ weight^T) / temperature), over the ids that are not barred and that the filters keep
+    (`filters.thresholds`), of which the target is always one; which they are has no gradient. The reference's
+    distribution is whole.
 
     Where `weight` has a `main_grad` (Megatron-Core's float32 gradient buffer) its gradient is added there chunk by
     chunk, in float32, and not returned to autograd; a gradient that other uses of a tied weight return is added by
@@ -118,13 +130,14 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = shard.rows(weight)
         places = targets - shard.start  # outside [0, rows): another rank's
+        settings = _with_own_columns(settings, shard.start, rows)
         found = _Statistics(*(hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in _Statistics._fields))
         layers = _layers(hidden, weight, frozen, rows)
         buffers = [of.new_empty(min(settings.chunk_tokens, len(of)), rows) for of, _ in layers]
         for chunk in _slices(len(hidden), settings.chunk_tokens):
             logits = [_product(*layer, chunk, buffer) for layer, buffer in zip(layers, buffers, strict=True)]
             for at, inside in _blocks(chunk, weight, settings):
-                of_block = _statistics([whole[inside] for whole in logits], places[at], settings, shard)
+                of_block = _statistics([whole[inside] for whole in logits], places[at], _at(settings, at), shard)
                 for whole, part in zip(found, of_block, strict=True):
                     whole[at] = part
         found = _reduced(found, shard, settings)
@@ -157,7 +170,7 @@ class _TokenLogprobs(torch.autograd.Function):
             for at, inside in _blocks(chunk, weight, ctx.settings):
                 position = _Position(*(of[at] for of in (*at_positions, *grads)))
                 block = [whole[inside] for whole in logits]
-                block[0].copy_(_grad_of_logits(block, position, ctx.settings))
+                block[0].copy_(_grad_of_logits(block, position, _at(ctx.settings, at)))
             torch.mm(logits[0], weight[: ctx.rows], out=grad_hidden[chunk])
             if needed:
                 _accumulate(grad_weight[: ctx.rows], logits[0], hidden[chunk])
@@ -235,7 +248,7 @@ def _statistics(
 ) -> _Statistics:
     """Maxima, sums of exponentials and weighted sums of each row of the logits."""
     zero = torch.zeros(len(places), dtype=torch.float32, device=places.device)
-    x = _scaled(logits[0], settings)
+    x = _drawable(logits[0], places, settings)
     smallest = zero
     if settings.asked.is_filtered:
         smallest = _smallest_kept(x, places, settings, shard)
@@ -317,7 +330,7 @@ def _grad_of_logits(logits: Sequence[Tensor], at: _Position, settings: LogprobSe
 
     The cap's own slope is 1 - tanh^2."""
     asked = settings.asked
-    log_p = _scaled(logits[0], settings)
+    log_p = _drawable(logits[0], at.places, settings)
     if asked.is_filtered:
         log_p.masked_fill_(log_p < at.smallest[:, None], LEFT_OUT)
     log_p.sub_(at.log_z[:, None])
@@ -340,6 +353,29 @@ def _grad_of_logits(logits: Sequence[Tensor], at: _Position, settings: LogprobSe
     if settings.softcap is not None:
         grad.mul_(1 - (logits[0].float() / settings.softcap).tanh_().square_())
     return grad if asked.temperature == 1.0 else grad.div_(asked.temperature)
+
+
+def _with_own_columns(settings: LogprobSettings, start: int, rows: int) -> LogprobSettings:
+    """The settings with the columns that barred ids have in this rank's logits."""
+    if settings.barred is None:
+        return settings
+    own = settings.barred.ids - start
+    return settings._replace(barred=settings.barred._replace(ids=own[(own >= 0) & (own < rows)]))
+
+
+def _at(settings: LogprobSettings, positions: slice) -> LogprobSettings:
+    """The settings of some positions."""
+    barred = settings.barred
+    return settings if barred is None else settings._replace(barred=barred._replace(at=barred.at[positions]))
+
+
+def _drawable(logits: Tensor, places: Tensor, settings: LogprobSettings) -> Tensor:
+    """What `_scaled` makes of the model's logits, without the ids that could not be drawn; the target could."""
+    x, barred = _scaled(logits, settings), settings.barred
+    if barred is not None and len(barred.ids):
+        left_out = barred.at[:, None] & (barred.ids != places[:, None])
+        x[:, barred.ids] = x[:, barred.ids].masked_fill_(left_out, LEFT_OUT)
+    return x
 
 
 def _scaled(logits: Tensor, settings: LogprobSettings) -> Tensor:

@@ -29,7 +29,7 @@ from ppoctl.engines.megatron.logprobs import (
     VocabularyShard,
     token_logprobs,
 )
-from ppoctl.engines.megatron.modules import ValueHead
+from ppoctl.engines.megatron.modules import ScoreHead, ValueHead
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.model.shape import ModelShape
 from ppoctl.recipe.schema import ParallelTable, Recompute
@@ -44,6 +44,8 @@ class ModelSettings(NamedTuple):
     logits_chunk_tokens: int
     parallel: ParallelTable
     recompute: Recompute = "none"
+    label: int | None = None
+    """Number of the label whose probability a reward model's score is; None: its head has one output."""
 
 
 class PackedModel(GPTModel):
@@ -136,7 +138,7 @@ class LogprobModel(PackedModel):
         # Each tensor rank's logits give a part of the gradient: they are added up on the way back.
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
         settings = LogprobSettings(
-            packed.asked, self.settings.logits_chunk_tokens, softcap=self.settings.shape.logit_softcap
+            packed.asked, self.settings.logits_chunk_tokens, self.settings.shape.logit_softcap, packed.barred
         )
         return token_logprobs(hidden, weight, packed.targets, settings, vocabulary, packed.reference)
 
@@ -153,6 +155,16 @@ class ValueModel(PackedModel):
 
     def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:  # noqa: ARG002
         return TokenOutputs(self.output_layer(hidden))
+
+
+class ScoreModel(ValueModel):
+    """A reward model: one score per position, of which the last is the text's."""
+
+    def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
+        super().__init__(settings, groups, virtual_stage)
+        if self.post_process:
+            self.output_layer = ScoreHead(self.config, settings.device, settings.shape.labels)
+            self.output_layer.label = settings.label
 
 
 def build_stages(

@@ -62,10 +62,25 @@ class ValueHead(MegatronModule):
     Replicated over tensor-parallel ranks: it is far too small to be worth splitting.
     """
 
-    def __init__(self, config: TransformerConfig, device: torch.device) -> None:
+    def __init__(self, config: TransformerConfig, device: torch.device, labels: int = 1) -> None:
         super().__init__(config=config)
-        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype, device=device))
+        size = (labels, config.hidden_size)
+        self.weight = torch.nn.Parameter(torch.zeros(size, dtype=config.params_dtype, device=device))
 
     def forward(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, " n"]:
         """Values, float32."""
         return hidden.float() @ self.weight[0].float()
+
+
+class ScoreHead(ValueHead):
+    """A reward model's output layer, hidden -> labels without bias: its only output is the score, and of several the
+    probability of one."""
+
+    label: int | None = None
+    """Number of the label whose probability is the score; None: there is one output."""
+
+    def forward(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, " n"]:
+        """Scores, float32."""
+        if self.label is None:
+            return super().forward(hidden)
+        return torch.softmax(hidden.float() @ self.weight.float().T, dim=-1)[:, self.label]

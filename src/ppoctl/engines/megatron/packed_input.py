@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppoctl.batch.grid import Packed
 from ppoctl.engines.megatron.context_parallel import ContextShare, Piece, gathered_rows, pieces_of, places_of
-from ppoctl.engines.megatron.logprobs import FrozenOutputs
+from ppoctl.engines.megatron.logprobs import Barred, FrozenOutputs
 from ppoctl.ports import Asked
 
 
@@ -48,6 +48,8 @@ class PackedInput(PackedSeqParams):
     """[n] ids those positions predict; not read by a critic."""
     asked: Asked = field(default_factory=Asked)
     """What the output layer is asked."""
+    barred: Barred | None = None
+    """Ids that could not be drawn at some of those positions; None: none are asked to be left out."""
     reference: FrozenOutputs | None = None
     """What the reference's output layer reads at the same positions, where full KL is asked."""
     hidden_alone: bool = False
@@ -64,6 +66,8 @@ class ReadSettings:
 
     device: torch.device
     asked: Asked = field(default_factory=Asked)
+    end_token_ids: tuple[int, ...] = ()
+    """Ids that end a response, where they could not be drawn at the first `asked.min_new_tokens` of its positions."""
     token_multiple: int = 1
     """Packed tokens, of all context ranks, are a multiple of it: they and sequence parallelism split them evenly."""
     context: torch.distributed.ProcessGroup | None = None
@@ -101,8 +105,16 @@ def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
         read_at=read_at.to(device),
         targets=packed.targets[read].to(device),
         asked=reading.asked,
+        barred=_barred(packed, read, reading),
         context=share,
     )
+
+
+def _barred(packed: Packed, read: Int[Tensor, " n"], reading: ReadSettings) -> Barred | None:
+    if not reading.end_token_ids:
+        return None
+    early = packed.column[read] < reading.asked.min_new_tokens
+    return Barred(early.to(reading.device), torch.tensor(reading.end_token_ids, device=reading.device))
 
 
 def _found_at(

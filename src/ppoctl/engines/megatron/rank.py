@@ -10,8 +10,7 @@ found finite, on all ranks alike, does its optimizer step (`optimizer`).
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,8 +28,16 @@ from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, Share, cut_rows
-from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
+from ppoctl.engines.megatron.model import (
+    LogprobModel,
+    ModelSettings,
+    PackedModel,
+    ScoreModel,
+    ValueModel,
+    build_stages,
+)
 from ppoctl.engines.megatron.offload import HostMemory
+from ppoctl.engines.megatron.out_of_memory import named_out_of_memory
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S, ensure_process_group
 from ppoctl.engines.megatron.reference import Reference
@@ -46,14 +53,15 @@ from ppoctl.engines.megatron.schedule import (
 from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights, sent_parts
-from ppoctl.errors import EnvironmentProblemError, NonFiniteError, OutOfMemoryError
+from ppoctl.errors import EnvironmentProblemError, NonFiniteError
 from ppoctl.model.cost import token_cost
+from ppoctl.model.end_tokens import end_token_ids
 from ppoctl.model.folder import model_folder
+from ppoctl.model.labels import label_number, labels_of
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
 from ppoctl.ports import Asked, Minibatch, Objective, Said
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
-from ppoctl.recipe.sizes import microbatch_limit
 from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.sending import SendingRank
 
@@ -63,7 +71,7 @@ class TrainerSettings:
     """What each process of a role is made from."""
 
     role: str
-    """actor or critic."""
+    """actor or critic; of a reward model the key of its table, which is or begins with `reward`."""
     model: str
     """Hugging Face folder or hub id, or a Megatron folder with its config.json: where actor, critic and reference
     start."""
@@ -78,6 +86,13 @@ class TrainerSettings:
     """Absent: this process's GPU, else the CPU."""
     collective_s: float = COLLECTIVE_S
     """How long ranks wait for each other in a collective (`process_group.Patience`)."""
+    label: str | None = None
+    """Label whose probability a reward model's score is; None: its head has one output."""
+
+    @property
+    def kind(self) -> str:
+        """What the role is: actor, critic or reward."""
+        return self.role.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,11 @@ class StepShare:
 class MegatronRank(SendingRank):
     """Nothing is read or built before `start` or `load`."""
 
-    model_classes: ClassVar[dict[str, type[PackedModel]]] = {"actor": LogprobModel, "critic": ValueModel}
+    model_classes: ClassVar[dict[str, type[PackedModel]]] = {
+        "actor": LogprobModel,
+        "critic": ValueModel,
+        "reward": ScoreModel,
+    }
 
     def __init__(self, settings: TrainerSettings) -> None:
         super().__init__()
@@ -119,6 +138,10 @@ class MegatronRank(SendingRank):
             self._read_source(self._build_once())
             # After the weights: the optimizer takes its float32 main weights from them.
             self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
+
+    def start_frozen(self) -> None:
+        """Weights from the model source that never change: all that a reward model has. Raises as `start` does."""
+        self._reference.stages()
 
     def begin_save(self, folder: Path, in_background: bool) -> None:  # noqa: FBT001 - asked by name and position
         """Write this rank's part of weights and optimizer into an existing folder, or a copy of it in the background.
@@ -166,7 +189,7 @@ class MegatronRank(SendingRank):
         return self._forward(self.stages, sequences, asked)
 
     def reference_forward(self, sequences: Sequences, asked: Asked) -> Share | None:
-        """Log-probs under the frozen initial weights (see `Reference`)."""
+        """Log-probs, or scores of a reward model, under the frozen initial weights (see `Reference`)."""
         stages = self._reference.stages()
         self._have("reference")
         return self._forward(stages, sequences, asked)
@@ -206,7 +229,8 @@ class MegatronRank(SendingRank):
         """Folder of the model source, and the model its configuration describes."""
         if self._source is None:
             folder = model_folder(self.settings.model)
-            self._source = folder, read_shape(folder)
+            labels = len(labels_of(folder)) if self.settings.kind == "reward" else 1
+            self._source = folder, replace(read_shape(folder), labels=labels)
         return self._source
 
     @property
@@ -240,12 +264,14 @@ class MegatronRank(SendingRank):
     def _build(self) -> list[PackedModel]:
         settings = self.settings
         chunk_tokens = settings.batching.logits_chunk_tokens
+        folder, shape = self.source
+        label = label_number(folder, settings.label, settings.role) if settings.kind == "reward" else None
         model = ModelSettings(
-            self.source[1], settings.dtype, self.device, chunk_tokens, settings.parallel, settings.recompute
+            shape, settings.dtype, self.device, chunk_tokens, settings.parallel, settings.recompute, label
         )
         try:
             with megatron_device():
-                return build_stages(self.model_classes[settings.role], model, self.groups)
+                return build_stages(self.model_classes[settings.kind], model, self.groups)
         except (ValueError, AssertionError) as error:
             role, first = settings.role, next(iter(str(error).splitlines()), "no words")
             raise EnvironmentProblemError(
@@ -276,13 +302,19 @@ class MegatronRank(SendingRank):
         )
         return MicrobatchPlan(
             batching=self.settings.batching,
-            reading=ReadSettings(self.device, asked, token_multiple=multiple, context=split),
+            reading=ReadSettings(self.device, asked, self._ends(asked), token_multiple=multiple, context=split),
             cost=token_cost(self.source[1]),
             rank=data.rank(),
             ranks=data.size(),
             count_multiple=parallel.pipeline if parallel.stages_per_rank > 1 else int(parallel.experts_span_data),
             with_gradient=with_gradient,
         )
+
+    def _ends(self, asked: Asked) -> tuple[int, ...]:
+        """Ids that end a response, where that is asked about."""
+        if asked.min_new_tokens == 0 or self.settings.role == "critic":
+            return ()
+        return (*end_token_ids(self.source[0]), *asked.stop_token_ids)
 
     def _with_reference(self, microbatches: list[Microbatch], asked: Asked) -> list[Microbatch]:
         """The microbatches, with what the reference says of them where full KL is asked."""
@@ -303,9 +335,10 @@ class MegatronRank(SendingRank):
         rows = torch.arange(sequences.num_seqs)
         microbatches = cut_rows(sequences, rows, self._cut(asked, with_gradient=False))
         # The reference's hidden states of a group are in memory together: as many as pipeline ranks have under way.
+        role, batching = self.settings.role, self.settings.batching
         size = self.settings.parallel.pipeline if asked.full_kl else len(microbatches)
         found: list[Found] = []
-        with megatron_device(), self._named_out_of_memory(with_gradient=False):
+        with megatron_device(), named_out_of_memory(role, batching, with_gradient=False):
             for start in range(0, len(microbatches), size):
                 group = self._with_reference(microbatches[start : start + size], asked)
                 found += run_forward(stages, group)
@@ -322,7 +355,7 @@ class MegatronRank(SendingRank):
         for stage in self.stages:
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()
-        with self._named_out_of_memory(with_gradient=True):
+        with named_out_of_memory(self.settings.role, self.settings.batching, with_gradient=True):
             microbatches = self._with_reference(microbatches, objective.asks)
             found = run_forward_backward(self.stages, microbatches, loss_of)
         loss = self._whole(sum(one.loss for one in found))
@@ -348,18 +381,6 @@ class MegatronRank(SendingRank):
                 f"{quantity} of the {role} is `{value}` in minibatch {number} of this update; no step was taken",
                 hint=f"look at this step's rewards and advantages; then lower `{role}.optimizer.lr`",
             )
-
-    @contextmanager
-    def _named_out_of_memory(self, *, with_gradient: bool) -> Iterator[None]:
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            role = self.settings.role
-            key, most = microbatch_limit(self.settings.batching, with_gradient=with_gradient)
-            raise OutOfMemoryError(
-                f"the {role} ran out of device memory with `{role}.batching.{key} = {most}`",
-                hint=f"ppoctl resume RUN --set {role}.batching.{key}={max(most // 2, 1)}  # results do not change",
-            ) from error
 
 
 def _device(name: str | None) -> torch.device:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from ppoctl.ports import SamplingParams
+
 
 class Detokenizer:
     """The model's tokenizer, loaded when first needed."""
@@ -18,10 +20,17 @@ class Detokenizer:
 
         return AutoTokenizer.from_pretrained(self._model, trust_remote_code=False)
 
-    def text(self, tokens: Sequence[int], stop_strings: Sequence[str]) -> str:
-        """Decoded response: special tokens skipped, the end token left out (also where the tokenizer does not call it
-        special), cut before the first stop string."""
-        kept = tokens[:-1] if tokens and tokens[-1] in self._eos_token_ids else tokens
-        text = str(self.tokenizer.decode(list(kept), skip_special_tokens=True))
-        found = [at for at in (text.find(stop) for stop in stop_strings) if at >= 0]
+    def text(self, tokens: Sequence[int], params: SamplingParams) -> str:
+        """Decoded response: special tokens skipped, the token that ends it left out (also where the tokenizer does
+        not call it special), cut before the first stop string that ends behind the first `min_new_tokens`."""
+        ends = self._eos_token_ids.union(params.stop_token_ids)
+        text = self._decoded(tokens[:-1] if tokens and tokens[-1] in ends else tokens)
+        if not params.stop_strings:
+            return text
+        unseen = len(self._decoded(tokens[: params.min_new_tokens]))
+        starts = ((stop, max(0, unseen - len(stop) + 1)) for stop in params.stop_strings)
+        found = [at for at in (text.find(stop, start) for stop, start in starts) if at >= 0]
         return text[: min(found)] if found else text
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)) if tokens else ""

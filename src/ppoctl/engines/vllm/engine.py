@@ -73,7 +73,7 @@ class Engine(ReceivingEngine):
         self._open: set[str] = set()
         self._is_asleep = False
         self._began_on = folder if folder is not None and Path(folder).is_dir() else None
-        self._llm = _started(settings, is_alone=is_alone) if self._began_on is None else self._on(self._began_on)
+        self._llm = started(settings, is_alone=is_alone) if self._began_on is None else self._on(self._began_on)
 
     def vocab_size(self) -> int:
         return int(self._llm.model_config.get_vocab_size())
@@ -106,7 +106,7 @@ class Engine(ReceivingEngine):
         with _third_party_quiet():
             from ppoctl.engines.vllm import loader
         loader.register()
-        return _started(there, is_alone=self._is_alone, load_format=loader.FORMAT)
+        return started(there, is_alone=self._is_alone, load_format=loader.FORMAT)
 
     def sleep(self) -> None:
         """Free the device: weights, keys and values are forgotten. It wakes when it gets weights. On a CPU vLLM stops
@@ -169,10 +169,12 @@ class Engine(ReceivingEngine):
             top_p=params.top_p,
             top_k=-1 if params.top_k is None else params.top_k,
             min_p=params.min_p,
-            max_tokens=params.max_new_tokens,
+            max_tokens=params.new_tokens(len(draw.prompt)),
+            # vLLM leaves out the ends that the model folder names too, which is where ours are from.
+            min_tokens=params.min_new_tokens,
             seed=draw.seed,
             stop=stops,
-            stop_token_ids=list(self._settings.eos_token_ids),
+            stop_token_ids=[*self._settings.eos_token_ids, *params.stop_token_ids],
             # Otherwise the ids in the model folder end a response too.
             ignore_eos=True,
             logprobs=0,
@@ -236,13 +238,20 @@ class Engine(ReceivingEngine):
 
     def close(self) -> None:
         """Free the engine, and vLLM's process groups with the last one. The trainer's groups stay."""
-        with undisturbed(), TENANCY.leaving():
-            self._llm.engine_core.engine_core.shutdown()
+        end(self._llm)
         del self._llm
         gc.collect()
 
 
-def _started(settings: VllmSettings, *, is_alone: bool, **options: Any) -> Any:
+def end(llm: Any) -> None:
+    """Shut vLLM's engine down; groups that others use survive it."""
+    with undisturbed(), TENANCY.leaving():
+        llm.engine_core.engine_core.shutdown()
+
+
+def started(settings: VllmSettings, *, is_alone: bool, **options: Any) -> Any:
+    """vLLM's LLMEngine; `options` are arguments of its own, in place of ours. Raises RecipeError,
+    EnvironmentProblemError or OutOfMemoryError; nothing is left behind then."""
     if settings.table.batch_invariant and not is_alone and on_gpu():
         raise RecipeError(
             "`generator.batch_invariant` replaces torch's products in the whole process, the trainer's too: it needs "
@@ -272,7 +281,7 @@ def _start(settings: VllmSettings, **options: Any) -> Any:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     try:
-        args = EngineArgs(**engine_arguments(settings), **options)
+        args = EngineArgs(**{**engine_arguments(settings), **options})
         return LLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
     except Exception as error:
         raise _start_error(settings, error) from error
@@ -298,7 +307,7 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
     if "e_score_correction_bias" in text:
         return unread_router_bias(settings.model)
     return EnvironmentProblemError(
-        f"vLLM could not start on `model.path` `{settings.model}`: {_in_words(error)}",
+        f"vLLM could not start on `{settings.key}` `{settings.model}`: {_in_words(error)}",
         hint=where_it_says_more(settings),
     )
 
@@ -308,7 +317,7 @@ def drawing_error(settings: VllmSettings, error: Exception) -> Exception:
     if isinstance(error, torch.OutOfMemoryError):
         return error
     return EnvironmentProblemError(
-        f"vLLM failed while drawing from `model.path` `{settings.model}`: {_in_words(error)}",
+        f"vLLM failed while it computed with `{settings.key}` `{settings.model}`: {_in_words(error)}",
         hint=where_it_says_more(settings),
     )
 

@@ -45,9 +45,16 @@ class VllmGenerator:
                 f"temperature `{params.temperature}` is outside what vLLM samples with",
                 hint=f"set it between {_COLDEST} and {_HOTTEST}, or to 0 (greedy)",
             )
+        vocab_size = self._fleet.vocab_size() if params.stop_token_ids else 0
+        if wrong := [token for token in params.stop_token_ids if not 0 <= token < vocab_size]:
+            raise RecipeError(
+                f"`rollout.stop_token_ids` has id {wrong[0]}; the model's vocabulary has {vocab_size}",
+                hint=f"ids below {vocab_size} end responses",
+            )
         self._fleet.open(params)
-        window = self._settings.max_model_len - params.max_new_tokens
-        self._stream = VllmStream(self._fleet, self._detokenizer, params, self._stamp, window)
+        window = self._settings.max_model_len
+        longest = window - 1 if params.max_window_tokens else window - params.max_new_tokens
+        self._stream = VllmStream(self._fleet, self._detokenizer, params, self._stamp, longest)
         return self._stream
 
     def close(self) -> None:
@@ -117,7 +124,7 @@ class VllmStream:
     def _check(self, request: SampleRequest) -> None:
         length, most = len(request.prompt_tokens), self._max_prompt_tokens
         if not 1 <= length <= most:
-            new = self._params.max_new_tokens
+            new = 1 if self._params.max_window_tokens else self._params.max_new_tokens
             raise DataError(
                 f"prompt of `{request.key}` has {length} tokens; with {new} new ones it must fit the generator's "
                 f"window of {most + new}",
@@ -145,7 +152,7 @@ class VllmStream:
             tokens=finished.tokens,
             logprobs=finished.logprobs,
             terminated=finished.reason == "stop",
-            text=self._detokenizer.text(finished.tokens, self._params.stop_strings),
+            text=self._detokenizer.text(finished.tokens, self._params),
             stamp=self._stamp,
             sends=drawn.sends,
         )

@@ -23,5 +23,7 @@ class VllmSettings:
     """Whether it leaves its device to other roles between rollouts."""
     logs: Path | None = None
     """Folder in which each engine writes what vLLM says; absent: nowhere."""
+    key: str = "model.path"
+    """Key of the recipe that names the model."""
     seed: int = 0
     """Seed of the engine; no sample depends on it, as every request brings its own."""

@@ -5,6 +5,7 @@
     attention    with its norms, plain, latent, or with scores written out
     mlp          or experts
     trainer      one rank of actor or critic: weights, gradients, optimizer, activations
+    scoring      one rank of a reward model: weights, activations
     generator    vLLM: engines, weights, KV cache, weights on their way
     driver       the process that holds the rollouts: records, what ranks are sent
     items        the list: whatever takes memory, a line each

@@ -25,6 +25,9 @@ BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
 """Logits taken to float32 at a time (`engines.megatron.logprobs`), by device."""
 BLOCK_COPIES = 2
 """Float32 copies of a block of logits that exist at one time."""
+FILTER_BYTES = 5
+"""Bytes for each logit of a block beside those while the last id that is kept is looked for: a third copy, and a bit
+in a byte (`engines.megatron.filters`)."""
 
 
 def saved(part: Part, batch: Microbatch) -> SavedActivations:
@@ -172,4 +175,4 @@ def _head_at_work(part: Part, batch: Microbatch) -> int:
     number = 4 if part.role == "critic" else part.precision.weight
     block = min(BLOCK_LOGITS[part.precision.device], _chunk(part, batch))
     copies = BLOCK_COPIES + (part.shape.logit_softcap is not None)
-    return copies * 4 * block + batch.read * number * part.shape.hidden_size
+    return (copies * 4 + part.filtered * FILTER_BYTES) * block + batch.read * number * part.shape.hidden_size

@@ -20,12 +20,22 @@ from ppoctl.plan.memory.part import Microbatch, Part, Precision
 from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.pools import Pool, StageBytes, fullest_node, gpu_pools, machine_pool
 from ppoctl.plan.memory.residency import schedule_of
+from ppoctl.plan.memory.scoring import ScoringBytes, scoring_bytes
 from ppoctl.plan.memory.trainer import Training, role_bytes
 from ppoctl.plan.microbatches import microbatches, most_tokens
-from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, is_one_process, layouts, processes
-from ppoctl.recipe.role_model import model_of
+from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.parallel import (
+    GPUS_PER_NODE,
+    devices,
+    is_one_process,
+    layouts,
+    leaving,
+    processes,
+    reward_models,
+)
+from ppoctl.recipe.role_model import model_of, reward_model_of
 from ppoctl.recipe.schema import NoKl, Recipe, TrainedTable
-from ppoctl.recipe.sizes import longest_sequence, minibatch_seqs
+from ppoctl.recipe.sizes import generator_window, longest_sequence, minibatch_seqs
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,8 @@ def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
 
 def estimate_here(recipe: Recipe, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory | None:
     """The `estimate` of a recipe whose models are on this machine; None where one is not."""
+    if any(reward_model_of(recipe, key).shape is None for key in reward_models(recipe)):
+        return None
     actor, critic = (model_of(recipe, role).shape for role in ("actor", "critic"))
     return None if actor is None or critic is None else estimate(recipe, actor, gpu_gib, ray_bytes, critic=critic)
 
@@ -79,7 +91,7 @@ def estimate(
 ) -> Memory:
     """The memory of a recipe whose actor has this architecture, on GPUs of `gpu_gib` GiB; None: on CPUs. There the
     limit is this machine's memory, or `ray_bytes`, that of all nodes of a running Ray, where it is known. `critic`:
-    the critic's architecture; None: the actor's."""
+    the critic's architecture; None: the actor's. Reward models are those that are here."""
     device = "cpu" if gpu_gib is None else "gpu"
     models = {
         role: _Computed(own, Precision(model_of(recipe, role).weight_bytes, device))
@@ -88,8 +100,7 @@ def estimate(
     at = models["actor"].at
     told = outline(story_at(recipe, recipe.ppo.critic_only_steps + 1))  # when all learn
     batch, room = batch_of(recipe), None if gpu_gib is None else int(gpu_gib * GIB)
-    new_tokens = max(recipe.rollout.max_new_tokens, recipe.eval.max_new_tokens or 0)
-    window = recipe.rollout.max_prompt_tokens + new_tokens
+    window = generator_window(recipe)
     sizes = Sizes(
         device=at.device,
         roles={role: role_bytes(training_of(recipe, role, *models[role])) for role in told.roles},
@@ -97,13 +108,19 @@ def estimate(
         driver=driver_bytes(batch),
         sending=_sending(recipe, shape, at),
         batch=batch,
-        schedule=schedule_of(told, update_reads_reference="update" in _full_kl_in(recipe)),
+        schedule=schedule_of(
+            told,
+            update_reads_reference="update" in _full_kl_in(recipe),
+            idle=_stages_without_a_pass(recipe),
+            scores=bool(reward_models(recipe)),
+        ),
+        scoring=dict(_scoring(recipe, device)),
     )
     if room is None:
         host = machine_bytes() if recipe.cluster.ray_address is None else ray_bytes
         places, least = [machine_pool(recipe, sizes, host)], None
     else:
-        places = gpu_pools(recipe, sizes, room, recipe.cluster.offload)
+        places = gpu_pools(recipe, sizes, room, leaving(recipe))
         least = _taking_turns(recipe, sizes, room)
     return Memory(
         **vars(sizes),
@@ -141,6 +158,12 @@ def too_small_a_cache(memory: Memory) -> OutOfMemoryError | None:
         f"vLLM will not start: a sequence of full length takes {needed:,.3g} MiB, more than its cache has",
         hint=f"raise {keys[memory.device]}",
     )
+
+
+def _scoring(recipe: Recipe, device: str) -> Iterator[tuple[str, ScoringBytes]]:
+    for key in reward_models(recipe):
+        if (shape := reward_model_of(recipe, key).shape) is not None:
+            yield dotted(key), scoring_bytes(recipe, key, shape, device)
 
 
 def _sending(recipe: Recipe, shape: ModelShape, at: Precision) -> TransferBytes:
@@ -200,7 +223,7 @@ def _warnings(recipe: Recipe, models: Mapping[str, "_Computed"], room: int | Non
 
 def _taking_turns(recipe: Recipe, sizes: Sizes, room: int) -> StageBytes | None:
     everyone = set(processes(recipe))
-    if recipe.cluster.placement == "apart" or set(recipe.cluster.offload) == everyone:
+    if recipe.cluster.placement == "apart" or set(leaving(recipe)) == everyone:
         return None
     [found] = gpu_pools(recipe, sizes, room, everyone)
     return found.fullest
@@ -228,14 +251,24 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
         recompute=table.recompute,
         has_reference=role == "actor" and not isinstance(recipe.ppo.kl, NoKl),
         full_kl_in=_full_kl_in(recipe) if role == "actor" else frozenset(),
+        filtered=role == "actor" and recipe.rollout.top_p < 1,
     )
+
+
+def _stages_without_a_pass(recipe: Recipe) -> frozenset[str]:
+    """Stages that only write down what others have said: log-probs, where neither actor nor reference is asked."""
+    kl = recipe.ppo.kl
+    asks_reference = not isinstance(kl, NoKl) and kl.estimator != "full"
+    return frozenset() if recipe.ppo.old_logprobs == "trainer" or asks_reference else frozenset({"logprobs"})
 
 
 def _full_kl_in(recipe: Recipe) -> frozenset[str]:
     kl = recipe.ppo.kl
     if isinstance(kl, NoKl) or kl.estimator != "full":
         return frozenset()
-    return frozenset({"forward", "update"} if kl.place == "loss" else {"forward"})
+    if kl.place == "reward":
+        return frozenset({"forward"})
+    return frozenset({"update"} if kl.adaptive is None else {"forward", "update"})
 
 
 def with_totals(value: Any) -> Any:

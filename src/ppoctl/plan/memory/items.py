@@ -19,6 +19,7 @@ from ppoctl.plan.memory.assumed import (
 from ppoctl.plan.memory.driver import Batch, DriverBytes, object_store_bytes, update_input_bytes
 from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes
 from ppoctl.plan.memory.residency import Item, Place, Schedule
+from ppoctl.plan.memory.scoring import ScoringBytes
 from ppoctl.plan.memory.trainer import RankBytes, RoleBytes
 from ppoctl.recipe.parallel import is_one_process, layouts, processes
 from ppoctl.recipe.schema import Recipe, TrainedTable
@@ -43,13 +44,17 @@ class Sizes:
     sending: TransferBytes
     batch: Batch
     schedule: Schedule
+    scoring: Mapping[str, ScoringBytes]
+    """Reward models by the key of their table."""
 
 
 def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[Item]:
     """Items of one process of a role."""
     if role == "generator":
         yield from _engine_items(recipe, sizes)
-    else:
+    elif role in sizes.scoring:
+        yield from _scoring_items(sizes, role, rank)
+    elif role in sizes.roles:
         yield from _device_items_of_rank(recipe, sizes, role, rank)
         yield from _host_items_of_rank(recipe, sizes, role, rank)
     if is_one_process(recipe):
@@ -102,6 +107,19 @@ def _engine_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
     yield Item("KV cache", engine.kv_cache, "device", "generator", less, turn, "dropped")
     if sizes.device == "gpu" and recipe.generator.compile is not False:
         yield Item("CUDA graphs", CUDA_GRAPHS_BYTES, "device", "generator", "set `generator.compile = false`")
+
+
+def _scoring_items(sizes: Sizes, role: str, rank: int) -> Iterator[Item]:
+    scoring = sizes.scoring[role]
+    has, turn = scoring.ranks[rank // scoring.layout.stage_ranks], sizes.schedule.of("scoring")
+    split = _MORE_NODES if sizes.device == "cpu" else f"raise `{role}.parallel.tensor` or `.pipeline`"
+    less = f"lower `{role}.max_tokens`"
+    on_device = partial(Item, place="device", role=role)
+    yield on_device("reward model weights", has.weights, lower=split, stages=turn, between="moved")
+    yield on_device("reward model gather buffer", has.gather_buffer, lower=less)
+    yield on_device("reward model at work", has.forward, lower=less, stages=turn)
+    if sizes.device == "gpu":
+        yield on_device("fragments", int(FRAGMENTS_FRAC * has.forward), lower=less, stages=turn)
 
 
 def _device_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[Item]:

@@ -29,6 +29,8 @@ class Part:
     """Layers of this part: all of the rank's, or one run of them where stages are interleaved."""
     precision: Precision
     recompute: Recompute = "none"
+    filtered: bool = False
+    """Whether its log-probs are of the distribution that top-p leaves."""
 
     @property
     def shares(self) -> int:

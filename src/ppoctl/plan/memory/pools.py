@@ -10,7 +10,7 @@ from itertools import chain
 
 from ppoctl.plan.memory.items import Sizes, process_items, shared_items
 from ppoctl.plan.memory.residency import Item, resident
-from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, processes
+from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, leaving, processes
 from ppoctl.recipe.schema import Recipe
 
 Process = tuple[str, int]
@@ -84,7 +84,7 @@ def fullest_node(recipe: Recipe, sizes: Sizes) -> Pool:
         name = f"a node with {len(gpus)} GPU{'s' * (len(gpus) > 1)}"
         name += f" (the fullest of {len(nodes)})" if len(nodes) > 1 else ""
         roles = {*processes(recipe), "node"} | ({"driver"} if number == 0 else set())
-        items = resident(_items(recipe, sizes, chain(*gpus), roles), sizes.schedule, recipe.cluster.offload)
+        items = resident(_items(recipe, sizes, chain(*gpus), roles), sizes.schedule, leaving(recipe))
         found.append(pool_of(name, None, [item for item in items if item.place == "host"], sizes))
     return max(found, key=lambda pool: pool.fullest.bytes)
 

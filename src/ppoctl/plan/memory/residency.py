@@ -11,6 +11,9 @@ from ppoctl.store.outline import EVAL, Outline, ToldStage
 
 Place = Literal["device", "host"]
 
+EVAL_SCORES = f"{EVAL}_scores"
+"""What an evaluation's responses are scored in, where that takes devices."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -22,7 +25,7 @@ class Schedule:
     """Stages by part. `generator`, `reference`, `ROLE weights` and `ROLE training` (gradients and optimizer): those
     in which a part is on the device where roles take turns. `draws`: those in which the generator works. `ROLE
     scores`: those in which a role computes log-probs or values, the actor also for the canary. Likewise `ROLE
-    updates`, `ROLE saves`, `ROLE loads`."""
+    updates`, `ROLE saves`, `ROLE loads`. `scoring`: those in which reward models are on the device."""
 
     def of(self, part: str) -> tuple[str, ...]:
         return self.parts.get(part, ())
@@ -32,21 +35,27 @@ class Schedule:
         return tuple(stage for stage in self.stages if all(stage not in self.of(part) for part in parts))
 
 
-def schedule_of(outline: Outline, *, update_reads_reference: bool = False) -> Schedule:
+def schedule_of(
+    outline: Outline, *, update_reads_reference: bool = False, idle: Collection[str] = (), scores: bool = False
+) -> Schedule:
     """Schedule of the roles, from what each stage reads and trains. Whoever had a turn last stays until the next one
-    needs the device: rewards and advantages need none. Roles are saved and, by a resume,
-    loaded one after the other. The actor's update may read the reference."""
+    needs the device: advantages need none, nor do the stages in `idle`, nor rewards, but where models score
+    (`scores`). Roles are saved and, by a resume, loaded one after the other. The actor's update may read the
+    reference."""
     saves, loads = (
         [ToldStage(f"{role}_{does}", (role,), role) for role in outline.roles] for does in ("save", "load")
     )
-    stages = (*outline.stages, ToldStage(EVAL, ("actor", "prompts")), *saves, *loads)
+    evaluation = [ToldStage(EVAL, ("actor", "prompts")), *([ToldStage(EVAL_SCORES, ("prompts",))] if scores else [])]
+    stages = (*outline.stages, *evaluation, *saves, *loads)
     parts = defaultdict[str, list[str]](list)
     staying: tuple[str, ...] = ()
     for stage in stages:
-        roles = [role for role in stage.reads if role in outline.roles]
+        roles = [role for role in stage.reads if role in outline.roles and stage.name not in idle]
         weights = tuple(f"{role} weights" for role in roles)
         working, last = staying, staying
-        if roles and "prompts" in stage.reads:
+        if scores and not roles and "prompts" in stage.reads:
+            working = last = ("scoring",)
+        elif roles and "prompts" in stage.reads:
             parts["draws"].append(stage.name)
             # The canary asks the actor for log-probs while the generator has its cache.
             working, last = ("generator", *weights), ("generator",)

@@ -39,6 +39,8 @@ class Training:
     has_reference: bool = False
     full_kl_in: frozenset[str] = frozenset()
     """Passes (forward, update) that take the whole KL from the reference."""
+    filtered: bool = False
+    """Whether log-probs are of the distribution that top-p leaves."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,9 @@ def runs_under_way(layout: ParallelTable, number: int, microbatches: int) -> lis
 def _rank(training: Training, number: int) -> RankBytes:
     layout, weight = training.layout, training.precision.weight
     stage = stages_of(training.shape, layout)[number]
+    filtered = training.filtered
     whole, *runs = (
-        Part(training.shape, training.role, layout, each, training.precision, training.recompute)
+        Part(training.shape, training.role, layout, each, training.precision, training.recompute, filtered)
         for each in (stage, *runs_of(stage, layout))
     )
     keeps = [saved(run, training.microbatch) for run in runs]

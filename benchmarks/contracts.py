@@ -1,0 +1,123 @@
+"""Runs the recipes whose figure is published, where their GPUs are, and writes one table of what each reached.
+
+    python benchmarks/contracts.py [RECIPE ...] [--runs FOLDER] [--out FILE] [--gpus N] [--set KEY=VALUE ...]
+
+Without recipes: every shipped one that says `Published`. A run that was stopped goes on (`train --or-resume`), so the
+same command may be typed again. Exit 0: all that ran is met; 5: a figure is not reached; 1: a run ended otherwise.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppoctl import nvml
+from ppoctl.errors import ExitCode
+from ppoctl.recipe.head import head_of
+from ppoctl.recipe.load import load
+from ppoctl.recipe.parallel import devices
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+HEADERS = ("recipe", "published", "figure", "bound", "reached", "step", "verdict")
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A recipe with what it is held to."""
+
+    file: Path
+    name: str
+    published: str
+    gpus: int
+    """GPUs that it takes; 0: it is of a size for a CPU."""
+
+    @staticmethod
+    def of(file: Path, sets: Sequence[str]) -> "Contract":
+        """The contract of a recipe, which may lack its rows here."""
+        recipe, head = load([file], sets, {"PPOCTL_DATA": "/data"}).recipe, head_of(file.read_text("utf-8"))
+        inside = file.relative_to(RECIPES) if file.is_relative_to(RECIPES) else Path(file.name)
+        gpus = 0 if recipe.model.dtype == "float32" else devices(recipe)
+        return Contract(file, inside.with_suffix("").as_posix(), head.parts.get("Published", ""), gpus)
+
+
+def published() -> list[Path]:
+    """Files of the shipped recipes whose figure is published."""
+    return [file for file in sorted(RECIPES.rglob("*.toml")) if "Published" in head_of(file.read_text("utf-8")).parts]
+
+
+def rows(contract: Contract, told: dict[str, Any], code: int) -> Iterator[Row]:
+    """A row of the table for each figure that is expected; one for a run that ended otherwise."""
+    first = (contract.name, contract.published)
+    if code not in (ExitCode.DONE, ExitCode.HEALTH) or not told.get("expect"):
+        says = told.get("error", {}).get("message", "no expectation").splitlines()[0]
+        yield (*first, "", "", "", "", f"FAILED ({code}): {says}")
+        return
+    for verdict in told["expect"]:
+        value = "-" if verdict["value"] is None else f"{verdict['value']:.4g}"
+        said = "met" if verdict["met"] else "UNMET"
+        yield (*first, verdict["metric"], verdict["bound"], value, str(verdict["step"]), said)
+
+
+def keep(contracts: Sequence[Contract], gpus: int, command: Sequence[str], options: Sequence[str]) -> Iterator[Row]:
+    """Runs one contract after the other; those for more GPUs than are here are named and not run."""
+    for contract in contracts:
+        if contract.gpus > gpus:
+            yield (contract.name, contract.published, "", "", "", "", f"not run: {contract.gpus} GPUs, {gpus} here")
+            continue
+        words = [*command, "train", str(contract.file), "--or-resume", "--json", *options]
+        print(f"$ {shlex.join(words)}", file=sys.stderr, flush=True)
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+        try:
+            told = json.loads(done.stdout)
+        except json.JSONDecodeError:
+            told = {}
+        yield from rows(contract, told, done.returncode)
+
+
+def as_table(found: Sequence[Row]) -> str:
+    """The rows as Markdown."""
+    lines = [HEADERS, ("---",) * len(HEADERS), *found]
+    return "".join(f"| {' | '.join(row)} |\n" for row in lines)
+
+
+def exit_code(found: Sequence[Row]) -> int:
+    """What the shell sees of all of them."""
+    verdicts = [row[-1] for row in found]
+    if any(verdict.startswith("FAILED") for verdict in verdicts):
+        return int(ExitCode.INTERNAL)
+    return int(ExitCode.HEALTH if "UNMET" in verdicts else ExitCode.DONE)
+
+
+def gpus_here() -> int:
+    """Number of GPUs of this machine."""
+    driver = nvml.look()
+    return len(driver.gpus) if isinstance(driver, nvml.Driver) else 0
+
+
+def main(words: Sequence[str], command: Sequence[str] = (sys.executable, "-m", "ppoctl")) -> int:
+    """Run what the command line asks for; prints the table and writes it. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipes", nargs="*", type=Path)
+    parser.add_argument("--runs", type=Path, default=Path("runs/contracts"))
+    parser.add_argument("--out", type=Path, default=Path("contracts.md"))
+    parser.add_argument("--gpus", type=int, default=None)
+    parser.add_argument("--set", action="append", default=[], dest="sets")
+    asked = parser.parse_args(words)
+    contracts = [Contract.of(file.resolve(), asked.sets) for file in asked.recipes or published()]
+    options = ["--runs", str(asked.runs), *(word for item in asked.sets for word in ("--set", item))]
+    found: list[Row] = []
+    for row in keep(contracts, gpus_here() if asked.gpus is None else asked.gpus, command, options):
+        found.append(row)
+        asked.out.write_text(as_table(found), "utf-8")  # as far as it is: the next run may take a day
+    print(as_table(found), end="")
+    return exit_code(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

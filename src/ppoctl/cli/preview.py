@@ -1,0 +1,66 @@
+"""`ppoctl preview`: rows of a recipe as the model gets them, and what is odd about them."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppoctl.cli import render
+from ppoctl.cli.options import Json, Recipes, Sets
+
+if TYPE_CHECKING:
+    from ppoctl.preflight.preview import Preview, PreviewedRow
+
+
+def preview(
+    files: Recipes,
+    sets: Sets = None,
+    set_name: Annotated[str, typer.Option("--set-name", help="`train`, or the name of an evaluation set.")] = "train",
+    rows: Annotated[int, typer.Option("--rows", min=0, help="Rows to show, of each source of a mix.")] = 2,
+    json: Json = False,
+) -> None:
+    """See rows as the model gets them: text, tokens, stop tokens, and how many are too long, cut or repeated."""
+    from ppoctl.preflight.preview import preview as look
+    from ppoctl.recipe.load import load
+
+    loaded = load(files, sets or ())
+    try:
+        found = look(
+            loaded.recipe, set_name, rows, lambda name, read: render.passing(f"`data.{name}`: {read:,} rows")
+        )
+    finally:
+        render.passing()
+    if json:
+        render.json(asdict(found))
+    else:
+        _print(found)
+
+
+def _print(found: "Preview") -> None:
+    for row in found.rows:
+        render.heading(render.printable(row.id))
+        render.table(list(_of_row(row)))
+    render.heading("rows")
+    counted = [(key, *(str(number) for number in counts.values())) for key, counts in found.counts.items()]
+    render.table(counted, ("table", *next(iter(found.counts.values()))))
+    told = ", ".join(f"{word} {tokens}" for word, tokens in found.lengths.items())
+    render.table(
+        [
+            ("prompt tokens", f"{told} (of {found.measured} prompts)"),
+            ("stop tokens", ", ".join(f"{token.id} {token.text!r}" for token in found.stops) or "none"),
+            ("stop strings", ", ".join(map(repr, found.stop_strings)) or "none"),
+        ]
+    )
+    for flag in found.flags:
+        render.say(f"note: {render.printable(flag)}")
+
+
+def _of_row(row: "PreviewedRow") -> Iterator[tuple[str, str]]:
+    yield "text", render.printable(row.text)
+    yield "tokens", " ".join(f"{token.id}{token.text!r}" for token in row.tokens)
+    trained = sum(row.mask)
+    yield "mask", f"{trained} of {len(row.mask)} tokens are trained on" + ("; cut" if row.is_cut else "")
+    yield "truth", "none" if row.truth is None else render.printable(row.truth)
+    for name, value in row.fields.items():
+        yield f"field {name}", render.printable(str(value))

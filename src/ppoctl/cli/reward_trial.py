@@ -1,0 +1,64 @@
+"""The screen of `ppoctl validate --reward`: what was tried, what it scored, and what that says of the reward."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ppoctl.cli import render
+
+if TYPE_CHECKING:
+    from ppoctl.recipe.schema import Recipe
+    from ppoctl.wire.reward_trial import Report
+
+
+def tried(recipe: "Recipe", rows: int) -> "list[Report]":
+    """What came of trying the reward on so many rows."""
+    from ppoctl.wire.reward_trial import try_reward
+
+    render.passing(f"trying the reward on {rows} rows")
+    try:
+        return try_reward(recipe, rows)
+    finally:
+        render.passing()
+
+
+def told(reports: "Sequence[Report]") -> None:
+    """Print each report: a line for each kind of response, the findings, and how long it took."""
+    for report in reports:
+        render.heading(
+            f"{report.scorer}: {report.rows} rows, {sum(line.rows for line in report.responses)} responses"
+        )
+        if report.responses:
+            has_gold = any(line.as_gold is not None for line in report.responses)
+            rows = [
+                (
+                    line.response,
+                    "-" if line.mean is None else f"{line.mean:.3f}",
+                    *(["" if line.as_gold is None else f"{line.as_gold:.0%}"] if has_gold else []),
+                    line.missing or "",
+                    _seconds(line.slowest_s),
+                )
+                for line in report.responses
+            ]
+            render.table(rows, ("response", "score", *(["as gold"] if has_gold else []), "no score", "slowest"))
+        render.line()
+        render.table([(found.level, found.says) for found in report.findings])
+        took = ", ".join(f"{name} {_seconds(report.seconds[name])}" for name in ("p50", "p99", "max"))
+        render.line(f"time of a response: {took}; of a step's: about {_seconds(report.seconds['step'])}")
+        render.line()
+
+
+def is_worth_training_on(reports: "Sequence[Report]") -> bool:
+    """Whether no finding is wrong."""
+    return all(found.level != "wrong" for report in reports for found in report.findings)
+
+
+def require_worth_training_on(reports: "Sequence[Report]") -> None:
+    """Raises RewardError where a finding is wrong."""
+    if reports:
+        from ppoctl.wire.reward_trial import require_worth_training_on
+
+        require_worth_training_on(reports)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,0 +1,82 @@
+"""The order in which rows come, epoch after epoch: a pure function of the seed.
+
+an epoch of one set:   a permutation of its rows
+an epoch of a mix:     a permutation of [each row of source A, weight_A times | each row of source B, weight_B times]
+a weight's fraction:   the next so many rows of endless permutations of that source, which go on from epoch to epoch
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ppoctl.batch.seeds import derive_seed
+from ppoctl.recipe.row_files import in_an_epoch
+
+if TYPE_CHECKING:
+    import numpy
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a source has of an epoch."""
+
+    rows: int
+    weight: float = 1.0
+    """Number of times that each row comes."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Order of the rows of one or several sources, which are numbered one source after another."""
+
+    shares: tuple[Share, ...]
+    seed: int
+
+    @property
+    def epoch_rows(self) -> int:
+        """Rows of one epoch."""
+        return sum(in_an_epoch(share.rows, share.weight) for share in self.shares)
+
+    def row(self, position: int) -> int:
+        """Number of the row at a position, counted over all epochs from 0."""
+        epoch, offset = divmod(position, self.epoch_rows)
+        return int(_epoch(self, epoch)[offset])
+
+
+@lru_cache(maxsize=2)
+def _epoch(order: Order, epoch: int) -> "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]":
+    """Numbers of the rows of one epoch. Cached because it costs some microseconds a row, and neighbouring steps share
+    it."""
+    import numpy
+
+    parts: Sequence[numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]] = []
+    start = 0
+    for number, share in enumerate(order.shares):
+        every = numpy.tile(numpy.arange(share.rows), int(share.weight))
+        more = _more(order, number, epoch, in_an_epoch(share.rows, share.weight) - len(every))
+        parts = [*parts, start + every, start + more]
+        start += share.rows
+    rows = numpy.concatenate(parts)
+    return rows[_permutation(len(rows), order.seed, "prompts", epoch)]
+
+
+def _more(order: Order, number: int, epoch: int, count: int) -> "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]":
+    """Rows of a source that an epoch has besides whole rounds of it."""
+    import numpy
+
+    rows, found, at = order.shares[number].rows, [numpy.arange(0)], epoch * count
+    while count:
+        again, offset = divmod(at, rows)
+        taken = _permutation(rows, order.seed, "mix", number, again)[offset : offset + count]
+        found.append(taken)
+        at, count = at + len(taken), count - len(taken)
+    return numpy.concatenate(found)
+
+
+def _permutation(rows: int, *parts: object) -> "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]":
+    """A random order of the rows. Sorting by hash depends on no library's generator, and so on no version of one."""
+    import numpy
+
+    keys = numpy.fromiter((derive_seed(*parts, row) for row in range(rows)), numpy.int64, rows)
+    return numpy.argsort(keys, kind="stable")

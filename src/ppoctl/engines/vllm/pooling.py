@@ -1,0 +1,144 @@
+"""A reward model in vLLM: an engine that pools, and how whoever scores with it reaches its process."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ppoctl.device import on_gpu
+from ppoctl.engines.vllm.engine import drawing_error, end, started
+from ppoctl.engines.vllm.log import write_log
+from ppoctl.engines.vllm.process_state import undisturbed
+from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.recipe.schema import ParallelTable
+from ppoctl.weights.sending import WeightSource
+
+
+@dataclass(frozen=True)
+class PoolingSettings:
+    """What the engine of a reward model is started with."""
+
+    role: str
+    """Key of the model's table."""
+    engine: VllmSettings
+    step_tokens: int
+    """Most tokens that are read in one step; no text has more."""
+    step_texts: int
+    """Most texts of one step."""
+    cache_bytes: int
+    """Room for the keys and values of one step."""
+    label: int | None = None
+    """Number of the label whose probability is the score; None: the head has one output, which is the score."""
+
+    @property
+    def parallel(self) -> ParallelTable:
+        """One process has all of the model."""
+        return ParallelTable()
+
+
+class PoolingEngine:
+    """A reward model in this process. Nothing is started before `start`."""
+
+    def __init__(self, settings: PoolingSettings, *, is_alone: bool = False) -> None:
+        """`is_alone` where no trainer is in the process."""
+        self._settings, self._is_alone = settings, is_alone
+        self._undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext if is_alone else undisturbed
+        self._llm: Any = None
+        self._is_asleep = False
+
+    def start(self) -> None:
+        """Start vLLM, about 2 s for a small model. Raises EnvironmentProblemError or OutOfMemoryError."""
+        engine = self._settings.engine
+        self._llm = started(
+            replace(engine, table=engine.table.model_copy(update={"tensor": 1})),
+            is_alone=self._is_alone,
+            runner="pooling",
+            max_num_seqs=self._settings.step_texts,
+            max_num_batched_tokens=self._settings.step_tokens,
+            kv_cache_memory_bytes=self._settings.cache_bytes,
+            enable_prefix_caching=False,
+            enable_chunked_prefill=False,
+            worker_extension_cls="",
+            weight_transfer_config=None,
+            logprobs_mode="raw_logprobs",
+        )
+
+    def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
+        """What the head says at the last token of each text, or the probability of the label."""
+        from vllm import PoolingParams
+
+        if self._is_asleep:
+            with self._undisturbed():
+                self._llm.wake_up()
+            self._is_asleep = False
+        said: dict[int, torch.Tensor] = {}
+        try:
+            with self._undisturbed():
+                for number, text in enumerate(texts):
+                    asked = PoolingParams(task="classify", use_activation=False)
+                    self._llm.add_request(str(number), {"prompt_token_ids": list(text)}, asked)
+                while self._llm.has_unfinished_requests():
+                    said.update((int(one.request_id), one.outputs.data) for one in self._llm.step() if one.finished)
+        except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
+            raise drawing_error(self._settings.engine, error) from error
+        heads = torch.stack([said[number].flatten().float() for number in range(len(texts))])
+        label = self._settings.label
+        return [float(score) for score in (heads[:, 0] if label is None else heads.softmax(1)[:, label])]
+
+    def leave(self) -> None:
+        """Move the weights to the host, for others to use this device's memory; on a CPU they are there already."""
+        if self._llm is not None and on_gpu() and self._settings.engine.sleeps and not self._is_asleep:
+            with self._undisturbed():
+                self._llm.sleep(level=1)
+            self._is_asleep = True
+
+    def close(self) -> None:
+        """Free the engine. May be called twice, and before `start`."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            end(llm)
+
+
+class PoolingHere:
+    """An `engines.megatron.ranks.Ranks` of one engine, in this process."""
+
+    def __init__(self, engine: PoolingEngine) -> None:
+        self._engine = engine
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """What a method of the engine says, in a list."""
+        return [getattr(self._engine, method)(*arguments)]
+
+    def weights(self) -> WeightSource:
+        """Nobody's: a reward model never changes."""
+        raise TypeError("a reward model sends no weights")
+
+
+@dataclass(frozen=True)
+class OpenPooling:
+    """Makes the engine of a reward model in the process it is called in."""
+
+    settings: PoolingSettings
+
+    def __call__(self, rank: int, world_size: int, address: str) -> PoolingEngine:  # noqa: ARG002 - there is one
+        write_log(self.settings.engine, self.settings.role)
+        return PoolingEngine(self.settings, is_alone=True)
+
+
+class VllmRewardModel:
+    """The part of a `batch.scores.RewardModel` that computes."""
+
+    def __init__(self, call: Callable[..., list[Any]]) -> None:
+        """`call` asks the process for a method of its `PoolingEngine`, and gives a list of one answer."""
+        self._call = call
+
+    def start(self) -> None:
+        """Load the weights."""
+        self._call("start")
+
+    def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
+        """What the head says at the last token of each text."""
+        (found,) = self._call("scores", list(texts))
+        return list(found)

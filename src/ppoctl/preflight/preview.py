@@ -1,0 +1,152 @@
+"""Rows as a model gets them, with what is odd about the set: `ppoctl preview`. Without torch; without transformers,
+too, where the model has a `tokenizer.json`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppoctl.batch.prompts import Json, Message, Prompt
+from ppoctl.data.chat import ChatTemplate
+from ppoctl.data.index import Counted, read_set
+from ppoctl.data.light_tokenizer import light_tokenizer
+from ppoctl.data.prompt_set import PromptSet
+from ppoctl.data.rows import single_tables, tables_of
+from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.errors import EnvironmentProblemError, RecipeError
+from ppoctl.model.end_tokens import end_token_ids
+from ppoctl.model.folder import model_folder
+from ppoctl.recipe.schema import Recipe
+
+_MEASURED = 10_000
+"""Most prompts of a set whose lengths are measured, evenly over it."""
+_ANSWER = "Forty-two"
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a prompt or a stop."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class PreviewedRow:
+    """One row as the generator gets it."""
+
+    id: str
+    text: str
+    tokens: tuple[Token, ...]
+    mask: tuple[bool, ...]
+    """Whether each token is trained on: none of a prompt is."""
+    is_cut: bool
+    truth: str | None
+    fields: dict[str, Json]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a set of rows looks like."""
+
+    counts: dict[str, dict[str, int]]
+    """Numbers of rows by the key of their table."""
+    rows: tuple[PreviewedRow, ...]
+    stops: tuple[Token, ...]
+    """Tokens that end a response."""
+    stop_strings: tuple[str, ...]
+    lengths: dict[str, int]
+    """Tokens of prompts: smallest, quantiles, largest."""
+    measured: int
+    """Prompts whose lengths are known."""
+    flags: tuple[str, ...]
+    """What a person should look at."""
+
+
+def preview(recipe: Recipe, set_name: str, rows: int, counted: Counted | None = None) -> Preview:
+    """A preview of one set of rows (`train`, or the name of an evaluation set). Raises RecipeError where the recipe
+    has no such set, EnvironmentProblemError where the model is not here, and what reading the rows raises."""
+    tables = tables_of(recipe.data)
+    name = set_name if set_name in tables else f"eval.{set_name}"
+    if name not in tables:
+        there = ", ".join(f"`{each.removeprefix('eval.')}`" for each in tables)
+        raise RecipeError(f"the recipe has no rows called `{set_name}`; it has {there}", hint="--set-name train")
+    folder = model_folder(recipe.model.path)
+    template = ChatTemplate(folder)
+    tokenizer: Any = light_tokenizer(folder, template) or load_tokenizer(recipe.model.path)
+    most = recipe.rollout.max_prompt_tokens
+    sets = [
+        PromptSet(read_set(single, name=its, source=source, counted=counted), single, PromptTemplate(tokenizer), most)
+        for source, (its, single) in single_tables(tables[name], name=name).items()
+    ]
+    prompts = [prompt for each in sets for prompt in _evenly(each, _MEASURED // len(sets))]
+    lengths = sorted(len(prompt.token_ids) for prompt in prompts)
+    stops = _stops(folder, recipe)
+    return Preview(
+        counts={f"data.{each.rows.name}": each.counts.as_dict() for each in sets},
+        rows=tuple(_row(each, prompt, tokenizer, most) for each in sets for prompt in each[:rows]),
+        stops=tuple(Token(id, _text_of(tokenizer, id)) for id in stops),
+        stop_strings=recipe.rollout.stop_strings,
+        lengths={word: lengths[round(share * (len(lengths) - 1))] for word, share in _QUANTILES.items()},
+        measured=len(prompts),
+        flags=tuple(_flags(sets, template, tokenizer, stops)),
+    )
+
+
+_QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+
+def _evenly(prompts: PromptSet, most: int) -> Sequence[Prompt]:
+    return prompts[:: max(1, -(-len(prompts) // max(most, 1)))]
+
+
+def _row(prompts: PromptSet, prompt: Prompt, tokenizer: Any, most: int) -> PreviewedRow:
+    tokens = tuple(Token(id, _text_of(tokenizer, id)) for id in prompt.token_ids)
+    is_cut = bool(prompts.counts.cut) and len(tokens) >= most
+    return PreviewedRow(
+        prompt.id, prompt.text, tokens, (False,) * len(tokens), is_cut, prompt.answer, dict(prompt.fields)
+    )
+
+
+def _text_of(tokenizer: Any, id: int) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    return str(backend.decode([id], skip_special_tokens=False))
+
+
+def _stops(folder: Path, recipe: Recipe) -> tuple[int, ...]:
+    """Ids that end a response: the model's own, then the recipe's."""
+    try:
+        own = end_token_ids(folder)
+    except EnvironmentProblemError:  # a preview says it among what is odd
+        own = ()
+    return tuple(dict.fromkeys((*own, *recipe.rollout.stop_token_ids)))
+
+
+def _flags(sets: Sequence[PromptSet], template: ChatTemplate, tokenizer: Any, stops: tuple[int, ...]) -> list[str]:
+    found = []
+    if template.text is None:
+        found.append("the model has no chat template: prompts are plain text")
+    elif (end := _end_of_turn(sets[0][0].messages, template, tokenizer)) is not None and end not in stops:
+        shown = _text_of(tokenizer, end)
+        found.append(
+            f"no end token: the template ends a turn with `{shown}` ({end}), which ends no response; a model that "
+            "learned it goes on until `rollout.max_new_tokens`"
+        )
+    if not stops:
+        found.append("no end token: the model names none (`eos_token_id`), and responses end at their limit")
+    for each in sets:
+        if remarks := each.counts.remarks():
+            found.append(f"`data.{each.rows.name}`: {remarks}")
+    return found
+
+
+def _end_of_turn(chat: Sequence[Message], template: ChatTemplate, tokenizer: Any) -> int | None:
+    """The token that the template writes behind an answer of the assistant's; None: it says nothing there, or takes
+    no such chat."""
+    try:
+        text = template.render((*chat, Message("assistant", _ANSWER), Message("user", "Why?")))
+    except Exception:  # noqa: BLE001 - a template is code: it can fail in any way
+        return None
+    behind = text.rpartition(_ANSWER)[2].lstrip()
+    ids = tokenizer([behind], add_special_tokens=False, verbose=False)["input_ids"][0] if behind else []
+    return ids[0] if ids else None

@@ -1,0 +1,60 @@
+"""One score made of the scores of several scorers. Imports no torch."""
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from threading import Lock
+
+from ppoctl.batch.scores import Score, Scorer, Settling
+
+Scores = Mapping[str, Score]
+"""Score of each part, by its name."""
+
+
+def combined(parts: Mapping[str, Future[Score]], of: Callable[[Scores], Score]) -> Future[Score]:
+    """The score that is made of those of all parts, once they are there. It raises what the first part raises; when
+    it is cancelled, so are the parts."""
+    whole: Future[Score] = Future()
+    lock, missing = Lock(), len(parts)
+
+    def arrived(_: Future[Score]) -> None:
+        nonlocal missing
+        with lock:
+            missing -= 1
+            is_last = missing == 0
+        if is_last:
+            _settle(whole, parts, of)
+
+    def cancelled(future: Future[Score]) -> None:
+        if future.cancelled():
+            for part in parts.values():
+                part.cancel()
+
+    whole.add_done_callback(cancelled)
+    for part in parts.values():
+        part.add_done_callback(arrived)
+    return whole
+
+
+def _settle(whole: Future[Score], parts: Mapping[str, Future[Score]], of: Callable[[Scores], Score]) -> None:
+    if any(part.cancelled() for part in parts.values()):
+        whole.cancel()
+    elif whole.set_running_or_notify_cancel():
+        try:
+            whole.set_result(of({name: part.result() for name, part in parts.items()}))
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result hears of it
+            whole.set_exception(error)
+
+
+def settle_all(scorers: Iterable[Scorer]) -> None:
+    """Tell those that gather requests that there are no more for now."""
+    for scorer in scorers:
+        if isinstance(scorer, Settling):
+            scorer.settle()
+
+
+def close_all(scorers: Iterable[Scorer]) -> None:
+    """Close each, whatever the others do."""
+    with ExitStack() as closing:
+        for scorer in scorers:
+            closing.callback(scorer.close)

@@ -1,0 +1,69 @@
+"""Length: 1 within bounds, falling in a straight line to 0 outside. Imported in the children: nothing heavy.
+
+    at_most = 400                                   1 up to 400, else 0
+    at_most = 400, fall = 100                       1 up to 400, 0.5 at 450, 0 from 500 on
+    at_least = 300, at_most = 300, fall = 300       nearer to 300 is better
+    at_least = 1000, fall = 1000                    longer is better, up to 1,000
+
+What a length costs beside another reward is said more plainly by `reward.length_penalty` and `reward.overlong`; this
+kind is for runs in which length is what is asked for, and for parts of a sum.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import model_validator
+
+from ppoctl.batch.scores import ScoreRequest
+from ppoctl.rewards.function import RewardValue, ScorerSpec
+from ppoctl.rewards.table import ProcessScorer
+from ppoctl.table import RESULTS, AtLeastOne, NotNegative
+
+
+class LengthScorer(ProcessScorer):
+    """Reward 1 of a response whose length is within bounds; outside it falls in a straight line to 0. No ground truth
+    is needed.
+
+    Formula: clamp(1 - max(at_least - length, length - at_most, 0) / fall, 0, 1)
+    Source: none; a budget (L1, arXiv:2503.04697) with at_least = at_most
+    Default of: nobody
+    Figures: reward/score_mean
+    """
+
+    kind: Annotated[Literal["length"], RESULTS]
+    """The length of the response is looked at."""
+    unit: Annotated[Literal["tokens", "characters", "words"], RESULTS] = "tokens"
+    """What is counted: tokens (an end token included), characters, or words between whitespace."""
+    at_least: Annotated[int, RESULTS, NotNegative] = 0
+    """Shortest length of reward 1."""
+    at_most: Annotated[int | None, RESULTS, AtLeastOne] = None
+    """Longest length of reward 1; absent: any."""
+    fall: Annotated[int, RESULTS, NotNegative] = 0
+    """Units outside of the bounds over which the reward falls to 0; 0: at once."""
+
+    @model_validator(mode="after")
+    def _some_length_is_better_than_another(self) -> "LengthScorer":
+        if self.at_most is None and self.at_least == 0:
+            raise ValueError("every length has the reward 1: write `at_most` or `at_least`")
+        if self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError("`at_least` is above `at_most`")
+        return self
+
+    @property
+    def scores_by(self) -> ScorerSpec:
+        options = {"unit": self.unit, "at_least": self.at_least, "at_most": self.at_most, "fall": self.fall}
+        return ScorerSpec("ppoctl.rewards.length:score", options)
+
+
+def score(
+    request: ScoreRequest, *, unit: str, at_least: int = 0, at_most: int | None = None, fall: int = 0
+) -> RewardValue:
+    """Between 0 and 1."""
+    length = _length(request, unit)
+    outside = max(at_least - length, 0 if at_most is None else length - at_most, 0)
+    return RewardValue(max(1.0 - outside / fall, 0.0) if fall else float(outside == 0))
+
+
+def _length(request: ScoreRequest, unit: str) -> int:
+    if unit == "tokens":
+        return len(request.token_ids)
+    return len(request.response) if unit == "characters" else len(request.response.split())

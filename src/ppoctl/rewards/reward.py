@@ -1,0 +1,21 @@
+"""What `[reward]` may be: each scorer with the arithmetic of rewards, and the kinds that are made of several."""
+
+from typing import TYPE_CHECKING, Annotated, Union
+
+from pydantic import Field
+
+from ppoctl.rewards.chosen import ChooseReward
+from ppoctl.rewards.kinds import SCORERS, joined
+from ppoctl.rewards.summed import SumReward
+from ppoctl.rewards.table import RewardTable
+
+KINDS: tuple[type[RewardTable], ...] = (
+    *(joined(scorer, RewardTable, "Reward") for scorer in SCORERS),
+    SumReward,
+    ChooseReward,
+)
+
+if TYPE_CHECKING:
+    Reward = RewardTable
+else:
+    Reward = Annotated[Union[KINDS], Field(discriminator="kind")]  # noqa: UP007 - the members are known by now only

@@ -1,0 +1,75 @@
+"""A Sandbox Fusion endpoint (`/run_code`) as a place where programs run. Standard library only."""
+
+import json
+import time
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from ppoctl.rewards.sandbox.job import Job, Outcome, Ran
+
+_TRIES = 3
+_PAUSE_S = 1.0
+_SLACK_S = 10.0
+_GATEWAY_TIMEOUT = 504
+
+
+class UnreachableError(Exception):
+    """The endpoint did not answer, or not with what it is asked for."""
+
+
+def run(url: str, language: str, job: Job) -> Ran:
+    """Run a program there. A gateway that gives up, or a connection that fails, is tried again.
+
+    Raises UnreachableError where there is no answer after that, and where the endpoint says that it failed itself.
+    """
+    limits = job.limits
+    asked = {
+        "code": job.program,
+        "stdin": job.stdin,
+        "language": language,
+        "compile_timeout": limits.timeout_s,
+        "run_timeout": limits.timeout_s,
+        "memory_limit_MB": limits.memory_mib,
+        "files": {},
+        "fetch_files": [],
+    }
+    answer = _answer(url, json.dumps(asked).encode(), 2 * limits.timeout_s + _SLACK_S)
+    return _ran(answer, limits.output_kib << 10)
+
+
+def _answer(url: str, body: bytes, limit_s: float) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    why = ""
+    for number in range(_TRIES):
+        if number:
+            time.sleep(_PAUSE_S * number)
+        try:
+            with urlopen(Request(url, body, headers), timeout=limit_s) as response:
+                return dict(json.load(response))
+        except HTTPError as error:
+            why = f"it answers {error.code}"
+            if error.code != _GATEWAY_TIMEOUT:
+                break
+        except (OSError, HTTPException, ValueError) as error:
+            why = str(error)
+    raise UnreachableError(f"no answer of the Sandbox Fusion endpoint: {why}")
+
+
+def _ran(answer: dict[str, Any], most: int) -> Ran:
+    """What it says, in our words: of a compilation that failed as of a program that did."""
+    if answer.get("status") not in ("Success", "Failed"):
+        raise UnreachableError(f"the Sandbox Fusion endpoint failed: {answer.get('message') or answer.get('status')}")
+    for result in (answer.get("compile_result"), answer.get("run_result")):
+        if not result:
+            continue
+        output, code = str(result.get("stdout") or ""), int(result.get("return_code") or 0)
+        if result.get("status") == "TimeLimitExceeded":
+            return Ran("timeout", output=output[:most])
+        if result.get("status") != "Finished" or code != 0:
+            return Ran("exit", code or 1, output[:most])
+    if not answer.get("run_result"):
+        return Ran("exit", 1)
+    outcome: Outcome = "output" if len(output.encode(errors="replace")) > most else "ok"
+    return Ran(outcome, output=output[:most])

@@ -1,0 +1,61 @@
+"""Samples of an evaluation as rows, from where an evaluation leaves them. Light: records are not read."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError, quoted
+from ppoctl.store import run_dir
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.outline import EVAL
+from ppoctl.store.tables import as_table
+
+Row = dict[str, Any]
+SAMPLES = "samples.jsonl"
+
+
+def read(path: Path) -> list[Row]:
+    """Rows of a run (its newest evaluation), of a folder of one (`steps/000040/80-eval`), or of a file that
+    `eval --out` wrote, JSONL or parquet. Raises RecipeError where none are there, CorruptArtifactError on others."""
+    file = _file(path)
+    try:
+        if file.suffix == ".parquet":
+            from pyarrow.parquet import read_table
+
+            rows: list[Row] = read_table(file).to_pylist()
+        else:
+            rows = [json.loads(line) for line in file.read_bytes().splitlines() if line.strip()]
+        known = all({"set", "mode", "prompt_id", "sample", "score"} <= row.keys() for row in rows)
+    except (ValueError, AttributeError, OSError) as error:
+        raise CorruptArtifactError(f"`{file}` cannot be read: {error}", hint=f"ls -l {quoted(file)}") from error
+    if not rows or not known:
+        raise RecipeError(f"`{file}` has no rows of an evaluation's samples", hint="ppoctl eval --help")
+    return rows
+
+
+def _file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if (path / SAMPLES).is_file():
+        return path / SAMPLES
+    layout = RunLayout(path)
+    run_dir.facts(layout)
+    found = [file for step in layout.committed_steps() if (file := layout.stage(step, EVAL) / SAMPLES).is_file()]
+    if not found:
+        raise RecipeError(f"run `{path}` has no evaluation yet", hint=f"ppoctl eval --ckpt {quoted(path)}")
+    return found[-1]
+
+
+def write(out: Path, rows: Sequence[Row]) -> None:
+    """Write rows to a file, as parquet where its name ends so, else as JSONL. Raises StorageError."""
+    try:
+        if out.suffix == ".parquet":
+            from pyarrow.parquet import write_table
+
+            write_table(as_table(rows), out)
+        else:
+            out.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows), "ascii")
+    except OSError as error:
+        out.unlink(missing_ok=True)
+        raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"df -h {quoted(out.parent)}") from error

@@ -1,0 +1,110 @@
+"""The reward models of a recipe: each with its own tokenizer in this process, its ranks wherever they are placed."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ppoctl.batch.scores import RewardModel, ScoreRequest
+from ppoctl.data.reward_text import RewardText
+from ppoctl.device import on_gpu
+from ppoctl.model.folder import model_folder
+from ppoctl.model.labels import label_number
+from ppoctl.model.reading import read_shape
+from ppoctl.plan.memory.scoring import VLLM_TEXTS, cache_bytes, step_tokens
+from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.parallel import reward_models
+from ppoctl.recipe.role_model import reward_model_of
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import reward_tokens
+from ppoctl.rewards.model import ModelScorer
+from ppoctl.rewards.table import ScorerTable
+
+if TYPE_CHECKING:
+    from ppoctl.engines.megatron.rank import TrainerSettings
+    from ppoctl.engines.megatron.ranks import Ranks
+    from ppoctl.engines.megatron.reward_model import MegatronRewardModel
+    from ppoctl.engines.vllm import PoolingSettings, VllmRewardModel
+
+
+def settings_of(recipe: Recipe, key: KeyPath) -> "TrainerSettings | PoolingSettings":
+    """What each process of the reward model at this key is made from. Raises MissingAssetError where its folder is
+    not here."""
+    from ppoctl.engines.megatron.factory import reward_settings
+    from ppoctl.engines.vllm import PoolingSettings, VllmSettings
+
+    table = reward_models(recipe)[key]
+    if table.engine == "megatron":
+        return reward_settings(recipe, key)
+    folder = model_folder(table.path)
+    shape = read_shape(folder)
+    most = reward_tokens(table, shape)
+    engine = VllmSettings(
+        model=str(folder),
+        dtype=table.dtype,
+        max_model_len=most,
+        eos_token_ids=(),
+        table=recipe.generator,
+        sleeps="reward" in recipe.cluster.offload,
+        key=f"{dotted(key)}.path",
+    )
+    return PoolingSettings(
+        role=dotted(key),
+        engine=engine,
+        step_tokens=step_tokens(most),
+        step_texts=VLLM_TEXTS,
+        cache_bytes=cache_bytes(shape, reward_model_of(recipe, key).weight_bytes, most),
+        label=label_number(folder, table.label, dotted(key)),
+    )
+
+
+class PlacedRewardModel:
+    """A `batch.scores.RewardModel` on ranks, which load it when they are first asked for scores."""
+
+    def __init__(self, table: ModelScorer, key: str, ranks: "Ranks") -> None:
+        """`key` is that of the table."""
+        self._table, self._key, self._ranks = table, key, ranks
+
+    def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
+        """Ids of the text that the model reads. Raises ValueError where there is none, or it is too long."""
+        return self._text.tokens(request)
+
+    def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
+        """Score of each text, at its last token."""
+        return self._started.scores(texts)
+
+    @cached_property
+    def _text(self) -> RewardText:
+        folder = model_folder(self._table.path)
+        return RewardText(folder, self._table.template, reward_tokens(self._table, read_shape(folder)), self._key)
+
+    @cached_property
+    def _started(self) -> "MegatronRewardModel | VllmRewardModel":
+        from ppoctl.engines.megatron.reward_model import MegatronRewardModel
+        from ppoctl.engines.vllm import VllmRewardModel
+
+        is_vllm = self._table.engine == "vllm"
+        model = VllmRewardModel(self._ranks.call) if is_vllm else MegatronRewardModel(self._ranks)
+        model.start()
+        return model
+
+
+class RewardModelsOf:
+    """A `rewards.table.RewardModels`: each table's model, by the ranks that were placed for it."""
+
+    def __init__(self, recipe: Recipe, ranks: Mapping[str, "Ranks"]) -> None:
+        """`ranks` by the key of the table."""
+        self._ranks = ranks
+        self._models = [
+            (table, PlacedRewardModel(table, dotted(key), ranks[dotted(key)]))
+            for key, table in reward_models(recipe).items()
+        ]
+
+    def __call__(self, table: ScorerTable) -> RewardModel:
+        """The model of a table of the recipe."""
+        return next(model for known, model in self._models if known is table)
+
+    def leave(self) -> None:
+        """Move all of them to the host: an engine that starts finds its GPU free. They come back when used."""
+        if on_gpu():  # on a CPU that would be the same memory, with a copy in it
+            for ranks in self._ranks.values():
+                ranks.call("leave")

@@ -1,0 +1,27 @@
+"""What is written is what a tensor holds, and the tensor stays as it was."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from ppoctl.convert.hugging_face import Spec
+from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
+
+
+def test_a_tensor_that_was_written_can_leave_memory_afterwards(tmp_path: Path) -> None:
+    """Roles that take turns free the storage of their weights, and a best actor's are written from it."""
+    weights = {
+        "a": torch.arange(6.0).reshape(2, 3),
+        "b": torch.arange(6).bfloat16().reshape(2, 3).t(),
+        "c": torch.empty(0),
+    }
+    specs = {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
+    writer = SafetensorsWriter(tmp_path, specs, SHARD_BYTES)
+    for name, tensor in weights.items():
+        writer.write(name, tensor)
+    writer.finish()
+    found = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+    for tensor in weights.values():
+        tensor.untyped_storage().resize_(0)

@@ -1,0 +1,74 @@
+"""Checks without transformers see the prompts that training sees."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.data.chat import ChatTemplate
+from ppoctl.data.light_tokenizer import light_tokenizer
+from ppoctl.data.rows import Row
+from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.recipe.schema import ColumnRows
+
+ROOT = Path(__file__).parents[2]
+ROWS = [Row("train/000000-0", "one two", "3", "`f` line 1"), Row("train/000001-1", "three ?", "3", "`f` line 2")]
+TABLE = ColumnRows(format="columns", path="f.jsonl", prompt="q", answer="a", system="Be brief.")
+
+
+def light(folder: Path) -> PromptTemplate:
+    found = light_tokenizer(folder, ChatTemplate(folder))
+    assert found is not None
+    return PromptTemplate(found)
+
+
+@pytest.mark.parametrize("keys", [{}, {"chat_template": None}, {"chat_template": None, "adds": "<bos> $A <eos>"}])
+def test_prompts_are_those_of_transformers(
+    make_tokenizer: Callable[..., Any], tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    make_tokenizer(**keys).save_pretrained(tmp_path)
+    theirs = PromptTemplate(load_tokenizer(str(tmp_path)))
+    assert light(tmp_path).render(ROWS, TABLE, name="train") == theirs.render(ROWS, TABLE, name="train")
+
+
+def test_bounds_are_those_of_transformers(byte_level: Any, tmp_path: Path) -> None:
+    byte_level.save_pretrained(tmp_path)
+    texts = ["plain", "caf\u00e9"]
+    assert [light(tmp_path).most_tokens(text) for text in texts] == [5, 15]
+    assert [PromptTemplate(byte_level).most_tokens(text) for text in texts] == [5, 15]
+
+
+@pytest.mark.parametrize("adds", ["lowercase", "prefix"])
+def test_a_tokenizer_that_may_add_to_a_text_has_no_bound(byte_level: Any, tmp_path: Path, adds: str) -> None:
+    from tokenizers import normalizers, pre_tokenizers
+
+    byte_level.save_pretrained(tmp_path)
+    found = light(tmp_path)
+    core = found._tokenizer.backend_tokenizer
+    if adds == "lowercase":
+        core.normalizer = normalizers.NFKC()
+    else:
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert found.most_tokens("plain") is None
+
+
+def test_a_folder_without_a_readable_file_has_none(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert light_tokenizer(tmp_path, ChatTemplate(tmp_path)) is None
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert light_tokenizer(tmp_path, ChatTemplate(tmp_path)) is None
+
+
+def test_a_preview_needs_no_transformers(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    code = (
+        "import sys; from ppoctl.cli.app import run; "
+        f"code = run(['preview', {str(tmp_path / 'recipes/quickstart.toml')!r}]); "
+        "print(code, {'torch', 'transformers', 'numpy', 'pyarrow'} & sys.modules.keys() or '')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "0 "

@@ -1,0 +1,185 @@
+"""Rows of a user's own function, of dialogues, and of the library `datasets`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.batch.prompts import Message
+from ppoctl.data.index import read_set
+from ppoctl.data.rows import read_rows
+from ppoctl.errors import DataError, MissingAssetError, PpoctlError, RecipeError
+from ppoctl.recipe.rows import DatasetTable
+from ppoctl.recipe.schema import ColumnRows, DialogueRows, PythonRows
+
+Write = Callable[[str], PythonRows]
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Write:
+    """Writes a file of code; the table that takes rows from its function `rows`."""
+
+    def write(code: str, **keys: Any) -> PythonRows:
+        (tmp_path / "loader.py").write_text(code)
+        return PythonRows(**{"format": "python", "function": f"{tmp_path}/loader.py:rows", **keys})
+
+    return write
+
+
+GOOD = (
+    "def rows(word='w', count=2):\n    for n in range(count):\n        yield {'prompt': f'{word} {n}', 'level': n}\n"
+)
+
+
+def test_rows_of_a_function_are_its_mappings(python: Any, tmp_path: Path) -> None:
+    first, second = read_rows(python(GOOD, options={"word": "x"}), name="train")
+    assert (first.question, first.answer, first.fields) == ("x 0", None, {"level": 0})
+    assert second.place == f"`{tmp_path}/loader.py:rows` row 2"
+
+
+def test_the_next_row_is_not_asked_for_before_it_is_wanted(python: Any) -> None:
+    endless = "def rows():\n    while True:\n        yield {'prompt': 'x', 'answer': 1}\n"
+    assert len(read_rows(python(endless, max_rows=3), name="train")) == 3
+
+
+def test_the_digest_of_a_functions_rows_covers_its_file(python: Any) -> None:
+    digests = [read_set(python(code), name="train").digest for code in (GOOD, GOOD, f"{GOOD}\n# other")]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_the_digest_of_rows_covers_their_prompt_file(jsonl: Callable[..., ColumnRows], tmp_path: Path) -> None:
+    file, digests = tmp_path / "frame.txt", []
+    for text in ("Say {question}", "Say {question}", "Tell {question}"):
+        file.write_text(text)
+        digests.append(read_set(jsonl('{"q": "one", "a": "1"}', prompt_file=str(file)), name="train").digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "message"),
+    [
+        ("def rows():\n    yield 7\n", DataError, "loader.py:rows` row 1 is a int, and a row is a mapping with"),
+        (
+            "def rows():\n    yield {'answer': 1}\n",
+            DataError,
+            "row 1 has no column `prompt`; its columns are `answer`",
+        ),
+        (
+            "def rows():\n    1 / 0\n    yield\n",
+            DataError,
+            "which failed after 0 rows: ZeroDivisionError: division by",
+        ),
+        ("def rows(n):\n    return []\n", DataError, "failed after 0 rows: TypeError: rows() missing 1 required"),
+        ("def rows():\n    return []\n", DataError, "[data.train] has no rows"),
+        ("other = 1\n", RecipeError, "the file has no function `rows`"),
+        ("import nothing_of_this_name\n", RecipeError, "cannot be imported: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_a_function_that_gives_no_rows_is_one_clear_error(
+    python: Any, code: str, kind: type[PpoctlError], message: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        read_rows(python(code), name="train")
+    assert message in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "message"),
+    [
+        ("{0}/no.py:rows", MissingAssetError, "`{0}/no.py` cannot be read: no such file or directory"),
+        ("{0}/no.py", RecipeError, "a function is named as `path.py:name`"),
+        ("module:rows", RecipeError, "a function is named as `path.py:name`"),
+    ],
+)
+def test_a_function_that_is_not_there_is_one_clear_error(
+    tmp_path: Path, function: str, kind: type[PpoctlError], message: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        read_rows(PythonRows(format="python", function=function.format(tmp_path)), name="train")
+    assert message.format(tmp_path) in caught.value.message
+
+
+HH = "\n\nHuman: Hi.\n\nAssistant: Hello!\n\nHuman: A joke?\n\nAssistant:"
+
+
+def dialogues(folder: Path, *rows: tuple[Any, Any]) -> DialogueRows:
+    lines = [json.dumps({"chosen": chosen, "rejected": rejected}) for chosen, rejected in rows]
+    (folder / "hh.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return DialogueRows(format="dialogues", path=str(folder / "hh.jsonl"))
+
+
+def test_the_prompt_of_two_dialogues_is_what_both_begin_with(tmp_path: Path) -> None:
+    chat = (Message("user", "Hi."), Message("assistant", "Hello!"), Message("user", "A joke?"))
+    as_chat = [{"role": message.role, "content": message.content} for message in chat]
+    good, bad = ([*as_chat, {"role": "assistant", "content": text}] for text in ("Ha.", ""))
+    rows = read_rows(
+        dialogues(
+            tmp_path,
+            (f"{HH} Ha.", f"{HH} No."),
+            (f"{HH} Ha.\n\nHuman: More!\n\nAssistant: Ho.", f"{HH} Ha.\n\nHuman: Less!\n\nAssistant: Hm."),
+            (f"{HH} Ha.", f"{HH} Ha."),
+            (f"{HH}", f"{HH} No."),
+            (good, bad),
+        ),
+        name="train",
+    )
+    assert [row.question for row in rows] == [chat] * 5
+    assert [row.answer for row in rows] == [None] * 5
+    answers = [("Ha.", "No."), ("Ha.", "Ha."), ("Ha.", "Ha."), ("", "No."), ("Ha.", "")]
+    assert [(row.fields["chosen"], row.fields["rejected"]) for row in rows] == answers
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "message"),
+    [
+        (
+            "\n\nHuman: a\n\nAssistant: x",
+            "\n\nHuman: b\n\nAssistant: x",
+            "do not begin with the same turn of the user",
+        ),
+        ("no turns", "no turns", "`chosen` is `no turns` (a str), and a dialogue is a text with `Human:`"),
+        (None, "x", "`chosen` is null"),
+        ("\n\nHuman: a", "\n\nHuman: a\n\nAssistant: x", "`chosen` has no turn of the assistant after what both"),
+    ],
+)
+def test_what_are_no_two_dialogues_is_one_clear_error(
+    tmp_path: Path, chosen: Any, rejected: Any, message: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        read_rows(dialogues(tmp_path, (chosen, rejected)), name="train")
+    assert message in caught.value.message
+    assert "hh.jsonl` line 1" in caught.value.message
+
+
+def test_a_data_set_that_cannot_be_had_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def offline(*_: object, **__: object) -> None:
+        raise ConnectionError("Couldn't reach 'org/rows' on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    table = ColumnRows(format="columns", prompt="q", dataset=DatasetTable(path="org/rows", split="test"))
+    with pytest.raises(MissingAssetError) as caught:
+        read_rows(table, name="train")
+    assert caught.value.message == (
+        "`data.train.dataset.path` is `org/rows` (split `test`): it cannot be had: "
+        "Couldn't reach 'org/rows' on the Hub"
+    )
+    assert caught.value.hint == "hf download --repo-type dataset org/rows"
+
+
+def test_a_saved_data_set_is_read_as_rows_with_further_columns(tmp_path: Path) -> None:
+    import datasets
+
+    rows = [{"q": f"number {n % 2}", "a": str(n), "tags": ["x"] * n, "s": {"level": n}} for n in range(4)]
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
+    named = DatasetTable(path=str(tmp_path / "saved"))
+    table = ColumnRows(format="columns", prompt="q", answer="a", fields=("tags", "s.level"), dataset=named)
+    found = read_rows(table, name="train")
+    assert [(row.question, row.answer) for row in found] == [(row["q"], row["a"]) for row in rows]
+    assert found[2].fields == {"tags": ["x", "x"], "s.level": 2}
+    assert found[2].place == f"`{tmp_path}/saved` (train) row 3"
+    assert len(read_rows(table.model_copy(update={"max_rows": 3}), name="train")) == 3

@@ -1,0 +1,48 @@
+"""In which order rows of several sources come."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppoctl.data.order import Order, Share
+
+
+def epochs(order: Order, count: int) -> list[list[int]]:
+    rows = order.epoch_rows
+    return [[order.row(position) for position in range(n * rows, (n + 1) * rows)] for n in range(count)]
+
+
+def test_a_fraction_goes_on_from_epoch_to_epoch_until_all_rows_have_come() -> None:
+    order = Order((Share(3), Share(10, 0.3)), seed=1)
+    assert order.epoch_rows == 6
+    found = epochs(order, 10)
+    assert all(sorted(rows)[:3] == [0, 1, 2] for rows in found)
+    # Ten epochs of three rows are three rounds of ten.
+    assert Counter(row for rows in found for row in rows if row >= 3) == dict.fromkeys(range(3, 13), 3)
+    assert len({frozenset(rows) for rows in found}) > 3
+
+
+@given(
+    shares=st.lists(
+        st.tuples(st.integers(1, 9), st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.7])), min_size=1, max_size=3
+    ),
+    seed=st.integers(0, 5),
+)
+def test_every_row_comes_as_often_as_its_weight_says_to_one(shares: list[tuple[int, float]], seed: int) -> None:
+    order = Order(tuple(Share(rows, weight) for rows, weight in shares), seed)
+    if not order.epoch_rows:
+        return
+    for rows in epochs(order, 3):
+        times, start = Counter(rows), 0
+        for count, weight in shares:
+            mine = [times[row] for row in range(start, start + count)]
+            assert sum(mine) == round(count * weight)
+            assert all(int(weight) <= each <= int(weight) + 2 for each in mine)
+            start += count
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_one_source_of_weight_one_is_in_the_order_of_a_set_that_is_no_mix(seed: int) -> None:
+    assert epochs(Order((Share(12, 1.0),), seed), 3) == epochs(Order((Share(12),), seed), 3)

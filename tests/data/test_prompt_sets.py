@@ -1,0 +1,139 @@
+"""Which rows of a set are used, what is counted, and what a start looks at."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.batch.prompts import Prompt
+from ppoctl.data.index import read_set
+from ppoctl.data.prompt_set import Counts, PromptSet
+from ppoctl.data.template import PromptTemplate
+from ppoctl.errors import DataError
+from ppoctl.recipe.schema import ColumnRows
+
+MakeTable = Callable[..., Any]
+LINES = (
+    '{"q": "one", "a": "1"}',
+    '{"q": "one two three", "a": "2"}',
+    '{"q": "one", "a": "1"}',
+    '{"q": "one", "a": "another"}',
+    '{"q": "one two three", "a": "2"}',
+)
+
+
+def prompts(table: ColumnRows, tokenizer: Any, most: int = 4) -> PromptSet:
+    return PromptSet(read_set(table, name="train"), table, PromptTemplate(tokenizer), most)
+
+
+def told(found: PromptSet) -> list[tuple[str, str | None]]:
+    return [(prompt.id[6:12], prompt.answer) for prompt in found]
+
+
+def test_rows_that_repeat_an_earlier_one_are_kept_or_dropped_and_counted(
+    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
+) -> None:
+    kept = prompts(jsonl(*LINES), make_tokenizer(), most=9)
+    assert [answer for _, answer in told(kept)] == ["1", "2", "1", "another", "2"]
+    assert kept.counts == Counts(read=5, repeated=2, too_long=0, dropped=0, cut=0)
+    dropped = prompts(jsonl(*LINES, duplicates="drop"), make_tokenizer(), most=9)
+    # A row keeps its id, whatever is left out before it.
+    assert told(dropped) == [("000000", "1"), ("000001", "2"), ("000003", "another")]
+    assert dropped.counts == Counts(read=5, repeated=2, too_long=0, dropped=2, cut=0)
+    assert kept.rows.digest == dropped.rows.digest
+
+
+def test_a_long_prompt_is_an_error_that_one_setting_mends(
+    jsonl: MakeTable, make_tokenizer: Callable[..., Any], tmp_path: Any
+) -> None:
+    assert prompts(jsonl(*LINES), make_tokenizer(), most=5)
+    with pytest.raises(DataError) as caught:
+        prompts(jsonl(*LINES), make_tokenizer())
+    place = f"`{tmp_path}/rows.jsonl` line 2"
+    assert caught.value.message.startswith("row `train/000001-")
+    assert caught.value.message.endswith(
+        f"({place}) has 5 prompt tokens, and `rollout.max_prompt_tokens` is 4; "
+        "2 of 5 rows of `data.train` are over it"
+    )
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("--set rollout.max_prompt_tokens=5")
+
+
+def test_long_prompts_are_dropped_where_the_recipe_says_so(
+    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
+) -> None:
+    found = prompts(jsonl(*LINES, long_prompts="drop"), make_tokenizer())
+    assert told(found) == [("000000", "1"), ("000002", "1"), ("000003", "another")]
+    assert found.counts == Counts(read=5, repeated=2, too_long=2, dropped=2, cut=0)
+    both = prompts(jsonl(*LINES, long_prompts="drop", duplicates="drop"), make_tokenizer())
+    assert both.counts == Counts(read=5, repeated=2, too_long=1, dropped=3, cut=0)
+    assert both.counts.remarks() == "2 of 5 rows repeat an earlier one; 1 are too long; 2 are used"
+    with pytest.raises(DataError, match=r"every row of `data.train` has more than 1 prompt tokens"):
+        prompts(jsonl(*LINES, long_prompts="drop"), make_tokenizer(), most=1)
+
+
+def test_of_a_long_prompt_the_last_tokens_are_left_where_the_recipe_says_so(
+    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
+) -> None:
+    def words(tokenizer: Any, most: int) -> tuple[PromptSet, list[str]]:
+        found = prompts(jsonl(*LINES, long_prompts="cut"), tokenizer, most)
+        return found, tokenizer.convert_ids_to_tokens(list(found[1].token_ids))
+
+    found, left = words(make_tokenizer(), 4)
+    assert left == ["one", "two", "three", "<|assistant|>"]
+    assert found.counts == Counts(read=5, repeated=2, too_long=2, dropped=0, cut=2)
+    assert len(found[0].token_ids) == 3
+    # What begins every text stays.
+    assert words(make_tokenizer(chat_template=None, adds="<bos> $A"), 3)[1] == ["<bos>", "two", "three"]
+
+
+class Watched:
+    """A tokenizer that counts what it is asked."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.inner, self.rendered, self.tokenized = tokenizer, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def apply_chat_template(self, *given: Any, **keys: Any) -> Any:
+        self.rendered += 1
+        return self.inner.apply_chat_template(*given, **keys)
+
+    def __call__(self, texts: Any, **keys: Any) -> Any:
+        self.tokenized += len(texts)
+        return self.inner(texts, **keys)
+
+
+def test_a_start_renders_each_question_once_and_a_draw_what_it_draws(
+    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
+) -> None:
+    watched = Watched(make_tokenizer())
+    found = prompts(jsonl(*LINES), watched, most=9)
+    assert (watched.rendered, watched.tokenized) == (2, 2)
+    first: Prompt = found[0]
+    assert found[0] is first
+    assert (watched.rendered, watched.tokenized) == (3, 3)
+
+
+def test_a_text_of_few_bytes_needs_no_tokens_to_be_known_to_fit(jsonl: MakeTable, byte_level: Any) -> None:
+    watched = Watched(byte_level)
+    long = "\u00e9" * 20
+    table = jsonl('{"q": "0123456789", "a": "1"}', f'{{"q": "{long}", "a": "1"}}')
+    found = prompts(table, watched, most=40)
+    # Unicode's composed form can make three bytes of one, so 40 bytes that are no ASCII may be 120 tokens.
+    assert watched.tokenized == 1
+    assert [len(prompt.token_ids) for prompt in found] == [10, 40]
+    with pytest.raises(DataError, match=r"has 40 prompt tokens.*; 1 of 2 rows"):
+        prompts(table, watched, most=39)
+
+
+def test_files_that_were_read_are_read_again_where_they_changed(jsonl: MakeTable, tmp_path: Path) -> None:
+    table = jsonl(*LINES)
+    first = read_set(table, name="train")
+    assert read_set(table, name="train") is first
+    assert read_set(table, name="eval.x") is not first
+    assert read_set(jsonl(*LINES, duplicates="drop"), name="train").digest == first.digest
+    other = read_set(jsonl(*LINES[:2], LINES[0].replace("one", "two"), *LINES[3:]), name="train")
+    assert other.digest != first.digest

@@ -1,0 +1,63 @@
+"""What a reward model reads: its own template over the chat, or prompt and response as they are."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data.conftest import WORDS, MakeTokenizer
+from ppoctl.batch.prompts import Message
+from ppoctl.batch.scores import ScoreRequest
+from ppoctl.data.reward_text import RewardText, Template
+from ppoctl.errors import EnvironmentProblemError
+
+
+def request(response: str, prompt: str = "one two", role: str = "user") -> ScoreRequest:
+    chat = (Message("system", "Be brief."), Message(role, "one two"))
+    return ScoreRequest("p", prompt, chat, response, None, {}, "terminated")
+
+
+def opened(folder: Path, tokenizer: object, template: Template, *, padding: str | None = None) -> RewardText:
+    tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
+    config = {} if padding is None else {"pad_token_id": WORDS.index(padding)}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return RewardText(folder, template, max_tokens=9)
+
+
+def words(ids: tuple[int, ...]) -> str:
+    return " ".join(WORDS[id] for id in ids)
+
+
+def test_its_own_template_renders_the_response_as_the_assistants_turn(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    text = opened(tmp_path, make_tokenizer(adds="<bos> $A"), "own")
+    shown = "<|system|> Be brief. <|user|> one two <|assistant|> three ?"
+    assert words(text.tokens(request("three ?"))) == shown
+
+
+def test_as_text_the_response_stands_behind_the_prompt(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    text = opened(tmp_path, make_tokenizer(adds="<bos> $A"), "text")
+    assert words(text.tokens(request(" three"))) == "<bos> one two three"
+    assert words(text.tokens(request(" three", prompt="<bos> one"))) == "<bos> one three"
+
+
+def test_padding_at_the_end_is_not_read(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    text = opened(tmp_path, make_tokenizer(adds="$A <eos>"), "text", padding="<eos>")
+    assert words(text.tokens(request(" three"))) == "one two three"
+
+
+def test_what_it_cannot_read_is_said(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    text = opened(tmp_path, make_tokenizer(), "own")
+    with pytest.raises(ValueError, match="has 10 tokens, more than 9"):
+        text.tokens(request("three three three"))
+    with pytest.raises(ValueError, match="refuses the chat: no tools here"):
+        text.tokens(request("three", role="tool"))
+    with pytest.raises(ValueError, match="has no token"):
+        opened(tmp_path, make_tokenizer(), "text").tokens(request("", prompt=""))
+
+
+def test_a_model_without_a_template_is_refused_by_name(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblemError, match="has no chat template") as caught:
+        opened(tmp_path, make_tokenizer(chat_template=None), "own")
+    assert "--set reward.template=text" in str(caught.value.hint)

@@ -1,0 +1,97 @@
+"""A reward model that vLLM runs scores as transformers and our own code do, beside an engine that draws."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from ppoctl.batch.scores import ScoreRequest
+from ppoctl.engines.vllm import PoolingEngine, PoolingHere, PoolingSettings
+from ppoctl.errors import EnvironmentProblemError
+from ppoctl.recipe.schema import Recipe
+from ppoctl.wire.engines import place_roles
+from ppoctl.wire.reward_models import RewardModelsOf, settings_of
+from rewards.asking import request
+from rewards.reward_models import reward_model
+from wiring.bench import with_keys
+
+pytestmark = pytest.mark.engines
+
+TEXTS = [(5, 9, 2, 77, 31), (8,), (3, 3, 60, 14, 2, 2, 90, 41, 17), (64, 12)] * 33
+"""More than one step of the engine reads."""
+
+
+def recipe(folder: Path, **keys: Any) -> Recipe:
+    reward = {"kind": "model", "path": str(folder), "dtype": "float32", "max_tokens": 200, **keys}
+    return Recipe.model_validate(with_keys({"reward": reward}))
+
+
+def logits(folder: Path) -> torch.Tensor:
+    """transformers'. [text label]"""
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return torch.cat([model(input_ids=torch.tensor([text])).logits for text in TEXTS])
+
+
+@pytest.fixture
+def engine_of() -> Iterator[Callable[[Recipe], PoolingEngine]]:
+    made: list[PoolingEngine] = []
+
+    def engine(of: Recipe) -> PoolingEngine:
+        settings = settings_of(of, ("reward",))
+        assert isinstance(settings, PoolingSettings)
+        made.append(PoolingEngine(settings))
+        made[-1].start()
+        return made[-1]
+
+    yield engine
+    for each in made:
+        each.close()
+
+
+@pytest.mark.usefixtures("tied")  # an engine that draws, in the same process
+def test_scores_are_transformers_and_random_numbers_are_left_alone(
+    tmp_path: Path, engine_of: Callable[[Recipe], PoolingEngine]
+) -> None:
+    folder = reward_model(tmp_path / "judge")
+    engine, random = engine_of(recipe(folder, engine="vllm")), torch.random.get_rng_state()
+    torch.testing.assert_close(torch.tensor(engine.scores(TEXTS)), logits(folder)[:, 0], atol=1e-5, rtol=1e-5)
+    assert torch.equal(torch.random.get_rng_state(), random)
+
+
+def test_of_several_labels_it_is_the_probability_of_the_one_that_is_named(
+    tmp_path: Path, engine_of: Callable[[Recipe], PoolingEngine]
+) -> None:
+    folder = reward_model(tmp_path / "judge", "bad", "fair", "good")
+    found = engine_of(recipe(folder, engine="vllm", label="fair")).scores(TEXTS)
+    torch.testing.assert_close(torch.tensor(found), logits(folder).softmax(1)[:, 1], atol=1e-5, rtol=1e-5)
+
+
+def test_a_response_scores_as_on_megatron(tmp_path: Path) -> None:
+    folder = reward_model(tmp_path / "judge")
+    asked: list[ScoreRequest] = [request(f"{n} + 1 = {n + 1}", "2") for n in range(5)]
+
+    def scores(engine: str) -> list[float | None]:
+        of = recipe(folder, engine=engine, template="text")
+        placed = place_roles(of)
+        scorer = of.reward.open(RewardModelsOf(of, placed.rewards))
+        futures = [scorer.submit(each) for each in asked]
+        found = [future.result().value for future in futures]
+        placed.close()
+        return found
+
+    megatron = scores("megatron")
+    assert len(set(megatron)) == len(asked)
+    assert scores("vllm") == pytest.approx(megatron, abs=1e-4)
+
+
+def test_a_model_that_vllm_cannot_start_is_told_by_its_key(tmp_path: Path) -> None:
+    folder = reward_model(tmp_path / "judge")
+    settings = settings_of(recipe(folder, engine="vllm"), ("reward",))
+    assert isinstance(settings, PoolingSettings)
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(EnvironmentProblemError, match=r"vLLM could not start on `reward\.path`"):
+        PoolingHere(PoolingEngine(settings)).call("start")

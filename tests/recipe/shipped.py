@@ -1,0 +1,38 @@
+"""Every shipped recipe as it is resolved, in one text: `python tests/recipe/shipped.py` writes it anew.
+
+`[all]` has the value that most recipes have of a key, defaults included; each recipe then has what differs. A default
+that changes is one line of `[all]`, and one of each recipe that keeps the old value.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.load import load
+from ppoctl.recipe.origins import dotted
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SNAPSHOT = Path(__file__).with_name("shipped.txt")
+ABSENT = "(absent)"
+
+
+def values(file: Path) -> dict[str, str]:
+    """Every value of a recipe by key, as text that is the same on all machines."""
+    recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe
+    return {dotted(each.path): repr(each.value).replace(str(RECIPES), "recipes") for each in tree.values(recipe)}
+
+
+def snapshot(files: list[Path]) -> str:
+    """The text of all files."""
+    found = {file.relative_to(RECIPES).with_suffix("").as_posix(): values(file) for file in files}
+    keys = list(dict.fromkeys(key for recipe in found.values() for key in recipe))
+    usual = {key: Counter(each.get(key, ABSENT) for each in found.values()).most_common(1)[0][0] for key in keys}
+    lines = ["[all]", *(f"{key} = {usual[key]}" for key in keys)]
+    for name, recipe in found.items():
+        own = {key: recipe.get(key, ABSENT) for key in keys}
+        lines += ["", f"[{name}]", *(f"{key} = {value}" for key, value in own.items() if value != usual[key])]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(snapshot(sorted(RECIPES.rglob("*.toml"))), "utf-8")

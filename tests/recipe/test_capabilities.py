@@ -1,0 +1,59 @@
+"""A recipe may require what ppoctl cannot do yet: judged and planned, and trained once that is accepted."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.cli.app import run
+from ppoctl.cli.options import with_accepted
+from ppoctl.errors import RecipeError
+from ppoctl.recipe.capabilities import require_capable, wanting
+from ppoctl.recipe.load import load
+from ppoctl.wire.session import prepare
+from recipe.conftest import SMALLEST, Write
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
+FREEZES = f'requires = ["freezing", "tools"]\n{SMALLEST}'
+
+
+@pytest.fixture
+def freezes(write: Write) -> Path:
+    """A recipe whose model and rows are not here, as what is required is judged besides."""
+    return write(FREEZES)
+
+
+@pytest.mark.parametrize("command", ["validate", "plan"])
+def test_it_is_judged_and_planned(freezes: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, str(freezes)]) == 0
+    said = capsys.readouterr().err
+    assert "`requires` names `freezing`, which ppoctl cannot do yet: layers of the actor that do not train" in said
+    assert "not trained without `--without tools`" in said
+
+
+def test_nothing_is_trained_before_all_of_it_is_accepted(freezes: Path) -> None:
+    recipe = load([freezes], ['without=["tools"]']).recipe
+    assert wanting(recipe) == ("freezing",)
+    with pytest.raises(RecipeError, match="`freezing`") as error:
+        prepare(recipe)
+    assert error.value.hint == "--without freezing  # accepts that the run deviates"
+    require_capable(load([freezes], with_accepted(None, ["tools", "freezing"])).recipe)
+
+
+@pytest.mark.parametrize("command", ["train", "rollout"])
+@pytest.mark.parametrize("where", [(), ("--on", "slurm")], ids=["here", "slurm"])
+def test_a_command_refuses_before_anything_starts(
+    command: str, where: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a recipe whose model and rows are here."""
+    sets = ("--set", 'requires=["pf-ppo"]', "--set", "data.train.max_rows=128")
+    words = [command, str(QUICKSTART), *sets, "--runs", str(tmp_path / "runs"), *where]
+    assert run(words) == 2
+    assert "`requires` names `pf-ppo`, which ppoctl cannot do yet" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_was_accepted_is_in_the_recipe_that_a_run_keeps(freezes: Path) -> None:
+    loaded = load([freezes], with_accepted(["steps=3"], ["tools", "freezing"]))
+    assert loaded.resolved()["requires"] == ["freezing", "tools"]
+    assert loaded.resolved()["without"] == ["tools", "freezing"]
+    assert loaded.recipe.steps == 3

@@ -1,0 +1,97 @@
+"""Every recipe that ships is right, and is judged and planned without its data and model, a network, or torch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppoctl.cli.recipes import shipped
+from ppoctl.recipe.head import head_of, page
+from ppoctl.recipe.load import load
+from recipe import shipped as shipped_text
+from recipe.conftest import SMALLEST
+from recipe.shipped import SNAPSHOT, snapshot
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes"
+FILES = sorted(RECIPES.rglob("*.toml"))
+HEAVY = {"torch", "ray", "vllm", "megatron", "mlflow", "transformers", "numpy", "huggingface_hub", "datasets"}
+SCRIPT = """
+import contextlib, io, json, socket, sys
+def refuse(*_):
+    raise OSError("no network")
+socket.socket.connect = socket.getaddrinfo = refuse
+from ppoctl.cli.app import run
+answers = {}
+for command in ("validate", "plan"):
+    for file in sys.argv[1:]:
+        told = io.StringIO()
+        with contextlib.redirect_stdout(told):
+            code = run([command, file, "--json"])
+        answers[f"{command} {file}"] = code, json.loads(told.getvalue())
+print(json.dumps([answers, sorted({name.split(".")[0] for name in sys.modules})]))
+"""
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(RECIPES)))
+def test_a_recipe_keeps_the_rules_and_says_what_it_is_for(file: Path) -> None:
+    recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe
+    inside = file.parent.name if file.parent != RECIPES else ""
+    assert recipe.name in (file.stem, f"{inside}-{file.stem}")
+    head = head_of(file.read_text("utf-8"))
+    assert 20 < len(head.purpose) <= 90, "it begins with what it is for"
+    assert {"Teaches", "Needs", "Costs", "Source"} <= set(head.parts)
+    assert all(head.parts.values())
+    assert "Published" not in head.parts or recipe.expect, "what is published is expected"
+
+
+def test_every_recipe_is_resolved_as_it_was() -> None:
+    assert SNAPSHOT.read_text("utf-8") == snapshot(FILES), "python tests/recipe/shipped.py, if that is meant"
+
+
+def test_a_changed_default_is_one_line_of_the_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two recipes that leave a key out, one of which is then given another value."""
+    monkeypatch.setattr(shipped_text, "RECIPES", tmp_path)
+    text = SMALLEST.replace('"base"', '"/base"').replace('"train.jsonl"', '"/train.jsonl"')
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.toml").write_text(text.replace("small", name), "utf-8")
+    files = sorted(tmp_path.glob("*.toml"))
+    before = snapshot(files).splitlines()
+    (tmp_path / "c.toml").write_text(f"{text.replace('small', 'c')}[eval]\nevery_steps = 7\n", "utf-8")
+    after = snapshot(files).splitlines()
+    assert [line for line in after if line not in before] == ["eval.every_steps = 7"]
+
+
+def test_the_page_of_recipes_is_what_they_say() -> None:
+    assert (ROOT / "docs" / "recipes.md").read_text("utf-8") == page(shipped()), "make docs"
+
+
+def test_the_head_of_a_recipe_ends_with_its_comment() -> None:
+    head = head_of("# For this\n# Teaches: one\n#   thing\n# Source: ours\nname = 1\n# Costs: no part\n")
+    assert (head.purpose, head.parts) == ("For this", {"Teaches": "one thing", "Source": "ours"})
+
+
+def test_names_of_runs_differ() -> None:
+    names = [load([file], (), {"PPOCTL_DATA": "/data"}).recipe.name for file in FILES]
+    assert len(set(names)) == len(names) >= 3
+
+
+def test_every_recipe_is_judged_and_planned_where_nothing_of_it_is(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PPOCTL", "HF_"))}
+    environ |= {"PYTHONPATH": str(ROOT / "src"), "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    words = [sys.executable, "-c", SCRIPT, *map(str, FILES)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environ, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answers, loaded = json.loads(done.stdout)
+    assert {name: said for name, (code, said) in answers.items() if code} == {}
+    notes = "\n".join(answers[f"validate {RECIPES / 'dsr1-7b.toml'}"][1]["notes"])
+    assert "it has not been fetched; not checked" in notes
+    assert "those of a config.json that ships with the recipes" in notes
+    assert "the environment has no `PPOCTL_DATA`; not checked" in notes
+    for file in FILES:
+        planned = answers[f"plan {file}"][1]
+        assert planned["memory"] is not None, f"{file}: no config.json of its model ships"
+    assert not HEAVY & set(loaded)

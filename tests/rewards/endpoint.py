@@ -1,0 +1,40 @@
+"""A Sandbox Fusion endpoint that runs nothing: its answers are given."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+
+@contextmanager
+def endpoint(answers: list[tuple[int, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An endpoint that gives these answers in turn, the last one for good; its address, and what it was sent."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            status, answer = answers[min(len(asked), len(answers)) - 1]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/run_code", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def ended(stdout: str, status: str = "Finished", code: int = 0) -> dict[str, Any]:
+    run = {"status": status, "stdout": stdout, "return_code": code}
+    return {"status": "Success" if (status, code) == ("Finished", 0) else "Failed", "run_result": run}

@@ -1,0 +1,237 @@
+"""A program is scored by the tests that it passes, whatever it knows, prints or breaks."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ppoctl.batch.scores import Score
+from ppoctl.errors import MissingAssetError, RewardError
+from ppoctl.rewards import programs
+from ppoctl.rewards.code import CodeScorer, opened
+from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue
+from rewards.asking import request, scores
+from rewards.endpoint import ended, endpoint
+
+DOUBLES = json.dumps({"inputs": ["1\n", "2\n", "3\n", "4\n"], "outputs": ["2\n", "4\n", "6\n", "8\n"]})
+ADDS = json.dumps({"inputs": [[100, 200], [[1], [2]]], "outputs": [300, [[1, 2]]], "fn_name": "add"})
+LIMITS = {"timeout_s": 10.0, "memory_mib": 256, "processes": 4, "output_kib": 64}
+
+
+def scorer(**keys: Any) -> BatchFunction:
+    known = {"sandbox": "namespaces", "url": None, "language": "python", "partial": True, "max_tests": 10}
+    return opened(**{**known, "limits": LIMITS, **keys})
+
+
+@pytest.fixture(scope="module")
+def function() -> BatchFunction:
+    return scorer()
+
+
+def scored(function: BatchFunction, program: str, truth: str = DOUBLES) -> RewardValue:
+    (value,) = function([request(f"So:\n```python\n{program}\n```", truth)])
+    assert isinstance(value, RewardValue), value
+    return value
+
+
+@pytest.mark.parametrize(
+    ("program", "value"),
+    [
+        ("print(2 * int(input()))", 1.0),
+        ("print(2 * int(input()), end=' \\n\\n')", 1.0),
+        ("n = int(input())\nprint(2 * n if n % 2 else n)", 0.5),
+        ("print(2 * int(input())); 1 / 0", 0.0),
+        ("print(2 * int(input())); import os; os._exit(0)", 0.0),
+        ("print(", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_a_program_scores_the_share_of_tests_whose_output_is_right(
+    program: str, value: float, function: BatchFunction
+) -> None:
+    assert scored(function, program) == RewardValue(value, {"passed": value, "programs": 1.0, "late": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("program", "value"),
+    [
+        ("def add(a, b):\n    print('aside')\n    return a + b", 1.0),
+        ("class Solution:\n    def add(self, a: List[int], b):\n        return a + b", 1.0),
+        ("def add(a, b): return a if isinstance(a, int) else a + b", 0.5),
+        ("def add(a, b): return (*a, *b) if isinstance(a, list) else 300", 1.0),
+        ("def sub(a, b): return a + b", 0.0),
+        ("def add(a, b): return {a + b}", 0.0),
+        ("if __name__ == '__main__': 1 / 0\ndef add(a, b): return a + b", 1.0),
+    ],
+)
+def test_a_function_is_called_with_the_arguments_of_each_test(
+    program: str, value: float, function: BatchFunction
+) -> None:
+    assert scored(function, program, ADDS).value == value
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "class Any:\n    def __eq__(self, _): return True\ndef add(a, b): return Any()",
+        "class Any(int):\n    def __eq__(self, _): return True\ndef add(a, b): return Any(7)",
+        "import json\njson.dumps = lambda _: 'true'\ndef add(a, b): return 1",
+        "import os\nos.write(3, b'{\"outcome\": \"ok\"}')\nprint('passed')\ndef add(a, b): return 0",
+        "import os\ndef add(a, b):\n    for number in range(64):\n"
+        "        try: os.write(number, b'true')\n        except OSError: pass\n    os._exit(0)",
+        "import sys\nsys.modules['builtins'].isinstance = lambda *_: True\nsys.exit(0)",
+        "import sys\nframe = sys._getframe()\nwhile frame.f_back: frame = frame.f_back\n"
+        "expected = [each for each in frame.f_globals.values() if each in (300, [[1, 2]])]\n"
+        "def add(a, b): return expected[0]",
+        "def add(a, b): return '300'",
+        "def add(a, b):\n    print('300', flush=True)\n    return [300, 300]",
+    ],
+)
+def test_no_trick_on_who_checks_makes_a_wrong_result_right(program: str, function: BatchFunction) -> None:
+    assert scored(function, program, ADDS).value == 0
+
+
+def test_all_or_nothing_gives_up_with_the_first_failure() -> None:
+    function = scorer(partial=False)
+    assert scored(function, "print(2 * int(input()))").value == 1
+    half = scored(function, "n = int(input())\nprint(2 * n if n < 3 else 0)")
+    assert half == RewardValue(0.0, {"passed": 0.5, "programs": 1.0, "late": 0.0})
+
+
+def test_a_program_that_hangs_is_late_and_scores_what_it_has_passed() -> None:
+    function = scorer(limits={**LIMITS, "timeout_s": 0.2}, max_tests=2)
+    # The first of two tests is passed if it starts within 0.2 s; the second never.
+    value = scored(function, "n = int(input())\nwhile n > 1: pass\nprint(2 * n)", DOUBLES)
+    assert value.extras["late"] >= 0.5
+    assert value.value == 1 - value.extras["late"]
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("```python\nold\n```\n```python\nnew\n```", "\nnew\n"),
+        ("```\nbare\n```", "\nbare\n"),
+        ("```py\nnamed\n```", "named\n"),
+        ("```x = 1```", "x = 1"),
+        ("```python\nnever closed", "\nnever closed"),
+        ("print(1)", None),
+    ],
+)
+def test_the_program_is_where_verl_finds_it(response: str, program: str | None) -> None:
+    assert programs.program_of(response) == program
+
+
+def test_a_response_without_a_program_scores_0(function: BatchFunction) -> None:
+    nothing = RewardValue(0.0, {"passed": 0.0, "programs": 0.0, "late": 0.0})
+    assert function([request("print(2)", DOUBLES)]) == [nothing]
+
+
+@pytest.mark.parametrize(
+    ("truth", "why"),
+    [
+        ("42", "no object with `inputs`"),
+        ("{", "no JSON of tests"),
+        ('{"inputs": [], "outputs": []}', "no arrays with tests"),
+        ('{"inputs": ["1"], "outputs": []}', "1 inputs and 0 outputs"),
+    ],
+)
+def test_a_truth_without_tests_is_a_fault_and_no_score(truth: str, why: str, function: BatchFunction) -> None:
+    (found,) = function([request("```python\n1\n```", truth)])
+    assert isinstance(found, ValueError)
+    assert why in str(found)
+    with pytest.raises(RewardError, match=why):
+        CodeScorer(kind="code").candidates(truth)
+
+
+def test_inputs_and_outputs_are_read_in_the_forms_that_published_rows_have() -> None:
+    (lines,) = programs.tests_of(json.dumps({"inputs": [["1", "2"]], "outputs": [["3", "4"]]}))
+    assert (lines.given, lines.expected) == ("1\n2", "3\n4")
+    (call,) = programs.tests_of(json.dumps({"inputs": ['[1, 2]\n"a"'], "outputs": ["[3]"], "fn_name": "f"}))
+    assert (call.given, call.expected) == ([[1, 2], "a"], [3])
+
+
+@pytest.mark.parametrize("truth", [DOUBLES, ADDS])
+def test_a_gold_program_beats_all_others_in_the_scorer_that_is_opened(truth: str) -> None:
+    table = CodeScorer(kind="code", max_tests=2)
+    candidates = table.candidates(truth)
+    assert candidates is not None
+    responses = [candidates.gold, candidates.wrong, candidates.empty, candidates.truncated]
+    scorer = table.open()
+    try:
+        told = scores(scorer, [request(response, truth) for response in responses])
+    finally:
+        scorer.close()
+    assert [(score.value, score.outcome) for score in told] == [(1, "ok"), (0, "ok"), (0, "ok"), (0, "ok")]
+    assert isinstance(told[0], Score)
+
+
+def test_a_table_asks_for_its_sandbox_before_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(MissingAssetError, match=r"\(`reward.parts.code.sandbox` is `namespaces`\)"):
+        CodeScorer(kind="code").require_there("reward.parts.code")
+    with pytest.raises(MissingAssetError):
+        CodeScorer(kind="code").open()
+    CodeScorer(kind="code", sandbox="fusion", url="http://nowhere/run_code").require_there()
+
+
+# --- an endpoint --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "value", "late"),
+    [
+        (ended("2\n"), 1.0, 0.0),
+        (ended("3\n"), 0.0, 0.0),
+        (ended("2\n", code=1), 0.0, 0.0),
+        (ended("2\n", "TimeLimitExceeded"), 0.0, 1.0),
+        ({"status": "Failed", "compile_result": {"status": "Finished", "return_code": 1}}, 0.0, 0.0),
+        ({"status": "Failed"}, 0.0, 0.0),
+        (ended("2\n" + " " * (65 << 10)), 0.0, 0.0),
+    ],
+)
+def test_an_endpoint_runs_programs_and_the_comparison_is_here(answer: Any, value: float, late: float) -> None:
+    with endpoint([(200, answer)]) as (url, asked):
+        function = scorer(sandbox="fusion", url=url, language="cpp", max_tests=1)
+        (found,) = function([request("```\nint main() {}\n```", DOUBLES)])
+    assert found == RewardValue(value, {"passed": value, "programs": 1.0, "late": late})
+    assert asked == [
+        {
+            "code": "\nint main() {}\n",
+            "stdin": "1\n",
+            "language": "cpp",
+            "compile_timeout": 10.0,
+            "run_timeout": 10.0,
+            "memory_limit_MB": 256,
+            "files": {},
+            "fetch_files": [],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answers", "why", "tries"),
+    [
+        ([(504, {})], "it answers 504", 3),
+        ([(500, {})], "it answers 500", 1),
+        ([(200, "no object")], "", 3),
+        ([(200, {"status": "SandboxError", "message": "no room"})], "failed: no room", 1),
+    ],
+)
+def test_an_endpoint_that_fails_is_no_score(
+    answers: list[tuple[int, Any]], why: str, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._PAUSE_S", 0.0)
+    with endpoint(answers) as (url, asked):
+        (found,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
+    assert isinstance(found, NoScoreError)
+    assert found.outcome == "unreachable"
+    assert why in str(found)
+    assert len(asked) == tries
+
+
+def test_a_gateway_that_gives_up_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._PAUSE_S", 0.0)
+    with endpoint([(504, {}), (200, ended("2\n"))]) as (url, _):
+        (found,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
+    assert isinstance(found, RewardValue)
+    assert found.value == 1

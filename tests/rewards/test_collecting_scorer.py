@@ -1,0 +1,85 @@
+"""A model scores what was submitted together, each text once, in an order that no submission decides."""
+
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+
+import pytest
+
+from ppoctl.batch.scores import RewardModel, ScoreRequest
+from ppoctl.rewards.collecting import CollectingScorer
+
+
+class Lengths:
+    """A reward model whose tokens are letters and whose score is their number; it keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[tuple[int, ...]]] = []
+
+    def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
+        if not request.response:
+            raise ValueError("no token")
+        return tuple(map(ord, request.response))
+
+    def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
+        self.asked.append(list(texts))
+        return [float(len(text)) for text in texts]
+
+
+class Broken(Lengths):
+    def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
+        raise OSError("the model is gone")
+
+
+def request(response: str) -> ScoreRequest:
+    return ScoreRequest("p", "", (), response, None, {}, "terminated")
+
+
+def test_nothing_is_scored_before_a_result_is_asked_for_and_then_all() -> None:
+    model = Lengths()
+    assert isinstance(model, RewardModel)
+    scorer = CollectingScorer(model)
+    futures = [scorer.submit(request(text)) for text in ("bb", "a", "ccc")]
+    assert model.asked == []
+    assert [future.result().value for future in futures] == [2.0, 1.0, 3.0]
+    assert len(model.asked) == 1
+    assert scorer.submit(request("dddd")).result().value == 4.0
+    assert len(model.asked) == 2
+
+
+def test_the_model_sees_each_text_once_in_an_order_of_its_own() -> None:
+    seen = []
+    for texts in (("b", "a", "c", "a"), ("c", "a", "a", "b")):
+        model = Lengths()
+        scorer = CollectingScorer(model)
+        futures = [scorer.submit(request(text)) for text in texts]
+        assert {future.result().value for future in futures} == {1.0}
+        seen.append(model.asked)
+    assert seen[0] == seen[1] == [[(97,), (98,), (99,)]]
+
+
+def test_a_text_that_cannot_be_read_has_no_score_and_costs_no_other() -> None:
+    scorer = CollectingScorer(Lengths())
+    good, bad = scorer.submit(request("a")), scorer.submit(request(""))
+    assert (bad.result().value, bad.result().outcome, bad.result().message) == (None, "refused", "no token")
+    assert good.result().value == 1.0
+
+
+def test_a_model_that_fails_is_the_error_of_all() -> None:
+    scorer = CollectingScorer(Broken())
+    futures = [scorer.submit(request(text)) for text in "ab"]
+    for future in futures:
+        with pytest.raises(OSError, match="the model is gone"):
+            future.result()
+
+
+def test_what_was_cancelled_is_not_scored() -> None:
+    model = Lengths()
+    scorer = CollectingScorer(model)
+    given_up, wanted = scorer.submit(request("a")), scorer.submit(request("b"))
+    assert given_up.cancel()
+    assert wanted.result().value == 1.0
+    assert model.asked == [[(98,)]]
+    left = scorer.submit(request("c"))
+    scorer.close()
+    with pytest.raises(CancelledError):
+        left.result()

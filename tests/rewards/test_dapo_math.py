@@ -1,0 +1,73 @@
+r"""DAPO's rule: the text behind the last `Answer:`, both sides normalised."""
+
+import pytest
+
+from ppoctl.errors import RewardError
+from ppoctl.rewards import dapo_math
+from ppoctl.rewards.dapo_math import DapoMathScorer
+from rewards.asking import request
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "value"),
+    [
+        ("So it is.\nAnswer: 42", "42", 1),
+        ("answer :  42", "42", 1),
+        ("Answer:\n42", "42", 1),
+        ("Answer: 41\nAnswer: 42", "42", 1),
+        ("Answer: 42\nAnswer: 41", "42", 0),
+        ("Answer: $x = 42$", "42", 1),
+        ("Answer: 42 dollars", "42", 1),
+        ("Answer: 1,234", "1234", 1),
+        ("Answer: \\boxed{42}", "42", 1),
+        ("Answer: \\frac12", "\\frac{1}{2}", 1),
+        ("Answer: \\sqrt3", "\\sqrt{3}", 1),
+        ("Answer: 90^\\circ", "90", 1),
+        ("Answer: \\text{Monday}", "Monday", 1),
+        ("Answer: 0.5", "\\frac{1}{2}", 0),
+        ("Answer: 42.", "42", 0),
+        ("The answer is 42", "42", 0),
+        ("Answer:", "42", 0),
+        ("", "42", 0),
+    ],
+)
+def test_the_line_behind_the_last_answer_is_compared_as_text(response: str, truth: str, value: float) -> None:
+    assert dapo_math.score(request(response, truth)).value == value
+
+
+@pytest.mark.parametrize(("filler", "value"), [(290, 1), (291, 0)])
+def test_only_the_last_300_characters_are_read(filler: int, value: float) -> None:
+    response = "Answer: 4\n" + "." * filler  # ten characters, and so many more
+    assert dapo_math.score(request(response, "4")).value == value
+    assert dapo_math.score(request(response, "4"), last_chars=400).value == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "normal"),
+    [
+        ("a 3 square meters", "3"),
+        ("$5$ or $6$", "5"),
+        ("1\\text{ and }x", "1,x"),
+        ("1,\\text{and}2", "12"),
+        ("\\mbox{cents} 12", "12"),
+        ("12,345,678", "12345678"),
+        ("1,2,x", "1,2,x"),
+    ],
+)
+def test_an_answer_is_written_in_one_way(answer: str, normal: str) -> None:
+    assert dapo_math.normal_form(answer) == normal
+
+
+@pytest.mark.parametrize("truth", ["", "units", "x ="])
+def test_a_truth_of_which_nothing_is_left_is_a_fault_and_no_score(truth: str) -> None:
+    with pytest.raises(ValueError, match="nothing is left of the ground truth"):
+        dapo_math.score(request("Answer: ways", truth))
+    with pytest.raises(RewardError, match="nothing is left of the ground truth"):
+        DapoMathScorer(kind="dapo_math").candidates(truth)
+
+
+@pytest.mark.parametrize("truth", ["42", "\\frac{19}{2}", "x", "\\text{even}", "-3"])
+def test_gold_wins(truth: str) -> None:
+    tried = DapoMathScorer(kind="dapo_math").candidates(truth)
+    texts = (tried.gold, tried.wrong, tried.empty, tried.truncated)
+    assert [dapo_math.score(request(text, truth)).value for text in texts] == [1, 0, 0, 0]

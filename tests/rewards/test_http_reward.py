@@ -1,0 +1,227 @@
+"""A service that scores: what is sent, what its answers mean, and what becomes of a run when it fails."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from ppoctl.batch.prompts import Message
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.errors import ExitCode, MissingAssetError, NonFiniteError, RewardError
+from ppoctl.rewards.http import HttpScorer
+from ppoctl.rewards.http_scorer import HttpClient
+from rewards.asking import request, scores
+from rewards.scoring_service import Service, serving
+
+Open = Callable[..., HttpClient]
+NO_SCORE = "its answer is not a number, or a mapping of numbers with `score`: "
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with serving() as service:
+        yield service
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Open]:
+    """Opens clients of the service with short times; afterwards none of their threads may be left."""
+    opened: list[HttpClient] = []
+
+    def open_client(**keys: Any) -> HttpClient:
+        short = {"url": service.url, "backoff_s": 0.01, "try_timeout_s": 5.0, "breaker_failures": 1000}
+        scorer = HttpScorer(kind="http", **(short | keys)).open()
+        assert isinstance(scorer, HttpClient)
+        opened.append(scorer)
+        return scorer
+
+    yield open_client
+    for scorer in opened:
+        scorer.close()
+    assert [thread for thread in threading.enumerate() if thread.name == "scorer"] == []
+
+
+def told(client: HttpClient, *responses: str) -> list[Score]:
+    return scores(client, [request(response) for response in responses])
+
+
+def test_all_that_is_known_of_a_response_is_posted_as_json(service: Service, client: Open) -> None:
+    asked = ScoreRequest(
+        "train/7", "<user>Q", (Message("user", "Q"),), "200 0.5", "42", {"level": 3}, "truncated", (5, 6)
+    )
+    assert scores(client(), [asked]) == [Score(0.5, "ok")]
+    assert service.asked == [
+        {
+            "prompt_id": "train/7",
+            "prompt": "<user>Q",
+            "messages": [{"role": "user", "content": "Q"}],
+            "response": "200 0.5",
+            "truth": "42",
+            "fields": {"level": 3},
+            "finish": "truncated",
+            "token_ids": [5, 6],
+        }
+    ]
+    assert service.headers[0]["Content-Type"] == "application/json"
+    assert service.headers[0]["path"] == "/score?v=1"
+
+
+@pytest.mark.parametrize(
+    ("response", "score"),
+    [
+        ("200 1", Score(1.0, "ok")),
+        ('200 {"score": 0.25, "helpful": 2}', Score(0.25, "ok", extras={"helpful": 2.0})),
+        ('200 {"error": "no such language"}', Score(None, "refused", "no such language")),
+        ('200 "good"', Score(None, "error", NO_SCORE + '`"good"`')),
+        ('200 {"value": 1}', Score(None, "error", NO_SCORE + '`{"value": 1}`')),
+        ("200 <html>", Score(None, "error", "its answer is no JSON: `<html>`")),
+        ("200 ", Score(None, "error", "its answer is no JSON: ``")),
+        ("200 1" + "0" * 400, Score(None, "error", NO_SCORE + f"`1{'0' * 199}`")),
+        ("302 there", Score(None, "error", "it answered 302: `there`")),
+        ("404 no\nroute", Score(None, "refused", "it answered 404: `no route`")),
+        ("500,500,500,500 oh", Score(None, "error", "it answered 500: `oh` (after 4 tries)")),
+        ("500,503,429 1", Score(1.0, "ok")),
+        ("408 1", Score(1.0, "ok")),
+    ],
+)  # fmt: skip
+def test_an_answer_is_a_score_or_says_what_kept_it(client: Open, response: str, score: Score) -> None:
+    assert told(client(), response, "200 3") == [score, Score(3.0, "ok")]
+
+
+def test_only_answers_that_may_change_are_asked_for_again(service: Service, client: Open) -> None:
+    told(client(concurrent=1), "400 bad", "200 <html>", "500,503 1", "500,500,500,500,500 oh")
+    assert service.seen == {"400 bad": 1, "200 <html>": 1, "500,503 1": 3, "500,500,500,500,500 oh": 4}
+
+
+def test_who_hangs_up_or_is_not_there_is_unreachable(client: Open) -> None:
+    (score,) = told(client(tries=2), "vanish")
+    assert (score.outcome, score.message) == (
+        "unreachable",
+        "RemoteDisconnected: Remote end closed connection without response (after 2 tries)",
+    )
+    with serving() as gone:
+        url = gone.url
+    (score,) = told(client(url=url, tries=2), "200 1")
+    assert (score.outcome, score.message[:23]) == ("unreachable", "ConnectionRefusedError:")
+
+
+@pytest.mark.parametrize("response", ["hang", "trickle"])
+def test_an_answer_that_does_not_come_whole_in_time_is_a_timeout_and_costs_its_own_sample(
+    client: Open, response: str
+) -> None:
+    began = time.monotonic()
+    late, good = told(client(tries=2, try_timeout_s=0.3), response, "200 1")
+    assert (late.outcome, late.message) == ("timeout", "no answer within 0.3 s (after 2 tries)")
+    assert good == Score(1.0, "ok")
+    assert 0.6 <= late.seconds <= time.monotonic() - began < 5
+
+
+def test_tries_are_further_and_further_apart_and_in_each_run_alike(client: Open) -> None:
+    scorer = client(backoff_s=2.0, give_up_s=100)
+
+    def gaps() -> list[float]:
+        chance = Random(b"a request")
+        return [scorer._backoff_s(tried, {}, chance) for tried in range(1, 9)]
+
+    assert gaps() == gaps()
+    for gap, planned in zip(gaps(), (2, 4, 8, 16, 32, 60, 60, 60), strict=True):
+        assert 0.5 * planned <= gap <= 1.5 * planned
+    assert scorer._backoff_s(1, {"retry-after": "7"}, Random(1)) == 7
+    assert scorer._backoff_s(1, {"retry-after": "700"}, Random(1)) == 100
+
+
+def test_so_many_are_asked_about_side_by_side_on_connections_that_stay(service: Service, client: Open) -> None:
+    assert told(client(concurrent=3), *["sleep 0.1"] * 9) == [Score(1.0, "ok")] * 9
+    assert service.most_at_once == 3
+    assert service.connections == 3
+
+
+def test_a_connection_that_was_closed_between_two_tries_is_no_failure(service: Service, client: Open) -> None:
+    assert told(client(concurrent=1, tries=1), "once 1", "once 1", "200 2") == [
+        Score(1.0, "ok"), Score(1.0, "ok"), Score(2.0, "ok"),
+    ]  # fmt: skip
+    assert len(service.asked) == 3
+
+
+def test_while_the_service_is_down_responses_wait_and_lose_no_tries(service: Service, client: Open) -> None:
+    scorer = client(tries=2, concurrent=4, breaker_failures=4, breaker_pause_s=0.05, give_up_s=30)
+    service.is_down = True
+    futures = [scorer.submit(request(f"200 {number}")) for number in range(8)]
+    while len(service.asked) < 10:  # four that find it down, and then one try at a time
+        time.sleep(0.01)
+    assert not any(future.done() for future in futures)
+    service.is_down = False
+    assert [future.result(timeout=10).value for future in futures] == list(range(8))
+
+
+def test_a_service_that_stays_down_stops_the_run(service: Service, client: Open) -> None:
+    scorer = client(concurrent=2, breaker_failures=2, breaker_pause_s=0.05, give_up_s=0.3)
+    service.is_down = True
+    for future in [scorer.submit(request(f"200 {number}")) for number in range(4)]:
+        with pytest.raises(RewardError) as caught:
+            future.result(timeout=10)
+        assert caught.value.message.startswith(
+            f"the service `{service.url}` has not answered for 0.3 s; at last: Remote"
+        )
+        assert caught.value.exit_code == ExitCode.DATA
+    assert len(service.asked) < 20
+
+
+def test_the_time_between_two_steps_does_not_count_as_down(service: Service, client: Open) -> None:
+    scorer = client(
+        concurrent=1, tries=2, breaker_failures=2, breaker_pause_s=0.05, try_timeout_s=0.05, give_up_s=0.5
+    )
+    service.is_down = True
+    assert told(scorer, "200 1")[0].outcome == "unreachable"
+    time.sleep(1.2)
+    future = scorer.submit(request("200 2"))
+    time.sleep(0.1)
+    service.is_down = False
+    assert future.result(timeout=10) == Score(2.0, "ok")
+
+
+@pytest.mark.parametrize(("answer", "named"), [("NaN", "reward"), ('{"score": 1, "margin": Infinity}', "margin")])
+def test_a_number_that_must_not_train_is_a_named_error(client: Open, answer: str, named: str) -> None:
+    with pytest.raises(NonFiniteError, match=f"as {named} of a response to prompt `train/0`"):
+        told(client(), f"200 {answer}")
+
+
+def test_closing_ends_what_waits_and_what_is_asked_and_may_be_done_twice(service: Service, client: Open) -> None:
+    scorer = client(concurrent=1, try_timeout_s=600)
+    asked, waiting = scorer.submit(request("hang")), scorer.submit(request("200 1"))
+    while not service.asked:
+        time.sleep(0.01)
+    scorer.close()
+    scorer.close()
+    assert asked.result(timeout=5).outcome == "unreachable"
+    assert waiting.cancelled()
+
+
+def test_closing_ends_who_waits_for_a_service_that_is_down(service: Service, client: Open) -> None:
+    scorer = client(concurrent=3, breaker_failures=1, breaker_pause_s=600, give_up_s=10_000)
+    service.is_down = True
+    futures = [scorer.submit(request("200 1")) for _ in range(3)]
+    while not service.asked:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    scorer.close()
+    assert {future.result(timeout=5).outcome for future in futures} == {"unreachable"}
+
+
+def test_a_token_comes_from_the_environment_and_stands_in_no_recipe(
+    service: Service, client: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MissingAssetError, match="has no `SCORING_TOKEN`"):
+        client(token_env="SCORING_TOKEN")
+    monkeypatch.setenv("SCORING_TOKEN", "s3cret")
+    told(client(token_env="SCORING_TOKEN"), "200 1")
+    assert service.headers[0]["Authorization"] == "Bearer s3cret"
+
+
+def test_lone_surrogates_in_a_response_are_sent(service: Service, client: Open) -> None:
+    assert scores(client(), [replace(request("200 1"), response="200 1 \ud800")])[0].outcome == "error"
+    assert service.asked[0]["response"] == "200 1 \ud800"

@@ -1,0 +1,174 @@
+r"""What counts as the right answer to a problem of mathematics, however it is written."""
+
+import json
+import logging
+from functools import partial
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+
+from ppoctl.batch.scores import Score
+from ppoctl.errors import RewardError
+from ppoctl.rewards import boxed, math_grading
+from ppoctl.rewards.math import MathScorer
+from rewards.asking import request, scores
+
+ANYWHERE = math_grading.score
+LAST_BOX = partial(math_grading.score, boxed=True)
+AS_TEXT = boxed.score
+RULES = {"math_verify": ANYWHERE, "last_box": LAST_BOX, "hendrycks": AS_TEXT}
+
+NOT_ONE_MORE = {
+    r"\frac{1}{2004!}": "math-verify rounds to six decimals, and both are 0 then",
+    r"\frac{1}{2^{98}}": "likewise",
+    r"0.56 = 56\%": "of an equation math-verify takes the last side, which is not the one that was changed",
+    r"\frac{7}{5} + \frac{1}{5} i.": "the full stop behind i leaves only the second term to be compared",
+}
+"""Truths of MATH for which math-verify takes the truth with another first number for the same, and why."""
+EMPTY_TRUTHS = 2
+"""Rows of MATH whose truth is an empty text: nothing can be compared with it, so that such a row has no score."""
+
+
+@pytest.mark.parametrize(
+    ("truth", "response", "anywhere", "last_box", "as_text"),
+    [
+        (r"\frac{1}{2}", r"\boxed{0.5}", 1, 1, 1),
+        (r"\frac{1}{2}", r"\boxed{\frac12}", 1, 1, 1),
+        (r"\frac{1}{2}", r"\boxed{\dfrac{2}{4}}", 1, 1, 0),
+        (r"\frac{1}{2}", "so it is 1/2", 1, 0, 0),
+        (r"\frac{1}{3}", r"\boxed{0.333}", 0, 0, 0),
+        (r"\{1,2\}", r"\boxed{\{2, 1\}}", 1, 1, 0),
+        ("(1,2)", r"\boxed{(2,1)}", 0, 0, 0),
+        ("[0,1)", r"\boxed{\left[0, 1\right)}", 1, 1, 1),
+        ("[0,1)", r"\boxed{[0,1]}", 0, 0, 0),
+        (r"7\text{ cm}", r"\boxed{7}", 1, 1, 1),
+        ("7", r"\boxed{7\text{ miles}}", 1, 1, 1),
+        (r"30^\circ", r"\boxed{30}", 1, 1, 1),
+        (r"50\%", r"\boxed{0.5}", 1, 1, 0),
+        (r"\text{Monday}", r"\boxed{\text{Monday}}", 1, 1, 1),
+        (r"\text{Monday}", r"\boxed{Monday}", 1, 1, 0),
+        (r"\text{Monday}", r"\boxed{\text{Sunday}}", 0, 0, 0),
+        (r"\text{(C)}", r"\boxed{C}", 1, 1, 0),
+        ("x^2+2x+1", r"\boxed{(x+1)^2}", 1, 1, 0),
+        ("5", r"\boxed{x = 5}", 1, 1, 1),
+        ("10080", r"\boxed{10,080}", 1, 1, 0),
+        ("12_5", r"\boxed{13_5}", 0, 0, 0),
+        ("3", r"\boxed{3} no: \boxed{4}", 0, 0, 0),
+        ("3", r"\boxed{1} ... so we have \boxed{3}", 1, 1, 1),
+        ("3", r"first \boxed{1} and \boxed{3}", 0, 1, 1),  # math-verify makes a set of both
+        ("3", r"\boxed{3", 0, 0, 0),
+        ("3", r"\boxed 3$.", 1, 1, 1),
+        ("42", "the answer is 42", 1, 0, 0),
+        ("42", "42 apples? no: 43", 0, 0, 0),
+        ("42", "", 0, 0, 0),
+        ("42", "9" * 20_000, 0, 0, 0),
+        (r"Thus $x = \boxed{42}$.", r"\boxed{42}", 1, 1, 1),
+        ("48+24=72\n#### 1,072", r"\boxed{1072}", 1, 1, 1),
+    ],
+)
+def test_an_answer_is_found_and_compared_by_the_rule(
+    truth: str, response: str, anywhere: int, last_box: int, as_text: int
+) -> None:
+    asked = request(response, truth)
+    assert [rule(asked).value for rule in (ANYWHERE, LAST_BOX, AS_TEXT)] == [anywhere, last_box, as_text]
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("truth", ["", "  ", r"\boxed{}"])
+def test_an_empty_truth_is_a_fault_and_no_score(rule: partial[object], truth: str) -> None:
+    with pytest.raises(ValueError, match="ground truth is empty"):
+        rule(request(r"\boxed{}", truth))
+
+
+def test_a_truth_that_cannot_be_read_is_a_fault_and_no_score() -> None:
+    with pytest.raises(ValueError, match=r"cannot read the ground truth `\}\{`"):
+        math_grading.score(request(r"\boxed{1}", "}{"))
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_only_the_end_of_a_response_is_read_where_the_recipe_says_so(rule: partial[object]) -> None:
+    asked = request(r"\boxed{42}" + " and so on" * 10, "42")
+    assert [rule(asked, last_chars=chars) for chars in (None, 200, 60)] == [
+        rule(asked),
+        rule(asked),
+        rule(request("", "42")),
+    ]
+    assert rule(asked) != rule(request("", "42"))
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        (r"\tfrac{1}{2}", r"\frac{1}{2}"),
+        ("1/2", r"\frac{1}{2}"),
+        ("0.5", r"\frac{1}{2}"),
+        (r"\frac1{72}", r"\frac{1}{72}"),
+        (r"\sqrt3", r"\sqrt{3}"),
+        (r"\left( 1, 2 \right)", "(1,2)"),
+        ("k = 7", "7"),
+        (".5x", "0.5x"),
+        (r"\$32\%", "32"),
+        ("90^{\\circ}", "90"),
+        (r"5 \text{ cm}", "5"),
+        (r"1 \text{ m} 2 \text{ cm}", r"1 \text{ m} 2 \text{ cm}"),  # two units: compared as it is
+    ],
+)
+def test_two_spellings_of_maths_authors_are_the_same_text(text: str, same: str) -> None:
+    assert boxed.is_same(text, same)
+    assert boxed.is_same(same, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "other"), [("abc=7", "7"), ("x/2", r"\frac{x}{2}"), (r"1\frac", "1"), (r"\sqrt", "")]
+)
+def test_two_texts_that_its_authors_do_not_equate_are_different(text: str, other: str) -> None:
+    assert not boxed.is_same(text, other)
+
+
+@pytest.mark.parametrize("part", range(40))
+@pytest.mark.sampled(1)
+def test_gold_wins_on_every_row_of_math_and_aime(part: int, ppoctl_data: Path) -> None:
+    files = [ppoctl_data / "verl-parquet" / "math" / f"{name}.parquet" for name in ("train", "test")]
+    truths = [row["ground_truth"] for file in files for row in parquet.read_table(file)["reward_model"].to_pylist()]
+    lines = (ppoctl_data / "aime24" / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    truths += [json.loads(line)["answer"] for line in lines]
+    assert (len(truths), truths.count("")) == (12_530, EMPTY_TRUTHS)
+    for truth in sorted(set(truths) - {""})[part::40]:
+        for name, rule in RULES.items():
+            tried = MathScorer(kind="math", rule=name).candidates(truth)
+            told = [rule(request(text, truth)).value for text in (tried.gold, tried.truncated, tried.empty)]
+            assert (name, truth, told) == (name, truth, [1, 0, 0])
+            if truth not in NOT_ONE_MORE:
+                assert (name, truth, rule(request(tried.wrong, truth)).value) == (name, truth, 0)
+
+
+def test_gold_answers_of_gsm8k_are_read_too(ppoctl_data: Path) -> None:
+    lines = (ppoctl_data / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:100]
+    for answer in (json.loads(line)["answer"] for line in lines):
+        tried = MathScorer(kind="math").candidates(answer)
+        assert [math_grading.score(request(text, answer)).value for text in (tried.gold, tried.wrong)] == [1, 0]
+
+
+def test_candidates_are_boxed_and_the_wrong_one_has_another_first_number() -> None:
+    tried = MathScorer(kind="math").candidates(r"\frac{19}{2}")
+    assert tried.gold == "It follows.\nThe answer is $\\boxed{\\frac{19}{2}}$."
+    assert tried.wrong == "It follows.\nThe answer is $\\boxed{\\frac{20}{2}}$."
+    assert r"\boxed{1729}" in MathScorer(kind="math").candidates("x").wrong
+    with pytest.raises(RewardError, match="ground truth is empty"):
+        MathScorer(kind="math").candidates(" ")
+
+
+def test_an_answer_over_which_sympy_lingers_has_no_score_and_costs_its_own_sample() -> None:
+    scorer = MathScorer(kind="math", timeout_s=2.0).open()
+    asked = [request(text, "42") for text in (r"\boxed{42}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{42}")]
+    try:
+        told = scores(scorer, asked)
+    finally:
+        scorer.close()
+    right = Score(1.0, "ok", answer="42")
+    assert told == [right, Score(None, "timeout", "no score within 2 s"), right]
+
+
+def test_math_verify_is_silent() -> None:
+    assert not logging.getLogger("math_verify.parser").isEnabledFor(logging.ERROR)

@@ -1,0 +1,61 @@
+"""A metric function of the user's own: called in another process, and told what is wrong with it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.errors import RewardError
+from ppoctl.rewards.metric_function import MetricFunction
+
+FILE = Path(__file__).with_name("users_metrics.py")
+SAMPLES: list[dict[str, Any]] = [{"response": "one two three"}, {"response": "four"}]
+
+
+def function(name: str, **keys: Any) -> MetricFunction:
+    return MetricFunction(function=f"{FILE}:{name}", **keys)
+
+
+def test_figures_are_what_the_function_returns_with_its_options() -> None:
+    assert function("measure").figures(SAMPLES) == {"words": 2.0}
+    assert function("measure", options={"unit": 4.0}).figures(SAMPLES) == {"words": 0.5}
+
+
+def test_a_function_of_a_package_is_found_by_its_module() -> None:
+    with pytest.raises(RewardError, match=r"`statistics:mean`: TypeError: .* \(statistics.py:") as caught:
+        MetricFunction(function="statistics:mean").figures(SAMPLES)
+    assert caught.value.hint == "python -c 'import statistics'"
+
+
+WRONG = {
+    "raises": r"ZeroDivisionError: division by zero \(users_metrics.py:\d+, in `raises`: `return ",
+    "alone": r"returned a int \(`2`\), and figures have names: `\{\"words_mean\": 12.5\}`",
+    "misnamed": r"returned a figure named `words / sample`: letters, digits and underscores make a name",
+    "infinite": r"it returned `inf` as `words`",
+    "text": r"returned a str as `words`, not a number",
+    "leaves": r"SystemExit: ",
+    "missing": r"it does not start: AttributeError: .* has no `missing`; its functions: ",
+    "takes_nothing": r"it does not start: TypeError: `takes_nothing\(\).* is called with a list of samples",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_function_is_said_with_its_name(name: str) -> None:
+    with pytest.raises(RewardError, match=WRONG[name]) as caught:
+        function(name).figures(SAMPLES)
+    assert caught.value.message.startswith(f"`eval.metrics` is `{FILE}:{name}`: ")
+    assert caught.value.hint == f"python {FILE}"
+
+
+def test_a_function_that_hangs_is_given_up() -> None:
+    with pytest.raises(RewardError, match=r"no figures within 0.3 s"):
+        function("hangs", timeout_s=0.3).figures(SAMPLES)
+
+
+@pytest.mark.parametrize("name", ["raises", "missing", "takes_nothing"])
+def test_a_function_is_tried_without_being_called(name: str) -> None:
+    if name == "raises":
+        function(name).require_sound()
+        return
+    with pytest.raises(RewardError, match="does not start"):
+        function(name).require_sound()

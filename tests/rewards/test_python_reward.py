@@ -1,0 +1,202 @@
+"""A reward of one's own: a function in a file, what it may return, and what is said of what it gets wrong."""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.errors import MissingAssetError, RecipeError, RewardError
+from ppoctl.recipe.load import load
+from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.rewards.child import judge
+from ppoctl.rewards.python import PythonScorer
+from ppoctl.rewards.python_child import opened
+from rewards.asking import request, scores
+
+FILE = Path(__file__).parent / "users_functions.py"
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
+SAMPLE = replace(request("so good"), token_ids=(2, 4))
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a child does with its own process is undone in this one."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def replies(name: str, *requests: ScoreRequest, batched: bool = False, **options: Any) -> list[dict[str, Any]]:
+    function = opened(function=f"{FILE}:{name}", options=options, batched=batched, limit_s=1.0)
+    return judge(function, requests)
+
+
+def test_a_function_goes_from_a_recipe_to_scores() -> None:
+    table = PythonScorer(kind="python", function=f"{FILE}:contains", options={"scale": 2.0})
+    scorer = table.open()
+    try:
+        good, bad, failed = scores(scorer, [SAMPLE, request("no"), request("x", None)])
+    finally:
+        scorer.close()
+    assert (good, bad) == (Score(2.0, "ok"), Score(0.0, "ok"))
+    line = "return scale * float(sample.truth in sample.response)"
+    assert failed.message.endswith(f"(users_functions.py:10, in `contains`: `{line}`)")
+
+
+def test_a_child_is_given_as_many_samples_together_as_the_recipe_says() -> None:
+    scorer = PythonScorer(kind="python", function=f"{FILE}:many", batched=True, batch_samples=4).open()
+    try:
+        found = [score.value for score in scores(scorer, [SAMPLE] * 6)]
+    finally:
+        scorer.close()
+    assert 3 <= max(value for value in found if value is not None) <= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("contains", {"value": 1.0, "extras": {}}),
+        ("told", {"value": 7.0, "extras": {"known": 6.0}}),
+        ("votes", {"value": 1.0, "extras": {"short": 1.0}, "answer": "so good"}),
+        ("of_tokens", {"value": 3.0, "extras": {}, "tokens": [1.0, 2.0]}),
+    ],
+)
+def test_a_function_returns_a_number_or_several_or_one_for_each_token(name: str, told: dict[str, Any]) -> None:
+    assert replies(name, SAMPLE) == [told]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("forgets_to_return", "the function returned None: does every path of it end with `return`?"),
+        ("returns_text", 'the function returned a str (`"1.0"`) as the score, not a number'),
+        (
+            "without_score",
+            "the function returned a mapping without `score`, which says what the score is; it has `reward`",
+        ),
+        (
+            "of_some_tokens",
+            "the function returned 2 numbers for the 3 tokens of the response: a list has one number for each of "
+            "`sample.token_ids`",
+        ),
+        (
+            "fails",
+            "AttributeError: 'NoneType' object has no attribute 'strip' (users_functions.py:60, in `fails`: "
+            "`return float(sample.truth.strip())`)",
+        ),
+    ],
+)
+def test_what_a_function_gets_wrong_is_said_in_its_own_terms(name: str, says: str) -> None:
+    asked = replace(SAMPLE, truth=None, token_ids=(1, 2, 3))
+    assert replies(name, asked) == [{"error": says, "outcome": "error"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("nothing", {}, r"has no `nothing`; its functions: compute_score, contains, fails"),
+        ("COUNT", {}, r"`COUNT` of `.*` is a int, and no function"),
+        ("contains", {"scal": 1}, r"and the options `scal`: got an unexpected keyword argument 'scal'"),
+        ("compute_score", {}, r"is called with a sample \(`sample.response`.*missing a required argument"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_no_function(name: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises((AttributeError, TypeError), match=says):
+        opened(function=f"{FILE}:{name}", options=options, batched=False, limit_s=1.0)
+
+
+def test_a_function_that_does_not_start_is_named_as_the_recipe_names_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import no_such_package\n")
+    scorer = PythonScorer(kind="python", function=f"{tmp_path}/mine.py:score").open()
+    try:
+        with pytest.raises(RewardError) as caught:
+            scores(scorer, [SAMPLE])
+    finally:
+        scorer.close()
+    assert caught.value.message == (
+        f"the scorer `{tmp_path}/mine.py:score` does not start: ModuleNotFoundError: No module named "
+        "'no_such_package'"
+    )
+    assert caught.value.hint == f"python {tmp_path}/mine.py"
+
+
+def test_a_batch_has_one_answer_for_each_sample() -> None:
+    assert replies("many", SAMPLE, SAMPLE, batched=True) == [{"value": 2.0, "extras": {}}] * 2
+    assert "returned 1 answers for 2 samples" in replies("too_few", SAMPLE, SAMPLE, batched=True)[0]["error"]
+    says = "the function returned a float (`1.0`): with `batched = true` a list has one answer for each sample"
+    assert replies("one_for_all", SAMPLE, batched=True) == [{"error": f"TypeError: {says}"}]
+
+
+def test_async_calls_go_on_side_by_side_and_each_has_its_own_deadline() -> None:
+    began = time.monotonic()
+    told = replies("waits", *[request("0.2")] * 8, request("9"), request("x"))
+    assert time.monotonic() - began < 1.5
+    assert told[:8] == [{"value": 1.0, "extras": {}}] * 8
+    assert [each["outcome"] for each in told[8:]] == ["timeout", "error"]
+
+
+def test_a_file_beside_the_function_may_be_imported_and_hides_no_other_module(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("HALF = 0.5\n")
+    (tmp_path / "json.py").write_text("raise SystemError('this is not the json of the library')\n")
+    (tmp_path / "mine.py").write_text("import json\nfrom beside import HALF\ndef score(sample): return HALF\n")
+    function = opened(function=f"{tmp_path}/mine.py:score", options={}, batched=False, limit_s=1.0)
+    assert judge(function, [SAMPLE]) == [{"value": 0.5, "extras": {}}]
+
+
+def test_a_path_starts_at_the_recipe_and_a_changed_file_is_noticed(tmp_path: Path) -> None:
+    file, recipe = tmp_path / "mine.py", tmp_path / "mine.toml"
+    file.write_text("def score(sample): return 1.0\n")
+    recipe.write_text('[reward]\nkind = "python"\nfunction = "mine.py:score"\noptions = {a = [1, {b = 2}]}\n')
+    read = load([QUICKSTART, recipe], [], {}).recipe
+    kept = tmp_path / "kept.toml"
+    kept.write_text(recipe_as_toml(read))
+    file.write_text("def score(sample): return 2.0\n")
+    again = load([kept], [], {}).recipe
+    assert again == read
+    with pytest.raises(RewardError, match=r"the reward's function has changed: .*mine.py. is not as it was"):
+        again.reward.open()
+    accepted = load([kept], [f"reward.function={file}:score"], {}).recipe
+    assert accepted.reward != read.reward
+    accepted.reward.open().close()
+    file.unlink()
+    with pytest.raises(MissingAssetError, match="there is no file"):
+        again.reward.open()
+
+
+def test_a_function_of_a_package_has_no_path(tmp_path: Path) -> None:
+    read = load([QUICKSTART], ["reward={kind='python', function='package.rewards:score'}"], {}).recipe.reward
+    assert isinstance(read, PythonScorer)
+    assert (read.function, read.digest) == ("package.rewards:score", "")
+    with pytest.raises(RecipeError, match=r"reward.function"):
+        load([QUICKSTART], ["reward={kind='python', function='package.rewards'}"], {})
+
+
+def test_paths_of_parts_and_cases_start_at_the_recipe_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def score(sample): return 1.0\n")
+    function = "{kind = 'python', function = 'mine.py:score'}"
+    for name, table in {
+        "sum": f"parts = {{a = {function}}}",
+        "choose": f"cases = {{a = {function}}}",
+        "choose2": f"cases = {{a = {{kind = 'gsm8k'}}}}\notherwise = {function}",
+    }.items():
+        recipe = tmp_path / f"{name}.toml"
+        recipe.write_text(f'[reward]\nkind = "{name.rstrip("2")}"\n{table}\n')
+        (scorer,) = (one for one in load([QUICKSTART, recipe], [], {}).recipe.reward.singles if one.kind == "python")  # type: ignore[attr-defined]
+        assert isinstance(scorer, PythonScorer)
+        assert scorer.function == f"{tmp_path}/mine.py:score"
+        assert len(scorer.digest) == 64
+
+
+def test_the_page_on_rewards_shows_a_function_that_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text("utf-8")
+    code = page.partition("`my_reward.py`:\n\n")[2].partition("\n\nand in the recipe:\n\n")
+    (tmp_path / "my_reward.py").write_text(dedent(code[0]))
+    (tmp_path / "mine.toml").write_text(dedent(code[2].partition("\n\n- **")[0]))
+    table = load([QUICKSTART, tmp_path / "mine.toml"], [], {}).recipe.reward
+    assert isinstance(table, PythonScorer)
+    function = opened(function=table.function, options=dict(table.options), batched=False, limit_s=1.0)
+    told = judge(function, [request("it is 42", "42"), request("no", "42")])
+    assert told == [{"value": value, "extras": {"short": 1.0}} for value in (1.1, 0.1)]

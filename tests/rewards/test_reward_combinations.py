@@ -1,0 +1,257 @@
+"""Rewards that are made of others: sums of weighted parts, and one chosen for each row."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from ppoctl.batch.prompts import Json, Prompt
+from ppoctl.batch.scores import Score, ScoreRequest, Settling
+from ppoctl.errors import NonFiniteError, RecipeError, RewardError
+from ppoctl.recipe.fingerprint import fingerprint
+from ppoctl.recipe.load import load
+from ppoctl.rewards.chosen import ChooseReward, ChoosingScorer
+from ppoctl.rewards.exact_match import ExactMatchScorer
+from ppoctl.rewards.gsm8k import Gsm8kScorer
+from ppoctl.rewards.probe import probe, probed_rows
+from ppoctl.rewards.reward import Reward
+from ppoctl.rewards.rows import RowCheck
+from ppoctl.rewards.summed import SumReward, SumScorer, summed
+from ppoctl.rewards.table import RewardTable
+from rewards.asking import request, scores, word_ids
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
+
+
+class Held:
+    """A scorer whose answers come when they are told."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Score]] = []
+        self.asked: list[str] = []
+        self.is_closed = False
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        self.asked.append(request.response)
+        self.futures.append(Future())
+        return self.futures[-1]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Gathers(Held):
+    """One that scores when it is told that it has all."""
+
+    def settle(self) -> None:
+        for future in self.futures:
+            future.set_result(Score(2.0, "ok"))
+
+
+def reward(**keys: Any) -> Any:
+    table: TypeAdapter[RewardTable] = TypeAdapter(Reward)
+    return table.validate_python(keys)
+
+
+SUM = {"kind": "sum", "parts": {"answer": {"kind": "gsm8k"}, "bare": {"kind": "exact_match", "weight": -0.5}}}
+CHOOSE = {
+    "kind": "choose",
+    "cases": {"openai/gsm8k": {"kind": "gsm8k"}, "3": {"kind": "exact_match", "ignore_case": True}},
+}
+
+
+def about(response: str, truth: str, fields: Mapping[str, Json]) -> ScoreRequest:
+    return ScoreRequest("train/0", "", (), response, truth, fields, "terminated")
+
+
+def test_a_sum_weighs_its_parts_and_reports_each() -> None:
+    scorer = reward(**SUM).open()
+    try:
+        asked = [request("42", "42"), request("#### 42", "42"), request("#### 4", "#### 4")]
+        wrong, right, both = scores(scorer, asked)
+    finally:
+        scorer.close()
+    assert wrong == Score(-0.5, "ok", extras={"answer": 0.0, "answer_lenient": 1.0, "bare": 1.0}, answer="42")
+    assert right == Score(1.0, "ok", extras={"answer": 1.0, "answer_lenient": 1.0, "bare": 0.0}, answer="42")
+    assert both.value == 0.5
+
+
+def test_a_sum_without_the_score_of_a_part_is_none() -> None:
+    told = {"a": Score(1.0, "ok"), "b": Score(None, "unreachable", "no answer"), "c": Score(None, "error")}
+    assert summed({"a": 1.0, "b": 1.0, "c": 1.0}, told, tokens=2) == Score(None, "unreachable", "part `b`: no answer")
+
+
+def test_a_sum_with_figures_of_tokens_has_the_others_at_the_last() -> None:
+    told = {"a": Score(3.0, "ok", token_values=(1.0, 2.0)), "b": Score(1.0, "ok")}
+    whole = summed({"a": 2.0, "b": 0.5}, told, tokens=2)
+    assert (whole.value, whole.token_values) == (6.5, (2.0, 4.5))
+
+
+def test_a_sum_is_the_same_in_whatever_order_its_parts_are_written() -> None:
+    told = {name: Score(value, "ok") for name, value in {"a": 0.1, "b": 0.2, "c": 0.3}.items()}
+    ones = dict.fromkeys(told, 1.0)
+    assert summed(ones, told, tokens=1).value == summed(ones, dict(reversed(told.items())), tokens=1).value == 0.6
+
+
+def test_parts_are_scored_side_by_side_and_a_cancelled_sum_cancels_them() -> None:
+    first, second = Held(), Held()
+    scorer = SumScorer({"a": (1.0, first), "b": (1.0, second)})
+    one, two = scorer.submit(request("x")), scorer.submit(request("y"))
+    assert (first.asked, second.asked) == (["x", "y"], ["x", "y"])
+    second.futures[0].set_result(Score(1.0, "ok"))
+    assert not one.done()
+    first.futures[0].set_result(Score(2.0, "ok"))
+    assert one.result(timeout=1).value == 3.0
+    assert two.cancel()
+    assert first.futures[1].cancelled()
+    assert second.futures[1].cancelled()
+    scorer.close()
+    assert (first.is_closed, second.is_closed) == (True, True)
+
+
+def test_what_makes_a_parts_scores_worthless_is_raised_by_the_sum() -> None:
+    part = Held()
+    whole = SumScorer({"a": (1.0, part)}).submit(request("x"))
+    part.futures[0].set_exception(NonFiniteError("nan"))
+    with pytest.raises(NonFiniteError):
+        whole.result(timeout=1)
+
+
+def test_a_part_that_gathers_requests_hears_when_it_has_them_all() -> None:
+    scorer = SumScorer({"a": (1.0, Gathers())})
+    whole = scorer.submit(request("x"))
+    assert isinstance(scorer, Settling)
+    assert not whole.done()
+    scorer.settle()
+    assert whole.result(timeout=1).value == 2.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "value"),
+    [({"data_source": "openai/gsm8k"}, 1.0), ({"data_source": 3}, 0.0), ({"data_source": "other"}, None), ({}, None)],
+)
+def test_each_row_is_scored_by_its_own_rule(fields: dict[str, Json], value: float | None) -> None:
+    scorer = reward(**CHOOSE).open()
+    try:
+        (score,) = scores(scorer, [about("thus #### 4", "4", fields)])
+    finally:
+        scorer.close()
+    assert score.value == value
+    if value is None:
+        assert score.outcome == "error"
+        assert "data_source" in score.message
+
+
+def test_a_row_of_another_value_is_scored_by_what_stands_under_otherwise() -> None:
+    case, otherwise = Held(), Held()
+    scorer = ChoosingScorer(reward(**CHOOSE), {"openai/gsm8k": case}, otherwise)
+    scorer.submit(about("a", "4", {"data_source": "openai/gsm8k"}))
+    scorer.submit(about("b", "4", {"data_source": "aime"}))
+    scorer.submit(about("c", "4", {}))
+    assert (case.asked, otherwise.asked) == (["a"], ["b", "c"])
+
+
+def checked(table: Any, rows: list[Prompt]) -> RowCheck:
+    """A check of these rows, of which the last but one comes twice."""
+    check = RowCheck(table, "data.train")
+    for number, row in enumerate(rows):
+        check.see(row.id, row.answer, row.fields, 2 if number == len(rows) - 2 else 1)
+    return check
+
+
+def test_rows_that_no_case_scores_are_counted_and_named() -> None:
+    rows = [Prompt(f"train/{n}", (), "", "4", (), {"data_source": source}) for n, source in enumerate(["3", "x"])]
+    rows.append(Prompt("train/3", (), "", "4", (), {"level": 1}))
+    with pytest.raises(RewardError) as caught:
+        checked(reward(**CHOOSE), rows).require()
+    assert caught.value.message == (
+        "the reward cannot score all rows of [data.train]: 2 rows, first `train/1`: `data_source` is `x`, and no "
+        "case of the reward is called so (cases: `openai/gsm8k`, `3`); 1 row, first `train/3`: there is no field "
+        "`data_source`, by which the reward is chosen (fields of the row: `level`)"
+    )
+    assert caught.value.hint == "write a table [reward.cases.x], or [reward.otherwise]"
+    checked(reward(**CHOOSE, otherwise={"kind": "exact_match"}), rows).require()
+
+
+def test_a_row_needs_the_ground_truth_that_its_own_scorer_compares_with() -> None:
+    train, held = RowCheck(reward(**SUM), "data.train"), RowCheck(reward(**SUM), "data.eval.held")
+    for check in (train, held):
+        check.see("0", "4", {})
+        check.see("1", None, {})
+    with pytest.raises(RewardError, match=r"1 row, first `1`: there is no ground truth"):
+        train.require()
+    held.require()
+
+
+def test_gold_answers_are_those_of_the_rows_own_scorer() -> None:
+    table = reward(**CHOOSE)
+    rows = [Prompt(f"train/{n}", (), "", "4", (), {"data_source": "openai/gsm8k"}) for n in range(9)]
+    rows.append(Prompt("train/9", (), "", "Yes", (), {"data_source": "3"}))
+    tried = probed_rows(table, rows)
+    assert [row.id for row in tried] == ["train/0", "train/1", "train/2", "train/3", "train/9"]
+    scorer = table.open()
+    try:
+        probed = probe(scorer, table, tried, word_ids)
+    finally:
+        scorer.close()
+    assert all(row.is_sound for row in probed)
+    assert (probed[0].tried["gold"], probed[-1].tried["gold"]) == ("The answer is\n#### 4", "Yes")
+
+
+def test_a_sum_knows_the_gold_answer_of_its_first_part_that_does() -> None:
+    found = reward(**SUM).candidates("4")
+    assert found is not None
+    assert found.gold == "The answer is\n#### 4"
+
+
+def test_what_is_made_of_others_says_what_its_parts_say() -> None:
+    assert [type(each).__mro__[1] for each in reward(**SUM).singles] == [Gsm8kScorer, ExactMatchScorer]
+    assert (reward(**SUM).reads_truth, reward(**SUM).beside_drawing) == (True, True)
+    assert isinstance(reward(**SUM), SumReward)
+    assert isinstance(reward(**CHOOSE), ChooseReward)
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["reward={kind='sum', parts={}}"], "reward.parts"),
+        (["reward={kind='sum', parts={score={kind='gsm8k'}}}"], "`reward/score_mean` is the name of another figure"),
+        (["reward={kind='sum', parts={'a b'={kind='gsm8k'}}}"], "`a b` names a part of the reward"),
+        (["reward={kind='sum', parts={a={kind='sum'}}}"], 'must be one of `"gsm8k"`'),
+        (["reward={kind='choose', cases={a={kind='gsm8k', weight=2.0}}}"], "unknown key `reward.cases.a.weight`"),
+    ],
+)
+def test_what_no_combination_can_be_is_refused(sets: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message.replace("(", r"\(")):
+        load([QUICKSTART], sets, {})
+
+
+def test_a_weight_changes_results_and_a_timeout_of_a_part_does_not() -> None:
+    def told(*sets: str) -> str:
+        whole = "reward={kind='sum', parts={a={kind='gsm8k'}, b={kind='gsm8k', strict=false}}}"
+        return fingerprint(load([QUICKSTART], [whole, *sets], {}).recipe, ("reward",))
+
+    assert told() == told("reward.parts.a.timeout_s=3") == told("reward.parts.a.weight=1")
+    assert len({told(), told("reward.parts.a.weight=2"), told("reward.parts.b.strict=true")}) == 3
+
+
+def test_a_part_may_be_expected_and_a_misspelt_one_may_not() -> None:
+    whole = "reward={kind='sum', parts={answer={kind='gsm8k'}}}"
+    load([QUICKSTART], [whole, 'expect."reward/answer_mean".min=0', 'expect."reward/answer_lenient_mean".min=0'], {})
+    load([QUICKSTART], ["reward={kind='python', function='p:f'}", 'expect."reward/short_mean".min=0'], {})
+    with pytest.raises(RecipeError, match=r"no metric is called `reward/anser_mean`"):
+        load([QUICKSTART], [whole, 'expect."reward/anser_mean".min=0'], {})
+    with pytest.raises(RecipeError, match=r"`reward/scor_mean`; did you mean `reward/score_mean`"):
+        load([QUICKSTART], ['expect."reward/scor_mean".min=0'], {})
+
+
+def test_a_mixed_set_of_which_some_rows_have_a_truth_has_scores_to_expect() -> None:
+    rows = QUICKSTART.with_suffix("") / "test.jsonl"
+    bare = f"{{format='columns', path='{rows}', prompt='question'}}"
+    whole = f"{{format='gsm8k', path='{rows}'}}"
+    load([QUICKSTART], [f"data.eval.heldout={{format='mix', sources={{bare={bare}, whole={whole}}}}}"], {})
+    with pytest.raises(RecipeError, match="no ground truth to compare with"):
+        load([QUICKSTART], [f"data.eval.heldout={{format='mix', sources={{bare={bare}}}}}"], {})

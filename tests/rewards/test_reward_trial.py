@@ -1,0 +1,291 @@
+"""A reward is tried on many rows, and what is wrong with it is said in a sentence."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Annotated, Any, Literal
+
+import pytest
+
+from ppoctl.batch.prompts import Message, Prompt
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.errors import RewardError
+from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards import gsm8k
+from ppoctl.rewards.findings import Finding, findings
+from ppoctl.rewards.function import RewardValue
+from ppoctl.rewards.gsm8k import Gsm8kScorer
+from ppoctl.rewards.length import LengthScorer
+from ppoctl.rewards.table import ScorerTable
+from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
+from ppoctl.table import RESULTS
+from rewards.asking import word_ids
+from wiring.bench import with_keys
+
+GSM8K = Gsm8kScorer(kind="gsm8k")
+LENIENT = Gsm8kScorer(kind="gsm8k", strict=False)
+NO_GOLD = LengthScorer(kind="length", at_least=2000, fall=2000)
+WINS = Finding("ok", "gold beats wrong, empty and cut answers on all 8 rows")
+OTHER_FORMS = Finding(
+    "note",
+    "a right answer is not credited in full as `\\boxed{7}`, `Answer: 7`, `<answer>7</answer>`, `it is 7.`, `7`: "
+    "let the prompt ask for the form",
+)
+SENTENCES = "for 1, 4, 16 and 64 sentences that say nothing"
+SAYS_LITTLE = Finding("note", "this kind knows no gold answer: look at the scores above, and at the first rollouts")
+
+
+class Scoring:
+    """A scorer that is a function in this process: a number, or the outcome of a response without a score."""
+
+    def __init__(self, function: Callable[[ScoreRequest], float | str]) -> None:
+        self.function = function
+        self.asked: list[ScoreRequest] = []
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        self.asked.append(request)
+        told = self.function(request)
+        future: Future[Score] = Future()
+        future.set_result(Score(None, told, "why") if isinstance(told, str) else Score(told, "ok"))  # type: ignore[arg-type]
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+def rows(count: int = 8, **fields: Any) -> list[Prompt]:
+    return [
+        Prompt(
+            f"train/{number}",
+            (),
+            "",
+            f"so\n#### {number + 50}",
+            (Message("user", f"What is {number} + 50?"),),
+            fields,
+        )
+        for number in range(count)
+    ]
+
+
+def tried(
+    function: Callable[[ScoreRequest], float | str], table: ScorerTable = GSM8K, count: int = 8
+) -> tuple[Trial, list[Finding]]:
+    (trial,) = trials(Scoring(function), table, rows(count), word_ids)
+    return trial, findings(trial)
+
+
+def strict(request: ScoreRequest) -> float:
+    return gsm8k.score(request).value
+
+
+def test_a_sound_reward_gets_a_good_word_and_the_forms_that_it_does_not_read() -> None:
+    trial, found = tried(strict)
+    assert found == [WINS, OTHER_FORMS]
+    assert (trial.scored("gold"), trial.scored("wrong")) == ([1.0] * 8, [0.0] * 8)
+    assert (trial.as_gold("wrong, then gold"), trial.as_gold("gold, then wrong")) == (1.0, 0.0)
+    assert {each.row for each in trial.tried if each.name in ATTACKS} == {"train/0"}
+
+
+def test_a_scorer_is_given_token_ids_and_how_the_response_ended() -> None:
+    scoring = Scoring(lambda request: 1.0)
+    trials(scoring, GSM8K, rows(1), word_ids)
+    assert all(asked.token_ids == word_ids(asked.response, asked.finish) for asked in scoring.asked)
+    assert [asked.response for asked in scoring.asked if asked.finish == "truncated"] == ["so"]
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (
+            lambda asked: float("+ 50" in asked.response) or strict(asked),
+            [Finding("warning", "`question` scores as the gold answer does on 100.0% of the rows")],
+        ),
+        (
+            lambda asked: float(asked.response == "The answer is 42.") or strict(asked),
+            [Finding("warning", "`guess` scores as the gold answer does on 100.0% of the rows")],
+        ),
+        (
+            lambda asked: float(gsm8k.gold_number(asked.truth or "") in asked.response),
+            [Finding("warning", "a response that gives two answers scores as the gold one does, whichever is last")],
+        ),
+        (
+            lambda asked: strict(asked) - 1e-4 * len(asked.response),
+            [
+                Finding("warning", "after 2,000 characters more a right answer scores lower on 100.0% of the rows"),
+                Finding("note", "a right answer counts at the end of a response only"),
+                Finding("note", "a right answer that is repeated scores less than one that is said once"),
+            ],
+        ),
+        (
+            lambda asked: strict(asked) + 1e-3 * len(asked.response),
+            [
+                Finding("warning", "after 2,000 characters more a wrong answer scores as gold on 100.0% of the rows"),
+                Finding("warning", "a right answer that is repeated scores more than one that is said once"),
+            ],
+        ),
+        (
+            lambda asked: gsm8k.score(asked, last_chars=300).value,
+            [Finding("note", "a right answer counts at the end of a response only")],
+        ),
+    ],
+)
+def test_what_pays_beside_a_right_answer_is_named(
+    function: Callable[[ScoreRequest], float], found: list[Finding]
+) -> None:
+    _, told = tried(function)
+    assert told[0] == WINS
+    assert [each for each in told if each in found] == found
+
+
+@pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (2, "wrong")])
+def test_gold_may_lose_on_one_row_in_a_hundred(lost: int, level: Literal["warning", "wrong"]) -> None:
+    """Real data has a few rows that are wrong."""
+    _, (first, *_) = tried(lambda asked: float(asked.prompt_id >= f"train/{9 - lost}") or strict(asked), count=9)
+    assert first.level == "wrong"
+    bad = {f"train/{number}" for number in range(lost)}
+    _, (first, *_) = tried(lambda asked: 1.0 if asked.prompt_id in bad else strict(asked), count=100)
+    more = " (and 1 more)" if lost > 1 else ""
+    says = f"gold does not win on {lost}.0% of 100 rows; first `train/0`: gold 1, wrong 1, empty 1, cut 1{more}"
+    assert first == Finding(level, says)
+
+
+def test_a_truth_that_cannot_be_read_is_a_row_on_which_gold_does_not_win() -> None:
+    bad = Prompt("train/x", (), "", "fifty", (Message("user", "?"),))
+    (trial,) = trials(Scoring(strict), GSM8K, [*rows(), bad], word_ids)
+    (first, *_) = findings(trial)
+    assert first.level == "wrong"
+    assert first.says.startswith(
+        "gold does not win on 11.1% of 9 rows; first `train/x`: the ground truth `fifty` is neither"
+    )
+
+
+def test_responses_without_a_score_are_counted_with_the_first_reason() -> None:
+    _, told = tried(lambda asked: "error" if asked.response == "I do not know." else strict(asked), count=8)
+    says = "8 of 152 responses have no score; first `no answer` of `train/0`: error why"
+    assert Finding("wrong", says) in told
+    _, told = tried(
+        lambda asked: "error" if asked.prompt_id == "train/0" and "I do" in asked.response else strict(asked)
+    )
+    assert Finding("warning", says.replace("8 of", "1 of")) in told
+
+
+@pytest.mark.parametrize(
+    ("outcome", "found"),
+    [
+        ("timeout", Finding("warning", "20,000 numbers: why; each such response costs that much time")),
+        ("error", Finding("note", "20,000 numbers: error, why")),
+        (1.0, Finding("warning", "20,000 numbers: scores 1, as the gold answer does")),
+    ],
+)
+def test_what_a_scorer_chokes_on_is_named(outcome: float | str, found: Finding) -> None:
+    attack = ATTACKS["20,000 numbers"]
+    _, told = tried(lambda asked: outcome if asked.response == attack else strict(asked))
+    assert told == [WINS, OTHER_FORMS, found]
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (
+            lambda asked: 0.5,
+            Finding("warning", "all that was tried scores 0.5: what would score more is not seen here"),
+        ),
+        (lambda asked: "error", Finding("wrong", "no response has a score")),
+        (
+            lambda asked: float(len(asked.token_ids)),
+            Finding("warning", f"the score rises with length alone: 9 -> 33 -> 129 -> 513 {SENTENCES}"),
+        ),
+        (
+            lambda asked: -float(len(asked.token_ids)),
+            Finding("warning", "`empty` scores highest of all that was tried, -1 on average"),
+        ),
+        (
+            lambda asked: -float(len(asked.token_ids)),
+            Finding("note", f"the score falls with length alone: -9 -> -33 -> -129 -> -513 {SENTENCES}"),
+        ),
+    ],
+)  # fmt: skip
+def test_of_a_kind_without_gold_is_said_what_can_be_said(
+    function: Callable[[ScoreRequest], float | str], found: Finding
+) -> None:
+    trial, told = tried(function, NO_GOLD)
+    assert found in told
+    assert (SAYS_LITTLE in told) == (found.level != "wrong")
+    assert "ground truth" in trial.names
+    assert trial.as_gold("empty") is None
+
+
+def test_what_a_scorer_refuses_may_be_longer_than_any_response_of_the_run() -> None:
+    def judge(request: ScoreRequest) -> float | str:
+        return "refused" if len(request.response) > 500 else 1.0
+
+    [trial] = trials(Scoring(judge), NO_GOLD, rows(), word_ids)
+    [found] = [each for each in findings(trial) if "have no score" in each.says]
+    assert found.level == "warning"
+
+
+class Settles(Scoring):
+    """Answers only once it is told that there is no more."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: 1.0)
+        self.waiting: list[Future[Score]] = []
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        self.waiting.append(Future())
+        return self.waiting[-1]
+
+    def settle(self) -> None:
+        for future in self.waiting:
+            future.set_result(Score(1.0, "ok"))
+
+
+def test_a_scorer_that_gathers_is_told_that_there_is_no_more() -> None:
+    [trial] = trials(Settles(), NO_GOLD, rows(), word_ids)
+    assert all(each.score.value == 1.0 for each in trial.tried)
+
+
+def test_a_number_that_must_not_train_ends_the_trial() -> None:
+    class Nan(ScorerTable):
+        kind: Annotated[Literal["nan"], RESULTS] = "nan"
+
+        def open(self) -> Any:
+            raise NotImplementedError
+
+    from ppoctl.rewards.pool import not_finite
+
+    class Scorer(Scoring):
+        def submit(self, request: ScoreRequest) -> Future[Score]:
+            future: Future[Score] = Future()
+            fault = not_finite(Score(RewardValue(float("nan")).value, "ok"), request)
+            assert fault is not None
+            future.set_exception(fault)
+            return future
+
+    with pytest.raises(RewardError, match="the scorer gave `nan` as reward of a response to prompt `train/0`"):
+        trials(Scorer(strict), Nan(), rows(1), word_ids)
+
+
+def test_rows_that_choose_their_scorer_are_told_apart() -> None:
+    choose = {"kind": "choose", "cases": {"a": {"kind": "gsm8k"}, "b": {"kind": "length", "at_most": 9}}}
+    reward = Recipe.model_validate(with_keys({"reward": choose})).reward
+    prompts = [*rows(3, data_source="a"), *rows(2, data_source="b"), *rows(1, data_source="c")]
+    found = trials(Scoring(strict), reward, prompts, word_ids)
+    assert [(trial.scorer, trial.has_gold, len(trial.rows)) for trial in found] == [
+        ("reward.cases.a (gsm8k)", True, 3),
+        ("reward.cases.b (length)", False, 2),
+        ("no scorer", False, 1),
+    ]
+    (last,) = findings(found[-1])
+    assert last.level == "wrong"
+    assert "`data_source` is `c`, and no case of the reward is called so" in last.says
+
+
+def test_rows_are_evenly_spaced_and_have_one_of_each_scorer() -> None:
+    assert [row.id for row in chosen_rows(GSM8K, rows(100), 4)] == [f"train/{number}" for number in (0, 25, 50, 75)]
+    assert len(chosen_rows(GSM8K, rows(3), 64)) == 3
+    choose = {"kind": "choose", "cases": {"a": {"kind": "gsm8k"}, "b": {"kind": "gsm8k"}}}
+    reward = Recipe.model_validate(with_keys({"reward": choose})).reward
+    prompts = [
+        Prompt(f"train/{number}", (), "", "4", (), {"data_source": "ba"[number != 33]}) for number in range(100)
+    ]
+    assert "train/33" in [row.id for row in chosen_rows(reward, prompts, 2)]

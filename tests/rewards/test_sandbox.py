@@ -1,0 +1,180 @@
+"""A sandbox on a machine that forbids it is refused by name; whoever is killed, no program outlives its sandbox."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ppoctl.errors import MissingAssetError
+from ppoctl.rewards.sandbox.client import Sandbox, SandboxError, require
+from ppoctl.rewards.sandbox.job import Job, Limits, Ran
+from rewards.sandboxes import WAYS, way
+
+FOLDER = Path(__file__).parent
+SLEEPS_STUBBORNLY = """
+import ctypes, os, signal, time
+for _ in range(2):
+    os.fork()
+    os.setsid() if os.getpid() != os.getpgid(0) else None
+ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # no signal when a parent ends
+for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN)
+time.sleep(60)
+"""
+LONG = Limits(timeout_s=60.0, processes=4)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_sandbox_that_holds_is_taken(name: str) -> None:
+    require(*way(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "why"),
+    [
+        ("namespaces", "namespaces", "unshare: Operation not permitted"),
+        ("namespaces", "mounts", "mount of /: Operation not permitted"),
+        ("namespaces", "filters", "a trial ended as `ok 0` and said `sockets`"),
+        ("user", "landlock", "Landlock: Operation not permitted"),
+        ("user", "users", "Operation not permitted"),
+    ],
+)
+def test_where_a_machine_forbids_it_that_is_a_named_refusal(name: str, what: str, why: str) -> None:
+    kind, python = way(name)
+    with pytest.raises(MissingAssetError) as refused:
+        require(kind, [*python, "-S", str(forbidding()), what])
+    assert f"no safe sandbox (`reward.sandbox` is `{kind}`)" in refused.value.message
+    assert why in refused.value.message
+    assert refused.value.hint
+
+
+def test_the_way_out_is_a_key_of_the_table_that_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # No setting of this machine is what forbids it.
+    monkeypatch.setattr("ppoctl.rewards.sandbox.client.Path", lambda *_: tmp_path / "nowhere")
+    with pytest.raises(MissingAssetError) as refused:
+        require("namespaces", ["/bin/false"], key="reward.cases.apps")
+    assert (refused.value.hint or "").startswith("--set reward.cases.apps.sandbox=user")
+
+
+def test_a_python_that_is_none_is_a_named_refusal() -> None:
+    with pytest.raises(MissingAssetError, match="no safe sandbox"):
+        require("namespaces", ["/bin/false"])
+    with pytest.raises(MissingAssetError, match="no safe sandbox"):
+        require("namespaces", ["/nowhere/python"])
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("killed", ["launcher", "warder", "process 1"])
+def test_whoever_is_killed_no_program_outlives_its_sandbox(name: str, killed: str) -> None:
+    with closing(Sandbox(*way(name))) as sandbox, working(sandbox) as (launcher, inside, end):
+        victim = {"launcher": launcher, "warder": inside[0], "process 1": inside[1]}[killed]
+        victim.kill()
+        assert all_gone(inside)
+        assert isinstance(end(), SandboxError | Ran)
+        assert sandbox.run(Job("print('on')")).output == "on\n"
+
+
+def test_a_descriptor_that_the_launcher_was_left_is_closed_to_programs() -> None:
+    left_open = ("sh", "-c", 'exec 9</etc/passwd; exec "$@"', "sh", sys.executable)
+    with closing(Sandbox("namespaces", left_open)) as sandbox:
+        ran = sandbox.run(Job("import os\ntry: print(os.read(9, 10))\nexcept OSError: print('closed')"))
+    assert ran.output == "closed\n"
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_where_memory_is_short_a_program_goes_first(name: str) -> None:
+    with closing(Sandbox(*way(name))) as sandbox, working(sandbox) as (launcher, inside, _):
+        assert {Path(f"/proc/{process.pid}/oom_score_adj").read_text() for process in inside} == {"1000\n"}
+        launcher.kill()
+
+
+def test_nothing_outlives_the_process_that_scores(tmp_path: Path) -> None:
+    script = (
+        "import sys; from ppoctl.rewards.sandbox.client import Sandbox; from ppoctl.rewards.sandbox.job import *\n"
+        "sandbox = Sandbox('namespaces'); sandbox.run(Job('pass')); print(sandbox.pid, flush=True)\n"
+        f"sandbox.run(Job({SLEEPS_STUBBORNLY!r}, limits=Limits(timeout_s=60.0)))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as scorer:
+        assert scorer.stdout is not None
+        launcher = psutil.Process(int(scorer.stdout.readline()))
+        inside = wait_for(launcher)
+        scorer.kill()
+    assert all_gone([launcher, *inside])
+
+
+def test_a_program_gets_text_as_it_is_and_sees_the_same_hashes_each_time() -> None:
+    text = "snow \u2603\n\x00 and a lone \ud800\n"
+    with closing(Sandbox("namespaces")) as sandbox:
+        ran = sandbox.run(Job("import sys; sys.stdout.write(sys.stdin.read())", text))
+        assert ran == Ran("ok", 0, "snow \u2603\n\x00 and a lone ?\n")
+        first, second = (sandbox.run(Job("print(hash('a'), __name__)")) for _ in range(2))
+    assert first == second
+    assert first.output.endswith(" __main__\n")
+
+
+class working:  # noqa: N801 - reads as a word of the sentence
+    """While it lasts a stubborn program runs: the launcher, what is below it, and a function that waits for the
+    end."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.found: list[object] = []
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.found.append(self.sandbox.run(Job(SLEEPS_STUBBORNLY, limits=LONG)))
+        except SandboxError as error:
+            self.found.append(error)
+
+    def __enter__(self) -> tuple[psutil.Process, list[psutil.Process], Callable[[], object]]:
+        self.sandbox.run(Job("pass"))  # the launcher ends with the thread that started it
+        assert self.sandbox.pid is not None
+        self.thread.start()
+        launcher = psutil.Process(self.sandbox.pid)
+        return launcher, wait_for(launcher), self._ended
+
+    def _ended(self) -> object:
+        self.thread.join(20)
+        return self.found[0]
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.join(20)
+
+
+def wait_for(launcher: psutil.Process) -> list[psutil.Process]:
+    """Processes below a launcher, from the top, once a program has become four."""
+    limit = time.monotonic() + 20
+    while time.monotonic() < limit:
+        with suppress(psutil.NoSuchProcess):
+            inside = launcher.children(recursive=True)
+            if len(inside) >= 5:
+                return sorted(inside, key=lambda process: process.pid)
+        time.sleep(0.01)
+    raise AssertionError(launcher.children(recursive=True))
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    limit = time.monotonic() + 10
+    while time.monotonic() < limit:
+        if not any(map(is_alive, processes)):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def forbidding() -> Path:
+    return FOLDER / "forbidding.py"

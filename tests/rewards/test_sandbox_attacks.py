@@ -1,0 +1,68 @@
+"""Programs that a model may write try to get out of their sandbox, or to take the machine down: each is contained,
+its end has a name, nothing of it is left, and the next program runs."""
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ppoctl.rewards.sandbox.client import Sandbox
+from ppoctl.rewards.sandbox.job import Job, Limits
+from rewards.attacks import ATTACKS, PRELUDE
+from rewards.sandboxes import WAYS, way
+
+LIMITS = Limits(timeout_s=20.0, memory_mib=128, processes=4, output_kib=64, files_mib=4)
+SOON = replace(LIMITS, timeout_s=0.3)
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """A sandbox of each kind."""
+    kind, python = way(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRUTH_OF_THE_ROW", "the-expected-output")
+        sandbox = Sandbox(kind, python)
+        assert sandbox.run(Job("print('up')", limits=LIMITS)).output == "up\n"
+    yield sandbox
+    sandbox.close()
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_contained(name: str, sandbox: Sandbox, listener: socket.socket, tmp_path: Path) -> None:
+    attack = ATTACKS[name]
+    outside = tmp_path / "outside.txt"
+    outside.write_text("as it was")
+    outside.chmod(0o666)
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    known = {
+        "PORT": listener.getsockname()[1],
+        "OUTSIDE": str(outside),
+        "LAUNCHER": sandbox.pid,
+        "TESTS": os.getpid(),
+    }
+    told = "".join(f"{key} = {value!r}\n" for key, value in known.items())
+    ran = sandbox.run(Job(PRELUDE + told + attack.program, limits=SOON if "timeout" in attack.outcomes else LIMITS))
+    assert ran.outcome in attack.outcomes, ran
+    assert "got " not in ran.output, ran
+    assert len(re.findall("^refused ", ran.output, re.MULTILINE)) >= attack.refused, ran
+    assert len(ran.output) <= LIMITS.output_kib << 10
+    assert outside.read_text() == "as it was"
+    assert nothing_left(sandbox)
+    assert sandbox.run(Job("print(input())", "on", LIMITS)).output == "on\n"
+
+
+def nothing_left(sandbox: Sandbox) -> bool:
+    assert sandbox.pid is not None
+    return not psutil.Process(sandbox.pid).children(recursive=True)

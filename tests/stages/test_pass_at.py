@@ -1,0 +1,104 @@
+"""Estimates of k responses are those of all choices of k, counted one by one."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppoctl.stages.eval_figures import UNSCORED, Estimates, summarise
+from ppoctl.stages.pass_at import best_at, majority_at, mean_and_error
+
+SCORES = st.lists(st.sampled_from([0.0, 1.0, 0.25, -1.0]), min_size=1, max_size=7)
+GIVEN = st.lists(
+    st.tuples(st.sampled_from(["4", "5", "6", None]), st.sampled_from([0.0, 1.0, 0.5])), min_size=1, max_size=7
+)
+
+
+def voted(chosen: Sequence[tuple[str | None, float]], everything: Sequence[tuple[str | None, float]]) -> float:
+    """The score of the answer that most give, the mean over those that tie."""
+    votes = Counter(answer for answer, _ in chosen)
+    most = [answer for answer, count in votes.items() if count == max(votes.values())]
+    return mean(mean(score for other, score in everything if other == answer) for answer in most)
+
+
+@given(SCORES, st.data())
+def test_the_best_of_k_is_the_mean_over_all_choices(scores: list[float], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(scores)))
+    assert best_at(scores, k) == pytest.approx(mean(max(chosen) for chosen in combinations(scores, k)))
+
+
+@given(GIVEN, st.data())
+def test_the_majority_of_k_is_the_mean_over_all_choices(
+    given: list[tuple[str | None, float]], data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, len(given)))
+    expected = mean(voted(chosen, given) for chosen in combinations(given, k))
+    assert majority_at(*zip(*given, strict=True), k) == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+def test_right_and_wrong_responses_give_pass_at_k_of_chen_et_al() -> None:
+    """1 - C(n - c, k) / C(n, k) with n = 10, c = 3, k = 4: 1 - 35 / 210."""
+    assert best_at([1.0] * 3 + [0.0] * 7, 4) == pytest.approx(1 - 35 / 210)
+    assert best_at([1.0] * 3 + [0.0] * 7, 1) == pytest.approx(0.3)
+    assert best_at([0.0] * 2000 + [1.0], 1000) == pytest.approx(1000 / 2001)
+
+
+def test_votes_by_hand() -> None:
+    """Of a, a, b each pair but one has a tie of both: (1 + 1/2 + 1/2) / 3 for a right; three vote as they are."""
+    assert majority_at(["a", "a", "b"], [1.0, 1.0, 0.0], 2) == pytest.approx(2 / 3)
+    assert majority_at(["a", "a", "b"], [1.0, 1.0, 0.0], 3) == 1
+    assert majority_at(["a", "a", "b"], [0.0, 0.0, 1.0], 3) == 0
+    # Who gives no answer votes with the others that give none.
+    assert majority_at([None, None, "b"], [0.0, 0.0, 1.0], 3) == 0
+    assert majority_at(["a"] * 600 + ["b"] * 400, [1.0] * 600 + [0.0] * 400, 999) == pytest.approx(1)
+
+
+def test_an_error_is_over_prompts() -> None:
+    assert mean_and_error([0.5, 1.0]) == (0.75, pytest.approx((0.125 / 2) ** 0.5))
+    assert mean_and_error([0.5]) == (0.5, 0.0)
+
+
+def rows(*of_prompts: tuple[str, list[float | None], str]) -> list[dict[str, object]]:
+    return [
+        {
+            "prompt_id": name,
+            "score": score,
+            "outcome": "ok" if score is not None else "error",
+            "given": answer or None,
+        }
+        | {"terminated": True, "response_tokens": 4}
+        for name, scores, answers in of_prompts
+        for score, answer in zip(scores, answers, strict=True)
+    ]
+
+
+def test_figures_are_means_over_prompts_that_have_enough_scores() -> None:
+    """Prompt c has one score of three: it is in what one response takes only."""
+    found = rows(("a", [2.0, 0.0, 2.0], "xyx"), ("b", [0.0, 0.0, 1.0], "xxy"), ("c", [None, 1.0, None], "---"))
+    figures = summarise("s", "sampled", found, Estimates(pass_at=(2,), maj_at=(3,), pass_score=1.0))
+    told = {name.removeprefix("eval/s/"): value for name, value in figures.items() if "stderr" not in name}
+    assert told == pytest.approx(
+        {
+            "truncated_frac": 0,
+            "response_tokens_mean": 4,
+            "error_frac": 2 / 9,
+            "pass_at_1": (2 / 3 + 1 / 3 + 1) / 3,
+            "score_mean": (4 / 3 + 1 / 3 + 1) / 3,
+            "pass_at_2": (1 + 2 / 3) / 2,
+            "best_at_2": (2 + 2 / 3) / 2,
+            "maj_at_3": (1 + 0) / 2,
+        }
+    )
+    assert figures["eval/s/maj_at_3_stderr"] == pytest.approx(0.5)
+
+
+def test_a_set_of_which_no_score_was_asked_has_lengths_and_truncations_only() -> None:
+    found = [{**row, "outcome": UNSCORED} for row in rows(("a", [None, None], "--"))]
+    assert set(summarise("s", "greedy", found, Estimates())) == {
+        "eval/s/greedy_truncated_frac",
+        "eval/s/greedy_response_tokens_mean",
+    }

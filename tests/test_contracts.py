@@ -1,0 +1,59 @@
+"""`make contracts`: the quickstart as a contract, on fakes, met and unmet; what takes more GPUs is named, not run."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import contracts
+
+ROOT = Path(__file__).parents[1]
+ON_FAKES = (sys.executable, str(ROOT / "tests" / "slurm" / "on_fakes.py"))
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Words of a command that keeps the quickstart, of two steps, to what `--set` will say of its reward."""
+    monkeypatch.setenv("DRILL", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "recipes" / "quickstart.toml").read_text("utf-8").partition("[expect]")[0]
+    Path("tiny.toml").write_text(text.replace('"quickstart/', f'"{ROOT}/recipes/quickstart/'), "utf-8")
+    small = ("steps=2", "rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "tracking.kind=none")
+    sets = [word for item in small for word in ("--set", item)]
+    return ["tiny.toml", "--runs", "runs", "--out", "table.md", *sets]
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("| \n").split("|")] for line in text.splitlines()[2:]]
+
+
+@pytest.mark.parametrize(("least", "verdict", "code"), [("-1.0", "met", 0), ("2.0", "UNMET", 5)])
+def test_a_contract_is_met_or_not(
+    kept: list[str], least: str, verdict: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expect = ["--set", f"expect={{'reward/score_mean'={{min={least}}}}}"]
+    assert contracts.main([*kept, *expect], ON_FAKES) == code
+    table = Path("table.md").read_text("utf-8")
+    assert capsys.readouterr().out == table
+    ((name, _, figure, bound, reached, step, said),) = cells(table)
+    assert (name, figure, said, step) == ("tiny", "reward/score_mean", verdict, "2")
+    assert bound == f"at least {float(least):g}"
+    assert 0 <= float(reached) <= 1
+
+
+def test_a_run_that_fails_is_no_unmet_contract(kept: list[str]) -> None:
+    assert contracts.main([*kept, "--set", "model.path=nowhere"], ON_FAKES) == 1
+    ((*_, said),) = cells(Path("table.md").read_text("utf-8"))
+    assert said.startswith("FAILED (3): ")
+    assert "nowhere" in said
+
+
+def test_what_takes_more_gpus_is_named_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert contracts.main(["--gpus", "0"], ("false",)) == 0
+    found = {row[0]: row[-1] for row in cells(Path("contracts.md").read_text("utf-8"))}
+    assert found["verl/qwen2.5-0.5b-as-log"] == "not run: 1 GPUs, 0 here"
+    assert found["dsr1-7b"] == "not run: 64 GPUs, 0 here"
+    assert len(found) == len(contracts.published()) >= 4

@@ -1,0 +1,92 @@
+"""Reward models in a run: what it was made from, what a resume may change, and whose turn it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.sockets import fake_recipe
+from ppoctl.engines.megatron.ranks import TakingTurns
+from ppoctl.errors import RecipeError, StorageError
+from ppoctl.recipe.load import load
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store import run_dir
+from ppoctl.store.layout import RunLayout
+from ppoctl.wire.changes import change
+from ppoctl.wire.engines import place_roles
+from ppoctl.wire.sources import model_digests, require_same_sources, reward_digest
+from ppoctl.wire.stages import READS, read_by
+from ppoctl.wire.stories import as_recorded
+from rewards.reward_models import QUICKSTART, reward_model
+
+QUICKSTART_RECIPE = QUICKSTART.parents[1] / "quickstart.toml"
+
+
+def judged(judge: Path, **keys: Any) -> Recipe:
+    reward = {"kind": "model", "path": str(judge), **keys}
+    return fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32"}, reward=reward)
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Path:
+    return reward_model(tmp_path / "judge")
+
+
+def test_a_run_is_made_from_its_reward_models(judge: Path) -> None:
+    plain = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32"})
+    before = model_digests(judged(judge))
+    assert set(before) - set(model_digests(plain)) == {"reward.path"}
+    (judge / "chat_template.jinja").write_text("{{ messages }}", "utf-8")
+    after = model_digests(judged(judge))
+    assert {name for name in before if before[name] != after[name]} == {"reward.path"}
+    parts = {"kind": "sum", "parts": {"a": {"kind": "model", "path": str(judge)}, "b": {"kind": "gsm8k"}}}
+    summed = model_digests(fake_recipe(model={"path": str(QUICKSTART)}, reward=parts))
+    assert summed["reward.parts.a.path"] == after["reward.path"]
+    assert "" == reward_digest(model_digests(plain)) != reward_digest(after) != reward_digest(before)
+
+
+def test_whoever_scores_reads_which_models_do() -> None:
+    recipe = fake_recipe()
+    assert {stage for stage in READS if read_by(stage, recipe) != read_by(stage, recipe, "one")} == {"reward", "eval"}
+    assert read_by("reward", recipe, "one") != read_by("reward", recipe, "other")
+
+
+def test_a_changed_reward_model_stops_a_resume(judge: Path, tmp_path: Path) -> None:
+    layout, recipe = RunLayout(tmp_path / "run"), judged(judge)
+    run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={"sources": model_digests(recipe)})
+    require_same_sources(layout, model_digests(recipe))
+    config = json.loads((judge / "config.json").read_text("utf-8"))
+    (judge / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}), "utf-8")
+    with pytest.raises(StorageError, match=r"`reward\.path` is not what run .* was made from"):
+        require_same_sources(layout, model_digests(recipe))
+
+
+def test_a_run_keeps_its_reward_models_and_may_read_them_otherwise(judge: Path, tmp_path: Path) -> None:
+    layout, recipe = RunLayout(tmp_path / "run"), judged(judge)
+    run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
+    other = reward_model(tmp_path / "other")
+    for changed, says in (
+        (judged(other), f"reward `{other}`"),
+        (fake_recipe(model=recipe.model.model_dump()), "none"),
+    ):
+        with pytest.raises(RecipeError, match="the reward models are") as caught:
+            change(layout, changed)
+        assert says in str(caught.value)
+    found = change(layout, judged(judge, template="text"))
+    assert found is not None
+    assert found.keys == [("reward.template", "own", "text")]
+
+
+@pytest.mark.parametrize(("listed", "leaves"), [("actor", []), ("reward", ["reward.parts.a"])])
+def test_a_reward_model_takes_turns_where_it_is_listed(judge: Path, listed: str, leaves: list[str]) -> None:
+    reward = f"reward={{kind='sum', parts={{a={{kind='model', path='{judge}'}}, b={{kind='gsm8k'}}}}}}"
+    recipe = load([QUICKSTART_RECIPE], [reward, f"cluster.offload=['{listed}']", "generator.engines=2"], {}).recipe
+    placed, left = place_roles(recipe), list[str]()
+    [(role, ranks)] = placed.rewards.items()
+    assert isinstance(ranks, TakingTurns)
+    assert isinstance(placed.actor, TakingTurns)
+    assert ranks.turns is placed.actor.turns
+    for working in (role, "generator"):
+        ranks.turns.take(working, lambda working=working: left.append(working))  # type: ignore[misc]
+    assert left == leaves

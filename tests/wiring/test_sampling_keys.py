@@ -1,0 +1,74 @@
+"""How long a response is, and what ends it: the generator is told, and the trainer's log-probs are of the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fakes.bigram import END
+from ppoctl.batch.records import TRUNCATED
+from tolerance import STEP
+from wiring.bench import STEP_NUMBER, open_bench, with_keys
+from wiring.cases import holds
+
+KEYS = ("min_new_tokens", "stop_token_ids", "max_window_tokens")
+
+
+@holds(*(f"rollout.{key}" for key in KEYS))
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"min_new_tokens": 4}, {"stop_token_ids": [2, 5]}, {"min_new_tokens": 4, "stop_token_ids": [2, 5]}],
+    ids=str,
+)
+def test_what_ends_no_response_yet_is_neither_drawn_nor_scored(tmp_path: Path, changes: dict[str, Any]) -> None:
+    plain = {f"rollout.{key}": value for key, value in changes.items()}
+    bench = open_bench(tmp_path, with_keys({**plain, "ppo.rollout_correction": {"kind": "none"}}))
+    stages: Any = bench.job.stages(STEP_NUMBER)
+    actor: Any = bench.state("actor")
+    rollouts = stages.rollout.run(actor, bench.questions.prompts_for(STEP_NUMBER))
+    fewest, ends = changes.get("min_new_tokens", 0), {END, *changes.get("stop_token_ids", [])}
+    rows = zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), rollouts.finish.tolist(), strict=True)
+    for tokens, length, finish in rows:
+        assert length >= fewest
+        assert not ends & {*tokens[: length - 1]}
+        assert not ends & {*tokens[:fewest]}
+        assert finish == TRUNCATED or tokens[length - 1] in ends or "7, 3" in str(tokens)
+    assert (int(rollouts.lengths.min()) < 4) == (fewest == 0)
+    said = stages.logprobs.run(actor, rollouts)
+    STEP.check(said.actor, rollouts.sampler_logprobs)
+    # The reference is whole.
+    whole = bench.actor.reference_logprobs(rollouts.sequences, type(stages.logprobs.scored)(temperature=1.25))
+    STEP.check(said.reference, whole.where(rollouts.mask, 0.0))
+    assert stages.actor_update.scored == stages.logprobs.scored
+
+
+def test_a_window_leaves_the_response_what_the_prompt_does_not_take(tmp_path: Path) -> None:
+    lengths = {}
+    for window in (None, 5):
+        bench = open_bench(tmp_path / str(window), with_keys({"rollout.max_window_tokens": window}))
+        stages: Any = bench.job.stages(STEP_NUMBER)
+        actor: Any = bench.state("actor")
+        rollouts = stages.rollout.run(actor, bench.questions.prompts_for(STEP_NUMBER))
+        lengths[window] = rollouts.lengths
+        both = rollouts.prompt_lengths + rollouts.lengths
+        assert int(both.max()) == (window or 8)
+        assert {*both[rollouts.finish == TRUNCATED].tolist()} == {window or 8}
+        record: Any = bench.job.evaluate(2)
+        params = {params.max_window_tokens for _, params, _ in bench.generator.asked}
+        assert params == {window}
+        assert record.sampled.max_window_tokens == window
+    assert bool((lengths[5] <= lengths[None]).all())
+    assert not torch.equal(lengths[5], lengths[None])
+
+
+def test_evaluations_end_where_rollouts_do_and_have_no_fewest_tokens(tmp_path: Path) -> None:
+    changes = {"rollout.stop_token_ids": [2, 5], "rollout.min_new_tokens": 4, "rollout.max_window_tokens": 7}
+    stage: Any = open_bench(tmp_path / "a", with_keys(changes)).job.evaluate(2)
+    sampled = stage.sampled
+    assert (sampled.stop_token_ids, sampled.min_new_tokens, sampled.max_window_tokens) == ((2, 5), 0, 7)
+    prints = set()
+    for number, change in enumerate(({}, *({key: value} for key, value in changes.items()))):
+        other: Any = open_bench(tmp_path / str(number), with_keys(change)).job.evaluate(2)
+        prints.add(other.fingerprint)
+    assert len(prints) == 3  # the fewest tokens change nothing
