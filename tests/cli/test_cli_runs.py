@@ -11,6 +11,7 @@ from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.cli import show, summary
 from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
+from ppoctl.loop.expectations import Ended
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import ResumePlan
@@ -39,7 +40,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
     return asked
 
 
-def trained(root: Path, recipe: Recipe) -> session.Ended:
+def trained(root: Path, recipe: Recipe) -> Ended:
     """A run directory as `train` makes it, and an attempt on it."""
     layout = RunLayout(root)
     if not root.exists():

@@ -134,6 +134,7 @@ def open_run(
     around = JobContext(
         gate=gate or Stops(),
         say=lambda text: None,
+        log=lambda text: None,
         observers=(witness,),
         health=health or HealthMonitor(recipe.health),
         versions={},

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from textwrap import dedent
 
 import pytest
 
@@ -340,3 +341,65 @@ def test_a_request_for_now_abandons_while_nobody_asks(monkeypatch: pytest.Monkey
         with pytest.raises(InterruptedByUserError, match="`ppoctl stop --after now` at `values` of step 1"):
             time.sleep(60)
         assert not gate.may_save()
+
+
+def answers(said: list[str], count: int) -> list[str]:
+    """What was said, once so much has been: another thread says it."""
+    until = time.monotonic() + 10.0
+    while len(said) < count and time.monotonic() < until:
+        time.sleep(0.005)
+    return said
+
+
+def test_a_signal_is_answered_with_what_is_awaited_and_a_second_with_what_it_costs() -> None:
+    said = list[str]()
+    known = TimeLeft(stage_s=lambda stage: 40.0)
+    with signal_gate(GOES_ON, said.append) as gate, gate.working(known, unknown):
+        gate.clock = lambda: 1000.0
+        gate.before(3, "actor_update")
+        gate.clock = lambda: 1015.0
+        os.kill(os.getpid(), signal.SIGINT)
+        assert answers(said, 1) == [
+            "SIGINT: stopping after `actor_update` of step 3, about 25s more; once more abandons it"
+        ]
+        with pytest.raises(InterruptedByUserError):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert answers(said, 2)[1] == "SIGINT again: the running stage is abandoned"
+
+
+def test_a_stage_that_draws_is_not_waited_for() -> None:
+    said = list[str]()
+    with signal_gate(GOES_ON, said.append) as gate, gate.working(TimeLeft(draws=lambda stage: True), unknown):
+        gate.before(1, "rollout")
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert answers(said, 1) == ["SIGHUP: stopping; finished samples of `rollout` are kept"]
+
+
+def test_before_and_after_the_work_a_signal_is_answered_too() -> None:
+    said = list[str]()
+    with pytest.raises(PreemptedError), signal_gate(GOES_ON, said.append):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert answers(said, 1) == ["SIGTERM: stopping"]
+    with signal_gate(GOES_ON, said.append) as gate:
+        with gate.working(TimeLeft(), unknown):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert answers(said, 2)[1] == "SIGTERM: stopping when what is begun is saved"
+
+
+def test_a_signal_is_answered_in_the_middle_of_a_call_that_does_not_return() -> None:
+    """A library that works for long without Python: here in one call of OpenSSL, for a minute or so."""
+    script = dedent("""
+        import hashlib
+        from ppoctl.launch.signals import signal_gate
+        with signal_gate("again", lambda text: print(text, flush=True)):
+            print("ready", flush=True)
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000_000)
+    """)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(0.2)  # into the call; a signal before it would be answered, too
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline() == "SIGINT: stopping\n"
+        child.kill()

@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.sockets import fake_sockets
+from ppoctl.loop.expectations import Ended
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
 from ppoctl.store.journal import Line
@@ -69,7 +70,7 @@ def main() -> None:
         director.wait_at(f"start-{os.environ.get('SLURM_RESTART_COUNT', 0)}")
         return fake_sockets(recipe), sources
 
-    def directed(opened: session.OpenedRun, *do: Any) -> session.Ended:
+    def directed(opened: session.OpenedRun, *do: Any) -> Ended:
         return attempt_run(dataclasses.replace(opened, observers=(director,)), *do)
 
     session.prepare, session.attempt_run = prepared, directed

@@ -2,21 +2,18 @@
 
 import io
 import math
+import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from rich.console import Console as RichConsole
 
 from ppoctl.clock import WorkClock, duration
-from ppoctl.tracking.console import (
-    Console,
-    LiveConsole,
-    PlainConsole,
-    open_console,
-    panel,
-    plain,
-)
+from ppoctl.doing import Doing, counted, preparing
+from ppoctl.tracking.console import RunConsole
+from ppoctl.tracking.screen import Detail, LiveScreen, PlainScreen, Screen, open_screen, plain
 from ppoctl.tracking.view import Progress, RunView, number, sparkline
 
 
@@ -63,19 +60,16 @@ def history(view: RunView, lines: Iterable[dict[str, Any]]) -> None:
         view.committed(each)
 
 
-def play(console: Console, lines: Iterable[dict[str, Any]]) -> None:
+def play(console: RunConsole, lines: Iterable[dict[str, Any]]) -> None:
     for each in lines:
         console.on_stage_started(each["step"], each["stage"])
         console.on_committed(each)
 
 
-def plain_console(steps: int = 40, *, verbose: bool = False) -> tuple[PlainConsole, io.StringIO, Clock]:
+def plain_console(steps: int = 40, detail: Detail = "steps") -> tuple[RunConsole, io.StringIO, Clock]:
     clock, stream = Clock(), io.StringIO()
-    return (
-        PlainConsole(RunView("demo", steps, actor_last, clock), stream, verbose=verbose, clock=clock),
-        stream,
-        clock,
-    )
+    screen = PlainScreen(stream, detail, beats=False, clock=clock)
+    return RunConsole(RunView("demo", steps, actor_last, clock), screen), stream, clock
 
 
 def test_a_log_has_one_line_for_each_step_and_each_evaluation() -> None:
@@ -84,10 +78,10 @@ def test_a_log_has_one_line_for_each_step_and_each_evaluation() -> None:
     play(console, [*step_lines(1), *step_lines(2)])
     console.on_committed({"seq": 9, "event": "attempt_ended", "at": 0.0})
     console.on_message("mlflow: gone")
-    console.close()
+    console.on_detail("saved actor")
     # 4 + 0.5 + 3 + 5.5 = 13 s a step; 39 and 38 steps to go, and no evaluation: 507 s and 494 s.
     assert stream.getvalue() == (
-        "step 0/40  eval  gsm8k/pass_at_1 0.25  gsm8k/greedy_pass_at_1 0.3\n"
+        "step 0/40  eval  gsm8k/pass_at_1 0.25  gsm8k/greedy_pass_at_1 0.3  2.0s\n"
         "step 1/40  reward 0.2  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 27s\n"
         "step 2/40  reward 0.3  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 14s\n"
         "mlflow: gone\n"
@@ -95,14 +89,16 @@ def test_a_log_has_one_line_for_each_step_and_each_evaluation() -> None:
 
 
 def test_verbose_adds_the_stages() -> None:
-    console, stream, _ = plain_console(verbose=True)
+    console, stream, _ = plain_console(detail="stages")
     play(console, step_lines(1)[-2:])
+    console.on_detail("saved actor at step 1")
     assert stream.getvalue() == (
         "step 1/40  critic_update ...\n"
         "step 1/40  critic_update 3.0s\n"
         "step 1/40  actor_update ...\n"
         "step 1/40  actor_update 5.5s\n"
         "step 1/40  kl 0.00312  ev 0.523  clip 0.0812  - tok/s  8.5s  eta 5m 32s\n"
+        "saved actor at step 1\n"
     )
 
 
@@ -114,21 +110,48 @@ def test_a_step_without_an_actor_update_is_told_when_the_next_begins_and_borrows
     assert [text.split()[1] for text in lines] == ["1/40", "2/40", "3/40"]
 
 
-def test_a_long_rollout_says_once_a_minute_how_far_it_is() -> None:
-    console, stream, clock = plain_console()
+def test_who_asked_for_quiet_gets_messages_only() -> None:
+    console, stream, _ = plain_console(detail="quiet")
+    console.on_committed(line(0, "eval", 2.0, {"eval/gsm8k/pass_at_1": 0.25}))
+    play(console, step_lines(1))
+    console.on_message("mlflow: gone")
+    assert stream.getvalue() == "mlflow: gone\n"
+
+
+def test_a_silent_log_says_how_far_it_is_after_5_seconds_and_then_ever_more_seldom() -> None:
+    """After 5, 10, 20, 40 and then every 60 s of silence; what is said otherwise counts, too."""
+    clock, stream = Clock(), io.StringIO()
+    screen = PlainScreen(stream, beats=False, clock=clock)
+    console = RunConsole(RunView("demo", 40, actor_last, clock), screen)
     console.on_stage_started(1, "rollout")
     console.on_progress(0, 256, 0)
-    for second in range(1, 131):
+    beats = []
+    for second in range(1, 260):
         clock.now = 1000.0 + second
-        console.on_progress(second, 256, 100 * second)
-    assert stream.getvalue() == "step 1/40  rollout 60/256  100 tok/s\nstep 1/40  rollout 120/256  100 tok/s\n"
+        console.on_progress(min(second, 256), 256, 100 * second)
+        before = len(stream.getvalue())
+        screen.beat()
+        if len(stream.getvalue()) > before:
+            beats.append(second)
+        if second == 30:
+            console.on_message("note")
+    assert beats == [5, 15, 50, 90, 150, 210]
+    assert stream.getvalue().splitlines()[0] == "step 1/40  rollout  5/256  5.0s  100 tok/s"
+
+
+def test_nothing_is_said_where_nothing_goes_on() -> None:
+    clock, stream = Clock(), io.StringIO()
+    screen = PlainScreen(stream, beats=False, clock=clock)
+    clock.now += 100.0
+    screen.beat()
+    assert stream.getvalue() == ""
 
 
 def test_a_resumed_run_knows_its_history_and_does_not_tell_it_again() -> None:
     clock, stream = Clock(), io.StringIO()
     view = RunView("demo", 3, actor_last, clock)
     history(view, [*step_lines(1), *step_lines(2)[:2]])
-    console = PlainConsole(view, stream, verbose=False, clock=clock)
+    console = RunConsole(view, PlainScreen(stream, beats=False, clock=clock))
     play(console, step_lines(2)[2:])
     assert stream.getvalue() == (
         "step 2/3  reward 0.3  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 13s\n"
@@ -194,55 +217,130 @@ def test_logs_are_ascii_without_control_characters() -> None:
     assert plain("\u2581") == "\\u2581"
 
 
-def test_the_panel() -> None:
+def shown(console: RunConsole, width: int, *, unicode: bool = False) -> list[str]:
+    return [row.plain for row in console.rows(width, unicode=unicode)]
+
+
+def test_the_status_of_a_rollout() -> None:
     clock = Clock()
     view = RunView("demo", 40, actor_last, clock)
     history(view, [*step_lines(1), *step_lines(2), *step_lines(3)])
-    view.stage_started(4, "rollout")
-    console = LiveConsole(view, RichConsole(file=io.StringIO(), width=60), refresh_per_second=1.0)
+    console = RunConsole(view, PlainScreen(io.StringIO(), beats=False, clock=clock))
+    console.on_stage_started(4, "rollout")
     clock.now += 1.0
     console.on_progress(2, 64, 0)
     clock.now += 2.5
     console.on_progress(12, 64, 5000)
-    console.close()
-    shown = {True: io.StringIO(), False: io.StringIO()}
-    for unicode, stream in shown.items():
-        RichConsole(file=stream, width=60).print(panel(view, unicode=unicode))
     # 1 s until drawing began (weights are sent), then 5000 tokens in 2.5 s; 37 steps of 13 s.
-    assert shown[False].getvalue() == (
-        "+- demo ---------------------------------------------------+\n"
-        "| step 4/40  rollout 3.5s  12/64 samples                   |\n"
-        "| reward 0.4  kl 0.00312  ev 0.523  clip 0.0812  trunc     |\n"
-        "| 0.021                                                    |\n"
-        "| rewards _+@                                              |\n"
-        "| 2000 tok/s  eta 8m 01s                                   |\n"
-        "+----------------------------------------------------------+\n"
-    )
-    assert "rewards \u2581\u2585\u2588" in shown[True].getvalue()
-
-
-def test_the_panel_of_a_run_that_has_nothing_yet() -> None:
-    stream = io.StringIO()
-    RichConsole(file=stream, width=30).print(panel(RunView("demo", 3, actor_last, Clock()), unicode=False))
-    assert stream.getvalue().splitlines()[1:-1] == [
-        "| step 0/3                   |",
-        "|                            |",
-        "| rewards                    |",
-        "| - tok/s  eta -             |",
+    assert shown(console, 60) == [
+        "demo  step 4/40  0.0s, about 8m 01s left",
+        "rollout  12/64  3.5s  2000 tok/s",
+        "rewards _+@",
     ]
+    assert shown(console, 10)[-1] == "rewards _@"
+    assert shown(console, 60, unicode=True)[-1] == "rewards \u2581\u2585\u2588"
+    assert console.in_a_line() == "step 4/40  rollout  12/64  3.5s  2000 tok/s"
 
 
-def test_messages_appear_above_the_live_panel_and_the_cursor_comes_back() -> None:
+def test_the_status_says_what_a_stage_is_at() -> None:
+    console, _, _ = plain_console()
+    assert shown(console, 60) == ["demo  step 0/40  0.0s", ""]
+    console.on_stage_started(3, "actor_update")
+    seen = []
+    for place, letter in counted("abc", "minibatch"):
+        with preparing("starting vLLM") if place == 1 else nullcontext():
+            seen.append((letter, shown(console, 60)[1]))
+    assert seen == [
+        ("a", "actor_update  minibatch 1/3  0.0s"),
+        ("b", "actor_update  starting vLLM  0.0s"),
+        ("c", "actor_update  minibatch 3/3  0.0s"),
+    ]
+    assert shown(console, 60)[1] == "actor_update  0.0s"
+
+
+def test_what_lies_between_steps_is_in_what_is_left() -> None:
+    """Steps whose stages take 13 s, and 2 s for a save behind each; an evaluation of 5 s is counted by itself."""
+    clock = Clock()
+    view = RunView("demo", 4, actor_last, clock, evaluates=lambda step: step == 4)
+    for step in (1, 2):
+        clock.now += 13.0
+        history(view, step_lines(step))
+        if step == 1:
+            clock.now += 5.0
+            view.committed(line(1, "eval", 5.0, {}))
+        clock.now += 2.0
+    assert view.eta_s == 2 * (13.0 + 15.0) / 2 + 5.0
+
+
+def test_acts_lie_within_each_other_and_may_end_in_any_order() -> None:
+    doing, heard = Doing(), list[str]()
+    assert doing.now() is None
+    first, second = doing.at("saving"), doing.at("drawing", 8)
+    first.__enter__()
+    act = second.__enter__()
+    act.done = 2
+    assert str(doing.now()) == "drawing 2/8"
+    first.__exit__(None, None, None)
+    assert str(doing.now()) == "drawing 2/8"
+    second.__exit__(None, None, None)
+    assert doing.now() is None
+    with doing.heard_by(heard.append):
+        doing.tell("reading")
+    doing.tell("gone")
+    assert heard == ["reading"]
+
+
+def drawn(stream: io.StringIO) -> list[str]:
+    """What was drawn on a terminal, line by line, without what moves its cursor."""
+    return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text) for text in re.split("[\r\n]", stream.getvalue())]
+
+
+def live_screen(width: int, **more: Any) -> tuple[LiveScreen, io.StringIO]:
     stream = io.StringIO()
-    rich = RichConsole(file=stream, width=60, force_terminal=True, color_system=None, legacy_windows=False)
-    console = LiveConsole(RunView("[demo]", 40, actor_last, Clock()), rich)
+    rich = RichConsole(file=stream, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    return LiveScreen(rich, refresh_per_second=0.01, **more), stream
+
+
+def test_lines_appear_above_the_status_which_goes_at_the_end() -> None:
+    screen, stream = live_screen(60)
+    console = RunConsole(RunView("[demo]", 40, actor_last, Clock()), screen)
     play(console, step_lines(1))
     console.on_message("mlflow: [bold]gone[/bold]")
-    console.close()
+    screen.close()
     text = stream.getvalue()
-    assert "mlflow: [bold]gone[/bold]" in text
-    assert text.rindex("mlflow:") < text.rindex("[demo]") < text.rindex("step 1/40")
+    assert (
+        text.index("step 1/40  reward 0.2")
+        < text.index("mlflow: [bold]gone[/bold]")
+        < text.rindex("[demo]  step 1/40")
+    )
     assert text.rindex("\x1b[?25l") < text.rindex("\x1b[?25h")
+    assert text.endswith("\x1b[2K")
+
+
+@pytest.mark.parametrize(
+    ("width", "line_of_the_step"),
+    [
+        (120, "step 1/40  reward 0.2  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021  1840 tok/s  13s  eta 8m 27s"),
+        (80, "step 1/40  reward 0.2  kl 0.00312  ev 0.523  clip 0.0812  trunc 0.021"),
+        (60, "step 1/40  reward 0.2  kl 0.00312  ev 0.523  clip 0.0812"),
+        (24, "step 1/40  reward 0.2"),
+    ],
+)
+def test_a_narrow_terminal_gets_the_figures_that_it_has_room_for(width: int, line_of_the_step: str) -> None:
+    screen, stream = live_screen(width)
+    play(RunConsole(RunView("demo", 40, actor_last, Clock()), screen), step_lines(1))
+    screen.close()
+    assert line_of_the_step in drawn(stream)
+
+
+def test_a_status_is_never_wider_than_the_terminal() -> None:
+    screen, stream = live_screen(30)
+    console = RunConsole(RunView("a-run-with-a-long-name-indeed", 40, actor_last, Clock()), screen)
+    console.on_stage_started(1, "rollout")
+    screen._live.refresh()
+    screen.close()
+    assert max(map(len, drawn(stream))) == 29
+    assert "rollout  0.0s" in drawn(stream)
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
@@ -250,34 +348,49 @@ def test_colour_is_left_out_on_request(monkeypatch: pytest.MonkeyPatch, no_color
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", no_color)
     stream = Terminal()
-    console = open_console(RunView("demo", 3, actor_last), stream=stream)
-    assert isinstance(console, LiveConsole)
-    console.close()
+    with open_screen(stream=stream) as screen:
+        assert isinstance(screen, LiveScreen)
+        RunConsole(RunView("demo", 3, actor_last), screen)
     assert "\x1b[3" not in stream.getvalue()
 
 
 @pytest.mark.parametrize("term", ["", "dumb"])
 def test_a_dumb_terminal_and_a_file_get_plain_lines(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
     monkeypatch.setenv("TERM", term)
-    assert isinstance(open_console(RunView("demo", 3, actor_last), stream=Terminal()), PlainConsole)
+    with open_screen(stream=Terminal()) as screen:
+        assert isinstance(screen, PlainScreen)
     monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(open_console(RunView("demo", 3, actor_last), stream=io.StringIO()), PlainConsole)
+    stream = io.StringIO()
+    with open_screen(stream=stream) as screen:
+        assert isinstance(screen, PlainScreen)
+        with preparing("starting vLLM"):
+            pass
+    with preparing("something that nobody hears"):
+        pass
+    assert stream.getvalue() == "starting vLLM\n"
 
 
-def test_a_terminal_that_went_away_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    consoles: list[Console] = [
-        PlainConsole(RunView("demo", 3, actor_last, clock), Gone(), verbose=True, clock=clock),
-        LiveConsole(RunView("demo", 3, actor_last, clock), RichConsole(file=Gone()), refresh_per_second=0.01),
+def test_quiet_means_that_nothing_is_said_of_what_is_prepared() -> None:
+    stream = io.StringIO()
+    with open_screen("quiet", stream), preparing("starting vLLM"):
+        pass
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_that_went_away_does_not_stop_training() -> None:
+    screens: list[Screen] = [
+        PlainScreen(Gone(), "stages", beats=False),
+        LiveScreen(RichConsole(file=Gone()), refresh_per_second=0.01),
     ]
-    for console in consoles:
+    for screen in screens:
+        console = RunConsole(RunView("demo", 3, actor_last, Clock()), screen)
         play(console, step_lines(1))
         console.on_progress(1, 2, 3)
         console.on_message("hello")
-        console.close()
+        screen.close()
     closed = io.StringIO()
     closed.close()
-    PlainConsole(RunView("demo", 3, actor_last, clock), closed, verbose=False, clock=clock).on_message("hello")
+    PlainScreen(closed, beats=False).line("hello")
 
 
 def test_numbers_durations_and_sparklines_by_hand() -> None:

@@ -17,6 +17,7 @@ import pytest
 from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
+from ppoctl.loop.expectations import Ended
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.hours import spent
 from ppoctl.store.jobs import JobRecord, record
@@ -24,7 +25,7 @@ from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.stop_request import request_stop
-from ppoctl.tracking.console import Console
+from ppoctl.tracking.console import RunConsole
 from ppoctl.tracking.view import RunView
 from ppoctl.wire import new_run, session
 from ppoctl.wire.changes import change
@@ -62,7 +63,7 @@ def ends(layout: RunLayout) -> list[tuple[str, int]]:
     return [(line["status"], line["exit_code"]) for line in lines if line.get("event") == "attempt_ended"]
 
 
-def attempt(layout: RunLayout, scorer: EvenScorer | None = None, recipe: Recipe | None = None) -> session.Ended:
+def attempt(layout: RunLayout, scorer: EvenScorer | None = None, recipe: Recipe | None = None) -> Ended:
     chosen = recipe or fake_recipe()
     sockets = fake_sockets(chosen)
     sockets = replace(sockets, scorer=scorer or sockets.scorer)
@@ -134,13 +135,13 @@ def test_the_console_knows_after_which_steps_the_run_evaluates(
     made: RunLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[bool]] = []
-    opened = session.open_console
 
-    def looked_at(view: RunView, **rest: Any) -> Console:
-        seen.append([view.evaluates(step) for step in range(4)])
-        return opened(view, **rest)
+    class LookedAt(RunConsole):
+        def __init__(self, view: RunView, *rest: Any, **more: Any) -> None:
+            seen.append([view.evaluates(step) for step in range(4)])
+            super().__init__(view, *rest, **more)
 
-    monkeypatch.setattr(session, "open_console", looked_at)
+    monkeypatch.setattr(session, "RunConsole", LookedAt)
     attempt(made)
     evaluated = {line["step"] for line in read_lines(made.journal) if line.get("stage") == "eval"}
     assert seen == [[step in evaluated for step in range(4)]]

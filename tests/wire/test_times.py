@@ -67,7 +67,7 @@ def play(root: Path, clock: Clock, gate: Gate | None = None) -> None:
     layout, recipe = RunLayout(root), RECIPE
     if not root.exists():
         run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
-    around = JobContext(gate or Stops(), lambda text: None, (), HealthMonitor(recipe.health), {})
+    around = JobContext(gate or Stops(), lambda text: None, lambda text: None, (), HealthMonitor(recipe.health), {})
     sockets = replace(fake_sockets(recipe), generator=lambda actor_at, say, logs: SlowGenerator(actor_at, clock))
     run(assemble(layout, claim(layout), {1: recipe}, sockets, around)[0])
 

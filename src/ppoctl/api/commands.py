@@ -3,8 +3,8 @@ as on the command line. What ends a command with an exit code is raised: every e
 message, a hint and that code."""
 
 import threading
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import pyarrow
 
     from ppoctl.launch.signals import SignalGate
-    from ppoctl.wire.session import Ended
+    from ppoctl.loop.expectations import Ended
+    from ppoctl.tracking.screen import Screen
 
 RUNS = "runs"
 """Default folder of run directories, below the working directory."""
@@ -37,9 +38,9 @@ def train(
     from ppoctl.cli import preflight
     from ppoctl.wire import commands
 
-    with _gate("train") as gate:
+    with _talking("train") as (screen, gate):
         loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
-        ended = commands.train(loaded, gate, runs=Path(runs), or_resume=or_resume, verbose=False)
+        ended = commands.train(loaded, gate, runs=Path(runs), or_resume=or_resume, screen=screen)
     return _run_of(ended)
 
 
@@ -51,9 +52,9 @@ def rollout(recipe: Recipe, keys: Keys = None, *, runs: str | Path = RUNS, force
     from ppoctl.cli import preflight
     from ppoctl.wire import commands
 
-    with _gate("rollout") as gate:
+    with _talking("rollout") as (screen, gate):
         loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
-        ended = commands.rollout(loaded, gate, runs=Path(runs), verbose=False)
+        ended = commands.rollout(loaded, gate, runs=Path(runs), screen=screen)
     return Run(ended.layout.root)
 
 
@@ -68,12 +69,12 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
     from ppoctl.wire import commands
 
     layout = (run if isinstance(run, Run) else Run(run)).layout
-    with _gate("resume") as gate:
+    with _talking("resume") as (screen, gate):
         require_idle(layout)
         plan = plan_resume(layout)
         plan.require_whole(layout)
         preflight.require_room_to_go_on(layout, _sets(keys), force=force)
-        ended = commands.resume(layout, plan, _sets(keys), gate, only=None, verbose=False)
+        ended = commands.resume(layout, plan, _sets(keys), gate, only=None, screen=screen)
     return _run_of(ended)
 
 
@@ -104,19 +105,25 @@ def evaluate(checkpoint: str | Path | Run, recipe: Recipe = (), keys: Keys = Non
     from ppoctl.wire import commands
 
     path = checkpoint.path if isinstance(checkpoint, Run) else Path(checkpoint)
-    with _gate("eval"):
+    with _talking("eval"):
         found = commands.evaluate(commands.find_checkpoint(path, _files(recipe), _sets(keys)), _say)
     return Evaluated(found.stamp, found.figures(), found.rows)
 
 
-def _gate(command: str) -> "AbstractContextManager[SignalGate]":
-    """A gate that signals shut; signals reach the main thread only, so that elsewhere nobody shuts it."""
+@contextmanager
+def _talking(command: str) -> "Iterator[tuple[Screen, SignalGate]]":
+    """A screen on stderr, and a gate that signals shut; signals reach the main thread only, so that elsewhere nobody
+    shuts it."""
     from ppoctl.launch.signals import SignalGate, signal_gate
+    from ppoctl.tracking.screen import open_screen
 
     goes_on = f"call ppoctl.{command} again"
-    if threading.current_thread() is threading.main_thread():
-        return signal_gate(goes_on)
-    return nullcontext(SignalGate(goes_on))
+    with open_screen() as screen:
+        if threading.current_thread() is threading.main_thread():
+            with signal_gate(goes_on, screen.line) as gate:
+                yield screen, gate
+        else:
+            yield screen, SignalGate(goes_on)
 
 
 def _run_of(ended: "Ended") -> Run:

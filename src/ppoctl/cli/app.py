@@ -5,6 +5,7 @@ standard library only; everything else is imported inside the function, so that 
 `PpoctlError`, prints through `render`, and returns None (exit 0) or an exit code.
 """
 
+import atexit
 import errno
 import os
 import re
@@ -14,7 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -89,7 +90,18 @@ def main() -> None:
     except BrokenPipeError:  # whoever read our lines has had enough of them
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so once more at its end
         code = 128 + signal.SIGPIPE
-    sys.exit(code)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process. Taking the modules of torch and vLLM apart takes seconds and frees nothing that the system
+    does not: with them in it, only what asked to be run at the end is."""
+    if "torch" not in sys.modules:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

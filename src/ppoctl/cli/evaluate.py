@@ -9,6 +9,8 @@ import typer
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, On, Sets, TestOnly, as_typed
 from ppoctl.cli.submission import Submission
+from ppoctl.cli.working import working
+from ppoctl.doing import preparing
 from ppoctl.errors import RecipeError, quoted
 
 _OF_A_RUN = ("run.json", "manifest.json")
@@ -42,12 +44,11 @@ def evaluate(
     if on == "slurm":
         _submit(ckpt, files or (), sets or (), out, Submission(test_only=test_only, chain=1, as_json=json))
         return
-    from ppoctl.launch.signals import signal_gate
-
-    with signal_gate(as_typed("eval", [*(files or ()), "--ckpt", ckpt], sets or ())) as gate:
+    with working(as_typed("eval", [*(files or ()), "--ckpt", ckpt], sets or ())) as (_, gate):
         gate.at, gate.keeps = "", "an evaluation keeps nothing before it is done"
-        from ppoctl.store import eval_samples
-        from ppoctl.wire import commands
+        with preparing("loading libraries"):
+            from ppoctl.store import eval_samples
+            from ppoctl.wire import commands
 
         checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())
         evaluation = commands.evaluate(checkpoint, lambda text: render.say(render.printable(text)))

@@ -23,6 +23,7 @@ Wait = Annotated[
 ]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also a line per stage.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and the result.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Start although memory, disk or the cluster are judged too small.")
 ]

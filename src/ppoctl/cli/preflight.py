@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppoctl.cli import render
+from ppoctl.doing import DOING, Act
 
 if TYPE_CHECKING:
     from ppoctl.preflight.check import OriginOf
@@ -26,14 +27,20 @@ def examined(
     from ppoctl.recipe.rules import violations
 
     notes: list[str] = []
+    act = Act("")
+
+    def counted(name: str, rows: int) -> None:
+        act.what = f"reading `data.{name}`: {rows:,} rows"
+        render.passing(act.what)
 
     def assets(recipe: "Recipe", place: "OriginOf") -> "list[Problem]":
-        found = check(recipe, place, device=device, counted=_count)
+        found = check(recipe, place, device=device, counted=counted)
         notes.extend(found.notes)
         return found.problems
 
     try:
-        loaded, problems = examine(files, sets, judges=(violations, assets))
+        with DOING.at("checking the recipe, the model and the data") as act:
+            loaded, problems = examine(files, sets, judges=(violations, assets))
     finally:
         render.passing()
     notes += () if loaded is None else loaded.notes
@@ -109,7 +116,3 @@ class Reading:
         if not render.on_terminal() and time.monotonic() - self._said > self.EVERY_S:
             self._said = time.monotonic()
             render.say(text)
-
-
-def _count(name: str, rows: int) -> None:
-    render.passing(f"`data.{name}`: {rows:,} rows")

@@ -5,7 +5,7 @@ import json as json_module
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
@@ -24,12 +24,31 @@ def printable(text: str) -> str:
 
 def say(text: str) -> None:
     """Print a line of talk: progress, notes, what to type next."""
-    print(text, file=sys.stderr, flush=True)
+    if _through is None:
+        print(text, file=sys.stderr, flush=True)
+        return
+    for each in text.splitlines() or [""]:
+        _through(each)
+
+
+_through: Callable[[str], None] | None = None
+"""What takes a line of talk in place of stderr, while a screen is open."""
+
+
+@contextmanager
+def talking_through(take: Callable[[str], None]) -> Iterator[None]:
+    """Context in which `take` gets the lines of talk."""
+    global _through
+    before, _through = _through, take
+    try:
+        yield
+    finally:
+        _through = before
 
 
 def passing(text: str = "") -> None:
     """Print how far something is, in a line of a terminal that the next one replaces; elsewhere nothing."""
-    if on_terminal():
+    if on_terminal() and _through is None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 

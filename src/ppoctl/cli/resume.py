@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import preflight, render, summary
-from ppoctl.cli.options import Chain, Force, Json, On, Run, Sets, TakeOver, TestOnly, Verbose, as_typed
+from ppoctl.cli.options import Chain, Force, Json, On, Quiet, Run, Sets, TakeOver, TestOnly, Verbose, as_typed
 from ppoctl.cli.submission import Submission
+from ppoctl.cli.working import working
+from ppoctl.doing import preparing
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ppoctl.loop.expectations import Ended
     from ppoctl.store.layout import RunLayout
     from ppoctl.store.resume_plan import ResumePlan
 
@@ -42,10 +45,10 @@ def resume(
     chain: Chain = 1,
     force: Force = False,
     verbose: Verbose = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> int | None:
     """Continue a run from any instant. Changed keys (--set) hold from the first step that has no rollout yet."""
-    from ppoctl.launch.signals import signal_gate
     from ppoctl.store import run_dir
     from ppoctl.store.layout import RunLayout
 
@@ -59,9 +62,14 @@ def resume(
         submission = Submission(test_only=test_only, chain=chain, as_json=json, force=force)
         submission.run_again(layout, sets or (), rollout_only=rollout_only, save_only=save_only)
         return None
-    with signal_gate(as_typed("resume", [run], sets or ())) as gate:
+    with working(as_typed("resume", [run], sets or ()), verbose=verbose, quiet=quiet) as (screen, gate):
         if (code := _turn_is_over(layout)) is not None:
             return code
+        is_asked = sets or back_to is not None or allow_missing or save_only or rollout_only
+        if not is_asked and (ended := _over(layout)) is not None:
+            render.say("finished: nothing is left to do; more steps: " + _longer(layout))
+            summary.print_summary(ended, as_json=json)
+            return None
         if not take_over:
             from ppoctl.slurm.following import require_idle
 
@@ -69,10 +77,11 @@ def resume(
         table = _made_whole(layout, back_to, allow_missing=allow_missing)
         _print(run, table, to_stderr=True)
         preflight.require_room_to_go_on(layout, sets or (), force=force)
-        from ppoctl.wire import commands
+        with preparing("loading libraries"):
+            from ppoctl.wire import commands
 
         only: commands.Only | None = "save" if save_only else "rollout" if rollout_only else None
-        ended = commands.resume(layout, table, sets or (), gate, only=only, verbose=verbose)
+        ended = commands.resume(layout, table, sets or (), gate, only=only, screen=screen)
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None
 
@@ -101,6 +110,32 @@ def _turn_is_over(layout: "RunLayout") -> int | None:
     if code is not None:
         render.say(f"the job before this one ended with exit code {code}: nothing is left to do")
     return code
+
+
+def _over(layout: "RunLayout") -> "Ended | None":
+    """How a run stands that has done all it was to do, and is whole; None: there is something to do."""
+    from ppoctl.loop.expectations import Ended, judge
+    from ppoctl.store.alive import attempts
+    from ppoctl.store.journal import read_lines
+    from ppoctl.store.resume_plan import plan_resume
+    from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
+
+    lines = read_lines(layout.journal)
+    newest = next(reversed(attempts(lines)), None)
+    if newest is None or newest["status"] not in ("finished", "unmet"):
+        return None
+    recipe, recorded = recipe_of(layout), recorded_recipes(layout)
+    if recipe != recorded[max(recorded)]:  # somebody has edited the file
+        return None
+    plan_resume(layout).require_whole(layout)
+    return Ended(layout, lines, judge(recipe.expect, lines))
+
+
+def _longer(layout: "RunLayout") -> str:
+    from ppoctl.store import run_dir
+
+    recipes = run_dir.recipes(layout)
+    return f"ppoctl resume {quoted(layout.root)} --set steps={2 * recipes[max(recipes)]['steps']}"
 
 
 def _made_whole(layout: "RunLayout", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":

@@ -9,7 +9,7 @@ from ppoctl.errors import quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ppoctl.wire.session import Ended
+    from ppoctl.loop.expectations import Ended
 
 RUNS = Path("runs")
 """Default folder of run directories."""

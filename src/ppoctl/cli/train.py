@@ -10,6 +10,7 @@ from ppoctl.cli.options import (
     Force,
     Json,
     On,
+    Quiet,
     Recipes,
     Runs,
     Sets,
@@ -20,6 +21,8 @@ from ppoctl.cli.options import (
     with_accepted,
 )
 from ppoctl.cli.submission import Submission
+from ppoctl.cli.working import working
+from ppoctl.doing import preparing
 
 
 def train(
@@ -35,6 +38,7 @@ def train(
     chain: Chain = 1,
     force: Force = False,
     verbose: Verbose = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Train: create the run RUNS/NAME and do it. An existing one is refused; `resume` continues it."""
@@ -43,13 +47,12 @@ def train(
         submission = Submission(test_only=test_only, chain=chain, as_json=json, force=force)
         submission.new_run(files, sets, runs, "train", or_resume=or_resume)
         return
-    from ppoctl.launch.signals import signal_gate
-
-    with signal_gate(as_typed("train", files, sets)) as gate:
+    with working(as_typed("train", files, sets), verbose=verbose, quiet=quiet) as (screen, gate):
         loaded = preflight.startable(files, sets, runs, force=force)
-        from ppoctl.wire import commands
+        with preparing("loading libraries"):
+            from ppoctl.wire import commands
 
-        ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, verbose=verbose)
+        ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, screen=screen)
     summary.print_summary(ended, as_json=json)
 
 
@@ -62,6 +65,7 @@ def rollout(
     test_only: TestOnly = False,
     force: Force = False,
     verbose: Verbose = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Draw and score the responses of the first step, and stop. `train` with the same recipe goes on from them."""
@@ -70,11 +74,10 @@ def rollout(
         submission = Submission(test_only=test_only, chain=1, as_json=json, force=force)
         submission.new_run(files, sets, runs, "rollout")
         return
-    from ppoctl.launch.signals import signal_gate
-
-    with signal_gate(as_typed("rollout", files, sets)) as gate:
+    with working(as_typed("rollout", files, sets), verbose=verbose, quiet=quiet) as (screen, gate):
         loaded = preflight.startable(files, sets, runs, force=force)
-        from ppoctl.wire import commands
+        with preparing("loading libraries"):
+            from ppoctl.wire import commands
 
-        ended = commands.rollout(loaded, gate, runs=runs, verbose=verbose)
+        ended = commands.rollout(loaded, gate, runs=runs, screen=screen)
     summary.print_rollout(ended, as_json=json)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn
 
+from ppoctl.clock import duration
 from ppoctl.errors import InterruptedByUserError, PpoctlError, PreemptedError, quoted
 from ppoctl.launch.time_left import ENDING_S, TimeLeft, unknown
 
@@ -43,6 +44,8 @@ class _Running:
     """The stage that was let through last."""
 
     step: int
+    stage: str
+    draws: bool
     began: float
     expected_s: float | None
 
@@ -65,6 +68,8 @@ class SignalGate:
     """The running stage does not finish."""
     at: str = " before the first stage"
     """Where the job is, for whoever is told of the stop."""
+    say: Callable[[str], None] = lambda _: None
+    """Tells a person at once that a signal was heard; called from a thread of its own."""
     _time: TimeLeft = field(default_factory=TimeLeft)
     _asked: Callable[[], str | None] = unknown
     _is_working: bool = False
@@ -107,8 +112,8 @@ class SignalGate:
         if needed_s is not None:
             self._refuse(f"`{stage}` of step {step}", needed_s)
         # One that draws stops by itself at its next sample.
-        expected_s = None if self._time.draws(stage) else self._time.stage_s(stage)
-        self._running = _Running(step, self.clock(), expected_s)
+        draws = bool(self._time.draws(stage))
+        self._running = _Running(step, stage, draws, self.clock(), None if draws else self._time.stage_s(stage))
 
     def between(self) -> None:
         """Raise PreemptedError or InterruptedByUserError after a signal, and where the job is to stop now."""
@@ -164,6 +169,24 @@ class SignalGate:
         self.abandons = True
         self._stop()
 
+    def _answer(self, number: int, times: int) -> None:
+        """Say what becomes of a signal, whatever the main thread is in the middle of: the Nth that was heard."""
+        name, running = signal.Signals(number).name, self._running
+        if self._is_over or (number == signal.SIGUSR1 and self._is_due_now):
+            return
+        if times > 1 and self._is_repeated(number):
+            return
+        if times > 1 or self.request == "now":
+            self.say(f"{name} again: the running stage is abandoned")
+        elif running is None or not self._is_working:
+            self.say(f"{name}: stopping" + (" when what is begun is saved" if self._has_worked else ""))
+        elif running.draws:
+            self.say(f"{name}: stopping; finished samples of `{running.stage}` are kept")
+        else:
+            left = None if running.expected_s is None else running.began + running.expected_s - self.clock()
+            about = "" if left is None else f", about {duration(max(left, 1.0))} more"
+            self.say(f"{name}: stopping after `{running.stage}` of step {running.step}{about}; once more abandons it")
+
     def _is_repeated(self, number: int) -> bool:
         """Whether this is the same message once more: Slurm tells every process, and its script passes it on."""
         is_ours = self._is_due_now or self.abandons or self.request == "now"
@@ -207,10 +230,11 @@ class SignalGate:
 
 
 @contextmanager
-def signal_gate(goes_on: str) -> Iterator[SignalGate]:
-    """A gate that signals shut; earlier handlers come back afterwards. A SIGHUP that is ignored, as under `nohup`,
+def signal_gate(goes_on: str, say: Callable[[str], None] = lambda _: None) -> Iterator[SignalGate]:
+    """A gate that signals shut, and that answers them with `say`; earlier handlers come back afterwards. A
+    SIGHUP that is ignored, as under `nohup`,
     stays ignored."""
-    gate = SignalGate(goes_on)
+    gate = SignalGate(goes_on, say=say)
     heard = [number for number in _WORDS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     earlier = {number: signal.signal(number, gate._handle) for number in heard}
     unraisable = sys.unraisablehook
@@ -224,10 +248,37 @@ def signal_gate(goes_on: str) -> Iterator[SignalGate]:
 
     sys.unraisablehook = again_if_swallowed
     try:
-        with gate.outlasting():
+        with _answered(gate), gate.outlasting():
             yield gate
     finally:
         gate._is_over = True
         sys.unraisablehook = unraisable
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _answered(gate: SignalGate) -> Iterator[None]:
+    """Answer signals when they arrive. Python calls a handler between two of its own instructions only: in the middle
+    of a long call of an engine nobody would answer."""
+    heard, woken = os.pipe()
+    os.set_blocking(woken, False)
+    earlier = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    seen = dict[int, int]()
+
+    def answer() -> None:
+        with open(heard, "rb", buffering=0) as signals:  # noqa: PTH123 - a pipe
+            while number := signals.read(1):
+                if number[0] in _WORDS:
+                    times = sum(seen.values())
+                    seen[number[0]] = seen.get(number[0], 0) + 1
+                    gate._answer(number[0], times + 1)
+
+    thread = threading.Thread(target=answer, name="signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(earlier)
+        os.close(woken)
+        thread.join()

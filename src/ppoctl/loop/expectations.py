@@ -7,6 +7,8 @@ from typing import Any
 from ppoctl.errors import ExpectationError
 from ppoctl.metrics import reported
 from ppoctl.recipe.schema import Expectation
+from ppoctl.store.journal import Line
+from ppoctl.store.layout import RunLayout
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,15 @@ class ExpectationResult:
     value: float | None
     bound: str
     met: bool
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run stands after an attempt that ended in order."""
+
+    layout: RunLayout
+    lines: list[Line]
+    verdicts: list[ExpectationResult]
 
 
 def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:

@@ -1,18 +1,28 @@
 """Draws of one turn: everything is submitted at once, handled as it finishes, and kept over a crash of the stage."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ppoctl.batch.records import State
 from ppoctl.clock import WORK
+from ppoctl.doing import DOING
 from ppoctl.ports import DrawnFor, Gate, Generator, Sample, SampleParts, SampleRequest, SamplingParams, Stream
 
 Progress = Callable[[int, int, int], None]
 """(finished samples, all samples, tokens drawn so far; recalled ones are not)."""
 Heard = Callable[[Sample], None]
 """Told of each finished sample, in the order in which they finish; those that are recalled first."""
-Turn = tuple[SamplingParams, Sequence[SampleRequest]]
+
+
+class Turn(NamedTuple):
+    """What is drawn with the same parameters."""
+
+    params: SamplingParams
+    requests: Sequence[SampleRequest]
+    name: str = ""
+    """What it is for, where a stage draws for several things."""
 
 
 def _both(first: Heard, then: Heard) -> Heard:
@@ -61,8 +71,8 @@ class Drawing:
         done = self.parts.recall(drawn_for)
         for sample in done.values():
             heard(sample)
-        missing = [(params, [request for request in asked if request.key not in done]) for params, asked in turns]
-        left = [(params, requests) for params, requests in missing if requests]
+        missing = [turn._replace(requests=[one for one in turn.requests if one.key not in done]) for turn in turns]
+        left = [turn for turn in missing if turn.requests]
         if not left:
             yield Drawn(done)
             return
@@ -70,12 +80,13 @@ class Drawing:
             yield self._draw(left, done, _both(keep, heard), at)
 
     def _draw(self, left: Sequence[Turn], done: dict[str, Sample], keep: Heard, at: Callable[[], State]) -> Drawn:
-        total = len(done) + sum(len(requests) for _, requests in left)
+        total = len(done) + sum(len(turn.requests) for turn in left)
         self.generator.prepare(at())
         tokens, started = 0, WORK.now()
         self.progress(len(done), total, tokens)
-        for params, requests in left:
-            with one_turn(self.generator, requests, params) as finished:
+        for params, requests, name in left:
+            named = DOING.at(name) if name else nullcontext()
+            with named, one_turn(self.generator, requests, params) as finished:
                 for samples in finished:
                     for sample in samples:
                         done[sample.key] = sample

@@ -14,7 +14,7 @@ from ppoctl.batch.records import Evaluation, State
 from ppoctl.batch.scores import Score
 from ppoctl.ports import DrawnFor, Sample, SampleRequest, SamplingParams, Scorer
 from ppoctl.stages.beside import request_about
-from ppoctl.stages.drawing import Drawing
+from ppoctl.stages.drawing import Drawing, Turn
 from ppoctl.stages.eval_figures import UNSCORED, Estimates, Mode, Rows, figure_name, summarise
 from ppoctl.stages.reward import score_all
 from ppoctl.stages.rollout import requests_of
@@ -67,7 +67,7 @@ class EvaluateStage:
         sets = (f"{name} {prompts.identity}" for name, prompts in self.sets.items())
         key = hashlib.sha256("\n".join((actor.identity, self.fingerprint, *sets)).encode()).hexdigest()
         drawn_for = DrawnFor(actor.step, self.name, key)
-        turns = [(one.params, one.requests) for one in passes]
+        turns = [Turn(one.params, one.requests, f"{one.set} {one.mode}") for one in passes]
         summary: dict[str, float] = {}
         rows: list[dict[str, Any]] = []
         with self.drawing.drawn(turns, drawn_for, lambda: actor) as drawn:

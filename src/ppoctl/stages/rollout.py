@@ -10,7 +10,7 @@ from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import DrawnFor, Models, Sample, SampleRequest, SamplingParams
-from ppoctl.stages.drawing import Drawing, Heard, nobody
+from ppoctl.stages.drawing import Drawing, Heard, Turn, nobody
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RolloutStage:
         key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
         drawn_for = DrawnFor(prompts.step, self.name, key)
         heard = self._heard(prompts, requests)
-        turns = [(self.params, requests)]
+        turns = [Turn(self.params, requests)]
         with self.drawing.drawn(turns, drawn_for, lambda: self.models.stamped(actor), heard) as drawn:
             record = assemble(prompts, requests, drawn.samples, samples=self.samples_per_prompt)
             return replace(record, drawing=(drawn.tokens, drawn.seconds))

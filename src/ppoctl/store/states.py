@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ppoctl.batch.records import Carry, State, Update
-from ppoctl.clock import WORK
+from ppoctl.doing import preparing
 from ppoctl.errors import CorruptArtifactError, StorageError, quoted
 from ppoctl.ports import Actor, Critic, Trainer
 from ppoctl.store import artifact
@@ -231,15 +231,18 @@ class States:
         engine = self.engines[state.role]
         if resident.lineage == state.lineage:
             return engine
-        with WORK.stopped():
+        with preparing(f"loading the {state.role}") as act:
             start, updates = self._path_to(state)
             if resident.lineage != start.lineage:
                 resident.state = None
                 self._start_from(start, engine)
                 resident.state = start
             began = time.monotonic()
+            if updates:
+                act.what, act.total = f"replaying updates of the {state.role}", len(updates)
             for recorded in updates:
                 self._replay_one(recorded)
+                act.done += 1
             self.replayed_s += time.monotonic() - began if updates else 0.0
         return engine
 

@@ -76,6 +76,9 @@ class RunView:
         self._drawing_since: float | None = None
         self._eval_seconds: dict[int, float] = {}
         """Seconds of the evaluation after each step."""
+        self._took: dict[int, float] = {}
+        """Seconds from the end of the step before to the end of this one, without an evaluation: saves are in it."""
+        self._last_end: float | None = None
 
     def stage_started(self, step: int, stage: str) -> None:
         """Hear that a stage runs from now on."""
@@ -101,12 +104,17 @@ class RunView:
         self._by_step.setdefault(step, {}).update(figures)
         if line["stage"] == "eval":
             self._eval_seconds[step] = line["seconds"]
+            self._last_end = None if self._last_end is None else self._last_end + line["seconds"]
         else:
             self._seconds[step] = self._seconds.get(step, 0.0) + line["seconds"]
         if KEY_FIGURES["reward"] in figures:
             self.rewards.append(figures[KEY_FIGURES["reward"]])
         if line["stage"].partition(".")[0] == "rollout":
             self._tokens_per_s = line.get("clocked", {}).get(metrics.THROUGHPUT_GENERATED.name)
+        if line["stage"] == self.last_stage(step):
+            if self._last_end is not None:
+                self._took[step] = self._clock() - self._last_end
+            self._last_end = self._clock()
         over = step if line["stage"] == self.last_stage(step) else step - 1
         self.finished_step = max(self.finished_step, over)
 
@@ -117,6 +125,11 @@ class RunView:
     def step_seconds(self, step: int) -> float:
         """Seconds of the step's stages committed so far, without an evaluation."""
         return self._seconds.get(step, 0.0)
+
+    @property
+    def at_step(self) -> int:
+        """The step that is worked on, or the last one that is over."""
+        return self.finished_step if self.activity is None else self.activity.step
 
     @property
     def stage_seconds(self) -> float:
@@ -134,10 +147,14 @@ class RunView:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the end: steps to come times the mean of the last few, and evaluations to come times the mean of
-        those so far. None before the first step is over."""
+        """Seconds to the end: steps to come times the mean of the last few, with what lay between them, and
+        evaluations to come times the mean of those so far. None before the first step is over."""
         done = self.finished_step
-        recent = [self._seconds[step] for step in range(done - STEPS_FOR_ETA + 1, done + 1) if step in self._seconds]
+        recent = [
+            max(self._seconds[step], self._took.get(step, 0.0))
+            for step in range(done - STEPS_FOR_ETA + 1, done + 1)
+            if step in self._seconds
+        ]
         if not recent:
             return None
         evaluations = list(self._eval_seconds.values())

@@ -11,6 +11,7 @@ from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.launch.signals import SignalGate
+from ppoctl.loop.expectations import Ended
 from ppoctl.loop.run import Job, run, start_point
 from ppoctl.loop.stories import Given
 from ppoctl.ports import Actor, DrawnFor, Sample
@@ -27,10 +28,11 @@ from ppoctl.store.once import Identified, Result, Stage
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.retention import saved_steps
+from ppoctl.tracking.screen import Screen
 from ppoctl.wire import changes, engines, session
 from ppoctl.wire.new_run import ROLLOUT, TRAIN, create, exists, is_replaceable
 from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
-from ppoctl.wire.session import Ended, OpenedRun
+from ppoctl.wire.session import OpenedRun
 from ppoctl.wire.sources import require_same_sources, run_of, same_companions
 from ppoctl.wire.stages import evaluation_stage
 
@@ -38,20 +40,20 @@ Only = Literal["rollout", "save"]
 """One thing that a resume may stop after: rollouts of the next step, or a save of the newest states."""
 
 
-def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, verbose: bool) -> Ended:
+def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, screen: Screen) -> Ended:
     """Create the run and do it. A directory that exists is refused, unless `or_resume`, or unless it holds nothing
     but the rollouts that `ppoctl rollout` drew for the same recipe, or not even one (see `is_replaceable`)."""
     layout = RunLayout(runs / loaded.recipe.name)
     if layout.root.exists() and not is_replaceable(layout):
         if or_resume or _holds_only_rollouts(layout):
-            return _continue(Opening(layout, loaded.recipe, gate, verbose), _as_it_is(layout))
+            return _continue(Opening(layout, loaded.recipe, gate, screen), _as_it_is(layout))
         raise exists(layout)
     try:
-        return _begin(Opening(layout, loaded.recipe, gate, verbose), TRAIN, run)
+        return _begin(Opening(layout, loaded.recipe, gate, screen), TRAIN, run)
     except RunExistsError:
         if not or_resume:
             raise
-    return _continue(Opening(layout, loaded.recipe, gate, verbose), _as_it_is(layout))  # another command was faster
+    return _continue(Opening(layout, loaded.recipe, gate, screen), _as_it_is(layout))  # another command was faster
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Opening:
     layout: RunLayout
     recipe: Recipe
     gate: SignalGate
-    verbose: bool
+    screen: Screen
 
 
 def _begin(opening: Opening, command: str, do: Callable[[Job], None]) -> Ended:
@@ -72,8 +74,8 @@ def _begin(opening: Opening, command: str, do: Callable[[Job], None]) -> Ended:
             run_dir.remove(layout)
         create(layout, recipe, digests, command=command, rows=sockets.rows)
     plan = ResumePlan(start=0, items=())
-    opened = OpenedRun(layout, {1: recipe}, sockets, plan, verbose=opening.verbose)
-    return session.attempt_run(opened, do, opening.gate)
+    opened = OpenedRun(layout, {1: recipe}, sockets, plan)
+    return session.attempt_run(opened, do, opening.gate, opening.screen)
 
 
 def _as_it_is(layout: RunLayout) -> ResumePlan:
@@ -87,12 +89,12 @@ def _as_it_is(layout: RunLayout) -> ResumePlan:
 
 
 def resume(
-    layout: RunLayout, plan: ResumePlan, sets: Sequence[str], gate: SignalGate, *, only: Only | None, verbose: bool
+    layout: RunLayout, plan: ResumePlan, sets: Sequence[str], gate: SignalGate, *, only: Only | None, screen: Screen
 ) -> Ended:
     """Continue a run that was found whole, or do one thing only: draw the next rollouts, or save the newest
     pair of states again."""
     do = {"rollout": _draw_and_score, "save": _save_for_any_layout, None: run}[only]
-    return _continue(Opening(layout, recipe_of(layout, sets), gate, verbose), plan, do)
+    return _continue(Opening(layout, recipe_of(layout, sets), gate, screen), plan, do)
 
 
 def planned_change(root: Path, sets: Sequence[str]) -> changes.Change | None:
@@ -102,17 +104,17 @@ def planned_change(root: Path, sets: Sequence[str]) -> changes.Change | None:
     return changes.change(layout, recipe_of(layout, sets))
 
 
-def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, verbose: bool) -> Ended:
+def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> Ended:
     """Draw and score the rollouts of the next step, and stop; `train` goes on from them."""
     layout = RunLayout(runs / loaded.recipe.name)
     if not layout.root.exists() or is_replaceable(layout):
-        return _begin(Opening(layout, loaded.recipe, gate, verbose), ROLLOUT, _draw_and_score)
+        return _begin(Opening(layout, loaded.recipe, gate, screen), ROLLOUT, _draw_and_score)
     if not _holds_only_rollouts(layout):
         raise RunExistsError(
             f"run directory `{layout.root}` exists and has been trained",
             hint=f"draw under another name: --set name={loaded.recipe.name}-2",
         )
-    return _continue(Opening(layout, loaded.recipe, gate, verbose), _as_it_is(layout), _draw_and_score)
+    return _continue(Opening(layout, loaded.recipe, gate, screen), _as_it_is(layout), _draw_and_score)
 
 
 def _draw_and_score(job: Job) -> None:
@@ -157,8 +159,8 @@ def _continue(opening: Opening, plan: ResumePlan, do: Callable[[Job], None] = ru
         change = changes.adopt(attempt, recipe)
         recipes = recorded_recipes(layout)
     notes = tuple(change.lines()) if change is not None else ()
-    opened = OpenedRun(layout, recipes, sockets, plan, verbose=opening.verbose, notes=notes, attempt=attempt)
-    return session.attempt_run(opened, do, opening.gate)
+    opened = OpenedRun(layout, recipes, sockets, plan, notes=notes, attempt=attempt)
+    return session.attempt_run(opened, do, opening.gate, opening.screen)
 
 
 def _holds_only_rollouts(layout: RunLayout) -> bool:

@@ -12,6 +12,7 @@ import torch
 from ppoctl.batch.scores import Finish
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
+from ppoctl.doing import preparing
 from ppoctl.ports import Generator, Scorer
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import reward_models
@@ -33,13 +34,15 @@ if TYPE_CHECKING:
 
 def read_questions(recipe: Recipe) -> PromptSource:
     """All prompts of the recipe, rendered and checked."""
-    template = PromptTemplate(load_tokenizer(recipe.model.path))
-    return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed)
+    with preparing("reading data"):
+        template = PromptTemplate(load_tokenizer(recipe.model.path))
+        return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed)
 
 
 def place_roles(recipe: Recipe) -> Placed:
     """Where actor, critic, generator and reward models run. Nothing is started."""
-    from ppoctl.engines.megatron.factory import trainer_settings
+    with preparing("loading Megatron-Core"):
+        from ppoctl.engines.megatron.factory import trainer_settings
 
     trained = {role: trainer_settings(recipe, role) for role in ("actor", "critic")}
     return place(recipe, {**trained, **{dotted(key): settings_of(recipe, key) for key in reward_models(recipe)}})
@@ -56,7 +59,7 @@ def open_scorer(recipe: Recipe, questions: PromptSource, placed: Placed) -> Scor
             check.require()
     if recipe.eval.metrics is not None:
         recipe.eval.metrics.require_sound()
-    with opened_and_probed(recipe, questions, placed) as (scorer, probed):
+    with preparing("trying the reward"), opened_and_probed(recipe, questions, placed) as (scorer, probed):
         require_sound(probed)
         require_own_names(score for row in probed for score in row.scores.values())
     return scorer

@@ -40,6 +40,8 @@ class JobContext:
 
     gate: Gate
     say: Callable[[str], None]
+    log: Callable[[str], None]
+    """Takes what is for a log only."""
     observers: tuple[Observer, ...]
     health: Health
     versions: dict[str, str]
@@ -118,7 +120,7 @@ def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Socke
         engines={"actor": sockets.actor, "critic": sockets.critic},
         initial={role: initial_state(role, sockets.source_digests[role]) for role in outlines.roles},
         layouts={role: saved_layout(recipe, role) for role in outlines.roles},
-        saves=Saves(around.say, recipe.checkpoint.asynchronous),
+        saves=Saves(around.log, recipe.checkpoint.asynchronous),
         versions=around.versions,
         observers=around.observers,
         say=around.say,

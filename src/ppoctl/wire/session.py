@@ -26,7 +26,7 @@ from ppoctl.errors import (
     without_secrets,
 )
 from ppoctl.launch.signals import SignalGate, signal_gate
-from ppoctl.loop.expectations import ExpectationResult, judge
+from ppoctl.loop.expectations import Ended, judge
 from ppoctl.loop.run import Job, run
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.cadence import evaluates
@@ -45,9 +45,11 @@ from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.store.states import States
 from ppoctl.store.stop_request import stop_requested
-from ppoctl.tracking.console import Console, Consoles, open_console, open_log
+from ppoctl.tracking.console import RunConsole, RunConsoles, open_log
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
+from ppoctl.tracking.screen import Screen, open_screen
+from ppoctl.tracking.strays import STRAYS
 from ppoctl.tracking.view import RunView
 from ppoctl.versions import versions
 from ppoctl.wire import engines
@@ -62,20 +64,11 @@ MIRROR_DEADLINE_S = 20.0
 """How long the end of a run waits for MLflow."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a run stands after an attempt that ended in order."""
-
-    layout: RunLayout
-    lines: list[Line]
-    verdicts: list[ExpectationResult]
-
-
 @dataclass
 class Watcher:
     """Hands what happens to the console and wakes the mirror."""
 
-    console: Console
+    console: RunConsoles
     mirror: MlflowMirror | None
     stage: tuple[int, str] = (0, "start")
     unkept_since: float | None = None
@@ -138,7 +131,6 @@ class OpenedRun:
     plan: ResumePlan
     """What was found when the run was opened."""
     observers: tuple[Observer, ...] = ()
-    verbose: bool = False
     notes: tuple[str, ...] = ()
     """What is said first."""
     attempt: Attempt | None = None
@@ -162,16 +154,22 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str]]:
     return engines.open_engines(recipe, questions, digests), digests
 
 
-def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run, gate: SignalGate | None = None) -> Ended:
+def attempt_run(
+    opened: OpenedRun,
+    do: Callable[[Job], None] = run,
+    gate: SignalGate | None = None,
+    screen: Screen | None = None,
+) -> Ended:
     """Run what is left. Raises the error that stopped it; the journal then has the attempt's end and exit code.
-    `gate`: the one that has been there since the command began; None: one of its own.
+    `gate` and `screen`: those that have been there since the command began; without: its own.
 
     Health rules are judged over the recorded steps again, so a rule's count of consecutive steps survives a resume.
     """
     goes_on = resume_command(opened.layout.root)
     if gate is None:
-        with signal_gate(goes_on) as own:
-            return attempt_run(opened, do, own)
+        with open_screen() as shown, signal_gate(goes_on, shown.line) as own:
+            return attempt_run(opened, do, own, shown)
+    assert screen is not None
     gate.goes_on = goes_on
     layout, recipe = opened.layout, opened.recipe
     attempt = opened.attempt or claim(layout)
@@ -180,7 +178,7 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run, gate: Signal
     this_process = {"pid": os.getpid(), "host": platform.node(), "threads": torch.get_num_threads()}
     journal.event("attempt_started", **this_process, **allotted(recipe))
     with (
-        _watched(opened, told, attempt, journal) as watcher,
+        _watched(opened, screen, told, attempt, journal) as watcher,
         _ending(recipe, journal, told, attempt, watcher),
         gate.outlasting(),
         closing(opened.sockets),
@@ -188,6 +186,7 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run, gate: Signal
         around = JobContext(
             gate=gate,
             say=watcher.console.on_message,
+            log=watcher.console.on_detail,
             observers=(watcher, *opened.observers),
             health=HealthMonitor(recipe.health),
             versions=versions(),
@@ -211,7 +210,9 @@ def attempt_run(opened: OpenedRun, do: Callable[[Job], None] = run, gate: Signal
 
 
 @contextmanager
-def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journal) -> Iterator[Watcher]:
+def _watched(
+    opened: OpenedRun, screen: Screen, told: Outlines, attempt: Attempt, journal: Journal
+) -> Iterator[Watcher]:
     recipe, history = opened.recipe, journal.lines()
     views = [
         RunView(
@@ -220,8 +221,9 @@ def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journ
         for _ in range(2)
     ]
     log = open_log(views[0], opened.layout.console_log(attempt.number), history=history)
+    STRAYS.into(opened.layout.attempt(attempt.number) / "libraries.log")
     log.on_message(f"attempt {attempt.number} on {platform.node()}, process {os.getpid()}")
-    console = Consoles(log, open_console(views[1], verbose=opened.verbose, history=history))
+    console = RunConsoles(log, RunConsole(views[1], screen, history=history))
     mirror = None
     tracking = recipe.tracking
     if isinstance(tracking, MlflowTracking):
@@ -235,8 +237,6 @@ def _watched(opened: OpenedRun, told: Outlines, attempt: Attempt, journal: Journ
         for text in (*(f"error: {line}" for line in says.splitlines()), *hint.splitlines()):
             log.on_message(text)
         raise
-    finally:
-        console.close()
 
 
 @contextmanager

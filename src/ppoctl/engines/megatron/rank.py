@@ -24,6 +24,7 @@ from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.device import this_device
+from ppoctl.doing import counted
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
@@ -180,7 +181,7 @@ class MegatronRank(SendingRank):
         with megatron_device():
             return [
                 self._minibatch_step(sequences, minibatch, objective, number)
-                for number, minibatch in enumerate(minibatches)
+                for number, minibatch in counted(minibatches, "minibatch")
             ]
 
     def forward(self, sequences: Sequences, asked: Asked) -> Share | None:

@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from ppoctl.clock import WORK
+from ppoctl.doing import preparing
 from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.worker import MakeTarget, Started, Worker
@@ -88,7 +89,7 @@ class RayProcesses:
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> "Pending":
         """Ask these ranks (all of them), and go on. Raises only when the processes cannot be started."""
-        with WORK.stopped():
+        with preparing(f"starting {self.group.name}") if not self.ranks else nullcontext():
             starting = self._begin_start()
         self.cluster.require_alive()
         # Put once: every process of a node reads the same copy.

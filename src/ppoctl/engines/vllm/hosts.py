@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ppoctl.clock import WORK
+from ppoctl.doing import preparing
 from ppoctl.engines.turns import Turns
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import join_tensor_ranks
@@ -23,7 +23,7 @@ class ThisProcess:
     def begin(self, method: str, *arguments: Any) -> Reply:
         if self.engine is None:
             write_log(self.settings, "engine-0")
-            with WORK.stopped():
+            with preparing("starting vLLM"):
                 self.engine = Engine(self.settings)
         return _Answered(getattr(self.engine, method)(*arguments))
 

@@ -1,0 +1,97 @@
+"""Lines that libraries print by themselves: kept in a file, away from the screen and from what a command prints."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+STDOUT, STDERR = 1, 2
+
+
+class Strays:
+    """What this process and its children write to stdout and stderr while a command works, C++ included."""
+
+    def __init__(self) -> None:
+        self._aside: BinaryIO | None = None
+        self._log: Path | None = None
+        """Where they are kept; None: in a file that goes."""
+
+    @contextmanager
+    def kept_apart(self) -> Iterator[TextIO]:
+        """Context in which they go to a file; it gives the stream that reaches the person. Where stderr is not this
+        process's own, as in a notebook, nothing is kept apart. What was written before there was a log to keep it in
+        comes out at the end, if that is an error."""
+        if not (_is(sys.stdout, STDOUT) or sys.stdout is sys.stderr) or not _is(sys.stderr, STDERR):
+            yield sys.stderr
+            return
+        stdout = os.dup(STDOUT)
+        stderr = open(  # noqa: SIM115, PTH123 - a descriptor, closed below
+            os.dup(STDERR), "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors
+        )
+        with tempfile.TemporaryFile() as aside:
+            self._aside, self._log = aside, None
+            _write_to(aside.fileno())
+            try:
+                yield stderr
+            except BaseException:
+                self._come_out(stderr)
+                raise
+            finally:
+                _flush()
+                os.dup2(stdout, STDOUT)
+                os.dup2(stderr.fileno(), STDERR)
+                os.close(stdout)
+                with suppress(OSError):
+                    stderr.close()
+                self._aside = None
+                self._forget_empty()
+
+    def into(self, log: Path) -> None:
+        """Keep them in this file from now on, and what there was before; an empty one goes at the end."""
+        if self._aside is None:
+            return
+        _flush()
+        with suppress(OSError), log.open("ab") as file:
+            self._aside.seek(0)
+            shutil.copyfileobj(self._aside, file)
+            file.flush()
+            _write_to(file.fileno())
+            self._log = log
+
+    def _come_out(self, stderr: TextIO) -> None:
+        if self._log is None and self._aside is not None:
+            _flush()
+            self._aside.seek(0)
+            with suppress(OSError):
+                stderr.write(self._aside.read().decode(errors="replace"))
+
+    def _forget_empty(self) -> None:
+        if self._log is not None and self._log.is_file() and not self._log.stat().st_size:
+            self._log.unlink()
+
+
+STRAYS = Strays()
+"""Those of this process."""
+
+
+def _is(stream: TextIO, descriptor: int) -> bool:
+    try:
+        return stream.fileno() == descriptor
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _write_to(descriptor: int) -> None:
+    _flush()
+    os.dup2(descriptor, STDOUT)
+    os.dup2(descriptor, STDERR)
+
+
+def _flush() -> None:
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
