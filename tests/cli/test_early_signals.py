@@ -27,8 +27,9 @@ def test_a_command_that_is_still_reading_ends_in_order(tmp_path: Path, number: s
     said = command.communicate(timeout=60)[1].splitlines()
     os.close(writer)
     assert command.returncode == ENDS[number]
-    assert said[0].startswith(f"error: stopped by {number.name}")
-    assert said[0].endswith("before the first stage; everything finished is committed")
+    assert said[0] == f"{number.name}: stopping"
+    assert said[1].startswith(f"error: stopped by {number.name}")
+    assert said[1].endswith("before the first stage; everything finished is committed")
     assert f"hint: ppoctl train {recipe} --set {setting}" in said
     assert not runs.exists()
 

@@ -15,7 +15,6 @@ from ppoctl.errors import RecipeError, quoted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppoctl.loop.expectations import Ended
     from ppoctl.store.layout import RunLayout
     from ppoctl.store.resume_plan import ResumePlan
 
@@ -66,14 +65,10 @@ def resume(
         if (code := _turn_is_over(layout)) is not None:
             return code
         is_asked = sets or back_to is not None or allow_missing or save_only or rollout_only
-        if not is_asked and (ended := _over(layout)) is not None:
-            render.say("finished: nothing is left to do; more steps: " + _longer(layout))
-            summary.print_summary(ended, as_json=json)
+        if not is_asked and _said_that_it_is_over(layout, as_json=json):
             return None
         if not take_over:
-            from ppoctl.slurm.following import require_idle
-
-            require_idle(layout)
+            _require_idle(layout)
         table = _made_whole(layout, back_to, allow_missing=allow_missing)
         _print(run, table, to_stderr=True)
         preflight.require_room_to_go_on(layout, sets or (), force=force)
@@ -94,9 +89,7 @@ def _set_aside_here(layout: "RunLayout", back_to: int | None, *, allow_missing: 
             "`--take-over` is not for a job, which waits in a queue", hint=f"ppoctl stop {quoted(layout.root)}"
         )
     if back_to is not None or allow_missing:
-        from ppoctl.slurm.following import require_idle
-
-        require_idle(layout)
+        _require_idle(layout)
         _made_whole(layout, back_to, allow_missing=allow_missing)
 
 
@@ -112,8 +105,14 @@ def _turn_is_over(layout: "RunLayout") -> int | None:
     return code
 
 
-def _over(layout: "RunLayout") -> "Ended | None":
-    """How a run stands that has done all it was to do, and is whole; None: there is something to do."""
+def _require_idle(layout: "RunLayout") -> None:
+    from ppoctl.slurm.following import require_idle
+
+    require_idle(layout)
+
+
+def _said_that_it_is_over(layout: "RunLayout", *, as_json: bool) -> bool:
+    """Whether the run has done all that it was to do and is whole, and was shown as it stands."""
     from ppoctl.loop.expectations import Ended, judge
     from ppoctl.store.alive import attempts
     from ppoctl.store.journal import read_lines
@@ -123,19 +122,17 @@ def _over(layout: "RunLayout") -> "Ended | None":
     lines = read_lines(layout.journal)
     newest = next(reversed(attempts(lines)), None)
     if newest is None or newest["status"] not in ("finished", "unmet"):
-        return None
+        return False
     recipe, recorded = recipe_of(layout), recorded_recipes(layout)
     if recipe != recorded[max(recorded)]:  # somebody has edited the file
-        return None
+        return False
     plan_resume(layout).require_whole(layout)
-    return Ended(layout, lines, judge(recipe.expect, lines))
-
-
-def _longer(layout: "RunLayout") -> str:
-    from ppoctl.store import run_dir
-
-    recipes = run_dir.recipes(layout)
-    return f"ppoctl resume {quoted(layout.root)} --set steps={2 * recipes[max(recipes)]['steps']}"
+    longer = 2 * recipe.steps
+    render.say(
+        f"finished: nothing is left to do; more steps: ppoctl resume {quoted(layout.root)} --set steps={longer}"
+    )
+    summary.print_summary(Ended(layout, lines, judge(recipe.expect, lines)), as_json=as_json)
+    return True
 
 
 def _made_whole(layout: "RunLayout", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":

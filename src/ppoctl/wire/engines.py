@@ -145,6 +145,7 @@ def build_engines(
         reward_digest=reward_digest(digests),
         rows={name: counts.as_dict() for name, counts in questions.counts.items()},
         close_trainers=placed.close,
+        start_ahead=placed.start_ahead,
     )
 
 

@@ -42,6 +42,8 @@ class Placed:
     generator: Callable[["VllmSettings", Say], "EngineSide"]
     """Lines about what is being waited for go to the second argument from then on."""
     close: Callable[[], None] = nothing_to_close
+    start_ahead: Callable[[], None] = nothing_to_close
+    """Starts all processes side by side, once the generator is made."""
 
 
 def place(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
@@ -74,9 +76,10 @@ def _placed(
     ranks: "Callable[[RankSettings], Ranks]",
     generator: "Callable[[VllmSettings, Say], EngineSide]",
     close: Callable[[], None] = nothing_to_close,
+    start_ahead: Callable[[], None] = nothing_to_close,
 ) -> Placed:
     found = {role: ranks(settings) for role, settings in roles.items()}
-    return Placed(found.pop("actor"), found.pop("critic"), found, generator, close)
+    return Placed(found.pop("actor"), found.pop("critic"), found, generator, close, start_ahead)
 
 
 def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
@@ -93,7 +96,7 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     where = table.ray_address or job_nodes(recipe)
     cluster = RayCluster(placement, where, table.start_deadline_s, object_store_bytes(recipe))
     turns = Turns(leaving(recipe))
-    fleet: list[RayProcesses] = []
+    fleet, of_ranks = list[RayProcesses](), list[RayProcesses]()
 
     def engine_nodes() -> set[str]:
         return {node for engine in fleet for node in engine.nodes()}
@@ -106,6 +109,7 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
             else OpenRank(settings, table.start_deadline_s)
         )
         made = _group(recipe, cluster, role, opened, size=sizes[role])
+        of_ranks.append(made)
         read_near = engine_nodes if table.weights != "store" else None
         bucket_bytes = table.weights_bucket_mib * 2**20
         return TakingTurns(ManyProcesses(made, settings.parallel, bucket_bytes, read_near), role, turns)
@@ -135,7 +139,13 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
             begin_on if settings.sleeps else None,
         )
 
-    return _placed(roles, ranks, engines, cluster.close)
+    def start_ahead() -> None:
+        # On shared GPUs an engine measures what is free when it starts: it comes first, by itself.
+        if table.placement == "apart" or not cluster.has_gpus():
+            for group in (*fleet, *of_ranks):
+                group.start_ahead()
+
+    return _placed(roles, ranks, engines, cluster.close, start_ahead)
 
 
 def job_nodes(recipe: Recipe) -> "JobNodes | None":

@@ -202,6 +202,8 @@ def attempt_run(
             gate.working(time_left(layout, told, job.journal), partial(stop_requested, layout, attempt.number)),
             watcher.counting_replays(job.states),
         ):
+            if do is run:
+                opened.sockets.start_ahead()
             do(job)
         verdicts = judge(recipe.expect, journal.lines()) if do is run else []
         if not all(verdict.met for verdict in verdicts):

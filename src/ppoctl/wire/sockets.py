@@ -42,6 +42,8 @@ class Sockets:
     """Numbers of rows that were read, repeated, too long, left out, cut and used, by the key of their table."""
     close_trainers: Callable[[], None] = nothing_to_close
     """Ends the processes of actor, critic and reward models that are not this one."""
+    start_ahead: Callable[[], None] = nothing_to_close
+    """Starts all processes that are not this one side by side, once there is a generator."""
 
     def close(self) -> None:
         try:

@@ -277,6 +277,24 @@ def test_an_error_that_no_death_explains_is_raised_as_it_was(processes, monkeypa
         processes.call("fail_unexpectedly_at", 1)
 
 
+def test_groups_that_are_started_ahead_start_side_by_side_and_say_what_went_wrong_when_they_are_asked(
+    cluster: RayCluster, group: Group
+) -> None:
+    def broken(rank: int, size: int, address: str) -> None:
+        raise NonFiniteError("cannot be made")
+
+    fine, wrong = (RayProcesses(replace(group, make=make), cluster) for make in (group.make, broken))
+    with closing(fine), closing(wrong):
+        for each in (wrong, fine):
+            each.start_ahead()
+        ranks = list(fine.ranks)
+        assert fine.call("who", "hello") == [("hello", rank, group.size) for rank in range(group.size)]
+        fine.start_ahead()
+        assert fine.ranks == ranks  # not anew
+        with pytest.raises(NonFiniteError, match="cannot be made"):
+            wrong.call("who", "hello")
+
+
 def test_ranks_that_do_not_meet_say_so():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

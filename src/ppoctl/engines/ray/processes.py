@@ -75,6 +75,8 @@ class RayProcesses:
         self.group = group
         self.cluster = cluster
         self.ranks: list[Any] = []
+        self._starting: dict[Any, int] = {}
+        """What the processes were asked for when they were started ahead."""
         self._segments: list[str] = []
         self._nodes: dict[int, str] = {}
 
@@ -87,10 +89,16 @@ class RayProcesses:
         ProcessLostError; the group is then gone."""
         return self.begin(method, *arguments, ranks=ranks).answers()
 
+    def start_ahead(self) -> None:
+        """Start the processes where they are not running; whoever asks them first waits until they can answer, and is
+        told what went wrong."""
+        with preparing(f"starting {self.group.name}"):
+            self._starting = self._begin_start() or self._starting
+
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> "Pending":
         """Ask these ranks (all of them), and go on. Raises only when the processes cannot be started."""
         with preparing(f"starting {self.group.name}") if not self.ranks else nullcontext():
-            starting = self._begin_start()
+            starting, self._starting = self._begin_start() or self._starting, {}
         self.cluster.require_alive()
         # Put once: every process of a node reads the same copy.
         given = ray.put(tuple(map(self.cluster.sent_once, arguments)))
@@ -113,7 +121,7 @@ class RayProcesses:
 
     def kill(self) -> None:
         """End the processes at once, and remove what they leave."""
-        ranks, self.ranks = self.ranks, []
+        ranks, self.ranks, self._starting = self.ranks, [], {}
         for rank in ranks:
             ray.kill(rank)
         segments.remove(self._segments)

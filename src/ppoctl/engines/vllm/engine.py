@@ -260,8 +260,9 @@ def started(settings: VllmSettings, *, is_alone: bool, **options: Any) -> Any:
         )
     prepare_environment(settings)
     TENANCY.enter()
+    heap = nullcontext() if is_alone else _heap_passed_over()
     try:
-        with undisturbed(), _third_party_quiet():
+        with undisturbed(), _third_party_quiet(), heap:
             llm = _start(settings, **options)
     except BaseException:
         with TENANCY.leaving():
@@ -269,10 +270,18 @@ def started(settings: VllmSettings, *, is_alone: bool, **options: Any) -> Any:
         raise
     # vLLM would otherwise shut down, process groups included, whenever this object happens to be collected.
     llm.engine_core._finalizer.detach()
-    if not is_alone:
-        # It also freezes the heap, the trainer's objects included: cycles among them would never be freed.
-        gc.unfreeze()
     return llm
+
+
+@contextmanager
+def _heap_passed_over() -> Iterator[None]:
+    """Context in which the collector passes over what was there before. vLLM collects and then freezes the heap, the
+    trainer's objects included: the first would take long, and after the second cycles among them were never freed."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _start(settings: VllmSettings, **options: Any) -> Any:
