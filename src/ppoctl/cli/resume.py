@@ -127,9 +127,9 @@ def _said_that_it_is_over(layout: "RunLayout", *, as_json: bool) -> bool:
     if recipe != recorded[max(recorded)]:  # somebody has edited the file
         return False
     plan_resume(layout).require_whole(layout)
-    longer = 2 * recipe.steps
+    steps = recipe.steps
     render.say(
-        f"finished: nothing is left to do; more steps: ppoctl resume {quoted(layout.root)} --set steps={longer}"
+        f"finished: nothing is left to do; more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * steps}"
     )
     summary.print_summary(Ended(layout, lines, judge(recipe.expect, lines)), as_json=as_json)
     return True

@@ -139,13 +139,15 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
             begin_on if settings.sleeps else None,
         )
 
-    def start_ahead() -> None:
-        # On shared GPUs an engine measures what is free when it starts: it comes first, by itself.
-        if table.placement == "apart" or not cluster.has_gpus():
-            for group in (*fleet, *of_ranks):
-                group.start_ahead()
+    return _placed(roles, ranks, engines, cluster.close, lambda: _side_by_side(cluster, [*fleet, *of_ranks]))
 
-    return _placed(roles, ranks, engines, cluster.close, start_ahead)
+
+def _side_by_side(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:
+    """Start all processes, but on shared GPUs: there an engine measures what is free when it starts, and comes first,
+    by itself."""
+    if not (cluster.placement.colocated and cluster.has_gpus()):
+        for group in groups:
+            group.start_ahead()
 
 
 def job_nodes(recipe: Recipe) -> "JobNodes | None":
