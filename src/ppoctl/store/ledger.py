@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.records import FINISH_REASONS, REWARD_OUTCOMES, Rewards, Rollouts
+from ppoctl.batch.records import Rewards, Rollouts
+from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.batch.sealed import sealed_line, whole_lines
 from ppoctl.store.append import GrowingFile, opened, read_whole
 from ppoctl.store.attempt import Attempt
