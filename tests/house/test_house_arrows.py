@@ -18,6 +18,7 @@ ARROWS: dict[str, set[str]] = {
     "clock": set(),
     "versions": set(),
     "table": set(),
+    "chart": set(),
     "nvml": set(),
     "device": {"nvml", "errors"},
     "cuda_memory": set(),
@@ -66,8 +67,8 @@ ARROWS: dict[str, set[str]] = {
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
     "cli": {
-        "clock", "conversion", "doctor", "launch", "loop", "metrics", "model", "plan", "preflight", "recipe", "slurm",
-        "store", "tracking", "wire",
+        "chart", "clock", "conversion", "doctor", "launch", "loop", "metrics", "model", "plan", "preflight", "recipe",
+        "slurm", "store", "tracking", "wire",
     },
     "api": {"batch", "cli", "launch", "loop", "recipe", "slurm", "store", "wire"},
 }  # fmt: skip
@@ -79,6 +80,7 @@ FOREIGN: dict[str, set[str]] = {
     "plan": set(),
     "launch": set(),
     "slurm": set(),
+    "chart": {"PIL"},
     "preflight": set(),
     "device": {"torch"},
     "doctor": {"packaging"},

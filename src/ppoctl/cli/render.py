@@ -143,6 +143,16 @@ def is_coloured() -> bool:
     return colour(sys.stdout)
 
 
+def is_unicode() -> bool:
+    """Whether data may have characters beyond ASCII."""
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def styled(text: str, style: str) -> str:
+    """The text in a style where data is coloured."""
+    return _styled(text, style, sys.stdout)
+
+
 def is_terminal() -> bool:
     """Whether data goes to a terminal, through a pager or not."""
     return sys.stdout.isatty()

@@ -15,9 +15,9 @@ Sort = Literal["row", "reward", "length", "advantage", "flipped"]
 
 AROUND = 5
 """Lines of a screen that are no samples: headers, notes, and the prompt of the shell."""
-LEAST_RESPONSE = 24
-"""Columns that a response must have; for it others are left out."""
-DROPPED = ("finish", "outcome", "sample")
+LEAST_RESPONSE = 16
+"""Columns that a response must have, if it is that long; for it others are left out."""
+DROPPED = ("finish", "outcome", "sample", "set", "advantage", "tokens")
 """Columns that are left out where it is narrow, the first first."""
 
 
@@ -71,17 +71,18 @@ Column = tuple[str, Callable[["SampleRow"], object]]
 
 def _print(rows: "Sequence[SampleRow]", form: Form, known: _Flips, width: int | None) -> None:
     columns = _columns(rows, form, known)
+    lines = [_line(row.response, form.grep) for row in rows]
+    least = min(LEAST_RESPONSE, max(map(len, ("response", *lines))))
     left_out: list[str] = []
-    while width is not None and width - _width(columns, rows) < LEAST_RESPONSE:
+    while width is not None and width - _width(columns, rows) < least:
         there = [name for name in DROPPED if name in dict(columns)]
         if not there:
             break
         left_out.append(there[0])
         columns = [column for column in columns if column[0] != there[0]]
     room = None if width is None else max(8, width - _width(columns, rows))
-    told = [
-        (*(cell(row) for _, cell in columns), render.clipped(_line(row.response, form.grep), room)) for row in rows
-    ]
+    both = zip(rows, lines, strict=True)
+    told = [(*(cell(row) for _, cell in columns), render.clipped(line, room)) for row, line in both]
     render.table(told, (*dict(columns), "response"))
     if left_out:
         render.say(f"no room for: {', '.join(left_out)}")
