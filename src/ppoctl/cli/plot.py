@@ -99,12 +99,13 @@ def _chosen(runs: Sequence[_Plotted], asked: Sequence[str] | None) -> list[str]:
 
     for name in asked:
         if name not in recorded:
-            group = "" if find(name) is None else f" {name.partition('/')[0]}"
+            is_known = find(name) is not None
             near = get_close_matches(name, sorted(recorded), n=1, cutoff=0.6)
-            says = unknown(name) if not group else f"no figure `{name}` was recorded"
+            says = f"no figure `{name}` was recorded" if is_known else unknown(name)
             if near and "did you mean" not in says:
                 says += f"; did you mean `{near[0]}`?"
-            raise RecipeError(says, hint=f"ppoctl recipes metrics{group}")
+            of_its_group = f"ppoctl recipes metrics {quoted(name.partition('/')[0])}"
+            raise RecipeError(says, hint=of_its_group if is_known else "ppoctl recipes metrics")
     return list(dict.fromkeys(asked))
 
 

@@ -20,24 +20,25 @@ LEGENDS: dict[Figure, str] = {
 }
 
 
-def show(source: "Source", row: "SampleRow", by: Figure, *, as_json: bool) -> None:
-    """Print a sample of a step, or of an evaluation."""
-    if source.evaluations:
-        from ppoctl.store.samples import evaluation_rows
+def show(source: "Source", step: int, row: int, by: Figure, *, as_json: bool) -> None:
+    """Print a sample of a step, or of an evaluation. Raises RecipeError where there is none."""
+    from ppoctl.wire.samples import read_samples, require_row
 
-        found = evaluation_rows(source.layout, row.step)[row.row]
+    if not source.evaluations:
+        [sample] = read_samples(source.layout, step, [row])
         if as_json:
-            render.json({"step": row.step, "row": row.row, **found})
+            render.json(vars(sample))
         else:
-            print_evaluated(row, found)
+            print_sample(sample, by)
         return
-    from ppoctl.wire.samples import read_samples
+    from ppoctl.store.samples import evaluation_rows, listed
 
-    [sample] = read_samples(source.layout, row.step, [row.row])
+    rows = evaluation_rows(source.layout, step)
+    require_row(row, len(rows))
     if as_json:
-        render.json(vars(sample))
+        render.json({"step": step, "row": row, **rows[row]})
     else:
-        print_sample(sample, by)
+        print_evaluated(listed(step, rows)[row], rows[row])
 
 
 def print_sample(found: "ShownSample", by: Figure = "advantage") -> None:

@@ -11,12 +11,28 @@ from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.store.layout import RunLayout
-    from ppoctl.store.sample_list import Wanted
+    from ppoctl.store.sample_list import Source, Wanted
     from ppoctl.store.samples import SampleRow
 
 # The names are those of `batch.scores`, which a test holds.
 Finish = Literal["terminated", "truncated"]
 Outcome = Literal["ok", "timeout", "error", "unreachable", "refused"]
+Extreme = Literal["worst", "best"]
+
+Limit = Annotated[
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Lines of the list; default: what fits.")
+]
+Prompt = Annotated[
+    str | None, typer.Option("--prompt", metavar="ID", help="Only of this prompt, over all steps unless --step.")
+]
+EvalSet = Annotated[
+    str | None, typer.Option("--eval-set", metavar="SET", help="Only of this evaluation set, or SET/greedy.")
+]
+AtLeast = Annotated[float | None, typer.Option("--min-reward", help="Only those with at least this score.")]
+AtMost = Annotated[float | None, typer.Option("--max-reward", help="Only those with at most this score.")]
+Grep = Annotated[
+    str | None, typer.Option("--grep", metavar="TEXT", help="Only those with this text in the response.")
+]
 
 
 def show(
@@ -33,23 +49,15 @@ def show(
         typer.Option("--sort", help="Order of the list, the most first; flipped: prompts whose score varies."),
     ] = "row",
     reverse: Annotated[bool, typer.Option("--reverse", help="The list the other way round.")] = False,
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="Lines of the list; default: what fits.")
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="ID", help="Of this prompt, over all steps unless --step.")
-    ] = None,
-    finish: Annotated[Finish | None, typer.Option("--finish", help="That ended so.")] = None,
-    outcome: Annotated[Outcome | None, typer.Option("--outcome", help="Whose scoring went so.")] = None,
-    min_reward: Annotated[float | None, typer.Option("--min-reward", help="With at least this score.")] = None,
-    max_reward: Annotated[float | None, typer.Option("--max-reward", help="With at most this score.")] = None,
-    grep: Annotated[
-        str | None, typer.Option("--grep", metavar="TEXT", help="With this text in the response.")
-    ] = None,
+    limit: Limit = None,
+    prompt: Prompt = None,
+    finish: Annotated[Finish | None, typer.Option("--finish", help="Only those that ended so.")] = None,
+    outcome: Annotated[Outcome | None, typer.Option("--outcome", help="Only those whose scoring went so.")] = None,
+    min_reward: AtLeast = None,
+    max_reward: AtMost = None,
+    grep: Grep = None,
     evaluation: Annotated[bool, typer.Option("--eval", help="Samples of an evaluation instead.")] = False,
-    set_: Annotated[
-        str | None, typer.Option("--eval-set", metavar="SET", help="Of this evaluation set, or SET/greedy.")
-    ] = None,
+    set_: EvalSet = None,
     by: Annotated[
         sample_screen.Figure, typer.Option("--colour", help="What colours the tokens of a response.")
     ] = "advantage",
@@ -72,15 +80,17 @@ def show(
     several = ["--list"] * list_ + ["--sort"] * (sort != "row") + ["--reverse"] * reverse
     several += [] if limit is None else ["--limit"]
     _require_one_form(one, several, wanted)
-    rows = source.rows(source.last() if step is None else step) if prompt is None or step is not None else None
-    rows = source.of_prompt(prompt) if rows is None and prompt is not None else rows or []
+    extreme: Extreme | None = "worst" if worst else "best" if best else None
     with pager.paged(wanted=not no_pager and not json):
-        if one or not (several or source.evaluations or wanted != Wanted()):
-            row = _chosen(rows, wanted, sample or 0, "worst" if worst else "best" if best else None)
-            sample_screen.show(source, row, by, as_json=json)
+        if extreme is not None:
+            found = _extreme(_rows(source, step, wanted), wanted, extreme)
+            sample_screen.show(source, found.step, found.row, by, as_json=json)
+        elif one or not (several or source.evaluations or wanted != Wanted()):
+            at = source.last() if step is None else step
+            sample_screen.show(source, at, sample or 0, by, as_json=json)
         else:
             form = sample_list.Form(sort, reverse, limit, grep)
-            sample_list.show(source, rows, wanted, form, as_json=json)
+            sample_list.show(source, _rows(source, step, wanted), wanted, form, as_json=json)
 
 
 def _require_one_form(one: list[str], several: list[str], wanted: "Wanted") -> None:
@@ -97,16 +107,24 @@ def _require_one_form(one: list[str], several: list[str], wanted: "Wanted") -> N
         raise RecipeError("`--sample` names a row, and filters choose among all", hint="ppoctl show --help")
 
 
-def _chosen(
-    rows: "list[SampleRow]", wanted: "Wanted", number: int, extreme: Literal["worst", "best"] | None
-) -> "SampleRow":
-    """The one row that is asked for. Raises RecipeError where there is none."""
-    if extreme is None:
-        if not 0 <= number < len(rows):
-            raise RecipeError(
-                f"the step has {len(rows)} samples, not a row `{number}`", hint="count from 0, with --sample"
-            )
-        return rows[number]
+def _rows(source: "Source", step: int | None, wanted: "Wanted") -> "list[SampleRow]":
+    """Samples among which to look: of a step, or of a prompt over all steps. Raises RecipeError where there are none,
+    or none of the evaluation set that is asked for."""
+    if wanted.prompt_id is not None and step is None:
+        rows = source.of_prompt(wanted.prompt_id)
+    else:
+        rows = source.rows(source.last() if step is None else step)
+    sets = sorted({name for row in rows for name in (row.set, row.set.rpartition("/")[0])})
+    if wanted.set is not None and wanted.set not in sets:
+        raise RecipeError(
+            f"the evaluation has no set `{wanted.set}`; it has {', '.join(sets)}",
+            hint=f"ppoctl show {quoted(source.layout.root)} --eval-set {quoted(sets[0])}",
+        )
+    return rows
+
+
+def _extreme(rows: "list[SampleRow]", wanted: "Wanted", extreme: Extreme) -> "SampleRow":
+    """The lowest or the highest score of those that are wanted. Raises RecipeError where none has one."""
     scored = [(row.score, row) for row in rows if row.score is not None and wanted.takes(row)]
     if not scored:
         says = "no sample of these is scored" if any(map(wanted.takes, rows)) else "no sample is like that"

@@ -66,7 +66,7 @@ class Source:
         """All samples of a step. Raises RecipeError where it has none, and as `record_file.read` does."""
         if self.evaluations:
             return samples.listed(step, samples.evaluation_rows(self.layout, step))
-        return StepRecords.read(self.layout, step).rows()
+        return StepRecords.read(self.layout, step, per_token=False).rows()
 
     def of_prompt(self, prompt_id: str) -> list[SampleRow]:
         """All samples of a prompt, oldest first. Raises RecipeError where no step has any."""
@@ -75,10 +75,11 @@ class Source:
         if not found:
             known = sorted({row.prompt_id for row in every})
             near = get_close_matches(prompt_id, known, n=1, cutoff=0.6) or [one for one in known if prompt_id in one]
+            whole = f"ppoctl show {quoted(self.layout.root)}"
             raise RecipeError(
                 f"no sample that is kept is of a prompt `{prompt_id}`"
                 + (f"; did you mean `{near[0]}`?" if near else ""),
-                hint=f"ppoctl show {quoted(self.layout.root)} --list{' --eval' if self.evaluations else ''}",
+                hint=f"{whole} --eval" if self.evaluations else f"{whole} --list",
             )
         return found
 

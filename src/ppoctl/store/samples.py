@@ -47,13 +47,16 @@ class StepRecords:
     advantages: PlainRecord | None
 
     @staticmethod
-    def read(layout: RunLayout, step: int) -> "StepRecords":
-        """Read and verify them. Raises RecipeError where the step has no rollouts, and as `record_file.read` does."""
+    def read(layout: RunLayout, step: int, *, per_token: bool = True) -> "StepRecords":
+        """Read and verify them; without `per_token` only what a list says. Raises RecipeError where the step has no
+        rollouts, and as `record_file.read` does."""
         rollouts = record_file.read(layout, step, "rollout")
         if rollouts is None:
             raise no_rollouts(layout, step)
-        names = ("reward", "values", "logprobs", "advantages")
-        return StepRecords(step, rollouts, *(record_file.read(layout, step, name) for name in names))
+        rewards, advantages = (record_file.read(layout, step, name) for name in ("reward", "advantages"))
+        names = ("values", "logprobs")
+        values, logprobs = (record_file.read(layout, step, name) if per_token else None for name in names)
+        return StepRecords(step, rollouts, rewards, values, logprobs, advantages)
 
     @property
     def num_seqs(self) -> int:

@@ -51,7 +51,7 @@ def read_samples(layout: RunLayout, step: int, rows: Iterable[int] | None = None
 def require_row(row: int, count: int) -> None:
     """Raise RecipeError unless one of so many samples is in that row."""
     if not 0 <= row < count:
-        raise RecipeError(f"the step has {count} samples, not a row `{row}`", hint="count from 0, with --sample")
+        raise RecipeError(f"there are {count} samples, and no row `{row}`", hint="count from 0, with --sample")
 
 
 def _shown(records: StepRecords, row: int, text: TokenText) -> ShownSample:
