@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from fakes.sockets import fake_recipe, fake_sockets
-from ppoctl.cli import show, summary
+from ppoctl.cli import sample_screen, summary
 from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
 from ppoctl.loop.expectations import Ended
@@ -95,7 +95,7 @@ def test_what_others_wrote_does_not_reach_the_terminal_as_a_command(capsys: pyte
         answer=HOSTILE, outcome="ok", score=1.0, tokens=[5, 6], pieces=[HOSTILE, "b"], logprobs=[-1.0, -2.0],
         advantages=[0.5, -0.5], values=[0.0, 0.0],
     )  # fmt: skip
-    show._print(sample)
+    sample_screen.print_sample(sample)
     out = capsys.readouterr().out
     assert all(char == "\n" or char.isprintable() for char in out)
     assert "\\x1b]0;owned\\x07\\u202etxt\\x00\\r\\x9b2J caf\u00e9\nnext\n" in out

@@ -19,6 +19,7 @@ ARROWS: dict[str, set[str]] = {
     "doing": {"clock"},
     "versions": set(),
     "table": set(),
+    "chart": set(),
     "nvml": set(),
     "device": {"nvml", "errors"},
     "cuda_memory": set(),
@@ -67,8 +68,8 @@ ARROWS: dict[str, set[str]] = {
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
     "cli": {
-        "clock", "conversion", "doctor", "launch", "loop", "metrics", "model", "plan", "preflight", "recipe", "slurm",
-        "store", "tracking", "wire",
+        "chart", "clock", "conversion", "doctor", "launch", "loop", "metrics", "model", "plan", "preflight", "recipe",
+        "slurm", "store", "tracking", "wire",
     },
     "api": {"batch", "cli", "launch", "loop", "recipe", "slurm", "store", "tracking", "wire"},
 }  # fmt: skip
@@ -80,6 +81,7 @@ FOREIGN: dict[str, set[str]] = {
     "plan": set(),
     "launch": set(),
     "slurm": set(),
+    "chart": {"PIL"},
     "preflight": set(),
     "device": {"torch"},
     "doctor": {"packaging"},

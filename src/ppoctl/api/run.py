@@ -76,10 +76,9 @@ class Run:
 
     def steps_with_samples(self) -> list[int]:
         """Steps whose rollouts are still there (`checkpoint.keep_rollouts_every_steps`)."""
-        from ppoctl.store import manifest as manifests
+        from ppoctl.store.samples import steps_with_rollouts
 
-        layout = self.layout
-        return [step for step in layout.committed_steps() if manifests.read(layout.stage(step, "rollout"))]
+        return steps_with_rollouts(self.layout)
 
     def samples(self, step: int | None = None) -> "pyarrow.Table":
         """One row per response of a step (absent: of the last with rollouts), with prompt, reward and, per token,
@@ -94,17 +93,9 @@ class Run:
 
     def evaluations(self) -> "pyarrow.Table":
         """One row per sample of every evaluation that is there, with the step that it was made after."""
-        from ppoctl.batch.records import Evaluation
-        from ppoctl.store import manifest as manifests
-        from ppoctl.store.once import load_record
-        from ppoctl.store.outline import EVAL
+        from ppoctl.store.samples import evaluation_rows, steps_with_evaluation
         from ppoctl.store.tables import as_table
 
-        rows: list[dict[str, Any]] = []
-        for step in self.layout.committed_steps():
-            manifest = manifests.read(self.layout.stage(step, EVAL))
-            if manifest is not None:
-                record = load_record(self.layout, step, EVAL, manifest)
-                assert isinstance(record, Evaluation)
-                rows += [{"step": step, **row} for row in record.rows]
-        return as_table(rows)
+        layout = self.layout
+        steps = steps_with_evaluation(layout)
+        return as_table([{"step": step, **row} for step in steps for row in evaluation_rows(layout, step)])

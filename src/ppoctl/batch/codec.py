@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-_KEY = "ppoctl"
+from ppoctl.batch import headers
 
 
 def encode(kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> bytes:
@@ -21,21 +21,20 @@ def encode(kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> bytes
     header = json.dumps({"kind": kind, "meta": meta}, sort_keys=True, ensure_ascii=True, allow_nan=True)
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     try:
-        return bytes(save(plain, {_KEY: header}))
+        return bytes(save(plain, {headers.KEY: header}))
     except SafetensorError:
-        return bytes(save({**plain, _KEY: torch.frombuffer(bytearray(header, "ascii"), dtype=torch.uint8)}))
+        return bytes(save({**plain, headers.KEY: torch.frombuffer(bytearray(header, "ascii"), dtype=torch.uint8)}))
 
 
 def decode(data: bytes) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     """Kind, tensors and metadata; raises ValueError on anything that is not such a file."""
+    kind, meta = headers.told(data)
     try:
-        length = int.from_bytes(data[:8], "little")
-        told = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(_KEY)
         tensors = dict(load(data))
-        header = json.loads(tensors.pop(_KEY).numpy().tobytes() if told is None else told)
-        return str(header["kind"]), tensors, dict(header["meta"])
-    except (KeyError, IndexError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except SafetensorError as error:
         raise ValueError("not a record file") from error
+    tensors.pop(headers.KEY, None)
+    return kind, tensors, meta
 
 
 def digest(data: bytes) -> str:

@@ -20,7 +20,6 @@ from torch import Tensor
 from ppoctl import metrics
 from ppoctl.batch import codec
 from ppoctl.batch.carry import Carry as Carry
-from ppoctl.batch.scores import Finish, Outcome
 from ppoctl.batch.sequences import Sequences, require
 
 TERMINATED = 0
@@ -31,9 +30,6 @@ TRUNCATED = 1
 REWARD_OK = 0
 REWARD_TIMEOUT = 1
 REWARD_ERROR = 2
-REWARD_OUTCOMES: tuple[Outcome, ...] = ("ok", "timeout", "error", "unreachable", "refused")
-FINISH_REASONS: tuple[Finish, ...] = ("terminated", "truncated")
-
 
 Result = TypeVar("Result", covariant=True)
 

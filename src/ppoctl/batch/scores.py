@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 from ppoctl.batch.prompts import Json, Message, Prompt
 
@@ -12,6 +12,11 @@ Finish = Literal["terminated", "truncated"]
 Outcome = Literal["ok", "timeout", "error", "unreachable", "refused"]
 """What came of a request: a score; the deadline passed; the scorer failed; the service that scores did not answer; it
 would not score this."""
+
+FINISH_REASONS: tuple[Finish, ...] = get_args(Finish)
+"""What the numbers in a record of rollouts stand for."""
+REWARD_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+"""What the numbers in a record of rewards stand for."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ppoctl.cli import (
     evaluate,
     logs,
     plan,
+    plot,
     preview,
     recipes,
     render,
@@ -61,6 +62,7 @@ app.command()(status.status)
 app.command()(logs.logs)
 app.command()(stop.stop)
 app.command()(show.show)
+app.command()(plot.plot)
 app.command()(compare.compare)
 app.command("convert-ckpt", epilog=convert.EXAMPLES)(convert.convert_ckpt)
 app.command()(track.track)

@@ -114,7 +114,7 @@ def heading(text: str) -> None:
 
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None:
     """Print columns, left-justified; numbers (int, float) to the right. The last column is not padded."""
-    shown = [[_cell(value) for value in row] for row in rows]
+    shown = [[cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*([list(headers)] if headers else []), *shown, strict=True)]
     if headers:
         padded = "  ".join(name.ljust(width) for name, width in zip(headers, widths, strict=True)).rstrip()
@@ -157,12 +157,42 @@ def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
     return "".join(_tinted(piece, weight / largest) for piece, weight in zip(pieces, weights, strict=True))
 
 
+def is_coloured() -> bool:
+    """Whether data is coloured."""
+    return colour(sys.stdout)
+
+
+def is_unicode() -> bool:
+    """Whether data may have characters beyond ASCII."""
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def styled(text: str, style: str) -> str:
+    """The text in a style where data is coloured."""
+    return _styled(text, style, sys.stdout)
+
+
+def is_terminal() -> bool:
+    """Whether data goes to a terminal, through a pager or not."""
+    return sys.stdout.isatty()
+
+
+def clipped(text: str, cells: int | None) -> str:
+    """The text cut to so many columns of a terminal, with `..` where something is missing; None: not cut."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cells is None or cell_len(text) <= cells:
+        return text
+    return f"{set_cell_size(text, max(0, cells - 2)).rstrip()}.."
+
+
 def colour(stream: TextIO) -> bool:
     """Whether this stream wants colour."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """The text of a value in a table."""
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

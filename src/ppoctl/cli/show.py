@@ -1,80 +1,144 @@
-"""`ppoctl show`: one sample of a step with prompt, response, reward, and each token's advantage."""
+"""`ppoctl show`: samples of a step or of an evaluation, one in full or all in a list."""
 
-import json as json_module
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ppoctl.cli import render
+from ppoctl.cli import pager, render, sample_list, sample_screen
 from ppoctl.cli.options import Json, Run
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.store.layout import RunLayout
-    from ppoctl.wire.samples import ShownSample
+    from ppoctl.store.sample_list import Source, Wanted
+    from ppoctl.store.samples import SampleRow
+
+# The names are those of `batch.scores`, which a test holds.
+Finish = Literal["terminated", "truncated"]
+Outcome = Literal["ok", "timeout", "error", "unreachable", "refused"]
+Extreme = Literal["worst", "best"]
+
+Limit = Annotated[
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Lines of the list; default: what fits.")
+]
+Prompt = Annotated[
+    str | None, typer.Option("--prompt", metavar="ID", help="Only of this prompt, over all steps unless --step.")
+]
+EvalSet = Annotated[
+    str | None, typer.Option("--eval-set", metavar="SET", help="Only of this evaluation set, or SET/greedy.")
+]
+AtLeast = Annotated[float | None, typer.Option("--min-reward", help="Only those with at least this score.")]
+AtMost = Annotated[float | None, typer.Option("--max-reward", help="Only those with at most this score.")]
+Grep = Annotated[
+    str | None, typer.Option("--grep", metavar="TEXT", help="Only those with this text in the response.")
+]
 
 
 def show(
     run: Run,
-    step: Annotated[int | None, typer.Option("--step", help="PPO step; default: the last with rollouts.")] = None,
-    sample: Annotated[int, typer.Option("--sample", help="Row of the step, from 0.")] = 0,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="PPO step; default: the last that has samples.")
+    ] = None,
+    sample: Annotated[int | None, typer.Option("--sample", help="Row of the step, from 0; default: 0.")] = None,
     worst: Annotated[bool, typer.Option("--worst", help="The sample with the lowest reward.")] = False,
     best: Annotated[bool, typer.Option("--best", help="The sample with the highest reward.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the samples of the step, a line each.")] = False,
+    sort: Annotated[
+        sample_list.Sort,
+        typer.Option("--sort", help="Order of the list, the most first; flipped: prompts whose score varies."),
+    ] = "row",
+    reverse: Annotated[bool, typer.Option("--reverse", help="The list the other way round.")] = False,
+    limit: Limit = None,
+    prompt: Prompt = None,
+    finish: Annotated[Finish | None, typer.Option("--finish", help="Only those that ended so.")] = None,
+    outcome: Annotated[Outcome | None, typer.Option("--outcome", help="Only those whose scoring went so.")] = None,
+    min_reward: AtLeast = None,
+    max_reward: AtMost = None,
+    grep: Grep = None,
+    evaluation: Annotated[bool, typer.Option("--eval", help="Samples of an evaluation instead.")] = False,
+    set_: EvalSet = None,
+    by: Annotated[
+        sample_screen.Figure, typer.Option("--colour", help="What colours the tokens of a response.")
+    ] = "advantage",
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Never through $PAGER.")] = False,
     manifest: Annotated[bool, typer.Option("--manifest", help="Print the manifests of the step instead.")] = False,
     json: Json = False,
 ) -> None:
-    """Look at what was generated, what it scored, and each token's advantage (green up, red down)."""
+    """Look at what was generated, what it scored, and what each token was worth: one sample, or with --list, a filter
+    or --eval a list of them."""
+    from ppoctl.store.sample_list import Source, Wanted
+
+    source = Source(_layout(run), evaluations=evaluation or set_ is not None)
+    if manifest:
+        step = source.last() if step is None else step
+        render.json({"step": step, "manifests": _manifests(source.layout, step)})
+        return
+    wanted = Wanted(finish, outcome, min_reward, max_reward, grep, prompt, set_)
+    one = [] if sample is None else ["--sample"]
+    one += ["--worst"] * worst + ["--best"] * best
+    several = ["--list"] * list_ + ["--sort"] * (sort != "row") + ["--reverse"] * reverse
+    several += [] if limit is None else ["--limit"]
+    _require_one_form(one, several, wanted)
+    extreme: Extreme | None = "worst" if worst else "best" if best else None
+    with pager.paged(wanted=not no_pager and not json):
+        if extreme is not None:
+            found = _extreme(_rows(source, step, wanted), wanted, extreme)
+            sample_screen.show(source, found.step, found.row, by, as_json=json)
+        elif one or not (several or source.evaluations or wanted != Wanted()):
+            at = source.last() if step is None else step
+            sample_screen.show(source, at, sample or 0, by, as_json=json)
+        else:
+            form = sample_list.Form(sort, reverse, limit, grep)
+            sample_list.show(source, _rows(source, step, wanted), wanted, form, as_json=json)
+
+
+def _require_one_form(one: list[str], several: list[str], wanted: "Wanted") -> None:
+    """Raise RecipeError unless one sample is asked for, or a list; a row by its number leaves nothing to filter."""
+    from ppoctl.store.sample_list import Wanted
+
+    asked = [*one, *several] if several else one
+    if len(asked) > 1 and one:
+        raise RecipeError(f"`{asked[0]}` and `{asked[1]}` ask for different things", hint="ppoctl show --help")
+    low, high = wanted.min_reward, wanted.max_reward
+    if low is not None and high is not None and low > high:
+        raise RecipeError(f"no reward is at least `{low:g}` and at most `{high:g}`", hint="ppoctl show --help")
+    if one == ["--sample"] and wanted != Wanted(set=wanted.set):
+        raise RecipeError("`--sample` names a row, and filters choose among all", hint="ppoctl show --help")
+
+
+def _rows(source: "Source", step: int | None, wanted: "Wanted") -> "list[SampleRow]":
+    """Samples among which to look: of a step, or of a prompt over all steps. Raises RecipeError where there are none,
+    or none of the evaluation set that is asked for."""
+    if wanted.prompt_id is not None and step is None:
+        rows = source.of_prompt(wanted.prompt_id)
+    else:
+        rows = source.rows(source.last() if step is None else step)
+    sets = sorted({name for row in rows for name in (row.set, row.set.rpartition("/")[0])})
+    if wanted.set is not None and wanted.set not in sets:
+        raise RecipeError(
+            f"the evaluation has no set `{wanted.set}`; it has {', '.join(sets)}",
+            hint=f"ppoctl show {quoted(source.layout.root)} --eval-set {quoted(sets[0])}",
+        )
+    return rows
+
+
+def _extreme(rows: "list[SampleRow]", wanted: "Wanted", extreme: Extreme) -> "SampleRow":
+    """The lowest or the highest score of those that are wanted. Raises RecipeError where none has one."""
+    scored = [(row.score, row) for row in rows if row.score is not None and wanted.takes(row)]
+    if not scored:
+        says = "no sample of these is scored" if any(map(wanted.takes, rows)) else "no sample is like that"
+        raise RecipeError(says, hint="ppoctl show --help")
+    return (min if extreme == "worst" else max)(scored, key=lambda pair: pair[0])[1]
+
+
+def _layout(run: Path) -> "RunLayout":
     from ppoctl.store import run_dir
     from ppoctl.store.layout import RunLayout
 
     layout = RunLayout(run)
     run_dir.facts(layout)
-    step = _last_step(layout) if step is None else step
-    if manifest:
-        render.json({"step": step, "manifests": _manifests(layout, step)})
-        return
-    from ppoctl.wire.samples import read_sample
-
-    found = read_sample(layout, step, "worst" if worst else "best" if best else sample)
-    if json:
-        render.json(vars(found))
-    else:
-        _print(found)
-
-
-def _print(found: "ShownSample") -> None:
-    rows = [
-        (
-            "sample",
-            render.printable(f"{found.row} of step {found.step}: {found.prompt_id} #{found.sample}, {found.stamp}"),
-        ),
-        ("finish", f"{found.finish} after {len(found.tokens)} tokens"),
-        ("answer", render.printable(found.answer.splitlines()[-1] if found.answer else "")),
-        ("reward", f"{found.outcome} {found.score:g}" if found.score is not None else f"{found.outcome}, no score"),
-    ]
-    render.table(rows)
-    render.line()
-    render.heading("prompt")
-    render.line(render.printable(found.prompt))
-    render.line()
-    render.heading("response")
-    pieces = [render.printable(piece) for piece in found.pieces]
-    render.line(render.weighted(pieces, found.advantages or [0.0] * len(pieces)))
-    if found.advantages:
-        render.line()
-        values = ["-"] * len(pieces) if found.values is None else [f"{value:+.3f}" for value in found.values]
-        columns = zip(found.pieces, found.advantages, values, found.logprobs, strict=False)
-        table = [(json_module.dumps(p), f"{a:+.3f}", v, f"{lp:.3f}") for p, a, v, lp in columns]
-        render.table(table, ("token", "advantage", "value", "log-prob"))
-
-
-def _last_step(layout: "RunLayout") -> int:
-    from ppoctl.store import manifest as manifests
-
-    steps = [s for s in layout.committed_steps() if manifests.read(layout.stage(s, "rollout")) is not None]
-    if not steps:
-        raise RecipeError(f"run `{layout.root}` has no rollouts yet", hint=f"ppoctl status {quoted(layout.root)}")
-    return steps[-1]
+    return layout
 
 
 def _manifests(layout: "RunLayout", step: int) -> dict[str, Any]:

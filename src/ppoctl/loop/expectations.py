@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppoctl.errors import ExpectationError
 from ppoctl.metrics import reported
-from ppoctl.recipe.schema import Expectation
 from ppoctl.store.journal import Line
 from ppoctl.store.layout import RunLayout
+
+if TYPE_CHECKING:
+    from ppoctl.recipe.schema import Expectation
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, flo
     return {metric: sorted(points.items()) for metric, points in series.items()}
 
 
-def judge(expect: Mapping[str, Expectation], lines: Iterable[Mapping[str, Any]]) -> list[ExpectationResult]:
+def judge(expect: "Mapping[str, Expectation]", lines: Iterable[Mapping[str, Any]]) -> list[ExpectationResult]:
     """One verdict per expectation, in the recipe's order. A metric that never appeared is unmet."""
     series = history(lines)
     return [_judge_one(metric, wanted, series.get(metric, [])) for metric, wanted in expect.items()]
@@ -61,7 +63,7 @@ def require_met(verdicts: Iterable[ExpectationResult], *, longer: str | None = N
         )
 
 
-def _judge_one(metric: str, wanted: Expectation, points: list[tuple[int, float]]) -> ExpectationResult:
+def _judge_one(metric: str, wanted: "Expectation", points: list[tuple[int, float]]) -> ExpectationResult:
     bound = _bound_text(wanted)
     usable = [(s, v) for s, v in points if wanted.at_step is None or s == wanted.at_step]
     if not usable:
@@ -76,7 +78,7 @@ def _judge_one(metric: str, wanted: Expectation, points: list[tuple[int, float]]
     return ExpectationResult(metric, step, first, value, bound, met)
 
 
-def _bound_text(wanted: Expectation) -> str:
+def _bound_text(wanted: "Expectation") -> str:
     parts = []
     if wanted.min is not None:
         parts.append(f"at least {wanted.min:g}")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.prompts import Prompts
-from ppoctl.batch.records import FINISH_REASONS, REWARD_OUTCOMES, Rewards, Rollouts
-from ppoctl.batch.scores import Score, ScoreRequest, Settling
+from ppoctl.batch.records import Rewards, Rollouts
+from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES, Score, ScoreRequest, Settling
 from ppoctl.errors import NonFiniteError, RewardError
 from ppoctl.ports import Scorer
 

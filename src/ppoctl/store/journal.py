@@ -5,6 +5,8 @@ curves have no double points; one that was dropped and came out otherwise has an
 """
 
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,29 @@ def read_lines(path: Path) -> list[Line]:
     """All whole lines; what a kill left of a last one is ignored. Raises CorruptArtifactError naming a damaged line,
     or the file where it is gone."""
     return [line.body for line in whole_lines(path, read_whole(path))]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a run and may show in its figures."""
+
+    step: int
+    """The step of the last stage before it; 0: none was committed yet."""
+    what: str
+
+
+def events(lines: Iterable[Line]) -> list[Event]:
+    """Where the run was resumed, and where a health rule stopped it, in order."""
+    found: list[Event] = []
+    step, has_stages = 0, False
+    for line in lines:
+        if "stage" in line:
+            step, has_stages = int(line["step"]), True
+        elif line.get("event") == "attempt_started" and has_stages:
+            found.append(Event(step, "resumed"))
+        elif line.get("event") == "attempt_ended" and line.get("status") == "stopped":
+            found.append(Event(step, "health stop"))
+    return found
 
 
 class Journal:

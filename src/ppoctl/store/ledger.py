@@ -9,12 +9,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ppoctl.batch.records import FINISH_REASONS, REWARD_OUTCOMES, Rewards, Rollouts
+from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.batch.sealed import sealed_line, whole_lines
 from ppoctl.store.append import GrowingFile, opened, read_whole
 from ppoctl.store.attempt import Attempt
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import Rewards, Rollouts
 
 
 class Ledger:
@@ -33,7 +36,7 @@ class Ledger:
         a run goes over them again."""
         return max((end for known, (_, end) in self._blocks.items() if known <= step), default=0)
 
-    def record(self, step: int, samples: Sequence[tuple[Rollouts, Rewards]], used_by: dict[str, str]) -> None:
+    def record(self, step: int, samples: "Sequence[tuple[Rollouts, Rewards]]", used_by: dict[str, str]) -> None:
         """Append the samples of a finished step, round by round, unless they are there. `used_by`: role -> lineage it
         led to."""
         count = sum(rollouts.num_seqs for rollouts, _ in samples)
@@ -90,7 +93,7 @@ def whole_blocks(lines: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any
 
 
 def _sample_lines(
-    step: int, rollouts: Rollouts, rewards: Rewards, used_by: dict[str, str], *, of: int
+    step: int, rollouts: "Rollouts", rewards: "Rewards", used_by: dict[str, str], *, of: int
 ) -> list[dict[str, Any]]:
     """One JSON-able line per sample, in row order."""
     lines: list[dict[str, Any]] = []

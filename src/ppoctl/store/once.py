@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ppoctl.batch import codec, records
-from ppoctl.batch.digest import FileDigest
+from ppoctl.batch import records
 from ppoctl.batch.records import Record
 from ppoctl.clock import WORK
 from ppoctl.errors import StorageError, quoted
 from ppoctl.ports import Gate
-from ppoctl.store import artifact
+from ppoctl.store import artifact, record_file
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.journal import Journal, Line
@@ -173,19 +172,8 @@ def moments(observers: Sequence[Observer], step: int, stage: str) -> artifact.Mo
 def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) -> Record[Any]:
     """A committed record, verified against its manifest. Raises CorruptArtifactError naming the file, StorageError
     where another version of ppoctl wrote it."""
-    folder = layout.stage(step, stage)
-    for name in manifest.files:
-        if name != RECORD:
-            manifests.verify_bytes(folder / name, manifests.digest_of(folder / name), manifest.files[name])
-    path = folder / RECORD
-    expected = manifest.files.get(RECORD, FileDigest("", 0))
-    data = manifests.contents(path)
-    manifests.verify_bytes(path, FileDigest(codec.digest(data), len(data)), expected)
+    data = record_file.verified(layout, step, stage, manifest)
     try:
         return records.decode(data)
     except ValueError as error:
-        raise StorageError(
-            f"`{path}` was written by a version of ppoctl that this one does not know: {error}",
-            hint="go on with the version that wrote it; which one, says: "
-            f"ppoctl show {quoted(layout.root)} --step {step} --manifest",
-        ) from error
+        raise record_file.unknown(layout, step, stage, error) from error

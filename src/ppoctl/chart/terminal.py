@@ -1,0 +1,151 @@
+"""Charts as lines of text: points of braille, or one character for each run where there is no braille or colour."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from ppoctl.chart.panel import Panel, Point
+from ppoctl.chart.scale import Scale, label, scale, ticks
+
+MARKS = "*+ox#@%&"
+"""Characters of the runs where all have one colour."""
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""Bits of a braille character by row and column of its dots."""
+_BRAILLE = 0x2800
+
+Paint = Callable[[int, str], str]
+"""Colours the text of a run."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """What the terminal can show."""
+
+    width: int
+    height: int
+    """Lines of the plot itself."""
+    margin: int = 0
+    """Characters for labels of values, for plots below each other."""
+    unicode: bool = True
+    paint: Paint | None = None
+    """None: no colour, so that several runs need characters of their own."""
+
+
+def mark(style: Style, run: int, runs: int) -> str:
+    """What stands for a run in the legend."""
+    if style.paint is None and (runs > 1 or not style.unicode):
+        return MARKS[run % len(MARKS)]
+    line = "\u2501\u2501" if style.unicode else "--"
+    return line if style.paint is None else style.paint(run, line)
+
+
+def chart(panel: Panel, steps: tuple[int, int], style: Style) -> list[str]:
+    """Lines of one panel, its title first."""
+    ends = {curve.run: curve.points[-1] for curve in panel.curves}
+    values = scale(*panel.values)
+    labels = _labels(panel, style.height)
+    margin = max(style.margin, *map(len, labels.values()), 0)
+    canvas = _Canvas(style.width - margin - 2, style.height, _is_braille(panel, style))
+    across = scale(*map(float, steps))
+    for curve in panel.curves:
+        canvas.draw(curve.run, curve.points, across, values, joined=not panel.is_rare)
+    last = ", ".join(f"{value:.4g} at step {step}" for step, value in ends.values()) if len(ends) == 1 else ""
+    lines = [f"{panel.title} ({panel.unit})" + (f": {last}" if last else "")]
+    side, corner, flat = ("\u2502", "\u2514", "\u2500") if style.unicode else ("|", "+", "-")
+    for number, text in enumerate(canvas.lines(style.paint)):
+        lines.append(f"{labels.get(number, '').rjust(margin)} {side}{text}".rstrip())
+    lines.append(f"{' ' * margin} {corner}{flat * canvas.columns}")
+    return [*lines, f"{' ' * (margin + 2)}{_below(across, canvas.columns)}".rstrip()]
+
+
+def margin(panels: Sequence[Panel], height: int) -> int:
+    """Characters that the labels of all these panels need."""
+    return max((len(text) for panel in panels for text in _labels(panel, height).values()), default=0)
+
+
+def _labels(panel: Panel, height: int) -> dict[int, str]:
+    """Labels of values by the line that they stand in."""
+    values = scale(*panel.values)
+    return {_row(values, tick, height): label(tick) for tick in ticks(values, max(2, height // 3))}
+
+
+def _is_braille(panel: Panel, style: Style) -> bool:
+    return style.unicode and (style.paint is not None or len({curve.run for curve in panel.curves}) == 1)
+
+
+def _row(on: Scale, value: float, height: int) -> int:
+    return round((1 - on.place(value)) * (height - 1))
+
+
+def _below(across: Scale, columns: int) -> str:
+    """Labels of the steps, each below its place, none over another."""
+    text = [" "] * columns
+    for tick in ticks(across, max(2, columns // 10), whole=True):
+        told = label(tick)
+        start = min(max(0, round(across.place(tick) * (columns - 1)) - len(told) // 2), columns - len(told))
+        if start >= 0 and not "".join(text[max(0, start - 1) : start + len(told) + 1]).strip():
+            text[start : start + len(told)] = told
+    return "".join(text)
+
+
+@dataclass
+class _Canvas:
+    """Cells of a plot: which dots of each are set, and by which run last."""
+
+    columns: int
+    height: int
+    is_braille: bool
+    cells: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """Row and column -> run and dots."""
+
+    def draw(self, run: int, points: Sequence[Point], across: Scale, up: Scale, *, joined: bool) -> None:
+        """Draw a curve; `joined`: with lines between its points."""
+        wide, high = (2, 4) if self.is_braille else (1, 1)
+        places = [
+            (
+                round(across.place(step) * (self.columns * wide - 1)),
+                round((1 - up.place(value)) * (self.height * high - 1)),
+            )
+            for step, value in points
+        ]
+        for place, following in zip(places, [*places[1:], places[-1]], strict=True):
+            for x, y in _between(place, following) if joined else _blot(place, wide, self):
+                self._set(run, x, y, wide, high)
+
+    def _set(self, run: int, x: int, y: int, wide: int, high: int) -> None:
+        place = y // high, x // wide
+        before = self.cells.get(place, (run, 0))[1]
+        self.cells[place] = run, before | (_DOTS[y % 4][x % 2] if self.is_braille else 1)
+
+    def lines(self, paint: Paint | None) -> Iterator[str]:
+        """The cells as text."""
+        for row in range(self.height):
+            cells = [self.cells.get((row, column), (None, 0)) for column in range(self.columns)]
+            parts = groupby(cells, key=lambda cell: cell[0])  # colours are said once for neighbours
+            yield "".join(self._text(run, [dots for _, dots in part], paint) for run, part in parts).rstrip()
+
+    def _text(self, run: int | None, dots: Sequence[int], paint: Paint | None) -> str:
+        if run is None:
+            return " " * len(dots)
+        text = (
+            "".join(chr(_BRAILLE + each) for each in dots) if self.is_braille else MARKS[run % len(MARKS)] * len(dots)
+        )
+        return text if paint is None else paint(run, text)
+
+
+def _between(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """All dots of a straight line."""
+    (x, y), (to_x, to_y) = start, end
+    count = max(abs(to_x - x), abs(to_y - y), 1)
+    for number in range(count + 1):
+        yield round(x + (to_x - x) * number / count), round(y + (to_y - y) * number / count)
+
+
+def _blot(place: tuple[int, int], wide: int, canvas: _Canvas) -> Iterator[tuple[int, int]]:
+    """The dots of a point that stands alone: a square of four, one where there are no dots."""
+    x, y = place
+    if wide == 1:
+        yield place
+        return
+    left, top = min(x, canvas.columns * 2 - 2), min(y, canvas.height * 4 - 2)
+    yield from ((left + right, top + down) for right in (0, 1) for down in (0, 1))

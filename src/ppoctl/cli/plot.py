@@ -1,0 +1,189 @@
+"""`ppoctl plot`: figures of runs over their steps, on the terminal or as a picture."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppoctl.cli import render
+from ppoctl.cli.options import Json
+from ppoctl.errors import RecipeError, StorageError, quoted
+
+if TYPE_CHECKING:
+    from ppoctl.chart.panel import Panel, Point
+    from ppoctl.store.journal import Event
+
+COLOURS = ("cyan", "bright_red", "green", "magenta", "yellow", "blue", "white", "bright_cyan")
+PLAIN_WIDTH = 80
+PLAIN_HEIGHT = 10
+"""Lines of a plot off a terminal."""
+LEAST_HEIGHT, MOST_HEIGHT = 5, 16
+AROUND = 4
+"""Lines of a panel that are no plot: title, axis, its labels, and the empty one behind."""
+
+
+@dataclass(frozen=True)
+class _Plotted:
+    """One run: its name in the legend, its figures, what happened to it."""
+
+    name: str
+    figures: "Mapping[str, Sequence[Point]]"
+    events: "Sequence[Event]"
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories; several share each chart.")],
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar="NAME", help="A figure to plot, e.g. policy/clip_frac; repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write a picture, FILE.svg or FILE.png, instead.")
+    ] = None,
+    smooth: Annotated[
+        int, typer.Option("--smooth", metavar="N", min=1, help="Plot means of N recorded values, up to each.")
+    ] = 1,
+    json: Json = False,
+) -> None:
+    """Plot figures of runs over their steps: reward, evaluations, KL, explained variance, entropy, or those of
+    --metric (`ppoctl recipes metrics` tells them all). --json prints the series."""
+    if out is not None and out.suffix not in (".svg", ".png"):
+        raise RecipeError(f"`{out}` is neither an .svg nor a .png", hint=f"--out {quoted(out.with_suffix('.svg'))}")
+    plotted = _read(runs)
+    chosen = _chosen(plotted, names)
+    panels = [_panel(plotted, name, smooth) for name in chosen]
+    if out is not None:
+        _write(out, panels, [run.name for run in plotted])
+    if json:
+        series = {panel.title: {plotted[curve.run].name: curve.points for curve in panel.curves} for panel in panels}
+        events = {run.name: [vars(event) for event in run.events] for run in plotted}
+        render.json({"series": series, "events": events, **({} if out is None else {"out": str(out)})})
+    elif out is not None:
+        render.line(str(out))
+    else:
+        _print(panels, plotted)
+
+
+def _read(runs: Sequence[Path]) -> list[_Plotted]:
+    """The runs, each under its name, or its path where two have one name. Raises RecipeError where one has no
+    figures."""
+    from ppoctl.loop.expectations import history
+    from ppoctl.store import run_dir
+    from ppoctl.store.journal import events, read_lines
+    from ppoctl.store.layout import RunLayout
+
+    found: list[_Plotted] = []
+    names = [run.resolve().name for run in runs]
+    for run, name in zip(runs, names, strict=True):
+        layout = RunLayout(run)
+        run_dir.facts(layout)
+        lines = read_lines(layout.journal)
+        figures = history(lines)
+        if not figures:
+            raise RecipeError(f"run `{run}` has no figures yet", hint=f"ppoctl status {quoted(run)}")
+        found.append(_Plotted(render.printable(name if names.count(name) == 1 else str(run)), figures, events(lines)))
+    return found
+
+
+def _chosen(runs: Sequence[_Plotted], asked: Sequence[str] | None) -> list[str]:
+    """The metrics to plot. Raises RecipeError naming one that no run has."""
+    recorded = {name for run in runs for name in run.figures}
+    if not asked:
+        return _usual(recorded)
+    from difflib import get_close_matches
+
+    from ppoctl.metrics import find, unknown
+
+    for name in asked:
+        if name not in recorded:
+            is_known = find(name) is not None
+            near = get_close_matches(name, sorted(recorded), n=1, cutoff=0.6)
+            says = f"no figure `{name}` was recorded" if is_known else unknown(name)
+            if near and "did you mean" not in says:
+                says += f"; did you mean `{near[0]}`?"
+            of_its_group = f"ppoctl recipes metrics {quoted(name.partition('/')[0])}"
+            raise RecipeError(says, hint=of_its_group if is_known else "ppoctl recipes metrics")
+    return list(dict.fromkeys(asked))
+
+
+def _usual(recorded: set[str]) -> list[str]:
+    """What is plotted unless something is asked for: those of the usual figures that are recorded."""
+    from ppoctl import metrics
+
+    passed = sorted(name for name in recorded if metrics.find(name) is metrics.EVAL_PASS_AT_1)
+    kinds = (
+        [metrics.REWARD_SCORE_MEAN.name],
+        passed,
+        [metrics.KL_REFERENCE_MEAN.name, metrics.POLICY_APPROX_KL.name],
+        [metrics.VALUE_EXPLAINED_VARIANCE.name],
+        [metrics.POLICY_ENTROPY_MEAN.name, metrics.ROLLOUT_RESPONSE_TOKENS_MEAN.name],
+    )
+    there = [[name for name in kind if name in recorded] for kind in kinds]
+    found = [
+        name for kind, names in zip(kinds, there, strict=True) for name in (names if kind is passed else names[:1])
+    ]
+    return found or sorted(recorded)[:4]
+
+
+def _panel(runs: Sequence[_Plotted], name: str, smooth: int) -> "Panel":
+    """All curves of a figure. Raises RecipeError where none of its values is a number."""
+    from ppoctl.chart.panel import Panel, curve
+    from ppoctl.metrics import find
+
+    curves = [curve(number, run.figures.get(name, ()), smooth) for number, run in enumerate(runs)]
+    there = tuple(each for each in curves if each.points)
+    if not there:
+        raise RecipeError(f"no value of `{name}` is a number", hint="ppoctl plot --help")
+    prefix = {number: f"{run.name} " if len(runs) > 1 else "" for number, run in enumerate(runs)}
+    happened = tuple(
+        (event.step, f"{prefix[number]}{event.what}") for number, run in enumerate(runs) for event in run.events
+    )
+    metric = find(name)
+    return Panel(name, metric.unit if metric else "figure", there, name.startswith("eval/"), happened)
+
+
+def _write(out: Path, panels: "Sequence[Panel]", names: Sequence[str]) -> None:
+    from ppoctl.chart.drawing import picture
+
+    drawn = picture(panels, names)
+    if out.suffix == ".svg":
+        from ppoctl.chart.svg import svg
+
+        data = svg(drawn, f"{', '.join(names)}: {', '.join(panel.title for panel in panels)}").encode()
+    else:
+        from ppoctl.chart.png import png
+
+        data = png(drawn)
+    try:
+        out.write_bytes(data)
+    except OSError as error:
+        raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"ls -ld {quoted(out.parent)}") from error
+
+
+def _print(panels: "Sequence[Panel]", runs: Sequence[_Plotted]) -> None:
+    from ppoctl.chart.panel import aligned
+    from ppoctl.chart.terminal import Style, chart, margin, mark
+
+    screen = shutil.get_terminal_size()
+    width, height = PLAIN_WIDTH, PLAIN_HEIGHT
+    if render.is_terminal():
+        fits = (screen.lines - 2 - (len(runs) if len(runs) > 1 else 0)) // len(panels) - AROUND
+        width, height = screen.columns, min(max(fits, LEAST_HEIGHT), MOST_HEIGHT)
+    paint = (lambda run, text: render.styled(text, COLOURS[run % len(COLOURS)])) if render.is_coloured() else None
+    style = Style(width, height, margin(panels, height), unicode=render.is_unicode(), paint=paint)
+    if len(runs) > 1:
+        for number, run in enumerate(runs):
+            render.line(f"{mark(style, number, len(runs))} {run.name}")
+        render.line()
+    steps = aligned(panels)
+    for number, panel in enumerate(panels):
+        title, *lines = chart(panel, steps, style)
+        render.heading(title)
+        render.line("\n".join(lines) + ("\n" if number < len(panels) - 1 else ""))
+    for run in runs:
+        if run.events:
+            told = ", ".join(f"{event.what} after step {event.step}" for event in run.events)
+            render.say(f"{run.name}: {told}")

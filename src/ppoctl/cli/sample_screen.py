@@ -1,0 +1,116 @@
+"""The screen of one sample: what was asked, what came, what it scored, and what each token was worth."""
+
+import json as json_module
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from ppoctl.cli import render
+from ppoctl.errors import RecipeError
+
+if TYPE_CHECKING:
+    from ppoctl.store.sample_list import Source
+    from ppoctl.store.samples import SampleRow
+    from ppoctl.wire.samples import ShownSample
+
+Figure = Literal["advantage", "value", "kl"]
+LEGENDS: dict[Figure, str] = {
+    "advantage": "green: advantage above 0, red: below",
+    "value": "green: value above the response's mean, red: below",
+    "kl": "green: likelier than under the reference, red: less likely",
+}
+
+
+def show(source: "Source", step: int, row: int, by: Figure, *, as_json: bool) -> None:
+    """Print a sample of a step, or of an evaluation. Raises RecipeError where there is none."""
+    from ppoctl.wire.samples import read_samples, require_row
+
+    if not source.evaluations:
+        [sample] = read_samples(source.layout, step, [row])
+        if as_json:
+            render.json(vars(sample))
+        else:
+            print_sample(sample, by)
+        return
+    from ppoctl.store.samples import evaluation_rows, listed
+
+    rows = evaluation_rows(source.layout, step)
+    require_row(row, len(rows))
+    if as_json:
+        render.json({"step": step, "row": row, **rows[row]})
+    else:
+        print_evaluated(listed(step, rows)[row], rows[row])
+
+
+def print_sample(found: "ShownSample", by: Figure = "advantage") -> None:
+    """Print a sample of a step with its tokens. Raises RecipeError where the figure that colours them is missing."""
+    weights = _weights(found, by)
+    place = f"{found.row} of step {found.step}: {found.prompt_id} #{found.sample}, {found.stamp}"
+    _print_head(found, place, len(found.tokens))
+    render.line()
+    render.heading("prompt")
+    render.line(render.printable(found.prompt))
+    render.line()
+    render.heading("response")
+    render.line(render.weighted([render.printable(piece) for piece in found.pieces], weights))
+    if any(weights) and render.is_coloured():
+        render.line(f"({LEGENDS[by]})")
+    render.line()
+    _print_tokens(found)
+
+
+def print_evaluated(row: "SampleRow", found: dict[str, Any]) -> None:
+    """Print a sample of an evaluation."""
+    place = f"{row.row} of the evaluation after step {row.step}: {row.set} {row.prompt_id} #{row.sample}"
+    _print_head(row, place, row.tokens, answer=found["answer"], given=found.get("given"), extras=found.get("extras"))
+    for name in ("prompt", "response"):
+        render.line()
+        render.heading(name)
+        render.line(render.printable(found[name] or ""))
+
+
+def _print_head(
+    found: "ShownSample | SampleRow",
+    place: str,
+    tokens: int,
+    *,
+    answer: str | None = None,
+    given: str | None = None,
+    extras: dict[str, float] | None = None,
+) -> None:
+    answer = getattr(found, "answer", answer)
+    reward = f"{found.outcome}, no score" if found.score is None else f"{found.outcome} {found.score:g}"
+    further = "".join(f", {name} {value:g}" for name, value in (extras or {}).items() if value is not None)
+    rows = [
+        ("sample", place),
+        ("finish", f"{found.finish} after {tokens} tokens"),
+        ("answer", answer.splitlines()[-1] if answer else ""),
+        *([] if given is None else [("given", given)]),
+        ("reward", reward + further),
+    ]
+    render.table([(name, render.printable(text)) for name, text in rows])
+
+
+def _weights(found: "ShownSample", by: Figure) -> list[float]:
+    """A number for each token, above 0 where it is green; 0 for all where an unfinished step has no advantages."""
+    recorded = {"advantage": found.advantages, "value": found.values, "kl": found.kl}
+    figures = recorded[by]
+    if figures is None:
+        if by == "advantage":
+            return [0.0] * len(found.tokens)
+        there = ", ".join(name for name, each in recorded.items() if each is not None) or "none"
+        raise RecipeError(f"step {found.step} has no `{by}` of tokens; recorded: {there}", hint="leave --colour away")
+    middle = fmean(figures) if by == "value" else 0.0
+    return [figure - middle for figure in figures]
+
+
+def _print_tokens(found: "ShownSample") -> None:
+    columns = {"advantage": found.advantages, "value": found.values, "log-prob": found.logprobs, "kl": found.kl}
+    shown = {name: figures for name, figures in columns.items() if figures is not None}
+    form = {"log-prob": "{:.3f}", "kl": "{:+.4f}"}
+    cells = [[form.get(name, "{:+.3f}").format(each) for each in figures] for name, figures in shown.items()]
+    tokens = [_token(piece) for piece in found.pieces]
+    render.table([*zip(tokens, *cells, strict=True)], ("token", *shown))
+
+
+def _token(piece: str) -> str:
+    return render.printable(json_module.dumps(piece, ensure_ascii=False)) if piece else "(same character)"

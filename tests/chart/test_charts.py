@@ -1,0 +1,167 @@
+"""Charts: scales by hand, lines of text word for word, and pictures whose shapes stand where the numbers say."""
+
+import math
+import xml.etree.ElementTree as ElementTree
+from io import BytesIO
+
+import pytest
+from PIL import Image
+
+from ppoctl.chart import drawing
+from ppoctl.chart.panel import Curve, Panel, aligned, curve
+from ppoctl.chart.png import SCALE, png
+from ppoctl.chart.scale import Scale, label, scale, ticks
+from ppoctl.chart.svg import svg
+from ppoctl.chart.terminal import Style, chart, margin, mark
+
+RISING = Panel("reward/score_mean", "score", (Curve(0, ((1, 0.0), (2, 0.5), (3, 1.0))),))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "found"),
+    [
+        (0.0, 1.0, 5, [0.0, 0.5, 1.0]),
+        (0.0, 1.0, 6, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.42, 0.71, 4, [0.5, 0.6, 0.7]),
+        (-1.3, 1.1, 5, [-1.0, -0.5, 0.0, 0.5, 1.0]),
+        (3e-7, 9e-7, 4, [4e-7, 6e-7, 8e-7]),
+        (1000.0, 1000.5, 3, [1000.0, 1000.2, 1000.4]),
+    ],
+)
+def test_labels_stand_at_round_numbers(low: float, high: float, most: int, found: list[float]) -> None:
+    assert ticks(Scale(low, high), most) == found
+
+
+def test_steps_are_whole() -> None:
+    assert ticks(Scale(1.0, 3.0), 12, whole=True) == [1.0, 2.0, 3.0]
+    assert ticks(Scale(0.0, 400.0), 5, whole=True) == [0.0, 100.0, 200.0, 300.0, 400.0]
+    assert [label(value) for value in (0.30000000000000004, 120000.0, -0.0, 1e-07)] == ["0.3", "120000", "0", "1e-07"]
+
+
+def test_one_value_alone_stands_in_the_middle() -> None:
+    assert scale(5.0, 5.0).place(5.0) == 0.5
+    assert scale(0.0, 0.0).place(0.0) == 0.5
+    assert scale(1.0, 3.0).place(1.5) == 0.25
+
+
+def test_a_curve_has_means_of_what_came_before_and_no_value_that_is_no_number() -> None:
+    points = [(1, 1.0), (2, math.nan), (3, 2.0), (4, 6.0), (5, math.inf)]
+    assert curve(0, points).points == ((1, 1.0), (3, 2.0), (4, 6.0))
+    assert curve(0, points, smooth=2).points == ((1, 1.0), (3, 1.5), (4, 4.0))
+    assert curve(0, points, smooth=9).points == ((1, 1.0), (3, 1.5), (4, 3.0))
+
+
+def test_panels_have_the_steps_of_all() -> None:
+    rare = Panel("eval/x/pass_at_1", "share", (Curve(0, ((0, 0.1), (8, 0.2))),), is_rare=True)
+    assert aligned([RISING, rare]) == (0, 8)
+
+
+def test_a_chart_of_plain_text_has_a_character_for_each_place() -> None:
+    assert chart(RISING, (1, 3), Style(14, 5, unicode=False)) == [
+        "reward/score_mean (score): 1 at step 3",
+        "1 |         **",
+        "  |       **",
+        "  |    ***",
+        "  |  **",
+        "0 |**",
+        "  +-----------",
+        "        2",
+    ]
+
+
+def test_runs_are_told_apart_without_colour() -> None:
+    two = Panel("x", "share", (Curve(0, ((1, 0.0), (2, 0.0))), Curve(1, ((1, 1.0), (2, 1.0)))))
+    for unicode in (False, True):
+        style = Style(20, 4, unicode=unicode)
+        lines = chart(two, (1, 2), style)
+        assert lines[0] == "x (share)"
+        assert set(lines[1]) & {"*", "+"} == {mark(style, 1, 2)} == {"+"}
+        assert set(lines[4]) & {"*", "+"} == {mark(style, 0, 2)} == {"*"}
+        assert all(line.isascii() for line in lines) is not unicode
+
+
+def test_colour_is_of_the_run() -> None:
+    style = Style(20, 4, paint=lambda run, text: f"<{run}{text}>")
+    two = Panel("x", "share", (Curve(0, ((1, 0.0), (2, 0.0))), Curve(1, ((1, 1.0), (2, 1.0)))))
+    lines = chart(two, (1, 2), style)
+    assert lines[1].endswith(f"<1{chr(0x2809) * 17}>")
+    assert lines[4].endswith(f"<0{chr(0x28C0) * 17}>")
+    assert mark(style, 1, 2) == "<1\u2501\u2501>"
+
+
+def test_dots_of_braille_are_two_by_four_in_a_character() -> None:
+    corners = Panel("x", "share", (Curve(0, ((0, 0.0), (1, 1.0))),), is_rare=True)
+    lines = chart(corners, (0, 1), Style(20, 3, margin=4))
+    assert lines[1].endswith("\u281b")  # the upper four dots of the last character
+    assert lines[3][6] == "\u28e4"  # the lower four of the first
+    assert [len(line) for line in lines[4:]] == [20, 20]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_chart_is_as_wide_as_the_terminal_and_no_wider(width: int) -> None:
+    panel = Panel("x", "share", (curve(0, [(step, math.sin(step / 5)) for step in range(1, 400)]),))
+    lines = chart(panel, (1, 399), Style(width, 8, margin([panel, RISING], 8)))
+    assert max(map(len, lines)) == width
+    assert lines[-1].split() == [
+        str(step) for step in range(50 if width > 60 else 100, 400, 50 if width > 60 else 100)
+    ]
+
+
+def places(shape: object) -> tuple[tuple[float, float], ...]:
+    assert isinstance(shape, drawing.Line)
+    return shape.points
+
+
+def test_shapes_stand_where_the_numbers_say() -> None:
+    rare = Panel("eval/x/pass_at_1", "share", (Curve(0, ((0, 0.0), (4, 1.0))),), True, ((2, "resumed"), (9, "late")))
+    found = drawing.picture([rare], ["mine"])
+    left, right = drawing.LEFT + 6, drawing.WIDTH - drawing.RIGHT - 6
+    top = 4 + drawing.LINE
+    high, low = top + drawing.TOP + 6, top + drawing.PANEL_HEIGHT - drawing.BOTTOM - 6
+    assert [(dot.x, dot.y) for dot in found.shapes if isinstance(dot, drawing.Dot)] == [(left, low), (right, high)]
+    dashed = [shape for shape in found.shapes if isinstance(shape, drawing.Line) and shape.is_dashed]
+    assert [line.points[0][0] for line in dashed] == [(left + right) / 2]  # the step beyond is not there
+    texts = {shape.text for shape in found.shapes if isinstance(shape, drawing.Text)}
+    assert {"mine", "eval/x/pass_at_1", "1 share at step 4", "resumed", "step", "0", "0.5", "1", "2", "4"} <= texts
+    assert "late" not in texts
+    assert all(
+        0 <= x <= found.width and 0 <= y <= found.height
+        for s in found.shapes
+        if isinstance(s, drawing.Line)
+        for x, y in s.points
+    )
+
+
+def test_words_of_events_do_not_stand_on_each_other() -> None:
+    happened = ((1, "resumed"), (1, "resumed"), (1, "health stop"), (2, "resumed"))
+    near = Panel("x", "share", (curve(0, [(step, 1.0) for step in range(1, 99)]),), events=happened)
+    texts = [shape.text for shape in drawing.picture([near], ["a"]).shapes if isinstance(shape, drawing.Text)]
+    assert [text for text in texts if "resumed" in text] == ["resumed, health stop"]
+
+
+def test_text_of_an_svg_is_text_and_can_be_nothing_else() -> None:
+    told = svg(drawing.picture([RISING], ["<a&b>\x1b"]), 'of "x" <y>')
+    root = ElementTree.fromstring(told)
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [element.text for element in root.iter(f"{space}text")]
+    assert texts[0] == "<a&b>\ufffd"
+    assert "reward/score_mean" in texts
+    assert root.findtext(f"{space}title") == 'of "x" <y>'
+    [line] = [
+        each
+        for each in root.iter(f"{space}polyline")
+        if each.get("stroke") == drawing.COLOURS[0] and each.get("stroke-width") == "1.8"
+    ]
+    assert len(str(line.get("points")).split()) == 3
+
+
+def test_a_png_has_the_curve_in_its_colour_at_its_place() -> None:
+    level = Panel("x", "share", (Curve(1, ((1, 0.5), (9, 0.5))),))
+    image = Image.open(BytesIO(png(drawing.picture([level], ["a", "b"]))))
+    assert image.size == (drawing.WIDTH * SCALE, (4 + 2 * drawing.LINE + drawing.PANEL_HEIGHT + drawing.LINE) * SCALE)
+    top = 4 + 2 * drawing.LINE
+    middle = (top + drawing.TOP + top + drawing.PANEL_HEIGHT - drawing.BOTTOM) / 2
+    wanted = tuple(int(drawing.COLOURS[1][start : start + 2], 16) for start in (1, 3, 5))
+    found = image.getpixel((drawing.WIDTH * SCALE // 2, round(middle * SCALE)))
+    assert found == pytest.approx(wanted, abs=3)
+    assert image.getpixel((drawing.WIDTH * SCALE // 2, round((middle + 12) * SCALE))) == (255, 255, 255)

@@ -1,0 +1,151 @@
+"""`ppoctl plot`: which figures of which runs, on a terminal's paper and in files; journals written by hand."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from house.test_house_light import front
+from ppoctl.batch.sealed import seal, sealed_line
+from ppoctl.cli.app import run
+from ppoctl.store.journal import Event, events
+from ppoctl.store.layout import FORMAT
+
+REWARD, PASS = "reward/score_mean", "eval/held/pass_at_1"
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Ask = Callable[..., Said]
+
+
+def stage(step: int, name: str, figures: Mapping[str, float]) -> dict[str, Any]:
+    return {"step": step, "stage": name, "seconds": 1.0, "attempt": 1, "figures": figures, "clocked": {}}
+
+
+def event(name: str, attempt: int, **details: object) -> dict[str, Any]:
+    return {"event": name, "attempt": attempt, **details}
+
+
+LINES = [
+    event("attempt_started", 1),
+    stage(0, "eval", {PASS: 0.25}),
+    stage(1, "reward", {REWARD: 0.0}),
+    event("attempt_ended", 1, status="stopped"),
+    event("attempt_started", 2),
+    stage(2, "reward", {REWARD: 0.5}),
+    stage(2, "critic_update", {"value/explained_variance": 0.1, "policy/entropy_mean": 1.0}),
+    stage(2, "actor_update", {"rollout/response_tokens_mean": 9.0, "policy/clip_frac": 0.1}),
+    stage(3, "reward", {REWARD: 1.0}),
+    stage(3, "eval", {PASS: 0.75, f"{PASS}_stderr": 0.1}),
+    event("attempt_ended", 2, status="finished"),
+]
+
+
+def write(folder: Path, lines: list[dict[str, Any]]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(seal({"format": FORMAT}))
+    told = ({"seq": number, **line} for number, line in enumerate(lines, start=1))
+    (folder / "journal.jsonl").write_bytes(b"".join(map(sealed_line, told)))
+    return folder
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """`ask("plot", "a")` in a folder with the runs `a` and `b`."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a", LINES)
+    write(tmp_path / "b", [stage(step, "reward", {REWARD: 1.0}) for step in (1, 2)])
+
+    def asked(*words: str) -> Said:
+        code = run(["plot", *words])
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return asked
+
+
+def titles(said: Said) -> list[str]:
+    return [line.partition(" (")[0] for line in said.out.splitlines() if "/" in line]
+
+
+def test_the_usual_figures_are_plotted_as_far_as_they_are_recorded(ask: Ask) -> None:
+    said = ask("a")
+    assert titles(said) == [REWARD, PASS, "value/explained_variance", "policy/entropy_mean"]
+    assert said.out.splitlines()[0] == f"{REWARD} (score): 1 at step 3"
+    assert max(map(len, said.out.splitlines())) == 80
+    assert said.err == "a: health stop after step 1, resumed after step 1\n"
+    assert "\x1b" not in said.out
+    assert titles(ask("b")) == [REWARD]
+
+
+def test_several_runs_share_a_chart_and_have_a_legend(ask: Ask) -> None:
+    lines = ask("a", "b", "--metric", REWARD).out.splitlines()
+    assert lines[:4] == ["* a", "+ b", "", f"{REWARD} (score)"]
+    assert "+" in lines[4]
+    assert "*" in lines[13]
+
+
+def test_series_are_told_as_they_are_plotted(ask: Ask) -> None:
+    told = json.loads(ask("a", "b", "--metric", REWARD, "--metric", PASS, "--smooth", "2", "--json").out)
+    assert told["series"][REWARD] == {"a": [[1, 0.0], [2, 0.25], [3, 0.75]], "b": [[1, 1.0], [2, 1.0]]}
+    assert told["series"][PASS] == {"a": [[0, 0.25], [3, 0.5]]}
+    assert told["events"] == {"a": [{"step": 1, "what": "health stop"}, {"step": 1, "what": "resumed"}], "b": []}
+
+
+def test_runs_of_one_name_are_told_by_their_paths(ask: Ask, tmp_path: Path) -> None:
+    write(tmp_path / "x" / "a", LINES)
+    assert ask("a", "x/a", "--metric", REWARD).out.splitlines()[:2] == ["* a", "+ x/a"]
+
+
+def test_files_are_written_as_their_names_say(ask: Ask) -> None:
+    assert ask("a", "--out", "a.svg") == Said(0, "a.svg\n", "")
+    text = Path("a.svg").read_text("utf-8")
+    assert all(f">{word}</text>" in text for word in (REWARD, PASS, "health stop, resumed", "step", "a"))
+    assert ask("a", "--out", "a.png").code == 0
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "hint"),
+    [
+        (("--metric", "reward/mean"), "no metric is called `reward/mean`; did you mean `reward/score_mean`?", ""),
+        (("--metric", "kl/coef"), "no figure `kl/coef` was recorded", " kl"),
+        (
+            ("--metric", "eval/hell/pass_at_1"),
+            "no figure `eval/hell/pass_at_1` was recorded; did you mean `{}`?",
+            " eval",
+        ),
+    ],
+)
+def test_a_figure_that_is_not_there_is_named(ask: Ask, words: tuple[str, ...], says: str, hint: str) -> None:
+    told = f"error: {says.format(PASS)}\n\nhint: ppoctl recipes metrics{hint}\n"
+    assert ask("a", *words) == Said(2, "", told)
+
+
+def test_what_cannot_be_plotted_is_refused(ask: Ask, tmp_path: Path) -> None:
+    assert ask("a", "--out", "a.pdf").err == "error: `a.pdf` is neither an .svg nor a .png\n\nhint: --out a.svg\n"
+    assert ask("a", "--out", "none/a.svg").code == 8
+    assert ask("none").err.startswith("error: `none` is not a run directory\n")
+    write(tmp_path / "empty", [event("attempt_started", 1)])
+    assert ask("empty").err == "error: run `empty` has no figures yet\n\nhint: ppoctl status empty\n"
+    write(tmp_path / "nan", [stage(1, "reward", {REWARD: float("nan")})])
+    assert ask("nan", "--metric", REWARD).err.startswith(f"error: no value of `{REWARD}` is a number\n")
+
+
+def test_an_event_is_of_the_step_before_it() -> None:
+    assert events(LINES) == [Event(1, "health stop"), Event(1, "resumed")]
+    assert events([event("attempt_started", 1), event("attempt_started", 2)]) == []  # nothing had begun
+
+
+def test_a_plot_loads_nothing_heavy(tmp_path: Path) -> None:
+    root = str(write(tmp_path / "a", LINES))
+    words = (("plot", root), ("plot", root, "--out", str(tmp_path / "a.svg")))
+    heavy = {"torch", "numpy", "pyarrow", "mlflow", "matplotlib", "PIL", "transformers"}
+    assert [heavy & set(each["loaded"]) for each in front(*words).values()] == [set(), set()]  # type: ignore[call-overload]

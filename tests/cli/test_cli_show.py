@@ -1,0 +1,336 @@
+"""`ppoctl show`: samples of runs on fakes, one in full and in lists; screens word for word."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+
+from fakes.sockets import fake_recipe, fake_sockets
+from house.test_house_light import front
+from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
+from ppoctl.cli import pager, render, sample_list, sample_screen, show
+from ppoctl.cli.app import run
+from ppoctl.store import record_file
+from ppoctl.store import sample_list as lists
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.manifest import require
+from ppoctl.store.once import load_record
+from ppoctl.store.resume_plan import ResumePlan
+from ppoctl.store.sample_list import Before, Wanted, flips, ordered
+from ppoctl.store.samples import SampleRow, StepRecords, spans
+from ppoctl.wire import new_run, session
+from ppoctl.wire.samples import read_samples
+
+MODEL = Path(__file__).parents[2] / "recipes/quickstart/model"
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Ask = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps of eight samples on fakes, all kept, with evaluations after 0, 2 and 3; their tokens are read with
+    the quickstart's tokenizer."""
+    recipe = fake_recipe(model={"path": str(MODEL), "dtype": "float32"}, checkpoint={"keep_rollouts_every_steps": 1})
+    layout = RunLayout(tmp_path_factory.mktemp("show") / "fake")
+    new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+    session.attempt_run(
+        session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
+    )
+    return layout.root
+
+
+@pytest.fixture
+def ask(root: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
+    def asked(*words: object) -> Said:
+        code = run(["show", str(root), *(str(word) for word in words)])
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return asked
+
+
+def listed(ask: Ask, *words: object) -> list[dict[str, Any]]:
+    """The samples of a list, as JSON tells them."""
+    found: list[dict[str, Any]] = json.loads(ask(*words, "--json").out)["samples"]
+    return found
+
+
+def test_records_are_read_without_torch_as_with_it(root: Path) -> None:
+    layout = RunLayout(root)
+    for stage in ("rollout", "reward", "values", "logprobs", "advantages", "eval"):
+        whole = load_record(layout, 3, stage, require(layout.stage(3, stage)))
+        plain = record_file.read(layout, 3, stage)
+        assert plain is not None
+        assert plain.kind == whole.kind
+        assert record_file.FIELDS[plain.kind] <= plain.fields.keys()
+        for name, value in plain.fields.items():
+            theirs = getattr(whole, name)
+            assert value.tolist() == theirs.tolist() if hasattr(theirs, "tolist") else value == theirs
+    assert record_file.read(layout, 3, "correction") is None
+
+
+def test_no_command_of_it_loads_torch_or_transformers(root: Path) -> None:
+    heavy = {"torch", "transformers", "jinja2", "jaxtyping", "pyarrow", "huggingface_hub"}
+    forms = ((), ("--list",), ("--eval", "--sort", "flipped"), ("--sample", "1"), ("--prompt", "p9"), ("--step", "9"))
+    commands = tuple(("show", str(root), *form) for form in forms)
+    found = front(*commands)
+    assert [found[words]["code"] for words in commands] == [0, 0, 0, 0, 0, 2]
+    assert [heavy & set(found[words]["loaded"]) for words in commands] == [set()] * 6  # type: ignore[call-overload]
+
+
+def test_names_of_choices_are_those_of_the_records() -> None:
+    assert get_args(show.Finish) == FINISH_REASONS
+    assert get_args(show.Outcome) == REWARD_OUTCOMES
+    assert get_args(sample_list.Sort) == get_args(lists.SortKey)
+    assert set(get_args(sample_screen.Figure)) == set(sample_screen.LEGENDS)
+
+
+def test_a_sample_in_full_has_every_figure_of_its_tokens(root: Path, ask: Ask) -> None:
+    out = ask("--step", 2, "--sample", 3).out.splitlines()
+    [sample] = read_samples(RunLayout(root), 2, [3])
+    assert out[0] == f"sample  3 of step 2: p5 #1, {sample.stamp}"
+    assert out[1] == f"finish  {sample.finish} after {len(sample.tokens)} tokens"
+    assert out[2:4] == ["answer  even", f"reward  ok {sample.score:g}"]
+    assert sample.advantages is not None
+    assert sample.values is not None
+    assert sample.kl is not None
+    figures = zip(sample.advantages, sample.values, sample.logprobs, sample.kl, strict=True)
+    table = [line.split()[-4:] for line in out[-len(sample.tokens) :]]
+    assert table == [[f"{a:+.3f}", f"{v:+.3f}", f"{p:.3f}", f"{k:+.4f}"] for a, v, p, k in figures]
+    assert out[-len(sample.tokens) - 1].split() == ["token", "advantage", "value", "log-prob", "kl"]
+    assert "green" not in "".join(out)
+
+
+def test_kl_is_the_log_prob_less_the_references_or_what_was_recorded_whole(root: Path) -> None:
+    records = StepRecords.read(RunLayout(root), 1)
+    assert records.logprobs is not None
+    length, told = int(records.rollouts["lengths"][2]), records.logprobs.fields
+    assert records.kl(2) == pytest.approx((told["actor"] - told["reference"])[2, :length].tolist())
+    without = {name: value for name, value in told.items() if name != "actor"}  # the update's own are meant
+    drawn = replace(records, logprobs=replace(records.logprobs, fields=without))
+    assert drawn.kl(2) == pytest.approx(
+        (records.rollouts["sampler_logprobs"] - told["reference"])[2, :length].tolist()
+    )
+    whole = replace(records, logprobs=replace(records.logprobs, fields={"full_kl": told["actor"] * 0 + 0.5}))
+    assert whole.kl(2) == [0.5] * length
+    assert replace(records, logprobs=replace(records.logprobs, fields={})).kl(2) is None
+
+
+def test_best_and_worst_are_of_those_that_are_left(ask: Ask) -> None:
+    rows = listed(ask, "--list")
+    scores = [row["score"] for row in rows]
+    assert json.loads(ask("--best", "--json").out)["score"] == max(scores)
+    assert json.loads(ask("--worst", "--json").out)["score"] == min(scores)
+    middle = sorted(scores)[3]
+    assert json.loads(ask("--best", "--max-reward", middle, "--json").out)["score"] == middle
+
+
+def test_a_list_has_a_line_for_each_sample(ask: Ask) -> None:
+    said = ask("--list")
+    lines = said.out.splitlines()
+    head = ["row", "prompt", "sample", "score", "outcome", "tokens", "finish", "advantage", "response"]
+    assert lines[0].split() == head
+    rows = listed(ask, "--list")
+    first = rows[0]
+    told = ["0", "p8", "0", f"{first['score']:.6g}", "ok", str(first["tokens"]), first["finish"]]
+    assert lines[1].split()[:8] == [*told, f"{first['advantage']:+.3f}"]
+    assert lines[1].endswith(first["response"])
+    assert len(lines) == 1 + 8
+    assert said.err == "8 of 8 samples of step 3\n"
+    assert ask("--list", "--limit", 2).err == "2 of 8 samples of step 3, 6 more with --limit 8\n"
+    assert len(listed(ask, "--list", "--limit", 2)) == 2
+
+
+def test_the_mean_advantage_is_over_tokens_that_train(root: Path, ask: Ask) -> None:
+    records = StepRecords.read(RunLayout(root), 3)
+    [row] = listed(ask, "--list", "--limit", 1)
+    assert records.advantages is not None
+    whole = records.advantages["advantages"][0, : row["tokens"]]
+    assert row["advantage"] == pytest.approx(float(whole.mean()))
+    records.advantages["mask"][0, 1:] = False
+    assert records.row(0).advantage == pytest.approx(float(whole[0]))
+    records.advantages["mask"][0] = False
+    assert records.row(0).advantage is None
+    assert replace(records, advantages=None, rewards=None).row(0).outcome == "not scored"
+
+
+def test_a_prompt_is_followed_over_the_steps_that_have_it(ask: Ask) -> None:
+    said = ask("--prompt", "p5")
+    assert said.out.splitlines()[0].split()[0] == "row"  # one step has it
+    assert [row["step"] for row in listed(ask, "--prompt", "p5")] == [2, 2]
+    assert said.err == "2 of 2 samples of step 2\n"
+    held = listed(ask, "--eval", "--prompt", "p101")
+    assert [row["step"] for row in held] == sorted(row["step"] for row in held)
+    assert {row["step"] for row in held} == {0, 2, 3}
+    head = ask("--eval", "--prompt", "p101").out.split()[:3]
+    assert head == ["step", "row", "set"]
+    assert {row["step"] for row in listed(ask, "--eval", "--prompt", "p101", "--step", 2)} == {2}
+    wrong = ask("--prompt", "p55")
+    assert wrong.code == 2
+    assert wrong.err.startswith("error: no sample that is kept is of a prompt `p55`; did you mean `p5`?\n")
+
+
+def test_an_evaluation_is_listed_and_shown(ask: Ask) -> None:
+    rows = listed(ask, "--eval")
+    assert {row["step"] for row in rows} == {3}
+    assert {row["set"] for row in rows} == {"held/greedy", "held/sampled"}
+    assert {row["set"] for row in listed(ask, "--eval-set", "held/greedy")} == {"held/greedy"}
+    assert listed(ask, "--eval-set", "held") == rows
+    assert "advantage" not in ask("--eval").out.splitlines()[0]
+    number = rows[-1]["row"]
+    out = ask("--eval", "--sample", number).out.splitlines()
+    last = rows[-1]
+    assert out[0] == f"sample  {number} of the evaluation after step 3: {last['set']} p103 #{last['sample']}"
+    assert out[3:5] == [f"given   {last['response'].split()[0]}", f"reward  ok {last['score']:g}"]
+    assert out[-1] == last["response"]
+    told = json.loads(ask("--eval", "--sample", number, "--json").out)
+    assert (told["step"], told["row"], told["prompt"]) == (3, number, "question 103")
+
+
+def test_filters_take_what_they_name(ask: Ask) -> None:
+    rows = listed(ask, "--list")
+    for finish in FINISH_REASONS:
+        assert listed(ask, "--finish", finish) == [row for row in rows if row["finish"] == finish]
+    word = rows[2]["response"].split()[-1]
+    assert listed(ask, "--grep", word) == [row for row in rows if word in row["response"]]
+    assert listed(ask, "--min-reward", 0.5) == [row for row in rows if row["score"] >= 0.5]
+    said = ask("--outcome", "refused")
+    assert said == Said(0, "", "no sample is like that; step 3 has 8\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--best", "--worst"), "`--worst` and `--best` ask for different things"),
+        (("--best", "--list"), "`--best` and `--list` ask for different things"),
+        (("--sample", 1, "--sort", "reward"), "`--sample` and `--sort` ask for different things"),
+        (("--sample", 1, "--grep", "x"), "`--sample` names a row, and filters choose among all"),
+        (("--min-reward", 1, "--max-reward", 0.5), "no reward is at least `1` and at most `0.5`"),
+        (("--sample", 8), "there are 8 samples, and no row `8`"),
+        (("--eval", "--sample", 99), "there are 8 samples, and no row `99`"),
+        (("--eval-set", "hell"), "the evaluation has no set `hell`; it has held, held/greedy, held/sampled"),
+        (("--step", 7), "step 7 of `{root}` has no rollouts; kept are those of 1-3"),
+        (("--eval", "--step", 1), "step 1 of `{root}` has no evaluation; there are those of 0, 2-3"),
+        (("--best", "--min-reward", 9), "no sample is like that"),
+    ],
+)
+def test_what_cannot_be_is_refused(ask: Ask, root: Path, words: tuple[object, ...], says: str) -> None:
+    said = ask(*words)
+    assert said.code == 2
+    assert said.err.splitlines()[0] == f"error: {says.format(root=root)}"
+
+
+def sample(row: int, prompt: str, score: float | None, **further: Any) -> SampleRow:
+    told = {"step": 3, "set": "", "sample": row, "outcome": "ok", "tokens": row, "finish": "terminated"}
+    return SampleRow(
+        **{**told, "row": row, "prompt_id": prompt, "score": score, "advantage": None, "response": "r", **further}
+    )
+
+
+ROWS = [
+    sample(0, "even", 1.0),
+    sample(1, "even", 1.0),
+    sample(2, "mixed", 0.0),
+    sample(3, "also", 0.25),
+    sample(4, "mixed", 1.0),
+    sample(5, "also", 1.0),
+    sample(6, "gone", None),
+]
+
+
+def rows_by(key: lists.SortKey, before: dict[lists.Question, Before] | None = None, **options: bool) -> list[int]:
+    return [row.row for row in ordered(ROWS, key, flips(ROWS, before or {}), **options)]
+
+
+def test_the_most_comes_first() -> None:
+    assert rows_by("row") == [0, 1, 2, 3, 4, 5, 6]
+    assert rows_by("row", reverse=True) == [6, 5, 4, 3, 2, 1, 0]
+    assert rows_by("reward") == [0, 1, 4, 5, 3, 2, 6]
+    assert rows_by("reward", reverse=True) == [2, 3, 0, 1, 4, 5, 6]
+    assert rows_by("length") == [6, 5, 4, 3, 2, 1, 0]
+    assert rows_by("advantage") == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_prompts_that_flipped_come_together_and_those_that_changed_since_too() -> None:
+    assert flips(ROWS, {}) == {("", "even"): 0.0, ("", "mixed"): 1.0, ("", "also"): 0.75}
+    assert rows_by("flipped") == [2, 4, 3, 5, 0, 1, 6]
+    changed = {("", "even"): Before(1, 0.1), ("", "also"): Before(2, 0.625)}
+    assert flips(ROWS, changed)["", "even"] == pytest.approx(0.9)
+    assert rows_by("flipped", changed) == [2, 4, 0, 1, 3, 5, 6]
+
+
+def test_the_nearest_earlier_step_is_what_a_prompt_is_compared_with(root: Path, ask: Ask) -> None:
+    rows = listed(ask, "--eval", "--sort", "flipped")
+    assert {row["before"]["step"] for row in rows} == {2}
+    source = lists.Source(RunLayout(root), evaluations=True)
+    question = (rows[0]["set"], rows[0]["prompt_id"])
+    assert rows[0]["before"]["score"] == pytest.approx(lists.means(source.rows(2))[question])
+    assert [row["flip"] for row in rows] == sorted((row["flip"] for row in rows), reverse=True)
+    assert ask("--eval", "--sort", "flipped").out.splitlines()[0].split()[-3:] == ["flip", "before", "response"]
+
+
+def test_bounds_of_the_reward_take_no_sample_without_one() -> None:
+    assert [row.row for row in ROWS if Wanted(min_reward=0.5).takes(row)] == [0, 1, 4, 5]
+    assert [row.row for row in ROWS if Wanted(max_reward=0.25).takes(row)] == [2, 3]
+
+
+def test_neighbours_are_spans() -> None:
+    assert spans([1, 2, 3, 5, 8, 9]) == "1-3, 5, 8-9"
+    assert spans([4]) == "4"
+
+
+def test_a_narrow_list_leaves_columns_out_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [sample(0, "train/000001-0123abcd", 1.0, response="\n first\x1b line of a longer text\nsecond\n")]
+    known = sample_list._Flips({}, {})
+    sample_list._print(rows, sample_list.Form(), known, 60)
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [
+        "row  prompt                 score  tokens  response",
+        "  0  train/000001-0123abcd      1       0  first\\x1b line..",
+    ]
+    assert told.err == "no room for: finish, outcome, sample\n"
+    sample_list._print(rows, sample_list.Form(grep="sec"), known, None)
+    assert capsys.readouterr().out.splitlines()[1].endswith("  second")
+
+
+def test_text_is_cut_to_cells_of_the_terminal() -> None:
+    assert render.clipped("abcdef", 6) == "abcdef"
+    assert render.clipped("abcdefg", 6) == "abcd.."
+    assert render.clipped("\u4e2d\u6587\u5b57", 5) == "\u4e2d.."
+    assert render.clipped("anything", None) == "anything"
+
+
+def test_a_pager_gets_what_a_terminal_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    monkeypatch.setenv("PAGER", f"{sys.executable} -c \"import sys; open('{seen}', 'w').write(sys.stdin.read())\"")
+    with pager.paged():
+        render.line("off a terminal")  # which has none
+    assert not seen.exists()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with pager.paged(wanted=False):
+        render.line("not wanted")
+    assert not seen.exists()
+    with pager.paged():
+        assert render.is_terminal()
+        render.line("one")
+    assert seen.read_text() == "one\n"
+    monkeypatch.setenv("PAGER", "true")
+    with pager.paged():  # it leaves at once, and that is no error
+        for _ in range(20_000):
+            render.line("more than a pipe holds")
+    monkeypatch.setenv("PAGER", str(tmp_path / "none"))
+    with pager.paged():
+        assert os.isatty(0) or sys.stdout.isatty()
