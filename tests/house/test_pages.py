@@ -1,4 +1,4 @@
-"""docs/algorithms.md and docs/coming-from.md are what `make docs` makes of docstrings and of `foreign.toml`."""
+"""The pages of docs/ that are made of docstrings and tables are what `make docs` makes."""
 
 import re
 import tomllib
@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from house.conftest import PACKAGE, ROOT
-from ppoctl.metrics import find
-from ppoctl.recipe import foreign, pages
+from ppoctl.metrics import METRICS, find
+from ppoctl.recipe import foreign, pages, reference
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.features import SECTIONS, features
+from ppoctl.recipe.keys import key_lines
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import RESULTS
@@ -20,7 +21,11 @@ ALGORITHM = ("ppo", "reward", "rollout", "model", "actor.optimizer", "critic.opt
 """Where a key that changes results is one of the algorithm."""
 
 
-@pytest.mark.parametrize("page", [pages.algorithms, pages.coming_from], ids=["algorithms", "coming-from"])
+@pytest.mark.parametrize(
+    "page",
+    [pages.algorithms, pages.coming_from, reference.recipe, reference.metrics],
+    ids=["algorithms", "coming-from", "recipe", "metrics"],
+)
 def test_a_page_is_what_is_made(page: Callable[[], str]) -> None:
     file = ROOT / "docs" / f"{page.__name__.replace('_', '-')}.md"
     assert file.read_text("utf-8") == page().rstrip("\n") + "\n", "make docs"
@@ -90,6 +95,20 @@ def test_every_part_that_computes_says_its_formula_its_source_and_whose_default_
         assert part.told.formula, part.names
         assert part.told.source, part.names
         assert part.told.default_of or of_keys, part.names
+
+
+def test_the_reference_has_every_key_and_every_metric() -> None:
+    recipe, metrics = reference.recipe(), reference.metrics()
+    names = {line.key.rpartition(".")[2] for line in key_lines()}
+    assert len(names) > 150
+    assert [name for name in sorted(names) if f"\n| `{name}` |" not in recipe] == []
+    assert [metric.name for metric in METRICS if f"`{metric.name}`" not in metrics] == []
+
+
+def test_a_default_that_differs_between_tables_is_told_for_each() -> None:
+    page = reference.recipe()
+    assert "\n| `from_step` | whole number, at least 1 | `1`; `explained_variance`: `10` | reporting |" in page
+    assert '\n| `gae_lambda` | `kind = "gae"` | number, at least 0, at most 1 | `1.0` | results |' in page
 
 
 # --- the table of other systems -----------------------------------------------------------------------------------
