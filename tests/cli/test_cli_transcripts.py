@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -314,6 +315,26 @@ def test_a_word_finds_every_key_that_has_it_in_its_name(ask: Ask) -> None:
     assert ask("recipes", "keys", "lr").out.splitlines()[1].split()[0] == "actor.optimizer.lr"
     # A table is meant where there is one of that name.
     assert {line.split(".")[0] for line in ask("recipes", "keys", "eval").out.splitlines()[1:]} == {"eval"}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 400])
+def test_what_explains_a_recipe_fits_a_terminal(ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """On a terminal too narrow for its table a key is a paragraph; lines end at the edge, between words."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    for words in (("keys", "kl"), ("keys", "ppo.policy_loss"), ("metrics", "value"), ("metrics", "policy/clip_frac")):
+        lines = ask("recipes", *words).out.splitlines()
+        assert [line for line in lines if len(line) > columns] == []
+    lines = ask("recipes", "keys", "ppo.epochs").out.splitlines()
+    if columns == 60:
+        assert lines[:4] == [
+            "ppo.epochs",
+            "  Passes of the actor over the rollouts of a step.",
+            "  type: whole number; default: 1; range: at least 1;",
+            "  changes: results",
+        ]
+    assert lines[0].split()[0] == ("key" if columns >= 120 else "ppo.epochs")
 
 
 def test_the_keys_of_another_system_are_told(ask: Ask) -> None:

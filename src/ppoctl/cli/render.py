@@ -104,6 +104,12 @@ def paragraph(text: str) -> None:
     print(text if text.startswith("  ") else f"  {text}", flush=True)
 
 
+def fits(rows: Sequence[Sequence[object]]) -> bool:
+    """Whether the rows of a table are no wider than the terminal; elsewhere lines may have any length."""
+    widths = [max(len(_cell(cell)) for cell in column) + 2 for column in zip(*rows, strict=True)]
+    return not sys.stdout.isatty() or sum(widths) - 2 <= shutil.get_terminal_size().columns
+
+
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None:
     """Print columns, left-justified; numbers (int, float) to the right. The last column is not padded."""
     shown = [[_cell(value) for value in row] for row in rows]
