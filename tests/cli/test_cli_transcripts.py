@@ -300,6 +300,7 @@ def test_a_metric_to_steer_by_says_how_to_read_it_and_what_to_do(ask: Ask) -> No
     assert ask("recipes", "metrics", "reward/seconds_max").out.startswith(
         "reward/seconds_max\n"
         "  time a scorer took for the slowest sample (s)\n"
+        "  healthy: below the time of the rollout\n"
         "  Scoring runs beside drawing, so it costs time only where it is slower than that.\n"
         "  - `time/reward_s` is a good part of the step: raise `reward.workers` (or "
         "`reward.concurrent` of a service)\n"
