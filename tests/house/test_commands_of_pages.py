@@ -196,6 +196,12 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not is_there(page, link)] == []
 
 
+def test_the_table_of_contents_has_every_page() -> None:
+    contents = (ROOT / "docs" / "README.md").read_text("utf-8")
+    pages = [page.name for page in sorted((ROOT / "docs").iterdir()) if page.name != "README.md"]
+    assert [name for name in pages if f"]({name})" not in contents] == []
+
+
 def is_there(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page
