@@ -28,7 +28,7 @@ COMMANDS = typer.main.get_command(app)
 NAMES = set(COMMANDS.commands)  # type: ignore[attr-defined]
 
 RUN = ("--version", "recipes", "validate", "plan", "preview", "status", "logs", "compare", "resume")
-"""Commands that only read, but for the options below."""
+"""Commands that only read, but for the options below; `resume` with `--plan`."""
 NOT_RUN = {
     "train": "minutes",
     "eval": "loads an engine",
@@ -41,6 +41,7 @@ NOT_RUN = {
     "validate --stage": "fetches from a hub",
     "validate --reward": "starts scorers; tests/cli types it",
     "preview --set-name": "an evaluation set of the page's own",
+    "plan --here": "speaks of the machine it runs on",
     "plan --sbatch": "wants what a cluster is told; tests/submission types it",
     "plan --set": "a layout of the page's own",
     "resume --set": "a layout of the page's own",
@@ -160,7 +161,16 @@ def is_run(typed: Typed) -> bool:
     return is_whole and (typed.name != "resume" or "--plan" in typed.words)
 
 
-TO_RUN = list(dict.fromkeys(each.words for each in ALL if is_run(each)))
+def as_here(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words with the one recipe and the one run of `folder` for whatever the page calls them."""
+    stands_for = {"RECIPE": "recipe.toml", "RUN": "run", "OTHER": "run"}
+    return tuple(
+        "recipe.toml" if word.endswith(".toml") else "run" if word.startswith("runs/") else stands_for.get(word, word)
+        for word in words
+    )
+
+
+TO_RUN = list(dict.fromkeys(as_here(each.words) for each in ALL if is_run(each)))
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +190,7 @@ def test_a_command_of_a_page_that_only_reads_runs(
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PPOCTL_DATA", "/data")
-    stands_for = {"RECIPE": "recipe.toml", "RUN": "run", "OTHER": "run"}
-    here = [
-        "recipe.toml" if word.endswith(".toml") else "run" if word.startswith("runs/") else stands_for.get(word, word)
-        for word in words
-    ]
-    code = run(here)
+    code = run(list(words))
     assert code == 0, capsys.readouterr().err
 
 
