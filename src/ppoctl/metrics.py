@@ -65,7 +65,9 @@ REWARD_PART_MEAN = Metric(
     "mean of a part's score, or of a figure that a function of one's own gives beside it",
 )
 REWARD_SECONDS_MEAN = Metric("reward/seconds_mean", "s", "time a scorer took for a sample, mean")
-REWARD_SECONDS_MAX = Metric("reward/seconds_max", "s", "time a scorer took for the slowest sample")
+REWARD_SECONDS_MAX = Metric(
+    "reward/seconds_max", "s", "time a scorer took for the slowest sample", "below the time of the rollout"
+)
 REWARD_TIMEOUT_FRAC = Metric(
     "reward/timeout_frac", "share", "samples whose scorer was killed at reward.timeout_s", "0"
 )
@@ -248,6 +250,7 @@ THROUGHPUT_GENERATED = Metric(
     "throughput/generated_tokens_per_s",
     "tokens/s",
     "response tokens drawn by the attempt that finished the rollout, per second of drawing",
+    "steady",
 )
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -1,17 +1,21 @@
-"""docs/algorithms.md and docs/coming-from.md are what `make docs` makes of docstrings and of `foreign.toml`."""
+"""The pages of docs/ that are made of docstrings and tables are what `make docs` makes."""
 
 import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from house.conftest import PACKAGE, ROOT
-from ppoctl.metrics import find
-from ppoctl.recipe import foreign, pages
+from ppoctl.errors import ExitCode
+from ppoctl.metrics import METRICS, find
+from ppoctl.recipe import foreign, pages, reference
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.features import SECTIONS, features
+from ppoctl.recipe.guides import groups
+from ppoctl.recipe.keys import key_lines
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import RESULTS
@@ -20,7 +24,11 @@ ALGORITHM = ("ppo", "reward", "rollout", "model", "actor.optimizer", "critic.opt
 """Where a key that changes results is one of the algorithm."""
 
 
-@pytest.mark.parametrize("page", [pages.algorithms, pages.coming_from], ids=["algorithms", "coming-from"])
+@pytest.mark.parametrize(
+    "page",
+    [pages.algorithms, pages.coming_from, reference.recipe, reference.metrics],
+    ids=["algorithms", "coming-from", "recipe", "metrics"],
+)
 def test_a_page_is_what_is_made(page: Callable[[], str]) -> None:
     file = ROOT / "docs" / f"{page.__name__.replace('_', '-')}.md"
     assert file.read_text("utf-8") == page().rstrip("\n") + "\n", "make docs"
@@ -90,6 +98,56 @@ def test_every_part_that_computes_says_its_formula_its_source_and_whose_default_
         assert part.told.formula, part.names
         assert part.told.source, part.names
         assert part.told.default_of or of_keys, part.names
+
+
+def test_the_reference_has_every_key_and_every_metric() -> None:
+    recipe, metrics = reference.recipe(), reference.metrics()
+    names = {line.key.rpartition(".")[2] for line in key_lines()}
+    assert len(names) > 150
+    assert [name for name in sorted(names) if f"\n| `{name}` |" not in recipe] == []
+    assert [metric.name for metric in METRICS if f"`{metric.name}`" not in metrics] == []
+
+
+def test_a_default_that_differs_between_tables_is_told_for_each() -> None:
+    page = reference.recipe()
+    assert "\n| `from_step` | whole number, at least 1 | `1`; `explained_variance`: `10` | reporting |" in page
+    assert '\n| `gae_lambda` | `kind = "gae"` | number, at least 0, at most 1 | `1.0` | results |' in page
+
+
+WRITTEN = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in ("coming-from.md", "design.md")]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=[page.name for page in WRITTEN])
+def test_keys_and_metrics_that_a_page_names_are_there(page: Path) -> None:
+    """A dotted word in backticks that begins with a table of the recipe is a key, or a table; one with a slash that
+    begins with a group of metrics is a metric."""
+    root, said = tree.of(Recipe), _coded(re.sub(r"(?ms)^```.*?^```$", "", page.read_text("utf-8")))
+    keys = {word for word in said if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", word) and word.split(".")[0] in root.keys}
+    figures = {
+        word for word in said if re.fullmatch(r"[a-z]+(/[a-z_0-9]+)+", word) and word.split("/")[0] in groups()
+    }
+    wrong = [word for word in sorted(keys) if not tree.keys_at(root, tuple(word.split(".")))]
+    assert wrong + [word for word in sorted(figures) if find(word) is None] == []
+
+
+def test_the_quickstart_is_explained_as_it_is_written() -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text("utf-8")
+    recipe = [
+        " ".join(line.split()) for line in (ROOT / "recipes" / "quickstart.toml").read_text("utf-8").splitlines()
+    ]
+    rows = page.partition("## The recipe")[2].partition("## The console")[0].splitlines()
+    told = [text for row in rows if row.startswith("| `") for text in _coded(row.split(" | ")[0])]
+    lines = [text for text in told if " = " in text]
+    assert len(lines) >= 10
+    assert [text for text in lines if not any(line.startswith(text) for line in recipe)] == []
+    tables = {line.split(" #")[0] for line in recipe if line.startswith("[")}
+    assert tables - {"[actor.batching]", "[critic.batching]"} == {text for text in told if text.startswith("[")}
+
+
+def test_every_exit_code_has_a_first_look() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    codes = [int(code) for row in re.findall(r"(?m)^\| ([\d, ]+) \|", page) for code in row.split(", ")]
+    assert codes == [int(code) for code in ExitCode if code is not ExitCode.DONE]
 
 
 # --- the table of other systems -----------------------------------------------------------------------------------

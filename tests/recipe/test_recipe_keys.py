@@ -103,6 +103,13 @@ def test_every_default_is_what_a_recipe_has_that_leaves_the_key_out(smallest: Pa
     assert told == [*rows, *named]
 
 
+def test_alternatives_that_no_key_names_say_which_is_the_default() -> None:
+    only = {line.key: line.only for line in LINES if line.key.startswith("actor.batching.")}
+    assert only["actor.batching.max_tokens_per_microbatch"] == "by tokens (the default)"
+    assert only["actor.batching.microbatch_seqs"] == "by sequences"
+    assert LINES_OF["ppo.kl.place"][0].default == '"none"'
+
+
 _SCORERS = ("reward.parts.*.", "reward.cases.*.", "reward.otherwise.")
 
 

@@ -2,11 +2,17 @@
 refused."""
 
 import ast
+import re
 
 import pytest
 
 from house.conftest import trees
 from ppoctl.metrics import METRICS, Metric, eval_set, find, named, unknown
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.guides import groups, guide, guided
+from ppoctl.recipe.schema import Recipe
+from ppoctl.tracking import health
+from ppoctl.tracking.view import KEY_FIGURES
 
 
 def test_names_are_unique_and_explained() -> None:
@@ -65,3 +71,39 @@ def test_a_name_is_written_in_the_registry_only() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
     ]
     assert not written
+
+
+# --- guides -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_person_steers_by_has_a_guide() -> None:
+    """Figures of the console and of health rules are read by everybody."""
+    shown = {*KEY_FIGURES.values(), *(name for names in health.METRICS.values() for name in names)}
+    assert shown - set(guided()) == set()
+    assert len(guided()) >= 25
+    # How long a stage takes depends on the task.
+    assert [name for name in guided() if not _of(name).healthy and not name.startswith("time/")] == []
+
+
+def _of(name: str) -> Metric:
+    found = find(name)
+    assert found is not None, name
+    return found
+
+
+def test_every_guide_is_of_a_metric_and_every_metric_of_a_group() -> None:
+    assert [name for name in guided() if name not in {metric.name for metric in METRICS}] == []
+    assert {metric.name.split("/")[0] for metric in METRICS} == set(groups())
+
+
+@pytest.mark.parametrize("name", guided())
+def test_a_guide_names_keys_and_metrics_that_are_there(name: str) -> None:
+    found = guide(_of(name))
+    assert found is not None
+    assert found.read
+    assert found.when
+    for word in re.findall(r"`([^`]*)`", f"{found.read} {found.when}"):
+        if word.startswith("ppoctl "):
+            continue  # commands of pages are held by test_commands_of_pages
+        is_key = tree.keys_at(tree.of(Recipe), tuple(word.split(".")))
+        assert is_key or find(word), word

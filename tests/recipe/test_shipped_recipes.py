@@ -69,6 +69,13 @@ def test_the_page_of_recipes_is_what_they_say() -> None:
     assert (ROOT / "docs" / "recipes.md").read_text("utf-8") == page(shipped()), "make docs"
 
 
+def test_the_annotated_recipe_keeps_the_rules_and_says_why() -> None:
+    file = ROOT / "docs" / "annotated.toml"
+    assert load([file], (), {"PPOCTL_DATA": "/data"}).recipe.name == "annotated"
+    lines = [line for line in file.read_text("utf-8").splitlines() if " = " in line and not line.startswith("#")]
+    assert len([line for line in lines if " # " in line]) > len(lines) / 2
+
+
 def test_the_head_of_a_recipe_ends_with_its_comment() -> None:
     head = head_of("# For this\n# Teaches: one\n#   thing\n# Source: ours\nname = 1\n# Costs: no part\n")
     assert (head.purpose, head.parts) == ("For this", {"Teaches": "one thing", "Source": "ours"})

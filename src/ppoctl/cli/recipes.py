@@ -12,10 +12,12 @@ from ppoctl.cli.options import Json
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
+    from ppoctl.metrics import Metric
     from ppoctl.recipe.features import Feature
 
 app = typer.Typer(help="List, print and copy the recipes that ship with ppoctl.", rich_markup_mode=None)
 
+Page = Annotated[bool, typer.Option("--page", help="Print the page of docs/ instead, with all there is.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As `ppoctl recipes list` prints it.")]
 
 
@@ -84,11 +86,14 @@ def copy(
 
 @app.command()
 def keys(
-    prefix: Annotated[str, typer.Argument(metavar="[KEY]", help="Only the keys at or below this one.")] = "",
+    prefix: Annotated[
+        str, typer.Argument(metavar="[KEY]", help="Only the keys at or below this one, or with this in their names.")
+    ] = "",
+    page: Page = False,
     json: Json = False,
 ) -> None:
     """Print every key a recipe may have: type, default, range, what it changes, what it means; of an algorithm's also
-    formula, source and whose default it is."""
+    formula, source and whose default it is. With --page: docs/recipe.md."""
     from dataclasses import asdict
 
     from ppoctl.recipe.explain import similar
@@ -96,33 +101,45 @@ def keys(
     from ppoctl.recipe.foreign import find
     from ppoctl.recipe.keys import key_lines
 
+    if page:
+        from ppoctl.recipe.reference import recipe
+
+        render.line(recipe().rstrip("\n"))
+        return
     known = key_lines()
     chosen = [line for line in known if f"{line.key}.".startswith(f"{prefix}.") or not prefix]
+    chosen = chosen or [line for line in known if prefix in line.key]
     if not chosen:
-        inside = [line.key for line in known if prefix in line.key.split(".")]
         brought = find(tuple(prefix.split(".")))
-        near = f"; did you mean `{inside[0]}`?" if inside else similar(prefix, [line.key for line in known])
-        near = near or (f"; {brought.says}" if brought else "")
-        raise RecipeError(f"no key begins with `{prefix}`{near}", hint="ppoctl recipes keys")
+        near = similar(prefix, [line.key for line in known]) or (f"; {brought.says}" if brought else "")
+        raise RecipeError(f"no key has `{prefix}` in its name{near}", hint="ppoctl recipes keys")
     # A whole table of the recipe has more to say than anybody reads below its keys.
     told = [feature for feature in features() if "." in prefix and feature.owns(prefix)]
     if json:
         render.json({"keys": [asdict(line) for line in chosen], "parts": [_as_json(feature) for feature in told]})
         return
     rows = [(line.key, line.only, line.type, line.default, line.range, line.changes, line.meaning) for line in chosen]
-    render.table(rows, ("key", "only with", "type", "default", "range", "changes", "meaning"))
+    _list(rows, ("key", "only with", "type", "default", "range", "changes", "meaning"))
     _tell(told, prefix)
 
 
 @app.command()
 def metrics(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only this metric, or those of this group.")] = "",
+    page: Page = False,
     json: Json = False,
 ) -> None:
-    """Print every metric that `[expect]` and `checkpoint.best` may name; of a few, also the settings they show."""
+    """Print every metric that `[expect]` and `checkpoint.best` may name; of one also how to read it, what to do when
+    it is not healthy, and the settings it shows. With --page: docs/metrics.md."""
     from ppoctl.metrics import METRICS, find, unknown
     from ppoctl.recipe.features import features
+    from ppoctl.recipe.guides import guide
 
+    if page:
+        from ppoctl.recipe.reference import metrics
+
+        render.line(metrics().rstrip("\n"))
+        return
     group = f"{name.rstrip('/')}/"
     chosen = [metric for metric in METRICS if not name or metric is find(name) or metric.name.startswith(group)]
     if not chosen:
@@ -130,10 +147,40 @@ def metrics(
     told = [feature for feature in features() if len(chosen) == 1 and feature.shows_in(chosen[0].name)]
     if json:
         fields = [{"name": m.name, "unit": m.unit, "says": m.says, "healthy": m.healthy} for m in chosen]
-        render.json({"metrics": fields, "parts": [_as_json(feature) for feature in told]})
+        guides = [{"read": found.read, "when": dict(found.when)} if (found := guide(m)) else {} for m in chosen]
+        both = [{**field, **more} for field, more in zip(fields, guides, strict=True)]
+        render.json({"metrics": both, "parts": [_as_json(feature) for feature in told]})
+    elif len(chosen) == 1:
+        _tell_metric(chosen[0])
+        _tell(told)
+    else:
+        _list([(m.name, m.unit, m.says, m.healthy) for m in chosen], ("metric", "unit", "meaning", "healthy"))
+
+
+def _list(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> None:
+    """Print a table, or where the terminal is too narrow for it a paragraph for each row."""
+    if render.fits([headers, *rows]):
+        render.table(rows, headers)
         return
-    render.table([(m.name, m.unit, m.says, m.healthy) for m in chosen], ("metric", "unit", "meaning", "healthy"))
-    _tell(told)
+    for name, *cells in rows:
+        render.heading(name)
+        told = dict(zip(headers[1:], cells, strict=True))
+        render.paragraph(told.pop("meaning"))
+        render.paragraph("; ".join(f"{head}: {cell}" for head, cell in told.items() if cell))
+
+
+def _tell_metric(metric: "Metric") -> None:
+    """Print all that is known of one metric."""
+    from ppoctl.recipe.guides import guide
+
+    render.heading(metric.name)
+    render.paragraph(f"{metric.says} ({metric.unit})")
+    if metric.healthy:
+        render.paragraph(f"healthy: {metric.healthy}")
+    if found := guide(metric):
+        render.paragraph(found.read)
+        for sees, do in found.when:
+            render.paragraph(f"- {sees}: {do}")
 
 
 @app.command()
@@ -179,7 +226,7 @@ def _tell(told: Sequence["Feature"], prefix: str = "") -> None:
         render.line()
         render.heading(", ".join(feature.names))
         for word, text in lines_of(feature, prefix):
-            render.line(f"  {word}: {text}" if word else f"  {text}")
+            render.paragraph(f"{word}: {text}" if word else text)
 
 
 def _as_json(feature: "Feature") -> dict[str, object]:

@@ -4,7 +4,9 @@
 import json as json_module
 import math
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
@@ -110,6 +112,21 @@ def hint(text: str) -> None:
 def heading(text: str) -> None:
     """Print the title of a part of the data."""
     print(_styled(text, "bold", sys.stdout), flush=True)
+
+
+def paragraph(text: str) -> None:
+    """Print a text of any length, indented; on a terminal its lines end at its edge, elsewhere it is one line."""
+    if sys.stdout.isatty():
+        width = max(30, shutil.get_terminal_size().columns - 1)
+        hang = "    " if text.startswith("- ") else "  "
+        text = textwrap.fill(text, width, initial_indent="  ", subsequent_indent=hang, break_on_hyphens=False)
+    print(text if text.startswith("  ") else f"  {text}", flush=True)
+
+
+def fits(rows: Sequence[Sequence[object]]) -> bool:
+    """Whether the rows of a table are no wider than the terminal; elsewhere lines may have any length."""
+    widths = [max(len(cell(value)) for value in column) + 2 for column in zip(*rows, strict=True)]
+    return not sys.stdout.isatty() or sum(widths) - 2 <= shutil.get_terminal_size().columns
 
 
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None:

@@ -73,13 +73,16 @@ def _of_choice(choice: tree.Choice, path: KeyPath, default: BaseModel | None) ->
         for line in _of_table(table, path, default if isinstance(default, table.model) else None):
             if line.key != ".".join((*path, choice.tag or "")):  # the tables around it are alternatives too
                 owners.setdefault(line, []).append(name)
+    usual = [name for name, table in choice.tables.items() if isinstance(default, table.model)]
     for line, names in owners.items():
         is_in_all = len(names) == len(choice.tables)
-        yield line if is_in_all or line.only else replace(line, only=_alternatives(choice.tag, names))
+        yield line if is_in_all or line.only else replace(line, only=_alternatives(choice.tag, names, usual))
 
 
-def _alternatives(tag: str | None, names: list[str]) -> str:
-    return f"by {names[0]}" if tag is None else f"{tag} = " + " or ".join(f'"{name}"' for name in names)
+def _alternatives(tag: str | None, names: list[str], usual: list[str]) -> str:
+    if tag is None:  # no key has a line that says which one is the default
+        return f"by {names[0]}" + (" (the default)" if names == usual else "")
+    return f"{tag} = " + " or ".join(f'"{name}"' for name in names)
 
 
 def _tag_line(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> KeyLine:

@@ -59,7 +59,7 @@ def algorithms() -> str:
     lines = [HEAD]
     for number, section in enumerate(SECTIONS, 1):
         anchor = "".join(char for char in section.title.lower() if char.isalnum() or char == " ").replace(" ", "-")
-        parts = _coded(name for feature in found if feature.section is section for name in feature.names)
+        parts = coded(name for feature in found if feature.section is section for name in feature.names)
         lines.append(f"{number}. [{section.title}](#{anchor}): {parts}")
     for section in SECTIONS:
         lines.append(f"\n## {section.title}")
@@ -70,7 +70,7 @@ def algorithms() -> str:
 
 
 def _feature(feature: Feature) -> list[str]:
-    lines = [f"\n### {_coded(feature.names)}{' (the default)' if feature.is_default else ''}\n", feature.told.prose]
+    lines = [f"\n### {coded(feature.names)}{' (the default)' if feature.is_default else ''}\n", feature.told.prose]
     if feature.told.formula:
         lines += ["", *(f"    {part}" for part in feature.told.formula.split("; "))]
     lines.append("")
@@ -87,13 +87,13 @@ def _feature(feature: Feature) -> list[str]:
 
 def _sentences(said: Marked) -> list[str]:
     """Source, whose default it is and where it shows, a sentence each."""
-    told = {"Source": said.source, "Default of": said.default_of, "Shows in": _coded(said.figures)}
+    told = {"Source": said.source, "Default of": said.default_of, "Shows in": coded(said.figures)}
     return [f"{word}: {text.rstrip('.')}." for word, text in told.items() if text]
 
 
 def _row(key: FeatureKey) -> str:
     says = " ".join([key.line.meaning, *_sentences(key.told)])
-    return _cells(_coded(key.names), f"`{key.line.default}`", _allowed(key.line), says)
+    return cells(coded(key.names), f"`{key.line.default}`", _allowed(key.line), says)
 
 
 def _allowed(line: KeyLine) -> str:
@@ -108,14 +108,16 @@ def coming_from(names: Sequence[str] = ()) -> str:
             continue
         lines += [f"## {system.name}\n", f"Of version {system.version}. {system.about}\n"]
         lines += ["| there | here | what differs |", "|---|---|---|"]
-        lines += [_cells(_coded(row.theirs), _coded(row.ours_of_all) or "nothing", row.note) for row in system.rows]
+        lines += [cells(coded(row.theirs), coded(row.ours_of_all) or "nothing", row.note) for row in system.rows]
         lines.append("")
     return "\n".join(lines)
 
 
-def _coded(names: Iterable[str]) -> str:
+def coded(names: Iterable[str]) -> str:
+    """The names, each as code, with commas between."""
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _cells(*cells: str) -> str:
+def cells(*cells: str) -> str:
+    """A row of a table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
