@@ -29,6 +29,7 @@ from ppoctl.cli import (
     recipes,
     render,
     resume,
+    runs,
     show,
     status,
     stop,
@@ -56,6 +57,7 @@ app.command()(validate.validate)
 app.command()(preview.preview)
 app.command()(plan.plan)
 app.command()(doctor.doctor)
+app.command()(runs.runs)
 app.command()(status.status)
 app.command()(logs.logs)
 app.command()(stop.stop)

@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Run
+from ppoctl.cli.options import Json, Run, found_run, run_names
 
 
 def compare(
     run: Run,
-    other: Annotated[Path, typer.Argument(metavar="OTHER", help="Another run directory.")],
+    other: Annotated[
+        Path, typer.Argument(metavar="OTHER", help="Another run.", callback=found_run, autocompletion=run_names)
+    ],
     evaluations: Annotated[
         bool,
         typer.Option(

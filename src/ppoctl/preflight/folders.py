@@ -9,7 +9,7 @@ from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.plan.disk import storage_of
 from ppoctl.plan.memory.assumed import GIB
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.disk import existing
+from ppoctl.store.disk import existing, size_of
 
 
 def require_writable(folder: Path) -> None:
@@ -49,7 +49,7 @@ def require_space(recipe: Recipe, folder: Path) -> None:
     if stored.states_bytes is None:
         return
     above = existing(folder)
-    free = shutil.disk_usage(above).free + _size(folder)
+    free = shutil.disk_usage(above).free + size_of(folder)
     needed = stored.states_bytes + stored.records_kept_bytes
     if needed > free:
         raise StorageError(
@@ -57,10 +57,6 @@ def require_space(recipe: Recipe, folder: Path) -> None:
             f"({_gib(stored.states_bytes)} of saved states, {_gib(stored.records_kept_bytes)} of records)",
             hint=f"make room (df -h {quoted(above)}), lower `checkpoint.keep_last`, or go on all the same: --force",
         )
-
-
-def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
 
 
 def _gib(size: int) -> str:

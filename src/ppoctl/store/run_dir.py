@@ -64,7 +64,7 @@ def facts(layout: RunLayout) -> dict[str, Any]:
     """`run.json`. Raises RecipeError when the folder is no run directory, StorageError when another version of ppoctl
     made it, CorruptArtifactError when it is not as it was written."""
     if not layout.run_json.exists():
-        raise RecipeError(f"`{layout.root}` is not a run directory", hint="see your runs: ls runs")
+        raise RecipeError(f"`{layout.root}` is not a run directory", hint="ppoctl runs")
     found = _load(layout.run_json, hint=f"bring it again from a copy of the run: ls {quoted(layout.root)}")
     require_format(layout.run_json, found.get("format"))
     return found
