@@ -1,5 +1,6 @@
-"""`ppoctl runs`: a row for each run of a folder, whatever is wrong with some of them; and names instead of paths."""
+"""`ppoctl runs` and `ppoctl rm`: a folder of runs, some of them broken; and names instead of paths."""
 
+import io
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import pytest
 from fakes.job import play
 from fakes.slurm import FakeSlurm
 from fakes.sockets import fake_recipe
+from ppoctl.batch.sealed import seal, unseal
 from ppoctl.cli.app import run
 from ppoctl.cli.options import run_folders
 from ppoctl.store.attempt import claim
@@ -228,3 +230,159 @@ def test_runs_of_a_folder_and_of_its_folders_are_found(tmp_path: Path) -> None:
         (tmp_path / name / "run.json").touch()
     assert [str(path.relative_to(tmp_path)) for path in run_folders(tmp_path)] == ["b", "sweep/a"]
     assert run_folders(tmp_path / "none") == []
+
+
+# --- ppoctl rm ----------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def types(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`types("y\\n")`: somebody sits at a terminal and answers so."""
+
+    def typed(answer: str) -> None:
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+        monkeypatch.setenv("NO_COLOR", "1")
+
+    return typed
+
+
+def there(folder: str) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def mirrored(name: str, **tracking: str) -> None:
+    """Make a run one that MLflow has."""
+    for path in (RunLayout(Path("runs") / name).recipe_from(1), RunLayout(Path("runs") / name).recipe_resolved):
+        recipe = unseal(path.read_text("ascii"))
+        path.write_text(seal({**recipe, "tracking": {**recipe["tracking"], "kind": "mlflow", **tracking}}), "ascii")
+
+
+def test_a_run_is_deleted_when_somebody_says_so(
+    make: Callable[..., Journal], ask: Ask, types: Callable[[str], None]
+) -> None:
+    for name in ("q1", "q2", "q3"):
+        make(name)
+        pad_to(Path("runs") / name, 3 << 20)
+    mirrored("q2")
+    for answer in ("\n", "n\n", "", "yess\n"):
+        types(answer)
+        said = ask("rm", "q1")
+        assert said == Said(
+            0,
+            "",
+            "runs/q1: finished, 3 MiB, 1 of 1 steps, last evaluation heldout 0.25\n"
+            "delete it? [y/N] nothing was deleted\n",
+        )
+    types("y\n")
+    assert ask("rm", "q1").out == "deleted runs/q1 (3 MiB)\n"
+    assert there("runs") == ["q2", "q3"]
+    types("Yes\n")
+    said = ask("rm", "q3", "runs/q2", "q2")
+    assert said.err.splitlines()[-1] == "delete all 2 and what MLflow has of them? [y/N] "
+    assert said.out == "deleted runs/q3 (3 MiB)\ndeleted runs/q2 (3 MiB)\n"
+    assert there("runs") == []
+
+
+def test_without_a_terminal_yes_is_said_before(make: Callable[..., Journal], ask: Ask) -> None:
+    make("q1")
+    said = ask("rm", "q1")
+    assert said == Said(
+        2,
+        "",
+        "error: `ppoctl rm` asks before it deletes, and nobody is here to answer\n\nhint: ppoctl rm runs/q1 --yes\n",
+    )
+    told = json.loads(ask("rm", "q1", "--yes", "--json").out)
+    assert [(each["run"], each["mlflow"]) for each in told["deleted"]] == [("runs/q1", [])]
+    assert ask("rm", "q1", "--yes").err.splitlines()[0] == "error: `q1` is not a run directory"
+
+
+def test_what_is_or_may_be_at_work_is_refused_and_nothing_else_goes(
+    make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm
+) -> None:
+    make("idle")
+    make("here", pid=1, at=time.time())
+    make("away", host="elsewhere", ago=0)
+    for number in ("12", "13"):
+        layout = make(f"in-{number}", host="node1", job=number, restart=0)._attempt.layout
+        record(layout, JobRecord(number, 1.0, "resume"))
+    cluster.has("12", "RUNNING", nodes="node1")
+    cluster.has("13", "PENDING", reason="Resources")
+    for name, says in (
+        ("here", "is running: attempt 2 is at work as process 1 of this host"),
+        ("in-12", "is running: attempt 2 is at work in job 12 on node1"),
+        ("in-13", "is pending: job 13 waits for `Resources`"),
+        ("away", "may be at work: attempt 2 is running or killed on elsewhere"),
+    ):
+        said = ask("rm", "idle", name, "--yes")
+        assert said.code == 8, name
+        assert said.err.startswith(f"error: run `runs/{name}` {says}"), said.err
+        assert said.err.endswith(f"hint: ppoctl stop runs/{name}\n")
+    cluster.goes_away()
+    said = ask("rm", "idle", "in-13", "--yes", "--wait", "0.1")
+    assert (said.code, said.err.split(":")[1]) == (8, " run `runs/in-13` may be at work")
+    assert len(there("runs")) == 5
+
+
+def test_an_attempt_elsewhere_that_was_silent_for_too_long_is_in_nobodys_way(
+    make: Callable[..., Journal], ask: Ask
+) -> None:
+    make("away", host="elsewhere", ago=10 * 24 * 3600)
+    assert ask("rm", "away", "--yes").code == 0
+    assert there("runs") == []
+
+
+def test_a_broken_run_can_be_deleted_unless_it_is_at_work(make: Callable[..., Journal], ask: Ask) -> None:
+    for name, attempt in (("flipped", {}), ("keyless", {}), ("alive", {"pid": 1, "at": time.time()})):
+        make(name, **attempt)  # type: ignore[arg-type]
+    for name in ("flipped", "alive"):
+        journal = Path(f"runs/{name}/journal.jsonl")
+        journal.write_bytes(journal.read_bytes().replace(b'"seconds"', b'"secomds"', 1))
+    Path("runs/keyless/run.json").unlink()
+    said = ask("rm", "alive", "--yes")
+    assert said.err == (
+        "error: run `runs/alive` is at work: attempt 2 is process 1 here\n\nhint: ppoctl stop runs/alive\n"
+    )
+    assert ask("rm", "flipped", "--yes").code == 0
+    said = ask("rm", "keyless", "--yes")
+    assert said == Said(
+        8,
+        "",
+        "error: what MLflow has of run `runs/keyless` cannot be told: `runs/keyless` is not a run directory\n\n"
+        "hint: delete the directory only: ppoctl rm runs/keyless --keep-tracking\n",
+    )
+    assert ask("rm", "keyless", "--yes", "--keep-tracking").code == 0
+    assert there("runs") == ["alive"]
+
+
+def test_where_mlflow_does_not_answer_nothing_is_deleted(make: Callable[..., Journal], ask: Ask) -> None:
+    make("a")
+    make("q1")
+    mirrored("q1", uri="http://127.0.0.1:9")
+    said = ask("rm", "a", "q1", "--yes")
+    assert said.code == 3
+    first, _, hint = said.err.splitlines()
+    assert first.startswith("error: MLflow at `http://127.0.0.1:9` does not say what it has of run `runs/q1`: ")
+    assert first.endswith("; nothing was deleted")
+    assert hint == "hint: try again, or delete the directory only: ppoctl rm runs/q1 --keep-tracking"
+    assert there("runs") == ["a", "q1"]
+    assert ask("rm", "a", "q1", "--yes", "--keep-tracking").code == 0
+
+
+def test_what_a_killed_removal_left_goes_with_the_next_one(make: Callable[..., Journal], ask: Ask) -> None:
+    make("q1")
+    Path("runs/.q0.removing-1a2b3c4d/states").mkdir(parents=True)
+    Path("elsewhere").mkdir()
+    Path("runs/q1").rename("elsewhere/q1")
+    Path("runs/q1").symlink_to(Path("elsewhere/q1").absolute())
+    assert ask("rm", "q1", "--yes").code == 0
+    assert there("elsewhere") == []
+    assert there("runs") == [".q0.removing-1a2b3c4d"]
+    make("q2")
+    assert ask("rm", "q2", "--yes").code == 0
+    assert there("runs") == []

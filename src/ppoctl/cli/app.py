@@ -29,6 +29,7 @@ from ppoctl.cli import (
     recipes,
     render,
     resume,
+    rm,
     runs,
     show,
     status,
@@ -61,6 +62,7 @@ app.command()(runs.runs)
 app.command()(status.status)
 app.command()(logs.logs)
 app.command()(stop.stop)
+app.command()(rm.rm)
 app.command()(show.show)
 app.command()(compare.compare)
 app.command("convert-ckpt", epilog=convert.EXAMPLES)(convert.convert_ckpt)

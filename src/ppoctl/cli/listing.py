@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ppoctl.slurm.run_state import RunFacts, RunState
+    from ppoctl.slurm.run_state import RunFacts, RunState, Told
     from ppoctl.store.journal import Line
 
 BROKEN = "broken"
@@ -39,6 +39,9 @@ class Listed:
     pid: int | None = None
     job: str | None = None
     """Slurm's number of the job that is at work or waits."""
+    may_be_at_work: bool = False
+    """Whether nobody here can tell that it is not: Slurm is silent about its jobs, or its attempt is on another host
+    and has not been silent for too long."""
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "name": self.run.name, "run": str(self.run)}
@@ -91,8 +94,7 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
             rows.append(Listed(run, BROKEN, read, _size(run), _touched_at(run)))
         else:
             state = run_state(read.facts, told, now=time.time())
-            waiting = next((job.id for job in told.waiting(read.facts)), None)
-            rows.append(_row(run, read, state, waiting))
+            rows.append(_row(run, read, state, told))
     return rows, told.silence
 
 
@@ -106,9 +108,9 @@ def _read(run: Path) -> _Read:
     return _Read(following.facts(layout, lines), lines)
 
 
-def _row(run: Path, read: _Read, state: "RunState", waiting: str | None) -> Listed:
+def _row(run: Path, read: _Read, state: "RunState", told: "Told") -> Listed:
     from ppoctl import metrics
-    from ppoctl.slurm.run_state import AT_WORK, WAITING
+    from ppoctl.slurm.run_state import AT_WORK, DONE, WAITING
     from ppoctl.store.outline import EVAL
 
     stages = [line for line in read.lines if "stage" in line]
@@ -117,7 +119,10 @@ def _row(run: Path, read: _Read, state: "RunState", waiting: str | None) -> List
     evaluation: Line = next((line for line in reversed(stages) if line["stage"] == EVAL), {})
     attempt = read.facts.newest if state.word in {*AT_WORK, "unknown"} else None
     at_work = {} if attempt is None or "exit_code" in attempt else attempt
-    job = read.facts.job_ids[-1:] if state.word in WAITING else ()
+    in_queue = (
+        [*(job.id for job in told.waiting(read.facts)), *read.facts.job_ids[-1:]] if state.word in WAITING else []
+    )
+    unheard = told.silence is not None and state.word not in DONE and bool(read.facts.open_jobs)
     return Listed(
         run=run,
         state=state.word,
@@ -131,7 +136,8 @@ def _row(run: Path, read: _Read, state: "RunState", waiting: str | None) -> List
         evaluation_step=evaluation.get("step"),
         host=at_work.get("host"),
         pid=at_work.get("pid"),
-        job=at_work.get("job") or waiting or next(iter(job), None),
+        job=at_work.get("job") or next(iter(in_queue), None),
+        may_be_at_work=unheard or (state.word == "unknown" and read.facts.quiet_s <= read.facts.patience_s),
     )
 
 

@@ -38,6 +38,12 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+def agreed(question: str) -> bool:
+    """Whether whoever sits at the terminal says yes to a question; anything else is a no."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def json(value: Mapping[str, Any]) -> None:
     """Print the one object of a command with `--json`: at once, or as part of `one_object`."""
     if _parts is None:
