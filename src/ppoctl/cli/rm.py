@@ -121,10 +121,8 @@ def _tracking(run: Path) -> "MlflowTracking | None":
 
 def _agreed(rows: "Sequence[Listed]", *, in_mlflow: bool) -> bool:
     if not (sys.stdin.isatty() and render.on_terminal()):
-        names = " ".join(quoted(row.run) for row in rows)
-        raise RecipeError(
-            "`ppoctl rm` asks before it deletes, and nobody is here to answer", hint=f"ppoctl rm {names} --yes"
-        )
+        again = ["ppoctl rm", *(quoted(row.run) for row in rows), "--yes"]
+        raise RecipeError("`ppoctl rm` asks before it deletes, and nobody is here to answer", hint=" ".join(again))
     for row in rows:
         steps = "" if row.steps_planned is None else f", {row.steps_done} of {row.steps_planned} steps"
         evaluation = f", last evaluation {row.evaluated}" if row.evaluation else ""

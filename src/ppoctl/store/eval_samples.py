@@ -39,6 +39,11 @@ def _file(path: Path) -> Path:
         return path
     if (path / SAMPLES).is_file():
         return path / SAMPLES
+    if not path.exists():
+        raise RecipeError(
+            f"`{path}` is not there: no run, no folder of an evaluation, and no file by `eval --out`",
+            hint=f"ls {quoted(path.parent)}",
+        )
     layout = RunLayout(path)
     run_dir.facts(layout)
     found = [file for step in layout.committed_steps() if (file := layout.stage(step, EVAL) / SAMPLES).is_file()]
