@@ -112,7 +112,7 @@ def tell(found: Differences, runs: tuple[Path, Path]) -> None:
     """Print what differs, and in a line what does not."""
     from ppoctl.recipe.explain import shown
 
-    sides = (str(runs[0]), str(runs[1]))
+    sides = (runs[0].name, runs[1].name) if runs[0].name != runs[1].name else (str(runs[0]), str(runs[1]))
     keys = {key: tuple(None if each is None else shown(each) for each in pair) for key, pair in found.keys.items()}
     sources = {name: tuple(each and each[:12] for each in pair) for name, pair in found.sources.items()}
     tables = {"recipe key": keys, "source": sources, "version of": found.versions}
