@@ -238,7 +238,7 @@ ROWS: dict[str, list[Provoke]] = {
         lambda: ["recipes", "copy", "quickstart", "r.toml"],
     ],
     "3": [
-        lambda: ["track", "--rebuild", "run"],
+        lambda: ["track", "run"],
         lambda: ["validate", "r.toml", "--assets"],
         lambda: ["validate", "r.toml", "--assets", "--set", "data.train.path=none.jsonl"],
         lambda: ["train", "r.toml"],

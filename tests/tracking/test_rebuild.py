@@ -237,7 +237,7 @@ def test_what_is_wrong_is_said_in_one_line_with_the_command_to_repeat(run: RunDi
     assert "\n" not in caught.value.message
     assert "secret" not in caught.value.message
     assert caught.value.hint is not None
-    assert caught.value.hint.endswith(f"ppoctl track --rebuild {quoted(run.root)}")
+    assert caught.value.hint.endswith(f"ppoctl track {quoted(run.root)}")
 
 
 def test_a_path_that_no_database_uri_can_carry_is_refused(tmp_path: Path) -> None:

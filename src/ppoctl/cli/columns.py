@@ -16,7 +16,7 @@ READABLE = 24
 LONGEST = 30
 """Longer words than this, paths mostly, run over the edge of the last column rather than widen it."""
 INDENT = 4
-"""Of what a block says below its first line, where that goes on."""
+"""How far a line of a block that goes on is indented."""
 
 Texts = Sequence[Sequence[str]]
 

@@ -37,9 +37,9 @@ def compare(
     ] = False,
     json: Json = False,
 ) -> int | None:
-    """Compare two runs: recipe, sources, versions, figures, and their samples in the order of the ledgers, up to the
-    first difference. With --eval, two evaluations prompt by prompt: difference, its interval, and whether it may be
-    chance."""
+    """Compare two runs, or two evaluations. Recipe, sources, versions, figures, and their samples in the order of the
+    ledgers, up to the first difference; with --eval two evaluations prompt by prompt: difference, its interval, and
+    whether it may be chance."""
     if evaluations:
         differ = _compare_evaluations(run, other, shown, as_json=json)
     else:

@@ -35,17 +35,44 @@ def found_run(path: Path) -> Path:
     return RUNS / path if not path.is_absolute() and not is_run(path) and is_run(RUNS / path) else path
 
 
-def run_names() -> list[str]:
-    """What may be typed as RUN."""
-    return [str(run.relative_to(RUNS)) for run in run_folders(RUNS)]
+def run_names(incomplete: str) -> list[str]:
+    """What may be typed as RUN: names, or paths where one was begun."""
+    is_path = incomplete.startswith(f"{RUNS}/")
+    return [str(run if is_path else run.relative_to(RUNS)) for run in run_folders(RUNS)]
 
 
 Recipes = Annotated[
-    list[Path], typer.Argument(metavar="RECIPE", help="TOML files; a later one overrides an earlier one.")
+    list[Path],
+    typer.Argument(
+        metavar="RECIPE", help="TOML file, as `ppoctl recipes copy` makes one; a later one overrides an earlier one."
+    ),
 ]
+
+
+def key_names(incomplete: str) -> list[str]:
+    """The keys of a recipe that begin so, and the tables they are in, which is where a KEY may end."""
+    from ppoctl.recipe.keys import key_lines
+
+    keys = [line.key for line in key_lines()]
+    tables = {key.rpartition(".")[0] for key in keys} - {""}
+    return sorted(name for name in {*keys, *tables} if name.startswith(incomplete))
+
+
+def _settings(incomplete: str) -> list[str]:
+    """What may be typed behind `--set`, up to the value."""
+    from ppoctl.recipe.keys import key_lines
+
+    return sorted({f"{line.key}=" for line in key_lines() if line.key.startswith(incomplete)})
+
+
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, e.g. --set steps=40; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key, e.g. --set steps=40; repeatable.",
+        autocompletion=_settings,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, errors included.")]
 Run = Annotated[

@@ -8,15 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json
+from ppoctl.cli.help import Commands
+from ppoctl.cli.options import Json, key_names
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.recipe.features import Feature
 
-app = typer.Typer(help="List, print and copy the recipes that ship with ppoctl.", rich_markup_mode=None)
+app = typer.Typer(
+    cls=Commands,
+    help="List, print and copy the recipes that ship with ppoctl, and explain their keys.",
+    rich_markup_mode=None,
+)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As `ppoctl recipes list` prints it.")]
+
+def _names() -> list[str]:
+    return [*shipped()]
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="As `ppoctl recipes list` prints it.", autocompletion=_names)
+]
 
 
 @app.command("list")
@@ -84,11 +96,13 @@ def copy(
 
 @app.command()
 def keys(
-    prefix: Annotated[str, typer.Argument(metavar="[KEY]", help="Only the keys at or below this one.")] = "",
+    prefix: Annotated[
+        str, typer.Argument(metavar="[KEY]", help="Only the keys at or below this one.", autocompletion=key_names)
+    ] = "",
     json: Json = False,
 ) -> None:
-    """Print every key a recipe may have: type, default, range, what it changes, what it means; of an algorithm's also
-    formula, source and whose default it is."""
+    """Print every key that a recipe may have. Type, default, range, what it changes, what it means; of an algorithm's
+    also formula, source and whose default it is."""
     from dataclasses import asdict
 
     from ppoctl.recipe.explain import similar
@@ -119,7 +133,8 @@ def metrics(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only this metric, or those of this group.")] = "",
     json: Json = False,
 ) -> None:
-    """Print every metric that `[expect]` and `checkpoint.best` may name; of a few, also the settings they show."""
+    """Print every metric that a recipe may name. In `[expect]` and `checkpoint.best`; of a few, also the settings
+    they show."""
     from ppoctl.metrics import METRICS, find, unknown
     from ppoctl.recipe.features import features
 
@@ -138,7 +153,7 @@ def metrics(
 
 @app.command()
 def algorithms(json: Json = False) -> None:
-    """Print the page of algorithms (docs/algorithms.md): every setting with formula, source and whose default it
+    """Print the page of algorithms (docs/algorithms.md). Every setting with formula, source and whose default it
     is."""
     from ppoctl.recipe.features import features
     from ppoctl.recipe.pages import algorithms

@@ -38,7 +38,7 @@ def rm(
     wait: Wait = None,
     json: Json = False,
 ) -> None:
-    """Delete runs: the directory of each, and its MLflow run, which `mlflow gc` then makes final. A run that is at
+    """Delete runs, and what MLflow has of them. `mlflow gc` then makes the latter final. A run that is at
     work or in the queue is refused, and then none is deleted."""
     rows = _deletable(runs, wait)
     settings = [None if keep_tracking else _tracking(row.run) for row in rows]
@@ -67,8 +67,8 @@ def rm(
 
 def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
     """What is known of the runs, each once. Raises where one is no run, or may be at work, or cannot be moved."""
-    from ppoctl.preflight.folders import require_writable
     from ppoctl.store import run_dir
+    from ppoctl.store.folders import require_writable
     from ppoctl.store.layout import RunLayout
 
     known = {run.resolve(): run for run in reversed(runs)}

@@ -37,7 +37,7 @@ def runs(
     wait: Wait = None,
     json: Json = False,
 ) -> None:
-    """List your runs: state, steps, last reward and evaluation, size, age, and where each is at work. States are
+    """List your runs. State, steps, last reward and evaluation, size, age, and where each is at work; states are
     those of `ppoctl status`, or `broken` for a run that cannot be read; an evaluation set is told by its pass@1, else
     by its mean score."""
     wanted = _states(state)

@@ -93,7 +93,7 @@ class MlflowMirror:
         self._thread.join(deadline_s)
         if not self._settled:
             self._abandoned.set()
-            command = f"ppoctl track --rebuild {quoted(self._layout.root)}"
+            command = f"ppoctl track {quoted(self._layout.root)}"
             self._say(f"mlflow: not everything was sent; send the rest with: {command}")
         return self._settled
 
@@ -174,7 +174,7 @@ def rebuild(run_dir: Path, settings: MlflowTracking) -> Sent:
     except Exception as problem:
         raise EnvironmentProblemError(
             f"MLflow at `{address.shown}` does not take what is sent: {_reason(problem)}",
-            hint=f"what is missing is sent by running this again: ppoctl track --rebuild {quoted(layout.root)}",
+            hint=f"what is missing is sent by running this again: ppoctl track {quoted(layout.root)}",
         ) from problem
 
 
