@@ -16,16 +16,19 @@ def _found(source: str) -> str:
     return str(run) if is_run(run) and not Path(source).exists() else source
 
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A run, a Megatron torch_dist folder, a Hugging Face folder or hub id.",
+        callback=_found,
+        autocompletion=run_names,
+    ),
+]
+
+
 def convert_ckpt(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A run, a Megatron torch_dist folder, a Hugging Face folder or hub id.",
-            callback=_found,
-            autocompletion=run_names,
-        ),
-    ],
+    source: Source,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make; must not exist.")],
     to: Annotated[Literal["hf", "megatron"], typer.Option("--to", help="The format of OUT.")],
     step: Annotated[int | None, typer.Option("--step", help="Of a run: default the last saved state.")] = None,
