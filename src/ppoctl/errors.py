@@ -29,6 +29,7 @@ class ExitCode(IntEnum):
     MEMORY = 7
     STORAGE = 8
     SHORT = 9
+    DIFFERENT = 10
     PREEMPTED = 75
     INTERRUPTED = 130
 

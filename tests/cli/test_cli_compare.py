@@ -1,26 +1,36 @@
-"""`ppoctl compare`: the screen, and every way in which two ledgers can differ."""
+"""`ppoctl compare`: the screen, and every way in which two runs and their ledgers can differ."""
 
 import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ppoctl.batch.sealed import seal, sealed_line
+from ppoctl.batch.sealed import seal, sealed_line, unseal
 from ppoctl.cli.app import run
-from ppoctl.store.layout import FORMAT
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store import run_dir
+from ppoctl.store.layout import RunLayout
+from recipe.conftest import SMALLEST
 
 EQUAL = {"seed": 1, "tokens": "aa", "finish": "terminated", "outcome": "ok", "score": 1.0, "sends": 1}
+SOURCES = {"model": "a" * 64, "data.train": "b" * 64}
+
+
+def resolved(name: str, **keys: Any) -> dict[str, Any]:
+    recipe = Recipe.model_validate({**tomllib.loads(SMALLEST), "name": name, **keys})
+    return recipe.model_dump(mode="json", by_alias=True)
 
 
 def write(
     folder: Path, name: str, changes: Mapping[tuple[int, int], Mapping[str, Any]] | None = None, steps: int = 2
-):
+) -> RunLayout:
     """A run of two samples per step; `changes` by (step, sample)."""
-    root = folder / name
-    root.mkdir()
-    (root / "run.json").write_text(seal({"format": FORMAT}))
+    layout = RunLayout(folder / name)
+    facts = {"sources": SOURCES, "versions": {"torch": "2.13"}}
+    run_dir.create(layout, recipe_toml="", resolved=resolved(name), facts=facts)
     lines = [
         {
             "step": step,
@@ -35,7 +45,15 @@ def write(
         for step in range(1, steps + 1)
         for sample in (0, 1)
     ]
-    (root / "ledger.jsonl").write_bytes(b"".join(map(sealed_line, lines)))
+    layout.ledger.write_bytes(b"".join(map(sealed_line, lines)))
+    return layout
+
+
+def figures(layout: RunLayout, *values: Mapping[str, float]) -> None:
+    """The journal of steps 1, 2, ... with these figures."""
+    told = {"stage": "reward", "seconds": 1.0, "clocked": {}}
+    lines = [{**told, "step": step, "seq": step, "figures": each} for step, each in enumerate(values, start=1)]
+    layout.journal.write_bytes(b"".join(map(sealed_line, lines)))
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -43,11 +61,16 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+def samples_said(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """What is said of the samples, behind the rest."""
+    return said(capsys, *words).rpartition("\n\n")[2].splitlines()
+
+
 def test_the_screen_names_the_first_difference(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")
     write(tmp_path, "b", {(2, 0): {"tokens": "bb", "score": None}, (2, 1): {"tokens": "cc"}})
-    assert said(capsys, "a", "b").splitlines() == [
+    assert samples_said(capsys, "a", "b") == [
         "equal samples: 2 of 4 and 4",
         "equal steps: 1",
         "first difference: step 2, prompt p2, sample 0",
@@ -61,7 +84,7 @@ def test_a_step_is_equal_when_all_of_it_is(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")
     write(tmp_path, "b", {(2, 1): {"tokens": "cc"}})
-    assert said(capsys, "a", "b").splitlines()[:2] == ["equal samples: 3 of 4 and 4", "equal steps: 1"]
+    assert samples_said(capsys, "a", "b")[:2] == ["equal samples: 3 of 4 and 4", "equal steps: 1"]
 
 
 def test_a_line_that_a_kill_left_unfinished_is_not_told(tmp_path: Path, monkeypatch, capsys):
@@ -70,14 +93,14 @@ def test_a_line_that_a_kill_left_unfinished_is_not_told(tmp_path: Path, monkeypa
         write(tmp_path, name)
     with (tmp_path / "b" / "ledger.jsonl").open("a") as ledger:
         ledger.write('{"step": 3, "prompt": "p3"}')
-    assert said(capsys, "a", "b").splitlines() == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
+    assert samples_said(capsys, "a", "b") == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
 
 
 def test_where_weights_came_from_and_sends_are_no_difference(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")
     write(tmp_path, "b", {(1, 1): {"sends": 2}})
-    assert said(capsys, "a", "b").splitlines() == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
+    assert samples_said(capsys, "a", "b") == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
 
 
 @pytest.mark.parametrize(("left", "right", "places"), [(2, 3, ["missing", "there"]), (3, 2, ["there", "missing"])])
@@ -102,7 +125,7 @@ def test_a_step_that_one_ledger_lost_is_stepped_over_and_told(tmp_path: Path, mo
     write(tmp_path, "b", {(4, 1): {"tokens": "cc"}}, steps=4)
     lose(tmp_path / "a", 2)
     lose(tmp_path / "b", 1)
-    assert said(capsys, "a", "b").splitlines()[:5] == [
+    assert samples_said(capsys, "a", "b")[:5] == [
         "equal samples: 3 of 6 and 6",
         "equal steps: 3",
         "stepped over, lost from the ledger of a: 2",
@@ -116,3 +139,91 @@ def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch, capsys):
     write(tmp_path, "a")
     assert run(["compare", "a", "nothing"]) == 2
     assert "`nothing` is not a run directory" in capsys.readouterr().err
+
+
+def test_what_differs_is_told_before_the_samples_and_what_does_not_in_a_line(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    a, b = write(tmp_path, "a"), write(tmp_path, "b")
+    optimizer = {"optimizer": {"lr": 2e-6}}
+    b.recipe_from(2).write_text(seal(resolved("b", steps=20, actor=optimizer, tracking={"kind": "none"})))
+    facts = unseal(b.run_json.read_text())
+    b.run_json.write_text(seal({**facts, "sources": {**SOURCES, "model": "c" * 64, "tokenizer": "d" * 64}}))
+    reward, pass_at_1, kl = "reward/score_mean", "eval/held/pass_at_1", "policy/approx_kl"
+    figures(a, {reward: 0.25, kl: 0.5, pass_at_1: 0.5}, {reward: 0.75, kl: 0.125}, {reward: 0.5, kl: 0.25})
+    figures(b, {reward: 0.25, kl: 0.5}, {reward: 0.5, kl: 0.125, pass_at_1: 0.75})
+    assert said(capsys, "a", "b").startswith("""\
+recipe key           a         b
+steps                10        20
+actor.optimizer.lr   1e-06     2e-06
+tracking.kind        "mlflow"  "none"
+tracking.experiment  "ppoctl"  -
+
+source     a             b
+model      aaaaaaaaaaaa  cccccccccccc
+tokenizer  -             dddddddddddd
+
+equal: versions
+
+figure               step  a     b    best of a  best of b
+reward/score_mean    2     0.75  0.5  0.75 at 2  0.5 at 2
+eval/held/pass_at_1  -     -     -    0.5 at 1   0.75 at 2
+
+equal samples: 4 of 4 and 4
+""")
+    told = json.loads(said(capsys, "a", "b", "--json"))
+    assert told["keys"]["steps"] == [10, 20]
+    assert told["sources"] == {"model": ["a" * 64, "c" * 64], "tokenizer": [None, "d" * 64]}
+    assert (told["versions"], told["equal_samples"]) == ({}, 4)
+    by_name = {figure["metric"]: figure for figure in told["figures"]}
+    assert by_name[kl] == {"metric": kl, "step": 2, "values": [0.125, 0.125], "best": [None, None]}
+    assert by_name[reward]["best"] == [{"step": 2, "value": 0.75}, {"step": 2, "value": 0.5}]
+
+
+def test_what_is_equal_takes_two_lines(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    a, b = write(tmp_path, "a"), write(tmp_path, "b")
+    assert said(capsys, "a", "b").splitlines()[:3] == [
+        "equal: recipe, sources, versions", "figures: none that both have", "",
+    ]  # fmt: skip
+    for layout in (a, b):
+        figures(layout, {"reward/score_mean": 0.5}, {"reward/score_mean": float("nan")})
+    assert said(capsys, "a", "b").splitlines()[1] == "figures: equal up to step 2"
+
+
+def test_a_best_is_the_first_of_equal_ones_and_less_is_better_where_it_is(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    a, b = write(tmp_path, "a"), write(tmp_path, "b")
+    cut = "rollout/truncated_frac"
+    figures(a, {cut: 0.5}, {cut: 0.25}, {cut: 0.25})
+    figures(b, {cut: 0.5}, {cut: 0.75}, {cut: 0.25})
+    assert said(capsys, "a", "b").splitlines()[3].split() == [
+        cut,
+        "3",
+        "0.25",
+        "0.25",
+        "0.25",
+        "at",
+        "2",
+        "0.25",
+        "at",
+        "3",
+    ]
+
+
+def test_the_exit_code_says_whether_samples_differ_when_it_is_asked_to(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "a")
+    write(tmp_path, "b", {(2, 1): {"tokens": "cc"}})
+    assert run(["compare", "a", "b"]) == 0
+    assert run(["compare", "a", "b", "--exit-code"]) == 10
+    assert run(["compare", "a", "b", "--exit-code", "--json"]) == 10
+    assert run(["compare", "a", "a", "--exit-code"]) == 0
+
+
+def test_an_evaluation_that_is_not_there_is_told_so(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["compare", "--eval", "a.jsonl", "b.jsonl"]) == 2
+    assert capsys.readouterr().err == (
+        "error: `a.jsonl` is not there: no run, no folder of an evaluation, and no file by `eval --out`\n\n"
+        "hint: ls .\n"
+    )

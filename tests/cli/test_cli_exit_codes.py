@@ -218,6 +218,13 @@ def look_at_a_corrupt_record() -> list[str]:
     return ["show", "run", "--step", "2"]
 
 
+def compare_with_a_run_that_ended_earlier() -> list[str]:
+    shutil.copytree("run", "other")
+    ledger = Path("other/ledger.jsonl")
+    ledger.write_bytes(ledger.read_bytes().partition(b"\n")[0] + b"\n")
+    return ["compare", "run", "other", "--exit-code"]
+
+
 Provoke = Callable[[], list[str] | BaseException | int]
 ROWS: dict[str, list[Provoke]] = {
     "0": [lambda: ["recipes", "list"], lambda: ["status", "run"]],
@@ -231,7 +238,7 @@ ROWS: dict[str, list[Provoke]] = {
         lambda: ["recipes", "copy", "quickstart", "r.toml"],
     ],
     "3": [
-        lambda: ["track", "--rebuild", "run"],
+        lambda: ["track", "run"],
         lambda: ["validate", "r.toml", "--assets"],
         lambda: ["validate", "r.toml", "--assets", "--set", "data.train.path=none.jsonl"],
         lambda: ["train", "r.toml"],
@@ -246,6 +253,7 @@ ROWS: dict[str, list[Provoke]] = {
     "7": [lambda: MemoryError("too much"), lambda: errors.OutOfMemoryError("too much")],
     "8": [look_at_a_corrupt_record, lambda: OSError(errno.ENOSPC, "No space left", "runs/x")],
     "9": [lambda: errors.FinishedShortError("short")],
+    "10": [compare_with_a_run_that_ended_earlier],
     "75": [lambda: errors.PreemptedError("told to go")],
     "130": [lambda: errors.InterruptedByUserError("told to stop"), lambda: KeyboardInterrupt()],
 }

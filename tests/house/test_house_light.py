@@ -62,6 +62,8 @@ COMMANDS: list[tuple[tuple[str, ...], int | None]] = [
     (("convert-ckpt", "/nowhere", RECIPE, "--to", "hf"), 2),
     (("status", "/nowhere"), None),
     (("logs", "/nowhere"), 2),
+    (("runs", "/nowhere"), 2),
+    (("runs", "/"), 0),
     (("stop", "/nowhere"), 2),
     (("doctor",), None),
     (("recipes", "list"), 0),

@@ -26,15 +26,16 @@ from ppoctl.errors import (
     StorageError,
 )
 from ppoctl.plan.memory import estimate
-from ppoctl.preflight import folders
+from ppoctl.preflight import space
 from ppoctl.preflight.check import check
 from ppoctl.preflight.fit import gpu_gib_here, require_fit
-from ppoctl.preflight.folders import require_new, require_space, require_writable
 from ppoctl.preflight.gpus import require_gpus
 from ppoctl.preflight.model import find_model
 from ppoctl.preflight.prompts import RowChecks
+from ppoctl.preflight.space import require_space
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import Recipe
+from ppoctl.store.folders import require_new, require_writable
 from preflight.conftest import ROWS
 
 GOOD = "\n".join(ROWS) + "\n"
@@ -290,12 +291,12 @@ def test_plan_and_validate_judge_what_they_are_told(
 def test_a_disk_that_is_too_small_is_refused(small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four pairs of float32 states of weights and two moments: two kept, one written, one of a stop; 4 * 12 bytes *
     (862,336 + 862,464)."""
-    stored = folders.storage_of(small)
+    stored = space.storage_of(small)
     assert stored.states_bytes is not None
     needed = stored.states_bytes + stored.records_kept_bytes
     usage = type(shutil.disk_usage(tmp_path))
     for free, is_enough in ((needed, True), (needed - 1, False)):
-        monkeypatch.setattr(folders.shutil, "disk_usage", lambda _, free=free: usage(2**40, 0, free))
+        monkeypatch.setattr(space.shutil, "disk_usage", lambda _, free=free: usage(2**40, 0, free))
         if is_enough:
             require_space(small, tmp_path / "runs/small")
             continue
@@ -314,7 +315,7 @@ def test_train_looks_at_disk_and_memory_and_can_be_told_not_to(
 
     monkeypatch.setitem(sys.modules, "ppoctl.wire.commands", None)  # nothing starts, whatever is let through
     usage = type(shutil.disk_usage(folder))
-    monkeypatch.setattr(folders.shutil, "disk_usage", lambda _: usage(2**40, 0, 1000))
+    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage(2**40, 0, 1000))
     assert run(["train", "r.toml"]) == 8
     assert "free, and the run needs" in capsys.readouterr().err
     monkeypatch.undo()

@@ -129,6 +129,9 @@ def test_the_screen_says_by_how_much_and_which_prompts_changed(
         "p1      0        1",
         "and 8 more: --show 10",
     ]
+    assert run(["compare", "a.jsonl", "b.jsonl", "--eval", "--exit-code"]) == 10
+    assert run(["compare", "a.jsonl", "a.jsonl", "--eval", "--exit-code"]) == 0
+    capsys.readouterr()
     assert run(["compare", "a.jsonl", "b.jsonl", "--eval", "--json"]) == 0
     both = json.loads(capsys.readouterr().out)
     [told] = both["sets"]

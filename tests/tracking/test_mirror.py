@@ -126,7 +126,7 @@ def test_close_waits_no_longer_than_its_deadline_and_says_what_is_left(bare: Run
     assert target.waiting.wait(DEADLINE_S)
     bare.step(1)
     assert not mirror.close("finished", 0.0)
-    assert said.lines == [f"mlflow: not everything was sent; send the rest with: ppoctl track --rebuild {bare.root}"]
+    assert said.lines == [f"mlflow: not everything was sent; send the rest with: ppoctl track {bare.root}"]
     target.gate.set()
     until(lambda: not any(thread.name == "mlflow-mirror" for thread in threading.enumerate()))
     assert said.lines[1:] == []
@@ -174,9 +174,7 @@ def test_an_mlflow_that_cannot_be_reached_costs_one_line_and_rebuild_fills_in(
     run.event("attempt_ended", status="stopped", exit_code=5)
     assert not mirror.close("stopped", DEADLINE_S)
     assert len(said.lines) == 2
-    assert said.lines[1] == (
-        f"mlflow: not everything was sent; send the rest with: ppoctl track --rebuild {quoted(run.root)}"
-    )
+    assert said.lines[1] == (f"mlflow: not everything was sent; send the rest with: ppoctl track {quoted(run.root)}")
     rebuild(run.root, SETTINGS)
     assert mlflow.points() == journaled_points(run.root)
     assert mlflow.run().info.status == "FAILED"

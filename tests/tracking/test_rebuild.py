@@ -16,7 +16,7 @@ from ppoctl.batch.sealed import sealed_line, unseal
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.tracking import forwarder
-from ppoctl.tracking.mirror import rebuild
+from ppoctl.tracking.mirror import kept_by_mlflow, rebuild
 
 
 def finished(run: RunDir, steps: int = 3) -> None:
@@ -195,6 +195,29 @@ def test_a_contract_that_is_not_met_is_a_failure(run: RunDir, mlflow: Mlflow) ->
     assert (mlflow.run().info.status, mlflow.run().data.tags["ppoctl.status"]) == ("FAILED", "unmet")
 
 
+def test_what_mlflow_has_of_a_run_is_deleted_and_nothing_of_another_and_nothing_is_made_for_it(
+    run: RunDir, runs_dir: Path, mlflow: Mlflow
+) -> None:
+    run.step(1)
+    rebuild(run.root, SETTINGS)
+    rebuild(run.root, SETTINGS.model_copy(update={"experiment": "other"}))
+    RunDir(runs_dir, "second")
+    rebuild(runs_dir / "second", SETTINGS)
+    kept = kept_by_mlflow(run.root, SETTINGS.model_copy(update={"experiment": "a third"}))
+    ids = kept.delete()
+    assert len(ids) == 1
+    assert mlflow.client.get_run(ids[0]).info.lifecycle_stage == "deleted"
+    assert kept_by_mlflow(run.root, SETTINGS).ids == []
+    assert len(kept_by_mlflow(runs_dir / "second", SETTINGS).ids) == 1
+    assert mlflow.client.get_experiment_by_name("a third") is None
+
+
+def test_where_no_database_was_made_mlflow_has_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert kept_by_mlflow(run.root, SETTINGS).delete() == []
+    assert not (tmp_path / "mlflow.db").exists()
+
+
 @pytest.mark.parametrize("kind", ["refused", "no database", "unknown scheme", "locked"])
 def test_what_is_wrong_is_said_in_one_line_with_the_command_to_repeat(run: RunDir, runs_dir: Path, kind: str) -> None:
     (runs_dir / "folder").mkdir()
@@ -214,7 +237,7 @@ def test_what_is_wrong_is_said_in_one_line_with_the_command_to_repeat(run: RunDi
     assert "\n" not in caught.value.message
     assert "secret" not in caught.value.message
     assert caught.value.hint is not None
-    assert caught.value.hint.endswith(f"ppoctl track --rebuild {quoted(run.root)}")
+    assert caught.value.hint.endswith(f"ppoctl track {quoted(run.root)}")
 
 
 def test_a_path_that_no_database_uri_can_carry_is_refused(tmp_path: Path) -> None:

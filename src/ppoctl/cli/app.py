@@ -31,6 +31,8 @@ from ppoctl.cli import (
     recipes,
     render,
     resume,
+    rm,
+    runs,
     show,
     status,
     stop,
@@ -38,12 +40,14 @@ from ppoctl.cli import (
     train,
     validate,
 )
+from ppoctl.cli.help import Commands, as_options, one_line
 from ppoctl.errors import ExitCode, PpoctlError, quoted, without_secrets
 
 app = typer.Typer(
     name="ppoctl",
+    cls=Commands,
     help="PPO for language models that you can plan, kill, resume and prove.",
-    epilog="Start here: ppoctl recipes list",
+    epilog="Start here: ppoctl recipes list. What a command wants: ppoctl help COMMAND",
     add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -58,20 +62,22 @@ app.command()(validate.validate)
 app.command()(preview.preview)
 app.command()(plan.plan)
 app.command()(doctor.doctor)
+app.command()(runs.runs)
 app.command()(status.status)
 app.command()(logs.logs)
 app.command()(stop.stop)
+app.command()(rm.rm)
 app.command()(show.show)
 app.command()(plot.plot)
 app.command()(compare.compare)
-app.command("convert-ckpt", epilog=convert.EXAMPLES)(convert.convert_ckpt)
+app.command("convert-ckpt")(convert.convert_ckpt)
 app.command()(track.track)
 app.add_typer(recipes.app, name="recipes")
 
 
 @app.callback(invoke_without_command=True)
 def _global_options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and stop.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error too; anywhere.")] = False,  # noqa: ARG001
 ) -> None:
     if version:
@@ -119,7 +125,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str], *, debug: bool, as_json: bool) -> int:
     try:
-        words = [word for word in arguments if word != "--debug"] or ["--help"]
+        words = as_options([word for word in arguments if word != "--debug"]) or ["--help"]
         result = app(words, prog_name="ppoctl", standalone_mode=False)
         code = int(result) if isinstance(result, int) else ExitCode.DONE
     except PpoctlError as error:
@@ -183,7 +189,7 @@ def _foreign(error: Exception) -> _Failure:
 
 def _usage(error: Any) -> _Failure:
     """Typer's complaint about a command line, in our form."""
-    text = re.sub(r"'([^']*)'", r"`\1`", error.format_message().strip()).replace("Value error, ", "")
+    text = re.sub(r"'([^']*)'", r"`\1`", one_line(error.format_message())).replace("Value error, ", "")
     text = re.sub(r"(-\S+) \(Possible options: (.*)\)$", _closest, text)
     text = re.sub(r"\. Did you mean ", "; did you mean ", text)
     text = re.sub(r"(No such option:?) (-\S+?)(?=$|;)", r"\1 `\2`", text).replace("option: `", "option `")

@@ -1,18 +1,28 @@
-"""`ppoctl compare`: how far two runs drew the same samples, or by how much one evaluation is better than another."""
+"""`ppoctl compare`: in what two runs differ and how far they drew the same samples, or by how much one evaluation is
+better than another."""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Run
+from ppoctl.cli.options import Json, Run, found_run, run_names
+from ppoctl.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ppoctl.store.compare import Comparison
+    from ppoctl.store.compare_evaluations import ComparedSet
 
 
 def compare(
     run: Run,
-    other: Annotated[Path, typer.Argument(metavar="OTHER", help="Another run directory.")],
+    other: Annotated[
+        Path, typer.Argument(metavar="OTHER", help="Another run.", callback=found_run, autocompletion=run_names)
+    ],
     evaluations: Annotated[
         bool,
         typer.Option(
@@ -21,24 +31,43 @@ def compare(
         ),
     ] = False,
     shown: Annotated[int, typer.Option("--show", min=0, help="With --eval: changed prompts of a set to list.")] = 10,
+    exit_code: Annotated[
+        bool,
+        typer.Option("--exit-code", help="End with 10 where samples differ, with --eval scores; 0: all are equal."),
+    ] = False,
     json: Json = False,
-) -> None:
-    """Compare two runs sample by sample, in the order of their ledgers, up to the first difference; with --eval, two
-    evaluations prompt by prompt: difference, its interval, and whether it may be chance."""
+) -> int | None:
+    """Compare two runs, or two evaluations. Recipe, sources, versions, figures, and their samples in the order of the
+    ledgers, up to the first difference; with --eval two evaluations prompt by prompt: difference, its interval, and
+    whether it may be chance."""
     if evaluations:
-        _compare_evaluations(run, other, shown, as_json=json)
-        return
+        differ = _compare_evaluations(run, other, shown, as_json=json)
+    else:
+        differ = _compare_runs(run, other, as_json=json)
+    return int(ExitCode.DIFFERENT) if exit_code and differ else None
+
+
+def _compare_runs(run: Path, other: Path, *, as_json: bool) -> bool:
+    """Whether their samples differ, once the rest is told."""
+    from ppoctl.cli import differences
     from ppoctl.store import run_dir
     from ppoctl.store.compare import compare as side_by_side
     from ppoctl.store.layout import RunLayout
 
-    layouts = [RunLayout(folder) for folder in (run, other)]
-    for layout in layouts:
+    left, right = RunLayout(run), RunLayout(other)
+    for layout in (left, right):
         run_dir.facts(layout)
-    found = side_by_side(layouts[0].ledger, layouts[1].ledger)
-    if json:
-        render.json(asdict(found))
-        return
+    found = differences.differences(left, right)
+    samples = side_by_side(left.ledger, right.ledger)
+    if as_json:
+        render.json({**differences.as_json(found), **asdict(samples)})
+    else:
+        differences.tell(found, (run, other))
+        _tell_samples(samples, run, other)
+    return samples.first is not None
+
+
+def _tell_samples(found: "Comparison", run: Path, other: Path) -> None:
     render.line(f"equal samples: {found.equal_samples} of {found.samples[0]} and {found.samples[1]}")
     render.line(f"equal steps: {found.last_equal_step}")
     for folder, steps in zip((run, other), found.lost_steps, strict=True):
@@ -48,11 +77,13 @@ def compare(
         render.line("no difference")
         return
     first = found.first
-    render.line(f"first difference: step {first.step}, prompt {first.prompt}, sample {first.sample}")
+    prompt = render.printable(first.prompt)
+    render.line(f"first difference: step {first.step}, prompt {prompt}, sample {first.sample}")
     render.table([(name, *map(str, values)) for name, values in first.what.items()], ("", str(run), str(other)))
 
 
-def _compare_evaluations(left: Path, right: Path, shown: int, *, as_json: bool) -> None:
+def _compare_evaluations(left: Path, right: Path, shown: int, *, as_json: bool) -> bool:
+    """Whether a score differs, or is in one of the two only; once that is told."""
     from ppoctl.store import eval_samples
     from ppoctl.store.compare_evaluations import compare_evaluations, not_compared
 
@@ -61,7 +92,14 @@ def _compare_evaluations(left: Path, right: Path, shown: int, *, as_json: bool) 
     alone = not_compared(*both, found)
     if as_json:
         render.json({"sets": [asdict(each) for each in found], "not_compared": alone})
-        return
+    else:
+        _tell_evaluations(found, alone, (str(left), str(right)), shown)
+    return bool(alone) or any(each.changed or each.left_out for each in found)
+
+
+def _tell_evaluations(
+    found: "Sequence[ComparedSet]", alone: "Sequence[str]", sides: tuple[str, str], shown: int
+) -> None:
     rows = []
     for each in found:
         of = each.difference
@@ -70,7 +108,7 @@ def _compare_evaluations(left: Path, right: Path, shown: int, *, as_json: bool) 
         effect = "-" if of.effect is None else f"{of.effect:+.2f}"
         numbers = (f"{of.mean:+.4f}{interval}", effect, f"{of.p_value:.2g}")
         rows.append((f"{each.set} {each.mode}", str(of.pairs), *scores, *numbers))
-    head = ("set", "prompts", str(left), str(right), "difference [95 %]", "effect", "p")
+    head = ("set", "prompts", *sides, "difference [95 %]", "effect", "p")
     render.table(rows, head)
     for each in found:
         of = each.difference
@@ -78,9 +116,11 @@ def _compare_evaluations(left: Path, right: Path, shown: int, *, as_json: bool) 
         left_out = f", {each.left_out} not compared (no score in one of the two)" if each.left_out else ""
         equal = of.pairs - of.better - of.worse
         render.line(f"{each.set} {each.mode}: {of.better} better, {of.worse} worse, {equal} equal{left_out}")
-        changed = [(one.prompt, *(f"{score:.4g}" for score in one.scores)) for one in each.changed[:shown]]
+        changed = [
+            (render.printable(one.prompt), *(f"{score:.4g}" for score in one.scores)) for one in each.changed[:shown]
+        ]
         if changed:
-            render.table(changed, ("prompt", str(left), str(right)))
+            render.table(changed, ("prompt", *sides))
         if len(each.changed) > shown:
             render.line(f"and {len(each.changed) - shown} more: --show {len(each.changed)}")
     if alone:

@@ -6,25 +6,29 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json
+from ppoctl.cli.options import Json, found_run, is_run, run_names
 from ppoctl.errors import RecipeError
 
-EXAMPLES = """\b
-Examples:
-  ppoctl convert-ckpt runs/quickstart trained --to hf                  the last saved actor, for transformers and vLLM
-  ppoctl convert-ckpt runs/quickstart critic --to hf --role critic     its critic, as ...ForSequenceClassification
-  ppoctl convert-ckpt Qwen/Qwen2.5-0.5B megatron --to megatron         for any tensor, pipeline and expert layout
-  ppoctl convert-ckpt iter_0000100 out --to hf --like Qwen/Qwen2.5-0.5B
-"""
+
+def _found(source: str) -> str:
+    """What was meant: the run `runs/q1` for `q1`, unless that is something here; else a hub id may be."""
+    run = found_run(Path(source))
+    return str(run) if is_run(run) and not Path(source).exists() else source
+
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A run, a Megatron torch_dist folder, a Hugging Face folder or hub id.",
+        callback=_found,
+        autocompletion=run_names,
+    ),
+]
 
 
 def convert_ckpt(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE", help="A run, a Megatron torch_dist folder, a Hugging Face folder or hub id."
-        ),
-    ],
+    source: Source,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make; must not exist.")],
     to: Annotated[Literal["hf", "megatron"], typer.Option("--to", help="The format of OUT.")],
     step: Annotated[int | None, typer.Option("--step", help="Of a run: default the last saved state.")] = None,
@@ -50,11 +54,13 @@ def convert_ckpt(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Turn a checkpoint into the other format and prove it: the output is read again and held against SOURCE, tensor
+    """Turn a checkpoint into the other format, and prove it. The output is read again and held against SOURCE, tensor
     by tensor, and both must say the same of fixed prompts. Nothing is left at OUT if anything fails."""
     if shard_gib <= 0:
         raise RecipeError(f"`--shard-gib {shard_gib:g}` must be above 0", hint="--shard-gib 4")
-    _require_new(out)
+    from ppoctl.store.folders import require_new
+
+    require_new(out, "folder")  # before what follows is imported, which takes seconds
     from ppoctl.conversion.command import REPORT, ConvertRequest, convert
 
     asked = ConvertRequest(
@@ -77,13 +83,6 @@ def convert_ckpt(
     _tell(report)
     render.line(f"{'verified' if report['verified'] else 'NOT VERIFIED'}: {out}")
     render.say(f"report: {out / REPORT}")
-
-
-def _require_new(out: Path) -> None:
-    """Raise where OUT exists, before anything is imported, which takes seconds."""
-    from ppoctl.preflight.folders import require_new
-
-    require_new(out, "folder")
 
 
 def _tell(report: dict[str, Any]) -> None:

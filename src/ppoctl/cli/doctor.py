@@ -23,8 +23,8 @@ def doctor(
     runs: Runs = Path("runs"),
     json: Json = False,
 ) -> int | None:
-    """Look at driver, packages, GPUs, limits and disks: one line each, what is wrong and the command that mends it.
-    Changes nothing. Exit code 3 where something is wrong."""
+    """Find out whether this machine can run. Driver, packages, GPUs, limits and disks, a line each: what is wrong,
+    and the command that mends it. Changes nothing. Exit code 3 where something is wrong."""
     from ppoctl.doctor.examine import findings
     from ppoctl.doctor.machine import this_machine
 

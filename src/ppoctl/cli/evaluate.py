@@ -2,26 +2,34 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, On, Sets, TestOnly, as_typed
+from ppoctl.cli.options import Json, On, Sets, TestOnly, as_typed, found_run, run_names
 from ppoctl.cli.submission import Submission
 from ppoctl.cli.working import working
 from ppoctl.doing import preparing
 from ppoctl.errors import RecipeError, quoted
 
 _OF_A_RUN = ("run.json", "manifest.json")
+_OF_A_MODEL = "config.json"
+_CHECKPOINTS = "a run, one of its states/actor/N folders, or a model folder (with RECIPE)"
 
 
 def evaluate(
+    words: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN|FOLDER|RECIPE",
+            help=f"What to measure, {_CHECKPOINTS}, and recipes, by default the run's own.",
+            autocompletion=run_names,
+        ),
+    ] = None,
     ckpt: Annotated[
-        Path,
-        typer.Option("--ckpt", help="A run, one of its states/actor/N folders, or a model folder (with RECIPE)."),
-    ],
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[RECIPE]...", help="Default: the run's own.")] = None,
+        Path | None, typer.Option("--ckpt", metavar="RUN|FOLDER", help="Another way to say what to measure.")
+    ] = None,
     sets: Sets = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write every sample to this file, JSONL or .parquet.")
@@ -30,40 +38,73 @@ def evaluate(
     test_only: TestOnly = False,
     json: Json = False,
 ) -> None:
-    """Measure a checkpoint: greedy and sampled pass@1 with standard error, the same way `train` evaluates."""
-    from ppoctl.preflight.folders import require_new
-
+    """Measure a checkpoint on the evaluation sets. Greedy and sampled pass@1 with standard error, the same way as
+    `train` evaluates."""
+    checkpoint, files = _asked(words or (), ckpt)
+    _require_known(checkpoint, files)
     if out is not None:
-        require_new(out, "file with --out")
-    is_model = (ckpt / "config.json").is_file() and not any((ckpt / name).is_file() for name in _OF_A_RUN)
-    if is_model and not files:
-        raise RecipeError(
-            f"`{ckpt}` is a model folder; a recipe must say what to evaluate it on",
-            hint=f"ppoctl eval recipes/quickstart.toml --ckpt {quoted(ckpt)}",
-        )
-    if on == "slurm":
-        _submit(ckpt, files or (), sets or (), out, Submission(test_only=test_only, chain=1, as_json=json))
-        return
-    with working(as_typed("eval", [*(files or ()), "--ckpt", ckpt], sets or ())) as (_, gate):
-        gate.at, gate.keeps = "", "an evaluation keeps nothing before it is done"
-        with preparing("loading libraries"):
-            from ppoctl.store import eval_samples
-            from ppoctl.wire import commands
+        from ppoctl.store.folders import require_new
 
-        checkpoint = commands.find_checkpoint(ckpt, files or (), sets or ())
-        evaluation = commands.evaluate(checkpoint, lambda text: render.say(render.printable(text)))
+        require_new(out, "file with --out")
+    if on == "slurm":
+        _submit(checkpoint, files, sets or (), out, Submission(test_only=test_only, chain=1, as_json=json))
+        return
+    _tell(checkpoint, _evaluated(checkpoint, files, sets or ()), out, as_json=json)
+
+
+def _tell(checkpoint: Path, evaluation: Any, out: Path | None, *, as_json: bool) -> None:
     figures = evaluation.figures()
-    if json:
-        render.json({"checkpoint": str(ckpt), "state": evaluation.stamp, "figures": figures})
+    if as_json:
+        render.json({"checkpoint": str(checkpoint), "state": evaluation.stamp, "figures": figures})
     else:
         render.table([(name, f"{value:.4g}") for name, value in figures.items()], ("figure", "value"))
         render.line()
         render.line(f"state: {evaluation.stamp}")
     # Last: figures that took hours are printed whatever happens to the samples.
     if out is not None:
+        from ppoctl.store import eval_samples
+
         eval_samples.write(out, evaluation.rows)
-        if not json:
+        if not as_json:
             render.line(f"samples: {out}")
+
+
+def _asked(words: Sequence[Path], ckpt: Path | None) -> tuple[Path, list[Path]]:
+    """What to measure, and recipes, in whatever order they were typed: a checkpoint is a folder, a recipe a file."""
+    files = [word for word in words if word.suffix == ".toml" or word.is_file()]
+    found = [*(word for word in words if word not in files), *([] if ckpt is None else [ckpt])]
+    if not found:
+        raise RecipeError(f"what to measure is missing: {_CHECKPOINTS}", hint="ppoctl eval --help")
+    if len(found) > 1:
+        several = ", ".join(f"`{path}`" for path in found)
+        raise RecipeError(
+            f"one checkpoint is measured at a time, not {several}", hint=f"ppoctl eval {quoted(found[0])}"
+        )
+    return found_run(found[0]), files
+
+
+def _require_known(path: Path, files: Sequence[Path]) -> None:
+    """Raise where there is nothing to measure, before anything is imported, which takes seconds."""
+    if not any((path / name).is_file() for name in (*_OF_A_RUN, _OF_A_MODEL)):
+        raise RecipeError(
+            f"`{path}` is no run, no saved actor state and no model folder",
+            hint=f"ls {quoted(path)}" if path.is_dir() else "ppoctl runs",
+        )
+    if not files and not any((path / name).is_file() for name in _OF_A_RUN):
+        raise RecipeError(
+            f"`{path}` is a model folder; a recipe must say what to evaluate it on",
+            hint=f"ppoctl eval {quoted(path)} recipes/quickstart.toml",
+        )
+
+
+def _evaluated(checkpoint: Path, files: Sequence[Path], sets: Sequence[str]) -> Any:
+    with working(as_typed("eval", [checkpoint, *files], sets)) as (_, gate):
+        gate.at, gate.keeps = "", "an evaluation keeps nothing before it is done"
+        with preparing("loading libraries"):
+            from ppoctl.wire import commands
+
+        found = commands.find_checkpoint(checkpoint, files, sets)
+        return commands.evaluate(found, lambda text: render.say(render.printable(text)))
 
 
 def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | None, submission: Submission) -> None:

@@ -38,7 +38,7 @@ def logs(
     list_: Annotated[bool, typer.Option("--list", help="Print which log files there are, with their sizes.")] = False,
     json: Json = False,
 ) -> None:
-    """Print what a run said: its console, its engines, every rank, Slurm. --json prints the list of files."""
+    """Print what a run said. Its console, its engines, every rank, Slurm; --json prints the list of files."""
     from ppoctl.store import run_dir
     from ppoctl.store.layout import RunLayout
 

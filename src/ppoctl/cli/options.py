@@ -1,23 +1,89 @@
 """Arguments and options that several commands share, so that they are spelled and explained alike."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from ppoctl.cli.summary import RUNS
 from ppoctl.errors import quoted
 
+
+def is_run(folder: Path) -> bool:
+    """Whether the folder is a run directory, as far as one look tells; one that lost its run.json is still one."""
+    return any((folder / name).is_file() for name in ("run.json", "journal.jsonl"))
+
+
+def run_folders(parent: Path) -> list[Path]:
+    """The run directories in a folder and in its folders, where `--runs runs/sweep` puts them, by name."""
+    return sorted(
+        run for folder in _inside(parent) for run in ([folder] if is_run(folder) else filter(is_run, _inside(folder)))
+    )
+
+
+def _inside(parent: Path) -> Iterator[Path]:
+    """The folders in a folder; none where it may not be read. What is being made or removed has a dot in front."""
+    with suppress(OSError):
+        yield from (path for path in parent.iterdir() if not path.name.startswith(".") and path.is_dir())
+
+
+def found_run(path: Path) -> Path:
+    """The run directory that was meant: `runs/q1` for `q1`, where only the first is a run."""
+    return RUNS / path if not path.is_absolute() and not is_run(path) and is_run(RUNS / path) else path
+
+
+def run_names(incomplete: str) -> list[str]:
+    """What may be typed as RUN: names, or paths where one was begun."""
+    is_path = incomplete.startswith(f"{RUNS}/")
+    return [str(run if is_path else run.relative_to(RUNS)) for run in run_folders(RUNS)]
+
+
 Recipes = Annotated[
-    list[Path], typer.Argument(metavar="RECIPE", help="TOML files; a later one overrides an earlier one.")
+    list[Path],
+    typer.Argument(
+        metavar="RECIPE", help="TOML file, as `ppoctl recipes copy` makes one; a later one overrides an earlier one."
+    ),
 ]
+
+
+def key_names(incomplete: str) -> list[str]:
+    """The keys of a recipe that begin so, and the tables they are in, which is where a KEY may end."""
+    from ppoctl.recipe.keys import key_lines
+
+    keys = [line.key for line in key_lines()]
+    tables = {key.rpartition(".")[0] for key in keys} - {""}
+    return sorted(name for name in {*keys, *tables} if name.startswith(incomplete))
+
+
+def _settings(incomplete: str) -> list[str]:
+    """What may be typed behind `--set`, up to the value."""
+    from ppoctl.recipe.keys import key_lines
+
+    return sorted({f"{line.key}=" for line in key_lines() if line.key.startswith(incomplete)})
+
+
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, e.g. --set steps=40; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key, e.g. --set steps=40; repeatable.",
+        autocompletion=_settings,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, errors included.")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, runs/NAME.")]
+Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="Run directory, or the name of one in runs/.",
+        callback=found_run,
+        autocompletion=run_names,
+    ),
+]
 Wait = Annotated[
     float | None, typer.Option("--wait", metavar="SECONDS", min=0.1, help="Time for Slurm to answer; default: 0.5.")
 ]

@@ -28,7 +28,7 @@ def plan(
     runs: Runs = summary.RUNS,
     json: Json = False,
 ) -> int | None:
-    """Print batch arithmetic, schedules, evaluations, disk and memory of a run; nothing is started or written. Exit
+    """Print what a run will take, and start nothing. Batch arithmetic, schedules, evaluations, disk and memory; exit
     code 7 where the run does not fit what --gpu-gib or --here name."""
     from ppoctl.plan.arithmetic import plan as plan_of
     from ppoctl.plan.memory.estimate import misfit

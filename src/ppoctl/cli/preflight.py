@@ -55,6 +55,9 @@ def examined(
 def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
     """The recipe that `train` and `rollout` start with: nothing is known that would stop it. With `force` memory and
     disk may be judged too small."""
+    from ppoctl.store.folders import require_writable
+
+    require_writable(runs)  # before rows are read, which may take minutes
     from ppoctl.recipe.capabilities import require_capable
 
     loaded, _ = examined(files, sets, strict=True)
@@ -66,7 +69,10 @@ def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: 
 def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
     """The recipe of a job. What its nodes have is not known here: folders and disk are asked, memory and GPUs are
     not."""
-    from ppoctl.preflight.folders import require_space, require_writable
+    from ppoctl.store.folders import require_writable
+
+    require_writable(runs)
+    from ppoctl.preflight.space import require_space
     from ppoctl.recipe.capabilities import require_capable
 
     loaded, _ = examined(files, sets, strict=True)
@@ -83,8 +89,9 @@ def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
     where GPUs are closed to its processes, OutOfMemoryError where this machine is too small; with `force` sizes are
     not asked."""
     from ppoctl.preflight.fit import require_fit
-    from ppoctl.preflight.folders import require_space, require_writable
     from ppoctl.preflight.gpus import require_gpus
+    from ppoctl.preflight.space import require_space
+    from ppoctl.store.folders import require_writable
     from ppoctl.wire.machines import memory_of
 
     require_writable(run)

@@ -20,7 +20,7 @@ def preview(
     rows: Annotated[int, typer.Option("--rows", min=0, help="Rows to show, of each source of a mix.")] = 2,
     json: Json = False,
 ) -> None:
-    """See rows as the model gets them: text, tokens, stop tokens, and how many are too long, cut or repeated."""
+    """See rows as the model gets them. Text, tokens, stop tokens, and how many are too long, cut or repeated."""
     from ppoctl.preflight.preview import preview as look
     from ppoctl.recipe.load import load
 

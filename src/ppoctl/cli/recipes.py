@@ -8,17 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json
+from ppoctl.cli.help import Commands
+from ppoctl.cli.options import Json, key_names
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.metrics import Metric
     from ppoctl.recipe.features import Feature
 
-app = typer.Typer(help="List, print and copy the recipes that ship with ppoctl.", rich_markup_mode=None)
+app = typer.Typer(
+    cls=Commands,
+    help="List, print and copy the recipes that ship with ppoctl, and explain their keys.",
+    rich_markup_mode=None,
+)
 
 Page = Annotated[bool, typer.Option("--page", help="Print the page of docs/ instead, with all there is.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As `ppoctl recipes list` prints it.")]
+
+
+def _names() -> list[str]:
+    return [*shipped()]
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="As `ppoctl recipes list` prints it.", autocompletion=_names)
+]
 
 
 @app.command("list")
@@ -87,13 +100,18 @@ def copy(
 @app.command()
 def keys(
     prefix: Annotated[
-        str, typer.Argument(metavar="[KEY]", help="Only the keys at or below this one, or with this in their names.")
+        str,
+        typer.Argument(
+            metavar="[KEY]",
+            help="Only the keys at or below this one, or with this in their names.",
+            autocompletion=key_names,
+        ),
     ] = "",
     page: Page = False,
     json: Json = False,
 ) -> None:
-    """Print every key a recipe may have: type, default, range, what it changes, what it means; of an algorithm's also
-    formula, source and whose default it is. With --page: docs/recipe.md."""
+    """Print every key that a recipe may have. Type, default, range, what it changes, what it means; of an algorithm's
+    also formula, source and whose default it is. With --page: docs/recipe.md."""
     from dataclasses import asdict
 
     from ppoctl.recipe.explain import similar
@@ -129,7 +147,7 @@ def metrics(
     page: Page = False,
     json: Json = False,
 ) -> None:
-    """Print every metric that `[expect]` and `checkpoint.best` may name; of one also how to read it, what to do when
+    """Print every metric that `[expect]` and `checkpoint.best` may name. Of one also how to read it, what to do when
     it is not healthy, and the settings it shows. With --page: docs/metrics.md."""
     from ppoctl.metrics import METRICS, find, unknown
     from ppoctl.recipe.features import features
@@ -185,7 +203,7 @@ def _tell_metric(metric: "Metric") -> None:
 
 @app.command()
 def algorithms(json: Json = False) -> None:
-    """Print the page of algorithms (docs/algorithms.md): every setting with formula, source and whose default it
+    """Print the page of algorithms (docs/algorithms.md). Every setting with formula, source and whose default it
     is."""
     from ppoctl.recipe.features import features
     from ppoctl.recipe.pages import algorithms

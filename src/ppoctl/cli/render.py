@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
+from ppoctl.cli import columns
+
 
 def line(text: str = "") -> None:
     """Print a line of data."""
@@ -57,6 +59,12 @@ def passing(text: str = "") -> None:
 def on_terminal() -> bool:
     """Whether talk goes to a terminal."""
     return sys.stderr.isatty()
+
+
+def agreed(question: str) -> bool:
+    """Whether whoever sits at the terminal says yes to a question; anything else is a no."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def json(value: Mapping[str, Any]) -> None:
@@ -130,18 +138,32 @@ def fits(rows: Sequence[Sequence[object]]) -> bool:
 
 
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None:
-    """Print columns, left-justified; numbers (int, float) to the right. The last column is not padded."""
+    """Print columns, left-justified; numbers (int, float) to the right. The last column is not padded. On a terminal
+    that is too narrow text goes on below itself; elsewhere every row is a line."""
     shown = [[cell(value) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*([list(headers)] if headers else []), *shown, strict=True)]
+    texts = [*([list(headers)] if headers else []), *shown]
+    if not texts:
+        return
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    for breaks in (columns.WORDS, columns.NAMES):
+        if (widths := columns.widths_in(room, texts, breaks)) is not None:
+            break
+    else:
+        _blocks(shown, headers, room)
+        return
     if headers:
-        padded = "  ".join(name.ljust(width) for name, width in zip(headers, widths, strict=True)).rstrip()
-        print(_styled(padded, "bold", sys.stdout))
-    for row, texts in zip(rows, shown, strict=True):
-        cells = [
-            text.rjust(width) if isinstance(value, int | float) else text.ljust(width)
-            for value, text, width in zip(row, texts, widths, strict=True)
-        ]
-        print("  ".join(cells).rstrip())
+        for text in columns.laid_out(headers, widths, [False] * len(headers), breaks):
+            print(_styled(text, "bold", sys.stdout))
+    for row, cells in zip(rows, shown, strict=True):
+        right = [isinstance(value, int | float) for value in row]
+        print("\n".join(columns.laid_out(cells, widths, right, breaks)))
+    sys.stdout.flush()
+
+
+def _blocks(rows: Sequence[Sequence[str]], headers: Sequence[str], room: int) -> None:
+    for row in rows:
+        for number, text in enumerate(columns.block(row, headers, room)):
+            print(text if number else _styled(text, "bold", sys.stdout))
     sys.stdout.flush()
 
 

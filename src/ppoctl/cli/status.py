@@ -24,7 +24,7 @@ SHOWN_ATTEMPTS = 8
 
 
 def status(run: Run, wait: Wait = None, json: Json = False) -> None:
-    """Show what a run is doing: its job in the queue or at work, steps done, the last figures, attempts and how they
+    """Show what a run is doing. Its job in the queue or at work, steps done, the last figures, attempts and how they
     ended, and saved steps to go on from."""
     report = read_status(run, wait)
     if json:

@@ -31,7 +31,7 @@ def stop(
     wait: Wait = None,
     json: Json = False,
 ) -> None:
-    """Stop a run in order, here or in a job: everything finished stays, and `resume` goes on from it. Jobs of the
+    """Stop a run in order, here or in a job. Everything finished stays, and `resume` goes on from it. Jobs of the
     run that wait are cancelled."""
     from ppoctl.slurm import following, stopping
     from ppoctl.slurm.run_state import run_state

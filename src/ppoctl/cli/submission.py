@@ -29,10 +29,10 @@ class Submission:
         self, files: Sequence[Path], sets: Sequence[str], runs: Path, command: str, *, or_resume: bool = False
     ) -> None:
         """Submit the run of a recipe."""
+        loaded = preflight.submittable(files, sets, runs, force=self.force)
         from ppoctl.store.layout import RunLayout
         from ppoctl.wire import submission
 
-        loaded = preflight.submittable(files, sets, runs, force=self.force)
         layout = RunLayout((runs / loaded.recipe.name).absolute())
         if or_resume and layout.run_json.is_file():
             _require_unchanged(layout, loaded.recipe)

@@ -15,27 +15,34 @@ RUNS = Path("runs")
 """Default folder of run directories."""
 
 
+def key_figures(series: "Mapping[str, Any]") -> dict[str, str]:
+    """The figures by which a run is told, of those that there are: what each is called, and its metric. Evaluations
+    come last, under their own names."""
+    from ppoctl import metrics
+
+    shown = {
+        "reward": metrics.REWARD_SCORE_MEAN.name,
+        "truncated": metrics.ROLLOUT_TRUNCATED_FRAC.name,
+        "kl per step": metrics.POLICY_APPROX_KL.name,
+        "entropy": metrics.POLICY_ENTROPY_MEAN.name,
+        "explained variance": metrics.VALUE_EXPLAINED_VARIANCE.name,
+        "sampler gap": metrics.MISMATCH_GAP_MAX_ABS.name,
+    }
+    passed = {name: name for name in sorted(series) if name.endswith("pass_at_1")}
+    return {label: name for label, name in {**shown, **passed}.items() if name in series}
+
+
 def print_summary(ended: "Ended", *, as_json: bool) -> None:
     """Print the final table, first step against last. Raises ExpectationError where the run does not reach what its
     recipe expects."""
-    from ppoctl import metrics
     from ppoctl.loop.expectations import history, require_met
     from ppoctl.store.jobs import resume_command
 
-    shown = (
-        ("reward", metrics.REWARD_SCORE_MEAN),
-        ("truncated", metrics.ROLLOUT_TRUNCATED_FRAC),
-        ("kl per step", metrics.POLICY_APPROX_KL),
-        ("entropy", metrics.POLICY_ENTROPY_MEAN),
-        ("explained variance", metrics.VALUE_EXPLAINED_VARIANCE),
-        ("sampler gap", metrics.MISMATCH_GAP_MAX_ABS),
-    )
     series = history(ended.lines)
     rows: list[tuple[Any, ...]] = []
-    passed = [(name, name) for name in sorted(series) if name.endswith("pass_at_1")]
-    for label, name in [*((label, metric.name) for label, metric in shown), *passed]:
-        if points := series.get(name):
-            rows.append((label, points[0][0], f"{points[0][1]:.4g}", points[-1][0], f"{points[-1][1]:.4g}"))
+    for label, name in key_figures(series).items():
+        points = series[name]
+        rows.append((label, points[0][0], f"{points[0][1]:.4g}", points[-1][0], f"{points[-1][1]:.4g}"))
     expect = [vars(verdict) for verdict in ended.verdicts]
     if as_json:
         figures = {metric: {"first": points[0], "last": points[-1]} for metric, points in sorted(series.items())}

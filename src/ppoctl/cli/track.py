@@ -1,23 +1,13 @@
-"""`ppoctl track --rebuild`: send everything to MLflow that it lacks of a run."""
-
-from typing import Annotated
-
-import typer
+"""`ppoctl track`: send everything to MLflow that it lacks of a run."""
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, Run
 from ppoctl.errors import RecipeError, quoted
 
 
-def track(
-    run: Run,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Send everything that MLflow lacks.")] = False,
-    json: Json = False,
-) -> None:
-    """Send everything to MLflow that it lacks of a run; the journal is the truth, MLflow is its mirror. Running this
-    twice sends files again and nothing else."""
-    if not rebuild:
-        raise RecipeError("nothing to do", hint=f"ppoctl track --rebuild {quoted(run)}")
+def track(run: Run, json: Json = False) -> None:
+    """Send MLflow what it lacks of a run. The journal is the truth, and MLflow its mirror: a second time sends files
+    again and nothing else."""
     from ppoctl.recipe.load import from_resolved
     from ppoctl.recipe.schema import MlflowTracking
     from ppoctl.store import run_dir

@@ -31,7 +31,8 @@ def validate(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Check a recipe: keys, values, rules across tables, every row of data, and whether the model can be trained."""
+    """Check a recipe, and tell all that is wrong with it at once. Keys, values, rules across tables, every row of
+    data, and whether the model can be trained."""
     from ppoctl.preflight.fit import gpu_gib_here, require_fit
     from ppoctl.recipe.rules import unused
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from ppoctl.doctor.finding import Finding, ok, refused, warning, wrong
 from ppoctl.doctor.host import TEMPORARY
 from ppoctl.errors import StorageError, quoted
-from ppoctl.preflight.folders import require_writable
 from ppoctl.store.disk import existing
+from ppoctl.store.folders import require_writable
 
 LITTLE_BYTES = 5 << 30
 FULL_FRAC = 0.95

@@ -3,7 +3,7 @@
     check     all of it, as problems and notes: what `validate`, `plan` and every start ask first
     model     configuration, weights' headers, critic, end tokens, tokenizer
     prompts   rows of data, and the chat template on them
-    folders   whether they can be written, and free disk
+    space     free disk
     fit       whether memory suffices
     gpus      whether several processes may use a GPU
 

@@ -62,6 +62,9 @@ _SAYS = {
     "killed": "the process of {attempt} is gone without a word: it was killed, or its machine started anew",
 }
 
+WORDS = frozenset({*AT_WORK, *WAITING, *_SAYS, "created", "cancelled", "failed", "lost", "unknown"})
+"""Every state that a run may be in."""
+
 _REASONS = {
     "DependencyNeverSatisfied": "what it waits for did not end as it should have: it never starts",
     "JobHeldUser": "somebody holds it back (scontrol release {id})",

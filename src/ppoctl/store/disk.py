@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from ppoctl.errors import StorageError, quoted
@@ -39,6 +40,23 @@ def free_bytes(path: Path) -> int:
         return shutil.disk_usage(existing(path)).free
     except OSError:
         return 0
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder, of a file with several names once; 0 where there is none. What goes away
+    meanwhile, or may not be read, counts as nothing."""
+    sizes: dict[tuple[int, int], int] = {}
+    folders = [str(folder)]  # no `Path`: a list of runs looks at many files
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                    continue
+                with suppress(OSError):
+                    told = entry.stat(follow_symlinks=False)
+                    sizes[told.st_dev, told.st_ino] = told.st_size
+    return sum(sizes.values())
 
 
 def existing(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,16 @@ def _file(path: Path) -> Path:
         return path
     if (path / SAMPLES).is_file():
         return path / SAMPLES
+    if not path.exists():
+        raise RecipeError(
+            f"`{path}` is not there: no run, no folder of an evaluation, and no file by `eval --out`",
+            hint=f"ls {quoted(path.parent)}",
+        )
     layout = RunLayout(path)
     run_dir.facts(layout)
     found = [file for step in layout.committed_steps() if (file := layout.stage(step, EVAL) / SAMPLES).is_file()]
     if not found:
-        raise RecipeError(f"run `{path}` has no evaluation yet", hint=f"ppoctl eval --ckpt {quoted(path)}")
+        raise RecipeError(f"run `{path}` has no evaluation yet", hint=f"ppoctl eval {quoted(path)}")
     return found[-1]
 
 
@@ -57,5 +63,6 @@ def write(out: Path, rows: Sequence[Row]) -> None:
         else:
             out.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows), "ascii")
     except OSError as error:
-        out.unlink(missing_ok=True)
+        with suppress(OSError):
+            out.unlink(missing_ok=True)
         raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"df -h {quoted(out.parent)}") from error

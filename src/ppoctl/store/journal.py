@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed import sealed_line, whole_lines
+from ppoctl.batch.sealed import is_as_sealed, sealed_line, unseal, whole_lines
 from ppoctl.store.append import GrowingFile, opened, read_whole
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import RunLayout
@@ -25,6 +25,9 @@ MENDED = "mended"
 
 RECENT = 5
 """How many times of a stage say how long it takes."""
+
+NEWEST = 100
+"""Lines at the end of a journal that are read where only the newest count."""
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -54,6 +57,18 @@ def events(lines: Iterable[Line]) -> list[Event]:
         elif line.get("event") == "attempt_ended" and line.get("status") == "stopped":
             found.append(Event(step, "health stop"))
     return found
+
+
+def read_newest(path: Path) -> list[Line]:
+    """Every event, the newest lines, and the last evaluation: what a list of runs says, of a journal however long.
+    Raises as `read_lines` does."""
+    raws = read_whole(path).split(b"\n")[:-1]
+    if not all(map(is_as_sealed, raws)):
+        return read_lines(path)  # which names the line
+    newest = len(raws) - NEWEST
+    evaluation = max((number for number, raw in enumerate(raws) if b'"stage": "eval"' in raw), default=-1)
+    kept = (n for n, raw in enumerate(raws) if n >= newest or n == evaluation or b'"event": ' in raw)
+    return [unseal(raws[number].decode("ascii")) for number in kept]
 
 
 class Journal:

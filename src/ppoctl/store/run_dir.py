@@ -53,7 +53,10 @@ def create(layout: RunLayout, *, recipe_toml: str, resolved: Mapping[str, Any], 
 
 
 def _sweep(layout: RunLayout) -> None:
-    """What commands left that were killed while they made this run: nobody needs an hour for that."""
+    """What commands left that were killed: of making this run, where nobody needs an hour for that, and of removing
+    any run of the folder."""
+    for path in layout.root.parent.glob(".*.removing-*"):
+        shutil.rmtree(path, ignore_errors=True)
     for path in layout.root.parent.glob(f".{glob.escape(layout.root.name)}.creating-*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > 3600:
@@ -64,7 +67,7 @@ def facts(layout: RunLayout) -> dict[str, Any]:
     """`run.json`. Raises RecipeError when the folder is no run directory, StorageError when another version of ppoctl
     made it, CorruptArtifactError when it is not as it was written."""
     if not layout.run_json.exists():
-        raise RecipeError(f"`{layout.root}` is not a run directory", hint="see your runs: ls runs")
+        raise RecipeError(f"`{layout.root}` is not a run directory", hint="ppoctl runs")
     found = _load(layout.run_json, hint=f"bring it again from a copy of the run: ls {quoted(layout.root)}")
     require_format(layout.run_json, found.get("format"))
     return found
@@ -128,14 +131,19 @@ def change_recipe(attempt: Attempt, resolved: Mapping[str, Any], *, from_step: i
     attempt.write(layout.recipe_resolved, _sealed(resolved).encode("ascii"))
 
 
-def remove(layout: RunLayout) -> None:
-    """Delete a run that never began, its name first: a kill then leaves nothing in the way of the next one."""
-    aside = layout.root.with_name(f".{layout.root.name}.creating-{uuid.uuid4().hex[:8]}")
+def remove(layout: RunLayout) -> Path | None:
+    """Delete a run, its name first: a kill then leaves nothing in the way of the next one, and what it leaves goes
+    with the next that is made or removed beside it. Returns where what could not be deleted lies; None: nowhere.
+
+    Raises StorageError where nothing could be.
+    """
+    aside = layout.root.with_name(f".{layout.root.name}.removing-{uuid.uuid4().hex[:8]}")
     try:
         layout.root.rename(aside)
     except OSError as error:
-        raise storage_error(layout.root, error, doing="replace") from error
-    shutil.rmtree(aside, ignore_errors=True)
+        raise storage_error(layout.root, error, doing="remove") from error
+    _sweep(layout)
+    return aside if aside.exists() else None
 
 
 def has_begun(layout: RunLayout) -> bool:

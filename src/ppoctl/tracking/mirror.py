@@ -20,7 +20,7 @@ from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.tracking.forwarder import Forwarder, Sent
-from ppoctl.tracking.mlflow_run import Address, MlflowRun, Target, address_of
+from ppoctl.tracking.mlflow_run import Address, KeptRuns, MlflowRun, Target, address_of
 from ppoctl.tracking.outgoing import Ending, ending
 from ppoctl.versions import versions
 
@@ -93,7 +93,7 @@ class MlflowMirror:
         self._thread.join(deadline_s)
         if not self._settled:
             self._abandoned.set()
-            command = f"ppoctl track --rebuild {quoted(self._layout.root)}"
+            command = f"ppoctl track {quoted(self._layout.root)}"
             self._say(f"mlflow: not everything was sent; send the rest with: {command}")
         return self._settled
 
@@ -174,7 +174,23 @@ def rebuild(run_dir: Path, settings: MlflowTracking) -> Sent:
     except Exception as problem:
         raise EnvironmentProblemError(
             f"MLflow at `{address.shown}` does not take what is sent: {_reason(problem)}",
-            hint=f"what is missing is sent by running this again: ppoctl track --rebuild {quoted(layout.root)}",
+            hint=f"what is missing is sent by running this again: ppoctl track {quoted(layout.root)}",
+        ) from problem
+
+
+def kept_by_mlflow(run_dir: Path, settings: MlflowTracking) -> KeptRuns:
+    """What MLflow has of a run. Raises EnvironmentProblemError when MLflow cannot be reached."""
+    layout = RunLayout(run_dir.resolve())
+    address = address_of(settings, layout.root.parent)
+    try:
+        return KeptRuns(layout, address)
+    except PpoctlError:
+        raise
+    except Exception as problem:
+        raise EnvironmentProblemError(
+            f"MLflow at `{address.shown}` does not say what it has of run `{run_dir}`: {_reason(problem)}; "
+            "nothing was deleted",
+            hint=f"try again, or delete the directory only: ppoctl rm {quoted(run_dir)} --keep-tracking",
         ) from problem
 
 

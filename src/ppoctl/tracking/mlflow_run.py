@@ -182,13 +182,8 @@ class MlflowRun:
     def _found(self) -> set[str]:
         """Ids of runs with the tag, in the recipe's experiment or, if that key was changed, in any other."""
         own = self._client.get_experiment_by_name(self._address.experiment)
-        found = set() if own is None else self._tagged([own])
-        return found or self._tagged(self._client.search_experiments())
-
-    def _tagged(self, experiments: Iterable[Any]) -> set[str]:
-        ids = [experiment.experiment_id for experiment in experiments]
-        runs = self._client.search_runs(ids, f"tags.`{RUN_ID_TAG}` = '{self._facts['id']}'") if ids else ()
-        return {run.info.run_id for run in runs}
+        found = set() if own is None else _tagged(self._client, [own], self._facts["id"])
+        return found or _tagged(self._client, self._client.search_experiments(), self._facts["id"])
 
     def _created(self) -> str:
         address, client = self._address, self._client
@@ -204,6 +199,31 @@ class MlflowRun:
             tags={RUN_ID_TAG: self._facts["id"]},
         )
         return str(made.info.run_id)
+
+
+class KeptRuns:
+    """The MLflow runs of one ppoctl run, as they are: none is created."""
+
+    def __init__(self, layout: RunLayout, address: Address) -> None:
+        """Find them in all experiments. Raises whatever MLflow raises when it cannot be reached."""
+        self.ids: list[str] = []
+        if address.uri.startswith("sqlite:///") and not _sqlite_file(address).exists():
+            return
+        self._client = _client(address)
+        id = run_dir.facts(layout)["id"]
+        self.ids = sorted(_tagged(self._client, self._client.search_experiments(), id))
+
+    def delete(self) -> list[str]:
+        """Delete them, and return their ids; `mlflow gc` makes it final, and until then each can be restored."""
+        for id in self.ids:
+            self._client.delete_run(id)
+        return self.ids
+
+
+def _tagged(client: Any, experiments: Iterable[Any], run_id: str) -> set[str]:
+    ids = [experiment.experiment_id for experiment in experiments]
+    runs = client.search_runs(ids, f"tags.`{RUN_ID_TAG}` = '{run_id}'") if ids else ()
+    return {run.info.run_id for run in runs}
 
 
 def _client(address: Address) -> Any:
@@ -223,15 +243,19 @@ def _client(address: Address) -> Any:
     return MlflowClient(tracking_uri=address.uri)
 
 
+def _sqlite_file(address: Address) -> Path:
+    from sqlalchemy.engine import make_url
+
+    return Path(make_url(address.uri).database or ":memory:")
+
+
 def _check_sqlite(address: Address) -> None:
     """Raise at once when the file is locked or cannot be written (MLflow would wait 20 s); make it if there is none.
 
     A new file is made aside and moved into place: MLflow builds its tables in some eighty migrations, and a kill
     (or a second run starting) in the middle of them leaves a database that nothing can open.
     """
-    from sqlalchemy.engine import make_url
-
-    path = Path(make_url(address.uri).database or ":memory:")
+    path = _sqlite_file(address)
     if path.name == ":memory:":
         return
     if address.file not in (None, path):

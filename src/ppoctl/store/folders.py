@@ -1,14 +1,11 @@
-"""Checks that folders can be written, made by writing: only that knows of rights, quotas and read-only disks."""
+"""Checks that folders can be written, made by writing: only that knows of rights, quotas and read-only disks.
+Light."""
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
 from ppoctl.errors import RecipeError, StorageError, quoted
-from ppoctl.plan.disk import storage_of
-from ppoctl.plan.memory.assumed import GIB
-from ppoctl.recipe.schema import Recipe
 from ppoctl.store.disk import existing
 
 
@@ -40,28 +37,3 @@ def require_new(path: Path, option: str) -> None:
     if not os.path.isdir(path.parent):  # noqa: PTH112 - the same
         raise StorageError(f"`{path.parent}` is no folder", hint=f"mkdir -p {quoted(path.parent)}")
     require_writable(path.parent)
-
-
-def require_space(recipe: Recipe, folder: Path) -> None:
-    """Raise StorageError where the disk has less free space than the run takes at one time: kept states, one pair
-    being written, and records of the steps since. Space that the run has taken already counts as free."""
-    stored = storage_of(recipe)
-    if stored.states_bytes is None:
-        return
-    above = existing(folder)
-    free = shutil.disk_usage(above).free + _size(folder)
-    needed = stored.states_bytes + stored.records_kept_bytes
-    if needed > free:
-        raise StorageError(
-            f"the disk of `{above}` has {_gib(free)} free, and the run needs {_gib(needed)} at one time "
-            f"({_gib(stored.states_bytes)} of saved states, {_gib(stored.records_kept_bytes)} of records)",
-            hint=f"make room (df -h {quoted(above)}), lower `checkpoint.keep_last`, or go on all the same: --force",
-        )
-
-
-def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:,.3g} GiB"

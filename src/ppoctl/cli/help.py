@@ -1,0 +1,94 @@
+"""What `--help` says besides the words of a command itself: a whole sentence in the list of commands, and below each
+command what to type."""
+
+import inspect
+import re
+from typing import Any
+
+from typer.core import TyperGroup
+
+EXAMPLES: dict[str, str] = {
+    "train": """
+        ppoctl train my.toml             the run runs/NAME, NAME as the recipe has it
+        ppoctl train my.toml --set name=fast --set actor.optimizer.lr=1e-6
+        ppoctl train my.toml --on slurm  as a job""",
+    "rollout": "ppoctl rollout my.toml",
+    "eval": """
+        ppoctl eval runs/my               its last saved actor
+        ppoctl eval runs/my/states/actor/000040 --out samples.jsonl
+        ppoctl eval Qwen2.5-0.5B my.toml  a model folder, on the sets of a recipe""",
+    "resume": """
+        ppoctl resume my --plan          what it would do; without --plan it does it
+        ppoctl resume my --set steps=80  train longer
+        ppoctl resume my --back-to 12    from an older saved step""",
+    "validate": "ppoctl validate my.toml --show --reward",
+    "preview": "ppoctl preview my.toml --rows 3",
+    "plan": "ppoctl plan my.toml --gpu-gib 80",
+    "doctor": "ppoctl doctor my.toml",
+    "runs": "ppoctl runs --sort eval --state running,finished",
+    "status": "ppoctl status my",
+    "logs": "ppoctl logs my -f",
+    "stop": "ppoctl stop my --after step",
+    "rm": "ppoctl rm my other",
+    "show": "ppoctl show my --step 40 --worst",
+    "compare": """
+        ppoctl compare my other         what differs, and the first sample that does
+        ppoctl compare my other --eval  which evaluation is better, and whether by chance""",
+    "convert-ckpt": """
+        ppoctl convert-ckpt runs/my trained --to hf  its last saved actor, for transformers and vLLM
+        ppoctl convert-ckpt runs/my critic --to hf --role critic
+        ppoctl convert-ckpt Qwen/Qwen2.5-0.5B megatron --to megatron
+        ppoctl convert-ckpt iter_0000100 out --to hf --like Qwen/Qwen2.5-0.5B""",
+    "track": "ppoctl track my",
+    "recipes": "ppoctl recipes copy quickstart my-recipes",
+    "recipes list": "ppoctl recipes list",
+    "recipes table": "ppoctl recipes table > docs/recipes.md",
+    "recipes show": "ppoctl recipes show quickstart",
+    "recipes copy": "ppoctl recipes copy quickstart my-recipes",
+    "recipes keys": "ppoctl recipes keys ppo.kl",
+    "recipes metrics": "ppoctl recipes metrics policy/clip_frac",
+    "recipes algorithms": "ppoctl recipes algorithms > algorithms.md",
+    "recipes coming-from": "ppoctl recipes coming-from verl",
+}
+"""What to type, by command."""
+
+
+class Commands(TyperGroup):
+    """Commands with a whole sentence each, on two lines where one is too short, and examples below their own help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list: typer would cut each sentence at the edge of the terminal."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _sentence(each.help or "")) for name, each in found if each is not None])
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command, and put its examples where click shows them."""
+        found = super().get_command(ctx, cmd_name)
+        examples = EXAMPLES.get(cmd_name if self.name == "ppoctl" else f"{self.name} {cmd_name}")
+        if found is not None and examples is not None:
+            found.epilog = f"\b\nExamples:\n{_lines(examples)}"
+        return found
+
+
+def _lines(examples: str) -> str:
+    return "\n".join(f"  {line}" for line in inspect.cleandoc(examples).splitlines())
+
+
+def _sentence(text: str) -> str:
+    """The first sentence, on one line."""
+    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
+
+
+def as_options(words: list[str]) -> list[str]:
+    """The words with `help` and `version` as the options that they stand for: `help plan` is `plan --help`."""
+    if words[:1] == ["help"]:
+        return [*words[1:], "--help"]
+    return ["--version", *words[1:]] if words[:1] == ["version"] else words
+
+
+def one_line(message: str) -> str:
+    """A complaint of typer, which sets out choices in lines, as one."""
+    text = " ".join(message.split()).replace(" ,", ",")
+    found = re.fullmatch(r"(Missing \S+ \S+?)\.? Choose from:? (.*)", text)
+    return text if found is None else f"{found[1]}: one of {found[2]}"

@@ -1,0 +1,145 @@
+"""`ppoctl rm`: delete runs, and what MLflow has of them."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppoctl.cli import render
+from ppoctl.cli.listing import BROKEN, Listed, listed
+from ppoctl.cli.options import Json, Wait, found_run, is_run, run_names
+from ppoctl.errors import PpoctlError, RecipeError, RunAliveError, StorageError, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ppoctl.recipe.schema import MlflowTracking
+
+
+def _found(runs: list[Path]) -> list[Path]:
+    return [found_run(run) for run in runs]
+
+
+def rm(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run directories, or names of runs in runs/.",
+            callback=_found,
+            autocompletion=run_names,
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask; needed where there is no terminal.")] = False,
+    keep_tracking: Annotated[
+        bool, typer.Option("--keep-tracking", help="Delete the run directory only; leave its MLflow run.")
+    ] = False,
+    wait: Wait = None,
+    json: Json = False,
+) -> None:
+    """Delete runs, and what MLflow has of them. `mlflow gc` then makes the latter final. A run that is at
+    work or in the queue is refused, and then none is deleted."""
+    rows = _deletable(runs, wait)
+    settings = [None if keep_tracking else _tracking(row.run) for row in rows]
+    if not yes and not _agreed(rows, in_mlflow=any(settings)):
+        render.say("nothing was deleted")
+        return
+    from ppoctl.tracking.mirror import kept_by_mlflow
+
+    # All are found before any is deleted: where MLflow does not answer nothing is.
+    tracked = [
+        None if found is None else kept_by_mlflow(row.run, found) for row, found in zip(rows, settings, strict=True)
+    ]
+    deleted = []
+    for row, kept in zip(rows, tracked, strict=True):
+        # First, as it can be restored, and as the folder is what says which run it is: a kill leaves nothing behind
+        # that typing this again does not delete.
+        ids = [] if kept is None else kept.delete()
+        _remove(row.run)
+        deleted.append({"run": str(row.run), "bytes": row.bytes, "mlflow": ids})
+        if not json:
+            besides = f", and MLflow run {', '.join(ids)}" if ids else ""
+            render.line(f"deleted {row.run} ({render.size(row.bytes)}){besides}")
+    if json:
+        render.json({"deleted": deleted})
+
+
+def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
+    """What is known of the runs, each once. Raises where one is no run, or may be at work, or cannot be moved."""
+    from ppoctl.store import run_dir
+    from ppoctl.store.folders import require_writable
+    from ppoctl.store.layout import RunLayout
+
+    known = {run.resolve(): run for run in reversed(runs)}
+    for root, run in known.items():
+        if not is_run(run):
+            run_dir.facts(RunLayout(run))
+        require_writable(root.parent)
+    rows, _ = listed(reversed(known.values()), wait_s)
+    for row in rows:
+        _require_idle(row)
+    return rows
+
+
+def _require_idle(row: Listed) -> None:
+    from ppoctl.slurm import following
+    from ppoctl.slurm.run_state import AT_WORK, WAITING
+    from ppoctl.store.layout import RunLayout
+
+    stop = f"ppoctl stop {quoted(row.run)}"
+    if row.state in {*AT_WORK, *WAITING}:
+        raise RunAliveError(f"run `{row.run}` is {row.state}: {row.says}", hint=stop)
+    if row.may_be_at_work:
+        raise RunAliveError(f"run `{row.run}` may be at work: {row.says}", hint=stop)
+    if row.state == BROKEN:
+        try:
+            following.require_idle(RunLayout(row.run))
+        except RunAliveError as error:
+            raise RunAliveError(error.message, hint=stop) from error
+
+
+def _tracking(run: Path) -> "MlflowTracking | None":
+    """Where the run is mirrored to; None: nowhere. Raises StorageError where it cannot be told."""
+    from ppoctl.recipe.load import from_resolved
+    from ppoctl.recipe.schema import MlflowTracking
+    from ppoctl.store import run_dir
+    from ppoctl.store.layout import RunLayout
+
+    layout = RunLayout(run)
+    try:
+        run_dir.facts(layout)
+        recipes = run_dir.recipes(layout)
+        tracking = from_resolved(recipes[max(recipes)]).tracking
+    except PpoctlError as error:
+        raise StorageError(
+            f"what MLflow has of run `{run}` cannot be told: {error.message}",
+            hint=f"delete the directory only: ppoctl rm {quoted(run)} --keep-tracking",
+        ) from error
+    return tracking if isinstance(tracking, MlflowTracking) else None
+
+
+def _agreed(rows: "Sequence[Listed]", *, in_mlflow: bool) -> bool:
+    if not (sys.stdin.isatty() and render.on_terminal()):
+        again = ["ppoctl rm", *(quoted(row.run) for row in rows), "--yes"]
+        raise RecipeError("`ppoctl rm` asks before it deletes, and nobody is here to answer", hint=" ".join(again))
+    for row in rows:
+        steps = "" if row.steps_planned is None else f", {row.steps_done} of {row.steps_planned} steps"
+        evaluation = f", last evaluation {row.evaluated}" if row.evaluation else ""
+        render.say(f"{row.run}: {row.state}, {render.size(row.bytes)}{steps}{evaluation}")
+    what = "it" if len(rows) == 1 else f"all {len(rows)}"
+    besides = " and what MLflow has of it" if in_mlflow else ""
+    return render.agreed(f"delete {what}{besides.replace('of it', 'of them') if len(rows) > 1 else besides}?")
+
+
+def _remove(run: Path) -> None:
+    from ppoctl.store import run_dir
+    from ppoctl.store.layout import RunLayout
+
+    left = run_dir.remove(RunLayout(run.resolve()))
+    if run.is_symlink():
+        run.unlink()
+    if left is not None:
+        raise StorageError(
+            f"run `{run}` is gone, but not all of its files: the rest is in `{left}`", hint=f"rm -r {quoted(left)}"
+        )

@@ -1,0 +1,31 @@
+"""Whether a disk has the room that a run takes."""
+
+import shutil
+from pathlib import Path
+
+from ppoctl.errors import StorageError, quoted
+from ppoctl.plan.disk import storage_of
+from ppoctl.plan.memory.assumed import GIB
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store.disk import existing, size_of
+
+
+def require_space(recipe: Recipe, folder: Path) -> None:
+    """Raise StorageError where the disk has less free space than the run takes at one time: kept states, one pair
+    being written, and records of the steps since. Space that the run has taken already counts as free."""
+    stored = storage_of(recipe)
+    if stored.states_bytes is None:
+        return
+    above = existing(folder)
+    free = shutil.disk_usage(above).free + size_of(folder)
+    needed = stored.states_bytes + stored.records_kept_bytes
+    if needed > free:
+        raise StorageError(
+            f"the disk of `{above}` has {_gib(free)} free, and the run needs {_gib(needed)} at one time "
+            f"({_gib(stored.states_bytes)} of saved states, {_gib(stored.records_kept_bytes)} of records)",
+            hint=f"make room (df -h {quoted(above)}), lower `checkpoint.keep_last`, or go on all the same: --force",
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.3g} GiB"

@@ -1,0 +1,175 @@
+"""Words around the commands: help in whole sentences with examples that can be typed, completion, and what is refused
+before anything heavy is imported."""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from ppoctl.cli import evaluate
+from ppoctl.cli.app import app, run
+from ppoctl.cli.help import EXAMPLES, one_line
+from recipe.conftest import SMALLEST
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Ask = Callable[..., Said]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    monkeypatch.chdir(tmp_path)
+
+    def asked(*words: str) -> Said:
+        code = run(list(words))
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return asked
+
+
+def commands(group: Any, name: str = "") -> dict[str, Any]:
+    """Every command by the words that are typed behind `ppoctl`."""
+    context = group.make_context(name or "ppoctl", [], resilient_parsing=True)
+    found = {f"{name} {each}".strip(): group.get_command(context, each) for each in group.list_commands(context)}
+    inner = [commands(each, word) for word, each in found.items() if isinstance(each, TyperGroup)]
+    return {word: each for part in (found, *inner) for word, each in part.items()}
+
+
+COMMANDS = commands(typer.main.get_command(app))
+
+
+def test_every_command_has_an_example_and_no_other_has() -> None:
+    assert set(EXAMPLES) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_can_be_typed(ask: Ask, name: str) -> None:
+    for line in EXAMPLES[name].strip().splitlines():
+        typed, _, comment = line.strip().partition("  ")
+        assert len(f"    {line.strip()}") <= 100
+        words = shlex.split(typed.partition(" >")[0])
+        assert words[: 1 + len(name.split())] == ["ppoctl", *name.split()], comment
+        command = COMMANDS[name]
+        if not isinstance(command, TyperGroup):
+            command.make_context(name, words[1 + len(name.split()) :])
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "120"])
+def test_no_sentence_of_the_list_is_cut(ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for words in (["--help"], ["recipes", "--help"]):
+        out = ask(*words).out
+        assert "..." not in out.partition("Commands:")[2]
+        assert max(map(len, out.splitlines())) <= int(columns)
+    told = " ".join(ask("--help").out.split())
+    assert "eval Measure a checkpoint on the evaluation sets. resume Continue a run from any instant." in told
+
+
+def test_help_is_shown_with_what_to_type(ask: Ask) -> None:
+    said = ask("plan", "--help")
+    assert said.out.endswith("\n  Examples:\n    ppoctl plan my.toml --gpu-gib 80\n")
+    assert ask("help", "plan") == said
+    assert ask("help") == ask("--help")
+    assert ask("help", "recipes", "keys") == ask("recipes", "keys", "--help")
+    assert ask("help", "plam").err.startswith("error: no such command `plam`; did you mean `plan`?\n")
+
+
+def test_the_version_has_three_spellings(ask: Ask) -> None:
+    assert ask("version") == ask("-V") == ask("--version")
+    assert ask("-V").out.startswith("ppoctl ")
+
+
+def test_a_missing_choice_is_one_line(ask: Ask) -> None:
+    assert ask("convert-ckpt", "a", "b") == Said(
+        2, "", "error: missing option `--to`: one of hf, megatron\n\nhint: ppoctl convert-ckpt --help\n"
+    )
+    assert one_line("Missing argument 'RECIPE'.") == "Missing argument 'RECIPE'."
+
+
+COMPLETED = [
+    ("ppoctl status ", ["q1", "sweep/a"]),
+    ("ppoctl rm q1 s", ["sweep/a"]),
+    ("ppoctl logs runs/q", ["runs/q1"]),
+    ("ppoctl compare q1 q", ["q1"]),
+    ("ppoctl eval s", ["sweep/a"]),
+    ("ppoctl recipes copy quick", ["quickstart"]),
+    ("ppoctl recipes keys ppo.kl.co", ["ppo.kl.coef"]),
+    ("ppoctl plan r.toml --set ppo.kl.co", ["ppo.kl.coef="]),
+]
+
+
+@pytest.mark.parametrize(("line", "offered"), COMPLETED, ids=[line for line, _ in COMPLETED])
+def test_a_shell_completes_runs_recipes_and_keys(
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    offered: list[str],
+) -> None:
+    for name in ("q1", "sweep/a"):
+        Path("runs", name).mkdir(parents=True)
+        Path("runs", name, "run.json").touch()
+    monkeypatch.setenv("_PPOCTL_COMPLETE", "complete_bash")  # as bash asks
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+    with pytest.raises(SystemExit):
+        run([])
+    assert capsys.readouterr().out.split() == offered
+
+
+def test_what_to_measure_is_said_in_one_way_or_the_other(ask: Ask) -> None:
+    assert ask("eval").err == (
+        "error: what to measure is missing: a run, one of its states/actor/N folders, or a model folder (with RECIPE)"
+        "\n\nhint: ppoctl eval --help\n"
+    )
+    for words in (["eval", "a", "b"], ["eval", "a", "--ckpt", "b"], ["eval", "r.toml", "a", "--ckpt", "b"]):
+        said = ask(*words)
+        assert said == Said(
+            2, "", "error: one checkpoint is measured at a time, not `a`, `b`\n\nhint: ppoctl eval a\n"
+        )
+    Path("m").mkdir()
+    Path("m/config.json").touch()
+    says = "error: `m` is a model folder; a recipe must say what to evaluate it on\n"
+    for words in (["eval", "m"], ["eval", "--ckpt", "m"]):
+        assert ask(*words) == Said(2, "", f"{says}\nhint: ppoctl eval m recipes/quickstart.toml\n")
+    assert ask("eval", "gone").err == (
+        "error: `gone` is no run, no saved actor state and no model folder\n\nhint: ppoctl runs\n"
+    )
+    assert evaluate._asked([Path("r.toml"), Path("m")], None) == (Path("m"), [Path("r.toml")])
+    assert evaluate._asked([Path("r.toml")], Path("m")) == (Path("m"), [Path("r.toml")])
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(ask: Ask) -> None:
+    Path("m").mkdir()
+    Path("m/config.json").touch()
+    Path("file").touch()
+    Path("r.toml").write_text(SMALLEST, "utf-8")  # whose rows and model are not here
+    says = f"error: `{Path.cwd()}/file` is a file, and `file/x` is to be a folder"
+    for command in ("train", "rollout"):
+        for on in ("here", "slurm"):
+            assert ask(command, "r.toml", "--runs", "file/x", "--on", on).err.splitlines()[0] == says
+    assert ask("eval", "m", "r.toml", "--out", "no/out.jsonl").err.startswith("error: `no` is no folder\n")
+    assert ask("convert-ckpt", "m", "file", "--to", "hf").err.startswith("error: `file` exists\n")
+
+
+def test_figures_are_printed_whatever_happens_to_the_samples(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    found = SimpleNamespace(stamp="actor@3", figures=lambda: {"eval/held/pass_at_1": 0.5}, rows=[{"set": "held"}])
+    Path("out").mkdir()
+    with pytest.raises(Exception, match="cannot write `out`: Is a directory"):
+        evaluate._tell(Path("q1"), found, Path("out"), as_json=False)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "figure               value\neval/held/pass_at_1  0.5\n\nstate: actor@3\n"
+    evaluate._tell(Path("q1"), found, Path("rows.jsonl"), as_json=True)  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out)["figures"] == {"eval/held/pass_at_1": 0.5}
+    assert json.loads(Path("rows.jsonl").read_text("ascii")) == {"set": "held"}

@@ -1,0 +1,388 @@
+"""`ppoctl runs` and `ppoctl rm`: a folder of runs, some of them broken; and names instead of paths."""
+
+import io
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fakes.job import play
+from fakes.slurm import FakeSlurm
+from fakes.sockets import fake_recipe
+from ppoctl.batch.sealed import seal, unseal
+from ppoctl.cli.app import run
+from ppoctl.cli.options import run_folders
+from ppoctl.store.attempt import claim
+from ppoctl.store.jobs import JobRecord, record
+from ppoctl.store.journal import NEWEST, Journal, read_lines, read_newest
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.manifest import Manifest
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Ask = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("played") / "q1"
+    play(root, fake_recipe(steps=1))
+    return root
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    found = FakeSlurm(tmp_path / "slurm")
+    found.use(monkeypatch)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return found
+
+
+@pytest.fixture
+def make(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: FakeSlurm) -> Callable[..., Journal]:
+    """`make("a", reward=0.5)`: the run `runs/a`, whose journal ends as told, `ago` seconds before now."""
+    monkeypatch.chdir(tmp_path)
+
+    def made(
+        name: str, *, reward: float = 0.5, heldout: float = 0.25, ago: float = 60.0, **attempt: object
+    ) -> Journal:
+        layout = RunLayout(Path("runs") / name)
+        shutil.copytree(played, layout.root)
+        journal = Journal(layout, claim(layout))
+        at = time.time() - ago
+        journal.event("attempt_started", **{"at": at - 10, "pid": 2**22 + 1, "host": platform.node(), **attempt})
+        for stage, figure, value in (
+            ("reward", "reward/score_mean", reward),
+            ("eval", "eval/heldout/pass_at_1", heldout),
+        ):
+            manifest = Manifest(stage, 1, name, (), "", {}, 1.0, at, journal.seq, {figure: value})
+            journal.ensure(manifest)
+        if not attempt:
+            journal.event("attempt_ended", at=at, status="finished", exit_code=0)
+        return journal
+
+    return made
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    def asked(*words: object) -> Said:
+        code = run([str(word) for word in words])
+        captured = capsys.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return asked
+
+
+def pad_to(root: Path, size: int) -> None:
+    """Make the files of a folder so large together; a second name of one takes no more."""
+    there = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    (root / "padding").write_bytes(bytes(size - there))
+    os.link(root / "padding", root / "padding-again")
+
+
+def names(said: Said) -> list[str]:
+    return [line.split()[0] for line in said.out.splitlines()[1:]]
+
+
+def test_each_run_is_a_row_the_newest_first(make: Callable[..., Journal], ask: Ask) -> None:
+    make("old", ago=7200)
+    make("sweep/lr-1", ago=40, reward=0.75, heldout=0.5)
+    for name in ("old", "sweep/lr-1"):
+        pad_to(Path("runs") / name, 3 << 20)
+    said = ask("runs")
+    assert said == Said(
+        0,
+        "run         state     steps  reward  evaluation    size   age     at work\n"
+        "sweep/lr-1  finished  1/1    0.75    heldout 0.5   3 MiB  40s     -\n"
+        "old         finished  1/1    0.5     heldout 0.25  3 MiB  2h 00m  -\n",
+        "",
+    )
+    assert ask("runs", "runs/sweep").out.splitlines()[1].startswith("lr-1  finished  1/1 ")
+
+
+def test_a_run_at_work_says_where_and_slurm_is_asked_once(
+    make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm
+) -> None:
+    make("here", pid=os.getpid(), at=time.time())
+    for number, state in (("12", "RUNNING"), ("13", "PENDING")):
+        record(
+            make(f"in-{number}", host="node1", job=number, restart=0)._attempt.layout,
+            JobRecord(number, 1.0, "resume"),
+        )
+        cluster.has(number, state, nodes="node1", restarts=int(state == "PENDING"))
+    make("lost", host="elsewhere")
+    make("killed", pid=2**22 + 1)
+    told = {row["name"]: row for row in json.loads(ask("runs", "--json").out)["runs"]}
+    assert {name: row["state"] for name, row in told.items()} == {
+        "here": "running", "in-12": "running", "in-13": "requeued", "lost": "unknown", "killed": "killed",
+    }  # fmt: skip
+    assert {name: (row["host"], row["job"]) for name, row in told.items() if row["host"] or row["job"]} == {
+        "here": (platform.node(), None), "in-12": ("node1", "12"), "in-13": (None, "13"), "lost": ("elsewhere", None),
+    }  # fmt: skip
+    assert [words for words in cluster.asked if words.startswith("squeue")] == cluster.asked[:1]
+    at_work = {line.split()[0]: line.split("  ")[-1] for line in ask("runs").out.splitlines()[1:]}
+    assert at_work["in-12"] == f"node1:{2**22 + 1}, job 12"
+    assert at_work["in-13"] == "job 13"
+
+
+def test_a_broken_run_is_a_row_and_what_is_no_run_is_passed_over(make: Callable[..., Journal], ask: Ask) -> None:
+    for name in ("whole", "flipped", "keyless", "closed"):
+        make(name)
+    journal = Path("runs/flipped/journal.jsonl")
+    journal.write_bytes(journal.read_bytes().replace(b'"seconds"', b'"secomds"', 1))
+    shutil.rmtree("runs/keyless/recipes")
+    Path("runs/closed/run.json").unlink()
+    Path("runs/mlflow-artifacts/1").mkdir(parents=True)
+    Path("runs/.gone.creating-1").mkdir()
+    Path("runs/mlflow.db").touch()
+    said = ask("runs", "--sort", "name")
+    assert said.code == 0
+    assert [line.split()[:4] for line in said.out.splitlines()[1:]] == [
+        ["closed", "broken", "-", "-"],
+        ["flipped", "broken", "-", "-"],
+        ["keyless", "broken", "-", "-"],
+        ["whole", "finished", "1/1", "0.5"],
+    ]
+    assert said.err.splitlines() == [
+        "note: `runs/closed` is not a run directory",
+        "note: `runs/flipped/journal.jsonl` is corrupt: line 1: it does not match its own checksum",
+        "note: `runs/keyless/recipes/000001.json` is missing: the recipe that the run began with",
+    ]
+
+
+def test_rows_are_sorted_and_chosen(make: Callable[..., Journal], ask: Ask) -> None:
+    make("a", reward=0.1, heldout=0.9, ago=30)
+    make("b", reward=float("nan"), heldout=0.2, ago=20)
+    make("c", reward=0.7, heldout=0.4, ago=10, pid=2**22 + 1)
+    Path("runs/a/more").write_bytes(b"0" * 100_000)
+    orders = {by: names(ask("runs", "--sort", by)) for by in ("age", "reward", "eval", "name", "size")}
+    assert orders == {**orders, "age": ["c", "b", "a"], "reward": ["c", "a", "b"], "eval": ["a", "c", "b"]}
+    assert (orders["name"], orders["size"][0]) == (["a", "b", "c"], "a")
+    assert names(ask("runs", "--state", "finished", "--sort", "name")) == ["a", "b"]
+    assert ask("runs", "--state", "hung,lost") == Said(0, "", "none of 3 runs in `runs` is hung or lost\n")
+    wrong = ask("runs", "--state", "runing")
+    assert (wrong.code, wrong.err.splitlines()[0][:36]) == (2, "error: `--state runing` is none of b")
+
+
+def test_a_folder_that_holds_no_runs_is_told(make: Callable[..., Journal], ask: Ask) -> None:
+    assert ask("runs").err == (
+        "error: there is no folder `runs` here, so no runs\n\n"
+        "hint: ppoctl recipes list  # train one of them: ppoctl train RECIPE\n"
+    )
+    make("q1")
+    assert ask("runs", "runs/q1").err == "error: `runs/q1` is a run itself\n\nhint: ppoctl status runs/q1\n"
+    Path("empty").mkdir()
+    assert ask("runs", "empty") == Said(0, "", "no runs in `empty`\n")
+
+
+def test_a_silent_slurm_is_a_note(make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm) -> None:
+    record(make("q1", host="node1", job="12", restart=0)._attempt.layout, JobRecord("12", 1.0, "resume"))
+    cluster.goes_away()
+    said = ask("runs", "--wait", "0.1")
+    assert said.out.splitlines()[1].split()[:2] == ["q1", "unknown"]
+    assert said.err == (
+        "note: Slurm says nothing of the jobs: `squeue` gave no answer within 0.1 s; "
+        "ask again: ppoctl runs runs --wait 20\n"
+    )
+
+
+def test_of_a_long_journal_only_what_a_list_says_is_read(make: Callable[..., Journal]) -> None:
+    journal = make("q1")
+    for step in range(2, NEWEST + 20):
+        journal.ensure(Manifest("values", step, str(step), (), "", {}, 1.0, 0.0, 1, {}))
+    path = Path("runs/q1/journal.jsonl")
+    whole, newest = read_lines(path), read_newest(path)
+    assert newest[-NEWEST:] == whole[-NEWEST:]
+    evaluations = [line for line in whole if line.get("stage") == "eval"]
+    assert [line for line in newest if line.get("stage") == "eval"] == evaluations[-1:]
+    assert [line for line in newest if "event" in line] == [line for line in whole if "event" in line]
+    assert len(newest) < len(whole)
+
+
+def test_a_bare_name_is_a_run_of_the_folder(make: Callable[..., Journal], ask: Ask) -> None:
+    make("q1")
+    Path("q1").mkdir()  # no run
+    assert ask("status", "q1").out.splitlines()[0] == "q1: finished"
+    assert ask("logs", "q1", "--list").code == 0
+    assert ask("compare", "q1", "runs/q1").out.splitlines()[-1] == "no difference"
+    shutil.copytree("runs/q1", "q1", dirs_exist_ok=True)
+    Path("runs/q1/run.json").unlink()
+    assert ask("status", "q1").out.splitlines()[0] == "q1: finished"  # the one that is here
+    wrong = ask("status", "q2")
+    assert wrong == Said(2, "", "error: `q2` is not a run directory\n\nhint: ppoctl runs\n")
+
+
+def test_runs_of_a_folder_and_of_its_folders_are_found(tmp_path: Path) -> None:
+    for name in ("b", "sweep/a", "sweep/deep/c", ".hidden"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.json").touch()
+    assert [str(path.relative_to(tmp_path)) for path in run_folders(tmp_path)] == ["b", "sweep/a"]
+    assert run_folders(tmp_path / "none") == []
+
+
+# --- ppoctl rm ----------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def types(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`types("y\\n")`: somebody sits at a terminal and answers so."""
+
+    def typed(answer: str) -> None:
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+        monkeypatch.setenv("NO_COLOR", "1")
+
+    return typed
+
+
+def there(folder: str) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def mirrored(name: str, **tracking: str) -> None:
+    """Make a run one that MLflow has."""
+    for path in (RunLayout(Path("runs") / name).recipe_from(1), RunLayout(Path("runs") / name).recipe_resolved):
+        recipe = unseal(path.read_text("ascii"))
+        path.write_text(seal({**recipe, "tracking": {**recipe["tracking"], "kind": "mlflow", **tracking}}), "ascii")
+
+
+def test_a_run_is_deleted_when_somebody_says_so(
+    make: Callable[..., Journal], ask: Ask, types: Callable[[str], None]
+) -> None:
+    for name in ("q1", "q2", "q3"):
+        make(name)
+        pad_to(Path("runs") / name, 3 << 20)
+    mirrored("q2")
+    for answer in ("\n", "n\n", "", "yess\n"):
+        types(answer)
+        said = ask("rm", "q1")
+        assert said == Said(
+            0,
+            "",
+            "runs/q1: finished, 3 MiB, 1 of 1 steps, last evaluation heldout 0.25\n"
+            "delete it? [y/N] nothing was deleted\n",
+        )
+    types("y\n")
+    assert ask("rm", "q1").out == "deleted runs/q1 (3 MiB)\n"
+    assert there("runs") == ["q2", "q3"]
+    types("Yes\n")
+    said = ask("rm", "q3", "runs/q2", "q2")
+    assert said.err.splitlines()[-1] == "delete all 2 and what MLflow has of them? [y/N] "
+    assert said.out == "deleted runs/q3 (3 MiB)\ndeleted runs/q2 (3 MiB)\n"
+    assert there("runs") == []
+
+
+def test_without_a_terminal_yes_is_said_before(make: Callable[..., Journal], ask: Ask) -> None:
+    make("q1")
+    said = ask("rm", "q1")
+    assert said == Said(
+        2,
+        "",
+        "error: `ppoctl rm` asks before it deletes, and nobody is here to answer\n\nhint: ppoctl rm runs/q1 --yes\n",
+    )
+    told = json.loads(ask("rm", "q1", "--yes", "--json").out)
+    assert [(each["run"], each["mlflow"]) for each in told["deleted"]] == [("runs/q1", [])]
+    assert ask("rm", "q1", "--yes").err.splitlines()[0] == "error: `q1` is not a run directory"
+
+
+def test_what_is_or_may_be_at_work_is_refused_and_nothing_else_goes(
+    make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm
+) -> None:
+    make("idle")
+    make("here", pid=1, at=time.time())
+    make("away", host="elsewhere", ago=0)
+    for number in ("12", "13"):
+        layout = make(f"in-{number}", host="node1", job=number, restart=0)._attempt.layout
+        record(layout, JobRecord(number, 1.0, "resume"))
+    cluster.has("12", "RUNNING", nodes="node1")
+    cluster.has("13", "PENDING", reason="Resources")
+    for name, says in (
+        ("here", "is running: attempt 2 is at work as process 1 of this host"),
+        ("in-12", "is running: attempt 2 is at work in job 12 on node1"),
+        ("in-13", "is pending: job 13 waits for `Resources`"),
+        ("away", "may be at work: attempt 2 is running or killed on elsewhere"),
+    ):
+        said = ask("rm", "idle", name, "--yes")
+        assert said.code == 8, name
+        assert said.err.startswith(f"error: run `runs/{name}` {says}"), said.err
+        assert said.err.endswith(f"hint: ppoctl stop runs/{name}\n")
+    cluster.goes_away()
+    said = ask("rm", "idle", "in-13", "--yes", "--wait", "0.1")
+    assert (said.code, said.err.split(":")[1]) == (8, " run `runs/in-13` may be at work")
+    assert len(there("runs")) == 5
+
+
+def test_an_attempt_elsewhere_that_was_silent_for_too_long_is_in_nobodys_way(
+    make: Callable[..., Journal], ask: Ask
+) -> None:
+    make("away", host="elsewhere", ago=10 * 24 * 3600)
+    assert ask("rm", "away", "--yes").code == 0
+    assert there("runs") == []
+
+
+def test_a_broken_run_can_be_deleted_unless_it_is_at_work(make: Callable[..., Journal], ask: Ask) -> None:
+    for name, attempt in (("flipped", {}), ("keyless", {}), ("alive", {"pid": 1, "at": time.time()})):
+        make(name, **attempt)  # type: ignore[arg-type]
+    for name in ("flipped", "alive"):
+        journal = Path(f"runs/{name}/journal.jsonl")
+        journal.write_bytes(journal.read_bytes().replace(b'"seconds"', b'"secomds"', 1))
+    Path("runs/keyless/run.json").unlink()
+    said = ask("rm", "alive", "--yes")
+    assert said.err == (
+        "error: run `runs/alive` is at work: attempt 2 is process 1 here\n\nhint: ppoctl stop runs/alive\n"
+    )
+    assert ask("rm", "flipped", "--yes").code == 0
+    said = ask("rm", "keyless", "--yes")
+    assert said == Said(
+        8,
+        "",
+        "error: what MLflow has of run `runs/keyless` cannot be told: `runs/keyless` is not a run directory\n\n"
+        "hint: delete the directory only: ppoctl rm runs/keyless --keep-tracking\n",
+    )
+    assert ask("rm", "keyless", "--yes", "--keep-tracking").code == 0
+    assert there("runs") == ["alive"]
+
+
+def test_where_mlflow_does_not_answer_nothing_is_deleted(make: Callable[..., Journal], ask: Ask) -> None:
+    make("a")
+    make("q1")
+    mirrored("q1", uri="http://127.0.0.1:9")
+    said = ask("rm", "a", "q1", "--yes")
+    assert said.code == 3
+    first, _, hint = said.err.splitlines()
+    assert first.startswith("error: MLflow at `http://127.0.0.1:9` does not say what it has of run `runs/q1`: ")
+    assert first.endswith("; nothing was deleted")
+    assert hint == "hint: try again, or delete the directory only: ppoctl rm runs/q1 --keep-tracking"
+    assert there("runs") == ["a", "q1"]
+    assert ask("rm", "a", "q1", "--yes", "--keep-tracking").code == 0
+
+
+def test_what_a_killed_removal_left_goes_with_the_next_one(make: Callable[..., Journal], ask: Ask) -> None:
+    make("q1")
+    Path("runs/.q0.removing-1a2b3c4d/states").mkdir(parents=True)
+    Path("elsewhere").mkdir()
+    Path("runs/q1").rename("elsewhere/q1")
+    Path("runs/q1").symlink_to(Path("elsewhere/q1").absolute())
+    assert ask("rm", "q1", "--yes").code == 0
+    assert there("elsewhere") == []
+    assert there("runs") == [".q0.removing-1a2b3c4d"]
+    make("q2")
+    assert ask("rm", "q2", "--yes").code == 0
+    assert there("runs") == []

@@ -1,0 +1,120 @@
+"""Tables on a terminal that is too narrow for them, and elsewhere."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from ppoctl.cli import render
+from ppoctl.cli.columns import NAMES, WORDS, block, laid_out, widths_in, wrapped
+
+Print = Callable[[int | None], str]
+
+HEADERS = ("key", "default", "meaning")
+ROWS = [
+    ("rollout.min_p", "0.0", "Draw from ids at least this many times as likely as the likeliest; 0: from all."),
+    ("rollout.seed", "-", "Where the draws begin."),
+]
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Print:
+    """`printed(60)`: the table on a terminal of that width; None: in a file."""
+
+    def printed_at(room: int | None) -> str:
+        monkeypatch.setattr("sys.stdout.isatty", lambda: room is not None, raising=False)
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", str(room or 10))
+        render.table(ROWS, HEADERS)
+        return capsys.readouterr().out
+
+    return printed_at
+
+
+def test_the_last_column_goes_on_below_itself(printed: Print) -> None:
+    assert (
+        printed(60)
+        == """\
+key            default  meaning
+rollout.min_p  0.0      Draw from ids at least this many
+                        times as likely as the likeliest; 0:
+                        from all.
+rollout.seed   -        Where the draws begin.
+"""
+    )
+
+
+def test_a_row_without_room_for_columns_is_a_block(printed: Print) -> None:
+    assert (
+        printed(40)
+        == """\
+rollout.min_p
+  default: 0.0
+  meaning: Draw from ids at least this
+    many times as likely as the
+    likeliest; 0: from all.
+rollout.seed
+  meaning: Where the draws begin.
+"""
+    )
+
+
+def test_where_there_is_room_or_no_terminal_a_row_is_a_line(printed: Print) -> None:
+    assert printed(None) == printed(120)
+    assert len(printed(None).splitlines()) == 3
+
+
+@pytest.mark.parametrize("room", range(20, 130, 7))
+def test_no_line_is_longer_than_the_terminal_and_no_word_is_lost(printed: Print, room: int) -> None:
+    lines = printed(room).splitlines()
+    assert max(map(len, lines)) <= room
+    words = {word for row in ROWS for text in row for word in text.split()} - {"-"}
+    assert words <= set(" ".join(lines).split())
+
+
+def test_after_the_last_column_the_widest_gives_room_and_short_ones_never_do() -> None:
+    texts = [("22.9 MiB", "a run of many words that says much", "more than it seems to say")]
+    assert widths_in(80, texts, WORDS) == [8, 34, 25]
+    assert widths_in(70, texts, WORDS) == [8, 34, 24]  # what ends a column of sentences is left readable
+    assert widths_in(60, texts, WORDS) == [8, 24, 24]
+    assert widths_in(48, texts, WORDS) == [8, 12, 24]
+    assert widths_in(47, texts, WORDS) is None
+
+
+def test_a_name_is_broken_behind_a_slash_where_words_do_not_do() -> None:
+    texts = [("eval/heldout/greedy_pass_at_1", "0.5")]
+    assert widths_in(30, texts, WORDS) is None
+    assert widths_in(30, texts, NAMES) == [25, 3]
+    assert laid_out(texts[0], [25, 3], [False, True], NAMES) == [
+        "eval/heldout/              0.5", "greedy_pass_at_1",
+    ]  # fmt: skip
+
+
+def test_a_path_runs_over_the_edge_whole() -> None:
+    path = "/" + "x" * 50
+    widths = widths_in(34, [("at", f"in {path}")], WORDS)
+    assert widths == [2, 30]
+    assert laid_out(("at", f"in {path}"), widths, [False, False], WORDS) == ["at  in", f"    {path}"]
+
+
+def test_text_is_broken_at_spaces_only_and_keeps_the_one_in_front() -> None:
+    assert wrapped("  one two  three", 9) == ["  one two", "three"]
+    assert wrapped("a/b/c d", 3, NAMES) == ["a/", "b/c", "d"]
+    assert wrapped("", 3) == [""]
+
+
+def test_a_block_has_short_things_side_by_side() -> None:
+    row = ("q1", "finished", "-", "0.5", "")
+    assert list(block(row, ("run", "state", "steps", "reward", ""), 40)) == ["q1", "  state: finished   reward: 0.5"]
+    assert list(block(row, (), 17)) == ["q1", "  finished", "  0.5"]
+    assert list(block(("-", ""), (), 40)) == []
+
+
+def test_numbers_stand_at_the_right_on_a_narrow_terminal_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    render.table([(7, "a text of more words than there is room for here")], ("count", "what"))
+    assert re.findall(r"^ *7  a text", capsys.readouterr().out, re.M) == ["    7  a text"]
