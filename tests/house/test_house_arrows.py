@@ -58,6 +58,9 @@ ARROWS: dict[str, set[str]] = {
         "launch", "loop", "rewards", "slurm", "stages", "store", "tracking", "weights", "ports", "batch", "ppo",
         "recipe", "model", "clock", "device", "versions", "errors",
     },
+    "report": {
+        "loop", "metrics", "recipe", "slurm", "store", "tracking", "clock", "errors",
+    },
     "cli": {"errors"},
     "api": set(),
     "__main__": {"cli"},
@@ -66,9 +69,10 @@ ARROWS: dict[str, set[str]] = {
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
     "cli": {
-        "clock", "conversion", "doctor", "launch", "loop", "metrics", "model", "plan", "preflight", "recipe", "slurm",
-        "store", "tracking", "wire",
+        "clock", "conversion", "doctor", "launch", "loop", "metrics", "model", "plan", "preflight", "recipe",
+        "report", "slurm", "store", "tracking", "wire",
     },
+    "report": {"batch", "wire"},
     "api": {"batch", "cli", "launch", "loop", "recipe", "slurm", "store", "wire"},
 }  # fmt: skip
 
@@ -85,6 +89,7 @@ FOREIGN: dict[str, set[str]] = {
     "recipe": {"pydantic", "pydantic_core", "pyarrow"},
     "table": {"pydantic"},
     "rewards": {"pydantic", "torch", "jaxtyping", "math_verify"},
+    "report": {"jinja2", "markupsafe"},
     "cli": {"typer", "rich"},
     "ppo": {"torch", "jaxtyping"},
     "ports": {"torch", "jaxtyping"},

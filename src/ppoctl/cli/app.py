@@ -28,6 +28,7 @@ from ppoctl.cli import (
     preview,
     recipes,
     render,
+    report,
     resume,
     show,
     status,
@@ -61,6 +62,7 @@ app.command()(logs.logs)
 app.command()(stop.stop)
 app.command()(show.show)
 app.command()(compare.compare)
+app.command()(report.report)
 app.command("convert-ckpt", epilog=convert.EXAMPLES)(convert.convert_ckpt)
 app.command()(track.track)
 app.add_typer(recipes.app, name="recipes")
